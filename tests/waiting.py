@@ -9,7 +9,7 @@ from typing import Any
 HANG_S = 100.0
 """No test waits longer for one thing. A time that only a hang exceeds: where all cores are busy,
 what takes a second takes half a minute."""
-_POLL_S = 0.01
+_POLL_S = 0.02
 
 
 def wait_for(condition: Callable[[], Any], what: str | Callable[[], object] = "") -> Any:

@@ -7,6 +7,7 @@ record waits there until :meth:`Job.go_on`. Everybody else trains on, and is hur
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -15,10 +16,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import grpc
-import psutil
 import pytest
 
 from tests.waiting import HANG_S
@@ -30,6 +31,27 @@ ROOT = Path(__file__).parents[2]
 MODEL = Path(__file__).with_name("counting_model.py")
 COUNTING = ROOT / "examples" / "counting"
 EDL = [sys.executable, "-m", "torch_edl.cli"]
+
+
+def _load(name: str) -> ModuleType:
+    """A program of the counting example."""
+    spec = importlib.util.spec_from_file_location(name, COUNTING / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+prepare, check = _load("prepare"), _load("check")
+
+
+def _words_of(pid: int, file: str) -> list[str]:
+    """What ``/proc`` says of a process; of one that has ended, nothing."""
+    try:
+        return Path(f"/proc/{pid}/{file}").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return []
 
 
 class Job:
@@ -77,17 +99,14 @@ class Job:
 
     def pids(self, role: str) -> list[int]:
         """Processes of that role that live now, found without asking the job."""
-        found = []
-        for process in psutil.process_iter(["cmdline", "environ", "status"]):
-            home = (process.info["environ"] or {}).get("TORCH_EDL_HOME")
-            if (
-                home == self.env["TORCH_EDL_HOME"]
-                and process.info["status"] != "zombie"
-                and process.pid != self.process.pid
-                and self._words[role] in (process.info["cmdline"] or [])
-            ):
-                found.append(process.pid)
-        return found
+        word, home = self._words[role], f"TORCH_EDL_HOME={self.env['TORCH_EDL_HOME']}"
+        return [
+            pid
+            for pid in sorted(int(each.name) for each in Path("/proc").glob("[0-9]*"))
+            if word in _words_of(pid, "cmdline")
+            and home in _words_of(pid, "environ")
+            and pid != self.process.pid
+        ]
 
     def running(self, role: str) -> set[int]:
         """The pids of processes that run, as the job tells."""
@@ -175,10 +194,8 @@ class ModelJob(Job):
 
     def check_counts(self) -> None:
         """The output has counted every record exactly once, by dense and by rows."""
-        words = [sys.executable, str(COUNTING / "check.py"), str(self.output), str(self._data)]
-        words += ["--quorum", str(self._quorum)]
-        checked = subprocess.run(words, capture_output=True, text=True, timeout=HANG_S)
-        assert checked.returncode == 0, f"{checked.stdout}{checked.stderr}\n{self.report()}"
+        wrong = check.problems(self.output, self._data, quorum=self._quorum)
+        assert not wrong, "\n".join([*wrong[:20], self.report()])
 
 
 @pytest.fixture
@@ -203,9 +220,7 @@ def start_job(tmp_path: Path, jobs: contextlib.ExitStack) -> Callable[..., Model
         data: str = "",
         model: Path = MODEL,
     ) -> ModelJob:
-        prepare = [sys.executable, str(COUNTING / "prepare.py"), str(tmp_path)]
-        prepare += ["--records", str(records), "--files", "3"]
-        subprocess.run(prepare, check=True, stdout=subprocess.DEVNULL, timeout=HANG_S)
+        prepare.write(tmp_path, records=records, files=3)
         given = [str(tmp_path / "checkpoints") if flag == "DIR" else flag for flag in flags]
         given = ["--spares", "0", *given]
         where = data or str(tmp_path / "data-*.parquet")
