@@ -2,9 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.forks import FORKS, run_torch_edl
 from tests.waiting import HANG_S, wait_for
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
@@ -76,9 +74,8 @@ def _refuse(request: Any, _: Any) -> None:
 class RunningAgent:
     """``torch-edl run`` of the script that tells of itself."""
 
-    def __init__(self, folder: Path, process: subprocess.Popen[str]) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.process = process
 
     def workers(self, count: int) -> dict[int, dict[str, str]]:
         """Environments by pid of those that run, once they are as many."""
@@ -100,10 +97,29 @@ class RunningAgent:
         part.write_text(str(code))
         os.replace(part, self.folder / name)
 
+
+class ForkedAgent(RunningAgent):
+    """An agent in a forked process."""
+
+    def __init__(self, folder: Path, *words: str, env: dict[str, str]) -> None:
+        super().__init__(folder)
+        self._output = (folder.with_name("out"), folder.with_name("err"))
+        self.process = FORKS.Process(
+            target=run_torch_edl, args=(["run", *words], env, *self._output)
+        )
+        self.process.start()
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to the agent."""
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
     def finish(self) -> tuple[int, str, str]:
         """Exit code, stdout and stderr, once it has ended."""
-        out, err = self.process.communicate(timeout=HANG_S)
-        return self.process.returncode, out, err
+        self.process.join(HANG_S)
+        assert self.process.exitcode is not None, "it has not ended"
+        out, err = (path.read_text() for path in self._output)
+        return self.process.exitcode, out, err
 
 
 def is_running(pid: int) -> bool:
@@ -121,22 +137,19 @@ def master() -> Iterator[ScriptedMaster]:
 
 
 @pytest.fixture
-def start(tmp_path: Path, master: ScriptedMaster) -> Iterator[Callable[..., RunningAgent]]:
+def start(tmp_path: Path, master: ScriptedMaster) -> Iterator[Callable[..., ForkedAgent]]:
     """Starts an agent whose master is ours; words are options, ``script`` words for the script."""
-    started: list[subprocess.Popen[str]] = []
+    started: list[ForkedAgent] = []
 
-    def start_agent(*words: str, script: tuple[str, ...] = ()) -> RunningAgent:
+    def start_agent(*words: str, script: tuple[str, ...] = ()) -> ForkedAgent:
         folder = tmp_path / "workers"
         folder.mkdir()
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                *("-m", "torch_edl.cli", "run"),
-                *("--rdzv-endpoint", f"127.0.0.1:{master.port}"),
-                *words,
-                str(WORKER),
-                *script,
-            ],
+        agent = ForkedAgent(
+            folder,
+            *("--rdzv-endpoint", f"127.0.0.1:{master.port}"),
+            *words,
+            str(WORKER),
+            *script,
             env={
                 **os.environ,
                 "TORCH_EDL_HOME": str(tmp_path / "home"),
@@ -145,15 +158,11 @@ def start(tmp_path: Path, master: ScriptedMaster) -> Iterator[Callable[..., Runn
                 "PYTHONPATH": str(ROOT),
                 "OMP_NUM_THREADS": "1",
             },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
         )
-        started.append(process)
-        return RunningAgent(folder, process)
+        started.append(agent)
+        return agent
 
     yield start_agent
-    for process in started:
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-        process.communicate()
+    for agent in started:
+        agent.process.kill()
+        agent.process.join()

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.agent.conftest import RunningAgent, ScriptedMaster, is_running
+from tests.unit.agent.conftest import ForkedAgent, ScriptedMaster, is_running
 from tests.waiting import wait_for
 from torch_edl.wire import master_pb2 as pb
 
-Start = Callable[..., RunningAgent]
+Start = Callable[..., ForkedAgent]
 
 
 def test_workers_get_the_environment_of_torchrun_and_ours(
@@ -147,7 +147,7 @@ def test_a_signal_leaves_nothing_behind(
 ) -> None:
     agent = start("--nproc-per-node", "2", "--shutdown-timeout", "1", script=("deaf",))
     workers = agent.workers(2)
-    agent.process.send_signal(number)
+    agent.signal(number)
     assert agent.finish()[0] == code
     assert not any(map(is_running, workers))
     assert master.stops == [number.name]
@@ -164,7 +164,7 @@ def test_what_a_worker_forked_is_not_asked_before_it_and_ends_with_it(
     master.answer = pb.AgentReportResponse(nodes=1, workers_wanted=1)
     (last,) = agent.workers(1)
     wait_for(lambda: [pid for pid, reader in readers.items() if is_running(reader)] == [last])
-    agent.process.send_signal(signal.SIGINT)
+    agent.signal(signal.SIGINT)
     assert agent.finish()[0] == 130
     assert not any(map(is_running, readers.values()))
     assert [file.name for file in agent.folder.glob("*-asked")] == ["worker-asked"]
@@ -176,7 +176,7 @@ def test_behind_a_shell_script_the_whole_group_is_asked(start: Start, tmp_path: 
     shell.chmod(0o755)
     agent = start("--workers", "1", "--no-python", str(shell), script=("reader",))
     agent.workers(1)
-    agent.process.send_signal(signal.SIGTERM)
+    agent.signal(signal.SIGTERM)
     assert agent.finish()[0] == 143
     assert (agent.folder / "worker-asked").exists()
 
@@ -184,9 +184,9 @@ def test_behind_a_shell_script_the_whole_group_is_asked(start: Start, tmp_path: 
 def test_a_second_ctrl_c_does_not_wait(start: Start, master: ScriptedMaster) -> None:
     agent = start("--nproc-per-node", "1", "--shutdown-timeout", "1000", script=("deaf",))
     (worker,) = agent.workers(1)
-    agent.process.send_signal(signal.SIGINT)
+    agent.signal(signal.SIGINT)
     wait_for(lambda: master.stops)
-    agent.process.send_signal(signal.SIGINT)
+    agent.signal(signal.SIGINT)
     assert agent.finish()[0] == 130
     assert not is_running(worker)
 
@@ -194,7 +194,7 @@ def test_a_second_ctrl_c_does_not_wait(start: Start, master: ScriptedMaster) -> 
 def test_workers_do_not_outlive_a_killed_agent(start: Start) -> None:
     agent = start("--nproc-per-node", "2", script=("deaf",))
     workers = agent.workers(2)
-    agent.process.kill()
+    agent.signal(signal.SIGKILL)
     wait_for(lambda: not any(map(is_running, workers)))
 
 

@@ -16,10 +16,23 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.waiting import wait_for
+from tests.waiting import HANG_S, wait_for
 from torch_edl.wire.endpoint import free_port, is_secure, own_address
 
 from .conftest import ROOT, WORKER, RunningAgent, is_running
+
+
+class AgentProcess(RunningAgent):
+    """An agent in a process of its own."""
+
+    def __init__(self, folder: Path, process: subprocess.Popen[str]) -> None:
+        super().__init__(folder)
+        self.process = process
+
+    def finish(self) -> tuple[int, str, str]:
+        """Exit code, stdout and stderr, once it has ended."""
+        out, err = self.process.communicate(timeout=HANG_S)
+        return self.process.returncode, out, err
 
 
 class Place:
@@ -34,9 +47,9 @@ class Place:
             "OMP_NUM_THREADS": "1",
         }
         self.env.pop("TORCH_EDL_TOKEN", None)
-        self.agents: list[RunningAgent] = []
+        self.agents: list[AgentProcess] = []
 
-    def run(self, *words: str, name: str = "agent", arg: str = "") -> RunningAgent:
+    def run(self, *words: str, name: str = "agent", arg: str = "") -> AgentProcess:
         """Starts ``torch-edl run`` of the script that tells of itself in a folder of that name."""
         out = self.folder / name
         out.mkdir()
@@ -48,7 +61,7 @@ class Place:
             stderr=subprocess.PIPE,
             text=True,
         )
-        self.agents.append(RunningAgent(out, process))
+        self.agents.append(AgentProcess(out, process))
         return self.agents[-1]
 
     def ask(self, *words: str) -> str:
@@ -161,8 +174,8 @@ def test_a_killed_agent_takes_everything_with_it(place: Place) -> None:
     wait_for(lambda: not place.left())
 
 
-def _several(place: Place, endpoint: str) -> Callable[[str], RunningAgent]:
-    def start(name: str) -> RunningAgent:
+def _several(place: Place, endpoint: str) -> Callable[[str], AgentProcess]:
+    def start(name: str) -> AgentProcess:
         return place.run(
             *("--nnodes", "1:3", "--nproc-per-node", "2", "--rdzv-endpoint", endpoint),
             *("--rdzv-id", "many"),
@@ -216,7 +229,7 @@ def test_agents_meet_off_loopback_if_they_have_the_token(place: Place) -> None:
 
 @pytest.mark.slow
 def test_a_machine_too_many_waits_for_a_place(place: Place, endpoint: str) -> None:
-    def start(name: str) -> RunningAgent:
+    def start(name: str) -> AgentProcess:
         words = ["--nnodes", "2", "--rdzv-endpoint", endpoint, "--rdzv-id", "full"]
         return place.run(*words, name=name)
 
@@ -249,7 +262,7 @@ def test_who_comes_after_the_first_agent_and_the_master_goes_on_with_the_others(
 ) -> None:
     """Without a token that was set by hand, and never as a second job beside the first."""
 
-    def start(name: str, *words: str) -> RunningAgent:
+    def start(name: str, *words: str) -> AgentProcess:
         return place.run(
             *("--nnodes", "1:3", "--rdzv-endpoint", endpoint, "--rdzv-id", "left"),
             *("--heartbeat-timeout", "3", *words),

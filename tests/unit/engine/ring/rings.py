@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from master.state.ring import Ring
+from tests.forks import FORKS
 from tests.waiting import HANG_S
 from torch_edl.config import CheckpointConfig, JobConfig, TrainConfig
 from torch_edl.engine.ring import process_group as group_module
@@ -32,17 +33,11 @@ from torch_edl.processes.departure import Departure
 from torch_edl.trainer.job import Job
 from torch_edl.wire import master_pb2 as pb
 
-# Each member is forked from a process that has torch imported: milliseconds instead of seconds.
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(
-    ["torch", "torch.distributed", "torch.utils.data", "pytest", "torch_edl.trainer.job"]
-)
-
 MEET_S = 2.0
 
 
 def _flag() -> Any:
-    return _processes.Value("q", 0, lock=False)
+    return FORKS.Value("q", 0, lock=False)
 
 
 @dataclass
@@ -80,7 +75,7 @@ class Office:
         near, far = multiprocessing.Pipe()
         flags = Flags(_flag(), _flag(), _flag(), _flag())
         worker = len(self.members)
-        process = _processes.Process(
+        process = FORKS.Process(
             target=_run, args=(program, worker, asks, far, flags, self.ring.number, args)
         )
         process.start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import threading
@@ -16,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.forks import FORKS
 from torch_edl.engine.ring.group import RingBrokenError
 from torch_edl.engine.ring.meeting import Meeting, Purpose
 from torch_edl.engine.ring.stream_group import StreamGroup
 
 HOST, TOKEN = "127.0.0.1", "t"
 MEET_S, SOON_S = 20.0, 20.0
-_forks = multiprocessing.get_context("forkserver")
 
 
 @pytest.fixture
@@ -195,9 +194,9 @@ def train(pipe: Connection, rank: int, world: int) -> None:
 def test_the_others_get_out_when_a_member_dies_or_hangs_in_a_sum(number: int) -> None:
     """Of one that hangs the master tells them; members differ by one step at most."""
     world, victim = 3, 1
-    pipes = [_forks.Pipe() for _ in range(world)]
+    pipes = [FORKS.Pipe() for _ in range(world)]
     processes = [
-        _forks.Process(target=train, args=(pipes[rank][1], rank, world)) for rank in range(world)
+        FORKS.Process(target=train, args=(pipes[rank][1], rank, world)) for rank in range(world)
     ]
     for process in processes:
         process.start()
