@@ -33,7 +33,7 @@ from torch_edl.processes.departure import Departure
 from torch_edl.trainer.job import Job
 from torch_edl.wire import master_pb2 as pb
 
-MEET_S = 2.0
+MEET_S = HANG_S
 
 
 def _flag() -> Any:

@@ -22,7 +22,9 @@ from torch_edl.wire import master_pb2 as pb
 CPU = torch.device("cpu")
 
 
-def formed(member: Member, ring: pb.Ring, number: int = 0) -> ProcessGroup:
+def formed(
+    member: Member, ring: pb.Ring, number: int = 0, *, meet_s: float = MEET_S
+) -> ProcessGroup:
     return ProcessGroup(
         ring.store,
         number or ring.number,
@@ -30,7 +32,7 @@ def formed(member: Member, ring: pb.Ring, number: int = 0) -> ProcessGroup:
         len(ring.workers),
         host=member.host,
         device=CPU,
-        meet_s=MEET_S,
+        meet_s=meet_s,
     )
 
 
@@ -267,7 +269,7 @@ def forming(member: Member) -> None:
         member.tell("dead")
         member.hear()
     with pytest.raises(RingBrokenError, match="was not formed"):
-        formed(member, ring)
+        formed(member, ring, meet_s=0.5)
     ring = member.next(ring.number, 0)
     group = formed(member, ring)
     assert group.gather(b"x") == [b"x"] * 2
