@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from master.state.actions import DataScanned
 from torch_edl.config import JobConfig
 from torch_edl.data.task_space import Shard
 from torch_edl.errors import EdlError
-
-_REQUESTS = 16
-"""Objects that are counted at once."""
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +51,7 @@ def _check_streams(topics: Sequence[str]) -> None:
 
 def _counted(files: Sequence[str], config: JobConfig) -> list[tuple[Shard, int]]:
     """The shard of each file, and what was left out of it."""
-    from torch_edl.data.sources import open_source
-    from torch_edl.data.sources.schemes import is_object
+    from torch_edl.data.sources import of_each, open_source
 
     def counted(path: str) -> tuple[Shard, int]:
         # The source is let go: of ten thousand files, footers alone are gigabytes.
@@ -64,8 +59,4 @@ def _counted(files: Sequence[str], config: JobConfig) -> list[tuple[Shard, int]]
         source = open_source(path, format=data.format, skip_damaged=data.skip_damaged)
         return Shard.of(source), source.damaged
 
-    if not any(map(is_object, files)):
-        return [counted(path) for path in files]
-    # A store takes long to answer, and answers many at once.
-    with ThreadPoolExecutor(_REQUESTS, "scan") as pool:
-        return list(pool.map(counted, files))
+    return of_each(files, counted)

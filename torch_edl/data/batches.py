@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from torch_edl.data.feeder import TaskReader
 from torch_edl.data.order import Order
 from torch_edl.data.passes import Pass, Span
-from torch_edl.data.sources import Source, expand, open_source, parts
+from torch_edl.data.sources import Source, expand, of_each, open_source, parts
 from torch_edl.data.task_records import TaskRecords
 from torch_edl.data.task_space import ENDLESS, Shard, TaskSpace, digest
 from torch_edl.errors import UsageError
@@ -224,7 +224,7 @@ def open_sources(paths: Any) -> list[Source]:
             f"{str(error)[-300:]} (a list of str names data files; texts that are records are "
             "given by a dataset, such as [{'text': text} for text in texts])"
         ) from None
-    return [open_source(path) for path in parts(files)]
+    return of_each(parts(files), open_source)
 
 
 def _open_files(

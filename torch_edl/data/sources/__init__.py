@@ -4,7 +4,13 @@ No torch, no tasks, no shuffling here: a source only knows which bytes or rows a
 from __future__ import annotations
 
 from torch_edl.data.sources.base import IndexedSource, Metadata, Records, Source, concat, cut, take
-from torch_edl.data.sources.opening import FORMATS, check_source, import_reader, open_source
+from torch_edl.data.sources.opening import (
+    FORMATS,
+    check_source,
+    import_reader,
+    of_each,
+    open_source,
+)
 from torch_edl.data.sources.paths import expand, parts
 
 __all__ = [
@@ -18,6 +24,7 @@ __all__ = [
     "expand",
     "check_source",
     "import_reader",
+    "of_each",
     "open_source",
     "parts",
     "take",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from torch_edl.data.sources.base import Source
 from torch_edl.data.sources.paths import local
@@ -13,6 +15,7 @@ from torch_edl.data.sources.schemes import (
     check_database,
     import_database,
     is_database,
+    is_object,
     open_database,
 )
 from torch_edl.data.sources.storage import objects
@@ -58,6 +61,12 @@ FORMATS = tuple(_SUFFIXES)
 """Formats that :func:`open_source` reads."""
 
 
+REQUESTS = 16
+"""Objects that are looked at at once."""
+
+T = TypeVar("T")
+
+
 def open_source(path: str, *, format: str = "auto", skip_damaged: bool = False) -> Source:
     """Opens one data file, or what the URL of a database names.
 
@@ -77,6 +86,19 @@ def open_source(path: str, *, format: str = "auto", skip_damaged: bool = False) 
     if not objects.is_url(path):
         path = os.path.abspath(path)
     return _opener(_kind(path, format))(path, skip_damaged=skip_damaged)
+
+
+def of_each(paths: Sequence[str], look: Callable[[str], T]) -> list[T]:
+    """What ``look`` finds in each of some sources, in their order; objects are looked at in several
+    threads, since a store takes long to answer, and answers many at once.
+
+    Args:
+        look: raises what :func:`open_source` raises.
+    """
+    if not any(map(is_object, paths)):
+        return [look(path) for path in paths]
+    with ThreadPoolExecutor(REQUESTS, "sources") as pool:
+        return list(pool.map(look, paths))
 
 
 def import_reader(path: str, *, format: str = "auto") -> None:
