@@ -13,6 +13,7 @@ from torch_edl import _core
 from torch_edl.errors import UsageError
 from torch_edl.tables.dense import DenseShard
 from torch_edl.tables.table import EmbeddingTable
+from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 
@@ -105,6 +106,17 @@ def _decode_tables(
     except ValueError as error:
         raise UsageError(str(error)) from None
     return [(table, *each) for table, each in zip(tables, decoded, strict=True)]
+
+
+def split(pushes: Sequence[Push], targets: Watermarks | None) -> tuple[list[Push], list[Push]]:
+    """The pushes whose records are within ``targets``, and the others; None: all are within."""
+    within: list[Push] = []
+    beyond: list[Push] = []
+    for push in pushes:
+        r = push.range
+        wanted = targets is None or r.last <= targets.offset(r.task_id)
+        (within if wanted else beyond).append(push)
+    return within, beyond
 
 
 def mean(pushes: Sequence[Gradients], assigned: Sequence[slice] = ()) -> Gradients:

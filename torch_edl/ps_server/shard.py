@@ -18,7 +18,7 @@ from torch_edl.errors import EdlError, UsageError
 from torch_edl.ps_server import agreement
 from torch_edl.ps_server.changes import Changes
 from torch_edl.ps_server.cut import Cut, Frozen
-from torch_edl.ps_server.gradients import Push, decode, mean
+from torch_edl.ps_server.gradients import Push, decode, mean, split
 from torch_edl.ps_server.records import Kind, Sink
 from torch_edl.tables.dense import DenseShard, Floats
 from torch_edl.tables.optimizers import Optimizers
@@ -252,19 +252,9 @@ class Shard:
 
     def apply_waiting(self, targets: Watermarks | None = None) -> None:
         """Applies the mean of what waits, or of those pushes that are within ``targets``."""
-        taken, left = self._split_waiting(targets)
-        self._waiting = left
+        taken, self._waiting = split(self._waiting, targets)
         if taken:
             self._apply(taken)
-
-    def _split_waiting(self, targets: Watermarks | None) -> tuple[list[Push], list[Push]]:
-        taken: list[Push] = []
-        left: list[Push] = []
-        for push in self._waiting:
-            r = push.range
-            wanted = targets is None or r.last <= targets.offset(r.task_id)
-            (taken if wanted else left).append(push)
-        return taken, left
 
     def _apply(self, pushes: Sequence[Push]) -> None:
         """One update with the mean of pushes."""
@@ -340,7 +330,7 @@ class Shard:
         assert self.dense is not None
         if self._is_sync:
             with self._task_locks[0]:
-                if self._split_waiting(targets)[0]:
+                if split(self._waiting, targets)[0]:
                     self._changes.append(self._changes.entry(Kind.CUT, raw))
                     self.apply_waiting(targets)
         dense = self.dense.begin_snapshot()
