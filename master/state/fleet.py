@@ -323,8 +323,8 @@ class Fleet:
             for process in self._places.beyond(wanted, staying):
                 drain_s = _DRAIN_S if process.trained else _UNUSED_DRAIN_S
                 process.retire(now, by=now + drain_s, starting_too=False)
-        # Not before those that hang are gone: never more than the maximum run at once.
-        missing, spares = wanted - len(workers), self.alive("spare")
+        # Not before those that leave or hang are gone: never more than the maximum run at once.
+        missing, spares = max(0, wanted - len(workers)), self.alive("spare")
         if len(staying) >= wanted:
             more = self.spares.missing(len(spares), staying, now)
             return [self._start_worker(now, spare=True) for _ in range(more)]

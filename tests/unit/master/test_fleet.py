@@ -267,6 +267,21 @@ def test_scaling_down_drains_the_youngest_and_up_starts_more():
     assert names(f.plan(2.0)) == ["start worker-3"]
 
 
+def test_a_worker_that_leaves_while_another_is_retired_is_replaced_when_both_are_gone():
+    f = running(workers=3)
+    f.leaves(1, 0.0, by=100.0)  # somebody else asked it to
+    f.workers_wanted = 1
+    assert f.plan(0.0) == []
+    assert f.draining() == [1, 2]
+    f.leaves(0, 1.0, by=100.0)
+    assert f.plan(1.0) == []
+    for id in (2, 1):
+        f.exited(exit("worker", id, code=0), 2.0, log="")
+        assert f.plan(2.0) == []
+    f.exited(exit("worker", 0, code=0), 3.0, log="")
+    assert names(f.plan(3.0)) == ["start worker-3"]
+
+
 def test_a_worker_that_does_not_drain_is_stopped():
     f = running(workers=2)
     f.trained(1)
