@@ -29,7 +29,8 @@ class TableLayer:
     anchor: Any
     store: RowStore | None
     paths: list[str]
-    """Of all layers of this table in the model; set by :func:`~tf_compat.tables.bind`."""
+    """Of all layers of this table in the model; set by
+    :func:`~torch_edl.tables.naming.bind_tables`."""
 
     @property
     def dim(self) -> int:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tf_compat.contract import Contract, load_contract
 from tf_compat.embedding import TableLayer
 from tf_compat.replica import load_values
-from tf_compat.tables import bind
+from tf_compat.tables import tables_of
 from tf_compat.trained import Trained
 from torch_edl.checkpoint.reader import CheckpointReader, SavedTable
 from torch_edl.errors import CheckpointError, ContractError, describe_error
@@ -88,7 +88,7 @@ def export(source: Path, model_file: str, target: Path) -> str:
     reader = CheckpointReader(source, values_only=True)
     trained = Trained(model, contract.make_optimizer())
     load_values(trained, reader, source)
-    rows = sum(_fill(layer, reader, source) for layer in bind(model))
+    rows = sum(_fill(layer, reader, source) for layer in tables_of(model))
     try:
         _write(model, seen.get(id(model)), target)
     except Exception as error:

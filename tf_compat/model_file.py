@@ -21,7 +21,7 @@ from tf_compat.replica import Replica
 from tf_compat.replicated import KerasModel as ReplicatedModel
 from tf_compat.served import KerasModel
 from tf_compat.step import Step, body
-from tf_compat.tables import bind, set_defaults, swap_large
+from tf_compat.tables import set_defaults, swap_large, tables_of
 from tf_compat.trained import Trained
 from tf_compat.values import TensorFlowValues
 from torch_edl.config import JobConfig
@@ -80,7 +80,7 @@ class ModelFile(UserModel):
         keras.utils.set_random_seed(config.train.seed)
         self.model = contract.make_model()
         self.optimizer = contract.make_optimizer()
-        bind(self.model)
+        tables_of(self.model)
         super().__init__(contract, config, TensorFlowDatasets(config.data.batch_size))
 
     def report(self) -> pb.ReportModelRequest:

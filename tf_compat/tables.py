@@ -9,34 +9,17 @@ import numpy as np
 
 from tf_compat.embedding import TableLayer, swap
 from tf_compat.names import layers
-from torch_edl.errors import UsageError
 from torch_edl.tables.initializers import check_drawn, measured
+from torch_edl.tables.naming import bind_tables
 
 
-def bind(model: Any) -> list[TableLayer]:
-    """The layers with tables, which are named by their layers' paths unless the user named them.
+def tables_of(model: Any) -> list[TableLayer]:
+    """The layers with tables, named as :func:`~torch_edl.tables.naming.bind_tables` does.
 
     Raises:
         UsageError: two layers of one table differ in size.
     """
-    found: dict[str, TableLayer] = {}
-    made = []
-    for path, layer in layers(model):
-        if not isinstance(layer, TableLayer):
-            continue
-        if not layer.is_named:
-            layer.table = path or "embedding"
-        first = found.setdefault(layer.table, layer)
-        if first.dim != layer.dim:
-            raise UsageError(
-                f"two embeddings share the table {layer.table!r} with dims {first.dim} and "
-                f"{layer.dim}: name one differently"
-            )
-        layer.paths = [path] if first is layer else first.paths
-        if first is not layer:
-            first.paths.append(path)
-        made.append(layer)
-    return made
+    return bind_tables((path, each) for path, each in layers(model) if isinstance(each, TableLayer))
 
 
 def swap_large(model: Any, threshold: int, *, restored: bool = False) -> list[str]:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_compat.names import Place, places
 from tf_compat.optimizers import learning_rates, optimizer_config
 from tf_compat.rows import LocalRows
-from tf_compat.tables import bind
+from tf_compat.tables import tables_of
 
 
 class Trained:
@@ -23,7 +23,7 @@ class Trained:
     def __init__(self, model: Any, optimizer: Any) -> None:
         self.model = model
         self.optimizer = optimizer
-        self.tables = bind(model)
+        self.tables = tables_of(model)
         self.places: list[Place] = places(model, {id(layer): layer for layer in self.tables})
         self.gradients: dict[str, Any] = {}
         """Of the minibatch in hand, by the name of the variable; a variable that the loss does not

@@ -26,7 +26,7 @@ from torch_edl.checkpoint.replica_files import MODEL_FILE, OPTIMIZER_FILE, STEM,
 from torch_edl.engine import state_dict
 from torch_edl.engine.position import Position
 from torch_edl.errors import CheckpointError, UsageError
-from torch_edl.nn.model_tables import bind_tables, dense_names
+from torch_edl.nn.model_tables import dense_names, tables_of
 from torch_edl.nn.rows import state_of_rows, state_of_weight
 from torch_edl.optim import group_of, optimizer_config
 from torch_edl.tables.table import EmbeddingTable
@@ -70,7 +70,7 @@ class Replica:
         self.optimizers = tuple(optimizers)
         self.stateful = tuple(stateful)
         self.position = Position()
-        self.tables = bind_tables(model)
+        self.tables = tables_of(model)
 
     @property
     def step(self) -> int:

@@ -58,10 +58,11 @@ class Table(nn.Module):
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
         self.padding_idx = padding_idx
-        self.named = name is not None
+        self.is_named = name is not None
         self.table = name or f"embedding-{next(_unnamed)}"
-        self.modules_of_table: list[str] = []
-        """Paths of all modules of this table in the model; set by ``bind_tables``."""
+        self.paths: list[str] = []
+        """Of all modules of this table in the model; set by
+        :func:`~torch_edl.tables.naming.bind_tables`."""
         self.weight = nn.Parameter(torch.empty(0, embedding_dim))
         self.store: RowStore = LocalRows(self)
 
@@ -90,7 +91,7 @@ class Table(nn.Module):
 
     def info(self, group: int) -> pb.EmbeddingTableInfo:
         """The description of the table; ``group`` is its parameter group."""
-        return self.options.info(self.table, group, self.modules_of_table)
+        return self.options.info(self.table, group, self.paths)
 
     def extra_repr(self) -> str:
         """Sizes first, as in torch."""

@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from torch_edl.errors import UsageError
 from torch_edl.nn.embedding import Embedding, EmbeddingBag, Table
 from torch_edl.tables.initializers import Initializer, check_drawn, measured
+from torch_edl.tables.naming import bind_tables
 
 
 def swap_large(
@@ -116,30 +116,14 @@ def _drawn(weight: torch.Tensor, padding_idx: int | None) -> npt.NDArray[np.floa
     return drawn
 
 
-def bind_tables(model: nn.Module) -> list[Table]:
-    """The tables of a model, named by their modules' paths unless the user named them.
+def tables_of(model: nn.Module) -> list[Table]:
+    """The tables of a model, named as :func:`~torch_edl.tables.naming.bind_tables` does.
 
     Raises:
         UsageError: two modules of one table name differ in size.
     """
-    found: dict[str, Table] = {}
-    paths: dict[str, list[str]] = {}
-    modules: list[Table] = []
-    for path, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, Table):
-            if not module.named and module not in modules:
-                module.table = path or "embedding"
-            first = found.setdefault(module.table, module)
-            module.modules_of_table = paths.setdefault(module.table, [])
-            module.modules_of_table.append(path)
-            if first.embedding_dim != module.embedding_dim:
-                raise UsageError(
-                    f"two embeddings share the table {module.table!r} with dims "
-                    f"{first.embedding_dim} and {module.embedding_dim}: name one differently"
-                )
-            if module not in modules:
-                modules.append(module)
-    return modules
+    named = model.named_modules(remove_duplicate=False)
+    return bind_tables((path, module) for path, module in named if isinstance(module, Table))
 
 
 def dense_names(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, bool]]:

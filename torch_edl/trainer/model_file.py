@@ -32,7 +32,7 @@ from torch_edl.environment import ENV_TOKEN
 from torch_edl.errors import ContractError
 from torch_edl.master_client.session import MasterSession
 from torch_edl.nn.embedding import Table
-from torch_edl.nn.model_tables import bind_tables, set_defaults, swap_large
+from torch_edl.nn.model_tables import set_defaults, swap_large, tables_of
 from torch_edl.trainer.lazy_dynamo import defer_dynamo
 from torch_edl.trainer.lockstep import watermarks
 from torch_edl.trainer.model_report import report_model
@@ -96,7 +96,7 @@ class ModelFile(UserModel):
         return Step(self.contract, self.model, on_nan=train.on_nan, log_layers=train.log_layers)
 
     def try_batch(self, batch: Batch) -> float | None:
-        bind_tables(self.model)
+        tables_of(self.model)
         step = Step(self.contract, self.model, on_nan=self.config.train.on_nan, log_layers="")
         loss = step.loss(batch)
         if loss is None:

@@ -242,7 +242,7 @@ def gathered(
             tensor = each.tensor.detach().to("cpu", copy=True)
             state |= dict.fromkeys([name, *each.aliases], tensor)
     for table in {t.table: t for t in tables}.values():
-        name, dim, paths = table.table, table.embedding_dim, table.modules_of_table
+        name, dim, paths = table.table, table.embedding_dim, table.paths
         if table.num_embeddings is None:
             state |= state_of_rows(paths, *client.rows(name, dim))
         else:

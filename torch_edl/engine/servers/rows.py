@@ -28,7 +28,7 @@ from torch_edl.engine.servers.plan import Call, Floats, Ids, LastLookup, PullRow
 from torch_edl.engine.servers.torch_plan import Place, TorchCall, TorchPlan
 from torch_edl.errors import UsageError
 from torch_edl.nn.embedding import Table
-from torch_edl.nn.model_tables import bind_tables
+from torch_edl.nn.model_tables import tables_of
 from torch_edl.nn.rows import DeviceBlock, lookup
 
 _grad: Any = torch.Tensor.grad
@@ -46,7 +46,7 @@ class ServerRows:
     def __init__(self, model: nn.Module, forward: Callable[[Any], Any] | None) -> None:
         self._model = model
         self._forward = forward
-        self.tables = bind_tables(model)
+        self.tables = tables_of(model)
         for module in self.tables:
             if module.local_rows is not None and module.local_rows.loaded:
                 raise UsageError(

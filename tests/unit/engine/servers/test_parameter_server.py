@@ -208,15 +208,15 @@ def test_another_model_is_refused(start_servers: Callable[..., list[pb.Server]])
 
 
 def test_the_path_of_a_module_names_its_table(tmp_path: Path) -> None:
-    from torch_edl.nn.model_tables import bind_tables
+    from torch_edl.nn.model_tables import tables_of
 
     shared = nn.ModuleDict({"a": torch_edl.nn.Embedding(None, 2, name="x"),
                             "b": nn.Sequential(torch_edl.nn.Embedding(None, 2)),
                             "c": torch_edl.nn.Embedding(None, 2, name="x")})  # fmt: skip
-    assert [t.table for t in bind_tables(shared)] == ["x", "b.0", "x"]
+    assert [t.table for t in tables_of(shared)] == ["x", "b.0", "x"]
     shared["d"] = torch_edl.nn.Embedding(None, 3, name="x")
     with pytest.raises(UsageError, match="share the table 'x'"):
-        bind_tables(shared)
+        tables_of(shared)
 
 
 def test_views_of_one_tensor_are_told_apart(start_servers: Callable[..., list[pb.Server]]) -> None:
