@@ -332,10 +332,15 @@ class DenseShard:
             self._runs = self._runs_of(range(len(self.parameters)))
 
 
+_SAME_MODEL = "use the model file of the job that wrote it, with the same arguments after --"
+
+
 def _fitting(values: Mapping[str, Array], name: str, shape: tuple[int, ...]) -> Array:
     value = values.get(name)
     if value is None:
-        raise UsageError(f"{name}: not in the saved model")
+        raise UsageError(f"{name}: not in the saved model; {_SAME_MODEL}")
     if value.shape != shape:
-        raise UsageError(f"{name}: {value.shape} in the saved model, {shape} in this one")
+        raise UsageError(
+            f"{name}: {value.shape} in the saved model, {shape} in this one; {_SAME_MODEL}"
+        )
     return value
