@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torch_edl.contract.framework import framework_of
-from torch_edl.contract.signatures import SIGNATURES, missing
+from torch_edl.contract.signatures import SIGNATURES, Signature, missing, takes_others
 from torch_edl.contract.source_files import imported, local_trees, starred
 from torch_edl.errors import ContractError, UsageError
 
@@ -74,7 +74,8 @@ def kind_of(path: str, *, has_data: bool, launched: bool = False) -> FileKind:
 
 
 def check_model_file(model_file: str, *, evaluates: bool, shown: str = "") -> frozenset[str]:
-    """Rejects a file that cannot be a model file: it does not parse, or lacks a name.
+    """Rejects a file that cannot be a model file: it does not parse, or lacks a name, or a function
+    takes other arguments.
 
     Lenient on purpose: a def, a class, an import or an assignment anywhere at the top level binds
     a name. The types of the values are checked where the file is loaded.
@@ -88,22 +89,46 @@ def check_model_file(model_file: str, *, evaluates: bool, shown: str = "") -> fr
 
     Raises:
         UsageError: the file is missing or is not Python.
-        ContractError: the file does not bind a name of the contract.
+        ContractError: the file does not bind a name of the contract, or a function takes other
+            arguments.
     """
     shown = shown or model_file
     tree = _parse(Path(model_file), shown)
     bound = frozenset(_bound_names(tree))
     if _is_dynamic(tree) or "*" in bound:
         return bound
+    signatures = SIGNATURES[framework_of(model_file).name]
     absent = [
         missing(shown, name, needed)
-        for name, needed in SIGNATURES[framework_of(model_file).name].items()
+        for name, needed in signatures.items()
         if (needed.required or (evaluates and name == "eval_metrics_fn"))
         and bound.isdisjoint((name, *needed.others))
     ]
     if absent:
         raise ContractError("\n".join(absent))
+    for name, signature in signatures.items():
+        _check_arguments(tree, shown, name, signature)
     return bound
+
+
+def _check_arguments(tree: ast.Module, shown: str, name: str, expected: Signature) -> None:
+    """Raises ContractError if a function of the file certainly takes other arguments: it is bound
+    once, and no decorator changes it."""
+    names = list(_bound_names(tree))
+    bound = next((each for each in (name, *expected.others) if each in names), "")
+    for function in tree.body:
+        if not isinstance(function, ast.FunctionDef) or function.name != bound:
+            continue
+        if function.decorator_list or names.count(bound) > 1:
+            return
+        takes = function.args
+        most = len(takes.posonlyargs) + len(takes.args)
+        least = most - len(takes.defaults)
+        most = expected.arguments if takes.vararg else most
+        if not least <= expected.arguments <= most or None in takes.kw_defaults:
+            own = bound if name == "model" else name
+            text = f"{own}({ast.unparse(takes)})"
+            raise ContractError(takes_others(shown, name, text, expected))
 
 
 def uses_torch_edl(script: str, root: Path | None = None) -> bool:

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from torch_edl.contract.argument_order import called_by, labels_first, refuse_class
-from torch_edl.contract.signatures import PROCESSORS, Signature, missing
+from torch_edl.contract.signatures import PROCESSORS, Signature, missing, takes_others
 from torch_edl.errors import ContractError, describe_error
 
 if TYPE_CHECKING:
@@ -142,18 +142,8 @@ def _check_arguments(
         signature = inspect.signature(called)
     except ValueError:
         return  # a builtin has no signature to check
-    count = expected.arguments
     try:
-        signature.bind(*range(count))
+        signature.bind(*range(expected.arguments))
     except TypeError:
-        if name == "model":
-            raise ContractError(
-                f"{path}: {getattr(function, '__name__', name)}{signature} is called without "
-                "arguments; give them defaults, or let the file read them from sys.argv (argparse) "
-                f"while it is loaded and pass them behind --: torch-edl run {Path(path).name} ... "
-                "-- ARGUMENTS"
-            ) from None
-        raise ContractError(
-            f"{path}: {name}{signature} does not take {count} argument{'s' * (count != 1)}; "
-            f"write for example:\n    {expected.example}"
-        ) from None
+        own = getattr(function, "__name__", name) if name == "model" else name
+        raise ContractError(takes_others(path, name, f"{own}{signature}", expected)) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -75,3 +76,23 @@ def missing(path: str, name: str, found: Signature) -> str:
     """The message for a file that does not define a function."""
     other = f" (or {', '.join(map(repr, found.others))})" if found.others else ""
     return f"{path}: no function {name!r}{other}: add for example:\n    {found.example}"
+
+
+def takes_others(path: str, name: str, shown: str, found: Signature) -> str:
+    """The message for a function that takes other arguments.
+
+    Args:
+        name: the documented one.
+        shown: the function's own name and its arguments, in brackets.
+    """
+    if name == "model":
+        return (
+            f"{path}: {shown} is called without arguments; give them defaults, or let the file "
+            "read them from sys.argv (argparse) while it is loaded and pass them behind --: "
+            f"torch-edl run {Path(path).name} ... -- ARGUMENTS"
+        )
+    count = found.arguments
+    return (
+        f"{path}: {shown} does not take {count} argument{'s' * (count != 1)}; write for example:\n"
+        f"    {found.example}"
+    )

@@ -95,7 +95,7 @@ def test_data_that_cannot_be_opened_here(check: Check, tmp_path: Path) -> None:
 
 
 def test_a_source_of_the_users_needs_no_files(check: Check, model_file: Path) -> None:
-    model_file.write_text(model_file.read_text() + "def data_source(): ...\n")
+    model_file.write_text(model_file.read_text() + "def data_source(paths): ...\n")
     assert check(data="").data.train == ()
     assert check(data="table://x").data.train == ("table://x",)
 

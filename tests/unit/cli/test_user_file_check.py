@@ -118,5 +118,36 @@ def test_nothing_is_executed(tmp_path: Path) -> None:
 
 
 def test_bound_names_are_returned(tmp_path: Path) -> None:
-    path = write(tmp_path, without("", "def data_source(): ..."))
+    path = write(tmp_path, without("", "def data_source(paths): ..."))
     assert {"model", "data_source"} <= check(path, evaluates=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("model", "def model(dim): ...", r"net.py: model\(dim\) is called without arguments; give"),
+        ("loss", "def loss(labels): ...", r"loss\(labels\) does not take 2 arguments; write for"),
+        ("optimizer", "def optimizer(params, lr): ...", "does not take 1 argument; write"),
+        ("feed", "def dataset_fn(records): ...", r"feed\(records\) does not take 3 arguments"),
+        ("feed", "def feed(a, b, c, *, d): ...", r"feed\(a, b, c, \*, d\) does not take 3"),
+    ],
+)
+def test_a_function_with_other_arguments(
+    tmp_path: Path, name: str, text: str, message: str
+) -> None:
+    with pytest.raises(ContractError, match=message):
+        check(write(tmp_path, without(name, text)), evaluates=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("model", "def model(dim=3, *, bias=True): ..."),
+        ("loss", "def loss(labels, predictions, weight=None): ..."),
+        ("feed", "def feed(*args, **more): ..."),
+        ("feed", "@counted\ndef feed(records): ..."),
+        ("feed", "def feed(records): ...\nfeed = adapted(feed)"),
+    ],
+)
+def test_a_function_that_may_take_its_arguments(tmp_path: Path, name: str, text: str) -> None:
+    check(write(tmp_path, without(name, text)), evaluates=False)
