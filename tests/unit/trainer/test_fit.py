@@ -31,13 +31,9 @@ from tests.unit.trainer.fitting import (
 def test_fit_is_the_plain_loop_bit_by_bit(kind: str) -> None:
     model = net()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-    extra: dict[str, Any] = {
-        "plain": {},
-        "clip": {"clip_grad_norm": 0.3},
-        "scheduler": {"scheduler": decay(optimizer)},
-        "bf16": {"precision": "bf16"},
-    }[kind]
-    fit(trainer(model, optimizer=optimizer, **extra))
+    extra: dict[str, Any] = {"clip": {"clip_grad_norm": 0.3}, "bf16": {"precision": "bf16"}}
+    parts = {"scheduler": decay(optimizer)} if kind == "scheduler" else extra.get(kind, {})
+    fit(trainer(model, optimizer=optimizer, **parts))
     expected = plain_loop(
         clip=0.3 if kind == "clip" else 0.0,
         schedule=decay if kind == "scheduler" else None,
