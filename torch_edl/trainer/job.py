@@ -26,7 +26,7 @@ from torch_edl.master_client.session import MasterSession
 from torch_edl.trainer import weights
 from torch_edl.trainer.ending import Ending
 from torch_edl.trainer.in_ring import Make, Merge, ScriptInRing
-from torch_edl.trainer.loader import Loader, close_loops
+from torch_edl.trainer.loader import Loader, close_loops, is_in_loop
 from torch_edl.trainer.metrics import Meter
 from torch_edl.trainer.model_report import report_model
 from torch_edl.trainer.saver import Saver, under_torchrun
@@ -36,6 +36,7 @@ from torch_edl.trainer.user_parts import (
     check_parts,
     check_schedule,
     check_tables,
+    forbid_lone_steps,
     gate_steps,
 )
 
@@ -213,6 +214,8 @@ class Job:
         check_parts(model, optimizers, alone=self._rendezvous is None)
         schedulers = check_companions(scheduler, scaler)
         self._unscheduled = [] if schedulers else optimizers
+        if self._rendezvous is not None:
+            forbid_lone_steps(optimizers, lambda: self.catching_up or is_in_loop(self))
         given = tuple(part for part in (model, optimizer, scheduler, scaler) if part is not None)
         if self._session is not None and self._session.config.train.strategy != "allreduce":
             report = report_model(model, optimizers[0])

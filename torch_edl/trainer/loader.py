@@ -39,6 +39,14 @@ def close_loops(job: TrainingJob | None = None) -> None:
             loop.close()
 
 
+def is_in_loop(job: TrainingJob) -> bool:
+    """Whether the body of a loop over a loader of the job runs now."""
+    return any(
+        its is job and inspect.getgeneratorstate(loop) == inspect.GEN_SUSPENDED
+        for loop, its in _loops.items()
+    )
+
+
 # Before the interpreter clears the modules.
 atexit.register(close_loops)
 os.register_at_fork(after_in_child=_loops.clear)  # they belong to the parent

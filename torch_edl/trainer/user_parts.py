@@ -150,6 +150,30 @@ def fresh_metrics(metrics: Mapping[str, Any], device: torch.device) -> dict[str,
     return made
 
 
+def forbid_lone_steps(
+    optimizers: Sequence[torch.optim.Optimizer], counts: Callable[[], bool]
+) -> None:
+    """Has the step of an optimizer raise UsageError where it would move the model of this process
+    alone.
+
+    Args:
+        counts: whether a step is part of an update of the job now, or is left out.
+    """
+
+    def check(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if counts():
+            return
+        if any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
+            raise UsageError(
+                "optimizer.step() outside of a loop over job.loader(): the model of this process "
+                "would part from that of the others; write `for batch in job.loader(dataset, "
+                "batch_size=...)` in the place of the DataLoader"
+            )
+
+    for optimizer in optimizers:
+        optimizer.register_step_pre_hook(check)
+
+
 def gate_steps(schedulers: Sequence[Any], scaler: Any, engine: RingEngine) -> None:
     """Makes schedulers and a scaler (None: there is none) act only when the update does that their
     call belongs to. A scaler may leave the optimizer's step out."""

@@ -6,12 +6,14 @@ import signal
 from pathlib import Path
 
 import pytest
+from torch.utils.data import DataLoader
 
 from tests.unit.engine.ring.rings import Member, office
 from tests.unit.trainer.counting import OPTIONS, counted, counting, finish, numbers, train
 from tests.waiting import wait_for
 from torch_edl.checkpoint import layout
 from torch_edl.engine.ring.control_flags import DivergedError
+from torch_edl.errors import UsageError
 
 # Nothing that the others do not cover as well, with other members.
 SLOW = pytest.mark.slow
@@ -102,6 +104,33 @@ def test_batches_that_are_left_out_and_loops_that_end_early() -> None:
         # Two updates of the second loop, four of the third.
         weights = [3.0] * 6 + [2.0] * 2 + [1.0] * 4 + [2.0] * 4
         assert ends == [(10, weights)] * 2
+
+
+def stepping_by_itself(member: Member) -> None:
+    """The script kept its DataLoader, and then takes the job's."""
+    job = member.job()
+    model, optimizer = counted(8, 4, job)
+    said = ""
+    for (batch,) in DataLoader(numbers(8), batch_size=2):
+        try:
+            train(model, optimizer, batch)
+        except UsageError as error:
+            said = str(error)
+            break
+    optimizer.zero_grad()
+    optimizer.step()  # as some do before a schedule begins: it moves nothing
+    for (batch,) in job.loader(numbers(8), batch_size=2):
+        train(model, optimizer, batch)
+    member.tell((said, model.w.tolist()))
+    job.close()
+
+
+def test_a_process_may_not_train_alone_in_a_job_of_several() -> None:
+    with office(2) as one:
+        for each in [one.start(stepping_by_itself) for _ in range(2)]:
+            said, weights = each.hear()
+            assert "job.loader(dataset, batch_size=...)` in the place of the DataLoader" in said
+            assert weights == [1.0] * 8
 
 
 def differing(member: Member, every: int) -> None:

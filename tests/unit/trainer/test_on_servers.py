@@ -302,6 +302,13 @@ def test_second_things_are_refused(start: Callable[..., Stub]) -> None:
     with pytest.raises(UsageError, match="called twice"):
         job.prepare(model, optimizer)
     records = data()
+    with pytest.raises(UsageError, match="with the first batch; run the model in a loop"):
+        model(records[:BATCH][0])
+    model.out(torch.ones(1, 6)).sum().backward()
+    with pytest.raises(UsageError, match=r"outside of a loop over job\.loader"):
+        optimizer.step()
+    optimizer.zero_grad()
+    optimizer.step()  # moves nothing
     batches = iter(job.loader(records, batch_size=BATCH))
     next(batches)
     with pytest.raises(UsageError, match="an evaluation inside the loop"):

@@ -131,7 +131,11 @@ class ServerRows:
         """See :class:`~torch_edl.nn.rows.RowStore`."""
         if self._planning is not None:
             return self._note(module, ids)
-        assert self._plan is not None, "a forward pass without a plan"
+        if self._plan is None:
+            raise UsageError(
+                f"table {module.table}: its rows are on parameter servers, which this process "
+                "meets with the first batch; run the model in a loop over job.loader(), or after it"
+            )
         if self._forward is None and not torch.is_grad_enabled():
             # An evaluation by the way: it wants the rows of now, and says nothing of later batches.
             return lookup(module, *self._unplanned(module, ids.cpu()), ids)
