@@ -17,6 +17,7 @@ from master.state.fleet import Fleet
 from master.state.job import Job
 from master.state.restart import to_state
 from master.state.script_fleet import ScriptFleet
+from master.state.server_command import ServerCommand
 from tests.unit.wire.extremes import variants
 from torch_edl.config import CheckpointConfig, ClusterConfig, DataConfig, JobConfig, TrainConfig
 from torch_edl.data.sources import open_source
@@ -51,7 +52,7 @@ class World:
             checkpoint=CheckpointConfig(dir="/ck"),
         )
         script = kind == "script"
-        fleet = (ScriptFleet if script else Fleet)("j", workers=2, servers=1)
+        fleet = (ScriptFleet if script else Fleet)(ServerCommand(job="j"), workers=2, servers=1)
         self.job = Job(config, fleet, folder=Path("/job"))
         ticks = itertools.count(1)
         self.service = Service(
