@@ -7,6 +7,7 @@ from pathlib import Path
 from master.runtime.clock import Clock
 from master.state.job import Job
 from master.state.script_fleet import ScriptFleet
+from master.state.server_command import ServerCommand
 from torch_edl.config import ClusterConfig, JobConfig
 from torch_edl.wire import master_pb2 as pb
 
@@ -46,7 +47,8 @@ def test_nobody_is_lost_because_the_master_was_paused() -> None:
         model_file="/train.py",
         cluster=ClusterConfig(heartbeat_timeout_s=10),
     )
-    job = Job(config, ScriptFleet("j", workers=1, servers=0), folder=Path("/job"), wall_offset_s=5)
+    fleet = ScriptFleet(ServerCommand(job="j"), workers=1, servers=0)
+    job = Job(config, fleet, folder=Path("/job"), wall_offset_s=5)
     job.start(clock())
     job.workforce.register(pb.RegisterRequest(worker_id=-1, pid=7))
     job.members.register(0, 7, clock())
