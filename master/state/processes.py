@@ -159,8 +159,6 @@ class Process:
         was, self.state, self.exit = self.state, EXITED, str(exit)
         if was == STOPPING and (exit.was_terminated or exit.was_killed or exit.is_unknown):
             self.exit = "stopped"  # not to be taken for one that somebody else has asked to leave
-        elif self.lost and exit.was_killed:
-            self.exit = "ended by the master"
         elif (was == DRAINING or over) and exit.is_unknown:
             self.exit = "left when asked"
         return was
