@@ -160,6 +160,7 @@ class Persistence:
 
         Raises:
             OSError: the store refused.
+            StoreConflictError: another master has taken the job over.
         """
         with self._writing:
             if noted.number <= self._written:
@@ -171,7 +172,8 @@ class Persistence:
             if noted.preparation is not self._preparation:
                 whole = {"run": self._run_of, **noted.preparation}
                 puts[_PREPARATION] = json.dumps(whole).encode()
-            if puts:
+            # One that was paused, or is cut off, asks the store even if nothing has changed.
+            if puts or not self._lock.is_certain:
                 try:
                     self._lock.put(puts)
                 except StoreConflictError as error:

@@ -68,6 +68,11 @@ class Lock:
         self._beat, self._unanswered = seen[1], False
         self.valid_until = began + self.store.lock_ttl_s
 
+    @property
+    def is_certain(self) -> bool:
+        """Nobody else can have the lock now; otherwise only the store knows."""
+        return self._clock() < self.valid_until
+
     def renew(self) -> None:
         """The owner lives.
 

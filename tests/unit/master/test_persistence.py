@@ -18,7 +18,7 @@ from master.state.script_fleet import ScriptFleet
 from master.state.server_command import ServerCommand
 from tests.waiting import HANG_S, wait_for
 from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
-from torch_edl.errors import UsageError
+from torch_edl.errors import StoreConflictError, UsageError
 from torch_edl.processes.adoption import start_time
 
 
@@ -115,6 +115,35 @@ def test_a_master_whose_lock_was_taken_gives_way_and_leases_nothing(
     other.acquire(is_dead=lambda owner: True)
     wait_for(lambda: told)
     assert service.leases_until <= time.monotonic() + lock.store.lock_ttl_s
+    keeper.close()
+    other.store.close()
+
+
+def test_a_master_that_was_paused_asks_the_store_where_nothing_has_changed(
+    tmp_path: Path, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checkpoints and processes are those of another master by now, perhaps."""
+    monkeypatch.setattr(persistence, "_EVERY_S", 3600.0)
+    clock, told = Clock(), list[str]()
+    lock = Lock(SqliteStore(tmp_path / "state.sqlite"), "me", clock=clock)
+    lock.acquire()
+    keeper = keeper_of(service, lock, tmp_path, told)
+
+    def keep() -> None:
+        with service.changed:
+            noted = keeper.note()
+        keeper.write(noted)
+
+    keep()
+    before = lock.store.get("beat")
+    keep()
+    assert lock.store.get("beat") == before, "while the lock is certain, nothing is asked"
+    other = Lock(SqliteStore(tmp_path / "state.sqlite"), "other")
+    other.acquire(is_dead=lambda owner: True)
+    clock.now += lock.store.lock_ttl_s
+    with pytest.raises(StoreConflictError):
+        keep()
+    assert told
     keeper.close()
     other.store.close()
 
