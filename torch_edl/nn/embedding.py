@@ -57,6 +57,12 @@ class Table(nn.Module):
         )  # fmt: skip
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
+        if padding_idx is not None and num_embeddings is not None:
+            if not -num_embeddings <= padding_idx < num_embeddings:
+                raise UsageError(
+                    f"padding_idx {padding_idx}: must be in [-{num_embeddings}, {num_embeddings})"
+                )
+            padding_idx %= num_embeddings  # from the end, as in torch
         self.padding_idx = padding_idx
         self.is_named = name is not None
         self.table = name or f"embedding-{next(_unnamed)}"
@@ -172,7 +178,8 @@ class Embedding(Table):
     Args:
         num_embeddings: ids are in ``[0, num_embeddings)``; None: any int64 is an id.
         embedding_dim: size of a row.
-        padding_idx: this id's row is zero and is not trained.
+        padding_idx: this id's row is zero and is not trained. With ``num_embeddings``, a negative
+            one counts from the end, as in torch.
         name: name of the table; by default the module's path in the model. Modules of one name
             share one table.
         initializer: how a new row starts: ``"uniform"``, ``"normal"``, ``"zeros"``,

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from torch_edl.errors import UsageError
 from torch_edl.nn.embedding import Embedding, EmbeddingBag, Table
 from torch_edl.tables.initializers import Initializer, check_drawn, measured
 from torch_edl.tables.naming import bind_tables
@@ -44,6 +45,7 @@ def swap_large(
         if not path or not isinstance(module, nn.Embedding | nn.EmbeddingBag):
             continue
         if module.weight.numel() > threshold and _plain(module) and uses[id(module.weight)] == 1:
+            _check_padding(path, module)
             if not restored:
                 check_drawn(path, _drawn(module.weight.detach(), module.padding_idx))
             parent, _, name = path.rpartition(".")
@@ -101,6 +103,20 @@ def _table(module: nn.Embedding | nn.EmbeddingBag) -> Table:
         module.padding_idx,
         initializer=initializer,
     )
+
+
+def _check_padding(path: str, module: nn.Embedding | nn.EmbeddingBag) -> None:
+    """Raises UsageError if the row of padding counts in the model; that of a table is zero."""
+    padding = module.padding_idx
+    # A bag leaves padding out, whatever its row is.
+    if padding is None or isinstance(module, nn.EmbeddingBag):
+        return
+    if module.weight.detach()[padding].any():
+        raise UsageError(
+            f"embedding {path}: the row of its padding_idx {padding} is not zero (an "
+            "initialization of the whole weight overwrites it), but is zero on parameter servers; "
+            f"write weight.data[{padding}].zero_(), or make the embedding without padding_idx"
+        )
 
 
 def distribution(weight: torch.Tensor, padding_idx: int | None = None) -> Initializer:

@@ -98,6 +98,13 @@ def test_padding_is_zero_and_is_not_trained() -> None:
     assert embedding(torch.tensor([0])).tolist() == [[1.0, 1.0]]
 
 
+def test_padding_counts_from_the_end_as_in_torch() -> None:
+    assert torch_edl.nn.Embedding(10, 2, padding_idx=-1).padding_idx == 9
+    assert torch_edl.nn.Embedding(None, 2, padding_idx=-1).padding_idx == -1
+    with pytest.raises(UsageError, match=r"padding_idx 10: must be in \[-10, 10\)"):
+        torch_edl.nn.EmbeddingBag(10, 2, padding_idx=10)
+
+
 def test_state_dict_carries_the_rows() -> None:
     first = torch_edl.nn.Embedding(None, 3, name="a", initializer="normal")
     wanted = first(torch.tensor(EXTREMES)).detach()

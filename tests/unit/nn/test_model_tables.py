@@ -99,6 +99,15 @@ def test_rows_that_are_not_random_are_not_lost(
     assert set(swap_large(model, 10, restored=True)) == {"word"}
 
 
+def test_a_row_of_padding_that_counts_is_not_lost() -> None:
+    model = nn.ModuleDict({"word": nn.Embedding(1000, 16, padding_idx=-1)})
+    nn.init.normal_(model["word"].weight)
+    with pytest.raises(UsageError, match=r"word: the row of its padding_idx 999 is not zero"):
+        swap_large(model, 10)
+    model["word"].weight.data[999].zero_()
+    assert swap_large(model, 10)["word"].padding_idx == 999
+
+
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
