@@ -10,7 +10,7 @@ at each lookup the ids are compared with the guess, and others are pulled then.
 
 What clips gradients or scales them goes through ``parameter.grad``. The parameter of a table is
 empty; in a script its gradient is that of the rows in use, summed by id, and may be changed in
-place (:class:`TableParameter`).
+place or replaced by one of its shape (:class:`TableParameter`).
 """
 
 from __future__ import annotations
@@ -276,8 +276,19 @@ class TableParameter(nn.Parameter):
     def grad(self, value: torch.Tensor | None) -> None:
         _grad.__set__(self, None)
         rows = self.__dict__.get("rows")
-        if value is None and rows is not None:
+        if rows is None:
+            return
+        if value is None:
             rows.drop_gradient(self.table)
+            return
+        own = self.grad
+        if own is None or own.shape != value.shape or value.is_sparse:
+            raise UsageError(
+                f"table {self.table}: its gradient is that of the rows of this batch, "
+                f"{None if own is None else tuple(own.shape)}; it cannot become a tensor "
+                f"{tuple(value.shape)}"
+            )
+        own.copy_(value.detach())
 
 
 def _flat(ids: torch.Tensor) -> Ids:
