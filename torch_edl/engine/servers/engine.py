@@ -244,6 +244,11 @@ class ServersEngine:
         planned = self._open
         if planned is None:
             return
+        if planned.steps and self._served.is_script:
+            raise UsageError(
+                "a second step of the optimizer in one batch: parameter servers apply one update "
+                "for each batch; step once, or use --strategy allreduce"
+            )
         lost = self._lost is not None or self._client is None
         self._served.collect(planned.plan, last=self._at_last, lost=lost)
         planned.steps += 1
