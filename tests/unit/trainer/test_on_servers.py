@@ -368,3 +368,56 @@ def test_an_evaluation_outlives_a_server(start: Callable[..., Stub], tmp_path: P
 class Idle:
     def step(self) -> None:
         """No scheduler."""
+
+
+class Sum(nn.Module):
+    """Minus the numbers, times a weight, and minus a count of their rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.other = nn.Parameter(torch.zeros(1), requires_grad=False)
+        self.rows = torch_edl.nn.Embedding(None, 1, initializer="zeros")
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        return -(self.weight + self.other).sum() * len(numbers) - self.rows(numbers).sum()
+
+
+def test_a_loop_does_to_the_servers_what_it_does_to_the_model(start: Callable[..., Stub]) -> None:
+    """Or it raises: what servers do not take over is never lost silently."""
+    start(servers=1)
+    job, model = torch_edl.init(), Sum()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    job.prepare(model, optimizer)
+    with torch.no_grad():
+        model.weight.fill_(100.0)  # as load_state_dict does
+    loader = iter(job.loader(TensorDataset(torch.arange(32)), batch_size=4))
+
+    def backward() -> None:
+        (numbers,) = next(loader)
+        optimizer.zero_grad()
+        model(numbers).backward()
+
+    backward()
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad = parameter.grad * 0.5
+    with pytest.raises(UsageError, match=r"rows.*cannot become a tensor \(3, 1\)"):
+        model.rows.weight.grad = torch.zeros(3, 1)
+    optimizer.step()
+    with pytest.raises(UsageError, match="second step of the optimizer in one batch"):
+        optimizer.step()
+    backward()
+    state = job.state_dict()
+    assert state["weight"].item() == 102
+    assert state["rows.vectors"].sum().item() == 4 * 0.5
+    model.other.requires_grad_(True)
+    model(torch.arange(2)).backward()
+    with pytest.raises(UsageError, match=r"shape \(1,\) has a gradient and did not have"):
+        optimizer.step()
+    model.other.requires_grad_(False)
+    with torch.no_grad():
+        model.weight.clamp_(-1, 1)
+    with pytest.raises(UsageError, match="parameter weight was changed other than by"):
+        backward()
+    job.close()

@@ -153,6 +153,9 @@ class FlatVector:
         # Those that are no views; a buffer may cease to be one.
         self._copied: list[tuple[DenseTensor, torch.Tensor]] = []
         self._parts: list[tuple[DenseTensor, torch.Tensor]] = []
+        self._trained: list[tuple[str, DenseTensor, slice]] = []
+        self._kept = self._values
+        """As they were loaded, where a script may have changed the parameters since."""
         # Places of parameters that some minibatch of the update has a gradient for.
         self._reached: set[int] = set()
         for segment in segments:
@@ -167,6 +170,28 @@ class FlatVector:
             if not fits or each.group == BUFFER_GROUP:
                 self._copied.append((each, view))
             self._parts.append((each, self._gradient[place]))
+            if each.group != BUFFER_GROUP:
+                self._trained.append((segment.name, each, place))
+
+    @torch.no_grad()
+    def check_unchanged(self) -> None:
+        """Keeps what is loaded from now on, to compare it with the parameters the next time.
+
+        Raises:
+            UsageError: a parameter is not as it was loaded, and the change would be lost.
+        """
+        if self._kept is self._values:  # the first time: what there is was never the servers'
+            self._kept = torch.empty_like(self._values)
+            return
+        for name, each, place in self._trained:
+            own = each.tensor.detach().reshape(-1)
+            kept = self._kept[place].to(own.device, own.dtype)
+            if not torch.equal(own, kept) and not own.isclose(kept, 0, 0, equal_nan=True).all():
+                raise UsageError(
+                    f"parameter {name} was changed other than by the optimizer's step; parameter "
+                    "servers hold it, and the change would be lost: change it before the first "
+                    "batch, or use --strategy allreduce"
+                )
 
     @torch.no_grad()
     def load(self, values: Floats | None) -> None:
@@ -175,6 +200,8 @@ class FlatVector:
             np.copyto(self._pulled.numpy(), values)
             if self._pulled is not self._values:
                 self._values.copy_(self._pulled)
+            if self._kept is not self._values:
+                self._kept.copy_(self._values)
         for each, view in self._copied:
             tensor = each.tensor
             if tensor.data_ptr() != view.data_ptr():

@@ -16,7 +16,7 @@ from torch_edl.engine.servers.rows import ServerRows
 from torch_edl.engine.servers.schedule import ServerSchedule
 from torch_edl.engine.servers.served import Array
 from torch_edl.engine.servers.torch_plan import TorchPlan
-from torch_edl.errors import EdlError, UserCodeError, describe_error
+from torch_edl.errors import EdlError, UsageError, UserCodeError, describe_error
 from torch_edl.optim import group_of, optimizer_config
 from torch_edl.ps_client.client import DenseGradient, PsClient
 from torch_edl.ps_client.partition import Floats, Segment
@@ -54,7 +54,10 @@ class TorchModel:
         if self.is_script:
             self.rows.show_gradients()
         self._dense = dense.dense_parameters(model, optimizer)
-        self._initial = [each.to_proto(name) for name, each in sorted(self._dense.items())]
+        self._initial: list[pb.DenseParameter] = []
+        self._frozen = [
+            p for group in optimizer.param_groups for p in group["params"] if not p.requires_grad
+        ]
         self._flat: list[dense.FlatVector] = []
         self._exact: dense.ExactBuffers
         # A script may leave its step out, and must not add the next gradients to those of before.
@@ -72,6 +75,9 @@ class TorchModel:
         return self.model.training
 
     def initial(self) -> Sequence[pb.DenseParameter]:
+        # Of the first time: a script may load values after prepare. Later ones are trained.
+        if not self._initial:
+            self._initial = [each.to_proto(name) for name, each in sorted(self._dense.items())]
         return self._initial
 
     def tables(self) -> Sequence[pb.EmbeddingTableInfo]:
@@ -108,6 +114,8 @@ class TorchModel:
 
     def load(self, values: Sequence[Floats | None]) -> None:
         for flat, each in zip(self._flat, values, strict=True):
+            if self.is_script:
+                flat.check_unchanged()
             flat.load(each)
 
     def forget(self, *, gradients: bool = True) -> None:
@@ -116,6 +124,7 @@ class TorchModel:
 
     def collect(self, plan: TorchPlan, *, last: bool, lost: bool) -> None:
         self._schedule.note_step()
+        self._check_frozen()
         for flat in self._flat:
             if not lost:
                 flat.collect()
@@ -123,6 +132,16 @@ class TorchModel:
                 flat.clear_gradients()
         plan.start_down()
         self.rows.gradients_taken = True
+
+    def _check_frozen(self) -> None:
+        """Raises UsageError if a parameter has a gradient that the servers do not train."""
+        for parameter in self._frozen:
+            if parameter.grad is not None:
+                raise UsageError(
+                    f"a parameter of shape {tuple(parameter.shape)} has a gradient and did not "
+                    "have requires_grad at job.prepare(), so parameter servers do not train it; "
+                    "unfreeze it before prepare(), or use --strategy allreduce"
+                )
 
     def dense_gradients(self) -> list[DenseGradient]:
         return [flat.take_gradient() for flat in self._flat]
