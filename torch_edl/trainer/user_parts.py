@@ -60,7 +60,7 @@ def check_companions(scheduler: Any, scaler: Any) -> list[Any]:
     given = [] if scheduler is None else [scheduler]
     schedulers = list(scheduler) if isinstance(scheduler, list | tuple) else given
     for each in schedulers:
-        is_other = isinstance(each, torch.optim.Optimizer) or hasattr(each, "scale")
+        is_other = isinstance(each, torch.optim.Optimizer) or hasattr(each, "unscale_")
         if is_other or not (hasattr(each, "step") and hasattr(each, "state_dict")):
             raise UsageError(
                 f"scheduler: expected a scheduler such as torch.optim.lr_scheduler.StepLR, not "

@@ -123,6 +123,16 @@ def test_a_scheduler_that_the_job_was_not_given_is_refused(jobs: Any, when: str)
         next(iter(job.loader(numbers(16), batch_size=4)))
 
 
+def test_a_scheduler_of_the_user_may_scale_rates(jobs: Any) -> None:
+    class Warmup(torch.optim.lr_scheduler.StepLR):
+        scale = 0.5
+
+    model = Count(16, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = Warmup(optimizer, 10)
+    assert jobs().prepare(model, optimizer, scheduler) == (model, optimizer, scheduler)
+
+
 def test_parts_in_the_wrong_place_are_refused(jobs: Any) -> None:
     job = jobs()
     model = Count(16, 8)
