@@ -26,7 +26,13 @@ from torch_edl.contract.argument_order import labels_first
 from torch_edl.data.batch import Batch, Minibatch, Update
 from torch_edl.engine.local import LocalEngine
 from torch_edl.engine.servers.engine import ServersEngine
-from torch_edl.errors import CheckpointError, ContractError, NanLossError, UserCodeError
+from torch_edl.errors import (
+    CheckpointError,
+    ContractError,
+    NanLossError,
+    UsageError,
+    UserCodeError,
+)
 from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.master_client.leases import Lease
 from torch_edl.ps_client.partition import PartitionedIds, TableIds
@@ -92,6 +98,16 @@ class Job:
         wanted = PartitionedIds.of(np.array(ids), client.servers)
         tables = [TableIds(table, dim, wanted)]
         return client.pull(tables, dense=False, read_only=True).wait().rows[0][wanted.inverse]
+
+
+def test_a_trained_embedding_of_keras_is_no_table_unless_its_rows_are_loaded() -> None:
+    ids = keras.Input((3,), dtype="int64")
+    layer = L.Embedding(500, 4, name="trained")
+    model = keras.Model(ids, layer(ids))
+    layer.embeddings.assign(np.linspace(0, 1, 2000, dtype=np.float32).reshape(500, 4))
+    with pytest.raises(UsageError, match=r"embedding trained \(500 x 4\): .* not random"):
+        swap_large(model, 20)
+    assert swap_large(model, 20, restored=True) == ["trained"]
 
 
 @pytest.mark.parametrize("compiled", [False, True])
