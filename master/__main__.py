@@ -96,7 +96,7 @@ def main(
         lock = _with_room(lambda: _open(config, folder, place.store_key(name)), stop, waits=goes_on)
         left = persistence.left_behind(lock.store, token)
         resumed = _prepare_checkpoints(config) if left is None else _newest(config, left)
-        if resumed is not None:
+        if resumed is not None and not (left and left["fleet"]["strategy"]):
             config = continued(config, resumed.path, resumed.manifest)
         _prepare_parts(config, anew=left is None)
         journals = _journals(config, folder, token)
