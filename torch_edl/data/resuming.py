@@ -56,9 +56,17 @@ def continued(config: JobConfig, path: Path, manifest: Manifest) -> JobConfig:
         _check_ring(path, manifest)
     config = replace(config, train=replace(config.train, strategy=wanted))
     if config.kind == "train" and data:
+        shards = [Shard(*shard) for shard in data["shards"]]
+        was_stream = not any(shard.records for shard in shards)
+        if was_stream != config.data.streams:
+            kinds = ("a stream", "data that have an end")
+            was, now = kinds if was_stream else reversed(kinds)
+            raise UsageError(
+                f"--resume {path}: it is of {was}, and the job trains on {now}; "
+                f"{'add' if was_stream else 'leave out'} --epochs stream, or {_afresh(path)}"
+            )
         check_options(config, path, data)
         if not config.data.streams:
-            shards = [Shard(*shard) for shard in data["shards"]]
             check_extent(config, path, manifest, TaskSpace.for_training(shards, config))
     return config
 

@@ -193,6 +193,19 @@ def test_what_a_ring_cannot_continue(more, text):
         resumed("local", "auto", SEVERAL, **more)
 
 
+def test_a_stream_and_data_with_an_end_do_not_continue_from_each_other():
+    topic = THEN | {"shards": [["kafka://h/t", 0]]}
+    with pytest.raises(UsageError, match=r"of a stream, .* an end; add --epochs stream, or"):
+        resumed("ps", "auto", ALONE, data=topic, watermarks=Watermarks(3))
+    stream, servers = DataConfig(batch_size=4, epochs=0), TrainConfig(strategy="ps")
+    config = dataclasses.replace(CONFIG, data=stream, train=servers)
+    assert continued(
+        config, Path("/ck"), Manifest(job="j", strategy="ps", steps=3, data=topic)
+    ).data.streams
+    with pytest.raises(UsageError, match=r"on a stream; leave out --epochs stream, or begin"):
+        continued(config, Path("/ck"), Manifest(job="j", strategy="ps", steps=3, data=THEN))
+
+
 def test_options_and_extent_are_compared_before_anything_is_started():
     with pytest.raises(UsageError, match="--batch-size 8, now it is 4"):
         resumed("ps", "auto", ALONE, data=THEN | {"batch_size": 8})
