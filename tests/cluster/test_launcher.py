@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -67,6 +68,11 @@ class Place:
     def pods(self) -> dict[str, JSON]:
         found, _ = self.api.list("Pod", names.selector(JOB), read=dict)
         return {pod["metadata"]["name"]: pod for pod in found}
+
+    def wait_for_a_line(self, name: str) -> None:
+        """Until the process of a pod, which runs, has said something."""
+        with contextlib.closing(self.api.log(name, container=names.CONTAINER, follow=True)) as log:
+            next(log)
 
     def evict(self, name: str) -> None:
         path = f"/api/v1/namespaces/{self.api.namespace}/pods/{name}/eviction"
@@ -159,8 +165,9 @@ def test_a_pod_that_somebody_deletes_was_taken(place: Place) -> None:
 
 def test_a_pod_that_is_evicted_was_taken_whatever_its_exit_code(place: Place) -> None:
     launcher = place.launcher()
-    launcher.start(spec(0, "trap 'exit 1' TERM; while :; do sleep 0.05; done"))
+    launcher.start(spec(0, "trap 'exit 1' TERM; echo ready; while :; do sleep 0.05; done"))
     hear(launcher, ProcessRuns)
+    place.wait_for_a_line(pod_name(0))  # before that, what becomes process 1 takes no signal
     place.evict(pod_name(0))
     exit = hear(launcher, ProcessExit)
     assert exit.was_taken
@@ -169,8 +176,9 @@ def test_a_pod_that_is_evicted_was_taken_whatever_its_exit_code(place: Place) ->
 
 def test_a_pod_that_is_stopped_has_ended_as_asked(place: Place) -> None:
     launcher = place.launcher()
-    launcher.start(spec(0, "trap 'exit 143' TERM; while :; do sleep 0.05; done"))
+    launcher.start(spec(0, "trap 'exit 143' TERM; echo ready; while :; do sleep 0.05; done"))
     hear(launcher, ProcessRuns)
+    place.wait_for_a_line(pod_name(0))  # before that, what becomes process 1 takes no signal
     launcher.stop("worker", 0, grace_s=20.0)
     exit = hear(launcher, ProcessExit)
     assert exit.was_terminated
