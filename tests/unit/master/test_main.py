@@ -294,12 +294,14 @@ def test_local_checkpoints_survive_the_death_of_the_worker_and_a_resume(start, t
     local = {"max_workers": 1}
     keep = {"dir": str(tmp_path / "ck"), "every": 4}
     master = start(
-        {"0": {"kill_at": 5}, "*": {"wait_at": 2}},
+        {"0": {"wait_at": 5}, "*": {"wait_at": 2}},
         train={"strategy": "auto"},
         cluster=local,
         checkpoint=keep,
     )
     master.until(lambda s: len(s.checkpoint) > 0, "a checkpoint")
+    [worker] = master.running("worker")
+    os.kill(worker.pid, signal.SIGKILL)
     master.until(lambda s: [p.id for p in master.running("worker")] == [1], "another worker")
     wait_for(lambda: "from '" in master.log("worker-1"), "its start")
     assert f"strategy local, from '{tmp_path}/ck/step-" in master.log("worker-1")
