@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 MIN_CACHED_BYTES = 1 << 20
 """Smaller files are scanned each time: it is as fast, and leaves no litter beside them."""
 
-_INDEX_VERSION = 4  # raise it when an index of the old code would mislead the new
+_INDEX_VERSION = 5  # raise it when an index of the old code would mislead the new
 
 
 @dataclass(frozen=True)

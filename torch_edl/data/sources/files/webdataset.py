@@ -12,7 +12,7 @@ import logging
 import re
 import tarfile
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -31,8 +31,59 @@ KEY = "__key__"
 _NAME = re.compile(r"((?:.*/|)[^./][^./]*)\.([^/]+)")
 _TAR_BLOCK = 512
 
-Member = tuple[str, str, tarfile.TarInfo]
-"""Key, extension, and where it is."""
+# What tarfile raises at damage: IndexError where the map of a sparse member is cut off,
+# RecursionError at a thousand headers of one member.
+_TAR_ERRORS = (
+    tarfile.TarError,
+    EOFError,
+    ValueError,
+    OverflowError,
+    IndexError,
+    RecursionError,
+)
+
+
+class Member(NamedTuple):
+    """A member of a sample."""
+
+    key: str
+    extension: str
+    header: tarfile.TarInfo
+    """Its ``size`` is that of the content: a sparse member occupies less in the file."""
+    end: int
+    """Offset of the next header."""
+
+    def content(self, data: bytes) -> bytes:
+        """Return the content of the member, with zeros in the holes of a sparse member.
+
+        Args:
+            data: the bytes to which the offsets of the member refer.
+        """
+        place, size = self.header.offset_data, self.header.size
+        if not self.header.issparse():
+            return data[place : place + size]
+        parts, filled = [], 0
+        for offset, length in _parts_of(self.header):
+            parts += [bytes(offset - filled), data[place : place + length]]
+            place, filled = place + length, offset + length
+        return b"".join([*parts, bytes(size - filled)])
+
+
+def _parts_of(header: tarfile.TarInfo) -> list[tuple[int, int]]:
+    """Offset and length of the parts of a sparse member that are in the file."""
+    parts: Any = header.sparse
+    return [part for part in parts if part[1]]  # an empty part marks the size, or fills the header
+
+
+def _check_sparse(header: tarfile.TarInfo, end: int) -> None:
+    """Raise ValueError if the parts overlap, or reach beyond the content or the member."""
+    filled = stored = 0
+    for offset, length in _parts_of(header):
+        if length < 0 or offset < filled:
+            raise ValueError(f"{header.name}: a sparse member with overlapping parts")
+        filled, stored = offset + length, stored + length
+    if filled > header.size or stored > end - header.offset_data:
+        raise ValueError(f"{header.name}: a sparse member with parts beyond its end")
 
 
 class WebDatasetSource(BlockSource):
@@ -67,14 +118,13 @@ class WebDatasetSource(BlockSource):
         keys = columns[KEY]
         data = file.read_at(offset, length)
         row, last = -1, None
-        for key, extension, member in _members(file, data, offset):
-            if key != last:
-                row, last = row + 1, key
+        for member in _members(file, data, offset):
+            if member.key != last:
+                row, last = row + 1, member.key
                 if row == count:
                     break
-                keys[row] = key
-            begin = member.offset_data
-            columns[extension][row] = data[begin : begin + member.size]
+                keys[row] = member.key
+            columns[member.extension][row] = member.content(data)
         if row != count - 1:
             raise DataError(file.path, f"{row + 1} samples, the scan saw {count}", offset)
         return pa.table(columns, self._schema)
@@ -93,18 +143,21 @@ def _members(file: DataFile, data: bytes | None = None, offset: int = 0) -> Iter
     place = 0
     try:
         with tarfile.open(fileobj=source, mode="r:") as tar:
-            while (member := tar.next()) is not None:
-                place = member.offset
+            while (header := tar.next()) is not None:
+                place = header.offset
                 tar.members = []  # type: ignore[attr-defined]  # which would grow with the file
-                if member.size > MAX_RECORD_BYTES:
+                if header.size > MAX_RECORD_BYTES:
                     raise DataError(
-                        file.path, f"{member.name}: {member.size} bytes", offset + place
+                        file.path, f"{header.name}: {header.size} bytes", offset + place
                     )
-                found = _NAME.fullmatch(member.name) if member.isreg() else None
-                if found is not None and not member.name.rpartition("/")[2].startswith("__"):
-                    yield found[1], found[2].lower(), member
+                end = int(tar.offset)
+                if header.issparse():
+                    _check_sparse(header, end)
+                found = _NAME.fullmatch(header.name) if header.isreg() else None
+                if found is not None and not header.name.rpartition("/")[2].startswith("__"):
+                    yield Member(found[1], found[2].lower(), header, end)
             place = int(tar.offset)
-    except (tarfile.TarError, EOFError, ValueError, UnicodeError, OverflowError) as error:
+    except _TAR_ERRORS as error:
         raise DataError(file.path, f"no whole tar: {error}", offset + place) from error
     # tarfile takes a damaged header for the end.
     source.seek(place)
@@ -116,26 +169,30 @@ def _scan(file: DataFile, skip_damaged: bool) -> Index:
     columns: dict[str, None] = {}
     blocks: list[tuple[int, int, int]] = []
     begin = end = count = total = damaged = 0
+    size = sample = 0  # bytes of content, of the block and of the sample
     last: str | None = None
     seen: set[str] = set()
     try:
-        for key, extension, member in _members(file):
+        for key, extension, header, stored_end in _members(file):
             if key != last:
-                if end - begin >= BLOCK_BYTES:
-                    blocks.append((begin, member.offset - begin, count))
-                    begin, count = member.offset, 0
+                if max(size, end - begin) >= BLOCK_BYTES:
+                    blocks.append((begin, header.offset - begin, count))
+                    begin, count, size = header.offset, 0, 0
                 elif not count:
-                    begin = member.offset
-                last, count, total = key, count + 1, total + 1
+                    begin = header.offset
+                last, count, total, sample = key, count + 1, total + 1, 0
                 seen.clear()
+            size, sample = size + header.size, sample + header.size
+            wrong = ""
             if extension in seen or extension == KEY:
-                raise DataError(
-                    file.path, f"record {total - 1:,} ({key}): two members {extension!r}"
-                )
+                wrong = f"two members {extension!r}"
+            elif sample > MAX_RECORD_BYTES:
+                wrong = f"more than {MAX_RECORD_BYTES} bytes"
+            if wrong:
+                raise DataError(file.path, f"record {total - 1:,} ({key}): {wrong}")
             seen.add(extension)
             columns[extension] = None
-            end = member.offset_data + -(-member.size // _TAR_BLOCK) * _TAR_BLOCK
-            end = min(end, file.size)
+            end = min(stored_end, file.size)
     except DataError as error:
         if not skip_damaged or error.offset is None:
             raise
