@@ -5,7 +5,7 @@ scheduler, the controllers, and nodes whose containers are processes of this mac
 here stands in for a cluster, so nothing here imports torch-edl, and torch-edl knows nothing of it.
 
     store, kinds, selectors, patch   the objects and their changes
-    schema, validation, defaults, admission, rbac   what is accepted
+    schema, validation, defaults, admission, limits, rbac   what is accepted
     operations, watches, pod_requests, server, discovery   the requests
     scheduler, node_controller, job_controller, garbage, happenings   the control plane
     kubelets, pod_run, pod_files, pod_log, container, zygote, linux   pods as processes
@@ -66,7 +66,7 @@ async def serve(folder: Path, outside: socket.socket, *, own_users: bool) -> Non
     operations = Operations(store)
     kubelets = Kubelets(store, access, operations, settings, folder, authority, own_users=own_users)
     server = ApiServer(store, operations, access, watches, faults, PodRequests(store, kubelets))
-    control = Control(store, access, watches, faults, operations)
+    control = Control(store, access, watches, faults, operations, server.cut_all)
     control.add_nodes(kubelets)
     runner = web.AppRunner(server.app(control.answer), access_log=None, shutdown_timeout=0.1)
     await runner.setup()

@@ -20,6 +20,7 @@ from tests.cluster.kinds import (
     name_of,
     namespace_of,
 )  # fmt: skip
+from tests.cluster.limits import problems_of
 from tests.cluster.quantities import limits_of, parse_quantity, requests_of, write_quantity
 from tests.cluster.refused import Refused, not_found
 from tests.cluster.store import Store
@@ -43,6 +44,9 @@ def admit(store: Store, kind: Kind, thing: Object) -> None:
                 f'serviceaccount "{account}" not found',
             )  # fmt: skip
         _set_priority(store, kind, thing)
+        if problems := problems_of(store, namespace_of(thing), thing["spec"]):
+            text = problems[0] if len(problems) == 1 else f"[{', '.join(problems)}]"
+            raise _forbidden(kind, thing, text)
     if kind in _COUNTED:
         _check_quotas(store, kind, thing)
 

@@ -26,6 +26,8 @@ class Control:
       ``bookmark_period_s``. The answer is the number of watches for each namespace.
     - ``fail``: the fields of :class:`tests.cluster.faults.Fault`.
     - ``heal``: takes back all orders to fail.
+    - ``restart``: the API server is away for ``away_s``, then refuses everything for ``unsynced_s``
+      with 403, as it does until it knows the Roles; all its connections break.
     - ``calls``: the number of requests by user, verb and resource.
     - ``token``: of the service account ``account`` in ``namespace``.
     - ``lose-node``, ``return-node``: ``name``; a node falls silent, its processes are gone.
@@ -40,12 +42,14 @@ class Control:
         watches: Watches,
         faults: Faults,
         operations: Operations,
+        cut_all: Callable[[], None],
     ) -> None:
         self._store, self._access, self._watches, self._faults = store, access, watches, faults
-        self._operations = operations
+        self._operations, self._cut_all = operations, cut_all
         self._words: dict[str, Callable[..., Any]] = {
             "compact": self._compact, "watches": self._order_watches, "fail": self._fail,
             "heal": self._heal, "calls": lambda: dict(faults.calls), "token": self._token,
+            "restart": self._restart,
         }  # fmt: skip
 
     def add_nodes(self, kubelets: Kubelets) -> None:
@@ -86,6 +90,10 @@ class Control:
 
     def _fail(self, **words: Any) -> None:
         self._faults.order(words)
+
+    def _restart(self, away_s: float = 1.0, unsynced_s: float = 2.0) -> None:
+        self._faults.restart(away_s, unsynced_s)
+        self._cut_all()
 
     def _heal(self) -> None:
         self._faults.clear()

@@ -16,7 +16,7 @@ def discover(path: str) -> Object | None:
     if path in ("/healthz", "/livez", "/readyz"):
         return {"status": "ok"}
     if path == "/version":
-        return {"major": "1", "minor": "34", "gitVersion": "v1.34.0", "platform": "linux/amd64"}
+        return {"major": "1", "minor": "36", "gitVersion": "v1.36.0", "platform": "linux/amd64"}
     if path == "/api":
         return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
     if path == "/apis":

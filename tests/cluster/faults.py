@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from tests.cluster.rbac import Attempt
+from tests.cluster.rbac import Attempt, forbidden
 from tests.cluster.refused import Refused
 
 
@@ -44,16 +45,28 @@ class Faults:
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
         self._orders: list[Fault] = []
+        self._away_until = self._unsynced_until = 0.0
 
     def order(self, words: dict[str, Any]) -> None:
         self._orders.append(Fault(**words))
 
     def clear(self) -> None:
         self._orders.clear()
+        self._away_until = self._unsynced_until = 0.0
+
+    def restart(self, away_s: float, unsynced_s: float) -> None:
+        """The server is away, and then knows no Roles yet: it refuses everybody everything."""
+        self._away_until = time.monotonic() + away_s
+        self._unsynced_until = self._away_until + unsynced_s
 
     def note(self, user: str, attempt: Attempt) -> bool:
         """Counts a request. True if its connection is to be cut; raises Refused as ordered."""
         self.calls[f"{user} {attempt.verb} {attempt.resource}"] += 1
+        now = time.monotonic()
+        if now < self._away_until:
+            return True
+        if now < self._unsynced_until:
+            raise forbidden(user, attempt)
         for order in self._orders:
             if order.hits(attempt):
                 order.count -= 1

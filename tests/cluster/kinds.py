@@ -54,6 +54,7 @@ CLAIMS = Kind(
     has_status=True, returns_deleted=True,
 )  # fmt: skip
 QUOTAS = Kind("", "v1", "resourcequotas", "ResourceQuota", has_status=True, returns_deleted=True)
+LIMIT_RANGES = Kind("", "v1", "limitranges", "LimitRange")
 JOBS = Kind("batch", "v1", "jobs", "Job", has_status=True)
 ROLES = Kind("rbac.authorization.k8s.io", "v1", "roles", "Role")
 ROLE_BINDINGS = Kind("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
@@ -66,7 +67,8 @@ PRIORITY_CLASSES = Kind(
 
 KINDS = (
     NAMESPACES, NODES, PODS, SERVICES, SECRETS, CONFIG_MAPS, SERVICE_ACCOUNTS, EVENTS, CLAIMS,
-    QUOTAS, JOBS, ROLES, ROLE_BINDINGS, NETWORK_POLICIES, LEASES, BUDGETS, PRIORITY_CLASSES,
+    QUOTAS, LIMIT_RANGES, JOBS, ROLES, ROLE_BINDINGS, NETWORK_POLICIES, LEASES, BUDGETS,
+    PRIORITY_CLASSES,
 )  # fmt: skip
 
 _BY_PATH = {(kind.group, kind.version, kind.plural): kind for kind in KINDS}

@@ -12,6 +12,7 @@ from typing import Any
 from tests.cluster.admission import admit
 from tests.cluster.defaults import set_defaults
 from tests.cluster.kinds import JOBS, PODS, SERVICES, Kind, Object, name_of, namespace_of
+from tests.cluster.limits import set_limits
 from tests.cluster.patch import apply_patch
 from tests.cluster.refused import Refused, invalid
 from tests.cluster.schema import check_schema
@@ -46,6 +47,8 @@ class Operations:
             metadata.pop(field, None)
         if kind.has_status:
             thing.pop("status", None)
+        if kind is PODS and isinstance(thing.get("spec"), dict):
+            set_limits(self._store, metadata.get("namespace", ""), thing["spec"])
         check_object(kind, thing)
         set_defaults(kind, thing)
         admit(self._store, kind, thing)

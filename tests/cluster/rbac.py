@@ -80,16 +80,7 @@ class Access:
     def check(self, user: str, attempt: Attempt) -> None:
         """Raises Refused 403 if the user may not."""
         if not self.allows(user, attempt):
-            kind = attempt.kind
-            where = f' in the namespace "{attempt.namespace}"' if attempt.namespace else ""
-            full = f"{kind.plural}.{kind.group}" if kind.group else kind.plural
-            named = f' "{attempt.name}"' if attempt.name else ""
-            raise Refused(
-                403, f'{full}{named} is forbidden: User "{user}" cannot {attempt.verb} resource '
-                f'"{attempt.resource}" in API group "{kind.group}"'
-                f"{where or ' at the cluster scope'}",
-                details={"name": attempt.name, "kind": kind.plural, "group": kind.group},
-            )  # fmt: skip
+            raise forbidden(user, attempt)
 
     def allows(self, user: str, attempt: Attempt) -> bool:
         if user == "admin":
@@ -120,6 +111,19 @@ class Access:
                                 f'forbidden: user "{user}" is attempting to grant RBAC permissions '
                                 f"not currently held: {verb} {resource}",
                             )  # fmt: skip
+
+
+def forbidden(user: str, attempt: Attempt) -> Refused:
+    """The answer to who may not."""
+    kind = attempt.kind
+    where = f' in the namespace "{attempt.namespace}"' if attempt.namespace else ""
+    full = f"{kind.plural}.{kind.group}" if kind.group else kind.plural
+    named = f' "{attempt.name}"' if attempt.name else ""
+    return Refused(
+        403, f'{full}{named} is forbidden: User "{user}" cannot {attempt.verb} resource '
+        f'"{attempt.resource}" in API group "{kind.group}"{where or " at the cluster scope"}',
+        details={"name": attempt.name, "kind": kind.plural, "group": kind.group},
+    )  # fmt: skip
 
 
 def _is(subject: Object, user: str, namespace: str) -> bool:

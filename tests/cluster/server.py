@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
@@ -64,6 +64,7 @@ class ApiServer:
     ) -> None:
         self._store, self._access, self._watches = store, access, watches
         self._operations, self._faults, self._pods = operations, faults, pods
+        self._open: dict[int, web.Request] = {}
 
     def app(self, control: Callable[[web.Request], Awaitable[Any]]) -> web.Application:
         """The application; ``control`` answers what a test asks of the cluster itself."""
@@ -81,13 +82,21 @@ class ApiServer:
         app.router.add_route("*", "/{path:.*}", self._answer)
         return app
 
+    def cut_all(self) -> None:
+        """Ends every connection without a word."""
+        for request in self._open.values():
+            cut(request)
+
     async def _answer(self, request: web.Request) -> web.StreamResponse:
+        self._open[id(request)] = request
         try:
             return await self._serve(request)
         except Refused as refused:
             return _refusal(refused)
         except ConnectionResetError:  # By the client, or because a test has ordered it.
             return web.Response()
+        finally:
+            del self._open[id(request)]
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         user = self._access.user_of(request.headers.get("Authorization"))
@@ -102,6 +111,9 @@ class ApiServer:
             cut(request)
             raise ConnectionResetError
         self._access.check(user, attempt)
+        if target.sub == "portforward":
+            # Since 1.35 a websocket, which is a GET, needs what a POST needs, too.
+            self._access.check(user, replace(attempt, verb="create"))
         return await self._dispatch(request, user, target, attempt)
 
     async def _dispatch(

@@ -298,6 +298,72 @@ def test_a_quota_refuses_what_is_too_much(core: client.CoreV1Api, namespace: str
     assert said in refused.value.body
 
 
+def test_a_limit_range_completes_and_refuses_pods(core: client.CoreV1Api, namespace: str) -> None:
+    limits = {"type": "Container", "max": {"cpu": "2"}, "defaultRequest": {"memory": "1Gi"}}
+    core.create_namespaced_limit_range(
+        namespace, {"metadata": {"name": "small"}, "spec": {"limits": [limits]}}
+    )
+    made = core.create_namespaced_pod(namespace, pod("a")).spec.containers[0].resources
+    assert (made.requests, made.limits) == ({"cpu": "2", "memory": "1Gi"}, {"cpu": "2"})
+    large = pod("b")
+    # Without a limit of its own the container gets that of the LimitRange, below its request.
+    for resources, status, said in (
+        ({"limits": {"cpu": "4"}}, 403, "maximum cpu usage per Container is 2, but limit is 4"),
+        ({"requests": {"cpu": "4"}}, 422, "must be less than or equal to cpu limit"),
+    ):
+        large["spec"]["containers"][0]["resources"] = resources
+        with pytest.raises(ApiException) as refused:
+            core.create_namespaced_pod(namespace, large)
+        assert (refused.value.status, said in refused.value.body) == (status, True)
+
+
+def test_a_websocket_to_a_port_needs_get_and_create(
+    core: client.CoreV1Api, cluster: Cluster, namespace: str
+) -> None:
+    rbac = client.RbacAuthorizationV1Api(cluster.api_client())
+    core.create_namespaced_service_account(namespace, {"metadata": {"name": "user"}})
+    rule = {"apiGroups": [""], "resources": ["pods/portforward"], "verbs": ["create"]}
+    role = rbac.create_namespaced_role(namespace, {"metadata": {"name": "r"}, "rules": [rule]})
+    rbac.create_namespaced_role_binding(namespace, {
+        "metadata": {"name": "b"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "r"},
+        "subjects": [{"kind": "ServiceAccount", "name": "user", "namespace": namespace}],
+    })  # fmt: skip
+    core.create_namespaced_pod(namespace, pod("a"))
+    own = client.CoreV1Api(cluster.api_client(cluster.token_of(namespace, "user")))
+    for verbs, missing in ((["create"], "get"), (["get"], "create")):
+        role.rules[0].verbs = verbs
+        role = rbac.replace_namespaced_role("r", namespace, role)
+        with pytest.raises(ApiException) as refused:
+            portforward(own.connect_get_namespaced_pod_portforward, "a", namespace, ports="80")
+        assert f"cannot {missing} resource" in str(refused.value)
+    role.rules[0].verbs = ["get", "create"]
+    rbac.replace_namespaced_role("r", namespace, role)
+    portforward(own.connect_get_namespaced_pod_portforward, "a", namespace, ports="80")
+
+
+def test_a_restarted_server_is_away_and_then_forbids_everything(
+    core: client.CoreV1Api, cluster: Cluster, namespace: str
+) -> None:
+    cluster.control("restart", away_s=0.2, unsynced_s=0.5)
+    codes: list[int] = []
+
+    def is_back() -> bool:
+        try:
+            core.list_namespaced_pod(namespace)
+        except ApiException as refused:
+            codes.append(refused.status)
+            return False
+        except Exception:
+            codes.append(0)
+            return False
+        return True
+
+    wait_for(is_back)
+    assert set(codes) == {0, 403}
+    assert codes == sorted(codes)
+
+
 def test_what_is_owned_goes_with_its_owner(core: client.CoreV1Api, namespace: str) -> None:
     def names() -> list[str]:
         return [c.metadata.name for c in core.list_namespaced_config_map(namespace).items]
