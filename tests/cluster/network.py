@@ -55,7 +55,8 @@ class PodNetwork:
         self.address = f"10.244.{number // 250}.{number % 250 + 1}"
         self.namespace = linux.new_network()
         here = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
-        cable, ours = f"pod{number}", f"/proc/{os.getpid()}/fd/{here}"
+        self._cable = cable = f"pod{number}"
+        ours = f"/proc/{os.getpid()}/fd/{here}"
         try:
             with linux.inside(self.namespace):
                 _ip(
@@ -89,6 +90,10 @@ class PodNetwork:
             """
         with linux.inside(self.namespace):
             subprocess.run(["nft", "-f", "-"], input=rules, text=True, check=True)
+
+    def cut_off(self) -> None:
+        """Nothing reaches the pod any more, nor leaves it: no word of the end of a connection."""
+        _ip(f"link set {self._cable} down")
 
     def close(self) -> None:
         if self.namespace >= 0:

@@ -15,6 +15,7 @@ import grpc
 
 from torch_edl.environment import ENV_TLS, ENV_TOKEN
 from torch_edl.errors import UsageError
+from torch_edl.wire import keepalive
 from torch_edl.wire.endpoint import bare, is_secure
 from torch_edl.wire.keys import require_strong
 
@@ -29,7 +30,8 @@ _OTHER_PEER = ("SSL_ERROR_SSL", "Hostname Verification Check failed")
 
 
 def channel(address: str, token: str, options: list[tuple[str, object]]) -> grpc.Channel:
-    """A channel to an address.
+    """A channel to an address; off loopback, it notices a machine that vanishes
+    (:mod:`torch_edl.wire.keepalive`).
 
     Raises:
         UsageError: the token is too weak for it, or the folder of certificates cannot be used.
@@ -40,7 +42,8 @@ def channel(address: str, token: str, options: list[tuple[str, object]]) -> grpc
     own = identity(token)
     credentials = grpc.ssl_channel_credentials(own.ca, own.key, own.certificate)
     name = ("grpc.ssl_target_name_override", own.host)
-    return grpc.secure_channel(bare(address), credentials, options=[*options, name])
+    options = [*options, *keepalive.CHANNEL_OPTIONS, name]
+    return grpc.secure_channel(bare(address), credentials, options=options)
 
 
 def listen(server: grpc.Server, address: str, token: str) -> int:

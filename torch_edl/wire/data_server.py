@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 
 from torch_edl.errors import UsageError
 from torch_edl.wire import data_plane_pb2 as pb
+from torch_edl.wire import keepalive
 from torch_edl.wire.data_plane import COPIED_BYTES, LOCAL, MAX_FRAME_BYTES, Keys
 from torch_edl.wire.framed import Framed
 from torch_edl.wire.server import status_of
@@ -88,6 +89,7 @@ class DataServer:
         socket.ipv6 = "[" in endpoint
         if not endpoint.startswith(LOCAL):
             socket.heartbeat_ivl, socket.heartbeat_timeout = _IDLE_MS, _GONE_MS
+            keepalive.watch_zmq(socket)
         self._key.secure_server(socket, endpoint)
         try:
             socket.bind(endpoint)

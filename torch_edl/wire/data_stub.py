@@ -15,7 +15,7 @@ import zmq
 
 from torch_edl.errors import UsageError
 from torch_edl.wire import data_plane_pb2 as pb
-from torch_edl.wire import pserver_pb2, replica_pb2
+from torch_edl.wire import keepalive, pserver_pb2, replica_pb2
 from torch_edl.wire.channel import AWAY, CallError
 from torch_edl.wire.data_plane import COPIED_BYTES, MAX_FRAME_BYTES, Keys
 from torch_edl.wire.framed import Framed
@@ -199,6 +199,7 @@ class DataStub:
             socket.ipv6 = "[" in self.address
             # Connections are made here. With -1, ZeroMQ drops what came with the last bytes.
             socket.reconnect_ivl = _NEVER_MS
+            keepalive.watch_zmq(socket)
             self._keys.secure_client(socket, self.address)
             self._monitor = socket.get_monitor_socket(_LOST)
             for each in (socket, self._monitor, self._woken):

@@ -15,8 +15,9 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from torch_edl.errors import StaleIncarnationError, UsageError
-from torch_edl.wire import credentials
+from torch_edl.wire import credentials, keepalive
 from torch_edl.wire.channel import COMMON_OPTIONS, MAX_MESSAGE_BYTES, request_limit
+from torch_edl.wire.endpoint import is_secure
 from torch_edl.wire.keys import require_text
 from torch_edl.wire.services import Services, methods
 
@@ -76,6 +77,7 @@ def serve(
             ("grpc.so_reuseport", 0),
             ("grpc.max_allowed_incoming_connections", _most_connections()),
             ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+            *(keepalive.SERVER_OPTIONS if is_secure(address) else ()),
             *COMMON_OPTIONS,
         ],
         maximum_concurrent_rpcs=threads + MAX_WAITING_CALLS,

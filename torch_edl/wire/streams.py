@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_edl.errors import UsageError
+from torch_edl.wire import keepalive
 from torch_edl.wire.credentials import identity
 from torch_edl.wire.endpoint import bare, is_secure, split
 from torch_edl.wire.keys import derived, require_strong
@@ -151,6 +152,7 @@ class Door:
                 _require_own(connection)
             else:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                keepalive.watch(connection)
                 # Made for each connection: a folder of certificates may be renewed.
                 tls = _context(ssl.PROTOCOL_TLS_SERVER, identity(self._token))
                 stream._socket = tls.wrap_socket(connection, server_side=True)
@@ -201,6 +203,7 @@ def connect(address: str, greeting: bytes, token: str, timeout_s: float) -> Stre
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
         else:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            keepalive.watch(connection)
             own = identity(token)
             tls = _context(ssl.PROTOCOL_TLS_CLIENT, own)
             stream._socket = tls.wrap_socket(connection, server_hostname=own.host)
