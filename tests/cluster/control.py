@@ -30,7 +30,8 @@ class Control:
       with 403, as it does until it knows the Roles; all its connections break.
     - ``calls``: the number of requests by user, verb and resource.
     - ``token``: of the service account ``account`` in ``namespace``.
-    - ``lose-node``, ``return-node``: ``name``; a node falls silent, its processes are gone.
+    - ``lose-node``, ``return-node``: ``name``; a node falls silent, its processes are gone unless
+      it ``runs`` on, without its kubelet.
     - ``add-node``: see :meth:`tests.cluster.kubelets.Kubelets.add`.
     - ``out-of-memory``, ``evict``: a pod by ``namespace`` and ``name``; by its node.
     """

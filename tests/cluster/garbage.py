@@ -1,8 +1,9 @@
-"""The garbage collector: what is owned goes with its owner."""
+"""The garbage collector: what is owned goes with its owner, and a pod that was deleted when no
+finalizer keeps it any more."""
 
 from __future__ import annotations
 
-from tests.cluster.kinds import NAMESPACES, Object, name_of, namespace_of
+from tests.cluster.kinds import NAMESPACES, PODS, Object, name_of, namespace_of
 from tests.cluster.operations import Operations, ends_in_foreground
 from tests.cluster.store import Store
 
@@ -21,6 +22,10 @@ def collect_garbage(store: Store, operations: Operations) -> None:
             operations.delete(
                 kind, namespace_of(thing), name_of(thing), {"propagationPolicy": "Background"}
             )
+    for pod in store.list(PODS):
+        ended = pod["metadata"].get("deletionGracePeriodSeconds") == 0
+        if ended and not pod["metadata"].get("finalizers"):
+            store.remove(PODS, namespace_of(pod), name_of(pod))
     for kind, thing in things:
         uid = thing["metadata"]["uid"]
         if uid in ending and not operations.dependents(uid):

@@ -1,119 +1,150 @@
-"""The controller of Jobs (batch/v1): one pod after another until one succeeds."""
+"""The controller of Jobs (batch/v1): one pod after another until one succeeds.
+
+As in kube-controller-manager, a finalizer keeps each pod until it is counted; a pod that lost the
+label of its Job is released, and one without an owner that has it is adopted.
+"""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tests.cluster.happenings import tell
 from tests.cluster.kinds import JOBS, PODS, Object, name_of, namespace_of
 from tests.cluster.operations import Operations
 from tests.cluster.pod_requests import set_condition
 from tests.cluster.refused import Refused
-from tests.cluster.settings import Settings
+from tests.cluster.selectors import match_labels
+from tests.cluster.settings import (
+    FAILED_POD_BACK_OFF_S,
+    REFUSED_POD_BACK_OFF_S,
+    Settings,
+    doubling,
+)
 from tests.cluster.store import Store, now
 
 _ENDED = ("Succeeded", "Failed")
+_TRACKING = "batch.kubernetes.io/job-tracking"
 
 
 @dataclass
-class _Past:
-    """What the controller remembers of a Job, as the finalizers of its pods would.
+class _BackOff:
+    """When the next pod of a Job is made.
 
     Args:
-        outcome: of each pod that ended: ``Succeeded``, ``Failed`` or ``Ignored``.
-        seen: all pods so far.
+        failed: pods since the last success, also those that a policy ignores.
+        refused: creations in a row.
         not_before: no pod is created earlier.
-        pause_s: before the next pod after a failure.
     """
 
-    outcome: dict[str, str] = field(default_factory=dict)
-    seen: set[str] = field(default_factory=set)
+    failed: int = 0
+    refused: int = 0
     not_before: float = 0.0
-    pause_s: float = 0.0
 
 
 class JobController:
     """Creates and counts the pods of Jobs."""
 
     def __init__(self, store: Store, operations: Operations, settings: Settings) -> None:
-        self._store, self._operations, self._settings = store, operations, settings
-        self._past: dict[str, _Past] = {}
+        self._store, self._operations, self._factor = store, operations, settings.factor
+        self._back_off: dict[str, _BackOff] = {}
 
     def reconcile(self) -> None:
+        going = set()
         for job in self._store.list(JOBS):
-            if "deletionTimestamp" not in job["metadata"]:
+            if "deletionTimestamp" not in job["metadata"] and not _is_over(job):
+                going.add(job["metadata"]["uid"])
                 self._reconcile(job)
+        for pod in self._store.list(PODS):
+            controller = next((o for o in _owners(pod) if o.get("controller")), {})
+            if controller.get("uid") not in going:
+                self._let_go(pod)
 
     def _reconcile(self, job: Object) -> None:
-        if any(c["type"] in ("Complete", "Failed") for c in _conditions(job)):
-            return
         uid, spec = job["metadata"]["uid"], job["spec"]
-        past = self._past.setdefault(uid, _Past())
-        pods = [pod for pod in self._store.list(PODS, namespace_of(job)) if _owns(job, pod)]
-        failed_by = self._count(job, past, pods)
-        outcome = Counter(past.outcome.values())
-        going = [p for p in pods if p["metadata"]["uid"] not in past.outcome]
-        ending = [p for p in going if "deletionTimestamp" in p["metadata"]]
+        back_off = self._back_off.setdefault(uid, _BackOff())
+        status = {"failed": 0, "succeeded": 0} | (job.get("status") or {})
+        failed_by = None
+        late = spec["podReplacementPolicy"] == "Failed"
+        going = []
+        for pod in self._claim(job):
+            phase, deleted = pod["status"]["phase"], "deletionTimestamp" in pod["metadata"]
+            if not (phase in _ENDED or (deleted and not late)):
+                going.append(pod)
+                continue
+            if _TRACKING not in (pod["metadata"].get("finalizers") or []):
+                continue  # it is counted
+            if phase == "Succeeded":
+                status["succeeded"] += 1
+                back_off.failed = 0
+            else:
+                action, why = _action(job, pod)
+                status["failed"] += action != "Ignore"
+                failed_by = ("PodFailurePolicy", why) if action == "FailJob" else failed_by
+                back_off.failed += 1
+                pause_s = doubling(FAILED_POD_BACK_OFF_S, back_off.failed) * self._factor
+                back_off.not_before = time.monotonic() + pause_s
+            self._let_go(pod)
         active = [p for p in going if "deletionTimestamp" not in p["metadata"]]
-        status = {
-            "active": len(active), "terminating": len(ending), "failed": outcome["Failed"],
-            "succeeded": outcome["Succeeded"],
+        status |= {
+            "active": len(active), "terminating": len(going) - len(active),
             "ready": sum(p["status"]["phase"] == "Running" for p in active),
         }  # fmt: skip
-        if outcome["Failed"] > spec["backoffLimit"]:
+        if status["failed"] > spec["backoffLimit"]:
             failed_by = "BackoffLimitExceeded", "Job has reached the specified backoff limit"
+        self._write(job, status, suspended=spec["suspend"])
+        missing = spec["completions"] - status["succeeded"]
         if failed_by:
             self._end(job, active, "FailureTarget", "Failed", *failed_by)
-        elif outcome["Succeeded"] >= spec["completions"]:
+        elif missing <= 0:
             self._end(job, active, "SuccessCriteriaMet", "Complete", "CompletionsReached",
                       "Reached expected number of succeeded pods")  # fmt: skip
         elif spec["suspend"]:
             self._delete(active)
-        self._write(job, status, suspended=spec["suspend"])
-        if failed_by or spec["suspend"] or outcome["Succeeded"] >= spec["completions"]:
+        elif time.monotonic() >= back_off.not_before:
+            wanted = min(spec["parallelism"], missing)
+            self._delete(active[wanted:])
+            for _ in range(wanted - len(going if late else active)):
+                self._create(job, back_off)
+
+    def _claim(self, job: Object) -> list[Object]:
+        """The pods of a Job, oldest first."""
+        uid, found = job["metadata"]["uid"], []
+        for pod in self._store.list(PODS, namespace_of(job)):
+            matches = match_labels(job["spec"]["selector"], pod["metadata"].get("labels") or {})
+            owned = any(o["uid"] == uid and o.get("controller") for o in _owners(pod))
+            free = not any(o.get("controller") for o in _owners(pod))
+            if owned and not matches:
+                self._let_go(pod, owner=uid)
+            elif owned:
+                found.append(pod)
+            elif matches and free and "deletionTimestamp" not in pod["metadata"]:
+
+                def adopt(thing: Object) -> None:
+                    thing["metadata"]["ownerReferences"] = [*_owners(thing), _owner(job)]
+                    thing["metadata"]["finalizers"] = [_TRACKING]
+
+                found.append(self._store.update(PODS, namespace_of(pod), name_of(pod), adopt))
+        return sorted(found, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
+
+    def _let_go(self, pod: Object, owner: str = "") -> None:
+        """Removes the finalizer, and an owner if one is named."""
+        if _TRACKING not in (pod["metadata"].get("finalizers") or []) and not owner:
             return
-        held = len(ending) if spec["podReplacementPolicy"] == "Failed" else 0
-        missing = min(spec["parallelism"], spec["completions"] - outcome["Succeeded"])
-        for _ in range(missing - len(active) - held):
-            if time.monotonic() >= past.not_before:
-                self._create(job, past)
 
-    def _count(self, job: Object, past: _Past, pods: list[Object]) -> tuple[str, str] | None:
-        """Notes pods that have ended; returns why the Job has failed by a rule, if it has."""
-        failed_by = None
-        last = {pod["metadata"]["uid"]: pod for pod in pods}
-        past.seen |= last.keys()
-        for uid in past.seen:
-            gone = uid not in last
-            pod = self._store.removed[uid] if gone else last[uid]
-            phase = pod["status"]["phase"]
-            early = job["spec"]["podReplacementPolicy"] != "Failed"
-            deleted = gone or (early and "deletionTimestamp" in pod["metadata"])
-            if uid in past.outcome or not (phase in _ENDED or deleted):
-                continue
-            if phase == "Succeeded":
-                past.outcome[uid] = "Succeeded"
-                continue
-            action, why = _action(job, pod)
-            past.outcome[uid] = "Ignored" if action == "Ignore" else "Failed"
-            if action == "FailJob":
-                failed_by = "PodFailurePolicy", why
-            elif action != "Ignore":
-                past.pause_s = 2 * past.pause_s or self._settings.job_back_off_s
-                past.not_before = time.monotonic() + past.pause_s
-        return failed_by
+        def change(thing: Object) -> None:
+            metadata = thing["metadata"]
+            finalizers = metadata.get("finalizers") or []
+            metadata["finalizers"] = [f for f in finalizers if f != _TRACKING]
+            metadata["ownerReferences"] = [o for o in _owners(thing) if o["uid"] != owner]
 
-    def _create(self, job: Object, past: _Past) -> None:
+        self._store.update(PODS, namespace_of(pod), name_of(pod), change)
+
+    def _create(self, job: Object, back_off: _BackOff) -> None:
         template, name = job["spec"]["template"], name_of(job)
-        owner = {
-            "apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": job["metadata"]["uid"],
-            "controller": True, "blockOwnerDeletion": True,
-        }  # fmt: skip
         metadata = {
             **(template.get("metadata") or {}), "generateName": f"{name}-",
-            "ownerReferences": [owner],
+            "ownerReferences": [_owner(job)], "finalizers": [_TRACKING],
         }  # fmt: skip
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
         try:
@@ -121,9 +152,11 @@ class JobController:
         except Refused as refused:
             why = f"Error creating: {refused}"
             tell(self._store, job, "job-controller", "FailedCreate", why, "Warning")
-            past.pause_s = 2 * past.pause_s or self._settings.job_back_off_s
-            past.not_before = time.monotonic() + past.pause_s
+            back_off.refused += 1
+            pause_s = doubling(REFUSED_POD_BACK_OFF_S, back_off.refused) * self._factor
+            back_off.not_before = time.monotonic() + pause_s
         else:
+            back_off.refused = 0
             why = f"Created pod: {name_of(made)}"
             tell(self._store, job, "job-controller", "SuccessfulCreate", why)
 
@@ -148,7 +181,7 @@ class JobController:
         for pod in pods:
             self._operations.delete(PODS, namespace_of(pod), name_of(pod), {})
 
-    def _write(self, job: Object, numbers: dict[str, int], *, suspended: bool) -> None:
+    def _write(self, job: Object, numbers: Object, *, suspended: bool) -> None:
         def change(thing: Object) -> None:
             status = thing.setdefault("status", {})
             status |= numbers
@@ -168,9 +201,19 @@ def _conditions(job: Object) -> list[Object]:
     return (job.get("status") or {}).get("conditions") or []
 
 
-def _owns(job: Object, pod: Object) -> bool:
-    owners = pod["metadata"].get("ownerReferences") or []
-    return any(o["uid"] == job["metadata"]["uid"] and o.get("controller") for o in owners)
+def _is_over(job: Object) -> bool:
+    return any(c["type"] in ("Complete", "Failed") for c in _conditions(job))
+
+
+def _owners(pod: Object) -> list[Object]:
+    return pod["metadata"].get("ownerReferences") or []
+
+
+def _owner(job: Object) -> Object:
+    return {
+        "apiVersion": "batch/v1", "kind": "Job", "name": name_of(job),
+        "uid": job["metadata"]["uid"], "controller": True, "blockOwnerDeletion": True,
+    }  # fmt: skip
 
 
 def _action(job: Object, pod: Object) -> tuple[str, str]:

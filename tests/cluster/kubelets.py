@@ -37,13 +37,14 @@ class Kubelets:
         (folder / "logs").mkdir()
         self._store, self._access, self._operations = store, access, operations
         self._folder, self._authority = folder, authority
+        self.lost: dict[str, float] = {}
         # The image has the environment that runs the tests.
         path = f"{Path(sys.executable).parent}:{os.defpath}"
         image_env = {"PATH": path, "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"}
         self._zygote = Zygote(settings.forks, folder / "zygote.log") if settings.forks else None
-        self._machine = Machine(store, settings, folder, own_users, set(), image_env, self._zygote)
+        self._machine = Machine(store, settings, folder, own_users, set(), self.lost, image_env,
+                                self._zygote)  # fmt: skip
         self._runs: dict[str, PodRun] = {}
-        self.lost: dict[str, float] = {}
         for node in settings.nodes:
             self.add(**node)
 
@@ -117,6 +118,7 @@ class Kubelets:
     # What the API server asks
 
     def log_of(self, pod: Object, container: str, *, previous: bool) -> Path | None:
+        self._check_heard(pod)
         run = self._runs.get(pod["metadata"]["uid"])
         if run is None:
             return None
@@ -124,7 +126,12 @@ class Kubelets:
         path = self._machine.log(run.uid, container, number)
         return path if path.exists() else None
 
+    def _check_heard(self, pod: Object) -> None:
+        if (node := pod["spec"].get("nodeName")) in self.lost:
+            raise Refused(500, f"error dialing backend: dial tcp {node}:10250: i/o timeout")
+
     async def connect(self, pod: Object, port: int) -> socket.socket:
+        self._check_heard(pod)
         run = self._runs.get(pod["metadata"]["uid"])
         if run is None or run.network is None or run.network.namespace < 0:
             raise OSError("the pod is not running")
@@ -154,27 +161,31 @@ class Kubelets:
         message = "The node was low on resource: memory. Container main was using 2Gi."
         self.run_of(namespace, name).evict(message)
 
-    def lose(self, name: str) -> None:
-        """The node falls silent, and its processes are gone."""
+    def lose(self, name: str, *, runs: bool = False) -> None:
+        """The node falls silent, and its processes are gone unless it ``runs`` on."""
         if self._store.find(NODES, "", name) is None:
             raise not_found("nodes", "", name)
         self.lost[name] = time.monotonic()
         for run in self._runs.values():
-            if run.node == name:
+            if run.node == name and not runs:
                 run.vanish()
 
     def give_back(self, name: str) -> None:
-        """The node is there again, without the processes that ran on it."""
+        """The node is there again, with the processes that run on it."""
         del self.lost[name]
         self._store.update(NODES, "", name, _make_ready)
         for pod in self._store.list(PODS):
             if pod["spec"].get("nodeName") != name:
                 continue
+            run = self._runs.get(pod["metadata"]["uid"])
+            if run is not None and not run.has_vanished:
+                run.say_all()
+                continue
+            if pod["status"]["phase"] == "Running":
+                self._store.update(PODS, namespace_of(pod), name_of(pod), _lose_containers)
             if "deletionTimestamp" in pod["metadata"]:
                 options = {"gracePeriodSeconds": 0}
                 self._operations.delete(PODS, namespace_of(pod), name_of(pod), options)
-            elif pod["status"]["phase"] == "Running":
-                self._store.update(PODS, namespace_of(pod), name_of(pod), _lose_containers)
 
     async def close(self) -> None:
         """Every process ends."""

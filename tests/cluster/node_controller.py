@@ -10,10 +10,11 @@ from tests.cluster.kubelets import Kubelets
 from tests.cluster.operations import Operations
 from tests.cluster.pod_requests import disrupt, set_condition
 from tests.cluster.scheduler import schedule, toleration_of
-from tests.cluster.settings import Settings
+from tests.cluster.settings import UNREACHABLE_S, Settings
 from tests.cluster.store import Store, now
 
 _UNREACHABLE = "node.kubernetes.io/unreachable"
+_OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 
 
 class NodeController:
@@ -67,7 +68,7 @@ class NodeController:
         whose node is gone."""
         for name, since in self._kubelets.lost.items():
             node = self._store.find(NODES, "", name)
-            silent = time.monotonic() - since >= self._settings.unreachable_s
+            silent = time.monotonic() - since >= UNREACHABLE_S * self._settings.factor
             if node is not None and silent and name not in self._tainted_at:
                 self._tainted_at[name] = time.monotonic()
                 self._store.update(NODES, "", name, _taint)
@@ -80,9 +81,17 @@ class NodeController:
             for pod in self._pods_of(name):
                 self._evict_if_due(pod, since)
         nodes = {name_of(node) for node in self._store.list(NODES)}
+        out_of_service = {
+            name for name in nodes & self._tainted_at.keys()
+            if any(t["key"] == _OUT_OF_SERVICE
+                   for t in self._store.get(NODES, "", name)["spec"].get("taints") or [])
+        }  # fmt: skip
         for pod in self._store.list(PODS):
             node_name = pod["spec"].get("nodeName")
-            if node_name and node_name not in nodes:
+            deleted = "deletionTimestamp" in pod["metadata"]
+            if (node_name and node_name not in nodes) or (
+                deleted and (not node_name or node_name in out_of_service)
+            ):
                 self._collect(pod)
 
     def _pods_of(self, node: str) -> list[Object]:
@@ -97,7 +106,7 @@ class NodeController:
         if toleration is not None:
             if toleration.get("tolerationSeconds") is None:
                 return
-            limit_s = toleration["tolerationSeconds"] * self._settings.toleration_factor
+            limit_s = toleration["tolerationSeconds"] * self._settings.factor
         if time.monotonic() - since >= limit_s:
             disrupt(self._store, pod, "DeletionByTaintManager", "Taint manager: deleting due to "
                     "NoExecute taint")  # fmt: skip

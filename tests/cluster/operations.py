@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import datetime
+import functools
 import itertools
 import random
 import secrets
@@ -130,8 +131,11 @@ class Operations:
                 self._orphan(other, dependent, before["metadata"]["uid"])
         elif policy == "Foreground" and self.dependents(before["metadata"]["uid"]):
             return self._store.update(kind, namespace, name, _end_in_foreground)
-        if kind is PODS and (grace := _grace_of(before, options)):
-            return self._store.update(kind, namespace, name, lambda t: _end_gracefully(t, grace))
+        if kind is PODS:
+            grace = _grace_of(before, options)
+            if grace or before["metadata"].get("finalizers"):
+                change = functools.partial(_end_gracefully, grace_s=grace)
+                return self._store.update(kind, namespace, name, change)
         return self._store.remove(kind, namespace, name)
 
     def dependents(self, uid: str) -> list[tuple[Kind, Object]]:

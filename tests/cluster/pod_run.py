@@ -19,7 +19,13 @@ from tests.cluster.pod_files import Missing, PodFiles
 from tests.cluster.pod_log import copy_log, last_lines
 from tests.cluster.pod_requests import set_condition
 from tests.cluster.refused import Refused
-from tests.cluster.settings import Settings
+from tests.cluster.settings import (
+    LEAST_GRACE_S,
+    PULL_BACK_OFF_S,
+    RESTART_BACK_OFF_S,
+    Settings,
+    doubling,
+)
 from tests.cluster.store import Store, now
 from tests.cluster.zygote import Forked, Zygote
 
@@ -45,6 +51,7 @@ class Machine:
         folder: for the pods.
         own_users: see :func:`tests.cluster.network.enter_cluster`.
         pulled: (node, image) of images that are there.
+        lost: since when nothing is heard of a node.
         image_env: variables of every image.
         zygote: forks the containers that it can.
     """
@@ -54,6 +61,7 @@ class Machine:
     folder: Path
     own_users: bool
     pulled: set[tuple[str, str]]
+    lost: dict[str, float]
     image_env: dict[str, str]
     zygote: Zygote | None
 
@@ -83,14 +91,16 @@ class PodRun:
         self._containers: dict[str, _Container] = {}
         self._ending = asyncio.Event()
         self._kill_at: float | None = None
-        self._vanished = False
+        self.has_vanished = False
         self._evicted = ""
+        self._unsaid: list[Callable[[Object], None]] = []
         self.task = asyncio.create_task(self._run())
 
     # What the node is told to do
 
     def end(self, grace_s: float) -> None:
         """SIGTERM, and SIGKILL after the grace period; a later word may shorten it."""
+        grace_s = max(grace_s, LEAST_GRACE_S * self._machine.settings.factor)
         kill_at = time.monotonic() + grace_s
         if self._kill_at is not None and self._kill_at <= kill_at:
             return
@@ -104,7 +114,7 @@ class PodRun:
 
     def vanish(self) -> None:
         """The node is lost: the processes are killed, and nobody says so."""
-        self._vanished = True
+        self.has_vanished = True
         self._kill()
         self.task.cancel()
 
@@ -136,6 +146,7 @@ class PodRun:
                 await self._run_containers()
             else:
                 prepare.cancel()
+                self._finish(137)
             if self._ending.is_set() and not self._evicted:
                 self._remove()
         finally:
@@ -181,6 +192,7 @@ class PodRun:
             self._wait_because(container, "InvalidImageName", why)
             self._tell("InspectFailed", why, "Warning")
             await asyncio.Event().wait()
+        failures = 0
         while image not in settings.images:
             why = (
                 f'failed to pull and unpack image "{image}": failed to resolve reference '
@@ -188,11 +200,13 @@ class PodRun:
             )
             self._tell("Failed", f'Failed to pull image "{image}": {why}', "Warning")
             self._wait_because(container, "ErrImagePull", why)
-            await asyncio.sleep(settings.pull_back_off_s)
+            failures += 1
+            pause_s = doubling(PULL_BACK_OFF_S, failures) * settings.factor
+            await asyncio.sleep(pause_s / 2)
             why = f'Back-off pulling image "{image}": ErrImagePull: {why}'
             self._wait_because(container, "ImagePullBackOff", why)
             self._tell("BackOff", f'Back-off pulling image "{image}"')
-            await asyncio.sleep(settings.pull_back_off_s)
+            await asyncio.sleep(pause_s / 2)
         if (node, image) not in self._machine.pulled:
             self._tell("Pulling", f'Pulling image "{image}"')
             await asyncio.sleep(settings.pull_s)
@@ -254,7 +268,7 @@ class PodRun:
 
     async def _run_container(self, container: Object, *, init: bool) -> int:
         """Until it ends for good; returns its exit code."""
-        name, pause_s = container["name"], self._machine.settings.job_back_off_s
+        name = container["name"]
         policy = self._pod["spec"]["restartPolicy"]
         while True:
             code, state = await self._run_once(container)
@@ -263,12 +277,13 @@ class PodRun:
                 if not init:
                     self._say(container, state)
                 return code
+            pause_s = doubling(RESTART_BACK_OFF_S, self.restarts.get(name, 0))
+            pause_s *= self._machine.settings.factor
             self.restarts[name] = self.restarts.get(name, 0) + 1
             why = f"back-off {pause_s:.0f}s restarting failed container={name}"
             waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": why}}
             self._say(container, waiting, last=state)
             await asyncio.wait({asyncio.create_task(self._ending.wait())}, timeout=pause_s)
-            pause_s *= 2
             if self._ending.is_set():
                 return code
 
@@ -365,9 +380,18 @@ class PodRun:
     def _change(self, change: Callable[[Object], None]) -> None:
         """Of the status, if the pod is still there and the node can still say something."""
         found = self._store.find(PODS, namespace_of(self._pod), name_of(self._pod))
-        if found is None or found["metadata"]["uid"] != self.uid or self._vanished:
+        if found is None or found["metadata"]["uid"] != self.uid or self.has_vanished:
+            return
+        if self.node in self._machine.lost:
+            self._unsaid.append(change)
             return
         self._store.update(PODS, namespace_of(self._pod), name_of(self._pod), change)
+
+    def say_all(self) -> None:
+        """The node is heard again."""
+        unsaid, self._unsaid = self._unsaid, []
+        for change in unsaid:
+            self._change(change)
 
     def _ready(self, pod: Object) -> None:
         assert self.network is not None

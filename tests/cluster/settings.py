@@ -1,27 +1,45 @@
-"""What a test says about its cluster when the cluster starts."""
+"""What a test says about its cluster when the cluster starts, and the times of a real one."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
+
+UNREACHABLE_S = 50.0
+"""Of a kubelet without a word, until its node is tainted: --node-monitor-grace-period."""
+FAILED_POD_BACK_OFF_S = 10.0, 600.0
+"""Of the Job controller after a pod has failed: the first pause, which doubles, and the longest."""
+REFUSED_POD_BACK_OFF_S = 1.0, 60.0
+"""Of the Job controller after a pod was refused, likewise."""
+RESTART_BACK_OFF_S = 10.0, 300.0
+"""Of the kubelet before a container is restarted once more; the first time there is no pause."""
+PULL_BACK_OFF_S = 10.0, 300.0
+"""Of the kubelet after a pull that failed."""
+LEAST_GRACE_S = 2.0
+"""Of the kubelet between SIGTERM and SIGKILL, whatever the grace period."""
+ENV_FACTOR = "EDL_TEST_CLUSTER_FACTOR"
+"""Overrides the factor of all clusters: 1 for the times of a real one."""
+
+
+def doubling(times: tuple[float, float], failures: int) -> float:
+    """The pause after that number of failures; 0 before the first."""
+    first, longest = times
+    return min(first * 2.0 ** (failures - 1), longest) if failures else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """One field for each time and limit of the cluster; shorter times than those of a real one.
+    """One field for each property of the cluster.
 
     Args:
         nodes: the nodes at the start, see :class:`tests.cluster.cluster.Cluster`.
         images: the images that can be pulled.
         pull_s: the first pull of an image on a node takes so long.
         start_s: a container starts so long after its image is there.
-        unreachable_s: without a word from a node, it is unreachable after that time.
-        job_back_off_s: a Job waits so long after the first failure of a pod, then twice that.
-        pull_back_off_s: the pause after a pull that failed.
-        toleration_factor: a pod that tolerates the loss of its node for 300 seconds tolerates it
-            for this part of the time.
+        factor: shortens all times of this module, and what pods tolerate of their nodes.
         forks: modules that are imported once; a command ``python -P -m`` of one of them is forked,
             see :mod:`tests.cluster.zygote`.
         enforces_policies: network policies have an effect; needs the command nft.
@@ -31,13 +49,11 @@ class Settings:
     images: tuple[str, ...] = ("edl", "edl:test")
     pull_s: float = 0.0
     start_s: float = 0.0
-    unreachable_s: float = 2.0
-    job_back_off_s: float = 0.5
-    pull_back_off_s: float = 1.0
-    toleration_factor: float = 0.01
+    factor: float = 0.05
     forks: tuple[str, ...] = ()
     enforces_policies: bool = False
 
     @classmethod
     def read(cls, path: Path) -> Settings:
-        return cls(**json.loads(path.read_text()))
+        made = cls(**json.loads(path.read_text()))
+        return dataclasses.replace(made, factor=float(os.environ.get(ENV_FACTOR, made.factor)))

@@ -38,9 +38,6 @@ def now() -> str:
 class Store:
     """All objects. An object that is in the store is never changed: a change puts another in its
     place, so that whoever has read one may keep it.
-
-    ``removed`` has the last state of each object that is gone, by uid. In a cluster, finalizers
-    keep such objects for the controllers that must have seen their end.
     """
 
     def __init__(self) -> None:
@@ -49,7 +46,6 @@ class Store:
         self._objects: dict[Kind, dict[tuple[str, str], Object]] = {}
         self._changes: list[Change] = []
         self._changed = asyncio.Event()
-        self.removed: dict[str, Object] = {}
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object:
         """Raises Refused 404 if there is none."""
@@ -107,7 +103,6 @@ class Store:
         last = copy.deepcopy(before)
         last["metadata"]["resourceVersion"] = str(self.revision)
         self._note(Change(self.revision, kind, last, None))
-        self.removed[last["metadata"]["uid"]] = last
         return last
 
     def _put(self, kind: Kind, before: Object | None, after: Object) -> Object:

@@ -16,6 +16,7 @@ from kubernetes.client.exceptions import ApiException
 from kubernetes.stream import portforward
 
 from tests.cluster.cluster import Cluster
+from tests.cluster.settings import FAILED_POD_BACK_OFF_S, Settings
 from tests.waiting import HANG_S
 
 JSON = dict[str, Any]
@@ -220,38 +221,142 @@ def test_a_pod_of_higher_priority_takes_the_place_of_another(pods: Pods) -> None
     pods.wait_for(lambda: pods.phase("waiting") == "Running")
 
 
-def test_a_job_replaces_a_pod_that_is_taken_away_and_counts_crashes(pods: Pods) -> None:
-    batch = client.BatchV1Api(pods.cluster.api_client())
+class Jobs:
+    """The Jobs of the namespace of some pods."""
 
-    def job(name: str, command: list[str]) -> None:
+    def __init__(self, pods: Pods) -> None:
+        self._pods, self._batch = pods, client.BatchV1Api(pods.cluster.api_client())
+
+    def start(self, name: str, command: list[str], *, pod: JSON | None = None, **spec: Any) -> None:
         container = {"name": "main", "image": "edl", "command": command}
-        pod = {"containers": [container], "restartPolicy": "Never",
-               "terminationGracePeriodSeconds": 0}  # fmt: skip
-        ignore = {"action": "Ignore", "onPodConditions": [
-            {"type": "DisruptionTarget", "status": "True"}]}  # fmt: skip
-        batch.create_namespaced_job(pods.namespace, {
-            "metadata": {"name": name},
-            "spec": {"backoffLimit": 1, "template": {"spec": pod},
-                     "podFailurePolicy": {"rules": [ignore]}},
+        of_pod = {"containers": [container], "restartPolicy": "Never",
+                  "terminationGracePeriodSeconds": 0, **(pod or {})}  # fmt: skip
+        self._batch.create_namespaced_job(self._pods.namespace, {
+            "metadata": {"name": name}, "spec": {"template": {"spec": of_pod}, **spec},
         })  # fmt: skip
 
-    def pods_of(name: str) -> list[Any]:
-        selector = f"job-name={name}"
-        return pods.core.list_namespaced_pod(pods.namespace, label_selector=selector).items
+    def status(self, name: str) -> Any:
+        return self._batch.read_namespaced_job(name, self._pods.namespace).status
 
-    job("crashes", ["false"])
-    job("stays", SLEEP)
-    pods.wait_for(lambda: [p.status.phase for p in pods_of("stays")] == ["Running"])
-    first = pods_of("stays")[0].metadata.name
+    def reasons(self, name: str) -> dict[str, str]:
+        return {c.type: c.reason for c in self.status(name).conditions or []}
+
+    def pods(self, name: str) -> list[Any]:
+        """The oldest first; the phase of one that is being deleted is ``Terminating``."""
+        found = self._pods.core.list_namespaced_pod(
+            self._pods.namespace, label_selector=f"job-name={name}"
+        ).items
+        for each in found:
+            if each.metadata.deletion_timestamp:
+                each.status.phase = "Terminating"
+        return sorted(found, key=lambda each: each.metadata.creation_timestamp)
+
+    def running(self, name: str) -> str:
+        """The name of the pod that runs, when there is one."""
+        self._pods.wait_for(lambda: [p for p in self.pods(name) if p.status.phase == "Running"])
+        return str(next(p for p in self.pods(name) if p.status.phase == "Running").metadata.name)
+
+    def delete(self, name: str) -> None:
+        self._batch.delete_namespaced_job(
+            name, self._pods.namespace, propagation_policy="Background"
+        )
+        self._pods.wait_for(lambda: not self.pods(name))
+
+
+@pytest.fixture
+def jobs(pods: Pods) -> Jobs:
+    return Jobs(pods)
+
+
+_IGNORE = {"rules": [{"action": "Ignore", "onPodConditions": [
+    {"type": "DisruptionTarget", "status": "True"}]}]}  # fmt: skip
+_BACK_OFF_S = FAILED_POD_BACK_OFF_S[0] * Settings(nodes=[]).factor
+
+
+def test_a_job_counts_crashes_and_waits_longer_after_each(pods: Pods, jobs: Jobs) -> None:
+    jobs.start("crashes", ["false"], backoffLimit=2)
+    began = time.monotonic()
+    pods.wait_for(lambda: "Failed" in jobs.reasons("crashes"))
+    assert time.monotonic() - began >= _BACK_OFF_S + 2 * _BACK_OFF_S
+    assert jobs.reasons("crashes")["Failed"] == "BackoffLimitExceeded"
+    assert jobs.status("crashes").failed == len(jobs.pods("crashes")) == 3
+    jobs.start("works", ["true"])
+    pods.wait_for(lambda: "Complete" in jobs.reasons("works"))
+
+
+def test_an_evicted_pod_of_a_job_is_replaced_after_a_pause_and_may_be_ignored(
+    pods: Pods, jobs: Jobs
+) -> None:
+    jobs.start("stays", SLEEP, podFailurePolicy=_IGNORE)
+    first = jobs.running("stays")
     pods.core.create_namespaced_pod_eviction(first, pods.namespace, {"metadata": {"name": first}})
-    pods.wait_for(lambda: [p.metadata.name for p in pods_of("stays")] not in ([], [first]))
-    assert not batch.read_namespaced_job("stays", pods.namespace).status.failed
-    pods.wait_for(lambda: batch.read_namespaced_job("crashes", pods.namespace).status.conditions)
-    status = batch.read_namespaced_job("crashes", pods.namespace).status
-    assert {c.type: c.reason for c in status.conditions}["Failed"] == "BackoffLimitExceeded"
-    assert status.failed == 2
-    batch.delete_namespaced_job("stays", pods.namespace, propagation_policy="Background")
-    pods.wait_for(lambda: not pods_of("stays"))
+    began = time.monotonic()
+    pods.wait_for(lambda: pods.is_gone(first))
+    second = jobs.running("stays")
+    assert time.monotonic() - began >= _BACK_OFF_S
+    assert not jobs.status("stays").failed
+    # A deletion counts.
+    pods.core.delete_namespaced_pod(second, pods.namespace)
+    pods.wait_for(lambda: jobs.status("stays").failed == 1)
+    jobs.delete("stays")
+
+
+def test_a_job_releases_and_adopts_pods_by_their_labels(pods: Pods, jobs: Jobs) -> None:
+    jobs.start("keeps", SLEEP)
+    first = jobs.running("keeps")
+    label = "batch.kubernetes.io/controller-uid"
+    uid = pods.get(first).metadata.labels[label]
+    pods.core.patch_namespaced_pod(first, pods.namespace, {"metadata": {"labels": {label: None}}})
+    pods.wait_for(lambda: not pods.get(first).metadata.owner_references)
+    pods.wait_for(lambda: len(jobs.pods("keeps")) == 2)
+    assert not jobs.status("keeps").failed
+    [second] = [p.metadata.name for p in jobs.pods("keeps") if p.metadata.name != first]
+    pods.wait_for(lambda: pods.phase(second) == "Running")
+    pods.core.delete_namespaced_pod(second, pods.namespace)
+    pods.start("mine", SLEEP, labels={label: uid, "job-name": "keeps"})
+    pods.wait_for(lambda: pods.get("mine").metadata.owner_references)
+    pods.wait_for(lambda: pods.is_gone(second))
+    assert jobs.status("keeps").failed == 1
+    assert jobs.running("keeps") in ("mine", first)
+
+
+@pytest.mark.parametrize("policy", ["Failed", "TerminatingOrFailed"])
+def test_a_pod_of_an_unreachable_node_is_replaced_as_its_job_says(
+    pods: Pods, jobs: Jobs, policy: str
+) -> None:
+    node = f"cut-{policy.lower()}"
+    pods.cluster.control("add-node", name=node, labels={"cut": policy})
+    soon = {"key": "node.kubernetes.io/unreachable", "operator": "Exists",
+            "effect": "NoExecute", "tolerationSeconds": 0}  # fmt: skip
+    first_there = {"preferredDuringSchedulingIgnoredDuringExecution": [{
+        "weight": 1, "preference": {"matchExpressions": [
+            {"key": "cut", "operator": "In", "values": [policy]}]},
+    }]}  # fmt: skip
+    jobs.start("goes", SLEEP, podReplacementPolicy=policy, pod={
+        "tolerations": [soon], "affinity": {"nodeAffinity": first_there},
+        "terminationGracePeriodSeconds": 1,
+    })  # fmt: skip
+    first = jobs.running("goes")
+    assert pods.get(first).spec.node_name == node
+    pods.cluster.control("lose-node", name=node, runs=True)
+    pods.wait_for(lambda: pods.get(first).metadata.deletion_timestamp)
+    if policy == "Failed":
+        # Its finalizer keeps even a pod that is deleted by force, since nobody says that it ended.
+        pods.core.delete_namespaced_pod(first, pods.namespace, grace_period_seconds=0)
+        pods.wait_for(lambda: pods.get(first).metadata.deletion_grace_period_seconds == 0)
+        assert [p.metadata.name for p in jobs.pods("goes")] == [first]
+        assert jobs.status("goes").terminating == 1
+        taint = {"key": "node.kubernetes.io/out-of-service", "value": "x", "effect": "NoExecute"}
+        taints = pods.core.read_node(node).spec.taints
+        pods.core.patch_node(node, {"spec": {"taints": [*taints, taint]}})
+        pods.wait_for(lambda: pods.is_gone(first))
+    assert jobs.running("goes") != first
+    if policy != "Failed":
+        assert not pods.is_gone(first)  # until the node returns
+    pods.cluster.control("return-node", name=node)
+    pods.wait_for(lambda: pods.is_gone(first))
+    jobs.delete("goes")
+    pods.core.delete_node(node)
 
 
 def test_pods_of_a_lost_node_stay_until_the_node_is_gone(pods: Pods) -> None:

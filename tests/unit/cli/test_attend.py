@@ -33,7 +33,7 @@ CODE = {"model.py": b""}
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """With a node that has no image but ``edl``."""
     nodes = [{"name": "n1", "cpu": "4"}]
-    with Cluster(tmp_path_factory.mktemp("cluster"), nodes=nodes, pull_back_off_s=0.2) as started:
+    with Cluster(tmp_path_factory.mktemp("cluster"), nodes=nodes) as started:
         yield started
 
 
