@@ -130,7 +130,9 @@ class ArrowSource(SlicedSource):
         if not self._head:
             return
         try:
-            self.schema = pa.ipc.read_schema(pa.py_buffer(self._head))
+            stored = pa.ipc.read_schema(pa.py_buffer(self._head))
+            # A reader of streams swaps the bytes of numbers that a big-endian machine wrote.
+            self.schema = pa.ipc.open_stream(pa.py_buffer(self._head)).schema
             names = self.schema.names
         except (pa.ArrowException, OSError, ValueError) as error:
             raise DataError(path, f"the schema cannot be read: {error}") from error
@@ -140,7 +142,10 @@ class ArrowSource(SlicedSource):
         self._check = RowCheck(self.schema)
         # Of a nested column, all of a batch is validated for any slice of it.
         self._is_sliceable = (
-            not objects.is_url(path) and not details["is_compressed"] and self._check.is_flat
+            not objects.is_url(path)
+            and not details["is_compressed"]
+            and self._check.is_flat
+            and stored.equals(self.schema)
         )
 
     def _scan(self, file: DataFile) -> Index:

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from torch_edl.data.sources.files.blocks import MAX_BLOCK_RECORDS
 from torch_edl.data.sources.storage.data_file import DataFile
 from torch_edl.errors import DataError
 
@@ -93,7 +94,7 @@ def _message_at(file: DataFile, offset: int) -> ArrowMessage | None:
             raise DataError(file.path, "a message is cut off or damaged", offset)
         if kind == "batch":
             rows = header.number(_ROWS, "<q")
-            if rows < 0:
+            if not 0 <= rows <= MAX_BLOCK_RECORDS:
                 raise DataError(file.path, f"a batch of {rows} rows", offset)
             compressed = header.has(_COMPRESSION)
             return ArrowMessage(kind, offset, length, rows=rows, is_compressed=compressed)

@@ -79,6 +79,8 @@ class AvroSource(BlockSource):
             self.schema, self._texts = arrow_schema(schema)
         except UsageError as error:
             raise DataError(path, str(error)) from error
+        except Exception as error:  # fastavro leaves much of a schema unchecked
+            raise DataError(path, f"the schema cannot be read: {error!r}") from error
 
     def _scan(self, file: DataFile) -> Index:
         self._open(file.path, _head(file))

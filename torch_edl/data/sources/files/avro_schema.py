@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
+from pyarrow import types
 
 from torch_edl.errors import UsageError
+
+_MAX_PRECISION = 76  # of Arrow's decimal256
 
 _TYPES = {
     "null": pa.null(),
@@ -35,14 +38,25 @@ def arrow_schema(schema: Any) -> tuple[Any, list[str]]:
     whose values are UUIDs, which Arrow has as texts.
 
     Raises:
-        UsageError: the schema is no record, or has a type that Arrow has not.
+        UsageError: the schema is no record, has a type that Arrow has not, or is one of which any
+            number of values may follow from a few bytes.
     """
     if not isinstance(schema, dict) or schema["type"] != "record":
         raise UsageError("the Avro schema is no record; write records with named fields")
     named: dict[str, Any] = {}
     fields = [(field["name"], _type(field["type"], field["name"], named)) for field in _of(schema)]
+    if _is_empty(pa.struct(fields)):
+        raise UsageError("no field of a record takes a byte; write fields that have values")
     uuids = [field["name"] for field in _of(schema) if _is_uuid(field["type"])]
     return pa.schema(fields), uuids
+
+
+def _is_empty(kind: Any) -> bool:
+    """Whether a value takes no byte of the file, so that its size bounds no number of values."""
+    if types.is_struct(kind):
+        return all(_is_empty(field.type) for field in kind)
+    fixed = types.is_fixed_size_binary(kind) and not types.is_decimal(kind)
+    return types.is_null(kind) or (fixed and kind.byte_width == 0)
 
 
 def _of(record: Any) -> list[Any]:
@@ -77,7 +91,13 @@ def _complex(kind: dict[str, Any], where: str, named: dict[str, Any]) -> Any:
     base: str = kind["type"]
     logical: str = kind.get("logicalType", "")
     if logical == "decimal":
-        return pa.decimal256(kind["precision"], kind.get("scale", 0))
+        precision, scale = kind.get("precision"), kind.get("scale", 0)
+        if not isinstance(precision, int) or not 1 <= precision <= _MAX_PRECISION:
+            raise UsageError(
+                f"{where}: a decimal of the precision {precision}; write one of 1 to "
+                f"{_MAX_PRECISION} digits"
+            )
+        return pa.decimal256(precision, scale)
     if logical == "uuid" and "." in where:
         raise UsageError(f"{where}: a UUID within a field; write it as string")
     if base == "record":
@@ -85,7 +105,10 @@ def _complex(kind: dict[str, Any], where: str, named: dict[str, Any]) -> Any:
             [(f["name"], _type(f["type"], f"{where}.{f['name']}", named)) for f in _of(kind)]
         )
     if base == "array":
-        return pa.list_(_type(kind["items"], f"{where}.items", named))
+        items = _type(kind["items"], f"{where}.items", named)
+        if _is_empty(items):
+            raise UsageError(f"{where}: an array whose items take no byte; leave the field out")
+        return pa.list_(items)
     if base == "map":
         return pa.map_(pa.string(), _type(kind["values"], f"{where}.values", named))
     if base == "enum":

@@ -22,6 +22,9 @@ from torch_edl.errors import DataError
 MAX_RECORD_BYTES = 1 << 30
 """A length field above this is damage: no record, chunk or row is that long."""
 
+MAX_BLOCK_RECORDS = 2**31 - 1
+"""A count of records above this is damage: a column of nulls has no bytes that would bound it."""
+
 
 class Reading:
     """The blocks of one call of :meth:`BlockSource.read`: from memory, or decoded.

@@ -17,6 +17,7 @@ from pyarrow import parquet
 
 from torch_edl.data.sources.base import Metadata
 from torch_edl.data.sources.files import sliced
+from torch_edl.data.sources.files.blocks import MAX_BLOCK_RECORDS
 from torch_edl.data.sources.files.index import Index, cached
 from torch_edl.data.sources.files.sliced import SlicedSource
 from torch_edl.data.sources.storage.data_file import DataFile
@@ -99,7 +100,7 @@ class ParquetSource(SlicedSource):
         damaged = 0
         for number in range(self._footer.num_row_groups):
             group = self._footer.row_group(number)
-            if group.num_rows < 0:
+            if not 0 <= group.num_rows <= MAX_BLOCK_RECORDS:
                 raise DataError(file.path, f"row group {number}: {group.num_rows} rows")
             block = (number, group.total_byte_size, group.num_rows)
             try:

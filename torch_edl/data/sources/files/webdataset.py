@@ -155,6 +155,7 @@ def _members(file: DataFile, data: bytes | None = None, offset: int = 0) -> Iter
                     _check_sparse(header, end)
                 found = _NAME.fullmatch(header.name) if header.isreg() else None
                 if found is not None and not header.name.rpartition("/")[2].startswith("__"):
+                    _check_name(file.path, header.name)
                     yield Member(found[1], found[2].lower(), header, end)
             place = int(tar.offset)
     except _TAR_ERRORS as error:
@@ -163,6 +164,17 @@ def _members(file: DataFile, data: bytes | None = None, offset: int = 0) -> Iter
     source.seek(place)
     if any(source.read(_TAR_BLOCK)):
         raise DataError(file.path, "the header of a member is damaged", offset + place)
+
+
+def _check_name(path: str, name: str) -> None:
+    """Raises DataError unless the name of a member is UTF-8, as keys and columns are."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        shown = name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+        raise DataError(
+            path, f"member {shown}: the name is not UTF-8; rename the file, and write the tar again"
+        ) from None
 
 
 def _scan(file: DataFile, skip_damaged: bool) -> Index:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,29 @@ def test_compressed_and_early_streams(
     with pa.ipc.new_stream(path, table().schema, options=options) as writer:
         writer.write_table(table(), max_chunksize=7)
     assert open_source(str(path)).read(3, 50) == table().slice(3, 47)
+
+
+def big_endian(stream: bytes) -> bytes:
+    """A stream that says of its numbers that a big-endian machine wrote them."""
+    raw = bytearray(stream)
+    message = 8 + struct.unpack_from("<I", raw, 8)[0]
+    at = message - struct.unpack_from("<i", raw, message)[0] + 4 + 2 * 2  # of the header's offset
+    schema = message + struct.unpack_from("<H", raw, at)[0]
+    schema += struct.unpack_from("<I", raw, schema)[0]
+    endianness = schema - struct.unpack_from("<i", raw, schema)[0] + 4
+    struct.pack_into("<H", raw, endianness, raw.index(b"\1\0", schema) - schema)
+    return bytes(raw)
+
+
+@pytest.mark.parametrize("compression", [None, "lz4"])
+def test_numbers_of_a_big_endian_machine(tmp_path: Path, compression: str | None) -> None:
+    file, rows = io.BytesIO(), pa.table({"x": pa.array([1, 256])})
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(file, rows.schema, options=options) as writer:
+        writer.write_table(rows)
+    (tmp_path / "a.arrow").write_bytes(big_endian(file.getvalue()))
+    read = open_source(str(tmp_path / "a.arrow")).read(0, 2)
+    assert read["x"].to_pylist() == [1 << 56, 1 << 48]  # type: ignore[call-overload]
 
 
 def test_a_dictionary_that_is_replaced(tmp_path: Path) -> None:
