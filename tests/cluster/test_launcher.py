@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,24 +11,15 @@ import pytest
 pytest.importorskip("kubernetes", reason="pip install torch-edl[kubernetes]")
 
 from tests.cluster.cluster import Cluster
+from tests.cluster.launchers import Place, hear, new_place, pod_name, spec
 from tests.waiting import wait_for
-from torch_edl.config import KubernetesConfig
-from torch_edl.kubernetes import names
-from torch_edl.kubernetes.api import Api
-from torch_edl.kubernetes.launcher import KubernetesLauncher
-from torch_edl.kubernetes.pod import process_pod
 from torch_edl.processes.launcher import Known
 from torch_edl.processes.spec import (
     ProcessEvent,
     ProcessExit,
-    ProcessRefused,
     ProcessRuns,
-    ProcessSpec,
     ProcessWaits,
 )
-
-JSON = dict[str, Any]
-JOB = "ctr"
 
 
 @pytest.fixture(scope="module")
@@ -39,81 +29,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, machine: None) -> Iterator
         yield started
 
 
-class Place:
-    """A namespace with launchers."""
-
-    def __init__(self, cluster: Cluster, api: Api) -> None:
-        self.cluster = cluster
-        self.api = api
-        self.launchers: list[KubernetesLauncher] = []
-
-    def launcher(self, incarnation: str = "ab") -> KubernetesLauncher:
-        def manifest(spec: ProcessSpec) -> JSON:
-            return process_pod(
-                JOB,
-                KubernetesConfig(image="edl", worker_resources="cpu=1"),
-                role=spec.role,
-                id=spec.id,
-                incarnation=incarnation,
-                command=["sh", "-c", *spec.args],
-                env={},
-                grace_s=5,
-                owner=None,
-            )
-
-        made = KubernetesLauncher(self.api, job=JOB, incarnation=incarnation, manifest=manifest)
-        self.launchers.append(made)
-        return made
-
-    def pods(self) -> dict[str, JSON]:
-        found, _ = self.api.list("Pod", names.selector(JOB), read=dict)
-        return {pod["metadata"]["name"]: pod for pod in found}
-
-    def wait_for_a_line(self, name: str) -> None:
-        """Until the process of a pod, which runs, has said something."""
-        with contextlib.closing(self.api.log(name, container=names.CONTAINER, follow=True)) as log:
-            next(log)
-
-    def evict(self, name: str) -> None:
-        path = f"/api/v1/namespaces/{self.api.namespace}/pods/{name}/eviction"
-        self.cluster.request("POST", path, {"metadata": {"name": name}})
-
-
 @pytest.fixture
-def place(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    cluster.heal()
-    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
-    api = Api.of_kubeconfig(namespace=cluster.make_namespace())
-    for kind, name, key in (
-        ("ConfigMap", names.files(JOB), names.CONFIG_KEY),
-        ("Secret", names.token(JOB), names.TOKEN_KEY),
-    ):
-        data = {"data" if kind == "ConfigMap" else "stringData": {key: "x"}}
-        api.create({"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, **data})
-    made = Place(cluster, api)
-    yield made
-    for launcher in made.launchers:
-        launcher.close()
-    for name in made.pods():
-        api.delete("Pod", name, grace_s=0)  # the next test needs the room
-    api.close()
-
-
-def spec(id: int, command: str = "exec sleep 1000", *, role: str = "worker") -> ProcessSpec:
-    return ProcessSpec(role=role, id=id, module="", args=[command])
-
-
-def pod_name(id: int, role: str = "worker", incarnation: str = "ab") -> str:
-    return names.pod(JOB, role, id, incarnation)
-
-
-def hear(launcher: KubernetesLauncher, kind: type[ProcessEvent], id: int = 0) -> Any:
-    """The next event of a kind about a process; others are dropped."""
-
-    def look() -> list[ProcessEvent]:
-        return [e for e in launcher.poll() if isinstance(e, kind) and e.id == id]
-
-    return wait_for(look)[0]
+def place(cluster: Cluster) -> Iterator[Place]:
+    with new_place(cluster) as made:
+        yield made
 
 
 def test_pods_are_made_at_once_and_run_where_there_is_room(place: Place) -> None:
@@ -229,16 +148,6 @@ def test_a_quota_is_waited_for(place: Place) -> None:
     assert not waits.placed
     assert "exceeded quota: compute" in waits.why
     wait_for(place.pods)
-
-
-def test_a_missing_permission_is_refused_at_once(place: Place) -> None:
-    message = "cannot create resource pods"
-    place.cluster.control("fail", verb="create", resource="pods", code=403, message=message)
-    launcher = place.launcher()
-    launcher.start(spec(0))
-    refused = hear(launcher, ProcessRefused)
-    assert message in refused.why
-    assert "--service-account" in refused.why
 
 
 def test_a_watch_that_breaks_misses_nothing(place: Place) -> None:

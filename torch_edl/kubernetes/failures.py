@@ -6,6 +6,7 @@ A text is one line: what was asked for, what the server said, and what to do.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,19 @@ from torch_edl.errors import EdlError
 _TEXT_CHARS = 500
 _BODY_CHARS = 1 << 20
 _LONGEST_RETRY_AFTER_S = 120.0
+# What the authorizers of the API server say.
+_NO_RIGHT = re.compile(
+    r'[Uu]ser "(?P<user>[^"]*)" cannot (?P<verb>\S+) resource "(?P<resource>[^"]*)"'
+    r'(?: in API group "(?P<group>[^"]*)")?'
+)
+_NO_GRANT = re.compile(
+    r'[Uu]ser "(?P<user>[^"]*)".* is attempting to grant RBAC permissions not currently held: *'
+    r"(?P<rights>.*)"
+)
+# What admission says of an object by name: a LimitRange, pod security, a webhook, a plug-in.
+_NOT_ADMITTED = re.compile(r'" is forbidden: |denied the request')
+# Accounts of a new namespace come a moment after it.
+_NO_ACCOUNT = "error looking up service account"
 
 
 class ClusterError(EdlError):
@@ -36,7 +50,8 @@ class NoAnswerError(ClusterError):
 
 
 class ForbiddenError(ClusterError):
-    """The caller may not do that."""
+    """The caller may not do that now. An API server that was just started says so, too, until it
+    knows the Roles, and a Role counts a moment after it was made."""
 
 
 class QuotaError(ClusterError):
@@ -56,7 +71,7 @@ class ExpiredError(ClusterError):
 
 
 class InvalidError(ClusterError):
-    """The server will never take that object, or that request."""
+    """The server rejects that object, or that request, for what it says."""
 
 
 def read_error(
@@ -81,11 +96,8 @@ def read_error(
     if status == 403 and "exceeded quota" in text:
         fix = "the job goes on with what it has; ask for less, or have the quota raised"
         return QuotaError(f"{where}: {text}; {fix}", status=status)
-    if status == 403 and " is being terminated" in text:
-        return ForbiddenError(f"{where}: {text}; use another --namespace", status=status)
     if status == 403:
-        fix = "have a Role bound that allows it, or name a --service-account that may"
-        return ForbiddenError(f"{where}: {text}; {fix}", status=status)
+        return _forbidden(text, where)
     if status == 404:
         return MissingError(f"{where}: {text}", status=status)
     if status == 409 and said.get("reason") in ("AlreadyExists", None):
@@ -95,6 +107,35 @@ def read_error(
     if status in (408, 409, 429) or status >= 500:
         return NoAnswerError(f"{where}: {text}", status=status, retry_after_s=after)
     return InvalidError(f"{where}: the cluster rejects it: {text}", status=status)
+
+
+def _forbidden(text: str, where: str) -> ClusterError:
+    """The error of an answer 403 that does not concern a quota."""
+    if " is being terminated" in text:
+        return InvalidError(f"{where}: {text}; use another --namespace", status=403)
+    if lacks := _NO_RIGHT.search(text):
+        group, resource, verb = lacks["group"] or "", lacks["resource"], lacks["verb"]
+        rule = f'{{apiGroups: ["{group}"], resources: ["{resource}"], verbs: ["{verb}"]}}'
+        return ForbiddenError(
+            f"{where}: {lacks['user']} may not {verb} {resource}; a Role that is bound to that "
+            f"user needs the rule {rule}",
+            status=403,
+        )
+    if grants := _NO_GRANT.search(text):
+        return ForbiddenError(
+            f"{where}: {grants['user']} may make a Role only with rights that this user has, and "
+            f"lacks: {grants['rights']}; have a Role bound with these rights, or name a "
+            "--service-account that has them",
+            status=403,
+        )
+    if _NOT_ADMITTED.search(text) and _NO_ACCOUNT not in text:
+        fix = (
+            "a policy of the namespace rejects it, such as a LimitRange, pod security or a "
+            "webhook; change what pods ask for (--worker-resources, --ps-resources, "
+            "--master-resources, --pod-template), or have the policy changed"
+        )
+        return InvalidError(f"{where}: {text}; {fix}", status=403)
+    return ForbiddenError(f"{where}: {text}", status=403)
 
 
 def unreachable(error: Exception, *, what: str, host: str) -> NoAnswerError:

@@ -30,7 +30,7 @@ from torch_edl.kubernetes.failures import (
     QuotaError,
 )
 from torch_edl.kubernetes.requests import Requests
-from torch_edl.kubernetes.watch import Change, PodGone, PodSeen, PodsListed, PodSource, Watch
+from torch_edl.kubernetes.watch import Change, Follower, PodGone, PodSeen, PodsListed, PodSource
 from torch_edl.processes.launcher import Known
 from torch_edl.processes.spec import (
     ProcessEvent,
@@ -43,6 +43,7 @@ from torch_edl.processes.spec import (
 log = logging.getLogger(__name__)
 
 Manifest = dict[str, Any]
+_Patience = Callable[[ClusterError], float]
 
 # A node that is lost does not say that a pod has ended: then the pod is forgotten.
 _OVERDUE_S = 15.0
@@ -51,7 +52,9 @@ _ENDED_KEPT = 50
 _STOP_ALL_POLL_S = 0.05
 _STOP_ALL_S = 60.0
 _WAIT_S = 1.0
-_AWAY_S = 10.0
+# A Role counts a moment after it was made, and an API server that was just started rejects calls
+# until it knows the Roles.
+_FORBIDDEN_S = 30.0
 
 
 class PodApi(PodSource, Protocol):
@@ -68,6 +71,8 @@ class _Pod:
     """Of the process today."""
     id: int
     name: str
+    made_for: str
+    """The role of the process for which the pod is made."""
     created_at: float | None = None
     """When the server has said that the pod is there; None: it has not yet."""
     asked: bool = False
@@ -84,7 +89,8 @@ class _Answer:
 
     name: str
     error: ClusterError | None
-    creates: bool
+    call: str
+    """``create``, ``delete``, or ``forget``: delete without waiting for the node."""
     again: bool = False
     """The call will be made again."""
 
@@ -97,6 +103,8 @@ class KubernetesLauncher:
         incarnation: of the job's state: pods of another one are strangers, and are deleted.
         manifest: makes the manifest of a process.
         clock: monotonic.
+        forbidden_s: seconds for which a call is repeated that this process may not make, and has
+            never made. A call that it has made before is repeated without end.
     """
 
     def __init__(
@@ -107,6 +115,7 @@ class KubernetesLauncher:
         incarnation: str,
         manifest: Callable[[ProcessSpec], Manifest],
         clock: Callable[[], float] = time.monotonic,
+        forbidden_s: float = _FORBIDDEN_S,
     ) -> None:
         self._api = api
         self._job = job
@@ -118,21 +127,22 @@ class KubernetesLauncher:
         self._names: dict[tuple[str, int], str] = {}  # also of processes that have ended
         self._ended: deque[str] = deque()
         self._deleted: set[str] = set()  # strangers
-        self._began = False  # a pod was made, or taken over: this master may do so
-        self._news: queue.SimpleQueue[Change | _Answer] = queue.SimpleQueue()
+        self._forbidden_s = forbidden_s
+        self._made: set[str] = set()  # roles of which the server has made pods
+        self._news: queue.SimpleQueue[Change | _Answer | ForbiddenError] = queue.SimpleQueue()
         self._requests = Requests()
-        self._watch: Watch | None = None
-        self._away_since: float | None = None
+        self._follower: Follower | None = None
 
     def start(self, spec: ProcessSpec) -> int:
         """Asks for a pod; returns 0, since its process has no pid here."""
         name = names.pod(self._job, spec.role, spec.id, self._incarnation)
         assert name not in self._pods, f"{spec.name} was started before"
-        self._take(_Pod(spec.role, spec.id, name))
+        self._take(_Pod(spec.role, spec.id, name, spec.role))
         manifest = self._manifest(spec)
         assert manifest["metadata"]["name"] == name
         self._follow()
-        self._submit(name, lambda: self._create(name, manifest), creates=True)
+        patience_s = functools.partial(self._patience_s, spec.role)
+        self._submit(name, "create", lambda: self._create(name, manifest), patience_s)
         return 0
 
     def adopt(self, known: Sequence[Known]) -> dict[tuple[str, int], Known | None]:
@@ -149,8 +159,8 @@ class KubernetesLauncher:
             taken[each.role, each.id] = each if name in there or each.ran else None
             if name in there or each.ran:
                 # One that is not there is found missing by the first list of the watch.
-                self._take(_Pod(each.role, each.id, name, created_at=self._clock()))
-                self._began = True
+                self._take(_Pod(each.role, each.id, name, role, created_at=self._clock()))
+                self._made.add(role)
         self._follow()
         return taken
 
@@ -168,6 +178,8 @@ class KubernetesLauncher:
                         events += self._seen(pod, gone=True)
                     case PodsListed() as listed:
                         events += self._listed(listed)
+                    case ForbiddenError() as error:
+                        events += self._blind(error)
         now = self._clock()
         for late in self._pods.values():
             if late.forget_at is not None and now >= late.forget_at:
@@ -185,8 +197,10 @@ class KubernetesLauncher:
         pod.asked, pod.grace_s = True, grace_s
         if grace_s > 0:
             pod.forget_at = self._clock() + grace_s + _OVERDUE_S
-        if pod.created_at is not None:  # otherwise when it is known whether there is a pod
+        if pod.created_at is not None:
             self._delete(pod.name, grace_s)
+        else:  # it is known soon whether there is a pod
+            self._requests.hurry(pod.name)
 
     def rename(self, role: str, id: int, to_role: str, to_id: int) -> None:
         """A process has another role from now on, in the same pod."""
@@ -208,8 +222,8 @@ class KubernetesLauncher:
     def close(self) -> None:
         """Leaves the pods as they are, to the next master or to the deletion of the Job."""
         self._requests.close()
-        if self._watch is not None:
-            self._watch.close()
+        if self._follower is not None:
+            self._follower.close()
 
     def log_path(self, role: str, id: int) -> str:
         """``pod/NAME``, as ``kubectl logs`` takes it; empty: not a process of this launcher."""
@@ -224,29 +238,43 @@ class KubernetesLauncher:
 
     def _follow(self) -> None:
         """Begins to follow the pods, when it is known which are ours."""
-        if self._watch is None:
-            self._watch = Watch(
-                self._api, self._selector, changed=self._changed, failed=self._unreachable
+        if self._follower is None:
+            self._follower = Follower(
+                self._api, self._selector, news=self._news.put, forbidden_s=self._forbidden_s
             )
 
     def _list(self) -> list[PodState]:
-        deadline = time.monotonic() + _STOP_ALL_S
+        began = time.monotonic()
         while True:
             try:
                 return self._api.list("Pod", self._selector, read=read_pod)[0]
             except ClusterError as error:
-                if isinstance(error, ForbiddenError) or time.monotonic() >= deadline:
+                limit_s = self._forbidden_s if isinstance(error, ForbiddenError) else _STOP_ALL_S
+                if time.monotonic() >= began + limit_s:
                     raise
                 log.warning("%s; trying again", error)
                 time.sleep(max(_WAIT_S, error.retry_after_s))
 
-    def _submit(self, name: str, make: Callable[[], None], *, creates: bool) -> None:
+    def _submit(
+        self, name: str, call: str, make: Callable[[], None], patience_s: _Patience
+    ) -> None:
         def answered(error: ClusterError | None, *, again: bool = False) -> None:
-            self._news.put(_Answer(name, error, creates, again))
+            self._news.put(_Answer(name, error, call, again))
 
         self._requests.submit(
-            make, done=answered, delayed=lambda error: answered(error, again=True)
+            make,
+            about=name,
+            done=answered,
+            delayed=lambda error: answered(error, again=True),
+            patience_s=patience_s,
         )
+
+    def _patience_s(self, role: str, error: ClusterError) -> float:
+        """How long the creation of a pod is repeated that the server rejects. What was possible
+        before may be possible again: the rest of the job goes on meanwhile."""
+        if isinstance(error, ForbiddenError):
+            return math.inf if self._made else self._forbidden_s
+        return math.inf if role in self._made else 0.0
 
     def _create(self, name: str, manifest: Manifest) -> None:
         pod = self._pods.get(name)
@@ -257,47 +285,33 @@ class KubernetesLauncher:
 
     def _delete(self, name: str, grace_s: float) -> None:
         delete = functools.partial(self._api.delete, "Pod", name, grace_s=math.ceil(grace_s))
-        self._submit(name, delete, creates=False)
-
-    # ---- what is heard, in other threads ----
-
-    def _changed(self, changes: Sequence[Change]) -> None:
-        if self._away_since == math.inf:
-            log.warning("the pods are followed again")
-        self._away_since = None
-        for change in changes:
-            self._news.put(change)
-
-    def _unreachable(self, error: ClusterError) -> None:
-        now = time.monotonic()
-        if self._away_since is None:
-            self._away_since = now
-        elif now - self._away_since >= _AWAY_S:
-            log.warning("the pods cannot be followed: %s; the job goes on, trying again", error)
-            self._away_since = math.inf  # said
+        call = "delete" if grace_s > 0 else "forget"
+        self._submit(name, call, delete, lambda error: self._forbidden_s)
 
     # ---- what it means ----
 
     def _answered(self, answer: _Answer) -> list[ProcessEvent]:
         pod, error = self._pods.get(answer.name), answer.error
-        if not answer.creates:
+        if answer.call != "create":
             if isinstance(error, MissingError):
                 # It never was there, or its end was not heard of yet.
                 return [] if pod is None else [self._gone(pod)]
-            if error is not None and not answer.again:
-                log.warning("pod %s cannot be deleted: %s", answer.name, error)
-            return []
+            if error is None:
+                return [self._gone(pod)] if pod is not None and answer.call == "forget" else []
+            if answer.again:
+                return []
+            log.warning("pod %s cannot be deleted: %s", answer.name, error)
+            return [] if pod is None else [self._gone(pod)]
         if pod is None:
             return []
         if error is None:
-            self._began = True
+            self._made.add(pod.made_for)
             pod.created_at = self._clock()
             if pod.asked:
                 self._delete(pod.name, pod.grace_s)
             return []
         if not answer.again:
             return self._refused(pod, error)
-        # No quota, or no answer.
         placed = not isinstance(error, QuotaError)
         return self._tell(
             pod, ProcessWaits(role=pod.role, id=pod.id, why=f"no pod yet: {error}", placed=placed)
@@ -305,11 +319,18 @@ class KubernetesLauncher:
 
     def _refused(self, pod: _Pod, error: ClusterError) -> list[ProcessEvent]:
         """The server will not make a pod."""
+        if pod.asked:
+            return [self._gone(pod)]
         self._forget(pod)
-        if not (self._began or pod.asked):
-            return [ProcessRefused(role=pod.role, id=pod.id, why=str(error))]
-        # It has made others: that may change again.
-        return [ProcessExit(role=pod.role, id=pod.id, why=str(error), own_fault=False)]
+        return [
+            ProcessRefused(role=pod.role, id=pod.id, why=str(error)),
+            ProcessExit(role=pod.role, id=pod.id, why="it has no pod", own_fault=False),
+        ]
+
+    def _blind(self, error: ForbiddenError) -> list[ProcessEvent]:
+        """This process may not follow the pods."""
+        first = next((pod for pod in self._pods.values() if not pod.asked), None)
+        return [ProcessRefused(role=first.role, id=first.id, why=str(error))] if first else []
 
     def _seen(self, state: PodState, *, gone: bool) -> list[ProcessEvent]:
         pod = self._pods.get(state.name)

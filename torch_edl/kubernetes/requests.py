@@ -2,12 +2,14 @@
 
 A call that the server has no time for (429, 5xx, no answer) is made again, after the time that the
 server names or one that doubles; while the server asks to be left alone, no call is begun at all.
+A call that the server rejects is repeated for as long as its owner has patience.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import random
 import threading
 import time
@@ -23,14 +25,28 @@ _LONGEST_BACKOFF_S = 30.0
 _CLOSE_S = 5.0
 # Somebody has to end before there is room.
 _QUOTA_BACKOFF_S = 5.0
+# Errors that pass without anybody's doing.
+_WAITS = (QuotaError, NoAnswerError)
 
 
 @dataclass
 class _Call:
+    about: str
     make: Callable[[], None]
     done: Callable[[ClusterError | None], None]
     delayed: Callable[[ClusterError], None]
+    patience_s: Callable[[ClusterError], float]
     failures: int = 0
+    rejected_at: float | None = None
+    """When the server first rejected the call, on the monotonic clock; None: it did not."""
+
+    def give_up_at(self, error: ClusterError, now: float) -> float:
+        """When the call is not repeated any more that has failed with that error."""
+        if isinstance(error, _WAITS):
+            self.rejected_at = None
+            return math.inf
+        self.rejected_at = now if self.rejected_at is None else self.rejected_at
+        return self.rejected_at + self.patience_s(error)
 
 
 class Pacing:
@@ -45,14 +61,17 @@ class Pacing:
         """No call is begun before."""
         self._jitter = jitter
 
-    def again_at(self, error: ClusterError, failures: int, now: float) -> float | None:
-        """When a call is made again that has failed so often; None: never."""
-        if isinstance(error, QuotaError):
-            first_s = _QUOTA_BACKOFF_S
-        elif isinstance(error, NoAnswerError):
-            first_s = _FIRST_BACKOFF_S
-        else:
+    def again_at(
+        self, error: ClusterError, failures: int, now: float, *, give_up_at: float
+    ) -> float | None:
+        """When a call is made again that has failed so often; None: never.
+
+        Args:
+            give_up_at: when the call is not repeated any more.
+        """
+        if now >= give_up_at:
             return None
+        first_s = _QUOTA_BACKOFF_S if isinstance(error, QuotaError) else _FIRST_BACKOFF_S
         wait_s = min(first_s * 2.0 ** min(failures - 1, 10), _LONGEST_BACKOFF_S)
         wait_s *= 0.5 + 0.5 * self._jitter()
         if error.status == 429:
@@ -76,23 +95,37 @@ class Requests:
         self,
         make: Callable[[], None],
         *,
+        about: str = "",
         done: Callable[[ClusterError | None], None],
         delayed: Callable[[ClusterError], None],
+        patience_s: Callable[[ClusterError], float] = lambda error: 0.0,
     ) -> None:
         """Has a call made soon.
 
         Args:
             make: makes it.
+            about: what :meth:`hurry` names.
             done: is called in another thread, once: with None, or why the call will not be made
                 again.
             delayed: is called in another thread when the call has failed and will be made again.
+            patience_s: is called in another thread when the server has rejected the call; returns
+                the seconds for which a call with that error is repeated.
         """
         with self._changed:
-            self._push(0.0, _Call(make, done, delayed))
+            self._push(0.0, _Call(about, make, done, delayed, patience_s))
             if self._idle < len(self._calls) and len(self._threads) < _PARALLEL:
                 thread = threading.Thread(target=self._run, name="requests", daemon=True)
                 self._threads.append(thread)
                 thread.start()
+
+    def hurry(self, about: str) -> None:
+        """Has the calls about something made soon that wait to be repeated."""
+        with self._changed:
+            for place, (_, number, call) in enumerate(self._calls):
+                if call.about == about:
+                    self._calls[place] = (0.0, number, call)
+            heapq.heapify(self._calls)
+            self._changed.notify()
 
     def close(self) -> None:
         """Drops the calls that were not begun, and waits a little for the others."""
@@ -129,8 +162,10 @@ class Requests:
                 call.make()
             except ClusterError as error:
                 call.failures += 1
+                now = time.monotonic()
                 with self._changed:
-                    at = self._pacing.again_at(error, call.failures, time.monotonic())
+                    give_up_at = call.give_up_at(error, now)
+                    at = self._pacing.again_at(error, call.failures, now, give_up_at=give_up_at)
                     if at is not None:
                         self._push(at, call)
                 if at is None:

@@ -7,6 +7,7 @@ pure. :class:`Watch` has the thread.
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -15,7 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch_edl.kubernetes.causes import PodState, read_pod
-from torch_edl.kubernetes.failures import ClusterError, ExpiredError
+from torch_edl.kubernetes.failures import ClusterError, ExpiredError, ForbiddenError
+
+log = logging.getLogger(__name__)
 
 # The server ends a watch after a while, as client-go asks it to; a bookmark comes each minute. A
 # connection that is dead is found before, by the probes of its socket, see api.py. Silence alone is
@@ -30,6 +33,8 @@ _LONGEST_BACKOFF_S = 10.0
 _GOOD_S = 10.0
 # How long a watch that fails is continued before the pods are listed again.
 _CONTINUED = 3
+# An absence that lasts longer is worth a line in the log.
+_AWAY_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -270,3 +275,51 @@ class Watch:
         for event in stream:
             if changes := self._mirror.apply(event):
                 self._changed(changes)
+
+
+class Follower:
+    """Follows the pods of a job, and logs when that is not possible.
+
+    Args:
+        selector: of the pods.
+        news: is called in another thread with each change, in order, and with the error if the
+            server has never listed the pods and this process may not list them.
+        forbidden_s: seconds for which the server may reject the first list.
+    """
+
+    def __init__(
+        self,
+        api: PodSource,
+        selector: str,
+        *,
+        news: Callable[[Change | ForbiddenError], None],
+        forbidden_s: float,
+    ) -> None:
+        self._news = news
+        self._forbidden_s = forbidden_s
+        self._has_listed = False
+        self._away_since: float | None = None
+        self._has_warned = False
+        self._watch = Watch(api, selector, changed=self._changed, failed=self._failed)
+
+    def close(self) -> None:
+        """As :meth:`Watch.close`."""
+        self._watch.close()
+
+    def _changed(self, changes: Iterable[Change]) -> None:
+        if self._has_warned:
+            log.warning("the pods are followed again")
+        self._away_since, self._has_warned, self._has_listed = None, False, True
+        for change in changes:
+            self._news(change)
+
+    def _failed(self, error: ClusterError) -> None:
+        now = time.monotonic()
+        self._away_since = now if self._away_since is None else self._away_since
+        away_s = now - self._away_since
+        if away_s >= _AWAY_S and not self._has_warned:
+            log.warning("the pods cannot be followed: %s; the job goes on, trying again", error)
+            self._has_warned = True
+        too_long = away_s >= self._forbidden_s and not self._has_listed
+        if too_long and isinstance(error, ForbiddenError):
+            self._news(error)

@@ -45,9 +45,51 @@ def test_a_quota_is_no_missing_permission() -> None:
     assert "exceeded quota: compute" in str(error)
 
 
-def test_a_missing_permission_says_what_to_do() -> None:
-    error = read(403, 'pods is forbidden: User "x" cannot create resource "pods"')
+def test_a_missing_right_names_the_user_and_the_rule_to_add() -> None:
+    error = read(
+        403,
+        'jobs.batch is forbidden: User "jane" cannot create resource "jobs" in API group "batch" '
+        'in the namespace "ml"',
+    )
+    assert type(error) is failures.ForbiddenError
+    assert "jane may not create jobs" in str(error)
+    assert '{apiGroups: ["batch"], resources: ["jobs"], verbs: ["create"]}' in str(error)
+
+
+def test_rights_that_a_user_may_not_give_are_named() -> None:
+    error = read(
+        403,
+        'roles.rbac.authorization.k8s.io "ctr-master" is forbidden: user "jane" (groups=["a"]) is '
+        "attempting to grant RBAC permissions not currently held:\n"
+        '{APIGroups:[""], Resources:["pods"], Verbs:["create"]}',
+    )
+    assert type(error) is failures.ForbiddenError
+    assert "jane" in str(error)
+    assert 'Resources:["pods"]' in str(error)
     assert "--service-account" in str(error)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'pods "w" is forbidden: maximum cpu usage per Container is 1, but limit is 2',
+        'pods "w" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true',
+        'admission webhook "policy.example" denied the request: no',
+    ],
+)
+def test_what_a_policy_rejects_is_no_missing_right(text: str) -> None:
+    error = read(403, text)
+    assert type(error) is failures.InvalidError
+    assert text in str(error)
+    assert "Role" not in str(error)
+    assert "--worker-resources" in str(error)
+
+
+def test_an_account_that_is_not_there_yet_may_come() -> None:
+    text = (
+        'pods "w" is forbidden: error looking up service account ml/a: serviceaccount "a" not found'
+    )
+    assert type(read(403, text)) is failures.ForbiddenError
 
 
 def test_a_conflict_of_versions_may_be_repeated() -> None:

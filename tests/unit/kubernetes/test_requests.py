@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 
@@ -29,9 +30,15 @@ def pacing() -> Pacing:
     return Pacing(jitter=lambda: 1.0)
 
 
+def again_at(
+    found: Pacing, error: ClusterError, failures: int, now: float, give_up_at: float = math.inf
+) -> float | None:
+    return found.again_at(error, failures, now, give_up_at=give_up_at)
+
+
 def test_a_call_that_got_no_answer_is_made_ever_more_rarely() -> None:
     found, error = pacing(), NoAnswerError("refused")
-    waits = [found.again_at(error, failures, 100.0) for failures in range(1, 10)]
+    waits = [again_at(found, error, failures, 100.0) for failures in range(1, 10)]
     assert [w and w - 100.0 for w in waits] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
     assert found.rest_until == 0.0
 
@@ -39,22 +46,57 @@ def test_a_call_that_got_no_answer_is_made_ever_more_rarely() -> None:
 def test_a_server_without_time_is_left_alone_by_all_calls() -> None:
     found = pacing()
     error = NoAnswerError("slow down", status=429, retry_after_s=7.0)
-    assert found.again_at(error, 1, 100.0) == 107.0
+    assert again_at(found, error, 1, 100.0) == 107.0
     assert found.rest_until == 107.0
-    found.again_at(NoAnswerError("slow down", status=429), 1, 103.0)
+    again_at(found, NoAnswerError("slow down", status=429), 1, 103.0)
     assert found.rest_until == 107.0
 
 
 def test_a_quota_is_asked_for_again_and_others_need_not_wait() -> None:
     found = pacing()
-    assert found.again_at(QuotaError("full", status=403), 1, 0.0) == 5.0
-    assert found.again_at(QuotaError("full", status=403), 9, 0.0) == 30.0
+    assert again_at(found, QuotaError("full", status=403), 1, 0.0) == 5.0
+    assert again_at(found, QuotaError("full", status=403), 9, 0.0) == 30.0
     assert found.rest_until == 0.0
 
 
-@pytest.mark.parametrize("error", [ForbiddenError("no", status=403), InvalidError("x", status=422)])
-def test_what_will_never_succeed_is_not_repeated(error: ClusterError) -> None:
-    assert pacing().again_at(error, 1, 0.0) is None
+def test_a_call_is_not_repeated_after_its_time() -> None:
+    error = ForbiddenError("no", status=403)
+    assert again_at(pacing(), error, 1, 9.0, give_up_at=10.0) == 9.5
+    assert again_at(pacing(), error, 1, 10.0, give_up_at=10.0) is None
+
+
+def test_a_rejected_call_is_repeated_while_its_owner_has_patience(requests: Requests) -> None:
+    failures: list[ClusterError] = [ForbiddenError("first", status=403)]
+    delayed: list[ClusterError] = []
+    ended = threading.Event()
+
+    def make() -> None:
+        if failures:
+            raise failures.pop()
+
+    requests.submit(
+        make,
+        done=lambda error: error is None and ended.set(),
+        delayed=delayed.append,
+        patience_s=lambda error: HANG_S,
+    )
+    assert ended.wait(HANG_S)
+    assert [str(error) for error in delayed] == ["first"]
+
+
+def test_a_call_that_waits_is_made_at_once_if_asked(requests: Requests) -> None:
+    failures = [QuotaError("full", status=403, retry_after_s=10 * HANG_S)]
+    delayed, ended = threading.Event(), threading.Event()
+
+    def make() -> None:
+        if failures:
+            raise failures.pop()
+
+    requests.submit(make, about="pod", done=lambda _: ended.set(), delayed=lambda _: delayed.set())
+    assert delayed.wait(HANG_S)
+    requests.hurry("another")
+    requests.hurry("pod")
+    assert ended.wait(HANG_S)
 
 
 def test_calls_are_made_in_parallel(requests: Requests) -> None:
