@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping
 
 from torch_edl.errors import UsageError
-from torch_edl.ps_server.scratch import Scratch
+from torch_edl.scratch import Scratch
 from torch_edl.wire.data_plane import LOCAL
 from torch_edl.wire.data_server import Answer, DataServer
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from torch_edl.ps_server.identity import Identity
 from torch_edl.ps_server.replica.keeper import ReplicaKeeper
 from torch_edl.ps_server.replica.log import ReplicaLog
-from torch_edl.ps_server.scratch import Scratch
+from torch_edl.scratch import Scratch
 
 
 class Replica:

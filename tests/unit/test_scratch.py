@@ -1,0 +1,138 @@
+"""Folders of processes that may be killed, beside what other users made."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.other_user import needs_root, run_as_stranger
+from torch_edl.errors import UsageError
+from torch_edl.scratch import Scratch
+
+HOLD = """
+import sys
+from torch_edl.scratch import Scratch
+print(Scratch("replica").path, flush=True)
+sys.stdin.read()
+"""
+MAKE = """
+kind, path, valuables = sys.argv[1:]
+if kind == "link":
+    os.symlink(valuables, path)
+elif kind == "file":
+    open(path, "w").close()
+else:
+    os.mkdir(path)
+    open(os.path.join(path, ".torch-edl"), "w").close()
+    os.chmod(path, 0o777 if kind == "open" else 0o700)
+"""
+
+
+@pytest.fixture
+def tmpdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for temporary files, as /tmp: all may make files there."""
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)  # of pytest, closed to others
+    made = tmp_path / "tmp"
+    made.mkdir()
+    made.chmod(0o1777)
+    monkeypatch.setenv("TMPDIR", str(made))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    return made
+
+
+@pytest.fixture
+def valuables(tmp_path: Path) -> Path:
+    """A folder of this user that has folders."""
+    (tmp_path / "home" / "photos").mkdir(parents=True)
+    (tmp_path / "home" / "photos" / "one").write_text("1")
+    return tmp_path / "home"
+
+
+def test_the_folder_of_a_process_that_was_killed_is_removed_by_the_next(
+    tmpdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = []
+    for _ in range(2):
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        held.append((process, Path(process.stdout.readline().strip())))
+    (killed, left), (alive, kept) = held
+    killed.kill()
+    killed.communicate()
+    (left / "content").write_text("of a replica")
+    scratch = Scratch("replica")
+    assert not left.exists()
+    assert kept.exists()
+    assert scratch.path.parent == kept.parent
+    scratch.close()
+    assert not scratch.path.exists()
+    alive.communicate("")
+    Scratch("replica").close()
+    assert not kept.exists()
+    monkeypatch.setattr("tempfile.tempdir", str(tmpdir / "missing"))
+    with pytest.raises(UsageError, match="with TMPDIR"):
+        Scratch("replica")
+
+
+def a_link(path: Path, valuables: Path) -> None:
+    path.symlink_to(valuables)
+
+
+def a_folder(path: Path, valuables: Path) -> None:
+    valuables.rename(path)
+
+
+@pytest.mark.parametrize("make", [a_link, a_folder])
+@pytest.mark.parametrize("suffix", ["", "-", "-mine"])
+def test_what_was_not_made_here_is_neither_used_nor_removed(
+    tmpdir: Path, valuables: Path, make: Callable[[Path, Path], None], suffix: str
+) -> None:
+    path = tmpdir / f"torch-edl-{os.getuid()}{suffix}"
+    make(path, valuables)
+    for _ in range(2):
+        scratch = Scratch("replica")
+        assert scratch.path.parent != path
+        scratch.close()
+    assert [each.name for each in path.iterdir()] == ["photos"]
+    assert (path / "photos" / "one").read_text() == "1"
+
+
+def test_a_link_and_a_folder_beside_those_of_processes_are_left(
+    tmpdir: Path, valuables: Path
+) -> None:
+    root = Scratch("first").path.parent
+    (root / "link").symlink_to(valuables)
+    (root / "own").mkdir()
+    Scratch("replica").close()
+    assert (valuables / "photos" / "one").exists()
+    assert (root / "own").exists()
+
+
+@needs_root
+@pytest.mark.parametrize("kind", ["link", "folder", "open", "file"])
+def test_names_that_another_user_took_harm_nobody(tmpdir: Path, valuables: Path, kind: str) -> None:
+    for suffix in ("", "-", "-0"):
+        path = tmpdir / f"torch-edl-{os.getuid()}{suffix}"
+        run_as_stranger(MAKE, kind, str(path), str(valuables))
+    first, second = Scratch("replica"), Scratch("replica")
+    assert first.path.parent == second.path.parent
+    assert first.path.parent.stat().st_uid == os.getuid()
+    first.close()
+    second.close()
+    assert (valuables / "photos" / "one").exists()
+
+
+@needs_root
+def test_no_other_user_enters(tmpdir: Path) -> None:
+    scratch = Scratch("replica")
+    look = "print(os.access(sys.argv[1], os.X_OK), os.access(sys.argv[2], os.F_OK))"
+    assert run_as_stranger(look, str(scratch.path.parent), str(scratch.path)) == "False False\n"
+    scratch.close()

@@ -1,0 +1,111 @@
+"""A folder for what need not survive its process: the replica of another shard, a socket.
+
+Other users share the folder for temporary files (``TMPDIR``), and may have made anything there
+under any name. All folders of a user therefore lie in one that no other user may enter, at a random
+name. It is used only if it is a folder, of this user, closed to others and marked as made here, all
+of which is asked of its descriptor; what others made under such a name is ignored.
+
+The folder of a process that got SIGKILL is removed by the next process that makes one: a process
+holds a lock on its folder as long as it lives. Nothing is removed without the mark.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+from torch_edl.errors import UsageError
+
+_MARK = ".torch-edl"
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+
+
+class Scratch:
+    """Makes the folder ``path``, and removes those of processes that are gone.
+
+    Args:
+        name: the begin of the folder's name.
+
+    Raises:
+        UsageError: the folder cannot be made.
+    """
+
+    def __init__(self, name: str) -> None:
+        parent = Path(tempfile.gettempdir())
+        try:
+            root = _root(parent)
+            _sweep(root)
+            self.path = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=root))
+            self._held = os.open(self.path, _OPEN)
+            fcntl.flock(self._held, fcntl.LOCK_SH)
+            _mark(self._held)  # only now: it is not removed between its making and its locking
+        except OSError as error:
+            raise UsageError(
+                f"{error.filename or parent}: {error.strerror}; name a folder for temporary files "
+                "with TMPDIR (of a server that keeps a replica, with room for a shard)"
+            ) from error
+
+    def close(self) -> None:
+        """Removes the folder, unless another process holds it, too."""
+        try:
+            _remove(self.path, self._held)
+        finally:
+            os.close(self._held)
+
+
+def _root(parent: Path) -> Path:
+    """The folder of all folders of this user, which stays: its name is never free for others."""
+    prefix = f"torch-edl-{os.getuid()}-"
+    for path in sorted(parent.glob(f"{prefix}*")):
+        if (found := _opened(path)) is not None:
+            os.close(found)
+            return path
+    path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    made = os.open(path, _OPEN)
+    try:
+        _mark(made)
+    finally:
+        os.close(made)
+    return path
+
+
+def _sweep(root: Path) -> None:
+    """Removes the folders that no process holds."""
+    for path in root.iterdir():
+        if (found := _opened(path)) is None:
+            continue
+        try:
+            _remove(path, found)
+        finally:
+            os.close(found)
+
+
+def _remove(path: Path, folder: int) -> None:
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _mark(folder: int) -> None:
+    os.close(os.open(_MARK, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder))
+
+
+def _opened(path: Path) -> int | None:
+    """A folder that this module has made for this user; None: it is something else."""
+    try:
+        found = os.open(path, _OPEN)
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):
+        about = os.fstat(found)
+        private = about.st_uid == os.getuid() and not stat.S_IMODE(about.st_mode) & 0o077
+        mark = os.stat(_MARK, dir_fd=found, follow_symlinks=False)
+        if private and mark.st_uid == os.getuid() and stat.S_ISREG(mark.st_mode):
+            return found
+    os.close(found)
+    return None
