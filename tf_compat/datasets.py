@@ -10,18 +10,21 @@ import pyarrow as pa
 import tensorflow as tf
 
 from torch_edl.data.batch import Damaged, SampleError
+from torch_edl.data.randomness import Generator, TaskRandom
 
 Feed = Callable[[Any, str, Any], Any]
 
 
 class TensorFlowDatasets:
-    """See :class:`~torch_edl.data.feeder.Datasets`. A sample of a ``tf.data.Dataset`` that raises
+    """See :class:`~torch_edl.data.batch.Datasets`. A sample of a ``tf.data.Dataset`` that raises
     ends the dataset, so none is left out."""
 
     name = "a tf.data.Dataset"
+    framework = "tensorflow"
 
     def __init__(self, batch_size: int) -> None:
         self._batch_size = batch_size
+        self.generator: Generator = TensorFlowGenerator()
 
     def is_dataset(self, fed: Any) -> bool:
         return isinstance(fed, tf.data.Dataset)
@@ -33,9 +36,12 @@ class TensorFlowDatasets:
         return tf.convert_to_tensor(array)
 
     def minibatches(
-        self, dataset: Any, skip: int, *, tolerant: bool
+        self, dataset: Any, skip: int, random: TaskRandom, *, tolerant: bool
     ) -> Iterator[tuple[Any, Sequence[Damaged]]]:
-        return self._read(dataset.skip(skip * self._batch_size).batch(self._batch_size))
+        # In one go: a dataset that shuffles has another order when it is read a second time.
+        for number, item in enumerate(self._read(dataset.batch(self._batch_size))):
+            if number == 0 or number >= skip:
+                yield item
 
     def collated(self, dataset: Any, *, tolerant: bool) -> tuple[Any, Sequence[Damaged]]:
         return next(self._read(dataset.batch(max(1, self.size(dataset)))))
@@ -46,6 +52,26 @@ class TensorFlowDatasets:
                 yield batch, ()
         except (tf.errors.OpError, TypeError, ValueError) as error:
             raise SampleError(error, None) from error
+
+
+class TensorFlowGenerator:
+    """The global seed of TensorFlow; see :class:`~torch_edl.data.randomness.Generator`.
+
+    TensorFlow gives no state to restore. Operations outside of ``feed`` draw other numbers after
+    each task all the same, since the seed of each task is another one; layers of Keras have
+    generators of their own.
+    """
+
+    is_always_seeded = True
+
+    def seed(self, seed: int) -> None:
+        tf.random.set_seed(seed)
+
+    def state(self) -> None:
+        return None
+
+    def restore(self, state: None) -> None:
+        pass
 
 
 def of_dataset(dataset_fn: Feed) -> Feed:

@@ -154,6 +154,7 @@ class Service:
             "LeaseSnapshot": wait(
                 leasing(calls.lease_snapshot), _LEASE_WAIT_S, pb.LeaseSnapshotResponse
             ),
+            "BeginTask": now(calls.begin_task, notify=False),
             "CompleteTask": self._complete_task(),
             "ReleaseTask": now(calls.release_task),
             "FailTask": now(calls.fail_task),

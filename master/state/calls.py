@@ -265,6 +265,11 @@ class Calls:
         retired = self._job.tasks.retired_before
         return pb.LeaseResponse(next=next, retired_before=retired, leases=leases or ())
 
+    def begin_task(self, request: pb.BeginTaskRequest, now: float) -> pb.BeginTaskResponse:
+        self._recognize(request.worker_id, request.lease_id, request.task, now)
+        self._job.tasks.begun(request)
+        return pb.BeginTaskResponse()
+
     def complete_task(self, request: pb.CompleteTaskRequest, now: float) -> pb.CompleteTaskResponse:
         job, over = self._job, self._job.lifecycle.outcome is not None
         self._recognize(request.worker_id, request.lease_id, request.task, now)

@@ -256,6 +256,11 @@ class TaskScheduler:
 
     # ---- reports ----
 
+    def begun(self, request: pb.BeginTaskRequest) -> None:
+        """A worker has the first records of a training task."""
+        if self.main is not None:
+            self.main.begun(request.lease_id, request.first)
+
     def complete(
         self, request: pb.CompleteTaskRequest, now: float
     ) -> tuple[TaskQueue, TaskEvent | None] | None:

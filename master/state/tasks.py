@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from master.state.leases import Hand, Lease
+from master.state.leases import FirstRecords, Hand, Lease
 from torch_edl.data.stream_space import AnySpace
 from torch_edl.data.task_space import Task
 from torch_edl.tables.watermarks import Watermarks
@@ -49,6 +49,7 @@ class TaskQueue:
         self._failures: dict[int, int] = {}
         self._hands: dict[int, Hand] = {}  # of workers that have leases, by their deadlines
         self._moved: set[int] = set()
+        self._first = FirstRecords()
         self._clear(Watermarks())
 
     def _clear(self, progress: Watermarks) -> None:
@@ -197,7 +198,13 @@ class TaskQueue:
             shard_records=shard.records,
             shard_size=shard.size,
             shard_mtime_ns=shard.mtime_ns,
+            first=self._first.of(task.id),
         )
+
+    def begun(self, lease_id: int, first: pb.FirstRecords) -> None:
+        """A worker has the first records of a task, and is about to train."""
+        if (lease := self._doing.get(lease_id)) is not None:
+            self._first.begun(lease.task.id, first)
 
     def _hold(self, lease: Lease, now: float) -> None:
         self._doing[lease.id] = lease
@@ -339,6 +346,7 @@ class TaskQueue:
             "leases": [[x.id, x.task.id, x.worker, x.offset, x.retried] for x in leases],
             "offsets": sorted(self._offsets.items()),
             "failures": sorted(self._failures.items()),
+            "first": self._first.to_state([*self._waiting, *(x.task.id for x in leases)]),
         }
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
@@ -347,6 +355,7 @@ class TaskQueue:
         self._next = state["next"]
         self._offsets = dict(map(tuple, state["offsets"]))
         self._failures = dict(map(tuple, state["failures"]))
+        self._first.from_state(state["first"])
         for id, task, worker, offset, retried in state["leases"]:
             self._hold(Lease(id, self.space.task(task), worker, offset, retried), now)
             if retried:

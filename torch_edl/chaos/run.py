@@ -164,7 +164,9 @@ class Chaos:
             self._events.add("info", f"chaos: {text}")
         until = time.monotonic() + _SETTLE_S
         while not self._stopped.is_set() and not self._is_over():
-            settled = self.watch.progressed or time.monotonic() >= until
+            # A job with an error ends soon, and only then is it known how.
+            progressed = self.watch.progressed and not self.watch.last.error
+            settled = progressed or time.monotonic() >= until
             if settled and not (wait and self.watch.progressed):
                 return
             self._show()

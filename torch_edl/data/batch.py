@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from torch_edl.data.randomness import Generator, TaskRandom
 from torch_edl.errors import EdlError, UsageError, describe_error
 from torch_edl.master_client.leases import Lease
+from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +49,8 @@ class Batch:
     """Samples in it."""
     damaged: Sequence[Damaged] = ()
     """What was left out of it."""
+    first: pb.FirstRecords | None = None
+    """The first records of its task, if this is the first minibatch of an attempt on it."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,8 @@ class Update:
     """All tasks before this one are done."""
     damaged: int = 0
     """Samples that were left out, because they cannot be read."""
+    first_records: pb.FirstRecords | None = None
+    """The first records of the task, if this is the first update of an attempt on it."""
     losses: list[float] = field(default_factory=list)
     """Of the minibatches, as far as they were computed."""
 
@@ -105,6 +111,46 @@ class Update:
     def ends_task(self) -> bool:
         """Whether the task is complete with this update."""
         return self.lease is not None and self.last == self.lease.end - self.lease.start
+
+
+class Datasets(Protocol):
+    """The datasets of a framework, which ``feed`` may return instead of tensors."""
+
+    name: str
+    """With its article: ``a torch Dataset``."""
+    framework: str
+    generator: Generator
+    """The global generator of the framework."""
+
+    def is_dataset(self, fed: Any) -> bool:
+        """Whether what ``feed`` returned is one."""
+        ...
+
+    def size(self, dataset: Any) -> int:
+        """The samples in a dataset."""
+        ...
+
+    def tensor(self, array: np.ndarray[Any, Any]) -> Any:
+        """A tensor of an array that ``feed`` returned, or of a part of one."""
+        ...
+
+    def minibatches(
+        self, dataset: Any, skip: int, random: TaskRandom, *, tolerant: bool
+    ) -> Iterator[tuple[Any, Sequence[Damaged]]]:
+        """The first minibatch and those from number ``skip`` on, and what was left out of each.
+
+        Args:
+            random: what a dataset draws while it is read.
+            tolerant: leave samples out that raise.
+
+        Raises:
+            SampleError: a sample raised.
+        """
+        ...
+
+    def collated(self, dataset: Any, *, tolerant: bool) -> tuple[Any, Sequence[Damaged]]:
+        """The whole dataset as one minibatch, and what was left out of it; raises as above."""
+        ...
 
 
 def split(value: Any) -> tuple[Any, Any]:

@@ -5,7 +5,6 @@ Samples of a dataset may raise: they are found one by one, named, or left out.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -16,16 +15,19 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, defau
 
 from torch_edl.config import DataConfig
 from torch_edl.data.batch import Damaged, SampleError
+from torch_edl.data.randomness import Generator, TaskRandom
 from torch_edl.errors import describe_error
 
 
 class TorchDatasets:
-    """See :class:`~torch_edl.data.feeder.Datasets`."""
+    """See :class:`~torch_edl.data.batch.Datasets`."""
 
     name = "a torch Dataset"
+    framework = "torch"
 
     def __init__(self, config: DataConfig) -> None:
         self._config = config
+        self.generator: Generator = TorchGenerator()
 
     def is_dataset(self, fed: Any) -> bool:
         return isinstance(fed, Dataset)
@@ -38,12 +40,13 @@ class TorchDatasets:
         return torch.from_numpy(array if array.flags.writeable else array.copy())
 
     def minibatches(
-        self, dataset: Any, skip: int, *, tolerant: bool
+        self, dataset: Any, skip: int, random: TaskRandom, *, tolerant: bool
     ) -> Iterator[tuple[Any, Sequence[Damaged]]]:
         config = self._config
         return minibatches(
             dataset,
             skip=skip,
+            random=random,
             tolerant=tolerant,
             batch_size=config.batch_size,
             num_workers=config.loader_workers,
@@ -56,6 +59,26 @@ class TorchDatasets:
         if isinstance(dataset, IterableDataset):
             return collate(list(dataset)), ()
         return collate_sound(collate, read_all(dataset, range(len(dataset)), tolerant=tolerant))
+
+
+class TorchGenerator:
+    """The default generator of torch on the CPU; see :class:`~torch_edl.data.randomness.Generator`.
+
+    The generator is left alone for a ``feed`` that does not use it, and so the dropout of a model
+    does not depend on when ``feed`` runs.
+    """
+
+    is_always_seeded = False
+
+    def seed(self, seed: int) -> None:
+        torch.default_generator.manual_seed(seed)
+
+    def state(self) -> bytes:
+        return torch.default_generator.get_state().numpy().tobytes()
+
+    def restore(self, state: bytes) -> None:
+        kept = np.frombuffer(state, np.uint8).copy()
+        torch.default_generator.set_state(torch.from_numpy(kept))
 
 
 class _Tolerant(Dataset[Any]):
@@ -81,26 +104,38 @@ def collate_sound(
 
 
 def minibatches(
-    dataset: Any, *, skip: int, tolerant: bool, collate_fn: Any, **options: Any
+    dataset: Any,
+    *,
+    skip: int,
+    random: TaskRandom,
+    tolerant: bool,
+    collate_fn: Any,
+    **options: Any,
 ) -> Iterator[tuple[Any, Sequence[Damaged]]]:
-    """The minibatches of a dataset from number ``skip`` on, and what was left out of each.
+    """The first minibatch of a dataset and those from number ``skip`` on, and what was left out of
+    each.
 
     Args:
+        random: what a stream draws; the processes of the loader are seeded by it.
         tolerant: leave samples out that raise; a stream has none that could be.
         options: of the ``DataLoader``, ``batch_size`` among them.
 
     Raises:
         SampleError: it raised.
     """
+    options["generator"] = torch.Generator().manual_seed(random.seed)
     if isinstance(dataset, IterableDataset):
         loader: DataLoader[Any] = DataLoader(dataset, collate_fn=collate_fn, **options)
         try:
-            yield from ((item, ()) for item in itertools.islice(loader, skip, None))
+            for number, item in enumerate(random.iterate(iter(loader))):
+                if number == 0 or number >= skip:
+                    yield item, ()
         except (Exception, SystemExit) as error:
             raise SampleError(error, None) from error
         return
     size = options["batch_size"]
-    indices = range(skip * size, len(dataset))
+    first = range(min(size, len(dataset))) if skip else range(0)
+    indices = [*first, *range(skip * size, len(dataset))]
     read: Dataset[Any] = Subset(_Tolerant(dataset) if tolerant else dataset, indices)
     if tolerant:
         collate_fn = partial(collate_sound, collate_fn or default_collate)

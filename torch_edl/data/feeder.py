@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from torch_edl.data.batch import (
     Batch,
     BatchError,
     Damaged,
+    Datasets,
     Minibatch,
     SampleError,
     Update,
@@ -25,6 +27,7 @@ from torch_edl.data.batch import (
     slice_tensors,
     split,
 )
+from torch_edl.data.randomness import Generators, TaskRandom, order_of
 from torch_edl.data.sources import Records, Source, open_source, take
 from torch_edl.data.task_space import Shard, Task
 from torch_edl.errors import DataError, EdlError, describe_error
@@ -55,42 +58,6 @@ class FeedError(EdlError):
         super().__init__(message)
         self.index = index
         """Of a minibatch: the record that cannot be read."""
-
-
-class Datasets(Protocol):
-    """The datasets of a framework, which ``feed`` may return instead of tensors."""
-
-    name: str
-    """With its article: ``a torch Dataset``."""
-
-    def is_dataset(self, fed: Any) -> bool:
-        """Whether what ``feed`` returned is one."""
-        ...
-
-    def size(self, dataset: Any) -> int:
-        """The samples in a dataset."""
-        ...
-
-    def tensor(self, array: np.ndarray[Any, Any]) -> Any:
-        """A tensor of an array that ``feed`` returned, or of a part of one."""
-        ...
-
-    def minibatches(
-        self, dataset: Any, skip: int, *, tolerant: bool
-    ) -> Iterator[tuple[Any, Sequence[Damaged]]]:
-        """The minibatches from number ``skip`` on, and what was left out of each.
-
-        Args:
-            tolerant: leave samples out that raise.
-
-        Raises:
-            SampleError: a sample raised.
-        """
-        ...
-
-    def collated(self, dataset: Any, *, tolerant: bool) -> tuple[Any, Sequence[Damaged]]:
-        """The whole dataset as one minibatch, and what was left out of it; raises as above."""
-        ...
 
 
 class TaskReader:
@@ -184,6 +151,7 @@ class Feeder:
         self._feed = feed
         self._datasets = datasets
         self._own = sources or {}
+        self.generators = Generators(datasets.generator)
         seed = config.train.seed if config.data.shuffle else None
         self.reader = TaskReader(self._open, config.records_per_task, seed)
 
@@ -212,9 +180,10 @@ class Feeder:
         records = self.records(lease)
         if not len(records):  # offsets of a stream without messages
             return lambda offset: self._group(iter(()), lease, offset)
-        with _blaming_feed(records):
+        random = self.generators.of_task(self._config.train.seed, lease.epoch, lease.task_id)
+        with _blaming_feed(records), random.of_feed():
             fed = self._feed(records, MODES[lease.kind], self.reader.source(lease.shard).metadata)
-        return lambda offset: self._group(self._batches(fed, lease, offset), lease, offset)
+        return lambda offset: self._group(self._batches(fed, lease, offset, random), lease, offset)
 
     def batch(self, records: Any, shard: str) -> Batch:
         """What ``feed`` makes of the records of one minibatch, in training.
@@ -266,24 +235,50 @@ class Feeder:
         # The last update answers for the rest of the records, also those that feed left out.
         yield _update(lease, offset, length, size, taken)
 
-    def _batches(self, fed: Any, lease: Lease, offset: int) -> Iterator[Batch]:
+    def _batches(self, fed: Any, lease: Lease, offset: int, random: TaskRandom) -> Iterator[Batch]:
         mode, size = MODES[lease.kind], self._config.data.batch_size
         if self._datasets.is_dataset(fed):
-            yield from self._dataset_batches(fed, mode, offset // size, lease)
-            return
+            skip = offset // size
+            batches = self._dataset_batches(fed, mode, skip, lease, random)
+            first = next(batches, None)
+            known = None if first is None else self._first_records(first, lease)
+            if first is not None and not skip:
+                batches = itertools.chain([first], batches)
+        else:
+            batches, known = self._tensor_batches(fed, mode, lease, offset)
+        for batch in batches:
+            yield replace(batch, first=known)
+            known = None
+
+    def _tensor_batches(
+        self, fed: Any, mode: str, lease: Lease, offset: int
+    ) -> tuple[Iterator[Batch], pb.FirstRecords | None]:
         features, labels = self._split(fed, mode)
-        count = _length(features)
+        count, size = _length(features), self._config.data.batch_size
         if labels is not None and (labelled := _length(labels)) != count:
             raise FeedError(f"feed returned {count} samples with {labelled} labels")
-        for start in range(offset, count, size):
-            end = min(start + size, count)
-            part = None if labels is None else self._slice(labels, start, end)
-            yield Batch(self._slice(features, start, end), part, end - start)
+
+        def batches() -> Iterator[Batch]:
+            for start in range(offset, count, size):
+                end = min(start + size, count)
+                part = None if labels is None else self._slice(labels, start, end)
+                yield Batch(self._slice(features, start, end), part, end - start)
+
+        return batches(), self._first_records(Batch(features, labels, count), lease)
+
+    def _first_records(self, batch: Batch, lease: Lease) -> pb.FirstRecords | None:
+        """What tells the first records of a training task from others; None: nothing does."""
+        if not _trains(lease) or not batch.size or batch.damaged:
+            return None
+        order = order_of(batch.features, batch.labels)
+        return pb.FirstRecords(framework=self._datasets.framework, order=order)
 
     def _slice(self, value: Any, start: int, end: int) -> Any:
         return slice_tensors(value, start, end, self._datasets.tensor)
 
-    def _dataset_batches(self, dataset: Any, mode: str, skip: int, lease: Lease) -> Iterator[Batch]:
+    def _dataset_batches(
+        self, dataset: Any, mode: str, skip: int, lease: Lease, random: TaskRandom
+    ) -> Iterator[Batch]:
         records = lease.end - lease.start
         # Predictions must stay in line with the records.
         tolerant = self._config.data.skip_damaged and mode != "prediction"
@@ -296,7 +291,8 @@ class Feeder:
             return f"sample {index:,} of {samples:,} {of_task}"
 
         try:
-            for item, damaged in self._datasets.minibatches(dataset, skip, tolerant=tolerant):
+            minibatches = self._datasets.minibatches(dataset, skip, random, tolerant=tolerant)
+            for item, damaged in minibatches:
                 note(damaged, name)
                 yield self._batch(item, mode, damaged)
         except SampleError as error:
@@ -344,6 +340,7 @@ def _update(lease: Lease, first: int, last: int, size: int, batches: Sequence[Ba
         records=last - first,
         lease=lease,
         damaged=sum(len(batch.damaged) for batch in batches),
+        first_records=batches[0].first if batches else None,
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from torch_edl.data.batch import Batch
 from torch_edl.data.feeder import FeedError, TaskReader
 from torch_edl.data.passes import Pass, Span
+from torch_edl.data.randomness import is_same_order, order_of
 from torch_edl.data.sources import Records, concat, cut
 from torch_edl.data.task_space import Piece, TaskSpace
 
@@ -81,6 +82,7 @@ class TaskBatches:
         self._cut = cut
         self._ahead: dict[Span, Batch] = {}
         self._place = (0, 0)
+        self._is_by_record: bool | None = None  # None: not known yet
 
     def take(self, span: Span, start: int, rank: int, world: int) -> Batch:
         """The minibatch at ``span``, of the update at ``start``."""
@@ -106,6 +108,8 @@ class TaskBatches:
     def _made(self, spans: Sequence[Span]) -> dict[Span, Batch]:
         """The minibatches at some spans; none if they cannot be made at once."""
         ends = list(itertools.accumulate((last - first for first, last in spans), initial=0))
+        if self._is_by_record is False:
+            return {}
         try:
             whole = self._make(self._read(spans))
         except FeedError:
@@ -113,4 +117,19 @@ class TaskBatches:
         if whole.size != ends[-1] or whole.damaged:
             return {}  # nobody knows which samples are of which records
         cuts = zip(spans, itertools.pairwise(ends), strict=True)
-        return {span: self._cut(whole, first, last) for span, (first, last) in cuts}
+        made = {span: self._cut(whole, first, last) for span, (first, last) in cuts}
+        if self._is_by_record is None:
+            # A `make` that sorts or shuffles would move records from one minibatch to another, and
+            # a ring that changes meanwhile would train some twice and others never.
+            self._is_by_record = all(map(self._is_alone, made, made.values()))
+        return made if self._is_by_record else {}
+
+    def _is_alone(self, span: Span, batch: Batch) -> bool:
+        """Whether a minibatch is the same if it is made alone."""
+        try:
+            alone = self.sample(span)
+        except FeedError:
+            return False
+        return is_same_order(
+            order_of(alone.features, alone.labels), order_of(batch.features, batch.labels)
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -41,6 +41,7 @@ class Lease:
     shard_records: int = 0
     shard_size: int = 0
     shard_mtime_ns: int = 0
+    first: pb.FirstRecords = field(default_factory=pb.FirstRecords)
 
     @classmethod
     def from_proto(cls, message: pb.LeaseMessage) -> Lease:
@@ -142,17 +143,33 @@ class LeaseClient:
             kind=lease.kind, task_id=lease.task_id, incarnation=self.incarnation
         )
 
+    def begin(self, lease: Lease, first: pb.FirstRecords) -> None:
+        """Reports what the first records of a task are, without waiting for the master.
+
+        Raises:
+            MasterLostError: an earlier report did not reach the master.
+        """
+        request = pb.BeginTaskRequest(
+            worker_id=self.worker_id, lease_id=lease.lease_id, first=first
+        )
+        with self._lock:
+            request.task.CopyFrom(self._held[lease.lease_id])
+        self._send(self._call, request)
+
     def report(self, lease: Lease, result: TaskResult) -> None:
         """Reports that a task is done, without waiting for the master.
 
         Raises:
             MasterLostError: an earlier report did not reach the master.
         """
+        self._send(self.complete, lease, result)
+
+    def _send(self, call: Callable[..., Any], *args: Any) -> None:
         while self._reported and self._reported[0].done():
             self._reported.popleft().result()
         if self._reports is None:
             self._reports = ThreadPoolExecutor(1, thread_name_prefix="reports")
-        self._reported.append(self._reports.submit(self.complete, lease, result))
+        self._reported.append(self._reports.submit(call, *args))
 
     def settle(self) -> None:
         """Waits until the master has all reports.

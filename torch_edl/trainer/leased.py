@@ -20,6 +20,7 @@ from typing import NoReturn, TypeGuard
 from torch_edl.data.batch import Update
 from torch_edl.data.feeder import FeedError
 from torch_edl.data.leases_ahead import NoMoreTasks, ServersChanged
+from torch_edl.data.randomness import is_same_order
 from torch_edl.data.tasks import Item, ModelTask, RecordTask, TaskFailed, Tasks
 from torch_edl.engine.base import LeasedEngine
 from torch_edl.errors import (
@@ -132,11 +133,32 @@ class LeasedUpdates:
                     self._stream = None
                     continue
                 update.incarnation = self._streamed.incarnation
+                self._compare_first(update)
                 self._engine.prefetch(update)
             except (Exception, SystemExit) as error:
                 self._fail(self._streamed.lease, update, error)
                 return
             self._upcoming.append(update)
+
+    def _compare_first(self, update: Update) -> None:
+        """Compares the first records of a task with those of the attempt before.
+
+        Raises:
+            FeedError: they differ, and the model has some of the records.
+        """
+        lease, first = self._streamed.lease, update.first_records
+        if first is None:
+            return
+        known, is_applied = lease.first, update.first > 0 or not self._engine.knows_marks
+        if known.framework != first.framework or not is_applied:
+            self._leases.begin(lease, first)
+        elif not is_same_order(known.order, first.order):
+            raise FeedError(
+                "feed returned other first records than in an earlier attempt on this task: some "
+                "records would be trained twice and others never; let feed shuffle and sample with "
+                f"random, numpy.random or {first.framework}'s global generator, which are seeded "
+                "for each task, or seed a generator of its own with a constant"
+            )
 
     def _open_task(self, item: Item) -> bool:
         """Takes a training task in hand; False if the item is something else."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch_edl.config import JobConfig
 from torch_edl.contract.functions import UserFunctions
-from torch_edl.data.batch import Batch
-from torch_edl.data.feeder import Datasets, Feeder
+from torch_edl.data.batch import Batch, Datasets
+from torch_edl.data.feeder import Feeder
 from torch_edl.data.passes import Pass
 from torch_edl.data.task_records import TaskRecords
 from torch_edl.data.task_space import Shard, TaskSpace

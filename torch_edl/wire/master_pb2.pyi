@@ -57,12 +57,15 @@ from torch_edl.wire.rounds_pb2 import LeaveRoundRequest as LeaveRoundRequest
 from torch_edl.wire.rounds_pb2 import LeaveRoundResponse as LeaveRoundResponse
 from torch_edl.wire.rounds_pb2 import CloseRoundsRequest as CloseRoundsRequest
 from torch_edl.wire.rounds_pb2 import CloseRoundsResponse as CloseRoundsResponse
+from torch_edl.wire.tasks_pb2 import FirstRecords as FirstRecords
 from torch_edl.wire.tasks_pb2 import LeaseMessage as LeaseMessage
 from torch_edl.wire.tasks_pb2 import LeasedTask as LeasedTask
 from torch_edl.wire.tasks_pb2 import LeaseRequest as LeaseRequest
 from torch_edl.wire.tasks_pb2 import LeaseResponse as LeaseResponse
 from torch_edl.wire.tasks_pb2 import LeaseSnapshotRequest as LeaseSnapshotRequest
 from torch_edl.wire.tasks_pb2 import LeaseSnapshotResponse as LeaseSnapshotResponse
+from torch_edl.wire.tasks_pb2 import BeginTaskRequest as BeginTaskRequest
+from torch_edl.wire.tasks_pb2 import BeginTaskResponse as BeginTaskResponse
 from torch_edl.wire.tasks_pb2 import TaskCounts as TaskCounts
 from torch_edl.wire.tasks_pb2 import CompleteTaskRequest as CompleteTaskRequest
 from torch_edl.wire.tasks_pb2 import CompleteTaskResponse as CompleteTaskResponse

@@ -25,8 +25,16 @@ TASK_SUMMARIZE: TaskKind
 TASK_SNAPSHOT: TaskKind
 TASK_FIT: TaskKind
 
+class FirstRecords(_message.Message):
+    __slots__ = ("framework", "order")
+    FRAMEWORK_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    framework: str
+    order: float
+    def __init__(self, framework: _Optional[str] = ..., order: _Optional[float] = ...) -> None: ...
+
 class LeaseMessage(_message.Message):
-    __slots__ = ("lease_id", "kind", "task_id", "shard", "start", "end", "epoch", "offset", "retried", "states", "directory", "shard_records", "shard_size", "shard_mtime_ns")
+    __slots__ = ("lease_id", "kind", "task_id", "shard", "start", "end", "epoch", "offset", "retried", "states", "directory", "shard_records", "shard_size", "shard_mtime_ns", "first")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +49,7 @@ class LeaseMessage(_message.Message):
     SHARD_RECORDS_FIELD_NUMBER: _ClassVar[int]
     SHARD_SIZE_FIELD_NUMBER: _ClassVar[int]
     SHARD_MTIME_NS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
     lease_id: int
     kind: TaskKind
     task_id: int
@@ -55,7 +64,8 @@ class LeaseMessage(_message.Message):
     shard_records: int
     shard_size: int
     shard_mtime_ns: int
-    def __init__(self, lease_id: _Optional[int] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., task_id: _Optional[int] = ..., shard: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., epoch: _Optional[int] = ..., offset: _Optional[int] = ..., retried: _Optional[bool] = ..., states: _Optional[_Iterable[_Union[_metrics_pb2.MetricState, _Mapping]]] = ..., directory: _Optional[str] = ..., shard_records: _Optional[int] = ..., shard_size: _Optional[int] = ..., shard_mtime_ns: _Optional[int] = ...) -> None: ...
+    first: FirstRecords
+    def __init__(self, lease_id: _Optional[int] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., task_id: _Optional[int] = ..., shard: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., epoch: _Optional[int] = ..., offset: _Optional[int] = ..., retried: _Optional[bool] = ..., states: _Optional[_Iterable[_Union[_metrics_pb2.MetricState, _Mapping]]] = ..., directory: _Optional[str] = ..., shard_records: _Optional[int] = ..., shard_size: _Optional[int] = ..., shard_mtime_ns: _Optional[int] = ..., first: _Optional[_Union[FirstRecords, _Mapping]] = ...) -> None: ...
 
 class LeasedTask(_message.Message):
     __slots__ = ("kind", "task_id", "incarnation")
@@ -122,6 +132,22 @@ class LeaseSnapshotResponse(_message.Message):
     leave: bool
     lease: LeaseMessage
     def __init__(self, leave: _Optional[bool] = ..., lease: _Optional[_Union[LeaseMessage, _Mapping]] = ...) -> None: ...
+
+class BeginTaskRequest(_message.Message):
+    __slots__ = ("worker_id", "lease_id", "first", "task")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    lease_id: int
+    first: FirstRecords
+    task: LeasedTask
+    def __init__(self, worker_id: _Optional[int] = ..., lease_id: _Optional[int] = ..., first: _Optional[_Union[FirstRecords, _Mapping]] = ..., task: _Optional[_Union[LeasedTask, _Mapping]] = ...) -> None: ...
+
+class BeginTaskResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class TaskCounts(_message.Message):
     __slots__ = ("records", "steps", "nan_steps", "damaged", "offset")

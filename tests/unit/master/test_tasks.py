@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import time
 import tracemalloc
@@ -13,6 +14,7 @@ import pytest
 from master.state.tasks import TaskQueue
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.tables.watermarks import Watermarks
+from torch_edl.wire import master_pb2 as pb
 
 
 def queue(space: TaskSpace, timeout_s: float = 10.0) -> TaskQueue:
@@ -51,6 +53,21 @@ class TestTaskQueue:
         assert q.open_steps(1) == (12, 4)
         q.drop_worker(1)
         assert q.open_steps(1) == (0, 0)
+
+    def test_the_next_attempt_hears_of_the_first_records(self):
+        q = queue(TaskSpace([Shard("a", 20)], 10, batch_size=2))
+        lease, other = q.lease(1, 0.0), q.lease(1, 0.0)
+        assert not q.message(lease).HasField("first")
+        first = pb.FirstRecords(framework="torch", order=0.25)
+        q.begun(lease.id, first)
+        q.begun(99, first)  # a lease of an earlier master
+        q.drop_worker(1)
+        again = queue(q.space)
+        again.from_state(json.loads(json.dumps(q.to_state())), 1.0)
+        for each in (q, again):
+            assert each.message(each.lease(2, 1.0)).first == first
+            assert not each.message(each.lease(2, 1.0)).HasField("first")
+        assert other.task.id == 1
 
     def test_a_released_task_goes_on_where_it_was(self):
         q = queue(TaskSpace([Shard("a", 10)], 10, batch_size=2))

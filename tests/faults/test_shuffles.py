@@ -1,0 +1,49 @@
+"""Workers are killed whose ``feed`` shuffles the records of a task."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.faults.conftest import EDL, ModelJob
+from tests.waiting import HANG_S
+
+MODEL = Path(__file__).with_name("shuffling_model.py")
+FLAGS = ["--workers", "2", "--ps", "2", "--batch-size", "8", "--records-per-task", "128"]
+KILLS = ["--kill", "worker=3", "--for", "4s", "--json"]
+_OVER = "the last fault is over"
+
+
+def test_every_record_counts_once(start_job: Callable[..., ModelJob]) -> None:
+    """The generators of Python, NumPy and torch are seeded for each task."""
+    job = start_job(1500, *FLAGS, delay_s=0.03, model=MODEL)
+    job.wait_for(lambda: job.done() > 0)
+    words, events = [*EDL, "chaos", job.name, *KILLS], job.folder / "events.jsonl"
+    with subprocess.Popen(words, env=job.env, stdout=subprocess.PIPE, text=True) as chaos:
+        job.wait_for(lambda: _OVER in events.read_text() or chaos.poll() is not None)
+        job.go_on()
+        out, _ = chaos.communicate(timeout=HANG_S)
+    assert chaos.returncode == 0, f"{out}\n{job.report()}"
+    assert json.loads(out)["kills"]["worker"] > 1
+    job.check()
+
+
+def test_a_generator_of_its_own_is_an_error(
+    start_job: Callable[..., ModelJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job fails rather than end with records that were trained twice or never."""
+    monkeypatch.setenv("EDL_TEST_SHUFFLE", "own")
+    job = start_job(1500, *FLAGS, delay_s=0.03, model=MODEL)
+    job.wait_for(lambda: job.done() > 100)
+    words = [*EDL, "chaos", job.name, *KILLS]
+    done = subprocess.run(words, env=job.env, capture_output=True, text=True, timeout=HANG_S)
+    job.go_on()
+    assert job.finish() == 1, job.report()
+    assert done.returncode == 1, done.stdout
+    (problem,) = json.loads(done.stdout)["problems"]
+    assert "numpy.random" in problem
+    assert "(records " in problem

@@ -1,0 +1,130 @@
+"""A task that is trained again has its records in the same order, whatever ``feed`` draws from."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+
+from tests.unit.data.test_feeder import config, feeder, lease, values
+from torch_edl.data.datasets import TorchGenerator
+from torch_edl.data.randomness import Generators, is_same_order, order_of
+
+RECORDS = 60
+
+
+def shuffled(order: Callable[[int], Any]) -> Callable[..., Any]:
+    """A ``feed`` with the records in an order."""
+
+    def feed(records: list[bytes], mode: str, metadata: Any) -> Any:
+        numbers = torch.tensor([int.from_bytes(record, "little") for record in records])[
+            order(len(records))
+        ]
+        return numbers, numbers.float()
+
+    return feed
+
+
+class Stream(IterableDataset[Any]):
+    """Shuffles when it is read, and not in ``feed``."""
+
+    def __init__(self, records: list[bytes]) -> None:
+        self._records = records
+
+    def __iter__(self) -> Iterator[Any]:
+        for at in torch.randperm(len(self._records)).tolist():
+            number = int.from_bytes(self._records[at], "little")
+            yield number, float(number + 0 * random.random())
+
+
+FEEDS = {
+    "random": shuffled(lambda n: random.sample(range(n), n)),
+    "numpy": shuffled(lambda n: torch.from_numpy(np.random.permutation(n))),
+    "torch": shuffled(torch.randperm),
+    "stream": lambda records, mode, metadata: Stream(records),
+}
+
+
+@pytest.mark.parametrize("kind", FEEDS)
+def test_a_shuffle_is_the_same_in_each_attempt(kind: str) -> None:
+    job = config(4, records_per_task=RECORDS)
+    first, again = (feeder(job, FEEDS[kind]) for _ in range(2))
+    torch.manual_seed(1)
+    whole = [values(update) for update in first.prepare(lease(0, RECORDS))(0)]
+    torch.manual_seed(2)
+    np.random.random()
+    random.random()
+    again.prepare(lease(0, RECORDS, task_id=3))
+    rest = [values(update) for update in again.prepare(lease(0, RECORDS))(20)]
+    assert rest == whole[5:]
+    other = [values(update) for update in again.prepare(lease(0, RECORDS, task_id=4))(0)]
+    assert other[0] != whole[0]
+
+
+@pytest.mark.parametrize("kind", FEEDS)
+def test_the_first_records_are_known_wherever_an_attempt_begins(kind: str) -> None:
+    made = feeder(config(4, records_per_task=RECORDS), FEEDS[kind])
+    first, begun, other = (
+        next(made.prepare(lease(0, RECORDS, task_id=task))(offset)).first_records
+        for task, offset in ((5, 0), (5, 20), (6, 20))
+    )
+    assert first == begun
+    assert first.framework == other.framework == "torch"
+    assert not is_same_order(first.order, other.order)
+
+
+def test_what_training_draws_does_not_depend_on_feed() -> None:
+    made = feeder(config(4, records_per_task=RECORDS), FEEDS["torch"])
+    torch.manual_seed(3)
+    random.seed(3)
+    expected = torch.rand(3), random.random()
+    torch.manual_seed(3)
+    random.seed(3)
+    made.prepare(lease(0, RECORDS))
+    assert torch.equal(torch.rand(3), expected[0])
+    assert random.random() == expected[1]
+
+
+def test_the_generator_of_torch_is_left_alone_if_feed_does_not_use_it() -> None:
+    """Else a dropout that runs beside ``feed`` would draw other numbers in each run."""
+    generators = Generators(TorchGenerator())
+    for task in range(2):
+        with generators.of_task(0, 0, task).of_feed():
+            pass
+    state = torch.get_rng_state()
+    with generators.of_task(0, 0, 2).of_feed():
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+LABELS = {
+    "rare": lambda n: (np.arange(n) % 50 == 7).astype(np.float32),
+    "classes": lambda n: np.arange(n) % 10,
+    "one-hot": lambda n: np.eye(2)[np.arange(n) % 2],
+    "constant": lambda n: np.ones(n),
+}
+
+
+@pytest.mark.parametrize("kind", LABELS)
+@pytest.mark.parametrize("count", [8, 64, 5000])
+def test_another_order_is_told_and_rounding_is_not(kind: str, count: int) -> None:
+    labels = LABELS[kind](count)
+    ids = {"item": np.arange(count) * 2**40, "price": np.linspace(0, 1, count)}
+    known = order_of(ids, labels)
+    again = {"price": ids["price"] + 1e-3, "item": torch.from_numpy(ids["item"])}
+    assert is_same_order(known, order_of(again, labels * (1 + 1e-7)))
+    order = np.random.default_rng(count).permutation(count)
+    moved = {name: column[order] for name, column in ids.items()}
+    assert not is_same_order(known, order_of(moved, labels[order]))
+
+
+def test_pictures_may_be_augmented() -> None:
+    pictures = np.random.default_rng(0).integers(0, 255, (8, 4, 4, 3), dtype=np.uint8)
+    labels = torch.arange(8)
+    assert order_of(pictures, labels) == order_of(pictures[:, ::-1], labels)
+    assert order_of(pictures, None) == 0.0
+    assert order_of(None, torch.rand(8, requires_grad=True)) == 0.0
