@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 from master.runtime import persistence
 from master.runtime.clock import Clock
-from master.runtime.cluster import Cluster
+from master.runtime.cluster import FINAL, Cluster
 from master.runtime.effects import Effects
 from master.runtime.journal import Journal
 from master.runtime.loop import run
@@ -57,6 +57,7 @@ from torch_edl.jobs.master_process import SUPERSEDED
 from torch_edl.kubernetes.shared_pods import SharedPods
 from torch_edl.processes.launcher import Known, Launcher
 from torch_edl.processes.output import setup_logging
+from torch_edl.processes.revival import STOPS, revived
 from torch_edl.processes.signals import StopSignals
 from torch_edl.ps_server.identity import run_of
 
@@ -79,14 +80,28 @@ def main(
     parser.add_argument("--job", required=True)
     parser.add_argument("--listen", metavar="HOST:PORT", default="")
     args = parser.parse_args(argv)
-    name = args.job
-    parent = os.getppid()
-    stop = StopSignals((signal.SIGTERM, signal.SIGINT), even_ignored=True)
-    stop.install()
     setup_logging("master", 0)
-    folder = JobFolder(name)
     place: Place = Cluster.of_environment(os.environ) or Machine(args.listen)
+
+    def run_once() -> int:
+        return _run_once(
+            args.job, args.listen, place, worker_module=worker_module, server_module=server_module
+        )
+
+    return revived(run_once, final=FINAL) if isinstance(place, Cluster) else run_once()
+
+
+def _run_once(
+    name: str, listen: str, place: Place, *, worker_module: str, server_module: str
+) -> int:
+    parent = os.getppid()
+    stop = StopSignals(STOPS, even_ignored=True)
+    stop.install()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+    folder = JobFolder(name)
     try:
+        if (code := place.begin(name)) is not None:
+            return code
         config = place.prepare(folder)
         token = os.environ.get(ENV_TOKEN, "")
         if not token:
@@ -107,7 +122,7 @@ def main(
         return stop.exit_code or place.refused(error)
     temporary = place.temporary(config, folder)
     preprocessing = temporary / PREPROCESSING_FILE
-    host = args.listen.rpartition(":")[0]
+    host = listen.rpartition(":")[0]
     server = ServerCommand.of(config, module=server_module, host=host, journals=str(journals))
     options: dict[str, Any] = {
         "workers": config.cluster.max_workers,
@@ -209,6 +224,8 @@ def main(
         kept.close(over=over)
         if over:
             _tidy(job, temporary, journals)
+    if not over and stop.name:
+        place.hand_over()
     return place.exit_code(job.lifecycle.outcome if over else None, stop)
 
 

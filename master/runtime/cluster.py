@@ -15,8 +15,9 @@ from torch_edl.config import CheckpointConfig, JobConfig
 from torch_edl.environment import ENV_HOST, ENV_TOKEN
 from torch_edl.errors import CheckpointError, StoreConflictError, UsageError
 from torch_edl.files import write_text
-from torch_edl.jobs import final_status
 from torch_edl.jobs.folder import JobFolder
+from torch_edl.jobs.master_process import SUPERSEDED
+from torch_edl.jobs.own_job import OwnJob
 from torch_edl.kubernetes import names, shared_paths
 from torch_edl.kubernetes.api import Api
 from torch_edl.kubernetes.job import ENV_JOB_UID, ENV_NAMESPACE
@@ -30,10 +31,10 @@ from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
 
-# Where Kubernetes reads the last words of a container, unless its manifest says otherwise.
-_TERMINATION_LOG = "/dev/termination-log"
-# Exit codes: the Job of the master starts it again after the second one only.
+# Exit codes.
 _USAGE, _TRY_AGAIN, _STOPPED = 2, 75, 130
+FINAL = (0, 1, _USAGE, SUPERSEDED, _STOPPED)
+"""Exit codes of a master that is not started again in its pod."""
 # What all processes of a job must have in common.
 _SHARED_VARIABLES = ("PYTHONHASHSEED",)
 # Threads of a worker whose pod asks for no number of cores.
@@ -56,6 +57,7 @@ class Cluster:
         self._namespace = namespace
         self._job_uid = job_uid
         self._host = host
+        self._own: OwnJob | None = None
 
     @classmethod
     def of_environment(cls, env: Mapping[str, str]) -> Cluster | None:
@@ -64,6 +66,11 @@ class Cluster:
             return None
         namespace = env.get(ENV_NAMESPACE, "default")
         return cls(namespace=namespace, job_uid=env[ENV_JOB_UID], host=env.get(ENV_HOST, ""))
+
+    def begin(self, job: str) -> int | None:
+        self._own = OwnJob(Api.in_cluster(self._namespace), job, self._job_uid)
+        ended = self._own.begin()
+        return (0 if ended == "finished" else 1) if ended else None
 
     def prepare(self, folder: JobFolder) -> JobConfig:
         # The state of a job that continues is there already, if a claim keeps it.
@@ -157,13 +164,18 @@ class Cluster:
         final = isinstance(error, UsageError) and not isinstance(
             error.__cause__, StoreConflictError
         )
+        if final:
+            end = pb.GetStatusResponse(state="failed", error=str(error), usage_error=True)
+            self.tell_end(end)
         return _USAGE if final else _TRY_AGAIN
 
     def tell_end(self, status: pb.GetStatusResponse) -> None:
-        try:
-            Path(_TERMINATION_LOG).write_text(final_status.to_text(status), encoding="utf-8")
-        except OSError as error:  # a template may name another place
-            log.warning("%s: %s: the end of the job is not noted", _TERMINATION_LOG, error.strerror)
+        if self._own is not None:
+            self._own.end(status)
+
+    def hand_over(self) -> None:
+        if self._own is not None:
+            self._own.make_next_pod()
 
     def exit_code(self, outcome: Outcome | None, stop: StopSignals) -> int:
         if outcome is None:

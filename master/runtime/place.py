@@ -27,6 +27,17 @@ class Place(Protocol):
     hands_over: bool
     """A master that is asked to end leaves the job to the next one."""
 
+    def begin(self, job: str) -> int | None:
+        """Make sure that a master may begin.
+
+        Returns:
+            The exit code of a master whose job is over; None: the job is not.
+
+        Raises:
+            EdlError: the master may not do what it must, or nobody answers.
+        """
+        ...
+
     def prepare(self, folder: JobFolder) -> JobConfig:
         """The configuration of the job, with whose folder all is well.
 
@@ -94,6 +105,10 @@ class Place(Protocol):
         """Leaves the last status of the job where clients find it that come later."""
         ...
 
+    def hand_over(self) -> None:
+        """Has the next master started; this one has let go of the job."""
+        ...
+
     def exit_code(self, outcome: Outcome | None, stop: StopSignals) -> int:
         """The exit code of a master.
 
@@ -115,6 +130,9 @@ class Machine:
 
     def __init__(self, listen: str) -> None:
         self._listen = listen
+
+    def begin(self, job: str) -> int | None:
+        return None
 
     def prepare(self, folder: JobFolder) -> JobConfig:
         return folder.config()
@@ -153,6 +171,9 @@ class Machine:
 
     def tell_end(self, status: pb.GetStatusResponse) -> None:
         """The folder of the job has it."""
+
+    def hand_over(self) -> None:
+        """The client starts it."""
 
     def exit_code(self, outcome: Outcome | None, stop: StopSignals) -> int:
         assert outcome is not None

@@ -236,7 +236,8 @@ class Namespace:
         of_job = (f"TORCH_EDL_MASTER={job}-master.{self.name}.svc:".encode(),
                   f"TORCH_EDL_NAMESPACE={self.name}".encode())  # fmt: skip
         command = b"".join(word.encode() + b"\0" for word in words)
-        for folder in Path("/proc").glob("[0-9]*"):
+        # The newest: the parent of a master has the same command.
+        for folder in sorted(Path("/proc").glob("[0-9]*"), key=lambda f: -int(f.name)):
             with contextlib.suppress(OSError):
                 environment = (folder / "environ").read_bytes()
                 if not any(name in environment for name in of_job):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import time
 from collections.abc import Iterable
@@ -13,13 +14,12 @@ import grpc
 
 from torch_edl.cli.progress import Display
 from torch_edl.cli.submit import Outcome
-from torch_edl.jobs.cluster_job import ClusterJob, Connection, final_status_of
+from torch_edl.jobs.cluster_job import ClusterJob, Connection
 from torch_edl.jobs.folder import ENDED
 from torch_edl.jobs.log_tail import shown, text_of, text_of_line
 from torch_edl.jobs.pod_output import PodOutput, by_process
 from torch_edl.kubernetes import causes, names
 from torch_edl.kubernetes.failures import ClusterError, MissingError, NoAnswerError
-from torch_edl.kubernetes.job import FINAL_CODES
 from torch_edl.kubernetes.watch import Change, PodGone, PodSeen, Watch
 from torch_edl.processes.signals import StopSignals
 from torch_edl.processes.spec import ProcessRefused, ProcessWaits
@@ -179,7 +179,7 @@ class Attendance:
                 self._over = True
             elif pod is None and (why := self.job.why_no_pod()):
                 self._tell("no pod", f"the master has no pod: {why}")
-            elif pod is not None and pod.ended and pod.exit_code not in FINAL_CODES:
+            elif pod is not None and pod.ended:
                 how = causes.end(pod, "master", 0, gone=False)
                 why = text_of_line(how.why) if how is not None else ""
                 why = why or f"exit code {pod.exit_code}"
@@ -285,7 +285,9 @@ class Attendance:
     def _outcome(self) -> Outcome:
         pod = self._pod()
         # The end came between two calls, or this client could not reach the master.
-        status = final_status_of(pod) or self._status
+        with contextlib.suppress(NoAnswerError):
+            self.job.refresh()
+        status = self.job.final() or self._status
         seen = Outcome(
             state="failed",
             status=status,

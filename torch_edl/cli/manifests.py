@@ -14,8 +14,8 @@ from torch_edl.kubernetes import job, names
 def as_yaml(config: JobConfig, code: Mapping[str, bytes], *, namespace: str) -> str:
     """What ``kubectl apply -f -`` accepts. Without the token: comments say what makes it.
 
-    The objects do not belong to the Job here, since its uid is known when it is there; a comment
-    says what deletes them all.
+    The uid of the Job is known when it is there: the master makes the other objects belong to it. A
+    comment says what deletes all of them, also before there is a master.
 
     Raises:
         UsageError: the extra is missing.
@@ -37,7 +37,7 @@ def as_yaml(config: JobConfig, code: Mapping[str, bytes], *, namespace: str) -> 
 
     Dumper.add_representer(str, text)
     pods = config.kubernetes
-    made = job.objects(config, namespace=namespace, token="", code=code)
+    made = job.objects(config, namespace=namespace, token="", code=code, applied=True)
     where = f" --namespace {namespace}"
     where += f" --context {shlex.quote(pods.context)}" if pods.context else ""
     patch = '{"stringData":{"token":"\'$(openssl rand -hex 32)\'"}}'

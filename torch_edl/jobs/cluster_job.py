@@ -64,8 +64,12 @@ class ClusterJob:
         return f"torch-edl logs {self.name} {self.where}"
 
     def is_over(self) -> bool:
-        """Whether the Job had ended when it was last seen."""
-        return ending(self.manifest) is not None
+        """Whether the job had ended when its Job was last seen."""
+        return self.final() is not None or ending(self.manifest) is not None
+
+    def final(self) -> pb.GetStatusResponse | None:
+        """Return how the job ended, as its master says; None: it has not, or nothing is known."""
+        return final_status.of(self.manifest)
 
     def is_gone(self) -> bool:
         """Whether no process of the job is left.
@@ -73,7 +77,7 @@ class ClusterJob:
         Raises:
             ClusterError: the cluster does not answer, or refuses.
         """
-        return not self.refresh() or self.is_over()
+        return not self.refresh() or ending(self.manifest) is not None
 
     def delete(self) -> None:
         """Deletes the Job, and in the background all that belongs to it.
@@ -228,10 +232,10 @@ class ClusterJob:
         Raises:
             ClusterError: the cluster does not answer, or refuses.
         """
-        pod = self.master_pod()
-        said = final_status_of(pod)
-        if said is not None and self.is_over():
+        self.refresh()
+        if (said := self.final()) is not None:
             return as_dict(said)
+        pod = self.master_pod()
         seen: dict[str, Any] = {"job": self.name, **EMPTY}
         state, error = self.state(pod)
         processes = [
@@ -250,9 +254,9 @@ class ClusterJob:
 
     def state(self, pod: causes.PodState | None) -> tuple[str, str]:
         """The state of the job and, if it failed or waits, why."""
-        ended, said = ending(self.manifest), final_status_of(pod)
-        if ended is not None and said is not None:
+        if (said := self.final()) is not None:
             return said.state, said.error
+        ended = ending(self.manifest)
         how = causes.end(pod, "master", 0, gone=False) if pod is not None else None
         why = text_of_line(how.why) if how is not None else ""
         if ended is not None:
@@ -292,11 +296,6 @@ def _seconds(time: Any) -> float:
     with contextlib.suppress(ValueError, TypeError):
         return datetime.fromisoformat(time).timestamp()
     return 0.0
-
-
-def final_status_of(pod: causes.PodState | None) -> pb.GetStatusResponse | None:
-    """How the job ended, if the master of this pod has said it."""
-    return final_status.from_text(pod.exit_message) if pod is not None else None
 
 
 def all_jobs(api: Api) -> list[ClusterJob]:

@@ -1,16 +1,22 @@
-"""The last status of a job as its master leaves it in its pod: one line of JSON. Pure.
+"""The last status of a job as its master leaves it in an annotation of its Job: one line of JSON.
+Pure.
 
-Kubernetes keeps 4096 bytes of the termination message of a container, for as long as the pod is
-there: how a job ended is told also when no client was there to hear it.
+An annotation stays when the pod of the master is evicted or deleted: how a job ended is told also
+when no client was there to hear it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from google.protobuf import json_format
 
+from torch_edl.kubernetes import names
 from torch_edl.wire import master_pb2 as pb
 
-MAX_BYTES = 4096
+# All annotations of an object may have 256 KiB.
+MAX_BYTES = 16 * 1024
 # A text that is cut keeps more than that.
 _LEAST_CHARS = 100
 
@@ -38,8 +44,20 @@ def to_text(status: pb.GetStatusResponse) -> str:
     return text
 
 
+def of(manifest: Mapping[str, Any]) -> pb.GetStatusResponse | None:
+    """Return how the job of a Job ended; None: its master has not said so."""
+    annotations = manifest["metadata"].get("annotations") or {}
+    return from_text(annotations.get(names.STATUS, ""))
+
+
+def state_of(manifest: Mapping[str, Any]) -> str:
+    """Return the state in which the job of a Job ended; empty: its master has not said so."""
+    found = of(manifest)
+    return found.state if found is not None else ""
+
+
 def from_text(text: str) -> pb.GetStatusResponse | None:
-    """The status; None: the text is none, but the last lines of a master that crashed."""
+    """The status; None: the text is none."""
     if not text.startswith("{"):
         return None
     try:

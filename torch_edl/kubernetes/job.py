@@ -24,6 +24,7 @@ from typing import Any
 from torch_edl.config import JobConfig
 from torch_edl.environment import ENV_HOME, hash_environment
 from torch_edl.kubernetes import names, template
+from torch_edl.kubernetes.api import CORE, KINDS
 from torch_edl.kubernetes.pod import pod_spec
 
 Manifest = dict[str, Any]
@@ -35,10 +36,9 @@ ENV_JOB_UID = "TORCH_EDL_JOB_UID"
 
 KEEP_S = 7 * 24 * 3600
 """How long the objects of a job that is over stay, for its status and logs."""
-# Crashes of the master after which the job has failed; preemptions and evictions are not counted.
-_MOST_CRASHES = 10
-FINAL_CODES = (1, 2, 3, 130)
-"""Exit codes of a master that has said how the job ended; it is not started again."""
+# Pods of the master that end without a word of it: with a lost node, or out of memory. A job that
+# runs for weeks on machines that come and go has many; a master that crashes ends the job itself.
+_MOST_PODS = 1000
 _MASTER_GRACE_S = 25.0
 _JOB_UID_LABEL = "batch.kubernetes.io/controller-uid"
 
@@ -57,16 +57,23 @@ def in_pods(config: JobConfig, code: Mapping[str, bytes]) -> JobConfig:
 
 
 def objects(
-    config: JobConfig, *, namespace: str, token: str, code: Mapping[str, bytes]
+    config: JobConfig,
+    *,
+    namespace: str,
+    token: str,
+    code: Mapping[str, bytes],
+    applied: bool = False,
 ) -> list[Manifest]:
     """The objects in the order in which they are made; the Job of the master comes last.
 
     Args:
         config: see :func:`in_pods`.
         token: of the job; empty: the Secret gets it later, and no pod starts before.
+        applied: a user makes the objects, and the master becomes their owner.
     """
+    account = _account(config.name, namespace, adopts=applied)
     made = [
-        *([] if config.kubernetes.service_account else _account(config.name, namespace)),
+        *([] if config.kubernetes.service_account else account),
         _secret(config.name, token),
         _files(config, code),
         _service(config.name),
@@ -75,6 +82,8 @@ def objects(
     ]
     for each in made:
         each["metadata"]["namespace"] = namespace
+    if applied:
+        made[-1]["metadata"]["annotations"][names.ADOPTS] = "true"
     return made
 
 
@@ -97,11 +106,34 @@ RESUME: Manifest = {"spec": {"suspend": False}}
 """The change that starts a suspended Job."""
 
 
+def master_rules(job: str, *, adopts: bool = False) -> list[Manifest]:
+    """What a master must be allowed to do in its namespace.
+
+    Args:
+        adopts: it becomes the owner of objects that a user has applied.
+    """
+
+    def patched(kind: str, name: str) -> Manifest:
+        path, plural = KINDS[kind]
+        return {
+            "apiGroups": [path.removeprefix("/apis/").rpartition("/")[0] if path != CORE else ""],
+            "resources": [plural],
+            "resourceNames": [name],
+            "verbs": ["get", "patch"] if kind == "Job" else ["patch"],
+        }
+
+    return [
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["create", "delete", "list", "watch"]},
+        patched("Job", names.master(job)),
+        *([patched(kind, name) for kind, name in names.belongings(job)] if adopts else []),
+    ]
+
+
 def _metadata(job: str, name: str) -> Manifest:
     return {"name": name, "labels": names.labels(job), "annotations": names.annotations_of(job)}
 
 
-def _account(job: str, namespace: str) -> list[Manifest]:
+def _account(job: str, namespace: str, *, adopts: bool) -> list[Manifest]:
     name = names.master(job)
     return [
         {
@@ -114,7 +146,7 @@ def _account(job: str, namespace: str) -> list[Manifest]:
             "apiVersion": "rbac.authorization.k8s.io/v1",
             "kind": "Role",
             "metadata": _metadata(job, name),
-            "rules": copy.deepcopy(list(names.MASTER_RULES)),
+            "rules": master_rules(job, adopts=adopts),
         },
         {
             "apiVersion": "rbac.authorization.k8s.io/v1",
@@ -218,29 +250,22 @@ def _job(config: JobConfig) -> Manifest:
         "kind": "Job",
         "metadata": _metadata(job, name),
         "spec": {
-            "backoffLimit": _MOST_CRASHES,
-            "podFailurePolicy": {
-                "rules": [
-                    {
-                        "action": "Ignore",
-                        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
-                    },
-                    {
-                        "action": "FailJob",
-                        "onExitCodes": {
-                            "containerName": names.CONTAINER,
-                            "operator": "In",
-                            "values": list(FINAL_CODES),
-                        },
-                    },
-                ]
-            },
-            # Never two masters: the next one starts when the last one is gone.
-            "podReplacementPolicy": "Failed",
+            "backoffLimit": _MOST_PODS,
+            "podReplacementPolicy": _replacement(config),
             "ttlSecondsAfterFinished": KEEP_S,
             "template": template.merge(pod, pods.template),
         },
     }
+
+
+def _replacement(config: JobConfig) -> str:
+    """When the next master's pod may be there: the pod of a node that does not answer never ends.
+
+    A state that masters share has a lock, so the last master may still run. Without one, nothing
+    else would keep two masters apart.
+    """
+    shared = config.kubernetes.state_claim or config.durability.etcd_endpoints
+    return "TerminatingOrFailed" if shared else "Failed"
 
 
 def _field(name: str, path: str) -> Manifest:

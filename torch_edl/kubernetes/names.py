@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import secrets
 
 DOMAIN = "torch-edl.dev"
 JOB = f"{DOMAIN}/job"
@@ -18,6 +19,11 @@ SHARED = f"{DOMAIN}/shared"
 INCARNATION = f"{DOMAIN}/incarnation"
 """Of the job's state: a master that has lost the state begins another one, and the pods of an
 earlier one are no processes of its."""
+
+STATUS = f"{DOMAIN}/status"
+"""The annotation of the master's Job that says how the job ended."""
+ADOPTS = f"{DOMAIN}/adopts"
+"""The annotation of a Job whose objects a user has applied: its master becomes their owner."""
 
 MASTER_PORT = 29400
 """Where the master listens at the address of its pod."""
@@ -36,11 +42,6 @@ HOME = "/var/lib/torch-edl"
 """The folder of the master for its jobs: on a claim, if the job has one for its state."""
 TMP = "/tmp"
 """What a pod may write, besides its volumes; gone with the pod."""
-
-MASTER_RULES = (
-    {"apiGroups": [""], "resources": ["pods"], "verbs": ["create", "delete", "list", "watch"]},
-)
-"""What a master must be allowed to do in its namespace."""
 
 # An object's name has 63 characters at most, and behind that of the job stands, for a pod, its
 # role, number and incarnation: "-worker-1234567-abcdef".
@@ -71,6 +72,22 @@ def token(job: str) -> str:
 def files(job: str) -> str:
     """The ConfigMap with the configuration and the code of a job."""
     return f"{of_job(job)}-files"
+
+
+def belongings(job: str) -> list[tuple[str, str]]:
+    """The kinds and names of the objects that belong to the master's Job, but for pods."""
+    own = ("Service", "ServiceAccount", "Role", "RoleBinding")
+    return [
+        ("Secret", token(job)),
+        ("ConfigMap", files(job)),
+        ("NetworkPolicy", of_job(job)),
+        *((kind, master(job)) for kind in own),
+    ]
+
+
+def next_master_pod(name: str) -> str:
+    """A new name of a pod of the master's Job."""
+    return f"{name}-{secrets.token_hex(3)}"
 
 
 def code_key(place: int) -> str:

@@ -26,6 +26,9 @@ _AFTER_GRACE_S = 5
 _MASTER_AWAY_S = 900
 # Most of the nodes that a pod avoids: a node is named in the pod, which has a size.
 _MOST_AVOIDED = 20
+# Taints of a node whose kubelet is silent, and for how long a pod stays on such a node.
+_LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+_NODE_AWAY_S = 30
 _HOSTNAME = "kubernetes.io/hostname"
 
 
@@ -176,8 +179,7 @@ def pod_spec(
         spec["schedulerName"] = config.scheduler_name
     if config.node_labels:
         spec["nodeSelector"] = config.node_labels
-    if config.tolerations:
-        spec["tolerations"] = config.tolerations
+    spec["tolerations"] = [*config.tolerations, *_of_lost_nodes(config.tolerations)]
     if config.image_pull_secret:
         spec["imagePullSecrets"] = [{"name": name} for name in config.image_pull_secret]
     return spec
@@ -213,6 +215,21 @@ def _resources(wanted: Mapping[str, str]) -> Manifest:
         return {}
     limits = {name: quantity for name, quantity in wanted.items() if name != "cpu"}
     return {"requests": dict(wanted), **({"limits": limits} if limits else {})}
+
+
+def _of_lost_nodes(own: Sequence[Manifest]) -> list[Manifest]:
+    """How long a pod stays on a node that does not answer: 5 minutes, if nothing is said."""
+    keys = {each["key"] for each in own}
+    return [
+        {
+            "key": key,
+            "operator": "Exists",
+            "effect": "NoExecute",
+            "tolerationSeconds": _NODE_AWAY_S,
+        }
+        for key in _LOST
+        if key not in keys
+    ]
 
 
 def _away_from(nodes: Sequence[str]) -> Manifest:

@@ -1,4 +1,4 @@
-"""The last status of a job in the few bytes that a pod keeps."""
+"""The last status of a job in the bytes that an annotation keeps."""
 
 from __future__ import annotations
 
@@ -47,5 +47,5 @@ def test_a_text_of_any_length_fits_and_keeps_the_end_of_the_traceback(letter: st
 
 
 @pytest.mark.parametrize("text", ["", "Traceback (most recent call last)", "{", "{1: 2}", "[]"])
-def test_the_last_lines_of_a_master_that_crashed_are_no_status(text: str) -> None:
+def test_another_text_is_no_status(text: str) -> None:
     assert final_status.from_text(text) is None

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from torch_edl.config import JobConfig, KubernetesConfig
+from torch_edl.config import DurabilityConfig, JobConfig, KubernetesConfig
 from torch_edl.kubernetes import job, names
 
 TOKEN = "a-token-of-forty-characters-and-more-0123456789"
@@ -69,6 +69,24 @@ def test_all_objects_are_found_by_label_and_go_with_the_job() -> None:
     assert list(made())[-1] == "Job"
 
 
+def test_the_master_may_own_what_a_user_has_applied() -> None:
+    of = job.objects(job.in_pods(CONFIG, CODE), namespace="team", token="", code=CODE, applied=True)
+    assert names.ADOPTS in of[-1]["metadata"]["annotations"]
+    [rules] = [each["rules"] for each in of if each["kind"] == "Role"]
+    may = {
+        (group, kind, name)
+        for rule in rules
+        if "patch" in rule["verbs"]
+        for group, kind, name in zip(
+            rule["apiGroups"], rule["resources"], rule["resourceNames"], strict=True
+        )
+    }
+    for each in of:
+        group = each["apiVersion"].rpartition("/")[0]
+        plural = {"NetworkPolicy": "networkpolicies"}.get(each["kind"], f"{each['kind']}s").lower()
+        assert (group, plural, each["metadata"]["name"]) in may
+
+
 def test_the_token_is_in_the_secret_alone() -> None:
     objects = made()
     assert objects.pop("Secret")["stringData"] == {names.TOKEN_KEY: TOKEN}
@@ -94,21 +112,25 @@ def test_the_master_finds_its_configuration_and_its_code() -> None:
     assert of_image.model_file == CONFIG.model_file
 
 
-def test_a_master_that_is_taken_away_comes_again_and_one_that_ended_does_not() -> None:
+def test_two_masters_may_be_there_only_where_a_lock_keeps_them_apart() -> None:
     spec = made()["Job"]["spec"]
-    ignore, fail = spec["podFailurePolicy"]["rules"]
-    assert ignore["onPodConditions"][0]["type"] == "DisruptionTarget"
-    assert ignore["action"] == "Ignore"
-    assert fail["action"] == "FailJob"
-    assert {1, 2} <= set(fail["onExitCodes"]["values"])
-    assert not {137, 143} & set(fail["onExitCodes"]["values"])
-    assert spec["podReplacementPolicy"] == "Failed"
+    assert spec["podReplacementPolicy"] == "TerminatingOrFailed"
+    assert "podFailurePolicy" not in spec  # which allows no other policy than Failed
+    alone = replace(CONFIG, kubernetes=replace(PODS, state_claim=""))
+    assert made(alone)["Job"]["spec"]["podReplacementPolicy"] == "Failed"
+    etcd = replace(alone, durability=DurabilityConfig(store="etcd://e:2379"))
+    assert made(etcd)["Job"]["spec"]["podReplacementPolicy"] == "TerminatingOrFailed"
     assert job.suspended(made()["Job"])["spec"]["suspend"] is True
 
 
 def test_the_master_has_the_rights_it_needs_and_its_pods_no_others() -> None:
     objects = made()
-    assert objects["Role"]["rules"] == list(names.MASTER_RULES)
+    assert objects["Role"]["rules"] == job.master_rules("Clicks_1")
+    [pods, own] = objects["Role"]["rules"]
+    assert "resourceNames" not in pods
+    assert (own["apiGroups"], own["resources"], own["resourceNames"]) == (
+        ["batch"], ["jobs"], [objects["Job"]["metadata"]["name"]]
+    )  # fmt: skip
     name = objects["ServiceAccount"]["metadata"]["name"]
     assert objects["RoleBinding"]["subjects"] == [
         {"kind": "ServiceAccount", "name": name, "namespace": "team"}

@@ -1,0 +1,133 @@
+"""The master of a job and its Job: whichever way the master's pod goes, another one comes at once,
+and the job ends when the job is over."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("kubernetes", reason="pip install torch-edl[kubernetes]")
+
+import yaml
+from kubernetes import utils
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.jobs import DELAY_S, FLAGS, JOB, RECORDS, Job, Namespace, figure
+
+_MASTER = f"{JOB}-master"
+
+
+def job_of(namespace: Namespace) -> Any:
+    return namespace.batch.read_namespaced_job(_MASTER, namespace.name)
+
+
+def status(namespace: Namespace) -> dict[str, Any]:
+    said = namespace.edl("status", JOB, "--json").stdout
+    found: dict[str, Any] = json.loads(said[said.index("{") :])
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("how", ["evict", "delete", "crash"])
+def test_masters_that_are_taken_away_again_and_again_are_replaced_at_once(
+    namespace: Namespace, submit: Callable[..., Job], how: str
+) -> None:
+    """With the pauses of the Job controller, the third needs 40 s."""
+    job = submit(RECORDS, *FLAGS, delay_s=DELAY_S)
+    job.wait_for(lambda: job.done() > 0, 100)
+    for _ in range(3):
+        [master] = namespace.running(JOB, "master")
+        began = time.monotonic()
+        if how == "crash":
+            namespace.kill_process(JOB, "master", "--job", JOB)
+        elif how == "evict":
+            namespace.evict(master)
+        else:
+            namespace.core.delete_namespaced_pod(master, namespace.name)
+        if how != "crash":
+            job.wait_for(lambda m=master: set(namespace.running(JOB, "master")) - {m}, 100)
+        job.trains_on()
+        figure(f"{how} of the master", trains_s=time.monotonic() - began)
+        if how == "crash":
+            assert namespace.running(JOB, "master") == [master]
+        job.wait_for(lambda: len(namespace.running(JOB, "master")) == 1, 100)
+    assert job.finish(400) == 0, namespace.report()
+    namespace.check()
+    assert status(namespace)["state"] == "finished"
+    # The Job made one pod, which had no reason to wait.
+    events = namespace.core.list_namespaced_event(namespace.name).items
+    assert [e.reason for e in events if e.source.component == "job-controller"].count(
+        "SuccessfulCreate"
+    ) == 1  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("runs", [False, True])
+def test_the_masters_node_is_unreachable(
+    orders: Cluster, namespace: Namespace, running: Job, runs: bool
+) -> None:
+    """Its pods stay there; with the kubelet alone gone, the old master runs on."""
+    [pod] = [p for p in namespace.pods(JOB, "master") if p.status.phase == "Running"]
+    node, began = pod.spec.node_name, time.monotonic()
+    orders.control("lose-node", name=node, runs=runs)
+    running.wait_for(lambda: namespace.elsewhere(JOB, "master", node), 200)
+    figure("node of the master unreachable", again_s=time.monotonic() - began, runs=runs)
+    if not runs:
+        running.trains_on()
+    assert running.finish(400) == 0, namespace.report()
+    orders.control("return-node", name=node)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_how_a_job_ended_is_known_when_no_pod_of_it_is_left(
+    namespace: Namespace, submit: Callable[..., Job]
+) -> None:
+    job = submit(400, *FLAGS)
+    assert job.finish(200) == 0, namespace.report()
+    # At once: the Job itself may not be complete yet.
+    assert status(namespace)["state"] == "finished"
+    namespace.wait_for(lambda: job_of(namespace).status.completion_time)
+    for pod in namespace.pods(JOB):
+        namespace.kill(pod.metadata.name)
+    found = status(namespace)
+    assert (found["state"], found["records"]["done"]) == ("finished", 400)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_job_that_fails_and_one_that_is_stopped_end_their_job(
+    namespace: Namespace, submit: Callable[..., Job]
+) -> None:
+    job = submit(RECORDS, *FLAGS, delay_s=DELAY_S)
+    job.wait_for(lambda: job.done() > 0, 100)
+    assert namespace.edl("stop", JOB).returncode == 0
+    assert status(namespace)["state"] == "stopped"
+    namespace.wait_for(lambda: [c for c in job_of(namespace).status.conditions or []
+                                if c.type == "Failed"])  # fmt: skip
+    assert namespace.running(JOB, "master") == []
+    assert job.finish(60) != 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_what_a_user_has_applied_goes_with_the_job(namespace: Namespace) -> None:
+    namespace.prepare(400)
+    made = namespace.submit(JOB, "--dry-run", *FLAGS)
+    assert made.finish(60) == 0, made.said()
+    objects = list(yaml.safe_load_all(made.said()))
+    for each in objects:
+        utils.create_from_dict(namespace.core.api_client, each, namespace=namespace.name)
+    patch = {"stringData": {"token": secrets.token_urlsafe(32)}}
+    namespace.core.patch_namespaced_secret(f"{JOB}-token", namespace.name, patch)
+    namespace.wait_for(lambda: status(namespace)["state"] == "finished", 200)
+    namespace.check()
+    assert len(namespace.left_of(JOB)) > 1
+    namespace.delete(JOB)
