@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import queue
 import shutil
 import threading
@@ -152,8 +151,6 @@ def _execute(effect: Effect, token: str, preprocessing: Path | None) -> EffectEv
             preprocessing.parent.mkdir(parents=True, exist_ok=True)
             with replacing(preprocessing) as file:
                 file.write(effect.content)
-                file.flush()
-                os.fsync(file.fileno())
             return PreprocessingKept()
         case Remove():
             shutil.rmtree(effect.directory, ignore_errors=True)

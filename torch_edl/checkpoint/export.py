@@ -18,6 +18,7 @@ from torch_edl.checkpoint import files, layout
 from torch_edl.checkpoint.reader import FORMAT, CheckpointReader, SavedTable
 from torch_edl.config.checkpoint import PREPROCESSING_FILE
 from torch_edl.errors import CheckpointError
+from torch_edl.files import replacing_path
 
 _ROWS = 1 << 14
 """Written at once, each to a page of its own: 64 MB of pages at most."""
@@ -34,7 +35,7 @@ def write_output(checkpoint_dir: str | Path, output_dir: str | Path) -> None:
         OSError: the disk is full or read-only; nothing half-written is left.
     """
     source = CheckpointReader(Path(checkpoint_dir), values_only=True)
-    with replacing_folder(Path(output_dir)) as folder:
+    with replacing_output(Path(output_dir)) as folder:
         values, _ = source.dense()
         dense = {name: values[name] for name in sorted(values)}
         files.write(folder / layout.EXPORTED_MODEL, dense, {"format": "pt"})
@@ -56,22 +57,12 @@ def write_metadata(
 
 
 @contextlib.contextmanager
-def replacing_folder(output: Path) -> Iterator[Path]:
+def replacing_output(output: Path) -> Iterator[Path]:
     """A temporary folder that replaces ``output`` as a whole at the end, or not at all."""
-    temporary = output.with_name(f".{output.name}.part-{os.getpid()}")
     output.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        (temporary / "embeddings").mkdir(parents=True)
-        yield temporary
-        if output.exists():
-            old = output.with_name(f".{output.name}.old-{os.getpid()}")
-            os.replace(output, old)
-            os.replace(temporary, output)
-            shutil.rmtree(old)
-        else:
-            os.replace(temporary, output)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with replacing_path(output) as folder:
+        (folder / "embeddings").mkdir(parents=True)
+        yield folder
 
 
 def _write_table(table: SavedTable, path: Path) -> None:

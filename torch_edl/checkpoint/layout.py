@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
 import shutil
 import uuid
@@ -28,7 +27,7 @@ from pathlib import Path
 
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.errors import CheckpointError, UsageError
-from torch_edl.files import sync
+from torch_edl.files import rename, sync
 
 log = logging.getLogger(__name__)
 
@@ -98,8 +97,7 @@ def save(
             return directory, read(directory)
         if directory.exists():  # without a manifest: of a crash
             shutil.rmtree(directory)
-        os.rename(temporary, directory)
-        sync(root)
+        rename(temporary, directory)
         return directory, manifest
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # unless it was renamed
@@ -222,7 +220,7 @@ def remove_leftovers(root: str | Path) -> None:
     for path in list(Path(root).glob(f"{_TEMPORARY}*")):
         gone = temporary_dir(root)
         with contextlib.suppress(OSError):
-            os.rename(path, gone)  # at once: the rename that would commit it fails from now on
+            rename(path, gone)  # at once: the rename that would commit it fails from now on
             shutil.rmtree(gone, ignore_errors=True)
 
 

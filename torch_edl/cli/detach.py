@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from torch_edl.cli.terminal import stdout
+from torch_edl.files import rename
 from torch_edl.jobs.folder import JobFolder
 from torch_edl.wire import master_pb2 as pb
 
@@ -90,7 +91,9 @@ def _say(job: JobFolder, child: int, output: Path) -> None:
     if job.is_alive():
         # Several clients may take part in a script's job.
         logs = (job.logs / f"client-{number}.log" for number in itertools.count())
-        output = output.replace(next(log for log in logs if not log.exists()))
+        own = next(log for log in logs if not log.exists())
+        rename(output, own)
+        output = own
         lines += [
             f"see it: torch-edl status {name}, torch-edl logs {name} --follow",
             f"stop it: torch-edl stop {name}",

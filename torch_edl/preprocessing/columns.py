@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -15,6 +14,7 @@ from safetensors.numpy import load, save
 
 from torch_edl.config.checkpoint import PREPROCESSING_FILE
 from torch_edl.errors import CheckpointError, UsageError
+from torch_edl.files import replacing
 from torch_edl.preprocessing import arrays
 from torch_edl.preprocessing.column import Column, OneSpace
 from torch_edl.preprocessing.fitted import Boundaries, Fitted, Scale, Words
@@ -202,13 +202,8 @@ class Columns:
 
     def save(self, path: str | Path) -> None:
         """Writes a file, whole or not at all."""
-        final = Path(path)
-        part = final.with_name(f".{final.name}.{uuid.uuid4().hex}.part")
-        try:
-            part.write_bytes(self.to_bytes())
-            part.replace(final)
-        finally:
-            part.unlink(missing_ok=True)
+        with replacing(path) as file:
+            file.write(self.to_bytes())
 
     def load(self, path: str | Path) -> Self:
         """Takes over what :meth:`save` wrote, or the preprocessing in the folder of an exported

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from torch_edl.checkpoint import layout
-from torch_edl.checkpoint.export import replacing_folder, write_metadata
+from torch_edl.checkpoint.export import replacing_output, write_metadata
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import CheckpointConfig
 from torch_edl.config.checkpoint import PREPROCESSING_FILE
@@ -199,7 +199,7 @@ class Saver:
             log.warning("--output %s: not written, since nothing was trained", output)
             return
         try:
-            with replacing_folder(Path(output)) as folder:
+            with replacing_output(Path(output)) as folder:
                 weights.write(copied(engine.replica.model), folder / layout.EXPORTED_MODEL)
                 if self.preprocessing:
                     (folder / PREPROCESSING_FILE).write_bytes(self.preprocessing)

@@ -8,7 +8,6 @@ predictions of a task are one file, named by the task.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +18,7 @@ import numpy.typing as npt
 from torch_edl.contract.argument_order import labels_first
 from torch_edl.data.batch import Batch
 from torch_edl.errors import ContractError
+from torch_edl.files import replacing
 from torch_edl.wire import codec
 from torch_edl.wire import master_pb2 as pb
 
@@ -142,10 +142,8 @@ class TaskPredictions:
         returns the number of rows."""
         name = f"part-{task_id:012d}.npz"
         arrays = {key: np.concatenate(parts) for key, parts in self._parts.items()}
-        temporary = Path(directory) / f".{name}.{os.getpid()}"
-        with open(temporary, "wb") as file:
+        with replacing(Path(directory) / name) as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
-        os.replace(temporary, Path(directory) / name)
         return len(next(iter(arrays.values()))) if arrays else 0
 
     def _named(self, outputs: Any) -> dict[str, Array]:

@@ -11,6 +11,7 @@ import safetensors.torch
 import torch
 
 from torch_edl.errors import EdlError, UsageError
+from torch_edl.files import replacing_path
 
 _TORCH_SUFFIXES = (".pt", ".pth")
 SUFFIXES = (*_TORCH_SUFFIXES, ".safetensors")
@@ -34,23 +35,19 @@ def write(state: Mapping[str, Any], path: Path) -> None:
     Raises:
         EdlError: the file cannot be written.
     """
-    # Written under another name, then renamed; safetensors takes a path, not a file.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix in _TORCH_SUFFIXES:
-            with open(temporary, "wb") as file:
-                torch.save(dict(state), file)
-        else:
-            safetensors.torch.save_file(_apart(state), temporary)
-        os.replace(temporary, path)
+        with replacing_path(path) as temporary:
+            if path.suffix in _TORCH_SUFFIXES:
+                with open(temporary, "wb") as file:
+                    torch.save(dict(state), file)
+            else:
+                safetensors.torch.save_file(_apart(state), temporary)
     except (OSError, RuntimeError, safetensors.SafetensorError) as error:
         # torch and safetensors hide the error of the disk: one as context, the other in a text.
         behind = error if isinstance(error, OSError) else error.__context__
         cause = behind.strerror if isinstance(behind, OSError) else error
         raise EdlError(f"{path}: cannot be written: {cause}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def read(path: Path) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from torch_edl.config.durability import FSYNC_MODES
 from torch_edl.errors import JournalDamagedError, StaleIncarnationError, UsageError
-from torch_edl.files import sync
+from torch_edl.files import rename, sync
 from torch_edl.ps_server.identity import Identity
 from torch_edl.ps_server.journal import segments
 from torch_edl.ps_server.journal.ownership import Ownership
@@ -379,8 +379,7 @@ class Journal:
             if path == self.base.path:  # nothing has changed since
                 shutil.rmtree(temporary)
                 return
-            os.rename(temporary, path)
-            sync(self.folder)
+            rename(temporary, path)
             with self._write_lock:
                 old, self.base = self.base, Base(sequence, path)
                 used, covered = segments.chain(self.folder, sequence)

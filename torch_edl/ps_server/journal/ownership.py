@@ -17,7 +17,7 @@ import shutil
 from pathlib import Path
 
 from torch_edl.errors import JournalDamagedError, StaleIncarnationError, UsageError
-from torch_edl.files import sync
+from torch_edl.files import rename, sync_tree
 from torch_edl.ps_server.identity import Identity
 
 _IDENTITY = "journal.json"
@@ -60,8 +60,7 @@ class Ownership:
                     f"incarnation {incarnation}: a later server has taken the shard over"
                 )
             with contextlib.suppress(FileNotFoundError):  # another server was faster
-                os.rename(path, self.folder)
-                sync(root)
+                rename(path, self.folder)
                 return
         raise JournalDamagedError(f"{root}: its folder incarnation-NUMBER is missing")
 
@@ -79,10 +78,8 @@ def _begin(root: Path, identity: Identity) -> None:
     (temporary / "incarnation-0").mkdir(parents=True)
     try:
         (temporary / _IDENTITY).write_text(identity.to_json(), encoding="utf-8")
-        sync(temporary / _IDENTITY)
-        sync(temporary)
-        os.rename(temporary, root)  # in place of an empty folder, or of none
-        sync(root.parent)
+        sync_tree(temporary)
+        rename(temporary, root)  # in place of an empty folder, or of none
     except OSError as error:
         shutil.rmtree(temporary)
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):

@@ -2,19 +2,25 @@
 
 A stream of gzip or zstd can be read from its start only, and tasks come in any order. What is
 unpacked is shared by the processes of the machine, and the least recently used goes first when
-there is too much.
+there is too much. The size of an unpacked file is compared each time, its digest once after each
+start of the machine.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
+import json
 import logging
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
+
+from isal.isal_zlib import crc32
 
 from torch_edl.data.sources.base import Stamp
 from torch_edl.data.sources.storage.random_access import RandomAccess
@@ -28,6 +34,8 @@ UNPACKED_BYTES = 64 << 30
 """Kept on the disk of a machine; the newest file is always kept."""
 
 _PIECE = 1 << 20
+
+_MOST_BOOTS = 8  # of machines that share the folder
 
 _CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".tgz": "gzip"}
 
@@ -58,18 +66,20 @@ def unpacked(path: str, codec: str, original: Original) -> str:
     """
     folder = edl_home() / "cache" / "unpacked"
     name = hashlib.sha256(f"{path}\n{tuple(original.stamp)}".encode()).hexdigest()[:32]
-    place = folder / name
+    place, record = folder / name, folder / f".{name}.lock"
     try:
         with contextlib.suppress(FileNotFoundError):
-            os.utime(place)
-            return str(place)
+            if _Content.noted(record).is_at(place, boot=_boot()):
+                os.utime(place)
+                return str(place)
         folder.mkdir(parents=True, exist_ok=True)
-        with _alone(folder / f".{name}.lock"):
-            if not place.exists():
-                with replacing(place, 0o600) as file:
-                    for piece in _pieces(path, codec, original):
-                        file.write(piece)
-                    original.check()
+        with _alone(record) as lock:
+            content = _Content.noted(record)
+            if not content.is_at(place, boot=_boot()):
+                if not content.is_intact(place):
+                    content = _unpack(path, codec, original, place)
+                lock.truncate(0)
+                lock.write(content.checked(_boot()))
                 _make_room(folder, place)
     except OSError as error:
         raise DataError(
@@ -78,6 +88,71 @@ def unpacked(path: str, codec: str, original: Original) -> str:
             "folder with room",
         ) from error
     return str(place)
+
+
+@dataclass(frozen=True)
+class _Content:
+    """What was unpacked, as noted in the file of the lock.
+
+    A file whose size is right can lose its content only with the machine: its digest is compared
+    by the first reader after each start of the machine.
+    """
+
+    size: int = 0
+    """0: nothing is noted. No empty file is trusted, so an empty content is unpacked each time."""
+    crc: int = 0
+    """CRC-32 of the content."""
+    boots: tuple[str, ...] = ()
+    """The starts of machines after which the digest was right, the newest last."""
+
+    @classmethod
+    def noted(cls, record: Path) -> _Content:
+        """What the file says; nothing if it is missing or damaged."""
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            found = json.loads(record.read_bytes())
+            return cls(int(found["size"]), int(found["crc"]), tuple(found["boots"]))
+        return cls()
+
+    def checked(self, boot: str) -> bytes:
+        """The text to note, now that the content is known to be right."""
+        boots = (*self.boots[-_MOST_BOOTS:], boot)
+        return json.dumps({"size": self.size, "crc": self.crc, "boots": boots}).encode()
+
+    def is_at(self, place: Path, *, boot: str) -> bool:
+        """Whether the file has this content, without a look into it."""
+        return boot in self.boots and self._has_size(place)
+
+    def is_intact(self, place: Path) -> bool:
+        """Whether the file has this content: all of it is read."""
+        if not self._has_size(place):
+            return False
+        crc = 0
+        with open(place, "rb", buffering=0) as file:
+            while piece := file.read(_PIECE):
+                crc = crc32(piece, crc)
+        return crc == self.crc
+
+    def _has_size(self, place: Path) -> bool:
+        try:
+            return 0 < self.size == place.stat().st_size
+        except FileNotFoundError:
+            return False
+
+
+@functools.cache
+def _boot() -> str:
+    """Names the time since the start of this machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def _unpack(path: str, codec: str, original: Original, place: Path) -> _Content:
+    size = crc = 0
+    with replacing(place, 0o600) as file:
+        for piece in _pieces(path, codec, original):
+            file.write(piece)
+            size, crc = size + len(piece), crc32(piece, crc)
+        original.check()
+    return _Content(size, crc)
 
 
 def _pieces(path: str, codec: str, original: Original) -> Iterator[bytes]:
@@ -101,11 +176,11 @@ def _pieces(path: str, codec: str, original: Original) -> Iterator[bytes]:
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """One process of the machine at a time."""
-    with open(path, "wb") as lock:
+def _alone(path: Path) -> Iterator[BinaryIO]:
+    """One process of the machine at a time, with the file of the lock."""
+    with open(path, "ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        yield lock
 
 
 def _make_room(folder: Path, newest: Path) -> None:

@@ -114,3 +114,48 @@ def test_no_room_names_the_folder(tmp_path: Path, home: Path) -> None:
     path.write_bytes(gzip.compress(TEXT))
     with pytest.raises(DataError, match=r"cannot be unpacked into .*; set TORCH_EDL_HOME"):
         open_source(str(path))
+
+
+@pytest.mark.parametrize("damage", ["empty", "short", "another"])
+def test_what_a_machine_lost_with_its_power_is_unpacked_again(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    path = tmp_path / "a.csv.gz"
+    path.write_bytes(gzip.compress(TEXT))
+    assert open_source(str(path)).count == 1000
+    (place,) = kept(home)
+    content = {"empty": b"", "short": TEXT[:-100], "another": bytes(len(TEXT))}[damage]
+    place.write_bytes(content)
+    if damage == "another":  # which only the next start of the machine can bring
+        monkeypatch.setattr(unpacking, "_boot", lambda: "the next")
+    assert open_source(str(path)).count == 1000
+    assert place.read_bytes() == TEXT
+
+
+def test_a_digest_that_is_right_is_compared_once_in_a_life_of_the_machine(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.csv.gz"
+    path.write_bytes(gzip.compress(TEXT))
+    assert open_source(str(path)).count == 1000
+    monkeypatch.setattr(unpacking, "_pieces", None)  # nothing is unpacked from now on
+    monkeypatch.setattr(unpacking, "_boot", lambda: "the next")
+    compared = []
+    compare = unpacking._Content.is_intact
+    monkeypatch.setattr(
+        unpacking._Content, "is_intact", lambda *words: compared.append(1) or compare(*words)
+    )
+    assert [open_source(str(path)).count for _ in range(3)] == [1000] * 3
+    assert compared == [1]
+
+
+@pytest.mark.parametrize("note", [b"", b"{", b"[]", b'{"size": 3}', b"\xff"])
+def test_without_a_note_nothing_is_trusted(tmp_path: Path, home: Path, note: bytes) -> None:
+    path = tmp_path / "a.csv.gz"
+    path.write_bytes(gzip.compress(TEXT))
+    assert open_source(str(path)).count == 1000
+    (place,) = kept(home)
+    (lock,) = home.glob(".*.lock")
+    lock.write_bytes(note)
+    place.write_bytes(TEXT[:100])
+    assert open_source(str(path)).count == 1000
