@@ -46,6 +46,7 @@ from master.state.restart import from_state
 from master.state.script_fleet import ScriptFleet
 from master.state.server_command import ServerCommand
 from torch_edl.checkpoint import layout
+from torch_edl.checkpoint.claim import Claim, run_id
 from torch_edl.config import JobConfig
 from torch_edl.config.checkpoint import PREPROCESSING_FILE
 from torch_edl.data.resuming import continued
@@ -110,7 +111,8 @@ def _run_once(
         goes_on = folder.master_file.exists()
         lock = _with_room(lambda: _open(config, folder, place.store_key(name)), stop, waits=goes_on)
         left = persistence.left_behind(lock.store, token)
-        resumed = _prepare_checkpoints(config) if left is None else _newest(config, left)
+        claim = _claim(config, token)
+        resumed = _newest(config, left, claim) if left else _prepare_checkpoints(config)
         if resumed is not None and not (left and left["fleet"]["strategy"]):
             config = continued(config, resumed.path, resumed.manifest)
         _prepare_parts(config, anew=left is None)
@@ -196,7 +198,7 @@ def _run_once(
         return stop.exit_code or place.refused(error)
     over = not place.hands_over
     watch = StreamWatch(config.data.train if config.data.streams else (), service.apply)
-    effects = Effects(service.apply, token=token, preprocessing=preprocessing)
+    effects = Effects(service.apply, token=token, preprocessing=preprocessing, claim=claim)
     try:
         if job.preparation.needs_scan:
             threading.Thread(
@@ -223,13 +225,13 @@ def _run_once(
         service.close()
         kept.close(over=over)
         if over:
-            _tidy(job, temporary, journals)
+            _tidy(job, temporary, journals, claim)
     if not over and stop.name:
         place.hand_over()
     return place.exit_code(job.lifecycle.outcome if over else None, stop)
 
 
-def _tidy(job: Job, temporary: Path, journals: Path) -> None:
+def _tidy(job: Job, temporary: Path, journals: Path, claim: Claim | None) -> None:
     """Removes what nobody needs of a job that is over."""
     # The final state of a job that keeps no checkpoints.
     shutil.rmtree(temporary / "final", ignore_errors=True)
@@ -245,8 +247,10 @@ def _tidy(job: Job, temporary: Path, journals: Path) -> None:
             journals.parent.rmdir()
     if job.config.checkpoint.parts and not failed:
         shutil.rmtree(job.config.checkpoint.parts, ignore_errors=True)
-    if job.config.checkpoint.dir and job.config.kind == "train":
-        layout.remove_leftovers(job.config.checkpoint.dir)
+    if claim is not None and job.config.kind == "train":
+        with contextlib.suppress(CheckpointError):  # another job has the folder now
+            claim.check()
+            layout.remove_leftovers(job.config.checkpoint.dir)
 
 
 def _open(config: JobConfig, folder: JobFolder, key: str) -> Lock:
@@ -324,12 +328,24 @@ def _with_room(write: Callable[[], T], stop: StopSignals, *, waits: bool) -> T:
             time.sleep(_ROOM_POLL_S)
 
 
+def _claim(config: JobConfig, token: str) -> Claim | None:
+    """Takes the folder of checkpoints for this job, if there is one, and makes it.
+
+    Raises:
+        UsageError: another job has the folder.
+        OSError: the folder cannot be written.
+    """
+    root = config.checkpoint.dir
+    if not root or config.kind not in ("train", "script"):
+        return None
+    return Claim(root, job=config.name, run=run_id(config.name, token))
+
+
 def _prepare_checkpoints(config: JobConfig) -> Saved | None:
-    """Makes the folder of checkpoints, and finds the one to continue from."""
+    """Finds the checkpoint to continue from."""
     if not config.checkpoint.dir or config.kind not in ("train", "script"):
         return None
     root = Path(config.checkpoint.dir)
-    root.mkdir(parents=True, exist_ok=True)
     layout.remove_leftovers(root)
     newest = layout.newest_to_resume(root, resume=config.checkpoint.resume)
     return None if newest is None else Saved(newest, layout.read(newest))
@@ -385,9 +401,10 @@ def _left_journals(config: JobConfig, own: Path) -> Sequence[str]:
     ]
 
 
-def _newest(config: JobConfig, left: Mapping[str, Any]) -> Saved | None:
+def _newest(config: JobConfig, left: Mapping[str, Any], claim: Claim | None = None) -> Saved | None:
     """The newest checkpoint of a job that continues: it may be one that the master before committed
-    and did not note. Those of a script in a ring only its members read."""
+    and did not note. A checkpoint of another run counts only if it was noted: the job was resumed
+    from it. Those of a script in a ring only its members read."""
     ring = config.kind == "script" and left["fleet"]["strategy"] != "ps"
     if ring or config.kind not in ("train", "script"):
         return None
@@ -395,7 +412,9 @@ def _newest(config: JobConfig, left: Mapping[str, Any]) -> Saved | None:
     complete = [*(layout.complete(root) if root else ()), *([Path(noted)] if noted else ())]
     for path in sorted(set(complete), reverse=True):
         with contextlib.suppress(CheckpointError):
-            return Saved(path, layout.read(path))
+            found = Saved(path, layout.read(path))
+            if str(path) == noted or claim is None or found.manifest.run == claim.run:
+                return found
     return None
 
 

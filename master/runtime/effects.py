@@ -37,6 +37,7 @@ from master.state.actions import (
 )
 from master.state.tasks import steps_of
 from torch_edl.checkpoint import layout
+from torch_edl.checkpoint.claim import Claim
 from torch_edl.checkpoint.manifest import Manifest, Snapshot
 from torch_edl.config.checkpoint import PREPROCESSING_FILE
 from torch_edl.data.stream_space import saved_plan
@@ -63,6 +64,7 @@ class Effects:
         token: of the job, for the servers.
         preprocessing: the file of the fitted preprocessing, which is part of every checkpoint once
             it exists.
+        claim: the folder of checkpoints, if the job has one.
     """
 
     def __init__(
@@ -71,10 +73,12 @@ class Effects:
         *,
         token: str,
         preprocessing: Path | None = None,
+        claim: Claim | None = None,
     ) -> None:
         self._apply = apply
         self._token = token
         self._preprocessing = preprocessing
+        self._claim = claim
         self._queue: queue.SimpleQueue[Effect] = queue.SimpleQueue()
         # A daemon: a job that failed does not wait for a disk.
         threading.Thread(target=self._run, name="effects", daemon=True).start()
@@ -86,15 +90,19 @@ class Effects:
     def _run(self) -> None:
         while True:
             effect = self._queue.get()
-            event = execute(effect, token=self._token, preprocessing=self._preprocessing)
+            event = execute(
+                effect, token=self._token, preprocessing=self._preprocessing, claim=self._claim
+            )
             if event is not None:
                 self._apply(event)
 
 
-def execute(effect: Effect, *, token: str, preprocessing: Path | None = None) -> EffectEvent | None:
+def execute(
+    effect: Effect, *, token: str, preprocessing: Path | None = None, claim: Claim | None = None
+) -> EffectEvent | None:
     """Executes an action; returns what came of it, a failure too."""
     try:
-        return _execute(effect, token, preprocessing)
+        return _execute(effect, token, preprocessing, claim)
     except _NoModelError as error:
         assert isinstance(effect, SaveServers)
         return CheckpointFailed(str(error), effect.incarnation, early=True)
@@ -120,12 +128,15 @@ def execute(effect: Effect, *, token: str, preprocessing: Path | None = None) ->
     return None
 
 
-def _execute(effect: Effect, token: str, preprocessing: Path | None) -> EffectEvent | None:
+def _execute(
+    effect: Effect, token: str, preprocessing: Path | None, claim: Claim | None
+) -> EffectEvent | None:
     match effect:
         case SaveServers():
-            return CheckpointSaved(save_servers(effect, token, preprocessing), effect.incarnation)
+            saved = save_servers(effect, token, preprocessing, claim)
+            return CheckpointSaved(saved, effect.incarnation)
         case CommitLocal():
-            return CheckpointSaved(commit_local(effect, preprocessing), effect.incarnation)
+            return CheckpointSaved(commit_local(effect, preprocessing, claim), effect.incarnation)
         case Flush():
             flush(effect, token)
             return Flushed(effect.incarnation, success=True)
@@ -169,11 +180,17 @@ def _with_preprocessing(manifest: Manifest, directory: Path, file: Path | None) 
     return replace(manifest, files={**manifest.files, copy.name: copy.stat().st_size})
 
 
-def save_servers(action: SaveServers, token: str, preprocessing: Path | None = None) -> Saved:
+def save_servers(
+    action: SaveServers,
+    token: str,
+    preprocessing: Path | None = None,
+    claim: Claim | None = None,
+) -> Saved:
     """A checkpoint of all servers, at one cut through all their updates.
 
     Args:
         preprocessing: a file that is to be part of it, if it exists.
+        claim: the folder of checkpoints, if the job has one.
 
     Raises:
         CheckpointError: a server does not answer, is not initialised, or could not write.
@@ -215,14 +232,17 @@ def save_servers(action: SaveServers, token: str, preprocessing: Path | None = N
             )
             return _with_preprocessing(manifest, directory, preprocessing)
 
-        return Saved(*layout.save(action.root, steps, write))
+        return _commit(claim, action, steps, write)
 
 
-def commit_local(action: CommitLocal, preprocessing: Path | None = None) -> Saved:
+def commit_local(
+    action: CommitLocal, preprocessing: Path | None = None, claim: Claim | None = None
+) -> Saved:
     """A checkpoint of the replica that a worker wrote to a folder, which becomes the checkpoint.
 
     Args:
         preprocessing: a file that is to be part of it, if it exists.
+        claim: the folder of checkpoints, if the job has one.
 
     Raises:
         CheckpointError: a file is missing or truncated.
@@ -234,9 +254,23 @@ def commit_local(action: CommitLocal, preprocessing: Path | None = None) -> Save
         return _with_preprocessing(manifest, directory, preprocessing)
 
     try:
-        return Saved(*layout.save(action.root, manifest.steps, write, written=action.directory))
+        return _commit(claim, action, manifest.steps, write, written=action.directory)
     finally:
         shutil.rmtree(action.directory, ignore_errors=True)
+
+
+def _commit(
+    claim: Claim | None,
+    action: SaveServers | CommitLocal,
+    steps: int,
+    write: Callable[[Path], Manifest],
+    written: Path | None = None,
+) -> Saved:
+    run, fence = (claim.run, claim.check) if claim is not None else ("", lambda: None)
+    saved = layout.save(
+        action.root, steps, write, run=run, restored=action.restored, fence=fence, written=written
+    )
+    return Saved(*saved)
 
 
 def flush(action: Flush, token: str) -> None:

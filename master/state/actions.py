@@ -92,6 +92,8 @@ class SaveServers:
     """The model moves to other servers: these accept no push after it, and ``root`` is for it
     alone. The number is above those of all earlier attempts, whichever master made them; 0: the
     model stays."""
+    restored: str = ""
+    """The checkpoint that the model was restored from; empty: none."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,8 @@ class CommitLocal:
     manifest: Manifest
     incarnation: int
     root: Path
+    restored: str = ""
+    """The checkpoint that the model was restored from; empty: none."""
 
 
 @dataclass(frozen=True)

@@ -197,7 +197,9 @@ class CheckpointManager:
                 # Of no clock: that of the machine of an earlier master may be ahead of ours.
                 root, move = root / f"{_CUT}{of}", self._life * _MOVES_OF_A_MASTER + self._moves
             self._actions.append(
-                SaveServers(servers, of, progress, manifest, space, root, move=move)
+                SaveServers(
+                    servers, of, progress, manifest, space, root, move=move, restored=self.named
+                )
             )
             return None
         self._snapshots += 1
@@ -232,7 +234,9 @@ class CheckpointManager:
 
     def snapshot_written(self, directory: Path, manifest: Manifest) -> None:
         """A worker wrote its model."""
-        self._commit = CommitLocal(directory, manifest, self._incarnation, self.root)
+        self._commit = CommitLocal(
+            directory, manifest, self._incarnation, self.root, restored=self.named
+        )
         self._actions.append(self._commit)
 
     def written_by_ring(self, directory: str) -> list[Note]:

@@ -23,6 +23,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from torch_edl.checkpoint.manifest import Manifest
@@ -62,6 +63,8 @@ def save(
     steps: int,
     write: Callable[[Path], Manifest],
     *,
+    run: str = "",
+    restored: str = "",
     fence: Callable[[], None] = lambda: None,
     written: Path | None = None,
 ) -> tuple[Path, Manifest]:
@@ -71,6 +74,9 @@ def save(
 
     Args:
         write: writes the files into a temporary folder, which is new and empty, and describes them.
+        run: the run of the job that commits.
+        restored: the checkpoint that the model was restored from, which another run may have
+            written.
         written: a temporary folder that has the files already. A process that dies in the commit
             leaves it where it is, and another can commit it.
         fence: raises if this process may not commit any more; called when all files are on the
@@ -80,27 +86,43 @@ def save(
         The folder of the checkpoint and its manifest.
 
     Raises:
-        CheckpointError: a file is missing or has another size than the manifest says.
+        CheckpointError: a file is missing or has another size than the manifest says; or another
+            run has written a checkpoint after as many minibatches.
         OSError: the disk is full or read-only.
         Exception: whatever ``write`` or ``fence`` raised. The folder is removed in all cases.
     """
     directory, temporary = step_dir(root, steps), written or temporary_dir(root)
     if is_checkpoint(directory):
-        return directory, read(directory)
+        return directory, _own(directory, run, restored)
     if written is None:
         temporary.mkdir(parents=True)
     try:
-        manifest = write(temporary)
+        manifest = replace(write(temporary), run=run)
         seal(temporary, manifest)
         fence()
         if is_checkpoint(directory):  # of another process, which was faster
-            return directory, read(directory)
+            return directory, _own(directory, run, restored)
         if directory.exists():  # without a manifest: of a crash
             shutil.rmtree(directory)
         rename(temporary, directory)
         return directory, manifest
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # unless it was renamed
+
+
+def _own(directory: Path, run: str, restored: str) -> Manifest:
+    """The manifest of a complete checkpoint, which must hold the model of this run.
+
+    Raises:
+        CheckpointError: the model is of another run, or the checkpoint is damaged.
+    """
+    found = read(directory)
+    if found.run != run and str(directory) != restored:
+        raise CheckpointError(
+            f"{directory}: a checkpoint of another run, of the job {found.job or 'of a script'}; "
+            "start the job again with a folder of its own"
+        )
+    return found
 
 
 def seal(directory: Path, manifest: Manifest) -> None:

@@ -45,6 +45,8 @@ class Manifest:
     """The content of a checkpoint."""
 
     job: str
+    run: str = ""
+    """The run of the job that wrote the files; empty: unknown."""
     strategy: str
     """The strategy that wrote the files: ``ps``, ``local`` or ``allreduce``."""
     steps: int

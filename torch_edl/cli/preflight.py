@@ -7,7 +7,7 @@ import dataclasses
 import tempfile
 from pathlib import Path
 
-from torch_edl.checkpoint import layout
+from torch_edl.checkpoint import claim, layout
 from torch_edl.cli import tensorboard, user_file
 from torch_edl.cli.options import model_file_job
 from torch_edl.config import DataConfig, JobConfig
@@ -95,6 +95,8 @@ def check_folders(config: JobConfig) -> JobConfig:
         raise UsageError("--load and --resume: both say where to start; choose one")
     if keep.dir:
         check_writable(Path(keep.dir), "--checkpoint-dir", is_file=False)
+        if config.kind == "train":  # an agent of a script may join the job that has the folder
+            claim.require_free(keep.dir)
         newest = layout.newest_to_resume(keep.dir, resume=keep.resume)
         config = _continued(config, newest)
     if config.trains and keep.output:

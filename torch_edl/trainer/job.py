@@ -29,7 +29,7 @@ from torch_edl.trainer.in_ring import Make, Merge, ScriptInRing
 from torch_edl.trainer.loader import Loader, close_loops, is_in_loop
 from torch_edl.trainer.metrics import Meter
 from torch_edl.trainer.model_report import report_model
-from torch_edl.trainer.saver import Saver, under_torchrun
+from torch_edl.trainer.saver import Saver, run_of, under_torchrun
 from torch_edl.trainer.script_fitting import fit_script
 from torch_edl.trainer.user_parts import (
     check_companions,
@@ -74,7 +74,10 @@ class Job:
             checkpoint = under_torchrun(checkpoint)
         self._rendezvous = rendezvous
         first = session is None or (not session.ring and not session.config.checkpoint.dir)
-        self._saver = Saver(checkpoint, rendezvous, first=first)
+        # Torchrun fixes the ranks; with a master, any process may become rank 0.
+        writes = session is not None or int(os.environ.get("RANK", "0")) == 0
+        run = run_of(session)
+        self._saver = Saver(checkpoint, rendezvous, run=run, writes=writes, first=first)
         self.ending = Ending(
             self.close, lambda: self._session is not None and self._session.departure.asked.is_set()
         )
@@ -395,5 +398,6 @@ class Job:
                 self._part.close()
         finally:
             self._saver.close()
+            self._saver.release()
             if self._session is not None:
                 self._session.close()

@@ -6,12 +6,16 @@ from __future__ import annotations
 import logging
 import os
 import re
+import sys
 import threading
+import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from torch_edl.checkpoint import layout
+from torch_edl.checkpoint.claim import Claim, run_id
 from torch_edl.checkpoint.export import replacing_output, write_metadata
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import CheckpointConfig
@@ -19,7 +23,9 @@ from torch_edl.config.checkpoint import PREPROCESSING_FILE
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.ring.rendezvous import RingRendezvous
 from torch_edl.engine.state_dict import copied
+from torch_edl.environment import ENV_TOKEN
 from torch_edl.errors import CheckpointError, EdlError, UsageError
+from torch_edl.master_client.session import MasterSession
 from torch_edl.trainer import weights
 
 log = logging.getLogger(__name__)
@@ -60,30 +66,88 @@ def run_name() -> str:
     return "" if name == "none" else name
 
 
+def run_of(session: MasterSession | None) -> Run | None:
+    """The run that this process is part of; None: unknown, or the process trains alone."""
+    if session is not None:
+        name = session.config.name
+        return Run(name, run_id(name, os.environ.get(ENV_TOKEN, "")))
+    name = run_name()
+    return Run(name, run_id(name, "")) if name else None
+
+
+class Run(NamedTuple):
+    """A run of a job."""
+
+    job: str
+    id: str
+    """See :func:`~torch_edl.checkpoint.claim.run_id`."""
+
+
 class Saver:
     """The checkpoints of one process; only rank 0 writes.
 
     Args:
+        run: the job and its run, whose processes share the folder of checkpoints; None: no other
+            process of the job uses the folder.
+        writes: False if another process is rank 0 as long as this one lives.
         first: no process of this job has trained yet, so a checkpoint in the folder is of another
             job.
 
     Raises:
-        UsageError: the folder holds checkpoints of an earlier job, and ``resume`` is not set.
+        UsageError: another job that runs has the folder; or the folder holds checkpoints of an
+            earlier job, and ``resume`` is not set.
+        OSError: the folder cannot be written.
     """
 
     def __init__(
-        self, config: CheckpointConfig, rendezvous: RingRendezvous | None, *, first: bool = True
+        self,
+        config: CheckpointConfig,
+        rendezvous: RingRendezvous | None,
+        *,
+        run: Run | None = None,
+        writes: bool = True,
+        first: bool = True,
     ) -> None:
         self._config = config
         self._rendezvous = rendezvous
+        self._run = run or Run(sys.argv[0], uuid.uuid4().hex)
+        self._claim: Claim | None = None
         self._writing: threading.Thread | None = None
         self._last = -1  # step of the newest checkpoint
         self.preprocessing = b""
         """What was fitted, which is part of every checkpoint; empty: nothing."""
         if config.dir and first:
-            layout.newest_to_resume(
-                config.dir, resume=config.resume, option="checkpoint_dir=", fix="pass resume=True"
+            if writes:
+                self._own()
+            try:
+                layout.newest_to_resume(
+                    config.dir,
+                    resume=config.resume,
+                    option="checkpoint_dir=",
+                    fix="pass resume=True",
+                )
+            except UsageError:
+                self.release()
+                raise
+        self._restored = str(self.newest() or "")
+
+    def _own(self) -> Claim:
+        """The claim on the folder of checkpoints, which is taken now unless it was before.
+
+        Raises:
+            UsageError, OSError: see the class.
+        """
+        if self._claim is None:
+            self._claim = Claim(
+                self._config.dir, job=self._run.job, run=self._run.id, option="checkpoint_dir="
             )
+        return self._claim
+
+    def release(self) -> None:
+        """Leaves the folder of checkpoints to other jobs; nothing is written from now on."""
+        if self._claim is not None:
+            self._claim.release()
+            self._claim = None
 
     @property
     def keeps(self) -> bool:
@@ -169,14 +233,22 @@ class Saver:
     def _save(self, step: int, write: Callable[[Path], Manifest]) -> None:
         rendezvous, root = self._rendezvous, Path(self._config.dir)
         try:
-            folder, _ = layout.save(root, step, write, fence=self._require_membership)
+            claim = self._own()
+
+            def fence() -> None:
+                self._require_membership()
+                claim.check()
+
+            folder, _ = layout.save(
+                root, step, write, run=claim.run, restored=self._restored, fence=fence
+            )
             self._last = step
             log.info("checkpoint %s", folder)
             # Unless the master takes the new checkpoint, it may still have to name an older one.
             if rendezvous is None or rendezvous.report_checkpoint(str(folder)):
                 layout.remove_leftovers(root)
                 layout.prune(folder, self._config.keep)
-        except (OSError, CheckpointError) as error:
+        except (OSError, EdlError) as error:
             log.warning("no checkpoint of step %d: %s", step, error)
 
     def _require_membership(self) -> None:

@@ -18,6 +18,9 @@ import pytest
 from master.runtime.store.sqlite import SqliteStore
 from tests.unit.master.master_process import TOKEN, Master, alive, every_record, kept
 from tests.waiting import HANG_S, wait_for
+from torch_edl.checkpoint import layout
+from torch_edl.checkpoint.claim import Claim
+from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.ps_server.identity import run_of
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
@@ -326,6 +329,41 @@ def test_a_directory_with_checkpoints_of_another_run_is_refused(start, tmp_path)
     second = start(train={"strategy": "local"}, cluster=local, checkpoint=keep)
     assert second.left() == "exit code 2"
     assert "add --resume" in second.log()
+
+
+def test_a_directory_that_a_running_job_has_is_refused(start, tmp_path):
+    keep = {"dir": str(tmp_path / "ck")}
+    local = {"max_workers": 1}
+    other = Claim(tmp_path / "ck", job="other", run="another run")
+    second = start(train={"strategy": "local"}, cluster=local, checkpoint=keep)
+    assert second.left() == "exit code 2"
+    assert "belongs to the job other" in second.log()
+    assert not list(second.folder.glob("logs/worker-*")), "before anything is started"
+    second.close()
+    other.release()
+    third = start(train={"strategy": "local"}, cluster=local, checkpoint=keep)
+    assert third.end("finished") == "exit code 0"
+
+
+def test_a_restarted_master_takes_no_checkpoint_of_another_job_for_its_own(start, tmp_path):
+    local = {"max_workers": 1}
+    keep = {"dir": str(tmp_path / "ck")}
+    master = start(
+        {"*": {"wait_at": 2}}, train={"strategy": "local"}, cluster=local, checkpoint=keep
+    )
+    master.until(lambda s: s.tasks_done == 2, "tasks")
+    wait_for((master.folder / "status.json").exists, "the first state")
+    wait_for(lambda: kept(master)["tasks"]["done"] == 2, "the state that says so")
+    kill(master)
+    # As another job left it there that took the folder while there was no master.
+    layout.save(
+        tmp_path / "ck", 99, lambda _: Manifest(job="other", strategy="local", steps=99), run="r"
+    )
+    restart(master, 1)
+    (master.home / "go").touch()
+    assert master.end("finished") == "exit code 0"
+    assert master.status.checkpoint.endswith("step-0000000017")
+    assert master.records() == every_record()
 
 
 def test_a_wrong_token_is_refused(start):

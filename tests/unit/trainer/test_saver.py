@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from torch_edl.checkpoint import layout
+from torch_edl.checkpoint.claim import OWNER_FILE
 from torch_edl.config import CheckpointConfig, JobConfig
 from torch_edl.engine.replica import Replica
 from torch_edl.engine.ring.engine import RingEngine
@@ -51,7 +52,7 @@ class RingRendezvous:
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir() if path.name != OWNER_FILE)
 
 
 def test_one_is_taken_each_so_many_steps_and_the_newest_stay(tmp_path: Path) -> None:
@@ -174,6 +175,9 @@ def test_what_a_crash_left_behind_is_written_anew(tmp_path: Path) -> None:
 def test_checkpoints_of_an_earlier_job_are_not_mixed_with_new_ones(tmp_path: Path) -> None:
     saver = Saver(CheckpointConfig(dir=str(tmp_path)), None)
     saver.save_last(engine(3))
+    with pytest.raises(UsageError, match=r"checkpoint_dir=.*belongs to the job"):
+        Saver(CheckpointConfig(dir=str(tmp_path), resume=True), None)
+    saver.release()
     with pytest.raises(UsageError, match="pass resume=True"):
         Saver(CheckpointConfig(dir=str(tmp_path)), None)
     again = Saver(CheckpointConfig(dir=str(tmp_path), resume=True), None)

@@ -240,6 +240,8 @@ class Member:
             dir=directory, every=options.pop("every", 0), resume=bool(directory)
         )
         given = {"seed": 0, "check_every": 0, "on_resize": None, **options}
+        # The members share the folder of checkpoints: they are processes of one run.
+        os.environ["TORCHELASTIC_RUN_ID"] = "rings"
         job = Job(None, checkpoint, **given)
         job._rendezvous = job._saver._rendezvous = self
         job._session = SimpleNamespace(  # type: ignore[assignment]
