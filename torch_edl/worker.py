@@ -162,6 +162,8 @@ def _work(master: MasterSession, functions: UserFunctions | None) -> int:
                 model, functools.partial(fit, columns, file.feeder.records, master)
             )
             columns.load_bytes(start.preprocessing)
+            if config.checkpoint.load:
+                columns.tell_unknown(log.warning)
         file.apply(start)
         master.begin()
         gc.freeze()

@@ -21,7 +21,8 @@ from torch_edl.preprocessing import Columns, column
 __all__ = ["columns", "eval_metrics_fn", "feed", "loss", "model", "optimizer"]
 
 columns = Columns(
-    # Any int64 is an id of the tables, so no one needs to know how many texts there are.
+    # Any int64 is an id of the tables, so no one needs to know how many texts there are. The same
+    # text in two columns has two ids: columns of a list share no rows.
     ids=[column(f"C{k}").hash() for k in range(1, CATEGORICAL + 1)],
     dense=[column(f"I{k}").log().normalize().fill(0) for k in range(1, DENSE + 1)],
 )

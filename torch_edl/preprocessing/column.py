@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -147,6 +149,17 @@ class Column:
         """The step that needs a statistic."""
         return next((step for step in self.steps if step.fitted), None)
 
+    def apart(self) -> Column:
+        """The column, hashed so that its ids are not those of another column: the seed of a hash
+        without buckets depends on the declaration. Any other column is returned as it is."""
+        last = self.steps[-1] if self.steps else None
+        if not isinstance(last, Hash) or last.count:
+            return self
+        declared = json.dumps(self.spec()).encode()
+        digest = hashlib.blake2b(declared, digest_size=8).digest()
+        seed = last.seed ^ int.from_bytes(digest, "little")
+        return replace(self, steps=(*self.steps[:-1], replace(last, seed=seed)))
+
     def walk(self, path: str) -> Iterator[tuple[str, Column]]:
         """This column and those that it crosses, each with a name of its own."""
         yield path, self
@@ -233,11 +246,12 @@ class OneSpace:
 
     @property
     def offsets(self) -> list[int]:
-        """What is added to the ids of each column."""
-        offsets = [0]
+        """What is added to the ids of each column; 0 to those of a column with any int64."""
+        offsets, begin = [], 0
         for each in self.columns:
-            offsets.append(offsets[-1] + each.buckets)
-        return offsets[:-1]
+            offsets.append(begin if each.buckets else 0)
+            begin += each.buckets
+        return offsets
 
 
 def one_space(columns: Sequence[Column]) -> OneSpace:
@@ -250,3 +264,23 @@ def one_space(columns: Sequence[Column]) -> OneSpace:
                 "vocabulary(size), bucketize(...) or ids(count)"
             )
     return OneSpace(tuple(columns))
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Columns of ids whose equal ids are the same; see :func:`shared`."""
+
+    columns: tuple[Column, ...]
+
+
+def shared(columns: Sequence[Column]) -> Shared:
+    """Equal values of the columns have the same id, and so the same row of an embedding: the last
+    three items that a user looked at, the sender and the receiver of a message. The columns of a
+    plain list have ids of their own."""
+    for each in columns:
+        if not each.gives_ids or each.fitted_step is not None:
+            raise UsageError(
+                f"shared(): {each} has ids that depend on its own values, or none; end it with "
+                "hash(...), bucketize([...]) or ids(...)"
+            )
+    return Shared(tuple(columns))

@@ -16,15 +16,18 @@ from torch_edl.config.checkpoint import PREPROCESSING_FILE
 from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.files import replacing
 from torch_edl.preprocessing import arrays
-from torch_edl.preprocessing.column import Column, OneSpace
+from torch_edl.preprocessing.column import Column, OneSpace, Shared
 from torch_edl.preprocessing.fitted import Boundaries, Fitted, Scale, Words
 from torch_edl.preprocessing.statistics import Statistics
+from torch_edl.preprocessing.unknown import UnknownValues
 
 _FORMAT = 1
 _ABOUT = "preprocessing"
 _FITTED = {"normalize": Scale, "quantiles": Boundaries, "vocabulary": Words}
 
-Output = Column | OneSpace | Sequence[Column]
+_MOST_IDS = (1 << 63) - 1
+
+Output = Column | OneSpace | Shared | Sequence[Column]
 
 
 class Columns:
@@ -38,17 +41,21 @@ class Columns:
     Args:
         parse: makes such records of what a source gives, where that is no table (RecordIO gives
             a list of ``bytes``).
-        outputs: a :class:`Column`, a list of them, or :func:`one_space` of a list, by the name of
-            what they become.
+        outputs: by the name of what they become, a :class:`Column` or a list of them. Columns of
+            ids in a list have no id in common, as in :func:`one_space`: the ids of a column begin
+            after those of the one before, and hashes without a number of buckets have seeds of
+            their own. Only ``ids()`` without a count stays as it is. In :func:`shared` of a list,
+            equal values have the same id.
 
     Raises:
-        UsageError: ids and numbers are in one array.
+        UsageError: ids and numbers are in one array, or there are more ids than 64 bits have.
     """
 
     def __init__(self, parse: Callable[[Any], Any] | None = None, /, **outputs: Output) -> None:
         self._parse = parse
         self._outputs = {name: _Group.of(name, each) for name, each in outputs.items()}
         self._fitted: dict[str, Fitted] = {}
+        self._unknown: UnknownValues | None = None
         if not outputs:
             raise UsageError("Columns() without columns; for example Columns(age=column('age'))")
 
@@ -140,6 +147,12 @@ class Columns:
 
     # ---- use ----
 
+    def tell_unknown(self, say: Callable[[str], None]) -> Self:
+        """Have ``say`` called with a text for each vocabulary that lacks many values of the first
+        1,000 records of the calls from now on."""
+        self._unknown = UnknownValues(say)
+        return self
+
     def __call__(self, records: Any) -> dict[str, Any]:
         """The outputs of some records.
 
@@ -147,6 +160,9 @@ class Columns:
             UsageError: a column is missing or of another type, or nothing is fitted yet.
         """
         parsed = self._parsed(records)
+        unknown = self._unknown
+        if unknown is not None and not unknown.observe(self.walk(), parsed, self._fitted):
+            self._unknown = None
         made = {
             name: group.stack(
                 each.values(parsed, f"{name}.{number}", self._fitted)
@@ -238,12 +254,19 @@ class _Group:
 
     @classmethod
     def of(cls, name: str, output: Output) -> _Group:
+        if not isinstance(output, Column | OneSpace | Shared):
+            output = tuple(output)
         if isinstance(output, Column):
             group = cls([output], single=True, offsets=())
         elif isinstance(output, OneSpace):
             group = cls(output.columns, single=False, offsets=output.offsets)
+        elif isinstance(output, Shared):
+            group = cls(output.columns, single=False, offsets=())
+        elif all(isinstance(each, Column) and each.gives_ids for each in output):
+            space = OneSpace(tuple(each.apart() for each in output))
+            group = cls(space.columns, single=False, offsets=space.offsets)
         else:
-            group = cls(tuple(output), single=False, offsets=())
+            group = cls(output, single=False, offsets=())
         kinds = {isinstance(each, Column) and each.gives_ids for each in group.columns}
         if not group.columns or not all(isinstance(each, Column) for each in group.columns):
             raise UsageError(f"{name}: expected column(...), a list of them, or one_space([...])")
@@ -251,6 +274,11 @@ class _Group:
             raise UsageError(
                 f"{name}: ids and numbers in one array; give each an output of its own, or end "
                 "what is to be ids with ids()"
+            )
+        if sum(each.buckets for each in group.columns if group._offsets) > _MOST_IDS:
+            raise UsageError(
+                f"{name}: the columns have more ids than 64 bits; hash to fewer buckets, or leave "
+                "the number out: hash()"
             )
         for each in group.columns:
             if isinstance(each.source, tuple) and not each.steps:
@@ -305,7 +333,9 @@ class _Group:
         columns = [Column.from_spec(each) for each in spec["columns"]]
         if spec["one_space"]:
             return OneSpace(tuple(columns))
-        return columns[0] if spec["single"] else columns
+        if spec["single"]:
+            return columns[0]
+        return Shared(tuple(columns)) if columns[0].gives_ids else columns
 
 
 def _read(path: str | Path) -> tuple[bytes, Path]:
@@ -345,5 +375,8 @@ def _differ(saved: str, declared: str) -> str:
 
 
 def _short(spec: Any) -> str:
-    text = "absent" if spec is None else json.dumps(spec["columns"])
+    if spec is None:
+        return "absent"
+    mark = "shared " if isinstance(_Group.output(spec), Shared) else ""
+    text = mark + json.dumps(spec["columns"])
     return text if len(text) <= 200 else text[:200] + "..."

@@ -27,9 +27,12 @@ def test_the_columns_of_raw_logs(generate: Any, monkeypatch: pytest.MonkeyPatch)
     contract.preprocessing.fit(table)
     (ids, dense), labels = contract.feed(table, "training", None)
     assert torch.equal(labels, torch.from_numpy(made.labels))
-    # An id of the truth is one id, whatever its column.
-    pairs = set(zip(made.ids.ravel().tolist(), ids.ravel().tolist(), strict=True))
-    assert len(pairs) == len(np.unique(made.ids)) == len(ids.unique())
+    # A text is one id within its column, and another one in any other column.
+    texts = [{(k, each) for each in made.ids[:, k].tolist()} for k in range(26)]
+    assert len(ids.unique()) == sum(map(len, texts))
+    for k in range(26):
+        pairs = set(zip(made.ids[:, k].tolist(), ids[:, k].tolist(), strict=True))
+        assert len(pairs) == len(texts[k])
     assert dense.mean(0) == pytest.approx([0] * 13, abs=0.02)
     for k in range(13):
         assert np.corrcoef(dense[:, k], made.dense[:, k])[0, 1] > 0.98

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +15,7 @@ import torch
 
 from torch_edl import _core
 from torch_edl.errors import CheckpointError, UsageError
-from torch_edl.preprocessing import Columns, column, cross, one_space
+from torch_edl.preprocessing import Columns, column, cross, one_space, shared
 
 TABLE = pa.table(
     {
@@ -146,6 +148,69 @@ def test_columns_share_one_space_of_ids() -> None:
     assert made[:, 2].tolist() == [14, 15, 13, 15, 20]
 
 
+TWO = {"user": [7, 8, None], "item": [7, 7, None], "city": ["a", "b", "a"], "land": ["a", "a", "c"]}
+
+
+def test_columns_of_a_list_share_no_id() -> None:
+    columns = Columns(
+        hashed=[column("user").hash(), column("item").hash(), cross("user", "item").hash()],
+        words=[column("city").vocabulary(5), column("land").vocabulary(4)],
+        buckets=[column("user").hash(10), column("item").hash(10)],
+        mixed=[column("city").vocabulary(5), column("user").hash(), column("land").vocabulary(4)],
+    ).fit(TWO)
+    made = columns(TWO)
+    for name, ids in made.items():
+        for a, b in itertools.combinations(ids.T.tolist(), 2):
+            assert not set(a) & set(b), name
+    assert made["hashed"][0, 1] == made["hashed"][1, 1]
+    assert [columns.buckets(name) for name in made] == [0, 9, 20, 0]
+    assert made["words"][:, 1].tolist() == [6, 6, 7]
+    again = Columns.from_spec(columns.spec).load_bytes(columns.to_bytes())
+    assert again.spec == columns.spec
+    assert all((again(TWO)[name] == made[name]).all() for name in made)
+
+
+def test_ids_as_they_are_stay_as_they_are() -> None:
+    made = Columns(x=[column("a").ids(), column("b").ids()])({"a": [7, 1], "b": [7, 2]})["x"]
+    assert made.tolist() == [[7, 7], [1, 2]]
+
+
+def test_shared_columns_have_one_id_for_equal_values() -> None:
+    columns = Columns(x=shared([column("user").hash(), column("item").hash()]))
+    made = columns(TWO)["x"]
+    assert made[0, 0] == made[0, 1]
+    assert made[1, 0] != made[1, 1]
+    assert Columns.from_spec(columns.spec)(TWO)["x"].tolist() == made.tolist()
+
+
+def test_a_model_of_before_keeps_its_shared_rows(tmp_path: Path) -> None:
+    """A list was what shared() is now; its declaration of then is read as that."""
+    then = json.dumps(
+        {"x": {"columns": [{"column": name, "steps": [{"step": "hash", "count": 9, "seed": 0}]}
+                           for name in ("user", "item")], "single": False, "one_space": False}}
+    )  # fmt: skip
+    old = Columns.from_spec(then)
+    old.save(tmp_path / "file")
+    assert old(TWO)["x"][0, 0] == old(TWO)["x"][0, 1]
+    both = [column("user").hash(9), column("item").hash(9)]
+    assert Columns(x=shared(both)).load(tmp_path / "file").spec == then
+    with pytest.raises(UsageError, match="x was shared "):
+        Columns(x=both).load(tmp_path / "file")
+
+
+def test_unknown_values_of_a_loaded_vocabulary_are_told() -> None:
+    columns = Columns(
+        ids=[column("city").vocabulary(5), column("land").vocabulary(5)], x=column("user")
+    ).fit({"city": ["a", "b"], "land": ["x", "y"], "user": [1, 2]})
+    told: list[str] = []
+    columns.tell_unknown(told.append)
+    for part in range(4):
+        cities = ["a", "b", "new", None] * 100
+        columns({"city": cities, "land": ["x"] * 400, "user": [1] * 400})
+        assert len(told) == (part >= 2)
+    assert "33% of the values of column 'city' in the first 1,200 records" in told[0]
+
+
 def test_a_cross_tells_combinations_apart() -> None:
     columns = Columns(x=cross("a", column("b").bucketize([5])).hash())
     made = columns({"a": ["u", "u", "v", "uv", None], "b": [1, 9, 1, 9, 9]})["x"]
@@ -202,6 +267,8 @@ def test_what_is_not_fitted_says_so() -> None:
         (lambda: Columns(x=[]), "expected column"),
         (lambda: Columns(), "without columns"),
         (lambda: one_space([column("a").hash()]), "no known number of ids"),
+        (lambda: shared([column("a").vocabulary(9)]), "depend on its own values"),
+        (lambda: Columns(x=[column("a").hash(1 << 62), column("b").hash(1 << 62)]), "64 bits"),
         (lambda: column("a").vocabulary(1), "out of range"),
         (lambda: column("a").bucketize([3, 1]), "boundaries that rise"),
         (lambda: column("a").bucketize(), "either boundaries or"),
