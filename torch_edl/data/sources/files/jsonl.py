@@ -12,6 +12,7 @@ import json as python_json
 import re
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import json
@@ -24,7 +25,6 @@ MAX_DEPTH = 64
 
 _ROW = re.compile(r" in row (\d+)$")
 _TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-_BRACKET = re.compile(rb"[\[{\]}]")
 _BLANKS = b" \t\r"
 _BOM = b"\xef\xbb\xbf"
 
@@ -100,11 +100,9 @@ def _check_nesting(lines: list[bytes]) -> None:
 
 def _depth(text: bytes) -> int:
     """The most objects and arrays that are open at once."""
-    depth = most = 0
-    for bracket in _BRACKET.findall(_TEXT.sub(b"", text)):
-        depth += 1 if bracket in b"{[" else -1
-        most = max(most, depth)
-    return most
+    letters = np.frombuffer(_TEXT.sub(b"", text), dtype=np.uint8) | 0x20  # [ is { then, and ] is }
+    steps = (letters == ord("{")).astype(np.int32) - (letters == ord("}"))
+    return int(steps.cumsum().max(initial=0))
 
 
 def _lines(block: bytes) -> list[bytes]:
