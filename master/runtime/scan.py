@@ -1,21 +1,75 @@
-"""Counts the records of the data of a job, while the first worker starts."""
+"""Counts the records of the data of a job, while the first worker starts.
+
+The data are read in a process of their own, ``python -m master.runtime.scan``: a damaged file may
+end the process that reads it, or fill its memory, and a reader may hold the interpreter's lock.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
-from collections.abc import Sequence
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
 from master.state.actions import DataScanned
 from torch_edl.config import JobConfig
 from torch_edl.data.task_space import Shard
+from torch_edl.environment import ENV_PROCESS, ENV_TOKEN
 from torch_edl.errors import EdlError
+from torch_edl.processes import exec_child
+from torch_edl.processes.output import setup_logging
 
 log = logging.getLogger(__name__)
 
+Opened = Callable[[str, bool], None]
+"""Takes the name of a source before it is opened (False) and when it is counted (True)."""
+
+_NAMED = 3  # sources in a message
+_KEPT_FROM_SCAN = (ENV_TOKEN, ENV_PROCESS)
+
 
 def scan(config: JobConfig) -> DataScanned:
-    """Opens every file of the data; an error is part of the result."""
-    # Imported when needed, in a thread of its own: it may bring pyarrow.
+    """Counts the records of all data in another process. The result holds an error, which names the
+    source, if a source cannot be read or if reading a source ended that process.
+
+    The process ends with the thread that calls this function.
+    """
+    command = exec_child.words([sys.executable, "-P", "-m", "master.runtime.scan"])
+    env = {name: value for name, value in os.environ.items() if name not in _KEPT_FROM_SCAN}
+    done = subprocess.run(
+        command, input=config.to_json(), stdout=subprocess.PIPE, text=True, env=env, check=False
+    )
+    opened: dict[str, None] = {}
+    for line in done.stdout.splitlines():
+        said = json.loads(line)
+        if "scanned" in said:
+            return DataScanned.of(said["scanned"])
+        if "opened" in said:
+            opened[said["opened"]] = None
+        else:
+            opened.pop(said["counted"], None)
+    return DataScanned({}, error=_crash(done.returncode, list(opened)))
+
+
+def _crash(code: int, opened: Sequence[str]) -> str:
+    """Why there is no result, from the exit code and the sources that were not counted yet."""
+    how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+    fix = "leave it out, or write it again"
+    if -code == signal.SIGKILL:
+        fix = f"the machine may lack memory to read it; give it more, or {fix}"
+    where = ", ".join(opened[:_NAMED]) + (" or another source" if len(opened) > _NAMED else "")
+    return f"{where or 'the data'}: reading it ended the process that counts records ({how}); {fix}"
+
+
+def count(config: JobConfig, opened: Opened = lambda name, done: None) -> DataScanned:
+    """Opens every source of the data in this process; an error is part of the result."""
+    # Imported when needed: it may bring pyarrow.
     from torch_edl.data.sources import expand, parts
 
     wanted = {
@@ -31,14 +85,14 @@ def scan(config: JobConfig) -> DataScanned:
                 _check_streams(paths)
             elif paths:
                 files = paths if config.data.expanded else expand(paths)
-                counted = _counted(parts(files), config)
+                counted = _counted(parts(files), config, opened)
                 shards[key] = [shard for shard, _ in counted]
                 damaged += sum(lost for _, lost in counted)
     except (EdlError, OSError) as raised:
         error = str(raised)
     except Exception as raised:
-        log.exception("the data cannot be scanned")
-        error = f"the data cannot be scanned: {type(raised).__name__}: {raised}"
+        log.exception("the data cannot be counted")
+        error = f"the data cannot be counted: {type(raised).__name__}: {raised}"
     return DataScanned(shards, damaged, error)
 
 
@@ -49,14 +103,48 @@ def _check_streams(topics: Sequence[str]) -> None:
     stream_offsets(topics)
 
 
-def _counted(files: Sequence[str], config: JobConfig) -> list[tuple[Shard, int]]:
+def _counted(files: Sequence[str], config: JobConfig, opened: Opened) -> list[tuple[Shard, int]]:
     """The shard of each file, and what was left out of it."""
     from torch_edl.data.sources import of_each, open_source
 
     def counted(path: str) -> tuple[Shard, int]:
         # The source is let go: of ten thousand files, footers alone are gigabytes.
         data = config.data
-        source = open_source(path, format=data.format, skip_damaged=data.skip_damaged)
+        opened(path, False)
+        try:
+            source = open_source(path, format=data.format, skip_damaged=data.skip_damaged)
+        except (EdlError, OSError):
+            raise
+        except Exception as error:
+            log.exception("%s", path)
+            raise EdlError(f"{path}: cannot be read: {type(error).__name__}: {error}") from error
+        opened(path, True)
         return Shard.of(source), source.damaged
 
     return of_each(files, counted)
+
+
+def main() -> int:
+    """Reads the configuration of a job from stdin; writes JSON lines to stdout: the sources that
+    are opened and counted, and then the result."""
+    config = JobConfig.from_json(sys.stdin.read())
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what a library prints goes to the log
+    setup_logging("master", 0)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # where memory runs out, this process ends before the master
+    lock = threading.Lock()
+
+    def say(said: dict[str, object]) -> None:
+        with lock:
+            print(json.dumps(said), file=answers)
+
+    def opened(name: str, done: bool) -> None:
+        say({"counted" if done else "opened": name})
+
+    say({"scanned": asdict(count(config, opened))})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.data.stream_space import AnySpace
@@ -253,6 +254,12 @@ class DataScanned:
     """Records that were left out."""
     error: str = ""
     """Why not all could be counted; it matters unless the model file brings its own source."""
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> DataScanned:
+        """The inverse of ``dataclasses.asdict``."""
+        shards = {key: [Shard(**shard) for shard in of] for key, of in fields["shards"].items()}
+        return cls(**{**fields, "shards": shards})
 
 
 EffectEvent = CheckpointSaved | CheckpointFailed | Flushed | OutputWritten | PreprocessingKept

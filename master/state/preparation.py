@@ -217,9 +217,7 @@ class Preparation:
         if state["model"] is not None:
             self._model = ParseDict(state["model"], pb.ReportModelRequest())
         if state["scanned"] is not None:
-            shards = state["scanned"]["shards"]
-            found = {kind: [Shard(**shard) for shard in of] for kind, of in shards.items()}
-            self._scanned = DataScanned(**{**state["scanned"], "shards": found})
+            self._scanned = DataScanned.of(state["scanned"])
         made = self._make_tasks()
         if state["data"] is not None:
             data = ParseDict(state["data"], pb.ScriptData())
