@@ -168,6 +168,8 @@ class Kubelets:
         self.lost[name] = time.monotonic()
         for run in self._runs.values():
             if run.node == name and not runs:
+                if run.network is not None and run.network.namespace >= 0:
+                    run.network.cut_off()  # its connections end without a word
                 run.vanish()
 
     def give_back(self, name: str) -> None:

@@ -14,6 +14,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.jobs import DELAY_S, FLAGS, JOB, RECORDS, STATE, Job, Namespace, figure
 
 _BROKEN_S = 30.0
+_OUT_OF_SERVICE = {"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}
 
 
 @pytest.mark.slow
@@ -94,6 +95,33 @@ def test_a_node_is_lost_with_what_ran_on_it(
     )
     figure("node lost", pods=len(lost), replaced_s=time.monotonic() - began)
     running.trains_on()
+    orders.control("return-node", name=node)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_replicas_survive_the_loss_of_the_masters_node(
+    orders: Cluster, namespace: Namespace, submit: Callable[..., Job]
+) -> None:
+    """No server has a disk, and none shares a node with another one."""
+    at = FLAGS.index("--durability")
+    flags = [*FLAGS[:at], *FLAGS[at + 4 :], "--durability", "replica", "--ps-resources", "cpu=5"]
+    job = submit(2 * RECORDS, *flags, delay_s=DELAY_S)
+    job.wait_for(lambda: len(namespace.running(JOB, "ps")) == 2, 100)
+    job.wait_for(lambda: job.done() > 0, 100)
+    [master] = [p for p in namespace.pods(JOB, "master") if p.status.phase == "Running"]
+    node, began = master.spec.node_name, time.monotonic()
+    orders.control("lose-node", name=node)
+    # What an administrator does who knows that the node is gone.
+    namespace.core.patch_node(node, {"spec": {"taints": [_OUT_OF_SERVICE]}})
+    namespace.kill(master.metadata.name)
+    job.wait_for(lambda: len(namespace.elsewhere(JOB, "master", node)) == 1, 200)
+    figure("node of the master lost", master_s=time.monotonic() - began)
+    job.trains_on()
+    figure("node of the master lost", trains_s=time.monotonic() - began)
+    assert job.finish(400) == 0, namespace.report()
+    assert "restart from" not in job.said()
+    namespace.check()
     orders.control("return-node", name=node)
 
 
