@@ -188,6 +188,8 @@ def _run_once(
             # it answers anybody, the next one must know that there was this one.
             _with_room(service.keep, stop, waits=goes_on)
         address = service.listen(token, place.listen(earlier.listen if earlier is not None else ""))
+        if left is not None:
+            job.lifecycle.restarted(clock())  # from now on it can be found
         fleet.env.update({ENV_MASTER: place.address(name, address), ENV_TOKEN: token})
         where = MasterAddress(address=address, listen=service.listens, pid=os.getpid(), token=token)
         _with_room(lambda: folder.note_master(where), stop, waits=goes_on)

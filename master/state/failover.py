@@ -64,11 +64,17 @@ class Failover:
             return [Note("warning", f"{text}; the next attempt follows")]
         return [Failure(text)]
 
-    def tick(self, now: float) -> Sequence[FailoverEvent]:
-        """Declares servers lost that are silent, and those that do not begin to run."""
+    def tick(self, now: float, counts_silence: bool) -> Sequence[FailoverEvent]:
+        """Declares servers lost that are silent, and those that do not begin to run.
+
+        Args:
+            counts_silence: servers that are silent are lost; they may not have found the master
+                yet.
+        """
         events: list[FailoverEvent] = []
         servers = self._fleet.servers
-        for process, s in servers.silent(now, self._timeout_s):
+        silent = servers.silent(now, self._timeout_s) if counts_silence else ()
+        for process, s in silent:
             text = f"ps-{process.id} declared lost: no heartbeat for {s:g} s"
             events += self._lost(process, text)
             if not self._durable:  # all servers are replaced

@@ -337,7 +337,7 @@ class Job:
         lifecycle, newest = self.lifecycle, self.checkpoints.shown
         if lifecycle.outcome is None:
             self._lose_silent_workers(now)
-            self.apply_all(self.failover.tick(now), now)
+            self.apply_all(self.failover.tick(now, lifecycle.counts_silence(now)), now)
         self.apply_all(self.workforce.tick(now, newest=newest), now)
         if lifecycle.outcome is None:
             self.form_ring(now)
@@ -370,7 +370,8 @@ class Job:
     def _lose_silent_workers(self, now: float) -> None:
         cluster = self.config.cluster
         why = f"no heartbeat for {cluster.heartbeat_timeout_s:g} s"
-        silent = [(member.id, why) for member in self.members.silent(now)]
+        unheard = self.members.silent(now) if self.lifecycle.counts_silence(now) else ()
+        silent = [(member.id, why) for member in unheard]
         why = f"no step for {cluster.task_timeout_s:g} s"
         stuck = [(worker, why) for worker in self.tasks.expire(now)]
         for worker, reason in [*silent, *stuck]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -14,6 +15,9 @@ from torch_edl.wire import master_pb2 as pb
 # that is not written within this is dropped: a job that is to stop does not wait for ever.
 LEAVE_WITHIN_S = 20.0
 STOP_WITHIN_S = 80.0
+# A restarted master may be on another machine. Its processes notice that the machine before is gone
+# after 15 s, and the name server may tell them the address before for 30 s.
+RETURN_WITHIN_S = 60.0
 # Events that are kept.
 _EVENTS = 1000
 # Commands whose events are remembered, and the size of an event of theirs.
@@ -162,6 +166,7 @@ class Lifecycle:
         """Records that were done and had to be trained again."""
         self.updates_lost = 0
         """Updates of one server each that were in damaged records of journals."""
+        self._all_back_by = -math.inf
         self._fell_from = 0  # records that were done before the model went back, if that is new
         self._began_at: float | None = None
         self._trained_at: float | None = None
@@ -192,6 +197,14 @@ class Lifecycle:
     def note(self, level: str, text: str, now: float, traceback: str = "") -> None:
         """Appends an event to the log of the job."""
         self.log.add(level, text, now + self._wall_offset_s, traceback)
+
+    def restarted(self, now: float) -> None:
+        """This master continues a job: processes are to find it first."""
+        self._all_back_by = now + RETURN_WITHIN_S
+
+    def counts_silence(self, now: float) -> bool:
+        """Whether a process that has not been heard for too long is lost."""
+        return now >= self._all_back_by
 
     def paused(self, seconds: float) -> None:
         """The clock of the events stood still for so long."""

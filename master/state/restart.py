@@ -31,6 +31,7 @@ def from_state(job: Job, state: Mapping[str, Any], now: float) -> None:
     job.compose(state["fleet"]["strategy"])
     for name, part in _parts(job).items():
         part.from_state(state[name], now)
+    job.lifecycle.restarted(now)
     job.config = job.preparation.config
     job.tasks.begin_leases_after(job.restarts * _LEASES_OF_A_MASTER)
     job.checkpoints.begin_life(job.restarts)

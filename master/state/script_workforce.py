@@ -263,7 +263,8 @@ class ScriptWorkforce(Workforce):
     def tick(self, now: float, *, newest: str) -> Iterator[WorkforceEvent]:
         yield from self._waiting.tick(self._census(), now)
         if self._lifecycle.outcome is None:
-            yield from self._lose_silent_agents(now)
+            if self._lifecycle.counts_silence(now):
+                yield from self._lose_silent_agents(now)
             yield from self._is_abandoned(now, newest)
             yield from self._nothing_begins(now)
         if self._lifecycle.ending:

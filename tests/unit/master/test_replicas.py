@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from master.state.lifecycle import RETURN_WITHIN_S
 from master.state.restart import to_state
 from master.state.status import describe
 from tests.unit.master.model_file_world import World
@@ -93,6 +94,23 @@ def test_a_restarted_master_looks_for_copies_that_were_noted() -> None:
     after = World(durability={"mode": "replica"}, servers=2, left=to_state(w.job))
     found = after.job.fleet.servers
     assert (found.has_copy(0), found.has_copy(1)) == (True, False)
+
+
+def test_servers_have_time_to_find_a_master_that_was_restarted() -> None:
+    """That may be on another machine: the heartbeats of all servers went to the machine before."""
+    w = world(2)
+    after = World(
+        durability={"mode": "replica"}, servers=2, left=to_state(w.job), now=w.now + 1000.0
+    )
+    after.silent = {0, 1}
+    after.tick(after.config.cluster.heartbeat_timeout_s)
+    after.tick(RETURN_WITHIN_S - 1.0 - after.config.cluster.heartbeat_timeout_s)
+    assert after.job.lifecycle.rollbacks == 0
+    assert not [text for text in after.texts() if "declared lost" in text]
+    after.silent = {1}
+    after.tick(1.0)
+    assert "ps-1 declared lost" in "\n".join(after.texts())
+    assert after.job.lifecycle.rollbacks == 0
 
 
 class TestAServerThatGoesOnAlone:

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from master.state.lifecycle import RETURN_WITHIN_S
 from tests.unit.master.script_world import TIMEOUT_S, World
 from torch_edl.config import Experiment
 from torch_edl.errors import UsageError
@@ -364,8 +365,9 @@ def test_a_restarted_master_leaves_the_ring_alone() -> None:
     assert w.register(13, local_rank=1) == 2
     assert w.beat(0).broken_ring == 1
     assert w.status().checkpoint == "/c/1"
-    w.tick(TIMEOUT_S - 1)
+    w.tick(RETURN_WITHIN_S - 1)
     w.agent()
+    assert "declared lost" not in w.texts()
     w.tick(1)
     assert "worker-0 declared lost: no heartbeat for 10 s" in w.texts()
 
