@@ -150,7 +150,7 @@ def test_two_hundred_workers_are_asked_for_and_a_few_fit(
         }
 
     made = calls()
-    assert made == {"create pods": 201, "list pods": 1, "watch pods": 1}
+    assert made == {"create pods": 201, "list pods": 1, "watch pods": 1, "patch jobs": 1}
     job.trains_on()
     assert calls() == made
     assert job.finish(600) == 0, namespace.report()

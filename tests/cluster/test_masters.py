@@ -39,7 +39,7 @@ def test_masters_that_are_taken_away_again_and_again_are_replaced_at_once(
     namespace: Namespace, submit: Callable[..., Job], how: str
 ) -> None:
     """With the pauses of the Job controller, the third needs 40 s."""
-    job = submit(RECORDS, *FLAGS, delay_s=DELAY_S)
+    job = submit(3 * RECORDS, *FLAGS, delay_s=DELAY_S)
     job.wait_for(lambda: job.done() > 0, 100)
     for _ in range(3):
         [master] = namespace.running(JOB, "master")
