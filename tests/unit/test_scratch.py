@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -36,8 +37,9 @@ else:
 @pytest.fixture
 def tmpdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder for temporary files, as /tmp: all may make files there."""
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)  # of pytest, closed to others
+    for folder in (tmp_path, *tmp_path.parents):
+        if not folder.stat().st_mode & stat.S_IXOTH:
+            folder.chmod(0o755)  # of pytest, closed to others
     made = tmp_path / "tmp"
     made.mkdir()
     made.chmod(0o1777)
