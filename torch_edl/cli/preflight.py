@@ -14,6 +14,7 @@ from torch_edl.config import DataConfig, JobConfig
 from torch_edl.contract.framework import TENSORFLOW, TORCH, framework_of
 from torch_edl.data.resuming import continued
 from torch_edl.errors import CheckpointError, UsageError
+from torch_edl.jobs import catalog
 from torch_edl.jobs.folder import JobFolder
 
 SUFFIXES = (".parquet", ".csv", ".npz")
@@ -96,6 +97,7 @@ def check_folders(config: JobConfig) -> JobConfig:
     if keep.dir:
         check_writable(Path(keep.dir), "--checkpoint-dir", is_file=False)
         if config.kind == "train":  # an agent of a script may join the job that has the folder
+            catalog.require_free(config.name)
             claim.require_free(keep.dir)
         newest = layout.newest_to_resume(keep.dir, resume=keep.resume)
         config = _continued(config, newest)

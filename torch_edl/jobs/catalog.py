@@ -41,6 +41,15 @@ def find(name: str | None) -> JobFolder:
     return named[0]
 
 
+def require_free(name: str) -> None:
+    """Raise UsageError if a job of that name runs."""
+    if JobFolder(name).is_running():
+        raise UsageError(
+            f"--job-name {name}: a job of that name is running; choose another, "
+            f"or end it with torch-edl stop {name}"
+        )
+
+
 def create(config: JobConfig) -> JobFolder:
     """Makes the folder of a new job, in the place of an older job's of that name.
 
@@ -48,13 +57,9 @@ def create(config: JobConfig) -> JobFolder:
         UsageError: a job of that name runs, or there is no room for its folder.
         OSError: the folder cannot be written.
     """
+    require_free(config.name)
     job = JobFolder(config.name)
     if job.dir.exists():
-        if job.is_running():
-            raise UsageError(
-                f"--job-name {job.name}: a job of that name is running; choose another, "
-                f"or end it with torch-edl stop {job.name}"
-            )
         if not job.config_file.exists() and any(job.dir.iterdir()):
             raise UsageError(f"{job.dir}: not the folder of a job; choose another --job-name")
         shutil.rmtree(job.dir)
