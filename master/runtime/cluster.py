@@ -180,6 +180,8 @@ class Cluster:
     def exit_code(self, outcome: Outcome | None, stop: StopSignals) -> int:
         if outcome is None:
             return stop.exit_code or _TRY_AGAIN
+        if self._own is not None and not self._own.may_note:
+            return 0  # the Job makes another pod for any other code, and the job would begin anew
         return _STOPPED if outcome.state == "stopped" else outcome.exit_code
 
 

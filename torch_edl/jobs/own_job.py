@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from torch_edl.jobs import final_status
 from torch_edl.jobs.folder import ENDED
 from torch_edl.kubernetes import names
-from torch_edl.kubernetes.failures import ClusterError, MissingError
+from torch_edl.kubernetes.failures import ClusterError, ForbiddenError, MissingError
 from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -50,6 +50,8 @@ class OwnJob:
     def __init__(self, api: JobApi, job: str, uid: str) -> None:
         self._api, self._job, self._uid = api, job, uid
         self._name = names.master(job)
+        self.may_note = True
+        """False if this master was forbidden to change its Job when it began."""
 
     def begin(self) -> str:
         """Take possession of the objects of the job that have no owner yet.
@@ -58,10 +60,15 @@ class OwnJob:
             The state in which an earlier master has ended the job; empty: the job goes on.
 
         Raises:
-            ClusterError: the cluster does not answer, or this master may not change its Job: it
-                could not end the job.
+            ClusterError: the cluster does not answer.
         """
-        found = self._api.patch("Job", self._name, {"metadata": {"uid": self._uid}})
+        try:
+            found = self._api.patch("Job", self._name, {"metadata": {"uid": self._uid}})
+        except ForbiddenError as error:
+            # The account most likely lacks the rights on pods, too; the client shows that error.
+            self.may_note = False
+            log.warning("the end of this job cannot be noted: %s", error)
+            return ""
         annotations = found["metadata"].get("annotations") or {}
         if names.ADOPTS in annotations:
             self._adopt()
@@ -84,6 +91,8 @@ class OwnJob:
             except MissingError:
                 return  # nobody is to know
             except ClusterError as error:
+                if isinstance(error, ForbiddenError) and not self.may_note:
+                    return
                 if not told:
                     log.warning("the end of the job is not noted yet: %s; trying again", error)
                 told = True

@@ -16,7 +16,6 @@ from torch_edl.jobs import cluster_job
 from torch_edl.jobs.own_job import OwnJob
 from torch_edl.kubernetes import job, names
 from torch_edl.kubernetes.api import Api
-from torch_edl.kubernetes.failures import ForbiddenError
 from torch_edl.kubernetes.submit import submit
 from torch_edl.wire import master_pb2 as pb
 
@@ -105,12 +104,16 @@ def test_no_pod_is_made_for_a_job_that_is_over_suspended_or_gone(api: Api, own: 
     own.end(pb.GetStatusResponse(state="failed"))  # nobody is to know
 
 
-def test_a_master_that_may_not_end_the_job_does_not_begin(
-    cluster: Cluster, api: Api, own: OwnJob
+def test_a_master_that_may_not_change_its_job_begins_and_does_not_wait_at_its_end(
+    cluster: Cluster, api: Api, own: OwnJob, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.control("fail", verb="patch", resource="jobs", code=403, message="no, says a test")
-    with pytest.raises(ForbiddenError, match="no, says a test"):
-        own.begin()
+    assert own.begin() == ""
+    assert "the end of this job cannot be noted: patch job ctr-master" in caplog.text
+    cluster.control("fail", verb="patch", resource="jobs", code=403, message="no, says a test")
+    own.end(pb.GetStatusResponse(state="failed"))
+    job = api.get("Job", names.master("ctr"))
+    assert names.STATUS not in job["metadata"].get("annotations", {})
 
 
 def test_objects_that_a_user_has_applied_belong_to_the_job_then(api: Api) -> None:
