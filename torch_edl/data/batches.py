@@ -16,8 +16,9 @@ from torch_edl.data.feeder import TaskReader
 from torch_edl.data.order import Order
 from torch_edl.data.passes import Pass, Span
 from torch_edl.data.sources import Source, expand, of_each, open_source, parts
+from torch_edl.data.sources.base import ENDLESS
 from torch_edl.data.task_records import TaskRecords
-from torch_edl.data.task_space import ENDLESS, Shard, TaskSpace, digest
+from torch_edl.data.task_space import Shard, TaskSpace, digest
 from torch_edl.errors import UsageError
 
 # What a DataLoader decides by its own order; ours is the job's.

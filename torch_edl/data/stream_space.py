@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch_edl.config import JobConfig
-from torch_edl.data.task_space import ENDLESS, Shard, Task, TaskSpace
+from torch_edl.data.sources.base import ENDLESS
+from torch_edl.data.task_space import Shard, Task, TaskSpace
 from torch_edl.errors import DataError
 
 TASKS_AHEAD = 512

@@ -16,7 +16,7 @@ import torch
 
 from torch_edl.data.batch import Update
 from torch_edl.data.batches import Batches, StreamBatches, open_batches
-from torch_edl.data.task_space import ENDLESS
+from torch_edl.data.sources.base import ENDLESS
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.ring.rendezvous import RingRendezvous
 from torch_edl.engine.state_dict import copied

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 Records = Union[list[bytes], "pa.Table"]
 """``list[bytes]`` from RecordIO and TFRecord, a ``pyarrow.Table`` from CSV and Parquet."""
 
+ENDLESS = 1 << 62
+"""The number of records of a stream, which has no end."""
+
 Indices = Sequence[int] | npt.NDArray[np.integer]
 
 

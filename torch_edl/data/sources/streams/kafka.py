@@ -19,9 +19,8 @@ from typing import Any
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
-from torch_edl.data.sources.base import Metadata, Records
+from torch_edl.data.sources.base import ENDLESS, Metadata, Records
 from torch_edl.data.sources.streams.kafka_name import KafkaName, parse, properties
-from torch_edl.data.task_space import ENDLESS
 from torch_edl.errors import DataError, UsageError
 
 log = logging.getLogger(__name__)

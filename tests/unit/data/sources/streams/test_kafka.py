@@ -10,10 +10,10 @@ from confluent_kafka import Producer
 
 from tests.kafka_server import Kafka
 from torch_edl.data.sources import check_source, expand, open_source, parts
+from torch_edl.data.sources.base import ENDLESS
 from torch_edl.data.sources.streams import kafka as module
 from torch_edl.data.sources.streams.kafka import stream_offsets
 from torch_edl.data.sources.streams.kafka_name import ENV_CONFIG, parse, properties
-from torch_edl.data.task_space import ENDLESS
 from torch_edl.errors import DataError, UsageError
 
 
