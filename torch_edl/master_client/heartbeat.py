@@ -12,17 +12,14 @@ from typing import Any
 
 import grpc
 
-from torch_edl.environment import master_away_s
 from torch_edl.wire import master_pb2 as pb
-from torch_edl.wire.absence import Absence
+from torch_edl.wire.absence import MASTER_AWAY_S, Absence
 from torch_edl.wire.channel import Stub
 
 log = logging.getLogger(__name__)
 
 HEARTBEAT_INTERVAL_S = 1.0
 _CALL_S = 5.0
-MASTER_AWAY_S = master_away_s()
-"""How long the processes of a job wait for a master that was killed, and is started again."""
 # At most so many names of logged values in a heartbeat.
 _MOST_VALUES = 100
 

@@ -14,9 +14,9 @@ from google.protobuf.message import Message
 
 from torch_edl.checkpoint.manifest import Snapshot
 from torch_edl.errors import MasterLostError
-from torch_edl.master_client.heartbeat import MASTER_AWAY_S
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
+from torch_edl.wire.absence import MASTER_AWAY_S
 from torch_edl.wire.channel import Stub
 
 # Above the master's long poll of 2 s.

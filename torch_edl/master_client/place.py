@@ -9,9 +9,9 @@ import grpc
 from torch_edl.config import JobConfig
 from torch_edl.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.errors import DismissedError, MasterLostError
-from torch_edl.master_client.heartbeat import MASTER_AWAY_S
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
+from torch_edl.wire.absence import MASTER_AWAY_S
 from torch_edl.wire.channel import Stub
 
 # The master answers after two seconds that no place is free.

@@ -18,10 +18,11 @@ from torch_edl.errors import (
     ServersLostError,
     UsageError,
 )
-from torch_edl.master_client.heartbeat import MASTER_AWAY_S, Heartbeat, WorkerStatus
+from torch_edl.master_client.heartbeat import Heartbeat, WorkerStatus
 from torch_edl.processes.departure import Departure
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
+from torch_edl.wire.absence import MASTER_AWAY_S
 from torch_edl.wire.channel import Stub
 
 _REGISTER_S = 60.0

@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterable
 import grpc
 
 from torch_edl.errors import EdlError
-from torch_edl.master_client.heartbeat import MASTER_AWAY_S
 from torch_edl.processes.child_group import end_own_group
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
-from torch_edl.wire.absence import Absence
+from torch_edl.wire.absence import MASTER_AWAY_S, Absence
 from torch_edl.wire.channel import Stub
 
 log = logging.getLogger(__name__)

@@ -1,9 +1,14 @@
-"""How long the other side has been away."""
+"""How long the other side of a connection has been away, and how long a master may be."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+
+from torch_edl.environment import master_away_s
+
+MASTER_AWAY_S = master_away_s()
+"""Seconds for which the processes of a job wait for a master to be started again."""
 
 
 class Absence:
