@@ -198,8 +198,6 @@ def save_servers(
     """
     called = _Servers(action.servers, action.manifest.job, token)
     move = action.move
-    if move:
-        shutil.rmtree(action.root, ignore_errors=True)  # of an attempt that came to nothing
     with contextlib.closing(called) as servers, _releasing(servers, move):
         held = servers.call(ps.HoldRequest(timeout_ms=_HOLD_MS, move=move), _CALL_S)
         if not all(answer.initialized for answer in held):
@@ -268,7 +266,14 @@ def _commit(
 ) -> Saved:
     run, fence = (claim.run, claim.check) if claim is not None else ("", lambda: None)
     saved = layout.save(
-        action.root, steps, write, run=run, restored=action.restored, fence=fence, written=written
+        action.root,
+        steps,
+        write,
+        run=run,
+        restored=action.restored,
+        fence=fence,
+        written=written,
+        anew=isinstance(action, SaveServers) and action.move > 0,
     )
     return Saved(*saved)
 

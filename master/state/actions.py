@@ -90,9 +90,8 @@ class SaveServers:
     space: AnySpace
     root: Path
     move: int = 0
-    """The model moves to other servers: these accept no push after it, and ``root`` is for it
-    alone. The number is above those of all earlier attempts, whichever master made them; 0: the
-    model stays."""
+    """The model moves to other servers: these accept no push after it. The number is above those of
+    all earlier attempts, whichever master made them; 0: the model stays."""
     restored: str = ""
     """The checkpoint that the model was restored from; empty: none."""
 

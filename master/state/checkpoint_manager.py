@@ -23,7 +23,6 @@ from master.state.actions import (
     OutputWritten,
     Prune,
     Release,
-    Remove,
     Saved,
     SaveServers,
     WriteOutput,
@@ -37,7 +36,6 @@ from torch_edl.wire import master_pb2 as pb
 _RETRY_S = 5.0
 _EARLY_RETRY_S = 0.5
 _FINAL_ATTEMPTS = 3
-_CUT = "cut-"
 # More attempts to move a model than a master makes.
 _MOVES_OF_A_MASTER = 1 << 32
 
@@ -54,12 +52,12 @@ class CutTaken:
 class CheckpointManager:
     """Checkpoints while training continues; at the end a flush, the last checkpoint, the output.
 
-    Checkpoints are taken one at a time: one is due each ``every`` steps, and a final one at the
-    end if there is a directory for checkpoints or the model is wanted. Events of an earlier
-    incarnation of the model are ignored.
+    Checkpoints are taken one at a time: one is due each ``every`` steps, a final one at the end if
+    there is a directory for checkpoints or the model is wanted, and a cut when the model moves to
+    other servers. Events of an earlier incarnation of the model are ignored.
 
     Args:
-        folder: of the job; without a directory for checkpoints the final one goes there.
+        folder: of the job; without a directory for checkpoints the final one and cuts go there.
         resumed: the checkpoint to continue from.
     """
 
@@ -80,7 +78,6 @@ class CheckpointManager:
         self._incarnation = 0
         self._actions: list[Effect] = []
         self._running = ""  # "periodic", "final" or "cut" while one is taken
-        self._cut: Saved | None = None  # newer than all checkpoints; of the model before it moved
         self._cut_servers: tuple[int, ...] = ()
         self._not_before = 0.0
         self._failures = 0
@@ -115,14 +112,12 @@ class CheckpointManager:
     @property
     def restore_from(self) -> str:
         """What a new incarnation of the model loads; empty: nothing."""
-        if self._cut is not None:
-            return str(self._cut.path)
         return self.named or self._config.load
 
     @property
     def values_only(self) -> bool:
         """Whether :attr:`restore_from` is the model of another job, whose tasks are not ours."""
-        return not self.named and self._cut is None
+        return not self.named
 
     @property
     def shown(self) -> str:
@@ -189,16 +184,22 @@ class CheckpointManager:
         if self._running == "periodic":
             self._next = self._after(steps)
         if cluster.servers:
-            servers, of = cluster.servers, cluster.incarnation
+            servers, of, move = cluster.servers, cluster.incarnation, 0
             self._cut_servers = tuple(server.incarnation for server in servers)
-            root, move = self.root, 0
             if moves:
                 self._moves += 1
                 # Of no clock: that of the machine of an earlier master may be ahead of ours.
-                root, move = root / f"{_CUT}{of}", self._life * _MOVES_OF_A_MASTER + self._moves
+                move = self._life * _MOVES_OF_A_MASTER + self._moves
             self._actions.append(
                 SaveServers(
-                    servers, of, progress, manifest, space, root, move=move, restored=self.named
+                    servers,
+                    of,
+                    progress,
+                    manifest,
+                    space,
+                    self.root,
+                    move=move,
+                    restored=self.named,
                 )
             )
             return None
@@ -216,14 +217,13 @@ class CheckpointManager:
 
     def moved(self, cut: Saved, incarnation: int) -> None:
         """The model moved to other servers, which restore the cut."""
-        self._forget_cut()
-        self._cut, self._incarnation = cut, incarnation
+        self._incarnation = incarnation
         self._flushed, self._flushing = not self._flushes, False
+        self._prune(cut)
 
-    def _forget_cut(self) -> None:
-        if self._cut is not None:
-            self._actions.append(Remove(self._cut.path.parent))
-            self._cut = None
+    def _prune(self, newest: Saved) -> None:
+        keep = self._config.keep if self._config.dir else 1
+        self._actions.append(Prune(newest.path, keep))
 
     def merge(self, tasks: int) -> None:
         """The predictions of so many tasks are all made."""
@@ -262,7 +262,7 @@ class CheckpointManager:
         self._incarnation = incarnation
         self._reset()
         self._failures = 0  # those of servers that are gone
-        return self._cut or self.newest
+        return self.newest
 
     def apply(self, event: EffectEvent, now: float) -> list[Note | Failure | CutTaken]:
         """Takes what came of an action."""
@@ -288,15 +288,15 @@ class CheckpointManager:
     def _saved(self, saved: Saved) -> list[Note | Failure | CutTaken]:
         was, self._running, self._failures = self._running, "", 0
         self._commit = None
-        if was == "cut":
-            return [CutTaken(saved, self._cut_servers)]
-        self._forget_cut()
         self.newest, self.named = saved, str(saved.path)
+        notes = [Note("info", f"checkpoint {saved.path}")] if self._config.dir else []
+        if was == "cut":
+            return [*notes, CutTaken(saved, self._cut_servers)]
         # Not before it is the one to go back to.
-        self._actions.append(Prune(saved.path, self._config.keep))
+        self._prune(saved)
         if was == "final":
             self._finish(saved)
-        return [Note("info", f"checkpoint {saved.path}")] if self._config.dir else []
+        return [*notes]
 
     def _failed(self, event: CheckpointFailed, now: float) -> list[Note | Failure | CutTaken]:
         was, self._running, error = self._running, "", event.error
@@ -332,7 +332,6 @@ class CheckpointManager:
             "incarnation": self._incarnation,
             "running": self._running,
             "by_worker": self._by_worker,
-            "cut": [str(self._cut.path), self._cut.manifest.to_json()] if self._cut else None,
             "commit": [str(commit.directory), commit.manifest.to_json()] if commit else None,
             "next": self._next,
             "final": self.final is not None,
@@ -354,9 +353,6 @@ class CheckpointManager:
         self._next, self._failures = state["next"], state["failures"]
         self._flushed, self._written = state["flushed"], state["written"]
         self._stopped = state["stopped"]
-        if state["cut"] is not None:
-            path, manifest = state["cut"]
-            self._cut = Saved(Path(path), Manifest.from_json(manifest))
         if state["commit"] is not None:
             directory, manifest = state["commit"]
             self._running = state["running"]

@@ -18,6 +18,7 @@ from master.state.tasks import TaskQueue, steps_of
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import JobConfig
 from torch_edl.data.stream_space import saved_plan
+from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 
 # The log tells of at most this many ends of epochs, however many epochs there are.
@@ -31,7 +32,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Kept:
-    """The final checkpoint of a job that is to stop is written."""
+    """The newest checkpoint holds all that a job which is to stop has done."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,8 @@ class Milestones:
             if self.left_out.is_all:
                 return [*events, Failure(self.left_out.text)]
             events.append(Trained())
+        if stopping and trained and strategy == "ps" and self._is_kept():
+            return [*events, Kept()]
         if cluster is None:
             return events
         settled = checkpoints.settle(cluster, trained=trained)
@@ -150,6 +153,15 @@ class Milestones:
             elif evaluations is None or evaluations.complete:
                 events += [Trained(), *self._settle()]
         return events
+
+    def _is_kept(self) -> bool:
+        """Whether the newest checkpoint holds all that is done, such as the cut of a model that has
+        moved to servers which no worker has reached yet."""
+        main, newest = self._tasks.main, self._checkpoints.newest
+        if main is None or newest is None:
+            return False
+        both = Watermarks.union([newest.progress, main.progress()])
+        return steps_of(main.space, both) <= newest.manifest.steps
 
     def _epochs(self) -> list[Note]:
         """The ends of epochs since the last call, and the limit that cut the last one."""
@@ -206,7 +218,7 @@ class Milestones:
         self._checkpoints.snapshot_written(Path(event.directory), manifest)
 
     def kept(self) -> None:
-        """What the final checkpoint holds is what a job that stops has done."""
+        """What the newest checkpoint holds is what a job that stops has done."""
         newest = self._checkpoints.newest
         if newest is not None and self._tasks.main is not None:
             self._tasks.restore_main(newest)

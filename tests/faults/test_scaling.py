@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import subprocess
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -88,7 +91,7 @@ def test_a_process_is_killed_in_the_middle_of_a_move(
     job.wait_for(lambda: job.done() > 50)
     (process, *_) = job.pids(victim)
     scale(job, "--ps", 3)
-    job.wait_for(lambda: list((job.folder / "final").glob("cut-*")))
+    job.wait_for(lambda: list((job.folder / "final").iterdir()))
     with contextlib.suppress(ProcessLookupError):  # a server that has just been replaced
         os.kill(process, signal.SIGKILL)
     moved(job, 3)
@@ -107,18 +110,65 @@ def test_many_moves_leave_nothing_on_the_disk(start_job: Callable[..., ModelJob]
         servers = 2 + move % 2
         scale(job, "--ps", servers)
         job.wait_for(lambda n=servers: running(job) == n)
-        left = {f"model-{move + 1}", f"cut-{move}"}
         job.wait_for(
-            lambda left=left: (
-                {
-                    folder.name
-                    for pattern in ("journal/*/*", "final/*")
-                    for folder in job.folder.glob(pattern)
-                }
-                == left
+            lambda move=move: (
+                [folder.name for folder in job.folder.glob("journal/*/*")] == [f"model-{move + 1}"]
             )
         )
+        job.wait_for(lambda: len(list((job.folder / "final").iterdir())) == 1)
     check(job)
+
+
+def test_a_stop_before_a_worker_has_met_the_new_servers_keeps_the_model(
+    start_job: Callable[..., ModelJob], tmp_path: Path
+) -> None:
+    """The cut with which the model moved is a checkpoint."""
+    job = start_job(RECORDS, *FLAGS, "--checkpoint-dir", "DIR", delay_s=0.1)
+    job.wait_for(lambda: job.done() > 50)
+    scale(job, "--ps", 3)
+    job.wait_for(lambda: any((tmp_path / "checkpoints").glob("**/manifest.json")))
+    workers = job.pids("worker")
+    for pid in workers:
+        os.kill(pid, signal.SIGSTOP)
+    job.wait_for(lambda: any("the model moves" in event.text for event in job.status().events))
+    job.process.send_signal(signal.SIGTERM)
+    job.wait_for(lambda: job.status().state == "stopping")
+    for pid in workers:
+        os.kill(pid, signal.SIGCONT)
+    stopped(job)
+    resume(start_job)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_a_stop_at_any_moment_of_a_move_keeps_the_model(
+    start_job: Callable[..., ModelJob], seed: int
+) -> None:
+    chance = random.Random(seed)
+    durability = chance.choice(["checkpoint", "journal", "replica"])
+    flags = ["--checkpoint-dir", "DIR", "--durability", durability]
+    job = start_job(RECORDS, *FLAGS, *flags, delay_s=0.05)
+    job.wait_for(lambda: job.done() > 50)
+    scale(job, "--ps", chance.choice([3, 4]))
+    time.sleep(chance.uniform(0, 2))
+    job.process.send_signal(signal.SIGTERM)
+    stopped(job)
+    resume(start_job)
+
+
+def stopped(job: ModelJob) -> None:
+    """The job has ended with a checkpoint of all that was trained."""
+    assert job.finish() == 128 + signal.SIGTERM, job.report()
+    assert "no last checkpoint" not in job.log.read_text()
+    assert job.summary()["records"] > 50
+
+
+def resume(start_job: Callable[..., ModelJob]) -> None:
+    """Another job continues from the newest checkpoint, and has every record once."""
+    job = start_job(RECORDS, *FLAGS, "--checkpoint-dir", "DIR", "--resume", name="resumed")
+    job.go_on()
+    job.check()
+    assert "training continues from" in job.log.read_text()
 
 
 @pytest.mark.slow

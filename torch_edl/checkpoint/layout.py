@@ -67,6 +67,7 @@ def save(
     restored: str = "",
     fence: Callable[[], None] = lambda: None,
     written: Path | None = None,
+    anew: bool = False,
 ) -> tuple[Path, Manifest]:
     """Makes the checkpoint after ``steps`` minibatches, or keeps the one that is complete already.
 
@@ -81,6 +82,8 @@ def save(
             leaves it where it is, and another can commit it.
         fence: raises if this process may not commit any more; called when all files are on the
             disk, right before the rename.
+        anew: calls ``write`` even if the checkpoint is there, and replaces a checkpoint that has
+            other records: that of a model which was lost.
 
     Returns:
         The folder of the checkpoint and its manifest.
@@ -92,7 +95,7 @@ def save(
         Exception: whatever ``write`` or ``fence`` raised. The folder is removed in all cases.
     """
     directory, temporary = step_dir(root, steps), written or temporary_dir(root)
-    if is_checkpoint(directory):
+    if not anew and is_checkpoint(directory):
         return directory, _own(directory, run, restored)
     if written is None:
         temporary.mkdir(parents=True)
@@ -100,10 +103,12 @@ def save(
         manifest = replace(write(temporary), run=run)
         seal(temporary, manifest)
         fence()
-        if is_checkpoint(directory):  # of another process, which was faster
-            return directory, _own(directory, run, restored)
+        if is_checkpoint(directory):  # or of another process, which was faster
+            found = _own(directory, run, restored)
+            if not anew or found.watermarks == manifest.watermarks:
+                return directory, found
         if directory.exists():  # without a manifest: of a crash
-            shutil.rmtree(directory)
+            _remove(directory)
         rename(temporary, directory)
         return directory, manifest
     finally:
@@ -229,11 +234,15 @@ def prune(newest: Path, keep: int) -> None:
         if path in stay:
             continue
         try:
-            # The manifest first: a folder that is partly removed must not look complete.
-            (path / MANIFEST).unlink(missing_ok=True)
-            shutil.rmtree(path)
+            _remove(path)
         except OSError as error:
             log.warning("old checkpoint %s cannot be removed: %s", path, error)
+
+
+def _remove(directory: Path) -> None:
+    # The manifest first: a folder that is partly removed must not look complete.
+    (directory / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(directory)
 
 
 def remove_leftovers(root: str | Path) -> None:

@@ -78,6 +78,20 @@ def test_a_complete_checkpoint_is_not_written_again(tmp_path: Path) -> None:
     assert layout.save(tmp_path, 1, fail) == first
 
 
+def test_a_cut_is_written_though_a_lost_model_had_as_many_steps(tmp_path: Path) -> None:
+    def write(folder: Path) -> Manifest:
+        written.append(task)
+        return Manifest(job="j", strategy="ps", steps=4, watermarks=Watermarks(0, {task: 8}))
+
+    written: list[int] = []
+    for task in (1, 1, 2):
+        directory, manifest = layout.save(tmp_path, 4, write, anew=True)
+        assert layout.read(directory) == manifest
+        assert manifest.watermarks == Watermarks(0, {task: 8})
+    assert written == [1, 1, 2], "servers that hold the model are sealed while it is written"
+    assert list(tmp_path.iterdir()) == [directory]
+
+
 def test_a_checkpoint_that_another_process_completes_meanwhile_stays(tmp_path: Path) -> None:
     def write(folder: Path) -> Manifest:
         return Manifest(job="slow", strategy="allreduce", steps=1)

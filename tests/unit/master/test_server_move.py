@@ -46,12 +46,14 @@ def cut(w: World) -> SaveServers:
     return effect
 
 
-def take(w: World, effect: SaveServers) -> None:
-    """The cut is written."""
+def take(w: World, effect: SaveServers) -> list[Prune]:
+    """The cut is written. Returns what is to be removed then."""
     saved = w.made(effect.progress)
     saved = Saved(effect.root / saved.path.name, saved.manifest)
     w.job.apply(CheckpointSaved(saved, effect.incarnation), w.now)
+    prunes = [action for action in w.tick() if isinstance(action, Prune)]
     w.up()
+    return prunes
 
 
 def servers(w: World) -> list[str]:
@@ -198,19 +200,37 @@ def test_a_later_loss_goes_back_to_the_cut() -> None:
     assert w.job.tasks.trained
 
 
-def test_a_checkpoint_replaces_the_cut() -> None:
+def test_a_cut_is_a_checkpoint() -> None:
     w = world(dir="/ck", every=4)
+    w.work(tasks=1)
     scale(w, 1)
     effect = cut(w)
-    assert effect.root == Path("/ck/cut-1")
-    take(w, effect)
+    assert effect.root == Path("/ck")
+    prunes = take(w, effect)
+    newest = w.job.checkpoints.newest
+    assert newest is not None
+    assert prunes == [Prune(newest.path, w.config.checkpoint.keep)]
+    assert f"checkpoint {newest.path}" in w.texts()
+    assert w.job.checkpoints.shown == w.job.fleet.restored_from == str(newest.path)
+
+
+def test_a_job_without_checkpoints_keeps_the_newest_cut_alone() -> None:
+    w = world()
+    scale(w, 1)
+    (prune,) = take(w, cut(w))
+    assert prune.keep == 1
     assert w.job.checkpoints.shown == ""
-    w.work(tasks=3)
-    w.tick()
-    saved = w.save()
-    w.tick()
-    assert w.settle(Remove).directory == effect.root
-    assert w.job.checkpoints.restore_from == str(saved.path)
+
+
+def test_a_cut_that_is_void_is_a_checkpoint_and_removes_none() -> None:
+    """Servers whose part is still in the one before may have to read that."""
+    w = world(dir="/ck")
+    scale(w, 3)
+    effect = cut(w)
+    w.job.fleet.server_lost(next(iter(w.job.fleet.servers)))
+    w.up()
+    assert not take(w, effect)
+    assert w.job.checkpoints.newest is not None
 
 
 def test_a_checkpoint_under_way_comes_first() -> None:
@@ -249,7 +269,26 @@ def test_a_job_that_stops_does_not_move() -> None:
     for id in list(w.alive):
         w.exit("worker", id, code=0)
     w.tick()
-    assert not w.settle(SaveServers).move
+    assert w.outcome.state == "stopped"
+    assert not any("no last checkpoint" in text for text in w.texts())
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_stop_after_a_move_keeps_what_is_not_in_the_cut(trained: bool) -> None:
+    w = world(dir="/ck")
+    w.work(tasks=3)
+    scale(w, 1)
+    take(w, cut(w))
+    if trained:
+        w.all_up()
+        w.work(tasks=1)
+    w.job.stop("enough", w.now)
+    for id in list(w.alive):
+        w.exit("worker", id, code=0)
+    w.tick()
+    if trained:
+        assert not w.settle(SaveServers).move
+    assert (w.outcome is None) == trained
 
 
 def test_the_journals_of_the_old_servers_are_removed_when_these_have_ended() -> None:
