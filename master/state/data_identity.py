@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 
 from torch_edl.config import JobConfig
-from torch_edl.data.task_space import difference
+from torch_edl.data.task_space import SEED_SAMPLES, difference
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 
@@ -60,4 +60,9 @@ def check_same(first: pb.ScriptData, second: pb.ScriptData) -> None:
         raise UsageError(
             f"job.loader: this process has {mine}, another had {others.removesuffix(' records')}; "
             "all processes must go through the same data"
+        )
+    if first.samples != second.samples:
+        raise UsageError(
+            "job.loader: the dataset of this process stores other samples than that of another "
+            f"process; {SEED_SAMPLES}"
         )

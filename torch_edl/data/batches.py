@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from torch_edl.data.feeder import TaskReader
 from torch_edl.data.order import Order
 from torch_edl.data.passes import Pass, Span
+from torch_edl.data.sample_digest import sample_digest
 from torch_edl.data.sources import Source, expand, of_each, open_source, parts
 from torch_edl.data.sources.base import ENDLESS
 from torch_edl.data.task_records import TaskRecords
@@ -192,7 +193,7 @@ def open_batches(
         )
     if not len(dataset):
         raise UsageError("the dataset is empty")
-    whole = Pass(records=len(dataset), **data)
+    whole = Pass(records=len(dataset), samples=sample_digest(dataset), **data)
     return Batches(dataset, whole, Order(whole, number).indices, options)
 
 

@@ -54,6 +54,8 @@ class Pass:
     """Number of records after which the pass ends early; 0: the pass ends at its last record."""
     files: str = ""
     """Digest of the data files; empty: the dataset is indexed by position."""
+    samples: str = ""
+    """Digest of what the dataset stores for its samples; empty: it is unknown."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "epochs", "accumulate"):
@@ -75,6 +77,7 @@ class Pass:
             "shuffle": self.shuffle,
             "seed": self.seed,
             "files": self.files,
+            "samples": self.samples,
         }
         if self.files and self.shuffle:
             made["batch_size"] = self.batch_size  # files are shuffled in blocks of minibatches

@@ -28,6 +28,12 @@ _WORDS = {
     "epochs": "epochs={}",
 }
 
+SEED_SAMPLES = (
+    "all processes of a job need the same samples in the same order: seed what splits or shuffles "
+    "them, as in random_split(dataset, lengths, generator=torch.Generator().manual_seed(0))"
+)
+"""What to do where the datasets of two processes store other samples."""
+
 Piece = tuple[int, int, int]
 """A task, and offsets in it: of the first record and of one after the last."""
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch_edl.data.task_space import difference
 from torch_edl.errors import UsageError
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -44,6 +47,13 @@ class Position:
                 f"the checkpoint is {self.records:,} records into a pass with {then}; now it is "
                 f"{now}: use the same data and options, or another checkpoint_dir to start over"
             )
+        if self.records and self.data.get("samples") not in (None, data.get("samples")):
+            # An error would keep a script from resuming whose dataset was edited.
+            log.warning(
+                "the dataset stores other samples than when the checkpoint was written, %d "
+                "records ago in this pass: some records are trained twice and others never if the "
+                "samples are split or shuffled without a seed", self.records,
+            )  # fmt: skip
         self.data, self.epochs = data, epochs
 
     def end(self) -> None:

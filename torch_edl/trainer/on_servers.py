@@ -190,6 +190,7 @@ class ScriptOnServers:
                     shuffle=whole.shuffle,
                     seed=whole.seed,
                     files=whole.files,
+                    samples=whole.samples,
                 )
             )
             self._dataset, self._batches = loader.given, batches

@@ -78,7 +78,7 @@ class ReportModelResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ScriptData(_message.Message):
-    __slots__ = ("records", "epochs", "batch_size", "records_per_task", "shuffle", "seed", "files")
+    __slots__ = ("records", "epochs", "batch_size", "records_per_task", "shuffle", "seed", "files", "samples")
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +86,7 @@ class ScriptData(_message.Message):
     SHUFFLE_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
     records: int
     epochs: int
     batch_size: int
@@ -93,7 +94,8 @@ class ScriptData(_message.Message):
     shuffle: bool
     seed: int
     files: str
-    def __init__(self, records: _Optional[int] = ..., epochs: _Optional[int] = ..., batch_size: _Optional[int] = ..., records_per_task: _Optional[int] = ..., shuffle: _Optional[bool] = ..., seed: _Optional[int] = ..., files: _Optional[str] = ...) -> None: ...
+    samples: str
+    def __init__(self, records: _Optional[int] = ..., epochs: _Optional[int] = ..., batch_size: _Optional[int] = ..., records_per_task: _Optional[int] = ..., shuffle: _Optional[bool] = ..., seed: _Optional[int] = ..., files: _Optional[str] = ..., samples: _Optional[str] = ...) -> None: ...
 
 class ReportDataRequest(_message.Message):
     __slots__ = ("data",)

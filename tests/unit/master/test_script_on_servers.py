@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.unit.master.script_on_servers_world import (
@@ -115,10 +117,11 @@ def test_data_before_a_model_is_refused() -> None:
         ({"batch_size": 5}, "this process has batch_size=5, another had batch_size=10"),
         ({"shuffle": True}, "this process has shuffle=True, another had shuffle=False"),
         ({"seed": 4}, "this process has seed=4, another had seed=0"),
+        ({"samples": "ab"}, r"stores other samples.*random_split\(dataset, lengths, generator="),
     ],
 )
 def test_other_data_are_the_error_of_the_worker_that_has_them(
-    change: dict[str, int], text: str
+    change: dict[str, Any], text: str
 ) -> None:
     w = begun()
     other = w.register(2, local_rank=1)

@@ -6,7 +6,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from torch.utils.data import DataLoader
+import torch
+from torch.utils.data import DataLoader, random_split
 
 from tests.unit.engine.ring.rings import Member, office
 from tests.unit.trainer.counting import OPTIONS, counted, counting, finish, numbers, train
@@ -154,6 +155,33 @@ def test_members_whose_parameters_differ_are_told() -> None:
             step, said = each.hear()
             assert step == 4
             assert said.startswith("step 4: the parameters of the members differ")
+
+
+def splitting(member: Member, seeds: list[int]) -> None:
+    """A script that splits its dataset at random."""
+    torch.manual_seed(seeds[member.worker])
+    job = member.job()
+    model, optimizer = counted(40, 4, job)
+    half, _ = random_split(numbers(40), [20, 20])
+    said = "not noticed"
+    try:
+        for (batch,) in job.loader(half, batch_size=2, shuffle=True):
+            train(model, optimizer, batch)
+    except DivergedError as error:
+        said = str(error)
+    member.tell((job.step, said, model.w.sum().item()))
+    member.hear()
+
+
+@pytest.mark.parametrize(("seeds", "steps"), [([1, 1], 5), ([1, 2], 0)])
+def test_members_with_other_samples_are_told_before_the_first_step(
+    seeds: list[int], steps: int
+) -> None:
+    with office(2) as one:
+        for each in [one.start(splitting, seeds) for _ in seeds]:
+            step, said, total = each.hear()
+            assert (step, total) == (steps, 4.0 * steps)
+            assert ("random_split(dataset, lengths, generator=" in said) == (steps == 0)
 
 
 def unheard(member: Member) -> None:

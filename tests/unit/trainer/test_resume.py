@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import TensorDataset, random_split
 
 from torch_edl.errors import UsageError
 from torch_edl.trainer.job import Job
@@ -136,3 +136,19 @@ def test_a_job_that_is_over_says_what_to_raise(
     with caplog.at_level(logging.WARNING):
         assert resumed(jobs, folder, data, **FIRST) == [1.0] * RECORDS
     assert "step-0000000050 holds all that this script trains; raise epochs" in caplog.text
+
+
+def test_another_split_is_told_where_a_job_goes_on(
+    jobs: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def split(seed: int) -> Any:
+        generator = torch.Generator().manual_seed(seed)
+        return random_split(TensorDataset(torch.arange(RECORDS)), [100, 100], generator)[0]
+
+    folder = begun(jobs, tmp_path, split(0))
+    for seed, is_told in ((0, False), (1, True)):
+        with caplog.at_level(logging.WARNING):
+            resumed(jobs, folder, split(seed), stop=11, **FIRST)
+        assert ("stores other samples than when the checkpoint was written" in caplog.text) == (
+            is_told
+        )

@@ -7,6 +7,7 @@ import json
 import zlib
 from collections.abc import Sequence
 
+from torch_edl.data.task_space import SEED_SAMPLES
 from torch_edl.engine.ring.membership import Membership
 from torch_edl.engine.ring.rendezvous import RingRendezvous
 from torch_edl.engine.ring.replicated import SharedReplica
@@ -29,7 +30,7 @@ class ControlFlags:
         check_every: compare a checksum of all parameters every so many updates; 0: never.
     """
 
-    COUNT = 4 + 2 * len(_SHIFTS)
+    COUNT = 4 + 3 * len(_SHIFTS)
     """How many numbers travel."""
 
     def __init__(
@@ -48,7 +49,7 @@ class ControlFlags:
         self._rendezvous = rendezvous
         self._membership = membership
         self._check_every = check_every
-        self._place = 0
+        self._place = self._samples = 0
         self._sent: list[float] = []
 
     def clear(self) -> None:
@@ -62,6 +63,7 @@ class ControlFlags:
             at = self._replica.position
             place = json.dumps([at.pass_index, at.records, records, at.data, at.epochs])
             self._place = zlib.crc32(place.encode())
+            self._samples = zlib.crc32(at.data.get("samples", "").encode())
 
     def send(self) -> list[float]:
         """The numbers of this member, to be summed over all members."""
@@ -70,9 +72,10 @@ class ControlFlags:
         stale = rendezvous.is_stale(self._membership.ring)
         due = self._check_every and step % self._check_every == 0
         digest = self._replica.digest() if due else 0
+        values = (self._samples, self._place, digest)
         self._sent = [
             *map(float, (stale, rendezvous.authorized, self.skip, rendezvous.leaving)),
-            *(float(value >> shift & 255) for value in (self._place, digest) for shift in _SHIFTS),
+            *(float(value >> shift & 255) for value in values for shift in _SHIFTS),
         ]
         return self._sent
 
@@ -85,10 +88,15 @@ class ControlFlags:
         self.stale, authorized, self.skipped, self.leaving = map(int, sums[:4])
         position, world = self._replica.position, self._membership.world
         same = [total == world * own for total, own in zip(sums, self._sent, strict=True)]
-        digest = 4 + len(_SHIFTS)
+        place, digest = 4 + len(_SHIFTS), 4 + 2 * len(_SHIFTS)
         if not authorized:
             return UNAUTHORIZED
-        if not all(same[4:digest]):
+        if not all(same[4:place]):
+            raise DivergedError(
+                f"the dataset of this process, of {position.data.get('records', 0):,} records, "
+                f"stores other samples than that of another process; {SEED_SAMPLES}"
+            )
+        if not all(same[place:digest]):
             raise DivergedError(
                 f"the processes are not at the same place: this one is at record "
                 f"{position.records:,} of pass {position.pass_index}, over {position.data}; every "

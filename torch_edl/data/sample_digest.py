@@ -1,0 +1,121 @@
+"""A digest of what a dataset stores, which tells two orders of its samples apart.
+
+The digest is made of what is stored for each sample: the indices of a ``Subset``, tensors, arrays,
+lists, tables. No sample is read: ``__getitem__`` may augment a sample at random, or open a file
+that the processes of a ``DataLoader`` must not inherit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import os
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+_ROWS, _VALUES, _LENGTH = 64, 16, 1024  # at most so many samples, values of each, and letters
+_PARTS, _DEPTH = 64, 6  # at most so many datasets, arrays and the like, inside of each other
+
+# A dataset may fill a cache for each sample later on: its first digest is the one that holds.
+_known: dict[int, tuple[weakref.ref[Any], str]] = {}
+
+
+def sample_digest(dataset: Any) -> str:
+    """The digest of the first, the last and some other samples of a dataset; empty if the dataset
+    stores nothing for each sample.
+
+    Floats are compared roughly, since processors round differently, and of paths the last part.
+
+    Args:
+        dataset: has ``__len__`` and ``__getitem__``.
+    """
+    key = id(dataset)
+    reference, digest = _known.get(key, (None, ""))
+    if reference is not None and reference() is dataset:
+        return digest
+    found = list(_stored(dataset, len(dataset), set()))
+    digest = hashlib.blake2b(repr(found).encode(), digest_size=8).hexdigest() if found else ""
+    with contextlib.suppress(TypeError):  # a list has no weak references, and caches nothing
+        _known[key] = weakref.ref(dataset, lambda _: _known.pop(key, None)), digest
+    return digest
+
+
+def _stored(value: Any, count: int, outer: set[int]) -> Iterator[Any]:
+    """What is stored for some of ``count`` samples: in a dataset, in its attributes, or in the
+    datasets that it is made of.
+
+    Args:
+        outer: ids of the objects that ``value`` is part of.
+    """
+    if _length(value) == count and (rows := _rows(value, count)) is not None:
+        yield rows
+        return
+    parts: Any = ()
+    if isinstance(value, list | tuple | Mapping):
+        parts = value
+    elif hasattr(value, "__getitem__") and not isinstance(value, torch.nn.Module):
+        count, parts = _length(value), getattr(value, "__dict__", {})
+    if len(parts) > _PARTS or len(outer) == _DEPTH or id(value) in outer:
+        return
+    for name, part in parts.items() if isinstance(parts, Mapping) else enumerate(parts):
+        for found in _stored(part, count, outer | {id(value)}):
+            yield name, found
+
+
+def _length(value: Any) -> int:
+    """The number of items; -1 if the value has none, as a text."""
+    if isinstance(value, str | bytes | Mapping):
+        return -1
+    try:
+        return len(value)
+    except Exception:  # an object of somebody else's, such as a file that is closed
+        return -1
+
+
+def _rows(value: Any, count: int) -> Any:
+    """The values of some samples; None if the type of ``value`` is none that stores them."""
+    at = _some(count, _ROWS)
+    package = type(value).__module__.partition(".")[0]
+    is_tensor = isinstance(value, torch.Tensor) and value.layout is torch.strided
+    if is_tensor or isinstance(value, list | tuple | range | np.ndarray):
+        return [_plain(value[place]) for place in at]
+    if package == "pandas" and hasattr(value, "iloc"):
+        return [_plain(row) for row in value.iloc[at].to_numpy()]
+    if package in ("pyarrow", "datasets") and hasattr(value, "slice"):
+        return [_plain(value.slice(place, 1).to_pylist()) for place in at]
+    return None
+
+
+def _plain(value: Any) -> Any:
+    """Some of the values in a sample, as numbers and texts."""
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        flat = value.detach().reshape(-1)
+        return [*value.shape, *(_plain(flat[at].item()) for at in _some(len(flat), _VALUES))]
+    if isinstance(value, np.ndarray):
+        row = value.reshape(-1)
+        return [*value.shape, *map(_plain, row[_some(len(row), _VALUES)].tolist())]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float):
+        # Steps of 5%, and of 0.00005 near 0; their borders are at numbers that data rarely have.
+        finite = math.isfinite(value)
+        return math.floor(math.asinh(1000 * value) * 20 + 0.3137) if finite else str(value)
+    if isinstance(value, str | os.PathLike):
+        return os.fspath(value)[-_LENGTH:].rpartition("/")[2]
+    if isinstance(value, bytes):
+        return len(value), value[:_LENGTH]
+    if isinstance(value, list | tuple):
+        return [len(value), *(_plain(value[place]) for place in _some(len(value), _VALUES))]
+    if isinstance(value, Mapping):
+        return [(str(key), _plain(value[key])) for key in list(value)[:_VALUES]]
+    return value if isinstance(value, int | None) else type(value).__name__
+
+
+def _some(count: int, most: int) -> list[int]:
+    """The first, the last and some other places of ``count``."""
+    return sorted({int(place) for place in np.linspace(0, count - 1, min(most, count))})
