@@ -199,6 +199,12 @@ EDL_INLINE void each(const Span* spans, size_t n, size_t dim, Body body) {
 // The gradient of element i with its sign and L2 penalty.
 #define EDL_GRAD(i) (s.sign * g[i] + s.weight_decay * w[i])
 
+// Moves `from` by the fraction `weight` of its distance to `to`. Of a weight from a half on as torch
+// has it (lerp): from + (to - from) would lose the digits that a large `from` has no place for.
+EDL_INLINE float toward(float from, float to, float weight) {
+  return weight < 0.5f ? from + (to - from) * weight : to - (to - from) * (1 - weight);
+}
+
 EDL_CLONES void sgd(const Scalars& s, const Span* spans, size_t n, size_t dim) {
   each(spans, n, dim, EDL_BODY { EDL_ROW(i) w[i] -= s.lr * EDL_GRAD(i); });
 }
@@ -235,7 +241,7 @@ EDL_CLONES void adam(const Scalars& s, const Span* spans, size_t n, size_t dim) 
     float* __restrict v = x.slots[1];
     EDL_ROW(i) {
       const float d = EDL_GRAD(i);
-      m[i] += (d - m[i]) * s.one_minus_beta1;
+      m[i] = toward(m[i], d, s.one_minus_beta1);
       v[i] = s.beta2 * v[i] + s.one_minus_beta2 * d * d;
       w[i] = s.decay * w[i] - s.lr * m[i] / (std::sqrt(v[i]) * s.inv_sqrt_bias2 + s.eps);
     }
@@ -249,7 +255,7 @@ EDL_CLONES void amsgrad(const Scalars& s, const Span* spans, size_t n, size_t di
     float* __restrict top = x.slots[2];
     EDL_ROW(i) {
       const float d = EDL_GRAD(i);
-      m[i] += (d - m[i]) * s.one_minus_beta1;
+      m[i] = toward(m[i], d, s.one_minus_beta1);
       v[i] = s.beta2 * v[i] + s.one_minus_beta2 * d * d;
       top[i] = top[i] > v[i] ? top[i] : v[i];
       w[i] = s.decay * w[i] - s.lr * m[i] / (std::sqrt(top[i]) * s.inv_sqrt_bias2 + s.eps);
@@ -294,7 +300,7 @@ EDL_CLONES void rmsprop_centered(const Scalars& s, const Span* spans, size_t n, 
     EDL_ROW(i) {
       const float d = EDL_GRAD(i);
       square[i] = s.beta2 * square[i] + s.one_minus_beta2 * d * d;
-      mean[i] += (d - mean[i]) * s.one_minus_beta2;
+      mean[i] = toward(mean[i], d, s.one_minus_beta2);
       w[i] -= s.lr * d / (deviation(square[i], mean[i], s.inner_eps) + s.eps);
     }
   });
@@ -309,7 +315,7 @@ EDL_CLONES void rmsprop_centered_momentum(const Scalars& s, const Span* spans, s
     EDL_ROW(i) {
       const float d = EDL_GRAD(i);
       square[i] = s.beta2 * square[i] + s.one_minus_beta2 * d * d;
-      mean[i] += (d - mean[i]) * s.one_minus_beta2;
+      mean[i] = toward(mean[i], d, s.one_minus_beta2);
       buffer[i] = s.momentum * buffer[i] + d / (deviation(square[i], mean[i], s.inner_eps) + s.eps);
       w[i] -= s.lr * buffer[i];
     }
