@@ -15,6 +15,7 @@ from torch_edl.config import CheckpointConfig, JobConfig
 from torch_edl.environment import ENV_HOST, ENV_TOKEN
 from torch_edl.errors import CheckpointError, StoreConflictError, UsageError
 from torch_edl.files import write_text
+from torch_edl.jobs import final_status
 from torch_edl.jobs.folder import JobFolder
 from torch_edl.jobs.master_process import SUPERSEDED
 from torch_edl.jobs.own_job import OwnJob
@@ -31,6 +32,8 @@ from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
 
+# Where Kubernetes reads the last words of a container, unless its manifest says otherwise.
+_TERMINATION_LOG = Path("/dev/termination-log")
 # Exit codes.
 _USAGE, _TRY_AGAIN, _STOPPED = 2, 75, 130
 FINAL = (0, 1, _USAGE, SUPERSEDED, _STOPPED)
@@ -170,8 +173,16 @@ class Cluster:
         return _USAGE if final else _TRY_AGAIN
 
     def tell_end(self, status: pb.GetStatusResponse) -> None:
-        if self._own is not None:
+        if self._own is None:
+            return
+        if self._own.may_note:
             self._own.end(status)
+            return
+        text = final_status.to_text(status, most=final_status.MAX_MESSAGE_BYTES)
+        try:
+            _TERMINATION_LOG.write_text(text, encoding="utf-8")
+        except OSError as error:  # a template may name another place
+            log.warning("%s: %s: the end of the job is not noted", _TERMINATION_LOG, error.strerror)
 
     def hand_over(self) -> None:
         if self._own is not None:

@@ -25,7 +25,12 @@ from torch_edl.jobs.log_tail import text_of_line
 from torch_edl.jobs.status import EMPTY, as_dict
 from torch_edl.kubernetes import causes, names
 from torch_edl.kubernetes.api import Api
-from torch_edl.kubernetes.failures import ClusterError, MissingError
+from torch_edl.kubernetes.failures import (
+    ClusterError,
+    ForbiddenError,
+    MissingError,
+    NoAnswerError,
+)
 from torch_edl.kubernetes.forward import Forward
 from torch_edl.kubernetes.submit import ending
 from torch_edl.wire import master_pb2 as pb
@@ -67,9 +72,14 @@ class ClusterJob:
         """Whether the job had ended when its Job was last seen."""
         return self.final() is not None or ending(self.manifest) is not None
 
-    def final(self) -> pb.GetStatusResponse | None:
-        """Return how the job ended, as its master says; None: it has not, or nothing is known."""
-        return final_status.of(self.manifest)
+    def final(self, pod: causes.PodState | None = None) -> pb.GetStatusResponse | None:
+        """Return how the job ended, as its master says; None: it has not, or nothing is known.
+
+        Args:
+            pod: of the master, which says it there if it may not change its Job.
+        """
+        said = final_status.from_text(pod.exit_message) if pod is not None and pod.ended else None
+        return final_status.of(self.manifest) or said
 
     def is_gone(self) -> bool:
         """Whether no process of the job is left.
@@ -90,15 +100,31 @@ class ClusterJob:
 
     def why_no_pod(self) -> str:
         """Why the cluster makes no pod for the master, as its last event says; empty: nothing is
-        known.
+        known, or this user may not list events.
 
         Raises:
-            ClusterError: the cluster does not answer, or refuses.
+            ClusterError: the cluster does not answer.
         """
         fields = f"involvedObject.uid={self.uid},type=Warning"
-        events, _ = self.api.list("Event", "", read=dict, fields=fields)
+        try:
+            events, _ = self.api.list("Event", "", read=dict, fields=fields)
+        except ForbiddenError:
+            return ""
         events.sort(key=lambda each: str(each.get("lastTimestamp") or each.get("eventTime") or ""))
         return " ".join(str(events[-1].get("message", "")).split()) if events else ""
+
+    def why_stuck(self, pod: causes.PodState) -> str:
+        """Why a pod of the master that was deleted does not end, and what to do; empty: it is not
+        deleted, or its node answers."""
+        if not (pod.running and pod.deleting and pod.disruption == causes.TAINTED):
+            return ""
+        if self.manifest["spec"].get("podReplacementPolicy") != "Failed":
+            return f"its node {pod.node} does not answer; the next master starts meanwhile"
+        return (
+            f"its node {pod.node} does not answer, and the next master starts when the node is "
+            f"back; if the node is down for good: kubectl taint nodes {pod.node} "
+            "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
+        )
 
     def started(self) -> float:
         """When the job was made, in Unix seconds."""
@@ -133,7 +159,8 @@ class ClusterJob:
         return self.api.list("Pod", names.selector(self.name), read=causes.read_pod)[0]
 
     def master_pod(self) -> causes.PodState | None:
-        """The pod of the master that runs, else the newest one; None before there is one.
+        """The pod of the master that runs, else the newest one; None before there is one. One that
+        is deleted counts only if no other one runs.
 
         Raises:
             ClusterError: the cluster does not answer, or refuses.
@@ -141,8 +168,8 @@ class ClusterJob:
         selector = f"{names.selector(self.name)},{names.ROLE}=master"
         found, _ = self.api.list("Pod", selector, read=dict)
         found.sort(key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
-        pods = [causes.read_pod(each) for each in found]
-        return next((pod for pod in pods if pod.running), pods[-1] if pods else None)
+        pods = [causes.read_pod(each) for each in reversed(found)]
+        return max(pods, key=lambda pod: pod.standing, default=None)
 
     def token(self) -> str:
         """The token of the job.
@@ -221,7 +248,7 @@ class ClusterJob:
         Raises:
             ClusterError: the cluster does not answer, or refuses.
         """
-        with contextlib.suppress(UsageError):
+        with contextlib.suppress(UsageError, MissingError, NoAnswerError):
             status: pb.GetStatusResponse = self.ask(pb.GetStatusRequest())
             return as_dict(status)
         return self.last()
@@ -233,9 +260,9 @@ class ClusterJob:
             ClusterError: the cluster does not answer, or refuses.
         """
         self.refresh()
-        if (said := self.final()) is not None:
-            return as_dict(said)
         pod = self.master_pod()
+        if (said := self.final(pod)) is not None:
+            return as_dict(said)
         seen: dict[str, Any] = {"job": self.name, **EMPTY}
         state, error = self.state(pod)
         processes = [
@@ -254,7 +281,7 @@ class ClusterJob:
 
     def state(self, pod: causes.PodState | None) -> tuple[str, str]:
         """The state of the job and, if it failed or waits, why."""
-        if (said := self.final()) is not None:
+        if (said := self.final(pod)) is not None:
             return said.state, said.error
         ended = ending(self.manifest)
         how = causes.end(pod, "master", 0, gone=False) if pod is not None else None
@@ -267,10 +294,13 @@ class ClusterJob:
             return "failed", why or str(ended.get("message") or ended.get("reason") or "")
         if pod is None:
             return "starting", ""
+        if how is not None and how.code == 0:
+            return "finished", ""  # the Job is not complete yet
         if how is not None:
             return "starting", f"its master has ended, and is started again: {why or how}"
         progress = causes.progress(pod, "master", 0)
-        return ("running" if pod.running else "starting"), str(getattr(progress, "why", ""))
+        why = self.why_stuck(pod) or str(getattr(progress, "why", ""))
+        return ("running" if pod.running else "starting"), why
 
 
 class Connection:

@@ -2,7 +2,8 @@
 Pure.
 
 An annotation stays when the pod of the master is evicted or deleted: how a job ended is told also
-when no client was there to hear it.
+when no client was there to hear it. A master that may not change its Job leaves the status in the
+termination message of its pod.
 """
 
 from __future__ import annotations
@@ -17,20 +18,26 @@ from torch_edl.wire import master_pb2 as pb
 
 # All annotations of an object may have 256 KiB.
 MAX_BYTES = 16 * 1024
+MAX_MESSAGE_BYTES = 4096
+"""Bytes that Kubernetes keeps of the termination message of a container."""
 # A text that is cut keeps more than that.
 _LEAST_CHARS = 100
 
 
-def to_text(status: pb.GetStatusResponse) -> str:
+def to_text(status: pb.GetStatusResponse, *, most: int = MAX_BYTES) -> str:
     """What fits: the numbers, the last evaluation, how the texts begin, and the end of the
-    traceback."""
+    traceback.
+
+    Args:
+        most: bytes of the text.
+    """
     kept = pb.GetStatusResponse()
     kept.CopyFrom(status)
     kept.ClearField("events")
     kept.ClearField("processes")
     del kept.evaluations[:-1]
     expendable = ["logged", "evaluations", "rates"]
-    while len((text := _text(kept)).encode()) > MAX_BYTES:
+    while len((text := _text(kept)).encode()) > most:
         longest = max(
             ("strategy_reason", "error", "traceback"), key=lambda n: len(getattr(kept, n))
         )

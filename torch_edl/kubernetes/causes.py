@@ -18,10 +18,12 @@ from torch_edl.processes.spec import ProcessExit, ProcessRefused, ProcessRuns, P
 
 _TEXT_CHARS = 300
 
+TAINTED = "DeletionByTaintManager"
+"""Reason of the condition DisruptionTarget of a pod whose node does not answer, or was tainted."""
 # Reasons of the condition DisruptionTarget, and whether they speak against the node.
 _DISRUPTIONS = {
     "PreemptionByScheduler": ("preempted by a pod of higher priority", False),
-    "DeletionByTaintManager": ("its node is not ready or was tainted", True),
+    TAINTED: ("its node is not ready or was tainted", True),
     "EvictionByEvictionAPI": ("evicted, since its node is drained", False),
     "DeletionByPodGC": ("its node is gone", True),
     "TerminationByKubelet": ("ended by its node, which is short of resources or shuts down", True),
@@ -77,6 +79,12 @@ class PodState:
     exit_code: int | None = None
     exit_reason: str = ""
     exit_message: str = ""
+
+    @property
+    def standing(self) -> tuple[bool, bool]:
+        """Of several pods of one process, the one with the highest value counts. A pod of a node
+        that does not answer runs and is deleted, until the node returns."""
+        return self.running, not self.deleting
 
     @property
     def ended(self) -> bool:
