@@ -19,7 +19,13 @@ from torch_edl.jobs.folder import ENDED
 from torch_edl.jobs.log_tail import shown, text_of, text_of_line
 from torch_edl.jobs.pod_output import PodOutput, by_process
 from torch_edl.kubernetes import causes, names
-from torch_edl.kubernetes.failures import ClusterError, MissingError, NoAnswerError
+from torch_edl.kubernetes.failures import (
+    SETTLING_S,
+    ClusterError,
+    ForbiddenError,
+    MissingError,
+    NoAnswerError,
+)
 from torch_edl.kubernetes.watch import Change, PodGone, PodSeen, Watch
 from torch_edl.processes.signals import StopSignals
 from torch_edl.processes.spec import ProcessRefused, ProcessWaits
@@ -30,6 +36,8 @@ _CALL_TIMEOUT_S = 5.0
 _SILENT_S = 30.0
 # How often the Job is looked at while its master has no pod, or has said nothing.
 _LOOK_S = 2.0
+# Between two calls of which the first one has failed.
+_AGAIN_S = 1.0
 # Pods whose output is shown at once; torch-edl logs reads any.
 _MOST_OUTPUTS = 32
 # At the end of the job, without a line.
@@ -67,6 +75,9 @@ class Attendance:
     _answered: float = field(default_factory=time.monotonic)
     _looked: float = field(default_factory=time.monotonic)
     _silence_told: bool = False
+    _rejected_at: float | None = None
+    _blind: bool = False
+    """This user may forward no port: the master cannot be asked."""
     _signals_seen: int = 0
     _asked: Future[Any] | None = None
     _refused: str = ""
@@ -107,10 +118,10 @@ class Attendance:
         try:
             while not self._over:
                 self._hear()
-                self._poll()
-                self._look()
+                self._ask()
                 self._show(self._output.new())
-                if self._wants_to_leave() or (only_start and self._status is not None):
+                answered = self._status is not None or self._blind
+                if self._wants_to_leave() or (only_start and answered):
                     return None
                 time.sleep(_POLL_S)
             self._show(self._output.rest(_REST_S))
@@ -128,7 +139,9 @@ class Attendance:
         while not self._heard.empty():
             heard = self._heard.get()
             if isinstance(heard, ClusterError):
-                if not isinstance(heard, NoAnswerError):
+                # Of a watch that was possible before, _ask() finds out for how long it is not.
+                rejected = isinstance(heard, ForbiddenError) and self._listed
+                if not (rejected or isinstance(heard, NoAnswerError)):
                     raise heard
                 self._tell("watch", f"{heard}; still trying")
                 continue
@@ -160,8 +173,29 @@ class Attendance:
 
     def _pod(self) -> causes.PodState | None:
         """The pod of the master that counts: the one that runs, or that may."""
-        pods = sorted(self._pods.values(), key=lambda pod: (pod.running, not pod.ended))
+        pods = sorted(self._pods.values(), key=lambda pod: (*pod.standing, not pod.ended))
         return pods[-1] if pods else None
+
+    def _ask(self) -> None:
+        """Ask the master and, where it does not answer, the cluster.
+
+        Raises:
+            ClusterError: the cluster rejects what this needs, for longer than a restarted API
+                server does.
+        """
+        try:
+            self._poll()
+            self._look()
+        except (NoAnswerError, ForbiddenError) as error:
+            now = time.monotonic()
+            if isinstance(error, NoAnswerError):
+                self._rejected_at = None
+            elif self._rejected_at is None:
+                self._rejected_at = now
+            elif now - self._rejected_at >= SETTLING_S:
+                raise
+            self._tell("cluster", f"{error}; still trying")
+            time.sleep(max(_AGAIN_S, error.retry_after_s))
 
     def _look(self) -> None:
         """Looks at the Job, where nothing else tells whether it goes on."""
@@ -171,21 +205,21 @@ class Attendance:
         if not self._listed or not quiet or now - self._looked < _LOOK_S:
             return
         self._looked = now
-        try:
-            if not self.job.refresh():
-                self._over, self._refused = True, self._refused or "the job was deleted"
-                return
-            if self.job.is_over():
-                self._over = True
-            elif pod is None and (why := self.job.why_no_pod()):
-                self._tell("no pod", f"the master has no pod: {why}")
-            elif pod is not None and pod.ended:
-                how = causes.end(pod, "master", 0, gone=False)
-                why = text_of_line(how.why) if how is not None else ""
-                why = why or f"exit code {pod.exit_code}"
-                self._tell(pod.uid, f"the master has ended, and is started again: {why}")
-        except NoAnswerError as error:
-            self._tell("job", f"{error}; still trying")
+        if not self.job.refresh():
+            self._over, self._refused = True, self._refused or "the job was deleted"
+            return
+        self._rejected_at = None
+        if self.job.is_over():
+            self._over = True
+        elif pod is None and (why := self.job.why_no_pod()):
+            self._tell("no pod", f"the master has no pod: {why}")
+        elif pod is not None and (why := self.job.why_stuck(pod)):
+            self._tell(why, f"the master has not answered for {_SILENT_S:.0f} s: {why}")
+        elif pod is not None and pod.ended and pod.exit_code != 0:  # then the job is over soon
+            how = causes.end(pod, "master", 0, gone=False)
+            why = text_of_line(how.why) if how is not None else ""
+            why = why or f"exit code {pod.exit_code}"
+            self._tell(pod.uid, f"the master has ended, and is started again: {why}")
 
     def _tell(self, about: str, text: str) -> None:
         """Says something once; an image that cannot be pulled has two texts in turn."""
@@ -197,7 +231,7 @@ class Attendance:
 
     def _poll(self) -> None:
         pod = self._pod()
-        if pod is None or not pod.running:
+        if pod is None or not pod.running or self._blind:
             return
         if self._connection is None or self._connection.pod != pod.name:
             if self._connection is not None:
@@ -231,10 +265,17 @@ class Attendance:
 
     def _is_silent(self, cause: ClusterError | None, error: grpc.RpcError) -> None:
         """A pod that has just ended, or whose master does not listen yet, is no news."""
-        if cause is not None and not isinstance(cause, (NoAnswerError, MissingError)):
-            raise cause
         silent_s = time.monotonic() - self._answered
-        if silent_s > _SILENT_S and not self._silence_told:
+        if isinstance(cause, ForbiddenError):
+            if self._status is None:
+                self._tell("port", f"{cause}; without it, the progress of the job is not shown")
+                self._blind = silent_s >= SETTLING_S
+        elif cause is not None and not isinstance(cause, (NoAnswerError, MissingError)):
+            raise cause
+        if self._blind and self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        elif silent_s > _SILENT_S and not self._silence_told:
             self._silence_told = True
             why = str(cause) if cause is not None else error.code().name.lower()
             self.display.note(
@@ -285,9 +326,9 @@ class Attendance:
     def _outcome(self) -> Outcome:
         pod = self._pod()
         # The end came between two calls, or this client could not reach the master.
-        with contextlib.suppress(NoAnswerError):
+        with contextlib.suppress(NoAnswerError, ForbiddenError):
             self.job.refresh()
-        status = self.job.final() or self._status
+        status = self.job.final(pod) or self._status
         seen = Outcome(
             state="failed",
             status=status,

@@ -18,7 +18,13 @@ from typing import Any, Protocol
 from torch_edl.jobs import final_status
 from torch_edl.jobs.folder import ENDED
 from torch_edl.kubernetes import names
-from torch_edl.kubernetes.failures import ClusterError, ForbiddenError, MissingError
+from torch_edl.kubernetes.failures import (
+    SETTLING_S,
+    ClusterError,
+    ForbiddenError,
+    MissingError,
+)
+from torch_edl.kubernetes.requests import settled
 from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -45,10 +51,12 @@ class OwnJob:
     Args:
         job: the name of the job.
         uid: of the Job.
+        forbidden_s: seconds for which the server may reject the first call.
     """
 
-    def __init__(self, api: JobApi, job: str, uid: str) -> None:
+    def __init__(self, api: JobApi, job: str, uid: str, *, forbidden_s: float = SETTLING_S) -> None:
         self._api, self._job, self._uid = api, job, uid
+        self._forbidden_s = forbidden_s
         self._name = names.master(job)
         self.may_note = True
         """False if this master was forbidden to change its Job when it began."""
@@ -60,10 +68,13 @@ class OwnJob:
             The state in which an earlier master has ended the job; empty: the job goes on.
 
         Raises:
-            ClusterError: the cluster does not answer.
+            ClusterError: the cluster does not answer for a minute.
         """
+        same = {"metadata": {"uid": self._uid}}
         try:
-            found = self._api.patch("Job", self._name, {"metadata": {"uid": self._uid}})
+            found = settled(
+                lambda: self._api.patch("Job", self._name, same), forbidden_s=self._forbidden_s
+            )
         except ForbiddenError as error:
             # The account most likely lacks the rights on pods, too; the client shows that error.
             self.may_note = False
@@ -76,7 +87,10 @@ class OwnJob:
 
     def end(self, status: pb.GetStatusResponse) -> None:
         """Note in the Job how the job ended, and have no other pod made. Waits for a cluster that
-        does not answer: the next master would begin a job anew of which nobody knows the end."""
+        does not answer: the next master would begin a job anew of which nobody knows the end.
+
+        Must be called only while :attr:`may_note` is true.
+        """
         patch: Manifest = {
             "metadata": {"annotations": {names.STATUS: final_status.to_text(status)}},
         }
@@ -91,8 +105,6 @@ class OwnJob:
             except MissingError:
                 return  # nobody is to know
             except ClusterError as error:
-                if isinstance(error, ForbiddenError) and not self.may_note:
-                    return
                 if not told:
                     log.warning("the end of the job is not noted yet: %s; trying again", error)
                 told = True

@@ -258,14 +258,27 @@ class Api:
                 ends the connection at once.
         """
         import kubernetes.client
+        from kubernetes.client.exceptions import ApiException
         from kubernetes.stream import portforward
+        from websocket import WebSocketBadStatusException
 
         what = f"forward port {port} of pod {pod}"
         # Of its own: while a client is asked for a port, all its calls become such requests.
         client = kubernetes.client.ApiClient(self._client.configuration)
         with in_one_line(what, self._host):
             call = kubernetes.client.CoreV1Api(client).connect_get_namespaced_pod_portforward
-            forward = portforward(call, pod, self.namespace, ports=str(port))
+            try:
+                forward = portforward(call, pod, self.namespace, ports=str(port))
+            except ApiException as error:
+                # The client makes one text of the answer and its headers.
+                answer = error.__context__
+                if not isinstance(answer, WebSocketBadStatusException):
+                    raise
+                text = (answer.resp_body or b"").decode(errors="replace")
+                after = {"Retry-After": (answer.resp_headers or {}).get("retry-after", "")}
+                raise read_error(
+                    answer.status_code, text, after, what=what, namespace=self.namespace
+                ) from error
             made: socket.socket = forward.socket(port)._socket
             return made
 

@@ -16,6 +16,11 @@ from torch_edl.errors import EdlError
 _TEXT_CHARS = 500
 _BODY_CHARS = 1 << 20
 _LONGEST_RETRY_AFTER_S = 120.0
+
+SETTLING_S = 30.0
+"""Seconds for which a server may reject calls that it admits later: a Role counts a moment after it
+was made, and an API server that was just started rejects all calls until it knows the Roles."""
+
 # What the authorizers of the API server say.
 _NO_RIGHT = re.compile(
     r'[Uu]ser "(?P<user>[^"]*)" cannot (?P<verb>\S+) resource "(?P<resource>[^"]*)"'
@@ -25,6 +30,8 @@ _NO_GRANT = re.compile(
     r'[Uu]ser "(?P<user>[^"]*)".* is attempting to grant RBAC permissions not currently held: *'
     r"(?P<rights>.*)"
 )
+# A websocket is a GET, and needs since Kubernetes 1.35 the right of a POST, too.
+_PORT = "pods/portforward"
 # What admission says of an object by name: a LimitRange, pod security, a webhook, a plug-in.
 _NOT_ADMITTED = re.compile(r'" is forbidden: |denied the request')
 # Accounts of a new namespace come a moment after it.
@@ -115,7 +122,8 @@ def _forbidden(text: str, where: str) -> ClusterError:
         return InvalidError(f"{where}: {text}; use another --namespace", status=403)
     if lacks := _NO_RIGHT.search(text):
         group, resource, verb = lacks["group"] or "", lacks["resource"], lacks["verb"]
-        rule = f'{{apiGroups: ["{group}"], resources: ["{resource}"], verbs: ["{verb}"]}}'
+        verbs = '"get", "create"' if resource == _PORT else f'"{verb}"'
+        rule = f'{{apiGroups: ["{group}"], resources: ["{resource}"], verbs: [{verbs}]}}'
         return ForbiddenError(
             f"{where}: {lacks['user']} may not {verb} {resource}; a Role that is bound to that "
             f"user needs the rule {rule}",

@@ -23,13 +23,14 @@ from typing import Any, Protocol
 from torch_edl.kubernetes import names
 from torch_edl.kubernetes.causes import PodState, end, progress, read_pod
 from torch_edl.kubernetes.failures import (
+    SETTLING_S,
     ClusterError,
     ExistsError,
     ForbiddenError,
     MissingError,
     QuotaError,
 )
-from torch_edl.kubernetes.requests import Requests
+from torch_edl.kubernetes.requests import Requests, settled
 from torch_edl.kubernetes.watch import Change, Follower, PodGone, PodSeen, PodsListed, PodSource
 from torch_edl.processes.launcher import Known
 from torch_edl.processes.spec import (
@@ -51,10 +52,6 @@ _OVERDUE_S = 15.0
 _ENDED_KEPT = 50
 _STOP_ALL_POLL_S = 0.05
 _STOP_ALL_S = 60.0
-_WAIT_S = 1.0
-# A Role counts a moment after it was made, and an API server that was just started rejects calls
-# until it knows the Roles.
-_FORBIDDEN_S = 30.0
 
 
 class PodApi(PodSource, Protocol):
@@ -115,7 +112,7 @@ class KubernetesLauncher:
         incarnation: str,
         manifest: Callable[[ProcessSpec], Manifest],
         clock: Callable[[], float] = time.monotonic,
-        forbidden_s: float = _FORBIDDEN_S,
+        forbidden_s: float = SETTLING_S,
     ) -> None:
         self._api = api
         self._job = job
@@ -151,7 +148,11 @@ class KubernetesLauncher:
         Raises:
             ClusterError: the cluster does not answer for a minute.
         """
-        there = {pod.name for pod in self._list()}
+        listed, _ = settled(
+            lambda: self._api.list("Pod", self._selector, read=read_pod),
+            forbidden_s=self._forbidden_s,
+        )
+        there = {pod.name for pod in listed}
         taken: dict[tuple[str, int], Known | None] = {}
         for each in known:
             role, _, id = (each.started_as or f"{each.role}-{each.id}").partition("-")
@@ -242,18 +243,6 @@ class KubernetesLauncher:
             self._follower = Follower(
                 self._api, self._selector, news=self._news.put, forbidden_s=self._forbidden_s
             )
-
-    def _list(self) -> list[PodState]:
-        began = time.monotonic()
-        while True:
-            try:
-                return self._api.list("Pod", self._selector, read=read_pod)[0]
-            except ClusterError as error:
-                limit_s = self._forbidden_s if isinstance(error, ForbiddenError) else _STOP_ALL_S
-                if time.monotonic() >= began + limit_s:
-                    raise
-                log.warning("%s; trying again", error)
-                time.sleep(max(_WAIT_S, error.retry_after_s))
 
     def _submit(
         self, name: str, call: str, make: Callable[[], None], patience_s: _Patience

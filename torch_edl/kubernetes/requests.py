@@ -9,14 +9,26 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import logging
 import math
 import random
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
-from torch_edl.kubernetes.failures import ClusterError, NoAnswerError, QuotaError
+from torch_edl.kubernetes.failures import (
+    SETTLING_S,
+    ClusterError,
+    ForbiddenError,
+    NoAnswerError,
+    QuotaError,
+)
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # Of one master: an API server has a hundred or so calls in flight from all its clients.
 _PARALLEL = 16
@@ -27,6 +39,37 @@ _CLOSE_S = 5.0
 _QUOTA_BACKOFF_S = 5.0
 # Errors that pass without anybody's doing.
 _WAITS = (QuotaError, NoAnswerError)
+# Of a caller that waits for the answer.
+_PATIENCE_S, _PAUSE_S = 60.0, 1.0
+
+
+def settled(call: Callable[[], T], *, forbidden_s: float = SETTLING_S) -> T:
+    """Return the answer to a call, which is repeated while the server does not answer, for a minute
+    at most, or rejects the caller.
+
+    Args:
+        forbidden_s: seconds for which the server may reject the caller.
+
+    Raises:
+        ClusterError: the last error.
+    """
+    began, told = time.monotonic(), ""
+    forbidden_since = math.inf
+    while True:
+        try:
+            return call()
+        except (NoAnswerError, ForbiddenError) as error:
+            now = time.monotonic()
+            if isinstance(error, ForbiddenError):
+                forbidden_since = min(forbidden_since, now)
+                if now - forbidden_since >= forbidden_s:
+                    raise
+            elif now - began >= _PATIENCE_S:
+                raise
+            if str(error) != told:
+                told = str(error)
+                log.warning("%s; trying again", error)
+            time.sleep(max(_PAUSE_S, error.retry_after_s))
 
 
 @dataclass

@@ -16,6 +16,7 @@ pytest.importorskip("kubernetes", reason="needs torch-edl[kubernetes]")
 
 from tests.cluster.cluster import Cluster
 from tests.waiting import wait_for
+from torch_edl.cli import attend
 from torch_edl.cli.attend import Attendance
 from torch_edl.cli.progress import Display
 from torch_edl.cli.submit import Outcome
@@ -23,6 +24,7 @@ from torch_edl.config import JobConfig, KubernetesConfig
 from torch_edl.jobs import cluster_job
 from torch_edl.kubernetes import job
 from torch_edl.kubernetes.api import Api
+from torch_edl.kubernetes.failures import ClusterError, ForbiddenError
 from torch_edl.kubernetes.submit import submit
 from torch_edl.processes.signals import StopSignals
 
@@ -53,6 +55,7 @@ class Client:
         self.output = io.StringIO()
         self.signals = StopSignals(())
         self.outcome: Outcome | None = None
+        self.error: ClusterError | None = None
         display = Display(Console(file=self.output, width=1000, color_system=None))
         self._attendance = Attendance(
             job=self.job, display=display, signals=self.signals, leaves=leaves
@@ -61,7 +64,10 @@ class Client:
         self._thread.start()
 
     def _run(self) -> None:
-        self.outcome = self._attendance.until_over()
+        try:
+            self.outcome = self._attendance.until_over()
+        except ClusterError as error:
+            self.error = error
 
     def says(self, text: str) -> str:
         """Waits for a text, and returns all that was said so far."""
@@ -130,6 +136,35 @@ def test_a_master_without_a_pod_is_explained(start: Callable[..., Client]) -> No
     client = start(service_account="nobody")
     client.says("the master has no pod: ")
     assert 'serviceaccount "nobody" not found' in client.output.getvalue()
+
+
+def test_a_server_that_was_just_started_is_waited_for(
+    cluster: Cluster, start: Callable[..., Client]
+) -> None:
+    """It knows no Roles yet: it rejects everything."""
+    client = start()
+    client.says("the master waits: the image none:1 cannot be pulled: ")
+    cluster.control("restart", away_s=0.5, unsynced_s=1000.0)
+    assert "still trying" in client.says("may not")
+    cluster.heal()
+    client.job.delete()
+    outcome = client.ends()
+    assert client.error is None
+    assert outcome is not None
+    assert outcome.error == "the job was deleted"
+
+
+def test_rights_that_are_taken_away_for_good_end_the_client(
+    cluster: Cluster, start: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attend, "SETTLING_S", 3.0)
+    client = start()
+    client.says("the master waits: the image none:1 cannot be pulled: ")
+    cluster.control("restart", away_s=0.0, unsynced_s=1000.0)
+    client.ends()
+    cluster.heal()
+    assert isinstance(client.error, ForbiddenError)
+    assert "jobs" in str(client.error)
 
 
 def test_a_job_that_was_deleted_is_no_success(start: Callable[..., Client]) -> None:

@@ -104,16 +104,23 @@ def test_no_pod_is_made_for_a_job_that_is_over_suspended_or_gone(api: Api, own: 
     own.end(pb.GetStatusResponse(state="failed"))  # nobody is to know
 
 
-def test_a_master_that_may_not_change_its_job_begins_and_does_not_wait_at_its_end(
+def test_a_master_that_may_not_change_its_job_begins_after_a_while(
     cluster: Cluster, api: Api, own: OwnJob, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cluster.control("fail", verb="patch", resource="jobs", code=403, message="no, says a test")
-    assert own.begin() == ""
+    order = {"verb": "patch", "resource": "jobs", "code": 403, "message": "no, says a test"}
+    cluster.control("fail", **order, count=1000)
+    uid = api.get("Job", names.master("ctr"))["metadata"]["uid"]
+    weak = OwnJob(api, "ctr", uid, forbidden_s=0.5)
+    assert weak.begin() == ""
+    assert not weak.may_note
     assert "the end of this job cannot be noted: patch job ctr-master" in caplog.text
-    cluster.control("fail", verb="patch", resource="jobs", code=403, message="no, says a test")
-    own.end(pb.GetStatusResponse(state="failed"))
-    job = api.get("Job", names.master("ctr"))
-    assert names.STATUS not in job["metadata"].get("annotations", {})
+
+
+def test_a_server_that_was_just_started_is_waited_for(cluster: Cluster, own: OwnJob) -> None:
+    """It knows no Roles yet: it rejects everything."""
+    cluster.control("restart", away_s=0.5, unsynced_s=2.0)
+    assert own.begin() == ""
+    assert own.may_note
 
 
 def test_objects_that_a_user_has_applied_belong_to_the_job_then(api: Api) -> None:

@@ -23,6 +23,7 @@ from tests.waiting import HANG_S
 from torch_edl.errors import UsageError
 from torch_edl.kubernetes.api import Api
 from torch_edl.kubernetes.failures import (
+    ClusterError,
     ExistsError,
     ExpiredError,
     ForbiddenError,
@@ -126,6 +127,35 @@ def test_failures_are_ours_and_not_retried(
     with pytest.raises(kind, match=message):
         api.get("Pod", "p1")
     assert len(server.requests) == 3
+
+
+NO_PORT = (
+    'pods "p1" is forbidden: User "jane" cannot get resource "pods/portforward" in API group "" in '
+    'the namespace "ml"'
+)
+NO_PORT_SAID = (
+    "jane may not get pods/portforward; a Role that is bound to that user needs the rule "
+    '{apiGroups: [""], resources: ["pods/portforward"], verbs: ["get", "create"]}'
+)
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "kind", "said"),
+    [
+        (403, NO_PORT, ForbiddenError, NO_PORT_SAID),
+        (404, 'pods "p1" not found', MissingError, 'pods "p1" not found'),
+        (503, "slow down", NoAnswerError, "slow down"),
+    ],
+)
+def test_a_port_that_the_server_does_not_forward_is_a_failure_like_any_other(
+    server: ScriptedApi, api: Api, status: int, message: str, kind: type[Exception], said: str
+) -> None:
+    says(server, status, message, headers={"Retry-After": "7"})
+    with pytest.raises(kind) as found:
+        api.connect("p1", 80)
+    assert str(found.value) == f"forward port 80 of pod p1 in namespace ml: {said}"
+    assert isinstance(found.value, ClusterError)
+    assert found.value.retry_after_s == (7.0 if status == 503 else 0.0)
 
 
 def test_the_server_says_when_to_come_again(server: ScriptedApi, api: Api) -> None:
