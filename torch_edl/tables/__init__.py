@@ -1,4 +1,5 @@
-"""Rows, dense parameters, optimizer kernels and watermarks: what servers and laptops share.
+"""Embedding tables, dense parameters, optimizer kernels and watermarks, on top of the C++ core.
 
-No sockets, no torch and no processes here; the C++ core is below.
+Parameter servers and single-process training share this package. The package has no sockets and no
+processes, and does not import torch.
 """

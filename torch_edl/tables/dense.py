@@ -1,7 +1,8 @@
-"""The dense values of a shard: what is float32 in one flat vector in the order of names, and beside
-the vector the buffers of other types.
+"""The dense parameters and buffers of one shard.
 
-No optimizer trains a buffer. The worker that changed it assigns it with its push.
+All float32 values are in one flat vector, sorted by name. Buffers of other types are stored beside
+the vector. No optimizer trains a buffer: the worker that changed a buffer sends the new value with
+its push.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from torch_edl.wire import pserver_pb2 as pb
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 
-_VALUES = ""  # among the names of slots
+_VALUES = ""  # key of the values; the other keys of a snapshot are names of slots
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter or buffer of float32, and its place in the flat vector."""
+    """A float32 parameter or buffer and its range ``[start, stop)`` in the flat vector."""
 
     name: str
     shape: tuple[int, ...]
@@ -42,20 +43,20 @@ class Parameter:
 
 @dataclass(frozen=True)
 class _Run:
-    """Adjacent parameters that are updated in one call."""
+    """Adjacent parameters of one group that are updated in one call."""
 
     group: int
     start: int
     stop: int
     step: int
-    """Updates of each of them so far."""
+    """Number of updates that each of the parameters has had."""
 
 
 class DenseShard:
-    """Values and optimizer state. Each call is atomic.
+    """The dense values of a shard and their optimizer state. Each call is atomic.
 
     Raises:
-        UsageError: the parameters are out of order, of a type that cannot be trained, or in a
+        UsageError: the parameters are not sorted, have a type that cannot be trained, or name a
             group that does not exist.
     """
 
@@ -69,7 +70,7 @@ class DenseShard:
         values = []
         start = 0
         self._exact: dict[str, Array] = {}
-        """Buffers that are not float32; an array is replaced, never changed."""
+        """Buffers that are not float32, by name. An array is replaced, never changed in place."""
         self._groups = {p.name: p.group for p in parameters}
         self._aliases = {alias: p.name for p in parameters for alias in p.aliases}
         for message in parameters:
@@ -86,13 +87,13 @@ class DenseShard:
             values.append(value.reshape(-1))
             start = stop
         self.flat: Floats = np.concatenate(values) if values else np.empty(0, np.float32)
-        # As torch.optim counts: a parameter without a gradient has no update.
+        # Counted for each parameter, as in torch.optim: no gradient, no update.
         self._steps = np.zeros(len(self.parameters), np.int64)
-        # Parts that were read after the rest: (start, stop, last update that is in them).
+        # Parts that were restored with later updates included: (start, stop, last included update).
         self._ahead: list[tuple[int, int, int]] = []
         self._runs = self._runs_of(range(len(self.parameters)))
         self.assigned = [slice(run.start, run.stop) for run in self._runs if run.group == BUFFER]
-        """Where a push has the new values of buffers in place of gradients."""
+        """Ranges of the float32 buffers. A push holds new values there instead of gradients."""
         self._snapshot: Callable[[], DenseSnapshot | None] = lambda: None
         # Groups may keep different slots (momentum in one only), so each slot is a whole vector.
         self._slots: dict[str, Floats] = {}
@@ -105,7 +106,7 @@ class DenseShard:
                 slot[p.start : p.stop] = initial
 
     def _runs_of(self, places: Iterable[int]) -> list[_Run]:
-        """The runs of the parameters at ``places``, which increase."""
+        """Group the parameters at ``places`` (ascending indices) into runs."""
         runs: list[_Run] = []
         for place in places:
             p, step = self.parameters[place], int(self._steps[place])
@@ -117,7 +118,7 @@ class DenseShard:
         return runs
 
     def layout(self) -> list[tuple[str, tuple[int, ...], int, str]]:
-        """(name, shape, group, type) of each value, which must be the same for all workers."""
+        """Return (name, shape, group, dtype) of each value. All workers must share it."""
         exact = self._exact.items()
         return [
             *((p.name, p.shape, p.group, "float32") for p in self.parameters),
@@ -126,12 +127,12 @@ class DenseShard:
 
     @contextmanager
     def reading(self) -> Iterator[Floats]:
-        """The flat vector (n,) itself; no update changes it while the block runs."""
+        """Yield the flat vector (n,), not a copy. No update changes the vector inside the block."""
         with self._lock:
             yield self.flat
 
     def check(self, gradient: Floats, untouched: Set[int] = frozenset()) -> None:
-        """Raises UsageError unless ``gradient`` (n,) fits and is finite where it is trained.
+        """Raise UsageError unless ``gradient`` (n,) has the right size and finite trained values.
 
         Args:
             untouched: see :meth:`apply`.
@@ -155,7 +156,7 @@ class DenseShard:
                 )
 
     def _touched(self, untouched: Set[int]) -> list[_Run]:
-        """The runs that a push changes."""
+        """Return the runs that a push changes."""
         if not untouched:
             return self._runs
         places = range(len(self.parameters))
@@ -168,11 +169,13 @@ class DenseShard:
         untouched: Set[int] = frozenset(),
         sequence: int = 0,
     ) -> None:
-        """One update with ``gradient`` (n,), checked before; at buffers it holds values.
+        """Apply one update with ``gradient`` (n,), which :meth:`check` has accepted.
+
+        At the ranges of buffers, ``gradient`` holds the new values.
 
         Args:
-            untouched: places of parameters that keep their values and slots, as torch leaves a
-                parameter alone whose ``grad`` is None; ``gradient`` says nothing there.
+            untouched: indices of the parameters that keep their values and slots, as parameters
+                do whose ``grad`` is None in torch; ``gradient`` is ignored there.
             sequence: number of the record that makes the update, see :meth:`set_part`.
         """
         with self._lock:
@@ -188,7 +191,7 @@ class DenseShard:
                 self._runs = [replace(run, step=run.step + 1) for run in self._runs]
 
     def _behind(self, run: _Run, sequence: int) -> Iterator[slice]:
-        """The parts of a run that lack the update of that number."""
+        """Yield the ranges of a run that do not include the update ``sequence`` yet."""
         start = run.start
         for begin, end, until in self._ahead:
             if sequence <= until and begin < run.stop and start < end:
@@ -199,7 +202,7 @@ class DenseShard:
             yield slice(start, run.stop)
 
     def _parts(self, here: slice) -> Iterator[slice]:
-        """``here`` as it may be changed: as a whole, or after each piece is in the snapshot."""
+        """Yield ranges of ``here`` that may be changed, once an open snapshot has copied them."""
         snapshot = self._snapshot()
         return snapshot.before_change(here) if snapshot else iter((here,))
 
@@ -213,10 +216,10 @@ class DenseShard:
             _core.dense_apply(kernel, self.flat[here], gradient[here], slots, rate, step)
 
     def decode_exact(self, pushed: Iterable[pb.DenseParameter]) -> dict[str, Array]:
-        """The buffers that a push assigns, checked.
+        """Decode the buffers that a push assigns.
 
         Raises:
-            UsageError: an unknown name, or another type or shape.
+            UsageError: a name is unknown, or a buffer has another type or shape.
         """
         decoded = {p.name: codec.from_proto(p.value) for p in pushed}
         for name, value in decoded.items():
@@ -229,45 +232,45 @@ class DenseShard:
         return decoded
 
     def assign_exact(self, values: Mapping[str, Array]) -> None:
-        """Takes what :meth:`decode_exact` returned."""
+        """Store the buffers that :meth:`decode_exact` returned."""
         with self._lock:
             self._exact.update(values)
 
     def exact(self) -> dict[str, Array]:
-        """The buffers that are not float32, by name."""
+        """Return the buffers that are not float32, by name."""
         with self._lock:
             return dict(self._exact)
 
     def exact_to_proto(self) -> list[pb.DenseParameter]:
-        """The same as messages."""
+        """Return the buffers that are not float32 as messages."""
         return [
             pb.DenseParameter(name=name, value=codec.to_proto(value), group=self._groups[name])
             for name, value in self.exact().items()
         ]
 
-    # ---- a part at a time: a copy of all would keep pushes waiting ----
+    # ---- save and restore part by part: copying the whole shard at once would block pushes ----
 
     @property
     def steps(self) -> list[int]:
-        """Updates of each parameter so far."""
+        """Number of updates of each parameter."""
         with self._lock:
             return [int(step) for step in self._steps]
 
     def part(self, start: int, stop: int) -> dict[str, Floats]:
-        """A copy of ``flat[start:stop]`` as ``values``, and of each slot as ``slot NAME``."""
+        """Copy ``flat[start:stop]`` as ``values`` and each slot as ``slot NAME``."""
         with self._lock:
             slots = {f"slot {n}": vector[start:stop].copy() for n, vector in self._slots.items()}
             return {"values": self.flat[start:stop].copy(), **slots}
 
     def set_part(self, start: int, part: Mapping[str, Floats], sequence: int) -> None:
-        """Takes what :meth:`part` gave, in ascending order of ``start``.
+        """Restore a part that :meth:`part` returned. Parts come in ascending order of ``start``.
 
         Args:
-            sequence: number of the newest record that was applied to the part. An update of that
-                or an earlier number leaves the part alone, but counts as a step.
+            sequence: number of the last record that is included in the part. An update with this
+                or a smaller number does not change the part, but counts as a step.
 
         Raises:
-            KeyError, ValueError: the part is of another optimizer, or beyond the end.
+            KeyError, ValueError: the part has other slots, or exceeds the flat vector.
         """
         with self._lock:
             stop = start + len(part["values"])
@@ -277,20 +280,25 @@ class DenseShard:
             self._ahead.append((start, stop, sequence))
 
     def resume_at(self, steps: Sequence[int]) -> None:
-        """Counts the updates of each parameter from there on."""
+        """Set the number of updates of each parameter."""
         with self._lock:
             self._steps[:] = steps
             self._runs = self._runs_of(range(len(self.parameters)))
 
     def settle(self) -> None:
-        """All parts have had the same updates."""
+        """Forget which updates the restored parts included: all parts have the same updates now."""
         self._ahead = []
 
     def begin_snapshot(self) -> Callable[[], dict[str, Array]]:
-        """Cuts, in microseconds. The function that it returns copies the state of this moment: name
-        to value; slots as ``NAME@SLOT``, the number of updates as ``NAME@step``. A tied weight is
-        in it under each of its names. Until the function is gone, an update copies what it is about
-        to change."""
+        """Start a snapshot of the current state, in microseconds.
+
+        Until the returned function has been released, each update first copies the values that it
+        changes.
+
+        Returns:
+            A function that copies the state by name: slots are ``NAME@SLOT``, the number of updates
+            is ``NAME@step``. A tied weight is listed under each of its names.
+        """
         with self._lock:
             snapshot = DenseSnapshot({**self._slots, _VALUES: self.flat}, self._lock)
             self._snapshot = weakref.ref(snapshot)
@@ -311,10 +319,10 @@ class DenseShard:
         return values | {alias: values[name] for alias, name in self._aliases.items()}
 
     def restore(self, values: Mapping[str, Array], step: int) -> None:
-        """Takes values by name, and slots where they are given; other slots stay as they are.
+        """Restore values by name, and slots if ``values`` has them; other slots do not change.
 
         Args:
-            step: number of updates of parameters without a ``NAME@step`` in ``values``.
+            step: number of updates of the parameters that have no ``NAME@step`` in ``values``.
 
         Raises:
             UsageError: a value is missing or of another shape.

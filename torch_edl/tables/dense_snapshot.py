@@ -1,4 +1,4 @@
-"""The vectors of a dense shard as they are at one moment, copied while updates go on."""
+"""A consistent copy of the vectors of a dense shard, made while updates continue."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float32]
 
 PIECE = 1 << 18
-"""Values that are copied under one lock: less than a millisecond."""
-_PAUSE_S = 0.001  # a thread that locks again at once is faster than an update that waits
+"""Number of values that are copied under one lock, which takes less than a millisecond."""
+_PAUSE_S = 0.001  # without a pause, this thread takes the lock again before a waiting update
 
 
 class DenseSnapshot:
-    """Each piece is copied once: by :meth:`finish`, or before that by who is about to change it.
+    """Copies each piece of the vectors once: in :meth:`finish`, or just before an update.
 
     Args:
-        vectors: all of one length.
-        lock: every change of the vectors needs it, and the caller holds it.
+        vectors: the vectors, all of one length.
+        lock: the lock that every change of the vectors needs. The caller holds the lock.
     """
 
     def __init__(self, vectors: Mapping[str, Floats], lock: threading.Lock) -> None:
@@ -31,8 +31,10 @@ class DenseSnapshot:
         self._missing = set(range(-(-size // PIECE)))
 
     def before_change(self, part: slice) -> Iterator[slice]:
-        """``part`` in pieces, each of which may be changed when it is yielded. The caller holds the
-        lock."""
+        """Copy ``part`` piece by piece; a piece may be changed after it was yielded.
+
+        The caller must hold the lock.
+        """
         for number in range(part.start // PIECE, -(-part.stop // PIECE)):
             self._copy(number)
             yield slice(max(part.start, number * PIECE), min(part.stop, (number + 1) * PIECE))
@@ -45,7 +47,7 @@ class DenseSnapshot:
             self._missing.remove(number)
 
     def finish(self) -> dict[str, Floats]:
-        """Copies what is missing; returns the vectors."""
+        """Copy the remaining pieces and return the copies of the vectors."""
         for number in sorted(self._missing):
             with self._lock:
                 self._copy(number)

@@ -1,4 +1,4 @@
-"""How new rows start: the user's choice, or the distribution of weights that were drawn."""
+"""Initial values of new rows, as chosen by the user or estimated from a weight tensor."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Initializer:
     kind: str
     args: Mapping[str, float] = field(default_factory=dict)
     measured: bool = False
-    """Estimated from weights that this process drew, rather than given by the user."""
+    """True if the distribution was estimated from a weight tensor of this process."""
 
 
 InitializerLike = str | tuple[str, Mapping[str, float]] | Initializer
@@ -43,13 +43,13 @@ def resolve(
     num_embeddings: int | None,
     dim: int,
 ) -> Initializer:
-    """The distribution that the user's choice means for a table of this size.
+    """Convert the user's choice into a distribution for a table of this size.
 
     Args:
         choice: a name (``"normal"``) or a name with arguments (``("normal", {"std": 0.01})``).
 
     Raises:
-        UsageError: unknown name or argument.
+        UsageError: the name or an argument is unknown.
     """
     if isinstance(choice, Initializer):
         return choice
@@ -62,7 +62,7 @@ def resolve(
         raise UsageError(f"initializer {kind!r}: unknown {sorted(unknown)}; it takes {takes}")
     args = {**_ARGS[kind], **{k: float(v) for k, v in given.items()}}
     if kind.startswith("xavier"):
-        # Glorot & Bengio 2010, eq. 16; a table without bound counts as a square matrix.
+        # Glorot & Bengio 2010, eq. 16; a table without a bound counts as a square matrix.
         std = args["gain"] * math.sqrt(2.0 / (dim + (num_embeddings or dim)))
         if kind == "xavier_normal":
             return Initializer("normal", {"mean": 0.0, "std": std})
@@ -72,7 +72,7 @@ def resolve(
 
 
 def measured(weight: npt.NDArray[np.float32]) -> Initializer:
-    """The distribution that fits ``weight`` (n, dim): constant, uniform or normal.
+    """Estimate the distribution of ``weight`` (n, dim): constant, uniform or normal.
 
     The kurtosis of a sample decides: it is 1.8 for a uniform and 3 for a normal distribution.
     """
@@ -90,14 +90,14 @@ def measured(weight: npt.NDArray[np.float32]) -> Initializer:
 
 
 def check_drawn(name: str, weight: npt.NDArray[np.float32]) -> None:
-    """Checks that rows on servers may begin as new draws, rather than as those of ``weight``.
+    """Check that ``weight`` looks random, so that servers may draw new rows instead.
 
     Args:
-        weight: (n, dim), as the user's code made it.
+        weight: (n, dim), as created by the user's code.
 
     Raises:
-        UsageError: its rows are not as independent draws of all their numbers are: they were
-            trained before, or computed.
+        UsageError: the values are not independent draws from one distribution, so they were
+            probably trained or computed.
     """
     if _drawn_alike(weight):
         return
@@ -111,11 +111,12 @@ def check_drawn(name: str, weight: npt.NDArray[np.float32]) -> None:
 
 
 def _drawn_alike(weight: npt.NDArray[np.float32]) -> bool:
-    """Whether the numbers may be independent draws from one distribution.
+    """Return True if the numbers may be independent draws from one distribution.
 
-    Statistics of up to a million of them. For any such distribution three are chi-square or less,
-    and their limit is three times a bound that chance exceeds once in 1e17 (Laurent & Massart
-    2000, eq. 4.3). The last, of the lengths of rows, may be ten times its standard error.
+    The statistics use up to about a million numbers. For independent draws, three statistics are
+    at most chi-square distributed; their limit is three times a bound that is exceeded by chance
+    once in 1e17 (Laurent & Massart 2000, eq. 4.3). The fourth statistic, the variance of the
+    lengths of rows, may be ten times its standard error.
     """
     rows = weight[:: max(1, weight.size // _PROBE)].astype(np.float64)
     count, dim = rows.shape
@@ -127,7 +128,7 @@ def _drawn_alike(weight: npt.NDArray[np.float32]) -> bool:
     columns = count * float((rows.mean(0) ** 2).sum())
     pairs = count * float((np.triu(rows.T @ rows / count, 1) ** 2).sum())
     neighbours = float((rows[1:] * rows[:-1]).mean()) ** 2 * (count - 1) * dim
-    # The mean squares of rows vary as one number does, divided by their length.
+    # The mean square of a row has the variance of one squared number, divided by dim.
     lengths = (rows**2).mean(1)
     excess = float(lengths.var()) - (float((rows**4).mean()) - 1) / dim
     noise = float((((lengths - 1) ** 2 - lengths.var()) ** 2).mean()) / count

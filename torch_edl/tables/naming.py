@@ -1,4 +1,4 @@
-"""The names of the tables of a model, whatever its framework."""
+"""Names of the embedding tables of a model, for every framework."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from torch_edl.tables.options import TableOptions
 
 
 class TablePart(Protocol):
-    """A part of a model that looks rows of a table up."""
+    """A module of a model that looks up rows of a table."""
 
     options: TableOptions
     is_named: bool
-    """The user named the table."""
+    """True if the user named the table."""
     table: str
     paths: list[str]
-    """Of all parts of this table in the model."""
+    """Paths of all modules of the model that use this table."""
 
 
 T = TypeVar("T", bound=TablePart)
 
 
 def bind_tables(parts: Iterable[tuple[str, T]]) -> list[T]:
-    """Names the tables by the paths of their parts in the model, unless the user named them.
+    """Name each table after the path of its first module, unless the user named the table.
 
     Args:
-        parts: all of a model by their paths; a part that the model has twice comes with both.
+        parts: all modules by path; a module with two paths is listed twice.
 
     Returns:
-        The parts, each once.
+        The modules without duplicates.
 
     Raises:
-        UsageError: two parts of one table differ in size.
+        UsageError: two modules share a table and differ in dim.
     """
     bound: dict[int, T] = {}
     first: dict[str, T] = {}

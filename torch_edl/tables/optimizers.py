@@ -1,4 +1,4 @@
-"""The optimizer that a worker sent, as compiled kernels: one for each parameter group."""
+"""The optimizer that a worker sent, as one compiled kernel for each parameter group."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True)
 class Optimizers:
-    """The kernels of all groups."""
+    """The optimizer kernels of all parameter groups."""
 
     kind: str
     groups: tuple[_core.Optimizer, ...]
-    """With the learning rates of pushes that carry none."""
+    """Kernel of each group, with the learning rate to use if a push carries none."""
 
     @classmethod
     def from_proto(cls, config: pb.OptimizerConfig) -> Optimizers:
-        """The kernels that a worker described.
+        """Create the kernels from the description that a worker sent.
 
         Raises:
             UsageError: the kind or a hyperparameter is unknown; the message names it.
@@ -40,10 +40,10 @@ class Optimizers:
         return cls(config.kind, kernels)
 
     def kernel(self, group: int, what: str) -> _core.Optimizer | None:
-        """The kernel of a group; None for frozen parameters and buffers.
+        """Return the kernel of a group; None for frozen parameters and buffers.
 
         Raises:
-            UsageError: the group does not exist; the message names ``what`` is in it.
+            UsageError: the group does not exist. The message starts with ``what``.
         """
         if group in (FROZEN, BUFFER):
             return None
@@ -54,14 +54,14 @@ class Optimizers:
         return self.groups[group]
 
     def rates(self, pushed: list[float], divisor: float) -> list[float]:
-        """The learning rate of each group for one push.
+        """Return the learning rate of each group for one push.
 
         Args:
-            pushed: the rates that the push carries, one per group; empty: those of the groups.
-            divisor: the rates are divided by it (the staleness of the push).
+            pushed: rates from the push, one for each group; empty to use the rates of the groups.
+            divisor: staleness of the push; every rate is divided by this number.
 
         Raises:
-            UsageError: another number of rates than there are groups, or one that is not finite.
+            UsageError: the number of rates is wrong, or a rate is not finite.
         """
         if pushed and len(pushed) != len(self.groups):
             raise UsageError(
@@ -84,7 +84,7 @@ class Optimizers:
         return f"{self.kind} ({'; '.join(groups)})"
 
     def same(self, other: Optimizers) -> bool:
-        """Whether both update alike, apart from the learning rate, which a scheduler may change."""
+        """Return True if kind and hyperparameters, except for the learning rate, are equal."""
 
         own, others = (
             [{**kernel.hyper, "lr": 0.0} for kernel in each.groups] for each in (self, other)

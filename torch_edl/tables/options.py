@@ -1,4 +1,4 @@
-"""What a model says of a table, whatever its framework."""
+"""Options of an embedding table, for every framework."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class TableOptions:
     """The options of a table; :class:`torch_edl.nn.Embedding` documents them.
 
     Raises:
-        UsageError: one is out of range.
+        UsageError: an option is out of range.
     """
 
     bound: int | None
-    """Ids are in ``[0, bound)``; None: any int64 is an id."""
+    """Upper bound of the ids, which are in ``[0, bound)``; None if ids are any int64."""
     dim: int
     initializer: InitializerLike = "uniform"
     min_count: int = 0
@@ -49,10 +49,10 @@ class TableOptions:
         object.__setattr__(self, "begins", resolve(self.initializer, self.bound, self.dim))
 
     def with_defaults(self, max_rows: int, storage_dtype: str) -> TableOptions:
-        """Those of the job, where the model says nothing.
+        """Return a copy in which missing options have the defaults of the job.
 
         Args:
-            max_rows: of a table that has neither a number of ids nor a bound; 0: none.
+            max_rows: row limit for a table without any bound of its own; 0 for no limit.
         """
         open_ended = self.bound is self.max_rows is self.max_bytes is None
         return replace(
@@ -62,13 +62,13 @@ class TableOptions:
         )
 
     def check_range(self, table: str, low: int, high: int, *, argument: str) -> None:
-        """Checks the smallest and the largest of some ids.
+        """Check that the smallest and the largest id are inside the bound.
 
         Args:
-            argument: what the model calls the number of ids.
+            argument: name of the model's argument for the number of ids, for the message.
 
         Raises:
-            UsageError: one is out of range.
+            UsageError: an id is out of range.
         """
         if self.bound is not None and (low < 0 or high >= self.bound):
             raise UsageError(
@@ -77,11 +77,11 @@ class TableOptions:
             )
 
     def info(self, name: str, group: int, modules: Sequence[str]) -> pb.EmbeddingTableInfo:
-        """The description of the table for servers.
+        """Return the description of the table for servers.
 
         Args:
-            group: its parameter group.
-            modules: the paths of all modules of this table in the model.
+            group: parameter group of the table.
+            modules: paths of all modules of the model that use the table.
         """
         begins = self.begins
         return pb.EmbeddingTableInfo(

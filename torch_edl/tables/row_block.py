@@ -1,4 +1,4 @@
-"""Rows of a table in memory while a minibatch looks them up, and the gradients that they get."""
+"""Rows of a table that one minibatch looks up, with their gradients."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Ids = npt.NDArray[np.int64]
 
 
 class RowBlock:
-    """Some rows of a table, and their gradients.
+    """Rows of a table and their gradients.
 
     Args:
-        values: (u, dim).
+        values: the rows (u, dim).
     """
 
     __slots__ = ("_grads", "values")
@@ -29,22 +29,22 @@ class RowBlock:
 
     @property
     def grads(self) -> Floats | None:
-        """(u, dim), summed over all lookups that went through the block; None until the first."""
+        """Gradients (u, dim), summed over all lookups of the block; None before the first."""
         return self._grads
 
     def drop_gradient(self) -> None:
-        """Forgets the gradients so far."""
+        """Discard the gradients."""
         self._grads = None
 
     def gather(self, inverse: Ids, out: Floats | None = None) -> Floats:
-        """Rows ``inverse`` (n,) as (n, dim), in ``out`` if it is given."""
+        """Return the rows at ``inverse`` (n,) as (n, dim), written to ``out`` if given."""
         if out is None:
             out = np.empty((len(inverse), self.values.shape[1]), np.float32)
         _core.gather(self.values, inverse, out)
         return out
 
     def add(self, inverse: Ids, gradient: Floats) -> None:
-        """Adds the gradient (n, dim), C-contiguous, of a lookup of the rows ``inverse`` (n,)."""
+        """Add the gradient (n, dim), C-contiguous, of a lookup of the rows ``inverse`` (n,)."""
         if self._grads is None:
             self._grads = np.empty_like(self.values)
             _core.scatter_sum(gradient, inverse, self._grads)
@@ -53,13 +53,13 @@ class RowBlock:
 
 
 def look_up(table: EmbeddingTable, ids: Ids, *, training: bool) -> tuple[Ids, Floats, Ids]:
-    """The rows of some ids (n,) in a table of this process.
+    """Look up the rows of ids (n,) in a table of this process.
 
     Args:
-        training: makes rows of ids that have none.
+        training: create the rows of unknown ids.
 
     Returns:
-        The ids without duplicates (u,), their rows (u, dim), and the place of each id (n,).
+        The unique ids (u,), their rows (u, dim), and the index (n,) of each id in the unique ids.
     """
     unique, _, inverse = _core.unique_partition(ids, 1)
     values = np.empty((len(unique), table.dim), np.float32)
@@ -70,10 +70,10 @@ def look_up(table: EmbeddingTable, ids: Ids, *, training: bool) -> tuple[Ids, Fl
 def update(
     table: EmbeddingTable, used: Sequence[tuple[Ids, RowBlock]], rates: Sequence[float]
 ) -> None:
-    """One step of the optimizer for a table of this process.
+    """Run one optimizer step, with eviction, on a table of this process.
 
     Args:
-        used: blocks with the ids (u,) of their rows; those without a gradient are left out.
+        used: blocks and the ids (u,) of their rows; blocks without a gradient are skipped.
         rates: the learning rate of each parameter group.
     """
     found = [(ids, block.grads) for ids, block in used]

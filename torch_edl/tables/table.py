@@ -1,4 +1,4 @@
-"""One embedding table of a shard: the compiled table, and the number of its updates."""
+"""One embedding table of a shard: the compiled table and its update counter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a table as flat arrays: n ids, k slots."""
+    """Rows of a table as flat arrays, for n ids and k slots."""
 
     ids: Ids
     """(n,)"""
@@ -31,42 +31,42 @@ class Rows:
     slots: Floats
     """(n, k, dim)"""
     last_used: Ids
-    """(n,) the table's update that used the row last"""
+    """(n,) number of the table's update that last used the row"""
     count: Ids
-    """(n,) updates that named the row"""
+    """(n,) number of updates that used the row"""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Ids of a table that ``min_count`` counts, and that have no row yet, as flat arrays."""
+    """Ids without a row whose updates ``min_count`` counts, as flat arrays."""
 
     ids: Ids
     """(n,)"""
     count: Ids
-    """(n,) updates that named the id"""
+    """(n,) number of updates that used the id"""
     last_used: Ids
-    """(n,) the table's update that named the id last"""
+    """(n,) number of the table's update that last used the id"""
 
 
 def storage_dtype(info: pb.EmbeddingTableInfo) -> str:
-    """How the rows are kept in memory, a name of :data:`~torch_edl.wire.codec.FLOAT_DTYPES`.
+    """Return the type of rows in memory, a name of :data:`~torch_edl.wire.codec.FLOAT_DTYPES`.
 
     Raises:
-        UsageError: the description has another type.
+        UsageError: the description has an unsupported type.
     """
     return codec.float_name(info.storage_dtype or tensor.DT_FLOAT)
 
 
 class EmbeddingTable:
-    """Rows by id, and the optimizer's step.
+    """Rows by id, with the optimizer that updates them.
 
     Args:
         info: description of the table.
-        seed: an initial row is f(seed, name, id).
-        shards: the rows are spread over so many tables; each has its share of ``max_rows`` and
+        seed: seed of new rows; an initial row depends on seed, table name and id only.
+        declared: the description from the workers, if it differs from ``info``. A restored table
+            keeps the initializer that it was trained with.
+        shards: number of shards of the table; each gets an equal share of ``max_rows`` and
             ``max_bytes``.
-        declared: the description that the workers sent, where it differs from ``info``: a restored
-            table keeps the initializer that it was trained with.
 
     Raises:
         UsageError: the description is invalid; the message names the field.
@@ -118,14 +118,15 @@ class EmbeddingTable:
 
     @property
     def step(self) -> int:
-        """Updates so far."""
+        """Number of updates of the table."""
         return self._step
 
     def gradient_dtype(self, values: tensor.TensorProto, n: int) -> str:
-        """What the gradient of n ids came as, a name of :data:`~torch_edl.wire.codec.FLOAT_DTYPES`.
+        """Return the type of the gradient of n ids, a name of
+        :data:`~torch_edl.wire.codec.FLOAT_DTYPES`.
 
         Raises:
-            UsageError: another dtype, another shape than (n, dim), or the table is frozen.
+            UsageError: the type is unsupported, the shape is not (n, dim), or the table is frozen.
         """
         shape = tuple(d.size for d in values.tensor_shape.dim)
         if values.dtype not in codec.FLOAT_DTYPES.values():
@@ -147,27 +148,29 @@ class EmbeddingTable:
             return self._step
 
     def apply(self, ids: Ids, gradient: Floats, rates: Sequence[float]) -> None:
-        """One update of the rows of ``ids`` (n,) with ``gradient`` (n, dim), both checked."""
+        """Update the rows of ``ids`` (n,) with ``gradient`` (n, dim), both already checked."""
         self.core.push(ids, gradient, rates[self.info.group], self._next_step())
 
     def _is_round(self, step: int) -> bool:
-        """Whether eviction begins a round for ``max_age`` after this update."""
-        # A round visits every row: often enough that an old row stays a quarter of the age longer.
+        """Return True if this update starts an eviction round for ``max_age``."""
+        # A round visits every row. A row stays at most a quarter of max_age too long.
         max_age = self.info.max_age
         return max_age > 0 and step % max(1, max_age // 4) == 0
 
     def evict(self) -> Ids:
-        """A part of the work of eviction, due after each update: removes some of the rows, and of
-        the ids that are counted, which are too old, or beyond the bound; returns the ids (n,)."""
+        """Run the share of the eviction that is due after one update; return the removed ids (n,).
+
+        Rows and counted ids are removed if they exceed ``max_age`` or the bound of the table.
+        """
         return self.core.evict(self._step, self._is_round(self._step))
 
     def snapshot_counts(self, ids_per_chunk: int) -> Iterator[Counts]:
-        """The ids that were counted as of ``core.begin_snapshot()``; the snapshot goes on."""
+        """Yield the ids counted at ``core.begin_snapshot()``. The snapshot stays open."""
         while (chunk := self.core.next_counts(ids_per_chunk)) is not None:
             yield Counts(*chunk)
 
     def snapshot_rows(self, rows_per_chunk: int) -> Generator[Rows, None, None]:
-        """The rows as of ``core.begin_snapshot()``; the snapshot ends with the iteration."""
+        """Yield the rows as of ``core.begin_snapshot()``; the snapshot ends with the iteration."""
         try:
             while (chunk := self.core.next_chunk(rows_per_chunk)) is not None:
                 yield Rows(*chunk)
@@ -175,10 +178,10 @@ class EmbeddingTable:
             self.core.end_snapshot()
 
     def load(self, rows: Rows, slot_names: Sequence[str]) -> None:
-        """Sets rows; slots are matched by name, and missing slots get their initial values.
+        """Set rows. Slots are matched by name; missing slots get their initial values.
 
         Raises:
-            ValueError: the arrays do not fit each other or the table.
+            ValueError: the shapes do not fit each other or the table.
         """
         slots = np.empty((len(rows.ids), len(self.slot_names), self.dim), np.float32)
         for k, (name, initial) in enumerate(zip(self.slot_names, self.slot_initial, strict=True)):
@@ -189,29 +192,32 @@ class EmbeddingTable:
         self.core.load(rows.ids, rows.vectors, slots, rows.last_used, rows.count)
 
     def load_counts(self, counts: Counts) -> None:
-        """Sets the counts of ids that have no row; without a ``min_count`` there are none.
+        """Set the counts of ids without a row. Without ``min_count`` there are no counts.
 
         Raises:
-            ValueError: the arrays do not fit each other or the table.
+            ValueError: the shapes do not fit each other or the table.
         """
         self.core.load_counts(counts.ids, counts.count, counts.last_used)
 
     def fit(self) -> None:
-        """Evicts the least recently used rows, and ids that are counted, beyond the bound."""
+        """Evict the least recently used rows and counted ids that exceed the bound."""
         core = self.core
         while not self._frozen and 0 < core.bound < max(core.size, core.counted):
             core.evict(self._step, aged=False)
 
     def resume_at(self, step: int) -> None:
-        """Counts updates from ``step`` on."""
+        """Set the update counter to ``step``."""
         self._step = step
 
 
 def apply_all(
     updates: Sequence[tuple[EmbeddingTable, Ids, Floats]], rates: Sequence[float], *, evict: bool
 ) -> list[Ids]:
-    """One update of each table, as :meth:`EmbeddingTable.apply`, in one call of the core. Returns
-    the ids (n,) that each table then evicted; none where ``evict`` is False."""
+    """Update several tables, as :meth:`EmbeddingTable.apply` does, in one call of the core.
+
+    Returns:
+        The ids (n,) that each table evicted; no arrays if ``evict`` is False.
+    """
     pushes = []
     for table, ids, gradient in updates:
         step = table._next_step()

@@ -1,7 +1,7 @@
-"""Which records are in the model: a high-water mark for each live task. Pure: no locks, no clock.
+"""Which records the model contains: one offset for each live task.
 
-The records of a task are applied in order, so one offset is enough. A retired task is in the model
-as a whole and needs no watermark.
+The records of a task are applied in order, so one offset is enough. All records of a retired task
+are in the model, so it needs no offset. This module is pure: it has no locks and no clock.
 """
 
 from __future__ import annotations
@@ -13,26 +13,29 @@ from torch_edl.errors import UsageError
 from torch_edl.wire import pserver_pb2 as pb
 
 WHOLE = (1 << 63) - 1
-"""The offset of a retired task: beyond every record."""
+"""Offset of a retired task, larger than every record number."""
 
 
 @dataclass
 class Watermarks:
-    """The records that are applied: all of every task below ``retired_before``, and of the other
-    tasks those below their offset."""
+    """The set of applied records.
+
+    All records of the tasks below ``retired_before`` are applied; of every other task, the records
+    below its offset are applied.
+    """
 
     retired_before: int = 0
     offsets: dict[int, int] = field(default_factory=dict)
 
     def offset(self, task_id: int) -> int:
-        """The first record of the task that is not applied; ``WHOLE`` for a retired task."""
+        """Return the first record of the task that is not applied; ``WHOLE`` if it is retired."""
         return WHOLE if task_id < self.retired_before else self.offsets.get(task_id, 0)
 
     def has(self, task_id: int, first: int, last: int) -> bool:
-        """Whether the records ``[first, last)`` are applied; if not, they are the next ones.
+        """Return True if the records ``[first, last)`` are applied, False if they come next.
 
         Raises:
-            UsageError: the range is empty, leaves a gap, or is applied in part.
+            UsageError: the range is empty, leaves a gap, or is partly applied.
         """
         applied = self.offset(task_id)
         if not 0 <= first < last:
@@ -48,30 +51,31 @@ class Watermarks:
         return False
 
     def advance(self, task_id: int, last: int) -> None:
-        """The records of the task below ``last`` are applied."""
+        """Mark the records of the task below ``last`` as applied."""
         if task_id >= self.retired_before:
             self.offsets[task_id] = max(last, self.offsets.get(task_id, 0))
 
     def retire(self, before: int) -> None:
-        """Every task below ``before`` is done; their offsets are dropped."""
+        """Mark every task below ``before`` as complete and drop their offsets."""
         if before > self.retired_before:
             self.retired_before = before
             self.offsets = {t: o for t, o in self.offsets.items() if t >= before}
 
     def reached(self, targets: Watermarks) -> bool:
-        """Whether every record of ``targets`` is applied here.
+        """Return True if every record of ``targets`` is applied here.
 
-        Every server, this one included, has acknowledged the retired tasks of ``targets``.
+        Only offsets are compared, because every server has acknowledged the retired tasks of
+        ``targets``.
         """
         return all(self.offset(t) >= o for t, o in targets.offsets.items())
 
     def copy(self) -> Watermarks:
-        """An independent copy."""
+        """Return an independent copy."""
         return Watermarks(self.retired_before, dict(self.offsets))
 
     @staticmethod
     def union(several: Iterable[Watermarks]) -> Watermarks:
-        """The records that at least one of them has."""
+        """Return the records that at least one of the watermarks contains."""
         result = Watermarks()
         for watermarks in several:
             result.retire(watermarks.retired_before)
@@ -81,11 +85,11 @@ class Watermarks:
         return result
 
     def to_proto(self) -> pb.Watermarks:
-        """The message."""
+        """Return the message."""
         tasks = [pb.Watermark(task_id=t, offset=o) for t, o in sorted(self.offsets.items())]
         return pb.Watermarks(retired_before=self.retired_before, tasks=tasks)
 
     @classmethod
     def from_proto(cls, message: pb.Watermarks) -> Watermarks:
-        """What :meth:`to_proto` wrote."""
+        """Decode a message of :meth:`to_proto`."""
         return cls(message.retired_before, {m.task_id: m.offset for m in message.tasks})
