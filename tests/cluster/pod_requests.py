@@ -102,18 +102,18 @@ class PodRequests:
 
     async def _port_forward(self, request: web.Request, pod: Object) -> web.StreamResponse:
         ports = [int(p) for text in request.query.getall("ports", []) for p in text.split(",")]
+        # Where the kubelet does not answer, there is no websocket.
+        connections = [await self._connect(pod, port) for port in ports]
         answer = web.WebSocketResponse(protocols=_PROTOCOLS)
         await answer.prepare(request)
         writers: dict[int, asyncio.StreamWriter] = {}
         readers: list[asyncio.Task[None]] = []
         try:
-            for i, port in enumerate(ports):
+            for i, (port, connection) in enumerate(zip(ports, connections, strict=True)):
                 for channel in (2 * i, 2 * i + 1):
                     await answer.send_bytes(bytes([channel]) + struct.pack("<H", port))
-                try:
-                    connection = await self._runtime.connect(pod, port)
-                except OSError as error:
-                    why = f"error forwarding port {port} to pod {name_of(pod)}: {error}"
+                if isinstance(connection, OSError):
+                    why = f"error forwarding port {port} to pod {name_of(pod)}: {connection}"
                     await answer.send_bytes(bytes([2 * i + 1]) + why.encode())
                     continue
                 reader, writers[2 * i] = await asyncio.open_connection(sock=connection)
@@ -130,6 +130,12 @@ class PodRequests:
             for writer in writers.values():
                 writer.close()
         return answer
+
+    async def _connect(self, pod: Object, port: int) -> socket.socket | OSError:
+        try:
+            return await self._runtime.connect(pod, port)
+        except OSError as error:
+            return error
 
     async def _evict(
         self, request: web.Request, operations: Operations, pod: Object
