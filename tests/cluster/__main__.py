@@ -73,7 +73,7 @@ async def serve(folder: Path, outside: socket.socket, *, own_users: bool) -> Non
     await web.SockSite(runner, outside, ssl_context=tls).start()
     await web.TCPSite(runner, network.API, network.API_PORT, ssl_context=tls).start()
     await asyncio.get_running_loop().create_datagram_endpoint(
-        lambda: NameServer(store), local_addr=(network.DNS, 53)
+        lambda: NameServer(store, settings.factor), local_addr=(network.DNS, 53)
     )
     store.create(NAMESPACES, {
         "apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default"},

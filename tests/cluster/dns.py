@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 
 import dns.flags
@@ -14,19 +15,24 @@ import dns.rrset
 
 from tests.cluster.kinds import PODS, SERVICES, Object, namespace_of
 from tests.cluster.network import API
+from tests.cluster.settings import NAME_TTL_S
 from tests.cluster.store import Store
 
 DOMAIN = "cluster.local"
-# As CoreDNS has it.
-_TTL_S = 5
 
 
 class NameServer(asyncio.DatagramProtocol):
     """Answers from the Services and Pods that exist. The address of a Service that has a cluster
-    IP is that of a pod behind it: there is no proxy here."""
+    IP is that of a pod behind it: there is no proxy here. Like CoreDNS, it repeats an answer for a
+    while, also that there is no such name.
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    Args:
+        factor: shortens that time.
+    """
+
+    def __init__(self, store: Store, factor: float) -> None:
+        self._store, self._factor = store, factor
+        self._answers: dict[str, tuple[float, list[str] | None]] = {}
 
     def connection_made(self, transport: asyncio.DatagramTransport) -> None:  # type: ignore[override]
         self._transport = transport
@@ -38,17 +44,25 @@ class NameServer(asyncio.DatagramProtocol):
             return
         answer = dns.message.make_response(query, recursion_available=True)
         question = query.question[0]
-        found = self.addresses(question.name.to_text(omit_final_dot=True).lower())
+        found = self._cached(question.name.to_text(omit_final_dot=True).lower())
         if found is None:
             answer.set_rcode(dns.rcode.NXDOMAIN)
         elif found and question.rdtype == dns.rdatatype.A:
             answer.answer.append(
                 dns.rrset.from_text_list(
-                    question.name, _TTL_S, dns.rdataclass.IN, dns.rdatatype.A, found
+                    question.name, NAME_TTL_S, dns.rdataclass.IN, dns.rdatatype.A, found
                 )
             )
         answer.flags |= dns.flags.AA
         self._transport.sendto(answer.to_wire(), address)
+
+    def _cached(self, name: str) -> list[str] | None:
+        now = time.monotonic()
+        until, found = self._answers.get(name, (now, None))
+        if until <= now:
+            found = self.addresses(name)
+            self._answers[name] = now + NAME_TTL_S * self._factor, found
+        return found
 
     def addresses(self, name: str) -> list[str] | None:
         """None if there is no such name."""

@@ -18,6 +18,8 @@ RESTART_BACK_OFF_S = 10.0, 300.0
 """Of the kubelet before a container is restarted once more; the first time there is no pause."""
 PULL_BACK_OFF_S = 10.0, 300.0
 """Of the kubelet after a pull that failed."""
+NAME_TTL_S = 5
+"""Of CoreDNS, for which it repeats an answer about a Service."""
 LEAST_GRACE_S = 2.0
 """Of the kubelet between SIGTERM and SIGKILL, whatever the grace period."""
 ENV_FACTOR = "EDL_TEST_CLUSTER_FACTOR"
