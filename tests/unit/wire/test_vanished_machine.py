@@ -32,3 +32,4 @@ def test_connections_to_a_machine_that_vanishes_end_and_its_successor_is_found()
     address, _ = found["idle"]
     assert address == found["successor"]
     assert found["data"][0] == "UNAVAILABLE"
+    assert found["stream"][0] == "ConnectionResetError"

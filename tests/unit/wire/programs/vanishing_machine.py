@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import tempfile
 import threading
@@ -21,6 +22,8 @@ from tests.cluster import linux, network
 
 _NAME, _PORT, _DATA_PORT = "master.test", 4000, 4001
 _TOKEN = "0123456789abcdef" * 4
+_DOORS = Path(tempfile.mkdtemp())
+"""Has a file for each machine with a server: the address at which it accepts streams."""
 
 
 def main() -> None:
@@ -37,6 +40,7 @@ def main() -> None:
     name.write_text(f"{second.address} {_NAME}\n")
     os.write(go_on, b".")
     os.waitpid(client, 0)
+    shutil.rmtree(_DOORS)
 
 
 def _own_file(path: str, text: str) -> Path:
@@ -84,6 +88,7 @@ def _serve(address: str, pause: Callable[[], None]) -> None:
     from torch_edl.wire import server, services
     from torch_edl.wire.data_server import DataServer
     from torch_edl.wire.framed import Framed
+    from torch_edl.wire.streams import Door
 
     def answer(*_: Any) -> pb.GetStatusResponse:
         return pb.GetStatusResponse(job=address)
@@ -99,12 +104,21 @@ def _serve(address: str, pause: Callable[[], None]) -> None:
     data = DataServer(
         {"pull": never}, endpoint=f"tcp://{address}:{_DATA_PORT}", token=_TOKEN, threads=2
     )
+    door = Door(f"tls://{address}", _TOKEN)
+    (_DOORS / address).write_text(door.address)
+    streams: list[Any] = []
+
+    def welcome() -> None:
+        streams.append(door.welcome(door.accept(), 60))
+
+    threading.Thread(target=welcome, daemon=True).start()
     pause()
     del listening, data
 
 
 def _call(first: str, pause: Callable[[], None]) -> None:
     import grpc
+    import numpy as np
 
     from torch_edl.wire import master_pb2 as pb
     from torch_edl.wire import pserver_pb2 as ps
@@ -112,12 +126,14 @@ def _call(first: str, pause: Callable[[], None]) -> None:
     from torch_edl.wire.channel import Stub
     from torch_edl.wire.data_stub import DataStub
     from torch_edl.wire.framed import Framed
+    from torch_edl.wire.streams import connect
 
     idle, busy = (Stub(services.CONTROL, f"{_NAME}:{_PORT}", _TOKEN) for _ in range(2))
     data = DataStub(f"tcp://{first}:{_DATA_PORT}", _TOKEN)
     for stub in (idle, busy):
         assert stub.call(pb.GetStatusRequest(), timeout_s=60, wait=True).job == first
     data.call(Framed(ps.PullRequest()), timeout_s=60)
+    stream = connect((_DOORS / first).read_text(), b"", _TOKEN, 60)
     pull = data.start(Framed(ps.PullRequest(read_only=True)), timeout_s=60)
     pause()
     found: dict[str, tuple[str, float]] = {}
@@ -128,6 +144,8 @@ def _call(first: str, pause: Callable[[], None]) -> None:
             outcome = call()
         except grpc.RpcError as error:
             outcome = error.code().name
+        except OSError as error:
+            outcome = type(error).__name__
         found[what] = outcome, time.monotonic() - began
 
     def ask(stub: Stub) -> str:
@@ -136,6 +154,10 @@ def _call(first: str, pause: Callable[[], None]) -> None:
     threads = [
         threading.Thread(target=note, args=("busy", lambda: ask(busy))),
         threading.Thread(target=note, args=("data", lambda: str(pull.result()))),
+        threading.Thread(
+            target=note,
+            args=("stream", lambda: str(stream.receive(np.empty(1, np.uint8)))),
+        ),
     ]
     for thread in threads:
         thread.start()
