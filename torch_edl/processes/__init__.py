@@ -1,4 +1,4 @@
-"""Starting, watching, signalling and reaping processes, for the client, the master and the agent.
+"""Start, watch, signal and reap processes, for the command line, the master and the agent.
 
-No jobs here: which processes there should be is decided by the callers. Never imports torch.
+The package knows nothing of jobs: its callers decide which processes run. It never imports torch.
 """

@@ -1,7 +1,7 @@
-"""Processes that outlive the one that started them: found again, watched and signalled.
+"""Find, watch and signal processes that outlived the process that started them.
 
-A pid alone names nobody: the kernel gives it to another process later. The time at which the
-process started, as ``/proc/PID/stat`` says it, makes it unique, and a pidfd keeps it so.
+A pid alone does not identify a process, because the kernel reuses pids. The pid together with the
+start time from ``/proc/PID/stat`` is unique, and an open pidfd keeps pointing to the same process.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ _PROC = Path("/proc")
 
 
 def start_time(pid: int) -> int:
-    """When a process started, in ticks since the machine did; 0: no such process runs."""
+    """Return the start time of a process in clock ticks since boot; 0 if it is not running."""
     try:
         stat = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return 0
-    fields = stat.rpartition(")")[2].split()  # the name before may have any characters
+    fields = stat.rpartition(")")[2].split()  # the name before ")" may contain any characters
     return 0 if fields[0] in "ZX" else int(fields[19])
 
 
 def find(token: str) -> dict[str, tuple[int, int]]:
-    """The processes of a job that run on this machine, by their names in the job (``worker-3``).
+    """Find the processes of a job on this machine, by their names in the job (``worker-3``).
 
-    What they started themselves inherits their environment, and is younger.
+    Children of a process inherit its environment; the oldest process with a name is returned.
 
     Args:
-        token: of the job, which no other run of it has.
+        token: token of the job, which is different for every run.
 
     Returns:
-        Pid and start time of each.
+        Pid and start time of each process.
     """
     ours, named = f"{ENV_TOKEN}={token}".encode(), f"{ENV_PROCESS}=".encode()
     found: dict[str, tuple[int, int]] = {}
     for entry in _PROC.iterdir():
-        # Gone meanwhile, or another user's.
+        # The process may have ended meanwhile, or belong to another user.
         with contextlib.suppress(OSError, ValueError):
             pid = int(entry.name)
             variables = (entry / "environ").read_bytes().split(b"\0")
@@ -57,10 +57,10 @@ def find(token: str) -> dict[str, tuple[int, int]]:
 
 
 class AdoptedGroup(Group):
-    """A process that another one started, and the process group that it leads.
+    """A process that was started by another process, with the process group that it leads.
 
     Args:
-        started: see :func:`start_time`.
+        started: start time of the process, see :func:`start_time`.
     """
 
     def __init__(self, pid: int, started: int) -> None:
@@ -69,10 +69,10 @@ class AdoptedGroup(Group):
         self._is_over = False
         with contextlib.suppress(ProcessLookupError):
             self._fd = os.pidfd_open(pid)
-        # Asked after the pidfd was opened: they are of one process.
+        # Read after the pidfd was opened: both refer to the same process.
         found = start_time(pid)
         if self._fd < 0 or found != started:
-            self._end(kill=not found)  # otherwise the pid, and its group, are another's
+            self._end(kill=not found)  # a reused pid: not our group
 
     def ended(self) -> bool:
         if self._fd >= 0:

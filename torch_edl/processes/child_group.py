@@ -1,4 +1,4 @@
-"""A process that leads a process group: signalled, and ended with everything that it forked."""
+"""A process that leads a process group, to be ended together with everything that it forked."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ class Group(ABC):
         self._kill_at: float | None = None
         self.pid = pid
         self.stopping = False
-        """The process was told to end by :meth:`stop`."""
+        """True after :meth:`stop` was called."""
 
     @property
     def code(self) -> int | None:
-        """The exit code of a process that ended, -N where signal N ended it; None: not known."""
+        """Exit code of the ended process, -N if signal N ended it; None if it is unknown."""
         return None
 
     @abstractmethod
     def ended(self) -> bool:
-        """Whether the process ended; what is left of its group is killed then."""
+        """Return True if the process ended; in that case, kill the rest of its group."""
 
     def stop(self, *, grace_s: float, now: float, whole_group: bool = False) -> None:
-        """Sends SIGTERM, and SIGKILL ``grace_s`` later (by :meth:`kill_overdue`); a grace of 0 is
-        SIGKILL at once. Another call may shorten the grace, never lengthen it.
+        """Send SIGTERM; :meth:`kill_overdue` sends SIGKILL ``grace_s`` later.
+
+        A grace of 0 sends SIGKILL at once. A second call may shorten the grace, but not extend it.
 
         Args:
-            whole_group: SIGTERM goes to what the child forked as well.
+            whole_group: send SIGTERM to the processes that the child forked, too.
         """
         asked, self.stopping = self.stopping, True
         if grace_s <= 0:
@@ -50,11 +51,11 @@ class Group(ABC):
             self._kill_at = min(self._kill_at, now + grace_s)
 
     def kill(self) -> None:
-        """Sends SIGKILL to the whole group."""
+        """Send SIGKILL to the whole group."""
         self._send(signal.SIGKILL)
 
     def kill_overdue(self, now: float) -> bool:
-        """Kills the group if the grace of :meth:`stop` has just expired; tells whether it did."""
+        """Kill the group if the grace of :meth:`stop` has expired; return True if it was killed."""
         if self._kill_at is None or now < self._kill_at:
             return False
         self._kill_at = None
@@ -62,7 +63,7 @@ class Group(ABC):
         return True
 
     def _terminate(self) -> None:
-        """Sends SIGTERM to the process alone."""
+        """Send SIGTERM to the process, but not to the rest of its group."""
         os.kill(self.pid, signal.SIGTERM)
 
     def _send(self, number: signal.Signals) -> None:
@@ -71,8 +72,11 @@ class Group(ABC):
 
 
 class ChildGroup(Group):
-    """A child of this process. Until it is reaped its pid and the number of its group are its own,
-    so that signals reach nobody else."""
+    """A child of this process.
+
+    Until the child is reaped, the kernel does not reuse its pid and process group, so signals
+    cannot reach another process.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         super().__init__(process.pid)
@@ -86,12 +90,13 @@ class ChildGroup(Group):
         return self.reap() is not None
 
     def reap(self, *, spare_forked: bool = False) -> int | None:
-        """The exit code of a child that ended, -N where signal N ended it; None while it runs.
+        """Return the exit code of the ended child, -N if signal N ended it; None while it runs.
 
-        What is left of the group is killed before the child is reaped.
+        The rest of the group is killed before the child is reaped.
 
         Args:
-            spare_forked: leave what a child forked that ended by itself with exit code 0.
+            spare_forked: if the child ended by itself with exit code 0, do not kill the processes
+                that it forked.
         """
         try:
             ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -105,7 +110,7 @@ class ChildGroup(Group):
 
 
 def end_own_group() -> NoReturn:
-    """Ends this process at once, with exit code 1; and what it forked, if it leads a group."""
+    """End this process at once with exit code 1, and its group if this process leads one."""
     if os.getpgid(0) == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)

@@ -1,4 +1,4 @@
-"""How a process leaves that gets SIGTERM: in an orderly way, and within its grace period."""
+"""Orderly exit of a process on SIGTERM, within its grace period."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from collections.abc import Callable
 log = logging.getLogger(__name__)
 
 LEFT = 128 + signal.SIGTERM
-"""The exit code of a process that left because of SIGTERM."""
-# Whoever blocks the process may hold the lock of a stream: it is not waited for longer.
+"""Exit code of a process that left because of SIGTERM."""
+# A blocked thread may hold the lock of a stream; flushing is abandoned after this time.
 _FLUSH_S = 0.5
 
 
 class Departure:
-    """Hears SIGTERM, whatever the main thread does, and ends the process when its grace is over.
+    """Reacts to SIGTERM while the main thread is busy, and ends the process after its grace.
 
-    The kernel hands the signal to compiled code, which writes to a socket; a thread reads there. So
-    the signal is also heard by a process whose main thread is within a call that takes long.
+    The kernel delivers the signal to compiled code, which writes to a socket, and a thread reads
+    from the socket. The signal is therefore noticed even while the main thread is in a long call.
     """
 
     def __init__(self) -> None:
         self.asked = threading.Event()
-        """Somebody sent SIGTERM."""
+        """Set when SIGTERM was received."""
         self._read, self._write = socket.socketpair()
         self._write.setblocking(False)
         self._lock = threading.Lock()
@@ -38,8 +38,11 @@ class Departure:
         self._wake: Callable[[], None] = lambda: None
 
     def listen(self) -> bool:
-        """Listens from now on; False: the program has a handler of its own, which stays, or this is
-        not the main thread. While nothing is in hand, see :meth:`begin`, the process ends at once.
+        """Start to listen for SIGTERM. Until :meth:`begin` was called, SIGTERM ends the process.
+
+        Returns:
+            False if the program has its own handler for SIGTERM, which stays installed, or if the
+            caller is not the main thread.
         """
         if (
             threading.current_thread() is not threading.main_thread()
@@ -48,10 +51,10 @@ class Departure:
             return False
         signal.signal(signal.SIGTERM, self._heard)
         before = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
-        if before != -1:  # an event loop of the program listens to all signals
+        if before != -1:  # an event loop of the program already receives all signals
             signal.set_wakeup_fd(before)
-        # A child that was forked has nothing to hand back: SIGTERM ends it as usual, from its first
-        # instruction on, and is no matter of this process.
+        # A forked child has no work to return to the master: SIGTERM ends the child as usual, from
+        # its first instruction on, and does not affect this process.
         os.register_at_fork(
             before=self._block, after_in_parent=self._unblock, after_in_child=self._forget_forked
         )
@@ -59,22 +62,22 @@ class Departure:
         return True
 
     def begin(self, grace_s: float, wake: Callable[[], None]) -> None:
-        """From now on there is something to finish and to hand back.
+        """Allow the process time to finish and return its work after SIGTERM.
 
         Args:
-            grace_s: the process ends so many seconds after the signal, whatever it does then.
-            wake: called in a thread when the signal comes: the process is to leave.
+            grace_s: seconds after the signal at which the process ends, whatever it is doing.
+            wake: called in a new thread when the signal arrives; tells the process to leave.
         """
         with self._lock:
             self._grace_s, self._wake = grace_s, wake
 
     def close(self) -> None:
-        """Listens no longer. A process that was asked to leave does so all the same."""
+        """Stop listening. A process that already received SIGTERM still leaves."""
         self._forget()
         self._write.close()
 
     def _heard(self, *_: object) -> None:
-        with contextlib.suppress(OSError):  # it was heard before
+        with contextlib.suppress(OSError):  # the socket is full: an earlier signal was recorded
             self._write.send(bytes([signal.SIGTERM]))
 
     def _forget(self) -> None:
@@ -105,7 +108,7 @@ class Departure:
             threading.Thread(target=wake, name="leaving", daemon=True).start()
             over += grace_s
             time.sleep(max(0.0, over - time.monotonic()))
-        # What is in hand is abandoned: the master hears of the end, and others do it.
+        # Unfinished work is abandoned: the master notices the exit and reassigns the work.
         text = "SIGTERM: not done after the grace period of %g s: leaving without what is in hand"
         words = threading.Thread(
             target=_last_words, args=(text % grace_s if grace_s > 0 else "",), daemon=True

@@ -1,10 +1,11 @@
-"""Becomes a command that ends with the process that started it.
+"""Run a command that ends when the process that started it ends.
 
     python -I -S exec_child.py PARENT_PID SIGNAL COMMAND [ARG...]
 
-The kernel sends the signal, so it works in the middle of a torch kernel too, and what the kernel
-was told survives ``exec``. It does so when the *thread* that forked ends: children are started
-from the main thread. Run as a file, isolated: it costs 10 ms, and imports nothing of ours.
+The kernel sends the signal (PR_SET_PDEATHSIG), so the command ends even inside a torch kernel. The
+setting survives ``exec``. The kernel sends the signal when the *thread* that forked ends, so
+children must be started from the main thread. This file runs as an isolated script, which takes
+10 ms and imports no other module of this package.
 """
 
 from __future__ import annotations
@@ -18,25 +19,25 @@ _PR_SET_PDEATHSIG = 1
 
 
 def words(command: list[str], number: int = signal.SIGKILL) -> list[str]:
-    """The command line of a child of this process that gets a signal when this process is gone.
+    """Return the command line of a child that gets a signal when this process ends.
 
     Args:
-        number: SIGKILL ends the child whatever it is doing; the master gets SIGTERM, so that it
-            can stop the others first.
+        number: the signal. SIGKILL ends the child whatever it is doing. The master gets SIGTERM
+            instead, so that it can stop its own children first.
     """
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), str(int(number)), *command]
 
 
 def main() -> None:
-    """Sets the signal, then replaces this process by the command."""
+    """Set the signal, then replace this process by the command."""
     parent, number, command = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-    if number != signal.SIGKILL:  # a parent that ignores or blocks it hands that down
+    if number != signal.SIGKILL:  # a child inherits ignored and blocked signals
         signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
         sys.exit(f"prctl(PR_SET_PDEATHSIG, {number}): {os.strerror(ctypes.get_errno())}")
-    if os.getppid() != parent:  # it died before the kernel was told
+    if os.getppid() != parent:  # the parent ended before prctl was called
         os.kill(os.getpid(), number)
     try:
         os.execvp(command[0], command)

@@ -1,4 +1,4 @@
-"""The processes of a job, wherever they run: what a master needs to start, watch and end them."""
+"""Interface through which a master starts, watches and ends the processes of its job."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from torch_edl.processes.spec import ProcessEvent, ProcessSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """What the state of a job knows of a process that an earlier launcher was to start."""
+    """What the job state records of a process that an earlier launcher was asked to start."""
 
     role: str
     id: int
     pid: int = 0
-    """0: it was not known yet, or the process is on another machine."""
+    """Pid of the process; 0 if it is unknown or the process runs on another machine."""
     since: int = 0
-    """See :func:`torch_edl.processes.adoption.start_time`."""
+    """Start time, see :func:`torch_edl.processes.adoption.start_time`."""
     ran: bool = False
-    """The process is known to have run: if it is not there, it has ended."""
+    """True if the process is known to have run. If it cannot be found, it has ended."""
     started_as: str = ""
-    """The name that it had when it was started; empty: its name of today."""
+    """Name of the process when it was started; empty if the name has not changed."""
     pod: int = -1
-    """See :attr:`torch_edl.processes.spec.ProcessSpec.pod`."""
+    """Id of the first worker of a shared pod; see
+    :attr:`torch_edl.processes.spec.ProcessSpec.pod`."""
 
 
 class Launcher(Protocol):
-    """Starts processes, watches and ends them. One thread owns it.
+    """Starts, watches and ends processes. A launcher is used by one thread.
 
-    A process is named by its role and id, which no other process of the job has or had. Whatever is
-    not known at once, :meth:`poll` tells later: that a process waits, runs, or has ended.
+    Role and id name a process; no other process of the job ever has the same role and id.
+    :meth:`poll` reports later that a process waits, runs, or has ended.
     """
 
     def start(self, spec: ProcessSpec) -> int:
-        """Starts ``python -m spec.module *spec.args``; returns its pid, 0 if it has none here.
+        """Start ``python -m spec.module *spec.args``; return its pid, 0 if it runs elsewhere.
 
         Raises:
             OSError: the process cannot be started.
@@ -43,35 +44,39 @@ class Launcher(Protocol):
         ...
 
     def adopt(self, known: Sequence[Known]) -> dict[tuple[str, int], Known | None]:
-        """Takes over the processes that an earlier launcher was to start, before anything else is
-        done; those that have ended meanwhile are reported by :meth:`poll`.
+        """Take over the processes that an earlier launcher was asked to start.
+
+        Called before any other method. :meth:`poll` reports the processes that have ended.
 
         Returns:
-            What is known now of each, by role and id; None: it was never started.
+            What is known of each process now, by role and id; None if it was never started.
         """
         ...
 
     def poll(self) -> Sequence[ProcessEvent]:
-        """What has happened since the last call; each end is told once."""
+        """Return the events since the last call. The end of a process is reported once."""
         ...
 
     def stop(self, role: str, id: int, *, grace_s: float) -> None:
-        """Asks a process to end, and ends it by force ``grace_s`` later; 0: at once. May be called
-        again with a shorter grace. Returns at once: :meth:`poll` reports the end."""
+        """Ask a process to end, and kill it ``grace_s`` seconds later; 0 kills it at once.
+
+        The method returns immediately, and :meth:`poll` reports the end. A second call may shorten
+        the grace.
+        """
         ...
 
     def rename(self, role: str, id: int, to_role: str, to_id: int) -> None:
-        """A process has another role from now on."""
+        """Record that a process has changed its role and id."""
         ...
 
     def stop_all(self, *, grace_s: float) -> None:
-        """Ends every process, and waits until none is left."""
+        """End every process and wait until all have ended."""
         ...
 
     def log_path(self, role: str, id: int) -> str:
-        """Where the output of a process is."""
+        """Return the place of the output of a process, for messages."""
         ...
 
     def close(self) -> None:
-        """Leaves the processes that run as they are."""
+        """Close the launcher; running processes continue."""
         ...

@@ -1,4 +1,4 @@
-"""Processes of this machine."""
+"""Launcher for processes of this machine."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from torch_edl.processes.spec import ProcessExit, ProcessSpec
 log = logging.getLogger(__name__)
 
 _STOP_ALL_POLL_S = 0.02
-# What processes have written when they ended is read to its end; what they forked may write on.
+# Time to read the last output of ended processes, since their forked children may still write.
 _LAST_LINES_S = 1.0
 _MOST_BYTES = 64 << 10
 
 Lines = Callable[[str, bytes], None]
-"""Takes the name of a process, ``worker-3``, and a line that it has written."""
+"""Called with the name of a process, ``worker-3``, and one line of its output."""
 
 
 class LocalLauncher:
-    """Starts one subprocess for each spec, and reports its end.
+    """Starts one subprocess for each spec and reports its end.
 
-    Each process leads a session of its own: Ctrl-C in a terminal reaches only the client, and
-    what a process forked (readers of a DataLoader) can be ended with it. Output is appended to
-    ``<log_dir>/<role>-<id>.log``.
+    Each process leads its own session: Ctrl-C in a terminal reaches only the client, and the
+    processes that it forked (such as workers of a DataLoader) are ended together with it. Output is
+    appended to ``<log_dir>/<role>-<id>.log``.
 
-    One thread owns it, the main one: children follow the *thread* that forked them, see
+    Only the main thread may use it, because children end with the *thread* that forked them, see
     :mod:`torch_edl.processes.exec_child`.
 
     Args:
-        token: of the job, by which its processes are found that nobody knows the pid of.
-        lines: takes the output, which is in no file then; called in a thread of each process.
+        token: token of the job, used to find processes whose pid was not recorded.
+        lines: receives the output instead of log files; called in one thread for each process.
     """
 
     def __init__(
@@ -54,20 +54,20 @@ class LocalLauncher:
         self._lines = lines
         self._readers: list[threading.Thread] = []
         self._running: dict[tuple[str, int], Group] = {}
-        self._logs: dict[tuple[str, int], str] = {}  # of processes that had another role
+        self._logs: dict[tuple[str, int], str] = {}  # of processes whose role changed
 
     def start(self, spec: ProcessSpec) -> int:
-        """Starts ``python -m spec.module *spec.args`` and returns its pid.
+        """Start ``python -m spec.module *spec.args`` and return its pid.
 
         Raises:
-            OSError: the process could not be started, or its log not opened.
-            RuntimeError: called from another thread than the main one.
+            OSError: the process cannot be started, or its log file cannot be opened.
+            RuntimeError: the caller is not the main thread.
         """
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("LocalLauncher.start: call it from the main thread")
         key = (spec.role, spec.id)
         assert key not in self._running, f"{spec.name} was started before"
-        # -P: a folder `master` where the user happens to stand is not imported for ours.
+        # -P: a folder `master` in the working directory must not be imported instead of ours.
         command = [sys.executable, "-P", "-m", spec.module, *spec.args]
         if spec.end_with_parent:
             command = exec_child.words(command, spec.end_with_parent)
@@ -89,9 +89,11 @@ class LocalLauncher:
         return process.pid
 
     def adopt(self, known: Sequence[Known]) -> dict[tuple[str, int], Known | None]:
-        """Takes over the processes that an earlier launcher started, and that outlived it. Their
-        end is reported without an exit code, which only the parent of a process learns. One whose
-        pid was not noted is found by the token of the job."""
+        """Take over the processes that an earlier launcher started.
+
+        A process whose pid was not recorded is found by the token of the job. The end of an adopted
+        process is reported without an exit code, which the kernel reports to the parent only.
+        """
         found = adoption.find(self._token) if self._token else {}
         taken: dict[tuple[str, int], Known | None] = {}
         for each in known:
@@ -105,7 +107,7 @@ class LocalLauncher:
         return taken
 
     def poll(self) -> list[ProcessExit]:
-        """Processes that ended since the last call, each once; kills those whose grace is over."""
+        """Report each process that ended since the last call; kill those whose grace expired."""
         ended = []
         now = time.monotonic()
         for key, child in list(self._running.items()):
@@ -125,21 +127,24 @@ class LocalLauncher:
         return ended
 
     def stop(self, role: str, id: int, *, grace_s: float) -> None:
-        """Sends SIGTERM to a process, and SIGKILL to its session ``grace_s`` later; 0 is SIGKILL at
-        once. Returns at once: :meth:`poll` sends the SIGKILL and reports the end."""
+        """Send SIGTERM to a process, and SIGKILL to its session ``grace_s`` seconds later.
+
+        A grace of 0 sends SIGKILL at once. The method returns immediately: :meth:`poll` sends the
+        SIGKILL and reports the end.
+        """
         child = self._running.get((role, id))
         if child is not None:
             child.stop(grace_s=grace_s, now=time.monotonic())
 
     def rename(self, role: str, id: int, to_role: str, to_id: int) -> None:
-        """A process has another role from now on; its output stays in the same file."""
+        """Change role and id of a process. Its output stays in the same file."""
         child = self._running.pop((role, id), None)
         if child is not None:
             self._running[to_role, to_id] = child
         self._logs[to_role, to_id] = self.log_path(role, id)
 
     def stop_all(self, *, grace_s: float) -> None:
-        """Ends every process and waits until none is left."""
+        """End every process and wait until all have ended."""
         for role, id in list(self._running):
             self.stop(role, id, grace_s=grace_s)
         while self._running:
@@ -150,11 +155,11 @@ class LocalLauncher:
             reader.join(max(0.0, deadline - time.monotonic()))
 
     def close(self) -> None:
-        """Leaves the processes that run as they are."""
+        """Forget the processes, which continue to run."""
         self._running.clear()
 
     def log_path(self, role: str, id: int) -> str:
-        """The file with the output of a process."""
+        """Return the log file of a process."""
         return self._logs.get((role, id)) or str(self._log_dir / f"{role}-{id}.log")
 
     def _output(self, spec: ProcessSpec) -> contextlib.AbstractContextManager[IO[bytes] | int]:
@@ -172,16 +177,16 @@ class LocalLauncher:
 
 def _environment(spec: ProcessSpec) -> dict[str, str]:
     env = {
-        # gRPC writes a line for each handshake that fails: strangers could fill the disk.
+        # gRPC logs each failed handshake, so clients without a certificate could fill the disk.
         "GRPC_VERBOSITY": "ERROR",
         **os.environ,
-        # Prints of a process that is killed are not lost.
+        # Without a buffer, the output of a killed process is not lost.
         "PYTHONUNBUFFERED": "1",
         ENV_PROCESS: spec.name,
         **spec.env,
     }
-    # From a bare checkout the children import the code that this process runs. Installed, it is
-    # found anyway, and site-packages must not come before the standard library.
+    # Children of a source checkout must import this checkout. An installed package is found without
+    # PYTHONPATH, and site-packages must not come before the standard library.
     root = Path(__file__).resolve().parents[2]
     if root.name not in ("site-packages", "dist-packages"):
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), str(root)]))

@@ -1,4 +1,4 @@
-"""Which process the kernel ends when memory is short."""
+"""Order in which the kernel kills processes when memory runs out."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-# From -1000, never, to 1000, before any process of another score; see proc(5).
+# From -1000 (never killed) to 1000 (killed before all others); see proc(5).
 _SCORE = Path("/proc/self/oom_score_adj")
 _FIRST = "1000"
 
 
 @contextlib.contextmanager
 def expendable() -> Iterator[None]:
-    """Within it, the kernel ends this process before others when memory is short.
+    """Make the kernel kill this process first if memory runs out inside the ``with`` block.
 
-    A process may raise its score, and lower it to what it was. Where there is no such file, or it
-    is not writable, this does nothing.
+    Without privileges, a process may raise its score and lower it again to the old value. If the
+    file is missing or not writable, this function does nothing.
     """
     try:
         before = _SCORE.read_text()

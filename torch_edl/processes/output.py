@@ -1,4 +1,4 @@
-"""What a process does with its output: one format of logs, and no failure for lack of room."""
+"""Log format of all processes, and output streams that ignore a full disk or a closed terminal."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import logging
 import sys
 from typing import Any
 
-# A full disk, and a terminal that was closed.
+# Errors of a full disk, an exceeded quota and a closed terminal.
 _LOST = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def setup_logging(role: str, id: int) -> None:
-    """One log format for every process, to stderr, each line prefixed with ``role-id``.
+    """Set up logging to stderr, with the prefix ``role-id`` in each line.
 
-    What stdout and stderr have no room for is dropped: a full disk below the logs does not fail
-    the print of a user's code.
+    Output to stdout and stderr is dropped if the disk is full, so that a print in the user's code
+    does not fail.
     """
     sys.stdout, sys.stderr = (
         io.TextIOWrapper(_Lossy(fd, "wb", closefd=False), "utf-8", "replace", write_through=True)
@@ -32,8 +32,10 @@ def setup_logging(role: str, id: int) -> None:
 
 
 def outlive_terminal() -> None:
-    """Drops what is printed to a terminal after the terminal was closed, instead of raising: the
-    signal that comes with the end of the terminal ends the process."""
+    """Drop output to a terminal that was closed, instead of raising OSError.
+
+    A closed terminal also sends a signal, and that signal ends the process.
+    """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper) and stream.isatty():
@@ -44,7 +46,7 @@ def outlive_terminal() -> None:
 
 
 class _Lossy(io.FileIO):
-    """A file that drops what cannot be written any more."""
+    """A file that drops data if the disk is full or the terminal closed."""
 
     def write(self, data: Any, /) -> int:
         try:

@@ -1,7 +1,7 @@
-"""A process that is started again when it crashes: by its parent, which does nothing else.
+"""Run a function in a child process, and start the child again after a crash.
 
-In a container the parent is process 1. What the process keeps on the disk of the container is there
-for the next one, and the container itself does not fail.
+In a container, the parent is process 1. The files that the child wrote in the container are still
+there after a crash, and the container itself does not fail.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ log = logging.getLogger(__name__)
 STOPS = (signal.SIGTERM, signal.SIGINT)
 _MOST_IN_A_ROW = 10
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
-# A process that ran for so long was a good one: its crash is the first of a new row.
+# A crash after this run time is counted as the first of a new series.
 _GOOD_S = 600.0
 
 
 def revived(run: Callable[[], int], *, final: Container[int]) -> int:
-    """Run a function in a child process, and again after a crash.
+    """Run a function in a child process, and again after each crash.
 
-    Must be called while the process has one thread. The child gets :data:`STOPS` blocked.
+    The caller must have only one thread. In the child, the signals :data:`STOPS` are blocked.
 
     Args:
-        run: returns the exit code of the child.
-        final: exit codes that are no crash.
+        run: the function; returns the exit code of the child.
+        final: exit codes that do not count as a crash.
 
     Returns:
-        The exit code of ``run``; in this process that of the last child: one of ``final``, any code
-        after a signal of :data:`STOPS`, or that of the tenth crash in a row.
+        In the child, the result of ``run``. In the parent, the exit code of the last child: a code
+        of ``final``, any code after a signal of :data:`STOPS`, or the code of the tenth crash in
+        a row. 128 + N if signal N of :data:`STOPS` arrived while no child was running.
     """
     blocked = {*STOPS, signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
@@ -57,7 +58,7 @@ def revived(run: Callable[[], int], *, final: Container[int]) -> int:
 
 
 def _outlive(pid: int, blocked: set[signal.Signals]) -> tuple[int, bool]:
-    """Wait for the end of a child; returns its exit code, and whether it was told to end."""
+    """Wait for the end of a child; return its exit code and True if a stop signal arrived."""
     stopped = False
     while True:
         number = signal.sigwaitinfo(blocked).si_signo
@@ -65,7 +66,7 @@ def _outlive(pid: int, blocked: set[signal.Signals]) -> tuple[int, bool]:
             stopped = True
             os.kill(pid, number)
             continue
-        # One signal may stand for several children: process 1 inherits the orphans of others.
+        # One SIGCHLD may stand for several children, since process 1 inherits orphans.
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             if ended[0] == pid:
                 code = os.waitstatus_to_exitcode(ended[1])

@@ -1,4 +1,4 @@
-"""A process becomes another module: the same pid, the same log, nothing else of what it was."""
+"""Replace the program of this process, which keeps its pid and its log."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ log = logging.getLogger(__name__)
 
 
 def become(module: str, args: Sequence[str]) -> None:
-    """Replaces this process, whatever its threads are doing, by ``python -m module *args``.
+    """Replace this process by ``python -m module *args``, whatever its threads are doing.
 
-    The environment, the working folder and the signal that ends the process with its parent stay.
-    Processes that it forked are ended, and its connections close.
+    The environment, the working directory and the parent-death signal stay the same. Children of
+    ``multiprocessing`` are killed, and all connections are closed.
     """
     log.warning("this process becomes %s %s", module, " ".join(args))
     multiprocessing = sys.modules.get("multiprocessing")
@@ -23,7 +23,7 @@ def become(module: str, args: Sequence[str]) -> None:
         for child in multiprocessing.active_children():
             child.kill()
     for number in os.listdir("/proc/self/fd"):
-        # A library may have opened it without close-on-exec.
+        # A library may have opened the file descriptor without close-on-exec.
         if int(number) > 2:
             with contextlib.suppress(OSError):
                 os.set_inheritable(int(number), False)

@@ -1,4 +1,4 @@
-"""The signals that ask a process to end: counted, and named."""
+"""Count, parse and name the signals that ask a process to end."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from torch_edl.errors import UsageError
 
 
 class StopSignals:
-    """Counts the signals that ask this process to end, instead of raising in the middle of
-    something. Use it from the main thread.
+    """Counts stop signals instead of raising in the middle of an operation.
+
+    Must be used from the main thread.
 
     Args:
         numbers: the signals to count.
-        wake: called in the handler after a signal was counted.
-        even_ignored: count signals as well that the process was started to ignore (``nohup``);
-            they stay ignored otherwise.
+        wake: called in the signal handler after a signal was counted.
+        even_ignored: also count signals that were ignored when the process started (``nohup``);
+            otherwise these signals stay ignored.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class StopSignals:
     ) -> None:
         self.count = 0
         self.first = 0
-        """The first signal that came; 0: none came yet."""
+        """Number of the first signal received; 0 before."""
         self._wake = wake
         self._before: dict[int, Any] = {
             number: handler
@@ -40,21 +41,21 @@ class StopSignals:
 
     @property
     def name(self) -> str:
-        """Name of the first signal, ``SIGTERM``; empty before it came."""
+        """Name of the first signal, such as ``SIGTERM``; empty before."""
         return signal.Signals(self.first).name if self.first else ""
 
     @property
     def exit_code(self) -> int:
-        """What a process exits with that the first signal ended, 128 + N; 0 before it came."""
+        """Exit code of a process that ends because of the first signal, 128 + N; 0 before."""
         return 128 + self.first if self.first else 0
 
     def install(self) -> None:
-        """Handles the signals from now on."""
+        """Install the signal handlers."""
         for number in self._before:
             signal.signal(number, self._handle)
 
     def restore(self) -> None:
-        """Restores the handlers that were there before."""
+        """Restore the previous signal handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -73,10 +74,10 @@ class StopSignals:
 
 
 def parse_signals(names: str, option: str) -> list[signal.Signals]:
-    """The signals of a list such as ``SIGTERM,SIGINT``.
+    """Parse a list of signals such as ``SIGTERM,SIGINT``.
 
     Raises:
-        UsageError: one of them does not exist.
+        UsageError: a signal does not exist.
     """
     found = []
     for name in filter(None, (word.strip() for word in names.split(","))):
@@ -87,10 +88,10 @@ def parse_signals(names: str, option: str) -> list[signal.Signals]:
 
 
 def describe_exit(code: int) -> str:
-    """An exit code in words; -N: signal N ended the process."""
+    """Describe an exit code in words; -N means that signal N ended the process."""
     if code >= 0:
         return f"exit code {code}"
     try:
         return signal.Signals(-code).name
-    except ValueError:  # a signal of real time has no name
+    except ValueError:  # real-time signals have no name
         return f"signal {-code}"

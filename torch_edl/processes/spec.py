@@ -1,4 +1,4 @@
-"""What is to be started, how far it has come, and how it ended: records without the process."""
+"""Descriptions of processes: what to start, the state of the start, and how a process ended."""
 
 from __future__ import annotations
 
@@ -6,50 +6,50 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-# How machines are taken away: asked first, as a rule.
+# Clusters and cloud providers usually send SIGTERM first, then SIGKILL.
 _PREEMPTIONS = (signal.SIGTERM, signal.SIGKILL)
 
 
 def ended_by(code: int, *signals: int) -> bool:
-    """Whether one of these signals ended a process.
+    """Return True if one of these signals ended a process.
 
     Args:
-        code: its exit code; -N: signal N ended it. A shell, and a program that heard the signal,
-            say 128 + N.
+        code: exit code of the process; -N means signal N. A shell, or a program that handles the
+            signal, exits with 128 + N.
     """
     return any(code in (-number, 128 + number) for number in signals)
 
 
 def was_preempted(code: int) -> bool:
-    """Whether somebody took the process away, which is never a failure of its own."""
+    """Return True if the exit code means that the process was preempted, which is no failure."""
     return ended_by(code, *_PREEMPTIONS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessSpec:
-    """One process to start: ``python -m module *args`` with extra environment."""
+    """One process to start: ``python -m module *args`` with extra environment variables."""
 
     role: str
-    """``master``, ``ps`` or ``worker``."""
+    """Role of the process: ``master``, ``ps`` or ``worker``."""
     id: int
-    """Unique among all processes of that role that the job ever had."""
+    """Number of the process, never used twice for a role in one job."""
     module: str
     """Python module to run with ``-m``."""
     args: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     end_with_parent: int = signal.SIGKILL
-    """The signal that the process gets when the one that started it is gone; 0: none."""
+    """Signal that the process gets when its parent ends; 0 for none."""
     place: int = -1
-    """Of a worker: its place among those that run at once; -1: none."""
+    """Slot of a worker among the workers that run at once; -1 for none."""
     pod: int = -1
-    """Of a worker that shares a pod: the id of the worker for which the pod was made, or is to be;
-    -1: it shares none."""
+    """Id of the worker for which the shared pod of this worker is created; -1 if the pod is not
+    shared."""
     avoid: Sequence[str] = ()
-    """Machines on which it is to run only if no other one has room."""
+    """Machines to use only if no other machine has room."""
 
     @property
     def name(self) -> str:
-        """``worker-3``: for logs and files."""
+        """Name of the process in logs and files, such as ``worker-3``."""
         return f"{self.role}-{self.id}"
 
 
@@ -60,35 +60,40 @@ class ProcessExit:
     role: str
     id: int
     code: int | None = None
-    """Exit code; None where a signal ended the process."""
+    """Exit code; None if a signal ended the process."""
     signal: int | None = None
-    """None as well: how the process ended is not known, since this process did not start it."""
+    """Signal that ended the process; None if there was none. The end is unknown if both are None,
+    because another process is its parent."""
     why: str = ""
-    """What else is known of the cause, for the user."""
+    """Further details of the cause, for the user."""
     own_fault: bool | None = None
-    """False: it was taken away, which is no failure of the job, whatever its exit code. True: it
-    failed by itself, even if a signal ended it. None: its exit code or signal tells."""
+    """False if the process was taken away, which is no failure of the job, whatever its exit code.
+    True if the process failed by itself, even if a signal ended it. None to decide by exit code or
+    signal."""
     node: str = ""
-    """The machine that it ran on; empty: this one, or none."""
+    """Machine of the process; empty for this machine or if there is none."""
     blames_node: bool = False
-    """Its machine may be the cause."""
+    """True if the machine may have caused the end."""
 
     @property
     def was_terminated(self) -> bool:
-        """Somebody asked it to leave, with SIGTERM."""
+        """True if SIGTERM ended the process and no other cause is known."""
         return self.own_fault is None and ended_by(self._number, signal.SIGTERM)
 
     @property
     def was_killed(self) -> bool:
-        """Somebody ended it with SIGKILL: as a rule the kernel, or who takes the machine away. How
-        it ended may be unknown, which proves no fault of its own."""
+        """True if SIGKILL ended the process, or if the end is unknown.
+
+        As a rule, SIGKILL comes from the kernel or from the owner of the machine. An unknown end
+        proves no fault of the process.
+        """
         if self.own_fault is not None:
             return False
         return self.is_unknown or ended_by(self._number, signal.SIGKILL)
 
     @property
     def was_taken(self) -> bool:
-        """It was preempted or evicted, or its machine is lost: known for sure."""
+        """True if the process is known to be preempted, evicted, or on a lost machine."""
         return self.own_fault is False
 
     @property
@@ -97,12 +102,12 @@ class ProcessExit:
 
     @property
     def is_unknown(self) -> bool:
-        """Neither an exit code nor a signal is known."""
+        """True if neither exit code nor signal is known."""
         return self.code is None and self.signal is None
 
     @property
     def how(self) -> str:
-        """``ended with exit code 1``: behind the name of the process, a sentence."""
+        """Predicate of a sentence about the process, such as ``ended with exit code 1``."""
         if self.was_taken:
             return f"was taken away: {self.why}"
         return f"ended{', ' if self.is_unknown else ' with '}{self}"
@@ -119,37 +124,37 @@ class ProcessExit:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessWaits:
-    """A process was asked for, and does not run yet."""
+    """A process was requested and is not running yet."""
 
     role: str
     id: int
     why: str = ""
-    """What keeps it from running, in one line; empty: nothing does, it is about to run."""
+    """Reason why the process does not run, in one line; empty if it is about to run."""
     fix: str = ""
-    """What the user can do."""
+    """Advice for the user; empty if there is none."""
     placed: bool = True
-    """A machine has room for it."""
+    """True if a machine has room for the process."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessRuns:
-    """A process that was asked for runs."""
+    """A requested process runs."""
 
     role: str
     id: int
     node: str = ""
-    """The machine that it runs on; empty: this one."""
+    """Machine of the process; empty for this machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessRefused:
-    """A process will never run, nor will another one like it."""
+    """A process was rejected for good; a new request for the same process would be, too."""
 
     role: str
     id: int
     why: str
-    """With what to do."""
+    """Reason and advice for the user."""
 
 
 ProcessEvent = ProcessWaits | ProcessRuns | ProcessRefused | ProcessExit
-"""What a launcher has to say of a process."""
+"""An event that a launcher reports about a process."""
