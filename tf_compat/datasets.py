@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from torch_edl.data.batch import Damaged, SampleError
 from torch_edl.data.randomness import Generator, TaskRandom
@@ -38,8 +39,11 @@ class TensorFlowDatasets:
     def minibatches(
         self, dataset: Any, skip: int, random: TaskRandom, *, tolerant: bool
     ) -> Iterator[tuple[Any, Sequence[Damaged]]]:
+        in_order = tf.data.Options()
+        in_order.deterministic = True
         # In one go: a dataset that shuffles has another order when it is read a second time.
-        for number, item in enumerate(self._read(dataset.batch(self._batch_size))):
+        read = self._read(dataset.with_options(in_order).batch(self._batch_size))
+        for number, item in enumerate(read):
             if number == 0 or number >= skip:
                 yield item
 
@@ -55,23 +59,27 @@ class TensorFlowDatasets:
 
 
 class TensorFlowGenerator:
-    """The global seed of TensorFlow; see :class:`~torch_edl.data.randomness.Generator`.
+    """The generator of the seeds of operations; see
+    :class:`~torch_edl.data.randomness.Generator`.
 
-    TensorFlow gives no state to restore. Operations outside of ``feed`` draw other numbers after
-    each task all the same, since the seed of each task is another one; layers of Keras have
-    generators of their own.
+    TensorFlow offers :func:`tf.random.set_seed`, and no public way to read the state. Layers of
+    Keras have generators of their own.
     """
-
-    is_always_seeded = True
 
     def seed(self, seed: int) -> None:
         tf.random.set_seed(seed)
 
-    def state(self) -> None:
-        return None
+    def state(self) -> Any:
+        eager = context.context()
+        # Before the first seed there is no generator.
+        return None if eager._seed is None else (eager._seed, eager._rng.getstate())
 
-    def restore(self, state: None) -> None:
-        pass
+    def restore(self, state: Any) -> None:
+        eager = context.context()
+        eager._seed = None
+        if state is not None:
+            eager._seed = state[0]
+            eager._rng.setstate(state[1])
 
 
 def of_dataset(dataset_fn: Feed) -> Feed:

@@ -121,7 +121,7 @@ class ModelFile(UserModel):
         train = self.config.train
         return Step(
             self.contract, self._trained, on_nan=train.on_nan, compiled=train.tf_function,
-            log_layers=train.log_layers,
+            log_layers=train.log_layers, apart=self.feeder.generators.apart,
         )  # fmt: skip
 
     def try_batch(self, batch: Batch) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,7 @@ class Step:
         on_nan: ``stop`` raises NanLossError, ``skip`` leaves the minibatch out.
         compiled: run the step as one graph (``tf.function``), rather than eagerly.
         log_layers: glob over names of layers whose outputs are logged now and then.
+        apart: within it, nothing else draws random numbers of TensorFlow.
     """
 
     def __init__(
@@ -38,18 +40,21 @@ class Step:
         on_nan: str,
         compiled: bool,
         log_layers: str = "",
+        apart: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         self._layers = WatchedLayers(trained.model, log_layers)
         self._contract = contract
         self._trained = trained
         self._on_nan = on_nan
         self._compiled = compiled
+        self._apart = apart
         self._whole = tf.function(self._compute, reduce_retracing=True) if compiled else None
         self._forward = tf.function(self.call, reduce_retracing=True) if compiled else self.call
 
     def call(self, features: Any) -> Any:
         """The model on a minibatch, in evaluation."""
-        return self._trained.model(features, training=False)
+        with self._apart():
+            return self._trained.model(features, training=False)
 
     def predict(self, features: Any) -> Any:
         """What the model says of a minibatch.
@@ -73,7 +78,8 @@ class Step:
             NanLossError: the loss is not finite.
         """
         self._layers.begin()
-        total, backward = self._in_graph(batch) if self._whole else self._eagerly(batch)
+        with self._apart():
+            total, backward = self._in_graph(batch) if self._whole else self._eagerly(batch)
         value = float(total)
         if not math.isfinite(value):
             if self._on_nan == "stop":
@@ -115,7 +121,8 @@ class Step:
 
         def backward() -> list[Any]:
             try:
-                return list(tape.gradient(total, self._trained.variables))
+                with self._apart():
+                    return list(tape.gradient(total, self._trained.variables))
             except Exception as error:
                 raise UserCodeError(f"the gradient raised {describe_error(error)}") from error
 

@@ -31,6 +31,7 @@ ROOT = Path(__file__).parents[2]
 MODEL = Path(__file__).with_name("counting_model.py")
 COUNTING = ROOT / "examples" / "counting"
 EDL = [sys.executable, "-m", "torch_edl.cli"]
+_OVER = "the last fault is over"
 
 
 def _load(name: str) -> ModuleType:
@@ -153,6 +154,13 @@ class Job:
             time.sleep(0.05)
 
 
+class Storming:
+    """A storm over a job."""
+
+    verdict: dict[str, Any]
+    """What `torch-edl chaos` reported, once the storm is over."""
+
+
 class ModelJob(Job):
     """Of the counting model; its data stop at the last record."""
 
@@ -182,6 +190,22 @@ class ModelJob(Job):
         """`torch-edl scale`, once a master takes it."""
         words = [*EDL, "scale", self.name, option, str(number)]
         self.wait_for(lambda: not subprocess.run(words, env=self.env, timeout=HANG_S).returncode)
+
+    @contextlib.contextmanager
+    def storm(self, *flags: str) -> Iterator[Storming]:
+        """`torch-edl chaos`, beside the body. The data go on once the last fault is over; the
+        promise must hold."""
+        words, events = [*EDL, "chaos", self.name, *flags, "--json"], self.folder / "events.jsonl"
+        storming = Storming()
+        with subprocess.Popen(
+            words, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as chaos:
+            yield storming
+            self.wait_for(lambda: _OVER in events.read_text() or chaos.poll() is not None, HANG_S)
+            self.go_on()
+            out, told = chaos.communicate(timeout=HANG_S)
+        assert chaos.returncode == 0, f"{flags}\n{out}{told}\n{self.report()}"
+        storming.verdict = json.loads(out)
 
     def summary(self) -> dict[str, Any]:
         """What `--summary` wrote."""

@@ -22,6 +22,7 @@ __all__ = ["installed", "jobs", "start_job"]
 RECORDS = 1000
 TORCH = Path(__file__).parents[1] / "faults" / "counting_model.py"
 FITTED = Path(__file__).with_name("fitted_tf.py")
+SHUFFLING = Path(__file__).with_name("shuffling_tf.py")
 OURS = Path(__file__).with_name("counting_tf.py")
 THEIRS = Path(__file__).with_name("counting_torch.py")
 FLAGS = ["--ps", "2", "--batch-size", "8", "--records-per-task", "64", "--no-shuffle"]
@@ -57,6 +58,17 @@ def test_workers_of_both_frameworks_train_one_model(
     kill_worker(job, 1)  # of TensorFlow; worker 2, of torch, comes in its place
     kill_worker(job, 0)  # of torch; worker 3, of TensorFlow, comes
     job.go_on()
+    job.check()
+
+
+@pytest.mark.slow
+def test_a_storm_over_workers_whose_dataset_shuffles(start_job: Callable[..., Any]) -> None:
+    durable = ["--durability", "journal"]
+    job = start_job(RECORDS, *FLAGS, *durable, "--workers", "2", model=SHUFFLING, delay_s=0.05)
+    job.wait_for(lambda: job.done() > 0)
+    with job.storm("--kill", "worker=1,ps=1", "--every", "4s", "--for", "12s") as storming:
+        pass
+    assert storming.verdict["kills"]["worker"] > 1
     job.check()
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.tf_compat.installed import tf
+from tests.tf_compat.installed import keras, tf
+from tf_compat.contract import Contract
 from tf_compat.datasets import TensorFlowDatasets, of_dataset
+from tf_compat.step import Step
+from tf_compat.trained import Trained
 from torch_edl.config import DataConfig, JobConfig
-from torch_edl.data.batch import Update
+from torch_edl.contract.argument_order import labels_first
+from torch_edl.data.batch import Batch, Update
 from torch_edl.data.feeder import Feeder
 from torch_edl.data.randomness import is_same_order
 from torch_edl.data.sources import IndexedSource
@@ -61,3 +66,60 @@ def test_a_shuffle_is_the_same_in_each_attempt(feed: Any) -> None:
     assert known is not None
     assert other is not None
     assert not is_same_order(known.order, other.order)
+
+
+def train_beside(feeder: Feeder, stop: threading.Event) -> threading.Thread:
+    """A thread that trains a model which draws from the generator of TensorFlow."""
+
+    class Noisy(keras.Model):
+        def call(self, features: Any) -> Any:
+            return features + tf.random.normal(tf.shape(features))
+
+    contract = Contract(
+        path="m.py", model=Noisy, loss=labels_first(lambda labels, p: tf.reduce_sum(p)),
+        optimizer=keras.optimizers.SGD, feed=lambda *_: None, eval_metrics_fn=None, callbacks=None,
+        data_source=None, prediction_outputs_processor=None, preprocessing=None,
+    )  # fmt: skip
+    trained = Trained(Noisy(), keras.optimizers.SGD())
+    apart = feeder.generators.apart
+    step = Step(contract, trained, on_nan="stop", compiled=False, apart=apart)
+
+    def train() -> None:
+        while not stop.is_set():
+            step.loss(Batch(tf.zeros(4), tf.zeros(4), 4))
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    return thread
+
+
+def test_what_training_draws_does_not_move_a_shuffle() -> None:
+    """Operations of one process take their seeds in turn, of whatever thread they are."""
+    job = JobConfig(name="t", model_file="m.py", data=DataConfig(batch_size=8))
+    sources = {"s": IndexedSource(RECORDS, name="s")}
+    feeder = Feeder(job, of_dataset(shuffled_dataset), TensorFlowDatasets(8), sources)
+
+    def order() -> list[int]:
+        return [n for update in feeder.prepare(lease(5))(0) for n in values(update)]
+
+    stop, alone = threading.Event(), order()
+    training = train_beside(feeder, stop)
+    try:
+        assert [order() for _ in range(20)] == [alone] * 20
+    finally:
+        stop.set()
+        training.join()
+
+
+def test_records_that_are_read_in_parallel_keep_their_order() -> None:
+    def dataset_fn(dataset: Any, mode: str, metadata: Any) -> Any:
+        unordered = tf.data.Options()
+        unordered.deterministic = False
+        return dataset.map(_number, num_parallel_calls=8).with_options(unordered)
+
+    job = JobConfig(name="t", model_file="m.py", data=DataConfig(batch_size=8, shuffle=False))
+    sources = {"s": IndexedSource(RECORDS, name="s")}
+    feeder = Feeder(job, of_dataset(dataset_fn), TensorFlowDatasets(8), sources)
+    for _ in range(20):
+        found = [n for update in feeder.prepare(lease(5))(0) for n in values(update)]
+        assert found == list(range(60))

@@ -68,8 +68,6 @@ class TorchGenerator:
     does not depend on when ``feed`` runs.
     """
 
-    is_always_seeded = False
-
     def seed(self, seed: int) -> None:
         torch.default_generator.manual_seed(seed)
 

@@ -181,7 +181,7 @@ class Feeder:
         if not len(records):  # offsets of a stream without messages
             return lambda offset: self._group(iter(()), lease, offset)
         random = self.generators.of_task(self._config.train.seed, lease.epoch, lease.task_id)
-        with _blaming_feed(records), random.of_feed():
+        with _blaming_feed(records), random.of_feed(trains=_trains(lease)):
             fed = self._feed(records, MODES[lease.kind], self.reader.source(lease.shard).metadata)
         return lambda offset: self._group(self._batches(fed, lease, offset, random), lease, offset)
 

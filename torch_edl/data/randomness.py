@@ -29,9 +29,6 @@ _TOLERANCE = 1e-4
 class Generator(Protocol):
     """A global generator of random numbers."""
 
-    is_always_seeded: bool
-    """False: the generator is left alone if the first ``feed`` of the process does not use it."""
-
     def seed(self, seed: int) -> None:
         """Seeds the generator; ``seed`` has 63 bits."""
         ...
@@ -46,8 +43,6 @@ class Generator(Protocol):
 
 
 class _Python:
-    is_always_seeded = True
-
     def seed(self, seed: int) -> None:
         random.seed(seed)
 
@@ -59,8 +54,6 @@ class _Python:
 
 
 class _Numpy:
-    is_always_seeded = True
-
     def seed(self, seed: int) -> None:
         np.random.seed(seed % 2**32)
 
@@ -76,6 +69,8 @@ class Generators:
 
     ``feed`` runs in a thread beside the training thread. Training draws from the generator of the
     framework as well (dropout), so ``feed`` and :meth:`apart` exclude each other if ``feed`` does.
+    The generator of the framework is left alone if the first ``feed`` of a training task in this
+    process does not use it.
 
     Args:
         framework: the generator of the framework of the model file.
@@ -84,8 +79,8 @@ class Generators:
     def __init__(self, framework: Generator) -> None:
         self._all: list[Generator] = [_Python(), _Numpy(), framework]
         self._framework = framework
-        self._lock = threading.Lock()
-        self._is_drawn: bool | None = True if framework.is_always_seeded else None
+        self._lock = threading.RLock()
+        self._is_drawn: bool | None = None
 
     def of_task(self, seed: int, epoch: int, task: int) -> TaskRandom:
         """The random numbers of a task.
@@ -98,24 +93,31 @@ class Generators:
 
     def apart(self) -> AbstractContextManager[Any]:
         """Within it, nothing else draws from the generator of the framework."""
-        return self._lock if self._is_drawn else contextlib.nullcontext()
+        return contextlib.nullcontext() if self._is_drawn is False else self._lock
 
     @contextmanager
-    def of_feed(self, seed: int) -> Iterator[dict[Generator, Any]]:
+    def of_feed(self, seed: int, *, trains: bool) -> Iterator[dict[Generator, Any]]:
         """Seeds the generators; at the end, the given dict has their states, and the generators
-        continue where they were before."""
+        continue where they were before.
+
+        Args:
+            trains: the task is one of training. Many a ``feed`` draws numbers in training only, so
+                other tasks do not tell whether ``feed`` uses the generator of the framework.
+        """
         states: dict[Generator, Any] = {}
         with self._lock:
-            used = [g for g in self._all if g is not self._framework or self._is_drawn is not False]
+            judges = trains and self._is_drawn is None
+            uses_framework = judges or self._is_drawn is True
+            used = [g for g in self._all if g is not self._framework or uses_framework]
             with _restored(used):
                 for generator in used:
                     generator.seed(seed)
-                begun = self._framework.state() if self._is_drawn is None else None
+                begun = self._framework.state() if judges else None
                 try:
                     yield states
                 finally:
                     states |= {generator: generator.state() for generator in used}
-                    if self._is_drawn is None:
+                    if judges:
                         self._is_drawn = states[self._framework] != begun
 
     @contextmanager
@@ -160,9 +162,9 @@ class TaskRandom:
         self._states: dict[Generator, Any] = {}
 
     @contextmanager
-    def of_feed(self) -> Iterator[None]:
-        """Within it, ``feed`` is called."""
-        with self._generators.of_feed(self.seed) as self._states:
+    def of_feed(self, *, trains: bool) -> Iterator[None]:
+        """Within it, ``feed`` is called; ``trains`` tells whether the task is one of training."""
+        with self._generators.of_feed(self.seed, trains=trains) as self._states:
             yield
 
     def iterate(self, iterator: Iterator[T]) -> Iterator[T]:

@@ -93,15 +93,10 @@ class ModelFile(UserModel):
     @cached_property
     def _step(self) -> Step:
         train = self.config.train
-        step = Step(self.contract, self.model, on_nan=train.on_nan, log_layers=train.log_layers)
-        forward, generators = step.forward, self.feeder.generators
-
-        def apart(features: Any) -> Any:
-            with generators.apart():
-                return forward(features)
-
-        step.forward = apart
-        return step
+        return Step(
+            self.contract, self.model, on_nan=train.on_nan, log_layers=train.log_layers,
+            apart=self.feeder.generators.apart,
+        )  # fmt: skip
 
     def try_batch(self, batch: Batch) -> float | None:
         tables_of(self.model)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -27,21 +28,34 @@ class Step:
     Args:
         on_nan: ``stop`` raises :class:`NanLossError`, ``skip`` returns None.
         log_layers: glob over module names whose outputs are logged now and then.
+        apart: within it, nothing else draws random numbers of torch.
     """
 
     def __init__(
-        self, contract: Contract, model: nn.Module, *, on_nan: str, log_layers: str
+        self,
+        contract: Contract,
+        model: nn.Module,
+        *,
+        on_nan: str,
+        log_layers: str,
+        apart: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         self._loss = contract.loss
         self._path = contract.path
         self._on_nan = on_nan
         self._model = model
-        self.forward = caller(model)
+        self._apart = apart
+        self._forward = caller(model)
         self.last_loss = math.nan
         modules = {name: module for name, module in model.named_modules() if name}
         self._layers = LayerLog(log_layers, list(modules))
         for name in self._layers.watched:
             modules[name].register_forward_hook(self._log_layer(name))
+
+    def forward(self, features: Any) -> Any:
+        """The model on a minibatch."""
+        with self._apart():
+            return self._forward(features)
 
     def predict(self, features: Any) -> Any:
         """What the model says of a minibatch.
@@ -66,7 +80,8 @@ class Step:
             UserCodeError: it raised.
         """
         try:
-            loss.backward()  # type: ignore[no-untyped-call]
+            with self._apart():  # activation checkpoints draw again
+                loss.backward()  # type: ignore[no-untyped-call]
         except Exception as error:
             raise UserCodeError(
                 f"backward raised {describe_error(error)}"
@@ -83,7 +98,8 @@ class Step:
         self._layers.count += 1
         predictions = self.predict(batch.features)
         try:
-            loss = self._loss(batch.labels, predictions)
+            with self._apart():
+                loss = self._loss(batch.labels, predictions)
         except (Exception, SystemExit) as error:
             raise UserCodeError(
                 f"loss raised {describe_error(error)} "

@@ -14,6 +14,7 @@ from torch.utils.data import IterableDataset
 from tests.unit.data.test_feeder import config, feeder, lease, values
 from torch_edl.data.datasets import TorchGenerator
 from torch_edl.data.randomness import Generators, is_same_order, order_of
+from torch_edl.wire import master_pb2 as pb
 
 RECORDS = 60
 
@@ -66,6 +67,23 @@ def test_a_shuffle_is_the_same_in_each_attempt(kind: str) -> None:
     assert other[0] != whole[0]
 
 
+def test_a_worker_that_evaluates_first_trains_in_the_same_order() -> None:
+    """An evaluation, in which ``feed`` does not shuffle, says nothing of training."""
+
+    def feed(records: list[bytes], mode: str, metadata: Any) -> Any:
+        is_training = mode == "training"
+        return shuffled(torch.randperm if is_training else torch.arange)(records, mode, metadata)
+
+    job = config(4, records_per_task=RECORDS)
+    first, again = (feeder(job, feed) for _ in range(2))
+    again.prepare(lease(0, RECORDS, kind=pb.TASK_EVALUATE))
+    orders = []
+    for made in (first, again):
+        torch.manual_seed(len(orders))
+        orders.append([values(update) for update in made.prepare(lease(0, RECORDS))(0)])
+    assert orders[0] == orders[1]
+
+
 @pytest.mark.parametrize("kind", FEEDS)
 def test_the_first_records_are_known_wherever_an_attempt_begins(kind: str) -> None:
     made = feeder(config(4, records_per_task=RECORDS), FEEDS[kind])
@@ -94,10 +112,10 @@ def test_the_generator_of_torch_is_left_alone_if_feed_does_not_use_it() -> None:
     """Else a dropout that runs beside ``feed`` would draw other numbers in each run."""
     generators = Generators(TorchGenerator())
     for task in range(2):
-        with generators.of_task(0, 0, task).of_feed():
+        with generators.of_task(0, 0, task).of_feed(trains=True):
             pass
     state = torch.get_rng_state()
-    with generators.of_task(0, 0, 2).of_feed():
+    with generators.of_task(0, 0, 2).of_feed(trains=True):
         assert torch.equal(torch.get_rng_state(), state)
 
 
