@@ -248,8 +248,6 @@ def run_ours(
         output, (what, last) = folder / "model", run(folder)
         command = [sys.executable, "-m", "torch_edl.cli", "run", *what]
         command += ["--ps", str(SERVERS), "--workers", str(WORKERS)]
-        # With more workers than cores somebody always computes, so there is nothing to overlap.
-        command += ["--staleness", "0"]
         command += ["--output", str(output), *args.run_args.split(), *last]
         began = time.perf_counter()
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)

@@ -40,9 +40,9 @@ def read(data: Path, split: str) -> Batch:
     return made
 
 
-def make_data(data: Path, records: int) -> None:
+def make_data(data: Path, records: int, *, ids: int = IDS) -> None:
     """Writes the records where they are missing."""
     if not (data / "metadata.json").exists():
         generate = _module(EXAMPLE / "generate.py")
-        truth = generate.Truth(ids=IDS, zipf=1.2)
+        truth = generate.Truth(ids=ids, zipf=1.2)
         generate.generate(data, truth, records, max(records // 10, 51_200))

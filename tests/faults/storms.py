@@ -51,6 +51,8 @@ def storm(seed: int, kind: str, durability: str, for_s: float) -> Storm:
     match chance.choice(["strict", "async", "stale", "local", "sync"]):
         case "strict":
             flags += ["--staleness", "0"]
+        case "async":
+            flags += ["--staleness", "1"]
         case "stale":
             flags += ["--staleness", "3"]
         case "local":

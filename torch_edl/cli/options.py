@@ -119,6 +119,8 @@ def model_file_job(args: argparse.Namespace, kind: str) -> JobConfig:
         # A group of more pushes than workers would hold two pushes of the fastest worker.
         least = found["cluster"].get("min_workers", ClusterConfig.min_workers)
         found["train"].setdefault("grads_to_wait", max(1, least))
+        # At 0, each push behind a quorum of others would be computed again.
+        found["train"].setdefault("staleness", 1)
     # A single worker may be all that its machine has memory for, and a pod that is shared has no
     # room for one more.
     several = found["cluster"].get("max_workers", 1) > 1

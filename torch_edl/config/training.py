@@ -75,10 +75,10 @@ class TrainConfig(Checked):
         minimum=1,
     )
     staleness: int = _training_option(
-        1, "--staleness N", "pushes that may be in flight when the next batch is pulled", minimum=0
+        0, "--staleness N", "pushes that may be in flight when the next batch is pulled", minimum=0
     )
-    """0 is strictly in order. With ``sync`` also the age in versions of the oldest gradient that is
-    accepted."""
+    """0 is strictly in order. With ``sync`` the age in versions of the oldest gradient that is
+    accepted, 1 unless asked for."""
     local_steps: int = _train_option(
         1, "--local-steps N", "minibatches per push (delayed update)", minimum=1
     )

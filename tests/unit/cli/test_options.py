@@ -23,6 +23,11 @@ def test_no_options_give_the_defaults() -> None:
     assert config == JobConfig(name="j", model_file="/m/net.py")
 
 
+def test_updates_are_in_order_unless_asked_for() -> None:
+    for command in ("run m.py", "run m.py --workers 4 --ps 2", "run m.py --local-steps 4"):
+        assert model_file_job(parse(command.split()), "train").train.staleness == 0
+
+
 @pytest.mark.parametrize(
     ("words", "spares"), [("", 0), ("--workers 1", 0), ("--workers 1:2", 1), ("--workers 8", 1)]
 )
@@ -132,6 +137,7 @@ def test_servers_of_a_model_file_that_are_named_are_wanted(kind: str) -> None:
 def test_sync_waits_for_the_workers_that_are_sure_to_be_there() -> None:
     config = model_file_job(parse(["run", "m.py", "--mode", "sync", "--workers", "2:8"]), "train")
     assert config.train.grads_to_wait == 2
+    assert config.train.staleness == 1
 
 
 @pytest.mark.parametrize(

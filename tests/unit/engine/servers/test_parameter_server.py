@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,7 +74,7 @@ def test_200_steps_equal_a_plain_loop(
     make, sparse = OPTIMIZERS[name]
     torch.manual_seed(0)
     ours = Model()
-    made = Trained(ours, make, start_servers(servers), staleness=0)
+    made = Trained(ours, make, start_servers(servers))
     theirs = Model(rows_of(made, "deep", 4))
     theirs.load_state_dict({n: p.detach().clone() for n, p in made.state_dict().items()
                             if n.split(".")[0] not in TABLES}, strict=False)  # fmt: skip
@@ -138,6 +139,46 @@ def test_overlap_applies_every_gradient_once(
         assert model.count.item() == 60 * BATCH
     counted = torch.bincount(torch.cat([b.features.reshape(-1) for b in steps]), minlength=IDS)
     assert rows_of(made, "ids", 1).squeeze(1).tolist() == counted.tolist()
+
+
+@pytest.mark.parametrize("staleness", [1, 2])
+def test_a_gradient_is_no_older_than_the_staleness(
+    staleness: int, start_servers: Callable[..., list[pb.Server]]
+) -> None:
+    """The same as a plain loop whose gradients are taken as many updates before: rows, dense
+    parameters and all."""
+
+    def make(params: object) -> torch.optim.Optimizer:
+        return torch.optim.SGD(params, lr=0.3)  # type: ignore[arg-type]
+
+    class Plain(nn.Module):
+        def __init__(self, rows: nn.Module) -> None:
+            super().__init__()
+            self.rows, self.out = rows, nn.Linear(3 * 4, 1)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.out(self.rows(ids).flatten(1))
+
+    torch.manual_seed(0)
+    ours = Plain(torch_edl.nn.Embedding(IDS, 4, initializer="normal"))
+    made = Trained(ours, make, start_servers(2), staleness=staleness)
+    theirs = Plain(nn.Embedding.from_pretrained(rows_of(made, "rows", 4), freeze=False))
+    theirs.out.load_state_dict(ours.out.state_dict())
+    optimizer, steps = make(theirs.parameters()), batches(30, every_id=False)
+    past = [copy.deepcopy(theirs.state_dict())]
+    losses = []
+    for batch in steps:
+        now = copy.deepcopy(theirs.state_dict())
+        theirs.load_state_dict(past[0])
+        optimizer.zero_grad()
+        loss = mse(batch.labels, theirs(batch.features))
+        loss.backward()  # type: ignore[no-untyped-call]
+        losses.append(loss.item())
+        theirs.load_state_dict(now)
+        optimizer.step()
+        past = [*past, copy.deepcopy(theirs.state_dict())][-1 - staleness :]
+    updates = made.train_in_step(steps)
+    assert [update.loss for update in updates] == pytest.approx(losses, rel=1e-4)
 
 
 def test_the_users_scheduler_sets_the_rate(start_servers: Callable[..., list[pb.Server]]) -> None:

@@ -102,6 +102,22 @@ class Trained:
     def state_dict(self) -> dict[str, torch.Tensor]:
         return self.served.gathered(self.engine.settled())
 
+    def train_in_step(self, steps: list[Batch]) -> list[Update]:
+        """Trains with parameters that are exactly as old as the staleness allows."""
+        lease = Lease(lease_id=1, task_id=0, start=0, end=len(steps) * BATCH)
+        updates = [
+            update(lease, [step], first=k * BATCH, last=(k + 1) * BATCH)
+            for k, step in enumerate(steps)
+        ]
+        for one in updates[: self.engine.depth]:
+            self.engine.prefetch(one)
+        for index, one in enumerate(updates):
+            for later in updates[index + self.engine.depth :][:1]:
+                self.engine.prefetch(later)
+            assert self.compute(one)
+            self.engine.acknowledged(wait=True)
+        return updates
+
     def train(self, steps: list[Batch], each: int = 1) -> None:
         lease = Lease(lease_id=1, task_id=0, start=0, end=len(steps) * BATCH)
         updates = [
