@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ from torch_edl.contract.functions import UserFunctions
 from torch_edl.contract.loading import load_functions
 from torch_edl.contract.signatures import SIGNATURES
 from torch_edl.errors import ContractError
+
+_DATASET_NAMES = ("dataset", "ds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,15 +32,17 @@ class Contract(UserFunctions):
         Raises:
             ContractError: it raised, returned no model, or one that has no variables yet.
         """
-        model = self._call("model()", self.model)
+        name = self.named("model")
+        model = self._call(f"{name}()", self.model)
         if not isinstance(model, keras.Model):
             raise self._wrong("model", model, "a keras.Model")
         if not model.built or not model.variables:
+            maker = f"{type(model).__name__}()"
             raise ContractError(
-                f"{self.path}: model() returned {type(model).__name__} without variables, since "
-                "Keras makes them with the first batch, and the job must know them before; call "
-                "the model once in model(), on zeros of the shape of a batch: "
-                "net(tf.zeros((1, 28, 28)))"
+                f"{self.path}: {name}() returned a model without variables, since Keras makes them "
+                "with the first batch, and the job must know them before; call the model once, on "
+                f"zeros of the shape of a batch:\n    def model():\n        net = {maker}\n"
+                "        net(tf.zeros((1, 28, 28)))\n        return net"
             )
         return model
 
@@ -67,10 +72,20 @@ def load_contract(path: str, args: Sequence[str] = ()) -> Contract:
     Raises:
         ContractError: the file raised, or a function is missing or takes other arguments.
     """
-    found, names = load_functions(path, args, Contract.signatures, _is_model)
-    if names["feed"] == "dataset_fn":
+    found = load_functions(path, args, Contract.signatures, _is_model)
+    if found["names"]["feed"] == "dataset_fn" or _takes_dataset(found["feed"]):
         found["feed"] = of_dataset(found["feed"])
     return Contract(**found)
+
+
+def _takes_dataset(feed: Callable[..., Any]) -> bool:
+    """Whether a ``feed`` is written as in ElasticDL, ``feed(dataset, mode, metadata)``: the name of
+    its first parameter tells."""
+    try:
+        first = next(iter(inspect.signature(feed).parameters), "")
+    except (TypeError, ValueError):  # a builtin may have no signature
+        return False
+    return first in _DATASET_NAMES
 
 
 def _is_model(value: Any) -> bool:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch_edl import metrics, nn, optim, preprocessing
+    from torch_edl.data.mode import Mode
     from torch_edl.trainer.fit import ElasticTrainer
     from torch_edl.trainer.job import Job
     from torch_edl.trainer.opening import init
 
 __version__ = "0.1.0"
-__all__ = ["ElasticTrainer", "Job", "init", "metrics", "nn", "optim", "preprocessing"]
+__all__ = ["ElasticTrainer", "Job", "Mode", "init", "metrics", "nn", "optim", "preprocessing"]
 
 # Name to its module, and to what it is there; the module itself where that is empty.
 _LAZY = {
@@ -26,6 +27,7 @@ _LAZY = {
     "preprocessing": ("torch_edl.preprocessing", ""),
     "ElasticTrainer": ("torch_edl.trainer.fit", "ElasticTrainer"),
     "init": ("torch_edl.trainer.opening", "init"),
+    "Mode": ("torch_edl.data.mode", "Mode"),
     "Job": ("torch_edl.trainer.job", "Job"),
 }
 

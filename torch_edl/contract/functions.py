@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -34,8 +34,15 @@ class UserFunctions:
     preprocessing: Columns | None
     """What the file makes of columns, fitted before training where it has to be."""
 
+    names: Mapping[str, str] = field(default_factory=dict)
+    """The names that the file has for its functions, by the documented ones."""
+
     signatures: ClassVar[Mapping[str, Signature]]
     """Of the functions in the framework of the file."""
+
+    def named(self, name: str) -> str:
+        """The name that the file has for a function."""
+        return self.names.get(name) or name
 
     def check_metric(self, what: str, metric: Any) -> None:
         """Refuses what cannot be a metric.
@@ -99,7 +106,7 @@ class UserFunctions:
     def _wrong(self, name: str, got: Any, expected: str) -> ContractError:
         example = self.signatures[name.partition("(")[0]].example
         return ContractError(
-            f"{self.path}: {name} returned {type(got).__name__}, expected {expected}; "
+            f"{self.path}: {self.named(name)} returned {type(got).__name__}, expected {expected}; "
             f"for example:\n    {example}"
         )
 

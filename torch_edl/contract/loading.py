@@ -27,7 +27,7 @@ def load_functions(
     args: Sequence[str],
     signatures: Mapping[str, Signature],
     is_model: Callable[[Any], bool],
-) -> tuple[dict[str, Any], dict[str, str]]:
+) -> dict[str, Any]:
     """Executes a model file and finds its functions.
 
     Args:
@@ -35,8 +35,7 @@ def load_functions(
         is_model: whether an object is a model, rather than a function that makes one.
 
     Returns:
-        What the class of the framework's contract is made of, and the name that the file has for
-        each function.
+        What the class of the framework's contract is made of.
 
     Raises:
         ContractError: the file raised, or a function is missing or takes other arguments.
@@ -47,14 +46,14 @@ def load_functions(
     refuse_class(f"{path}: loss", found["loss"])
     for name, function in found.items():
         if function is not None:
-            _check_arguments(path, name, signatures[name], function)
+            _check_arguments(path, name, names[name], signatures[name], function)
     found["loss"] = labels_first(getattr(module, names["loss"]))
     processors = [getattr(module, name, None) for name in PROCESSORS]
     processor = next((each for each in processors if each is not None), None)
     made = processor() if isinstance(processor, type) else processor
     columns = _columns(path, module)
-    rest = {"prediction_outputs_processor": made, "preprocessing": columns}
-    return {"path": path, **found, **rest}, names
+    rest = {"prediction_outputs_processor": made, "preprocessing": columns, "names": names}
+    return {"path": path, **found, **rest}
 
 
 def _columns(path: str, module: ModuleType) -> Columns | None:
@@ -125,9 +124,22 @@ def _execute(path: str, args: Sequence[str]) -> ModuleType:
     except Exception as error:
         reads = "sys.argv" in (traceback.extract_tb(error.__traceback__)[-1].line or "")
         raise ContractError(
-            f"{path}: {describe_error(error)}" + (_behind(path) if reads else "")
+            f"{path}: {describe_error(error)}"
+            + (_behind(path) if reads else "")
+            + _own_names(error)
         ) from error
     return module
+
+
+def _own_names(error: Exception) -> str:
+    """What has the place of the modules of ElasticDL that its model files import."""
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if (missing or "").partition(".")[0] not in ("elasticdl", "elasticai_api"):
+        return ""
+    return (
+        "; of ElasticDL's names, torch-edl has Mode (from torch_edl import Mode) and, for Keras, "
+        "Embedding (from tf_compat import Embedding)"
+    )
 
 
 def _behind(path: str) -> str:
@@ -135,7 +147,7 @@ def _behind(path: str) -> str:
 
 
 def _check_arguments(
-    path: str, name: str, expected: Signature, function: Callable[..., Any]
+    path: str, name: str, bound: str, expected: Signature, function: Callable[..., Any]
 ) -> None:
     called = called_by(function)
     try:
@@ -145,5 +157,4 @@ def _check_arguments(
     try:
         signature.bind(*range(expected.arguments))
     except TypeError:
-        own = getattr(function, "__name__", name) if name == "model" else name
-        raise ContractError(takes_others(path, name, f"{own}{signature}", expected)) from None
+        raise ContractError(takes_others(path, name, f"{bound}{signature}", expected)) from None

@@ -21,7 +21,7 @@ class Signature:
 _TORCH = {
     "model": Signature(
         "def model(): return torch.nn.Linear(10, 1)",
-        others=("forward", "custom_model"),
+        others=("forward", "custom_model", "CustomModel"),
         required=True,
     ),
     "loss": Signature(
@@ -46,7 +46,7 @@ _TORCH = {
 _TENSORFLOW = {
     "model": Signature(
         "def model(): return keras.Sequential([keras.Input((10,)), keras.layers.Dense(1)])",
-        others=("forward", "custom_model"),
+        others=("forward", "custom_model", "CustomModel"),
         required=True,
     ),
     "loss": Signature(

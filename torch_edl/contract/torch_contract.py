@@ -30,7 +30,7 @@ class Contract(UserFunctions):
         Raises:
             ContractError: it raised, or returned no module.
         """
-        module = self._call("model()", self.model)
+        module = self._call(f"{self.named('model')}()", self.model)
         if not isinstance(module, nn.Module):
             raise self._wrong("model", module, "a torch.nn.Module")
         return module
@@ -64,5 +64,5 @@ def load_contract(path: str, args: Sequence[str] = ()) -> Contract:
         ContractError: the file raised, or a function is missing or takes other arguments.
     """
     signatures = Contract.signatures
-    found, _ = load_functions(path, args, signatures, lambda value: isinstance(value, nn.Module))
+    found = load_functions(path, args, signatures, lambda value: isinstance(value, nn.Module))
     return Contract(**found)

@@ -27,6 +27,7 @@ from torch_edl.data.batch import (
     slice_tensors,
     split,
 )
+from torch_edl.data.mode import MODES
 from torch_edl.data.randomness import Generators, TaskRandom, order_of
 from torch_edl.data.sources import Records, Source, open_source, take
 from torch_edl.data.task_space import Shard, Task
@@ -38,13 +39,6 @@ KEPT_SOURCES = 256
 """Sources that a reader leaves open; a Parquet file of 40 columns and 10 row groups is 0.4 MB."""
 
 _SHOWN = 20  # columns in a message
-
-MODES = {
-    pb.TASK_TRAIN: "training",
-    pb.TASK_EVALUATE: "evaluation",
-    pb.TASK_PREDICT: "prediction",
-}
-
 
 Updates = Callable[[int], Iterator[Update]]
 """The updates of a task from an offset on."""
@@ -138,6 +132,7 @@ class Feeder:
         feed: the user's function.
         datasets: those of the framework of the model file.
         sources: the user's own by name; any other shard is a file.
+        name: that the user gave the function.
     """
 
     def __init__(
@@ -146,7 +141,9 @@ class Feeder:
         feed: Callable[[Any, str, Any], Any],
         datasets: Datasets,
         sources: Mapping[str, Source] | None = None,
+        name: str = "feed",
     ) -> None:
+        self._name = name
         self._config = config
         self._feed = feed
         self._datasets = datasets
@@ -181,7 +178,7 @@ class Feeder:
         if not len(records):  # offsets of a stream without messages
             return lambda offset: self._group(iter(()), lease, offset)
         random = self.generators.of_task(self._config.train.seed, lease.epoch, lease.task_id)
-        with _blaming_feed(records), random.of_feed(trains=_trains(lease)):
+        with self._blamed(records), random.of_feed(trains=_trains(lease)):
             fed = self._feed(records, MODES[lease.kind], self.reader.source(lease.shard).metadata)
         return lambda offset: self._group(self._batches(fed, lease, offset, random), lease, offset)
 
@@ -192,7 +189,7 @@ class Feeder:
             FeedError: the user's code failed; its exception is the cause.
         """
         mode = MODES[pb.TASK_TRAIN]
-        with _blaming_feed(records):
+        with self._blamed(records):
             fed = self._feed(records, mode, self.reader.source(shard).metadata)
             if self._datasets.is_dataset(fed):
                 collated, damaged = self._collated(fed, len(records))
@@ -215,7 +212,7 @@ class Feeder:
             # Otherwise nobody knows which record a sample is of.
             is_known = error.index is not None and self._datasets.size(dataset) == records
             index = error.index if is_known else None
-            raise FeedError(f"the dataset of feed {error}", index) from error.__cause__
+            raise FeedError(f"the dataset of {self._name} {error}", index) from error.__cause__
 
     def _group(self, batches: Iterator[Batch], lease: Lease, offset: int) -> Iterator[Update]:
         length, size = lease.end - lease.start, self._config.data.batch_size
@@ -226,7 +223,7 @@ class Feeder:
                 end = offset + each * size
                 if end >= length:
                     raise FeedError(
-                        f"feed made more samples than the {length} records it was given; "
+                        f"{self._name} made more samples than the {length} records it was given; "
                         "it may leave records out, not add any"
                     )
                 yield _update(lease, offset, end, size, taken)
@@ -254,9 +251,9 @@ class Feeder:
         self, fed: Any, mode: str, lease: Lease, offset: int
     ) -> tuple[Iterator[Batch], pb.FirstRecords | None]:
         features, labels = self._split(fed, mode)
-        count, size = _length(features), self._config.data.batch_size
-        if labels is not None and (labelled := _length(labels)) != count:
-            raise FeedError(f"feed returned {count} samples with {labelled} labels")
+        count, size = self._length(features), self._config.data.batch_size
+        if labels is not None and (labelled := self._length(labels)) != count:
+            raise FeedError(f"{self._name} returned {count} samples with {labelled} labels")
 
         def batches() -> Iterator[Batch]:
             for start in range(offset, count, size):
@@ -299,14 +296,14 @@ class Feeder:
             where = "" if error.index is None else f" for {name(error.index)}"
             if where and mode != "prediction":
                 where += f"; {SKIP}"
-            raise FeedError(f"the dataset of feed {error}{where}") from error.__cause__
+            raise FeedError(f"the dataset of {self._name} {error}{where}") from error.__cause__
 
     def _batch(self, item: Any, mode: str, damaged: Sequence[Damaged]) -> Batch:
         """A collated minibatch, of which the ``damaged`` samples were left out."""
         if item is None and damaged:
             return Batch(None, None, 0, damaged)
         features, labels = self._split(item, mode)
-        return Batch(features, labels, _length(features), damaged)
+        return Batch(features, labels, self._length(features), damaged)
 
     def _split(self, fed: Any, mode: str) -> tuple[Any, Any]:
         """Features and labels of what ``feed`` (or a collated batch of its dataset) gave."""
@@ -315,7 +312,24 @@ class Feeder:
         try:
             return split(fed)
         except BatchError as error:
-            raise FeedError(f"feed returned {error}, or {self._datasets.name}") from None
+            raise FeedError(f"{self._name} returned {error}, or {self._datasets.name}") from None
+
+    def _length(self, value: Any) -> int:
+        try:
+            return length(value)
+        except BatchError as error:
+            raise FeedError(f"{self._name} returned {error}") from None
+
+    @contextmanager
+    def _blamed(self, records: Records) -> Iterator[None]:
+        """Within it, the user's function runs."""
+        try:
+            yield
+        except FeedError:
+            raise
+        except (Exception, SystemExit) as error:
+            said = describe_error(error) + _what_records_are(records, error)
+            raise FeedError(f"{self._name} raised {said}") from error
 
 
 def _trains(lease: Lease) -> bool:
@@ -342,24 +356,6 @@ def _update(lease: Lease, first: int, last: int, size: int, batches: Sequence[Ba
         damaged=sum(len(batch.damaged) for batch in batches),
         first_records=batches[0].first if batches else None,
     )
-
-
-def _length(value: Any) -> int:
-    try:
-        return length(value)
-    except BatchError as error:
-        raise FeedError(f"feed returned {error}") from None
-
-
-@contextmanager
-def _blaming_feed(records: Records) -> Iterator[None]:
-    try:
-        yield
-    except FeedError:
-        raise
-    except (Exception, SystemExit) as error:
-        said = describe_error(error) + _what_records_are(records, error)
-        raise FeedError(f"feed raised {said}") from error
 
 
 def _what_records_are(records: Records, error: BaseException) -> str:

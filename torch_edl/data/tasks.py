@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch_edl.data.feeder import MODES, Updates
+from torch_edl.data.feeder import Updates
 from torch_edl.data.leases_ahead import LeasesAhead, MasterLost, NoMoreTasks, ServersChanged
+from torch_edl.data.mode import MODES
 from torch_edl.master_client.leases import Lease, LeaseClient
 
 

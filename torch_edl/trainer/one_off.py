@@ -19,7 +19,8 @@ from torch_edl.config import JobConfig
 from torch_edl.contract.functions import UserFunctions
 from torch_edl.contract.user_traceback import user_traceback
 from torch_edl.data.batch import Update
-from torch_edl.data.feeder import MODES, FeedError
+from torch_edl.data.feeder import FeedError
+from torch_edl.data.mode import MODES
 from torch_edl.data.tasks import ModelTask, RecordTask, TaskFailed
 from torch_edl.engine.base import Engine
 from torch_edl.errors import (

@@ -42,7 +42,9 @@ class UserModel(ABC):
         data = config.data
         paths = {"train": data.train, "evaluate": data.eval, "predict": data.predict}
         self._sources = contract.make_sources(paths[config.kind])
-        self.feeder = Feeder(config, contract.feed, datasets, self._sources)
+        self.feeder = Feeder(
+            config, contract.feed, datasets, self._sources, name=contract.named("feed")
+        )
 
     def shards(self) -> list[pb.SourceShard]:
         """What the user's ``data_source`` has, where there is one."""
