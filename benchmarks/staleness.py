@@ -2,9 +2,9 @@
 
     python -m benchmarks.staleness [--records 200000] [--workers 1 2 4] [--repeat 3]
 
-Each job trains DeepFM (`staleness_model.py`) for one epoch on 2 servers and is evaluated on held-out
-records. Runs of one optimizer and number of workers are interleaved, so that a slow minute of the
-machine hits each staleness alike. The loss is the mean of the runs, the rate their median.
+Each job trains DeepFM (`staleness_model.py`) for one epoch on 2 servers and is evaluated on
+held-out records. Runs of one optimizer and number of workers are interleaved, so that a slow minute
+of the machine hits each staleness alike. The loss is the mean of the runs, the rate their median.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -32,17 +33,21 @@ BATCH, IDS = 512, 1_000
 def train(
     data: Path, optimizer: str, rate: float, workers: int, staleness: int, seed: int
 ) -> tuple[float, float]:
-    """One job: its loss on held-out records, and records a second."""
+    """One job: its loss on held-out records, and records a second; NaN and 0 if it diverged."""
     with tempfile.TemporaryDirectory() as name:
-        summary = Path(name) / "summary.json"
+        summary, model = Path(name) / "summary.json", ROOT / "benchmarks" / "staleness_model.py"
         command = [
-            sys.executable, "-m", "torch_edl.cli", "run", str(ROOT / "benchmarks/staleness_model.py"),
+            sys.executable, "-m", "torch_edl.cli", "run", str(model),
             "--data", str(data / "train-*.parquet"), "--eval-data", str(data / "eval-*.parquet"),
             "--ps", "2", "--workers", str(workers), "--spares", "0", "--batch-size", str(BATCH),
             "--worker-threads", "1", "--seed", str(seed), "--staleness", str(staleness),
             "--summary", str(summary), "--", optimizer, str(rate),
         ]  # fmt: skip
-        subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
+        done = subprocess.run(command, capture_output=True, cwd=ROOT, text=True)
+        if done.returncode:
+            if "the loss is nan" in done.stderr or "the loss is inf" in done.stderr:
+                return math.nan, 0.0
+            raise SystemExit(done.stderr)
         told = json.loads(summary.read_text(encoding="utf-8"))
     return told["evaluations"][-1]["metrics"]["loss"], told["samples_per_s"]
 
