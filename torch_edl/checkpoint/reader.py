@@ -18,7 +18,7 @@ from torch_edl import _core
 from torch_edl.checkpoint import files, layout
 from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.tables.optimizers import Optimizers
-from torch_edl.tables.table import Counts, EmbeddingTable, Rows
+from torch_edl.tables.table import Counts, EmbeddingTable, Rows, is_table_name
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
@@ -218,6 +218,7 @@ class CheckpointReader:
             raise CheckpointError(f"{path}: not a part of a table: {error}") from None
         if self._values_only:
             slots, step = [], 0
+        _require_name(name, path)
         saved = self.tables.setdefault(name, SavedTable(name, info, slot_names=slots))
         if (saved.info, saved.slot_names) != (info, slots):
             raise CheckpointError(
@@ -237,6 +238,7 @@ class CheckpointReader:
                     "newer one"
                 )
             for name, info in about["tables"].items():
+                _require_name(name, path)
                 part = directory / "embeddings" / f"{name}.safetensors"
                 self.tables[name] = SavedTable(name, info, [part])
         except (OSError, ValueError, KeyError, AttributeError) as error:
@@ -313,3 +315,13 @@ class CheckpointReader:
                 raise CheckpointError(f"{path}: its rows do not fit: {error}") from error
         table.resume_at(saved.step)
         return table
+
+
+def _require_name(table: str, path: Path) -> None:
+    """Raises CheckpointError if a file names a table as no model does: the name becomes that of a
+    file, which must not be outside the folder."""
+    if not is_table_name(table):
+        raise CheckpointError(
+            f"{path}: a table with the name {table!r}, which no table can have; the file was "
+            "changed, use another checkpoint"
+        )

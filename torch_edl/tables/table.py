@@ -48,6 +48,11 @@ class Counts:
     """(n,) number of the table's update that last used the id"""
 
 
+def is_table_name(name: str) -> bool:
+    """Whether a table may have the name, which is the name of a file of the output, too."""
+    return bool(name) and not set("/\0") & set(name) and not name.startswith(".")
+
+
 def storage_dtype(info: pb.EmbeddingTableInfo) -> str:
     """Return the type of rows in memory, a name of :data:`~torch_edl.wire.codec.FLOAT_DTYPES`.
 
@@ -85,7 +90,7 @@ class EmbeddingTable:
         self.name = info.name
         self.dim = info.dim
         self.seed = seed
-        if not info.name or "/" in info.name or info.name.startswith("."):
+        if not is_table_name(info.name):
             raise UsageError(f"table name {info.name!r}: use a module path such as deep.embedding")
         if info.group == BUFFER:
             raise UsageError(

@@ -11,8 +11,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from torch_edl.checkpoint import files, layout
-from torch_edl.checkpoint.export import write_output
+from torch_edl.checkpoint.export import write_metadata, write_output
 from torch_edl.checkpoint.manifest import Manifest
+from torch_edl.checkpoint.reader import CheckpointReader
 from torch_edl.errors import CheckpointError
 from torch_edl.tables.optimizers import Optimizers
 from torch_edl.tables.table import EmbeddingTable
@@ -85,3 +86,30 @@ def test_a_damaged_part_is_no_model(checkpoint: Path, tmp_path: Path, place: str
     finally:
         part.write_bytes(whole)
     assert list(tmp_path.iterdir()) == []
+
+
+NAMES = ["../../../x", "/x", "users/a", "..", "", "a\0b"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_checkpoint_with_a_path_for_a_table_name_writes_nothing(
+    checkpoint: Path, tmp_path: Path, name: str
+) -> None:
+    """A checkpoint may come from elsewhere."""
+    crafted = layout.step_dir(tmp_path / "saved", 1)
+    crafted.mkdir(parents=True)
+    part = sorted(checkpoint.glob("*part*"))[0]
+    about = {**files.metadata(part), "table": name}
+    sizes = {part.name: files.write(crafted / part.name, files.read(part), about)}
+    layout.seal(crafted, Manifest(job="j", strategy="ps", steps=1, files=sizes))
+    with pytest.raises(CheckpointError, match="which no table can have"):
+        write_output(crafted, tmp_path / "jobs" / "out")
+    assert [each.name for each in tmp_path.iterdir()] == ["saved"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_output_with_a_path_for_a_table_name_reads_nothing(tmp_path: Path, name: str) -> None:
+    files.write(tmp_path / layout.EXPORTED_MODEL, {}, {})
+    write_metadata(tmp_path, job="j", steps=1, tables={name: {"dim": 2}})
+    with pytest.raises(CheckpointError, match="which no table can have"):
+        CheckpointReader(tmp_path)
