@@ -14,6 +14,9 @@ log = logging.getLogger(__name__)
 
 PAUSES_S = (0.2, 1.0, 5.0)
 """Between the attempts at a request; the packages of fsspec retry by themselves before that."""
+_PATIENCE_S = 30.0
+"""Seconds after the first attempt in which another begins. One that ends at once is repeated after
+each pause; s3fs alone takes as long for one where every connection is closed without an answer."""
 
 CHANGED = "changed while the job was using it; start the job again"
 
@@ -36,6 +39,7 @@ def tried(url: str, request: Callable[[], T]) -> T:
     Raises:
         DataError: every attempt failed, or no other can help.
     """
+    began = time.monotonic()
     for pause_s in (*PAUSES_S, None):
         try:
             return request()
@@ -44,8 +48,11 @@ def tried(url: str, request: Callable[[], T]) -> T:
         except Exception as error:  # each package has exceptions of its own
             if is_denied(error):
                 _forget_credentials(url)
-            if pause_s is None or not _may_pass(error):
+            if not _may_pass(error):
                 raise DataError(url, _reason(error)) from error
+            tried_s = time.monotonic() - began
+            if pause_s is None or tried_s > _PATIENCE_S:
+                raise DataError(url, f"{_reason(error)}; tried for {tried_s:.0f} s") from error
             log.warning("%s: asked again in %.1f s: %s", url, pause_s, in_words(_cause(error)))
             time.sleep(pause_s)
     raise AssertionError

@@ -128,3 +128,21 @@ def test_a_request_that_fails_is_repeated(
     failures += [TimeoutError("late")] * 4
     with pytest.raises(DataError, match=r"a.csv: cannot be read: TimeoutError: late"):
         open_source(url)
+
+
+def test_a_package_that_has_tried_for_long_by_itself_is_asked_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """botocore and s3fs take 30 s for one attempt at a store that closes every connection."""
+    now, asked, paused = 0.0, 0, []
+
+    def closed() -> None:
+        nonlocal now, asked
+        now, asked = now + 11.0, asked + 1
+        raise ConnectionError("Connection was closed before we received a valid response")
+
+    monkeypatch.setattr(attempts.time, "sleep", paused.append)
+    monkeypatch.setattr(attempts.time, "monotonic", lambda: now)
+    with pytest.raises(DataError, match=r"cannot be read: ConnectionError: .*; tried for 33 s"):
+        attempts.tried("s3://data/a.csv", closed)
+    assert (asked, paused) == (3, [0.2, 1.0])
