@@ -25,19 +25,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import in_the_clear
 from report import report
 
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.channel import Stub
-from torch_edl.wire.endpoint import LOOPBACK, TLS
 
-KINDS = {"plain": LOOPBACK, "tls": f"{TLS}{LOOPBACK}"}
+KINDS = ("plain", "tls")
 SIZE = 300_000
 
 SERVER = """
 import sys
+import in_the_clear
 from torch_edl.wire import master_pb2 as pb, services
 from torch_edl.wire.server import serve
 handlers = dict.fromkeys(services.methods(services.CONTROL), lambda r, c: None)
@@ -45,28 +47,33 @@ handlers["Scale"] = lambda r, c: pb.ScaleResponse()
 handlers["Stop"] = lambda r, c: pb.StopResponse()
 handlers["GetStatus"] = lambda r, c: pb.GetStatusResponse(job="x" * {size})
 servers = []
-for host in sys.argv[2:]:
-    where = f"{{host}}:0"
+for kind in sys.argv[2:]:
+    in_the_clear.use(kind)
+    where = "127.0.0.1:0"
     listening, port = serve(
         services.CONTROL, handlers, address=where, token=sys.argv[1], threads=2)
     servers.append(listening)
-    print(f"{{host}}:{{port}}", flush=True)
+    print(f"127.0.0.1:{{port}}", flush=True)
 sys.stdin.read()
 """
 CLIENT = """
 import sys
+import in_the_clear
 from torch_edl.wire import master_pb2 as pb, services
 from torch_edl.wire.channel import Stub
+in_the_clear.use(sys.argv[3])
 Stub(services.CONTROL, sys.argv[2], sys.argv[1]).call(pb.ScaleRequest(), timeout_s=60)
 print("answered", flush=True)
 """
+HERE = Path(__file__).parent
 
 
 @contextlib.contextmanager
 def server(token: str) -> Iterator[dict[str, str]]:
     """Where it listens, by kind."""
     with subprocess.Popen(
-        [sys.executable, "-c", SERVER.format(size=SIZE), token, *KINDS.values()],
+        [sys.executable, "-c", SERVER.format(size=SIZE), token, *KINDS],
+        cwd=HERE,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -77,18 +84,19 @@ def server(token: str) -> Iterator[dict[str, str]]:
         process.stdin.close()
 
 
-def process(address: str, token: str) -> float:
+def process(kind: str, address: str, token: str) -> float:
     """Seconds until a new process has its first answer."""
     began = time.perf_counter()
-    command = [sys.executable, "-c", CLIENT, token, address]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as started:
+    command = [sys.executable, "-c", CLIENT, token, address, kind]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=HERE) as started:
         assert started.stdout is not None
         assert started.stdout.readline() == b"answered\n"
         return time.perf_counter() - began
 
 
-def connection(address: str, token: str) -> float:
+def connection(kind: str, address: str, token: str) -> float:
     """Seconds until a new connection has its first answer."""
+    in_the_clear.use(kind)
     began = time.perf_counter()
     with contextlib.closing(Stub(services.CONTROL, address, token)) as stub:
         stub.call(pb.ScaleRequest(), timeout_s=60)
@@ -141,10 +149,10 @@ def main() -> None:
     with server(token) as where, contextlib.ExitStack() as stack:
         for _ in range(args.repeat):
             for kind, address in where.items():
-                note("process_ms", kind, process(address, token))
+                note("process_ms", kind, process(kind, address, token))
         stubs = {}
         for kind, address in where.items():
-            connection(address, token)  # what a process pays once
+            connection(kind, address, token)  # what a process pays once
             stub = stack.enter_context(contextlib.closing(Stub(services.CONTROL, address, token)))
             stubs[kind] = stub
         requests = {
@@ -155,7 +163,7 @@ def main() -> None:
         for number in range(args.calls):
             for kind, address in where.items():
                 if number < 5 * args.repeat:
-                    note("connection_ms", kind, connection(address, token))
+                    note("connection_ms", kind, connection(kind, address, token))
                 for figure, request in requests.items():
                     stub = stubs[kind]
                     took = timed(lambda s=stub, r=request: s.call(r, timeout_s=60))

@@ -25,7 +25,7 @@ from report import report
 
 from torch_edl.engine.ring.meeting import Meeting
 from torch_edl.engine.ring.stream_group import StreamGroup
-from torch_edl.wire.endpoint import LOOPBACK, TLS
+from torch_edl.wire.endpoint import LOOPBACK, REMOTE
 
 SIZES_MB = (1, 10, 100)
 SECONDS = 1.0  # for each size
@@ -104,7 +104,7 @@ def main() -> None:
             port = free.getsockname()[1]
         runs["gloo"].append(pair(gloo, LOOPBACK, port))
         runs["streams"].append(pair(streams, LOOPBACK, token))
-        runs["tls"].append(pair(streams, f"{TLS}{LOOPBACK}", token))
+        runs["tls"].append(pair(streams, f"{REMOTE}{LOOPBACK}", token))
     medians = {
         kind: {
             f"{size} MB": round(statistics.median(run[size] for run in found), 2)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -42,3 +45,50 @@ def run_as_stranger(program: str, *args: str) -> str:
         output, _ = process.communicate("")
     assert process.returncode == 0, output
     return output
+
+
+# Begins HTTP/2 as a server does, and prints what each client sends until that is silent.
+_LISTENS = """
+os.set_blocking(0, False)
+server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+server.settimeout(0.1)
+print("listens", flush=True)
+while True:
+    try:
+        if os.read(0, 1) == b"":
+            break
+    except BlockingIOError:
+        pass
+    try:
+        client = server.accept()[0]
+    except TimeoutError:
+        continue
+    client.settimeout(0.5)
+    try:
+        client.sendall(bytes(3) + b"\\x04" + bytes(5))
+        while received := client.recv(65536):
+            print(received.hex(), flush=True)
+    except OSError:
+        pass
+    client.close()
+"""
+
+
+@contextlib.contextmanager
+def false_listener(port: int) -> Iterator[list[bytes]]:
+    """A stranger who has taken a port of the loopback address, and what it has received there."""
+    received: list[bytes] = []
+    with as_stranger(_LISTENS, str(port)) as stranger:
+        assert stranger.stdin is not None
+        assert stranger.stdout is not None
+        assert stranger.stdout.readline() == "listens\n"
+        lines = stranger.stdout
+        reader = threading.Thread(
+            target=lambda: [received.append(bytes.fromhex(line)) for line in lines]
+        )
+        reader.start()
+        try:
+            yield received
+        finally:
+            stranger.stdin.close()
+            reader.join()

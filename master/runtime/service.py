@@ -23,7 +23,7 @@ from torch_edl.errors import UsageError
 from torch_edl.kubernetes.shared_pods import SharedPods
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
-from torch_edl.wire.endpoint import LOOPBACK, TLS, is_any
+from torch_edl.wire.endpoint import LOOPBACK, is_any
 from torch_edl.wire.server import Handler, serve
 
 _LEASE_WAIT_S = 2.0
@@ -31,7 +31,6 @@ _READY_S = 5.0
 _RING_WAIT_S = 2.0
 _CLUSTER_WAIT_S = 2.0
 _PLACE_WAIT_S = 2.0
-_OWN = f"{TLS}{LOOPBACK}"  # where this machine reaches one that listens on all interfaces
 _ENDED = ("finished", "failed", "stopped")
 # Counts, positions, sizes and ids of tasks stay below: a float64 holds them exactly. Python counts
 # without end, the int64 of a message does not: a sum of extreme numbers that somebody told would
@@ -122,7 +121,7 @@ class Service:
         )
         host = address.rpartition(":")[0]
         self.listens = f"{host}:{port}"
-        self.address = f"{_OWN if is_any(address) else host}:{port}"
+        self.address = f"{LOOPBACK if is_any(address) else host}:{port}"
         return self.address
 
     def handlers(self) -> dict[str, Handler]:

@@ -36,7 +36,7 @@ from torch_edl.kubernetes.submit import ending
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.channel import Stub
-from torch_edl.wire.endpoint import TLS
+from torch_edl.wire.endpoint import REMOTE
 
 _OURS = "app.kubernetes.io/managed-by=torch-edl"
 # What a master exits with that was stopped.
@@ -309,7 +309,7 @@ class Connection:
     def __init__(self, api: Api, pod: str, token: str) -> None:
         self.pod = pod
         self._forward = Forward(api, pod, names.MASTER_PORT)
-        self.stub = Stub(services.CONTROL, f"{TLS}{self._forward.address}", token)
+        self.stub = Stub(services.CONTROL, f"{REMOTE}{self._forward.address}", token)
 
     @property
     def error(self) -> ClusterError | None:

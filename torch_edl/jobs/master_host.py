@@ -27,10 +27,11 @@ from torch_edl.wire.endpoint import (
     is_listening,
     is_local,
     is_loopback_name,
+    is_remote,
     is_same,
-    is_secure,
     split,
 )
+from torch_edl.wire.keys import require_strong
 
 log = logging.getLogger(__name__)
 
@@ -76,10 +77,10 @@ def start(config: JobConfig, *, listen: str = ANY_PORT, follows: bool = True) ->
     it too.
 
     Raises:
-        UsageError: a job of that name runs, or the address is taken.
+        UsageError: a job of that name runs, the address is taken, or the token can be guessed.
         JobFailedError: the master does not come up.
     """
-    token = os.environ.get(ENV_TOKEN, "")
+    token = _environment_token(listen)
     return _start(catalog.create(config), token=token, listen=listen, follows=follows)
 
 
@@ -97,12 +98,14 @@ def find_or_start(
         endpoint: ``host:port``, or :data:`ANY_PORT`.
 
     Raises:
-        UsageError: the master cannot be started, its token is unknown, or it is another job's.
+        UsageError: the master cannot be started, its token is unknown or can be guessed, or it is
+            another job's.
         JobFailedError: the master does not come up.
     """
+    _environment_token(endpoint)
     if not is_local(endpoint):
         return JobMaster(address=endpoint, token=_named_token(endpoint))
-    if is_secure(endpoint) and is_loopback_name(endpoint):
+    if is_remote(endpoint) and is_loopback_name(endpoint):
         log.warning(
             "%s: %s is a loopback address on this machine (see /etc/hosts), so no other machine "
             "reaches the master; name an address of this machine that others reach",
@@ -207,8 +210,15 @@ def _job_at(endpoint: str, names: Sequence[str]) -> JobFolder | None:
     return None
 
 
+def _environment_token(endpoint: str) -> str:
+    token = os.environ.get(ENV_TOKEN, "")
+    if token:
+        require_strong(token, endpoint)
+    return token
+
+
 def _named_token(endpoint: str) -> str:
-    token = os.environ.get(ENV_TOKEN)
+    token = _environment_token(endpoint)
     if token:
         return token
     raise UsageError(

@@ -5,7 +5,7 @@ own copies of the two certificates: signatures differ from copy to copy, but a c
 verified against the name and the key of the authority, which do not. Every process presents the
 leaf and accepts no other certificate, so each side of a connection proves that it has the token.
 
-Imported only for connections off loopback: the import of ``cryptography`` takes 0.1 s.
+Imported when the first connection is made: the import of ``cryptography`` takes 0.1 s.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The caller's side of a service: a channel with a deadline and a token on every call, encrypted
-off loopback (:mod:`torch_edl.wire.credentials`).
+"""The caller's side of a service: an encrypted channel (:mod:`torch_edl.wire.credentials`), with a
+deadline and a key on every call.
 
 Retries are gRPC's own (a service config), and only of ``UNAVAILABLE``: the call did not run, or
 its answer was lost. Every RPC of the project may be repeated; see docs/protocol.md.
@@ -21,8 +21,8 @@ from google.protobuf.message_factory import GetMessageClass
 from torch_edl.errors import UsageError
 from torch_edl.wire import credentials
 from torch_edl.wire.absence import Absence
-from torch_edl.wire.endpoint import bare, is_secure
-from torch_edl.wire.keys import require_text
+from torch_edl.wire.endpoint import bare
+from torch_edl.wire.keys import call_key, require_text
 from torch_edl.wire.services import PSERVER, REPLICAS, Services, method_of, methods
 
 log = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class Stub:
             messages above 256 KB do not have it.
 
     Raises:
-        UsageError: the token cannot travel, or is too weak for an address off loopback, or the
+        UsageError: the token is not printable, or is too weak for an address off loopback, or the
             folder of certificates cannot be used.
 
     Example:
@@ -118,9 +118,9 @@ class Stub:
     ) -> None:
         require_text(token)
         self.address = bare(address)
-        self._secure = is_secure(address)
+        self._answered = False  # once, by a process of the job
         self._limit, self._cause = request_limit(services)
-        self._metadata = (("authorization", f"Bearer {token}"),)
+        self._metadata = (("authorization", call_key(token)),)
         self._channel = credentials.channel(
             address,
             token,
@@ -162,7 +162,8 @@ class Stub:
             encoded: what is sent in place of the request, whose type names the method.
 
         Raises:
-            grpc.RpcError: with ``code()`` and ``details()``.
+            grpc.RpcError: with ``code()`` and ``details()``; ``UNAUTHENTICATED`` if a process
+                listens that is not of the job.
             UsageError: the request is larger than the service takes.
         """
         # Here and not by grpc, so that it is encoded once: protobuf's ByteSize encodes it, too.
@@ -173,34 +174,30 @@ class Stub:
                 f"{self._limit} are taken; it may be {self._cause}"
             )
         send = self._methods[method_of(request).name]
-        if self._secure:
-            return self._call_secure(send, encoded, timeout_s, wait=wait)
-        return send(encoded, timeout=timeout_s, metadata=self._metadata, wait_for_ready=wait)
-
-    def _call_secure(
-        self,
-        send: grpc.UnaryUnaryMultiCallable[Any, Any],
-        encoded: bytes,
-        timeout_s: float,
-        *,
-        wait: bool,
-    ) -> Any:
-        """A peer that is not of the job ends the call with ``UNAUTHENTICATED``. The call waits for
-        a connection only when the first attempt has shown that there is no such peer: of a call
-        that waits, gRPC says nothing but that its time is over."""
         deadline = time.monotonic() + timeout_s
         try:
-            return send(encoded, timeout=timeout_s, metadata=self._metadata)
+            answer = send(encoded, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             if error.code() is not grpc.StatusCode.UNAVAILABLE:
                 raise
-            refusal = credentials.refusal(self.address, error.details() or "")
-            if refusal:
-                raise CallError(grpc.StatusCode.UNAUTHENTICATED, refusal) from None
+            self._require_peer(error.details() or "")
             if not wait:
                 raise
-        left_s = max(0.0, deadline - time.monotonic())
-        return send(encoded, timeout=left_s, metadata=self._metadata, wait_for_ready=True)
+            # Only now: of a call that waits, gRPC says nothing but that its time is over.
+            left_s = max(0.0, deadline - time.monotonic())
+            answer = send(encoded, timeout=left_s, metadata=self._metadata, wait_for_ready=True)
+        self._answered = True
+        return answer
+
+    def _require_peer(self, details: str) -> None:
+        """Raises ``UNAUTHENTICATED`` if a call ended since the peer is not of the job.
+
+        Where a process of the job has answered before, it is away: another has its port, and the
+        caller may wait for it.
+        """
+        refusal = "" if self._answered else credentials.refusal(self.address, details)
+        if refusal:
+            raise CallError(grpc.StatusCode.UNAUTHENTICATED, refusal) from None
 
     def insist(
         self,

@@ -1,7 +1,7 @@
-"""Whether and how a connection of gRPC is encrypted: mutual TLS, but on loopback.
+"""How a connection of gRPC is encrypted and authenticated: mutual TLS, on loopback too.
 
-The decision is one of the text of an address, which both sides know. A name is never looked up for
-it: whoever can forge the answer of a name server must not be able to turn encryption off.
+Any user of a machine can listen at a free port of its loopback address, such as that of a master
+which is being restarted. Only a process of the job has the certificate that the caller expects.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import grpc
 from torch_edl.environment import ENV_TLS, ENV_TOKEN
 from torch_edl.errors import UsageError
 from torch_edl.wire import keepalive
-from torch_edl.wire.endpoint import bare, is_secure
+from torch_edl.wire.endpoint import bare, is_remote
 from torch_edl.wire.keys import require_strong
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 # What BoringSSL and gRPC say of a peer that is there, and is not ours.
 _PLAIN_PEER = "WRONG_VERSION_NUMBER"
 _OTHER_PEER = ("SSL_ERROR_SSL", "Hostname Verification Check failed")
+# Nobody listens: Linux may connect a socket to itself if the port is one that it gives to callers.
+_OWN_HELLO = "UNEXPECTED_MESSAGE"
 
 
 def channel(address: str, token: str, options: list[tuple[str, object]]) -> grpc.Channel:
@@ -36,13 +38,12 @@ def channel(address: str, token: str, options: list[tuple[str, object]]) -> grpc
     Raises:
         UsageError: the token is too weak for it, or the folder of certificates cannot be used.
     """
-    if not is_secure(address):
-        return grpc.insecure_channel(address, options=options)
-    require_strong(token, address)
+    if is_remote(address):
+        require_strong(token, address)
+        options = [*options, *keepalive.CHANNEL_OPTIONS]
     own = identity(token)
     credentials = grpc.ssl_channel_credentials(own.ca, own.key, own.certificate)
-    name = ("grpc.ssl_target_name_override", own.host)
-    options = [*options, *keepalive.CHANNEL_OPTIONS, name]
+    options = [*options, ("grpc.ssl_target_name_override", own.host)]
     return grpc.secure_channel(bare(address), credentials, options=options)
 
 
@@ -53,9 +54,8 @@ def listen(server: grpc.Server, address: str, token: str) -> int:
         UsageError: as of :func:`channel`.
         RuntimeError: the port cannot be bound.
     """
-    if not is_secure(address):
-        return int(server.add_insecure_port(address))
-    require_strong(token, address)
+    if is_remote(address):
+        require_strong(token, address)
     folder = os.environ.get(ENV_TLS)
     if folder:
         credentials = _Folder(folder).credentials()
@@ -81,10 +81,10 @@ def refusal(address: str, details: str) -> str:
     of that kind, it may be there later."""
     if _PLAIN_PEER in details:
         return (
-            f"{address}: what listens there does not speak TLS, and off loopback nothing is sent "
-            "in the clear; is it a process of a job, of this version of torch-edl?"
+            f"{address}: the process that listens there does not speak TLS, and nothing is sent in "
+            "the clear; is it a process of a job, of this version of torch-edl?"
         )
-    if any(text in details for text in _OTHER_PEER):
+    if _OWN_HELLO not in details and any(text in details for text in _OTHER_PEER):
         what = f"of the folder {ENV_TLS}" if os.environ.get(ENV_TLS) else f"of {ENV_TOKEN}"
         return (
             f"{address}: the certificate of what listens there is not {what}: set the same on all "

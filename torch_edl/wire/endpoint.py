@@ -1,5 +1,5 @@
-"""Endpoints, ``host:port``: taken apart, whether they are this machine's, and whether they are
-encrypted. Sends nothing but the connection that shows whether a process listens."""
+"""Endpoints, ``host:port``: taken apart, whether they are this machine's, and whether they may be
+another's. Sends nothing but the connection that shows whether a process listens."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import socket
 from torch_edl.errors import UsageError
 
 LOOPBACK = "127.0.0.1"
-TLS = "tls://"
-"""Before an endpoint of the loopback address that is encrypted: the process there listens on all
-interfaces, or on another machine, behind a tunnel."""
+REMOTE = "remote://"
+"""Before an endpoint of the loopback address that is a tunnel to another machine."""
 ANY = ("0.0.0.0", "::", "*")
 """Hosts that mean all interfaces of a machine; to others they name no machine."""
 _CONNECT_TIMEOUT_S = 1.0
@@ -31,14 +30,15 @@ def split(endpoint: str) -> tuple[str, int]:
 
 
 def bare(endpoint: str) -> str:
-    """``host:port``, without the mark of encryption."""
-    return endpoint.removeprefix(TLS)
+    """``host:port``, without the mark of a tunnel."""
+    return endpoint.removeprefix(REMOTE)
 
 
-def is_secure(endpoint: str) -> bool:
-    """Whether what is sent there is encrypted: all but to a literal loopback address, and to
-    ``localhost``. Other names may mean another address to others."""
-    if endpoint.startswith(TLS):
+def is_remote(endpoint: str) -> bool:
+    """Whether the endpoint may be on another machine, or reached from there: all but a literal
+    loopback address and ``localhost``. A name is never looked up for it: the answer of a name
+    server is not to be trusted."""
+    if endpoint.startswith(REMOTE):
         return True
     host = endpoint.rpartition(":")[0].strip("[]")
     return host != "localhost" and not _is_loopback(host)

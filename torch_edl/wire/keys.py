@@ -1,9 +1,9 @@
 """The token of a job, and all keys that are derived from it: no other secret is shared.
 
-Off loopback, public keys are derived from the token too, and whoever reaches a port can ask for
-them. They confirm a guess of the token without another connection, so a token off loopback must be
-one that nobody can guess. A slower derivation (scrypt, 58 ms) would add a third to the start of
-each process (``benchmarks/encryption.py``), and not mend a weak token.
+Public keys are derived from the token too, and whoever reaches a port can ask for them. They
+confirm a guess of the token without another connection, so the token must be one that nobody can
+guess. A slower derivation (scrypt, 58 ms) would add a third to the start of each process
+(``benchmarks/encryption.py``), and not mend a weak token.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch_edl.environment import ENV_TOKEN
 from torch_edl.errors import UsageError
 
 MIN_TOKEN = 32
-"""Characters of a token off loopback: 128 bits if they are hexadecimal digits."""
+"""Characters of a token: 128 bits if they are hexadecimal digits."""
 _MIN_DISTINCT = 8  # 32 random hexadecimal digits have fewer with a probability of 4e-8
 
 
@@ -27,8 +27,14 @@ def derived(token: str, purpose: bytes, size: int = 32) -> bytes:
     return hashlib.blake2b(token.encode(), digest_size=size, person=purpose).digest()
 
 
+def call_key(token: str) -> str:
+    """The header of each call of gRPC, which proves the token and does not tell it: where
+    ``TORCH_EDL_TLS`` names certificates, another job may have them, too."""
+    return derived(token, b"edl-call").hex()
+
+
 def require_text(token: str) -> None:
-    """Checks that a header of a call can have the token.
+    """Checks that the token is the same text on all machines.
 
     Raises:
         UsageError: it has other characters, such as the end of a line of a file.
@@ -49,7 +55,6 @@ def require_strong(token: str, endpoint: str) -> None:
     if len(token) < MIN_TOKEN or len(set(token)) < _MIN_DISTINCT:
         raise UsageError(
             f"{ENV_TOKEN}: {len(token)} characters, {len(set(token))} of them different; "
-            f"{endpoint} is reached from other machines, which takes a secret of at least "
-            f"{MIN_TOKEN} random characters: set it to the output of `openssl rand -base64 32` on "
-            "all machines"
+            f"whoever reaches {endpoint} can search for it, so it must have at least {MIN_TOKEN} "
+            "random characters: set it to the output of `openssl rand -base64 32` on all machines"
         )

@@ -17,8 +17,8 @@ from google.protobuf.message_factory import GetMessageClass
 from torch_edl.errors import StaleIncarnationError, UsageError
 from torch_edl.wire import credentials, keepalive
 from torch_edl.wire.channel import COMMON_OPTIONS, MAX_MESSAGE_BYTES, request_limit
-from torch_edl.wire.endpoint import is_secure
-from torch_edl.wire.keys import require_text
+from torch_edl.wire.endpoint import is_remote
+from torch_edl.wire.keys import call_key, require_text
 from torch_edl.wire.services import Services, methods
 
 log = logging.getLogger(__name__)
@@ -54,9 +54,9 @@ def serve(
     Args:
         handlers: method name to ``handler(request, context) -> response``, or to one that
             :class:`TakesBytes`; all methods of all services are needed.
-        address: ``host:port``; port 0 takes a free one. Loopback unless the user said otherwise;
-            others are encrypted (:mod:`torch_edl.wire.credentials`).
-        token: callers that do not send it get ``UNAUTHENTICATED``.
+        address: ``host:port``; port 0 takes a free one. Loopback unless the user said otherwise.
+        token: of the job. A caller without its certificate (:mod:`torch_edl.wire.credentials`) gets
+            no connection, and one without its key ``UNAUTHENTICATED``.
 
     Raises:
         UsageError: the address cannot be bound, or the token cannot travel, or is too weak for it.
@@ -77,7 +77,7 @@ def serve(
             ("grpc.so_reuseport", 0),
             ("grpc.max_allowed_incoming_connections", _most_connections()),
             ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
-            *(keepalive.SERVER_OPTIONS if is_secure(address) else ()),
+            *(keepalive.SERVER_OPTIONS if is_remote(address) else ()),
             *COMMON_OPTIONS,
         ],
         maximum_concurrent_rpcs=threads + MAX_WAITING_CALLS,
@@ -170,12 +170,14 @@ class _Refusal:
         self.experimental_thread_pool = ThreadPoolExecutor(1, thread_name_prefix="refusals")
 
     def __call__(self, _: Any, context: grpc.ServicerContext) -> None:
-        context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong or missing job token")
+        context.abort(
+            grpc.StatusCode.UNAUTHENTICATED, "wrong or missing key: not a process of this job"
+        )
 
 
 class _TokenCheck(grpc.ServerInterceptor):  # type: ignore[misc]
     def __init__(self, token: str) -> None:
-        self._expected = f"Bearer {token}".encode()
+        self._expected = call_key(token).encode()
         self._refuse = grpc.stream_stream_rpc_method_handler(_Refusal())
 
     def intercept_service(self, continuation: Any, details: Any) -> Any:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from torch_edl.errors import UsageError
 from torch_edl.wire import keepalive
 from torch_edl.wire.credentials import identity
-from torch_edl.wire.endpoint import bare, is_secure, split
+from torch_edl.wire.endpoint import bare, is_remote, split
 from torch_edl.wire.keys import derived, require_strong
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Door:
 
     Args:
         host: address of this machine for the other processes; that of the loopback, without
-            ``tls://`` before it: for those of this machine alone.
+            ``remote://`` before it: for those of this machine alone.
         token: of the job.
 
     Raises:
@@ -112,7 +112,7 @@ class Door:
         self._key = derived(token, b"edl-stream")
         self._token = token
         try:
-            if not is_secure(f"{host}:0"):
+            if not is_remote(f"{host}:0"):
                 name = f"torch-edl-{secrets.token_hex(16)}"
                 self._socket = socket.socket(socket.AF_UNIX)
                 self._socket.bind(f"\0{name}")

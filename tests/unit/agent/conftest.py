@@ -19,7 +19,7 @@ from torch_edl.wire.server import serve
 
 ROOT = Path(__file__).parents[3]
 WORKER = Path(__file__).with_name("programs") / "worker.py"
-TOKEN = "secret"
+TOKEN = "0123456789abcdef" * 2
 
 
 class ScriptedMaster:

@@ -38,7 +38,7 @@ def test_workers_get_the_environment_of_torchrun_and_ours(
             "TORCHELASTIC_RESTART_COUNT": "0",
             "TORCHELASTIC_MAX_RESTARTS": "3",
             "TORCH_EDL_MASTER": f"127.0.0.1:{master.port}",
-            "TORCH_EDL_TOKEN": "secret",
+            "TORCH_EDL_TOKEN": "0123456789abcdef" * 2,
         }
         assert {name: env.get(name) for name in expected} == expected
         assert env["TORCH_EDL_NODE"] == master.told[0].node

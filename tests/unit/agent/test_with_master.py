@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from tests.waiting import HANG_S, wait_for
-from torch_edl.wire.endpoint import free_port, is_secure, own_address
+from torch_edl.wire.endpoint import free_port, is_remote, own_address
 
 from .conftest import ROOT, WORKER, RunningAgent, is_running
 
@@ -206,11 +206,21 @@ def test_agents_of_several_machines(place: Place, endpoint: str) -> None:
     assert "2 to 6 workers, 2 of them here, job many" in err
 
 
+def test_a_token_that_can_be_guessed_is_rejected_on_one_machine_too(place: Place) -> None:
+    """Other users of the machine reach the port, and could search for the token."""
+    place.env["TORCH_EDL_TOKEN"] = "open sesame"
+    code, _, err = place.run("--rdzv-endpoint", f"127.0.0.1:{free_port()}").finish()
+    assert code == 2
+    assert "TORCH_EDL_TOKEN: 11 characters" in err
+    assert "openssl rand -base64 32" in err
+    assert "sesame" not in err
+
+
 @pytest.mark.slow
 def test_agents_meet_off_loopback_if_they_have_the_token(place: Place) -> None:
     """At an address of this machine that others could reach; all calls are encrypted there."""
     host = own_address("192.0.2.1:9")  # an address of nobody: the way there begins at ours
-    if not is_secure(f"{host}:1"):
+    if not is_remote(f"{host}:1"):
         pytest.skip("this machine has no network")
     place.env["TORCH_EDL_TOKEN"] = token = secrets.token_urlsafe(32)
     words = ["--nnodes", "2", "--rdzv-endpoint", f"{host}:{free_port()}", "--rdzv-id", "far"]

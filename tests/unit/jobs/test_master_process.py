@@ -16,7 +16,7 @@ from torch_edl.jobs import calls, catalog
 from torch_edl.jobs.folder import JobFolder
 from torch_edl.jobs.master_process import MasterProcess
 from torch_edl.wire import master_pb2 as pb
-from torch_edl.wire.endpoint import LOOPBACK, is_secure
+from torch_edl.wire.endpoint import LOOPBACK, split
 
 
 @pytest.fixture
@@ -45,11 +45,11 @@ def master(job: JobFolder, request: pytest.FixtureRequest) -> Iterator[MasterPro
 def test_a_master_that_is_killed_is_started_again_at_its_address(
     job: JobFolder, master: MasterProcess
 ) -> None:
-    """One that listens on all interfaces does so again, and is called with TLS from here, too."""
+    """One that listens on all interfaces does so again."""
     address = master.start_and_listen()
     before = job.master()
     assert before is not None
-    assert is_secure(address) == is_secure(before.listen)
+    assert address == f"{LOOPBACK}:{split(before.listen)[1]}"
     first = master.pid
     os.kill(first, signal.SIGKILL)
     wait_for(lambda: master.revive() is None and master.pid != first)
@@ -86,5 +86,5 @@ def test_a_command_with_another_token_says_so(job: JobFolder, master: MasterProc
     found = job.master()
     assert found is not None
     job.note_master(dataclasses.replace(found, token="0123456789abcdef" * 2))
-    with pytest.raises(UsageError, match=r"job token|TORCH_EDL_TOKEN"):
+    with pytest.raises(UsageError, match="not of TORCH_EDL_TOKEN"):
         calls.ask(job, pb.GetStatusRequest())

@@ -302,12 +302,12 @@ def test_too_few_nodes(make: Make) -> None:
 
 def test_a_wrong_token_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     make(1)
-    monkeypatch.setenv("TORCH_EDL_TOKEN", "guessed")
+    monkeypatch.setenv("TORCH_EDL_TOKEN", "0123456789abcdef" * 2)
     parameters = RendezvousParameters(
         "edl", os.environ["TORCH_EDL_MASTER"], "rounds", 1, 3, "127.0.0.1"
     )
     stranger = handler_creator()(parameters)
-    with pytest.raises(RendezvousConnectionError, match="token"):
+    with pytest.raises(RendezvousConnectionError, match="not of TORCH_EDL_TOKEN"):
         stranger.next_rendezvous()
 
 

@@ -1,12 +1,15 @@
-"""Connections off loopback: encrypted, and between processes that have the token, or the folder."""
+"""Connections: encrypted, and between processes that have the token, or the folder."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -22,12 +25,12 @@ from torch_edl.errors import UsageError
 from torch_edl.wire import certificates, keys, services
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import REFUSED, Stub
-from torch_edl.wire.endpoint import TLS, bare, free_port, is_secure
+from torch_edl.wire.endpoint import REMOTE, free_port, is_remote
 from torch_edl.wire.server import serve
 
 TOKEN = "0123456789abcdef" * 2
 OTHER = "fedcba9876543210" * 2
-ENCRYPTED, PLAIN = f"{TLS}127.0.0.1", "127.0.0.1"
+FAR, NEAR = f"{REMOTE}127.0.0.1", "127.0.0.1"
 CODES = grpc.StatusCode
 Connect = Callable[..., Stub]
 
@@ -42,24 +45,31 @@ def connect() -> Iterator[Connect]:
         yield made
 
 
-@pytest.fixture
-def listen() -> Iterator[Callable[..., str]]:
-    """``listen(host)``: the address of a server that answers every call with a name."""
-    servers: list[grpc.Server] = []
+class Served:
+    """A server that answers every call with a name."""
 
-    def started(host: str = ENCRYPTED, token: str = TOKEN, port: int = 0) -> str:
+    def __init__(self, token: str = TOKEN, address: str = f"{NEAR}:0") -> None:
         handlers = dict.fromkeys(
             services.methods(services.CONTROL), lambda r, c: pb.GetStatusResponse(job="ours")
         )
-        server, port = serve(
-            services.CONTROL, handlers, address=f"{host}:{port}", token=token, threads=2
+        self._server, port = serve(
+            services.CONTROL, handlers, address=address, token=token, threads=2
         )
-        servers.append(server)
-        return f"{host}:{port}"
+        self.address = f"{address.rpartition(':')[0]}:{port}"
 
-    yield started
-    for server in servers:
-        server.stop(None).wait()
+    def close(self) -> None:
+        self._server.stop(None).wait()
+
+
+@pytest.fixture
+def listen() -> Iterator[Callable[..., str]]:
+    """``listen(host)``: the address of a server."""
+    with contextlib.ExitStack() as stack:
+
+        def started(host: str = NEAR, token: str = TOKEN, port: int = 0) -> str:
+            return stack.enter_context(contextlib.closing(Served(token, f"{host}:{port}"))).address
+
+        yield started
 
 
 def ask(stub: Stub, *, wait: bool = False) -> str:
@@ -73,13 +83,13 @@ def refused(stub: Stub, *, wait: bool = False) -> tuple[CODES, str]:
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "secure"),
+    ("endpoint", "remote"),
     [
         ("127.0.0.1:1", False),
         ("127.9.9.9:1", False),
         ("[::1]:1", False),
         ("localhost:1", False),
-        ("tls://127.0.0.1:1", True),
+        ("remote://127.0.0.1:1", True),
         ("0.0.0.0:1", True),
         ("[::]:1", True),
         (":1", True),
@@ -92,8 +102,8 @@ def refused(stub: Stub, *, wait: bool = False) -> tuple[CODES, str]:
         ("127.0.0.1.example.com:1", True),
     ],
 )
-def test_all_but_literal_loopback_is_encrypted(endpoint: str, secure: bool) -> None:
-    assert is_secure(endpoint) == secure
+def test_all_but_literal_loopback_may_be_another_machine(endpoint: str, remote: bool) -> None:
+    assert is_remote(endpoint) == remote
 
 
 def test_processes_that_have_the_token_accept_each_other(
@@ -110,22 +120,6 @@ print(stub.call(master_pb2.GetStatusRequest(), timeout_s=100).job)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "ours\n", done.stderr
-
-
-def test_nothing_of_it_is_imported_for_loopback() -> None:
-    program = """
-import sys
-from torch_edl.wire import master_pb2 as pb, services
-from torch_edl.wire.channel import Stub
-from torch_edl.wire.server import serve
-handlers = dict.fromkeys(services.methods(services.CONTROL), lambda r, c: pb.ScaleResponse())
-server, port = serve(services.CONTROL, handlers, address="127.0.0.1:0", token="t", threads=1)
-Stub(services.CONTROL, f"127.0.0.1:{port}", "t").call(pb.ScaleRequest(), timeout_s=100, wait=True)
-print("cryptography" in sys.modules)
-server.stop(0).wait()
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "False\n", done.stderr
 
 
 def test_copies_of_the_certificates_have_the_same_keys_and_names() -> None:
@@ -149,38 +143,80 @@ def test_another_token_is_rejected_at_once(
 
 
 @pytest.mark.parametrize("wait", [False, True])
-def test_a_server_that_speaks_plain_is_named(
-    listen: Callable[..., str], connect: Connect, wait: bool
-) -> None:
-    code, details = refused(connect(f"{TLS}{listen(PLAIN)}"), wait=wait)
+def test_a_server_that_speaks_plain_is_named(connect: Connect, wait: bool) -> None:
+    server = grpc.server(ThreadPoolExecutor(1))
+    address = f"{NEAR}:{server.add_insecure_port(f'{NEAR}:0')}"
+    server.start()
+    code, details = refused(connect(address), wait=wait)
+    server.stop(None).wait()
     assert code in REFUSED
     assert "does not speak TLS" in details
 
 
-def test_a_client_without_a_certificate_or_in_the_clear_is_rejected(
+def test_a_connection_to_itself_is_no_refusal(connect: Connect) -> None:
+    """A port that nobody listens at may be the one that a caller is given: it hears itself."""
+
+    def echo() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                peer = server.accept()[0]
+                with peer:
+                    while heard := peer.recv(1 << 16):
+                        peer.sendall(heard)
+
+    with socket.create_server((NEAR, 0)) as server:
+        thread = threading.Thread(target=echo)
+        thread.start()
+        code, _ = refused(connect(f"{NEAR}:{server.getsockname()[1]}"))
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    assert code is CODES.UNAVAILABLE
+
+
+def test_a_client_without_the_certificate_or_the_key_is_rejected(
     listen: Callable[..., str], connect: Connect
 ) -> None:
-    address = listen()
-    metadata = (("authorization", f"Bearer {TOKEN}"),)
-    trusted = grpc.ssl_channel_credentials(certificates.of_token(TOKEN).ca)
-    name = [("grpc.ssl_target_name_override", certificates.of_token(TOKEN).host)]
-    for channel in (
-        grpc.secure_channel(bare(address), trusted, name),
-        grpc.insecure_channel(bare(address)),
+    """The key alone opens nothing, nor does a certificate alone, which may be that of a folder."""
+    address, own = listen(), certificates.of_token(TOKEN)
+    name = [("grpc.ssl_target_name_override", own.host)]
+    member = grpc.ssl_channel_credentials(own.ca, own.key, own.certificate)
+    for channel, key, code in (
+        (
+            grpc.secure_channel(address, grpc.ssl_channel_credentials(own.ca), name),
+            keys.call_key(TOKEN),
+            CODES.UNAVAILABLE,
+        ),
+        (grpc.insecure_channel(address), keys.call_key(TOKEN), CODES.UNAVAILABLE),
+        (grpc.secure_channel(address, member, name), keys.call_key(OTHER), CODES.UNAUTHENTICATED),
+        (grpc.secure_channel(address, member, name), f"Bearer {TOKEN}", CODES.UNAUTHENTICATED),
     ):
         with channel, pytest.raises(grpc.RpcError) as caught:
             channel.unary_unary("/torch_edl.Control/GetStatus")(
-                b"", timeout=HANG_S, metadata=metadata
+                b"", timeout=HANG_S, metadata=(("authorization", key),)
             )
-        assert caught.value.code() is CODES.UNAVAILABLE
+        assert caught.value.code() is code
     assert ask(connect(address)) == "ours"
+
+
+def test_one_that_has_answered_is_waited_for_where_another_has_its_port(
+    listen: Callable[..., str], connect: Connect
+) -> None:
+    """A worker outlives a restart of its master, whoever listens at the port meanwhile."""
+    with contextlib.closing(Served()) as ours:
+        stub = connect(ours.address)
+        assert ask(stub) == "ours"
+    with contextlib.closing(Served(OTHER, ours.address)):
+        assert refused(connect(ours.address))[0] is CODES.UNAUTHENTICATED
+        assert refused(stub)[0] is CODES.UNAVAILABLE
+    with contextlib.closing(Served(TOKEN, ours.address)):
+        assert ask(stub, wait=True) == "ours"
 
 
 def test_a_server_that_comes_late_is_waited_for(
     listen: Callable[..., str], connect: Connect
 ) -> None:
     port = free_port()
-    stub = connect(f"{ENCRYPTED}:{port}")
+    stub = connect(f"{NEAR}:{port}")
     assert refused(stub)[0] is CODES.UNAVAILABLE
     late = stub.start(pb.GetStatusRequest(), timeout_s=HANG_S, wait=True)
     assert not late.done()
@@ -192,18 +228,18 @@ def test_a_server_that_comes_late_is_waited_for(
 def test_a_token_that_can_be_guessed_is_rejected_off_loopback_only(
     listen: Callable[..., str], connect: Connect, token: str
 ) -> None:
-    for start in (lambda: listen(ENCRYPTED, token), lambda: connect("10.0.0.1:1", token)):
+    for start in (lambda: listen(FAR, token), lambda: connect("10.0.0.1:1", token)):
         with pytest.raises(UsageError, match="openssl rand -base64 32") as caught:
             start()
         assert not token or token not in str(caught.value)
-    assert ask(connect(listen(PLAIN, token), token)) == "ours"
+    assert ask(connect(listen(NEAR, token), token)) == "ours"
 
 
 @pytest.mark.parametrize("token", ["a token\n", "n\u00e4me"])
 def test_a_token_that_cannot_travel_is_named(
     listen: Callable[..., str], connect: Connect, token: str
 ) -> None:
-    for start in (lambda: listen(PLAIN, token), lambda: connect(f"{PLAIN}:1", token)):
+    for start in (lambda: listen(NEAR, token), lambda: connect(f"{NEAR}:1", token)):
         with pytest.raises(UsageError, match=r"TORCH_EDL_TOKEN: .* printable ASCII"):
             start()
 
@@ -287,7 +323,7 @@ def test_rotated_certificates_are_taken_at_the_next_connection(
 def test_a_folder_that_cannot_be_used_is_named(folder: Path, connect: Connect) -> None:
     def problem() -> str:
         with pytest.raises(UsageError) as caught:
-            connect(f"{ENCRYPTED}:1")
+            connect(f"{NEAR}:1")
         return str(caught.value)
 
     secret = (folder / "tls.key").read_text()

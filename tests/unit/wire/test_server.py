@@ -1,4 +1,5 @@
-"""Callers without the token: they are refused by their headers, and cost nobody anything."""
+"""Callers with a certificate of the job and without its key, as one of another job with the same
+folder of certificates: they are refused by their headers, and cost nobody anything."""
 
 from __future__ import annotations
 
@@ -15,9 +16,10 @@ import pytest
 
 from tests.waiting import HANG_S
 from torch_edl.errors import UsageError
+from torch_edl.wire import certificates, services
 from torch_edl.wire import master_pb2 as pb
-from torch_edl.wire import services
 from torch_edl.wire.channel import MAX_MESSAGE_BYTES, Stub, request_limit
+from torch_edl.wire.keys import call_key
 from torch_edl.wire.server import MAX_CALLS_OF_CONNECTION, MAX_WAITING_CALLS
 
 THREADS = 2
@@ -77,8 +79,14 @@ def friend(server: Server) -> Iterator[Stub]:
 
 @contextlib.contextmanager
 def stranger(address: str) -> Iterator[grpc.Channel]:
-    options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
-    with grpc.insecure_channel(address, options=options) as channel:
+    options: list[tuple[str, object]] = [
+        ("grpc.max_send_message_length", -1),
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+    own = certificates.of_token("t")
+    credentials = grpc.ssl_channel_credentials(own.ca, own.key, own.certificate)
+    options.append(("grpc.ssl_target_name_override", own.host))
+    with grpc.secure_channel(address, credentials, options) as channel:
         yield channel
 
 
@@ -114,7 +122,7 @@ def test_a_large_message_is_refused_before_it_is_read(server: Server, friend: St
 
 def test_calls_in_flight_are_bounded(server: Server) -> None:
     """Callers who have the token, too, and are refused rather than queued without end."""
-    token = (("authorization", "Bearer t"),)
+    token = (("authorization", call_key("t")),)
     done: queue.SimpleQueue[grpc.Future] = queue.SimpleQueue()
     connections = 1 + (MAX_WAITING_CALLS + 2 * THREADS) // MAX_CALLS_OF_CONNECTION
     with contextlib.ExitStack() as stack:
@@ -136,7 +144,7 @@ def test_a_request_that_is_too_large_for_the_master_is_named(server: Server, fri
     large = pb.StopRequest(reason="x" * request_limit(services.CONTROL)[0])
     with pytest.raises(UsageError, match=r"^Stop: the request has 67108.* --records-per-task"):
         friend.call(large, timeout_s=HANG_S)
-    token = (("authorization", "Bearer t"),)
+    token = (("authorization", call_key("t")),)
     with stranger(server.address) as channel, pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary(METHOD)(large.SerializeToString(), timeout=HANG_S, metadata=token)
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED

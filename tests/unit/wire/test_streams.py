@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from torch_edl.errors import UsageError
-from torch_edl.wire.endpoint import TLS
+from torch_edl.wire.endpoint import REMOTE
 from torch_edl.wire.streams import MAX_GREETING_BYTES, Door, Stream, connect
 
 TOKEN = "0123456789abcdef" * 2
 OTHER = "fedcba9876543210" * 2
-LOCAL, ENCRYPTED = "127.0.0.1", f"{TLS}127.0.0.1"
+LOCAL, ENCRYPTED = "127.0.0.1", f"{REMOTE}127.0.0.1"
 SOON_S = 20.0
 
 

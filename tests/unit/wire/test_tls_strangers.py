@@ -20,7 +20,6 @@ from tests.waiting import HANG_S, wait_for
 from torch_edl.wire import certificates, services
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import Stub
-from torch_edl.wire.endpoint import TLS
 
 TOKEN = "0123456789abcdef" * 2
 OTHER = "fedcba9876543210" * 2
@@ -44,7 +43,7 @@ if sys.argv[1]:
 server._HANDSHAKE_MS = {HANDSHAKE_S * 1000:.0f}
 handlers = dict.fromkeys(services.methods(services.CONTROL), lambda r, c: None)
 handlers["GetStatus"] = lambda r, c: pb.GetStatusResponse(job="j")
-where = "{TLS}127.0.0.1:0"
+where = "127.0.0.1:0"
 listening, port = server.serve(
     services.CONTROL, handlers, address=where, token="{TOKEN}", threads=2)
 print(port, flush=True)
@@ -74,7 +73,7 @@ class Server:
 
     def serves(self) -> bool:
         """Whether one who has the token is answered, over a connection of its own."""
-        stub = Stub(services.CONTROL, f"{TLS}127.0.0.1:{self.port}", TOKEN)
+        stub = Stub(services.CONTROL, f"127.0.0.1:{self.port}", TOKEN)
         with contextlib.closing(stub):
             return str(stub.call(pb.GetStatusRequest(), timeout_s=HANG_S, wait=True).job) == "j"
 
@@ -158,7 +157,7 @@ def test_handshakes_that_are_never_finished_end_and_block_nobody(server: Server)
 @pytest.mark.parametrize("server", [300], indirect=True)
 def test_strangers_do_not_take_all_files_of_the_process(server: Server) -> None:
     """Of 300: a member that is connected is served, and others are when strangers are gone."""
-    stub = Stub(services.CONTROL, f"{TLS}127.0.0.1:{server.port}", TOKEN)
+    stub = Stub(services.CONTROL, f"127.0.0.1:{server.port}", TOKEN)
     with contextlib.ExitStack() as stack, contextlib.closing(stub):
         assert stub.call(pb.GetStatusRequest(), timeout_s=HANG_S).job == "j"
         strangers = [stack.enter_context(server.connect()) for _ in range(500)]
