@@ -40,6 +40,8 @@ _POLL_FAST_S = 0.05
 _MASTER_LEAVES_S = 10.0
 # How long a silent master is waited for after all workers of this machine ended well.
 _DONE_SILENCE_S = 30.0
+# After which the lack of an answer is told, while the agent waits on.
+_SILENT_S = 30.0
 # How long a worker may take to leave after the job is over.
 _OVER_GRACE_S = 30.0
 _STOP_CALL_S = 2.0
@@ -98,6 +100,7 @@ class Agent:
         self._began = time.monotonic()
         self._nodes = 0
         """Machines in the job when the master answered last."""
+        self._silence_told = False
         self._stopping = ""
         """Why all workers are to end; empty: they are to run."""
         self._is_stopped = False  # the whole job
@@ -282,9 +285,15 @@ class Agent:
 
     def _heed_silence(self, now: float) -> None:
         silent_s = now - self._reporter.heard
+        if silent_s < _SILENT_S:
+            self._silence_told = False
+        elif self._reporter.problem and not self._silence_told:
+            self._silence_told = True
+            how = f"has not answered for {silent_s:.0f} s, still waiting: {self._reporter.problem}"
+            log.warning("the master at %s %s", self._master.address, how)
         error = self._reporter.refusal
         if not error and silent_s > self._spec.silence_s:
-            error = f"no answer for {silent_s:.0f} s"
+            error = f"no answer for {silent_s:.0f} s: {self._reporter.problem}"
         if error:
             self._leave(f"the master at {self._master.address}: {error}", now)
         elif self._is_done() and silent_s > _DONE_SILENCE_S:
@@ -297,7 +306,10 @@ class Agent:
             return
         least, most = self._config.min_nodes, self._config.max_nodes
         within = f"within {timeout_s:g} s (--rdzv-conf join_timeout)"
-        if self._nodes < least:
+        if self._reporter.problem and not self._nodes:
+            where = self._master.address
+            error = f"the master at {where} never answered {within}: {self._reporter.problem}"
+        elif self._nodes < least:
             error = f"{self._nodes} of at least {least} machines joined {within}"
         else:
             error = f"--nnodes {least}:{most}: no place became free {within}"

@@ -12,7 +12,7 @@ import grpc
 
 from torch_edl.agent.workers import Worker
 from torch_edl.wire import master_pb2 as pb
-from torch_edl.wire.channel import FULL, REFUSED, Stub
+from torch_edl.wire.channel import FULL, REFUSED, Stub, unanswered
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +66,8 @@ class Reporter:
         """Of the job, by its newest status."""
         self.heard = time.monotonic()
         """When the master answered last, or the reporter was made."""
+        self.problem = ""
+        """Why the last report had no answer; empty: it had one."""
         self.refusal = ""
         """Why the master will never answer; empty: it may."""
 
@@ -132,6 +134,7 @@ class Reporter:
             answer, status = call.result()
         except grpc.RpcError as error:
             self._news = True  # nobody has heard it
+            self.problem = unanswered(error)
             if error.code() in REFUSED:
                 self.refusal = error.details() or error.code().name.lower()
             elif error.code() is FULL:
@@ -141,7 +144,7 @@ class Reporter:
                 self.heard = time.monotonic()
             return None
         self._is_full = False
-        self.heard = time.monotonic()
+        self.heard, self.problem = time.monotonic(), ""
         del self._ended[: self._ends_in_call]
         if status is not None:
             for event in status.events:

@@ -23,7 +23,7 @@ from torch_edl.jobs.log_tail import LogTail
 from torch_edl.jobs.master_process import USAGE_CODE, MasterProcess
 from torch_edl.processes.signals import StopSignals
 from torch_edl.wire import master_pb2 as pb
-from torch_edl.wire.channel import Stub
+from torch_edl.wire.channel import REFUSED, Stub, unanswered
 
 _POLL_S = 0.2
 _STARTING_POLL_S = 0.02
@@ -37,6 +37,8 @@ _STOP_WITHIN_S = 100.0
 _AT_ONCE_S = 2.0
 _LEAVE_GRACE_S = 10.0
 _SILENT_S = 30.0
+# After which a master that runs and has never answered is not awaited any more.
+_UNREACHABLE_S = 60.0
 # What a master exits with that was stopped.
 _STOPPED_CODES = (130, 143)
 _STOPPING = "stopping: "  # how its event begins
@@ -133,6 +135,7 @@ class _Client:
     _events_after: int = 0
     _heard: float = field(default_factory=time.monotonic)
     _silence_told: bool = False
+    _unreachable: str = ""
     _stopping_since: float | None = None
     _hurried_at: float | None = None
     _asked: Future[Any] | None = None
@@ -146,7 +149,9 @@ class _Client:
             ended = self.master.revive()
             self._poll_status()
             self._show_output()
-            if ended is not None:
+            if self._unreachable:
+                self.master.stop(grace_s=_KILL_AFTER_S)
+            if ended is not None or self._unreachable:
                 break
             self._heed_signals()
             time.sleep(_STARTING_POLL_S if self._status is None else _POLL_S)
@@ -174,13 +179,19 @@ class _Client:
         if self._stub is None or self._stub.address != master.address:
             if self._stub is not None:
                 self._stub.close()
-            self._stub = calls.stub_of(master)
+            self._stub, self._heard = calls.stub_of(master), time.monotonic()
         request = pb.GetStatusRequest(events_after=self._events_after)
         try:
             status = self._stub.call(request, timeout_s=_CALL_TIMEOUT_S)
         except grpc.RpcError as error:
             silent_s = time.monotonic() - self._heard
-            if silent_s > _SILENT_S and not self._silence_told:
+            never = self._status is None
+            if never and (error.code() in REFUSED or silent_s > _UNREACHABLE_S):
+                self._unreachable = (
+                    f"the master at {master.address} runs and has never answered this command: "
+                    f"{unanswered(error)}"
+                )
+            elif silent_s > _SILENT_S and not self._silence_told:
                 self._silence_told = True
                 self.display.note(
                     f"the master has not answered for {silent_s:.0f} s "
@@ -291,6 +302,8 @@ class _Client:
                 traceback=status.traceback,
                 usage_error=status.usage_error,
             )
+        if self._unreachable:
+            return replace(seen, error=self._unreachable, usage_error=True)
         # The master ended before this client learned how; another client may have been told.
         code = None if ended is None else ended.code
         if code == 0:

@@ -11,7 +11,7 @@ from torch_edl.errors import UsageError
 from torch_edl.jobs.folder import JobFolder, MasterAddress
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
-from torch_edl.wire.channel import REFUSED, Stub
+from torch_edl.wire.channel import REFUSED, Stub, unanswered
 
 CALL_TIMEOUT_S = 5.0
 
@@ -47,8 +47,7 @@ def refused(job: str, error: grpc.RpcError) -> UsageError:
     """What a call that failed means for the user."""
     if error.code() in REFUSED:
         return UsageError(f"{job}: {error.details()}")
-    code = error.code().name.lower()
-    return UsageError(f"{job}: its master does not answer ({code}); try again")
+    return UsageError(f"{job}: its master does not answer: {unanswered(error)}")
 
 
 def get_status(job: JobFolder) -> pb.GetStatusResponse | None:

@@ -23,7 +23,7 @@ from torch_edl.processes.departure import Departure
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.absence import MASTER_AWAY_S
-from torch_edl.wire.channel import Stub
+from torch_edl.wire.channel import AWAY, Stub, unanswered
 
 _REGISTER_S = 60.0
 # The master waits five seconds for servers before it says "ask again".
@@ -64,6 +64,10 @@ class MasterSession:
                 request, timeout_s=_REGISTER_S, away_s=MASTER_AWAY_S
             )
         except grpc.RpcError as error:
+            if error.code() in AWAY:
+                raise JobFailedError(
+                    f"the master at {env[ENV_MASTER]} does not answer: {unanswered(error)}"
+                ) from None
             raise JobFailedError(
                 f"the master at {env[ENV_MASTER]} rejected the registration of this process: "
                 f"{error.details() or error.code().name}; is the job over, or the token another's?"

@@ -80,6 +80,14 @@ def request_limit(services: Services) -> tuple[int, str]:
     return _TO_SERVER if set(services) & set(PSERVER + REPLICAS) else _TO_MASTER
 
 
+def unanswered(error: grpc.RpcError) -> str:
+    """Why a call had no answer, as far as this side knows, and what the causes may be."""
+    return (
+        f"{error.details() or error.code().name.lower()}; does its process run (its log tells), is "
+        "the address right, and do firewalls and network policies admit connections to that port?"
+    )
+
+
 class CallError(grpc.RpcError):  # type: ignore[misc]
     """A call that ended as one of gRPC can end."""
 
@@ -130,6 +138,9 @@ class Stub:
                 ("grpc.service_config", json.dumps(_RETRY)),
                 # Each stub its own connection: a closed one must not live on in a shared pool.
                 ("grpc.use_local_subchannel_pool", 1),
+                # A proxy of http_proxy or https_proxy does not know a master on loopback, or in a
+                # pod, and gRPC would wait for it.
+                ("grpc.enable_http_proxy", 0),
                 ("grpc.initial_reconnect_backoff_ms", 100),
                 ("grpc.max_reconnect_backoff_ms", 1000),
                 # A name means another address when the master's pod is another one; the default

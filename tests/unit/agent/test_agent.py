@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.closing_server import ClosingServer
 from tests.unit.agent.conftest import ForkedAgent, ScriptedMaster, is_running
 from tests.waiting import wait_for
 from torch_edl.wire import master_pb2 as pb
@@ -241,6 +242,16 @@ def test_a_conf_that_is_no_duration(start: Start) -> None:
     code, _, err = start("--nnodes", "1:2", "--rdzv-conf", "join_timeout=soon").finish()
     assert code == 2
     assert "--rdzv-conf join_timeout=soon: write a number of seconds" in err
+
+
+def test_a_master_that_never_answers_is_named_with_likely_causes(start: Start) -> None:
+    with ClosingServer() as other:
+        where = ("--rdzv-endpoint", other.address)
+        agent = start("--nnodes", "1:2", "--rdzv-conf", "join_timeout=3", *where)
+        code, _, err = agent.finish()
+    assert code == 1
+    assert f"the master at {other.address} never answered within 3 s" in err
+    assert "is the address right" in err
 
 
 def test_logs_lie_where_torchrun_puts_them(start: Start, tmp_path: Path) -> None:

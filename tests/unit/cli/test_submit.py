@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import io
 import json
 import os
 import pty
@@ -15,11 +17,19 @@ from pathlib import Path
 
 import psutil
 import pytest
+from rich.console import Console
 
 from master.state.lifecycle import LEAVE_WITHIN_S
+from tests.closing_server import ClosingServer
 from tests.waiting import HANG_S, wait_for
 from torch_edl.checkpoint.claim import OWNER_FILE
+from torch_edl.cli import submit
+from torch_edl.cli.progress import Display
+from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
+from torch_edl.jobs import catalog
 from torch_edl.jobs.folder import JobFolder
+from torch_edl.jobs.master_process import MasterProcess
+from torch_edl.processes.signals import StopSignals
 
 MODEL = """
 import sys, time, torch
@@ -272,3 +282,32 @@ def test_a_job_that_is_detached_goes_on(torch_edl: Run, place: Path) -> None:
     assert "stopping: torch-edl stop" in said
     assert "newest checkpoint: " in said
     assert [p.name for p in (place / "home/jobs").iterdir() if p.is_file()] == []
+
+
+def test_a_master_that_runs_and_never_answers_is_an_error_with_likely_causes(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process closes what this client opens, as a firewall or a proxy may."""
+    monkeypatch.setattr(submit, "_UNREACHABLE_S", 0.5)
+    config = JobConfig(
+        name="far", kind="script", model_file="/train.py",
+        cluster=ClusterConfig(), checkpoint=CheckpointConfig(),
+    )  # fmt: skip
+    job = catalog.create(config)
+    with (
+        ClosingServer() as other,
+        StopSignals(()) as signals,
+        contextlib.closing(MasterProcess(job)) as master,
+    ):
+        master.start_and_listen()
+        found = job.master()
+        assert found is not None
+        job.note_master(dataclasses.replace(found, address=other.address))
+        display = Display(Console(file=io.StringIO()))
+        client = submit._Client(job=job, master=master, display=display, signals=signals)
+        with contextlib.closing(client):
+            outcome = client.until_over()
+        assert master.exit is not None
+    assert outcome.usage_error
+    assert f"the master at {other.address} runs and has never answered this" in outcome.error
+    assert "is the address right" in outcome.error

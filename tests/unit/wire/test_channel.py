@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.closing_server import ClosingServer
 from tests.waiting import HANG_S
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
@@ -89,3 +90,16 @@ def test_an_answer_that_is_too_large_is_an_error_and_not_awaited(
     with pytest.raises(grpc.RpcError) as caught:
         insist(stub(["x" * 2000]))
     assert caught.value.code() is grpc.StatusCode.INTERNAL
+
+
+def test_no_proxy_stands_between_the_processes_of_a_job(
+    stub: Callable[[Answers], Stub], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ClosingServer() as proxy:
+        for name in ("grpc_proxy", "https_proxy", "http_proxy"):
+            monkeypatch.setenv(name, f"http://{proxy.address}")
+        for name in ("no_grpc_proxy", "no_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        master = stub(["ours"])
+        assert master.call(pb.GetStatusRequest(), timeout_s=HANG_S).job == "ours"
+    assert proxy.connections == 0
