@@ -22,6 +22,7 @@ from torch_edl.wire import data_plane_pb2 as pb
 from torch_edl.wire import keepalive
 from torch_edl.wire.data_plane import COPIED_BYTES, LOCAL, MAX_FRAME_BYTES, Keys
 from torch_edl.wire.framed import Framed
+from torch_edl.wire.parts import require_few
 from torch_edl.wire.server import status_of
 
 log = logging.getLogger(__name__)
@@ -191,7 +192,9 @@ class DataServer:
             if not 1 <= len(frames) <= MOST_FRAMES:
                 raise UsageError(f"{len(frames)} frames: a call has 1 to {MOST_FRAMES}")
             try:
-                head = pb.DataRequest.FromString(frames[0].bytes)
+                raw = frames[0].bytes
+                require_few(pb.DataRequest.DESCRIPTOR, raw)
+                head = pb.DataRequest.FromString(raw)
             except DecodeError as error:
                 raise UsageError(f"the first frame is no DataRequest: {error}") from None
             call, name = head.call, head.WhichOneof("request") or name

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from torch_edl.errors import StaleIncarnationError, UsageError
@@ -19,6 +20,7 @@ from torch_edl.wire import credentials, keepalive
 from torch_edl.wire.channel import COMMON_OPTIONS, MAX_MESSAGE_BYTES, request_limit
 from torch_edl.wire.endpoint import is_remote
 from torch_edl.wire.keys import call_key, require_text
+from torch_edl.wire.parts import require_few
 from torch_edl.wire.services import Services, methods
 
 log = logging.getLogger(__name__)
@@ -109,22 +111,17 @@ def _answering(
     method: MethodDescriptor, handler: Handler | TakesBytes
 ) -> grpc.RpcMethodHandler[Any, Any]:
     parse: Callable[[bytes], Any] = GetMessageClass(method.input_type).FromString
-    if isinstance(handler, TakesBytes):
-        answer = _unpacking(handler.answer)
-        return _method(method.name, answer, lambda raw: (parse(raw), raw))
-    return _method(method.name, handler, parse)
 
+    def answer(raw: bytes, context: grpc.ServicerContext) -> Any:
+        require_few(method.input_type, raw)
+        request = parse(raw)
+        if isinstance(handler, TakesBytes):
+            return handler.answer(request, raw, context)
+        return handler(request, context)
 
-def _method(
-    name: str, handler: Handler, parse: Callable[[bytes], Any]
-) -> grpc.RpcMethodHandler[Any, Any]:
     return grpc.unary_unary_rpc_method_handler(
-        _guarded(name, handler), request_deserializer=parse, response_serializer=_encode
+        _guarded(method.name, answer), response_serializer=_encode
     )
-
-
-def _unpacking(answer: Callable[[Any, bytes, grpc.ServicerContext], Any]) -> Handler:
-    return lambda both, context: answer(both[0], both[1], context)
 
 
 def _encode(answer: Any) -> bytes:
@@ -140,7 +137,7 @@ def status_of(name: str, error: Exception) -> tuple[grpc.StatusCode, str]:
     """How the call of a method ends that raised an error."""
     if isinstance(error, StaleIncarnationError):
         return grpc.StatusCode.FAILED_PRECONDITION, str(error)
-    if isinstance(error, UsageError):
+    if isinstance(error, UsageError | DecodeError):
         return grpc.StatusCode.INVALID_ARGUMENT, str(error)
     if isinstance(error, TimeoutError):  # an OSError too
         return grpc.StatusCode.DEADLINE_EXCEEDED, f"{name}: {error}"

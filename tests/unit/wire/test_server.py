@@ -16,7 +16,7 @@ import pytest
 
 from tests.waiting import HANG_S
 from torch_edl.errors import UsageError
-from torch_edl.wire import certificates, services
+from torch_edl.wire import certificates, parts, services
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import MAX_MESSAGE_BYTES, Stub, request_limit
 from torch_edl.wire.keys import call_key
@@ -149,3 +149,19 @@ def test_a_request_that_is_too_large_for_the_master_is_named(server: Server, fri
         channel.unary_unary(METHOD)(large.SerializeToString(), timeout=HANG_S, metadata=token)
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert request_limit(services.CONTROL)[0] < MAX_MESSAGE_BYTES
+
+
+def test_a_request_of_many_empty_parts_is_rejected_before_it_is_decoded(
+    server: Server, friend: Stub
+) -> None:
+    """Two bytes each on the wire, and a hundred times as much in memory."""
+    friend.call(pb.GetStatusRequest(), timeout_s=HANG_S)
+    before = server.peak_mib
+    with pytest.raises(grpc.RpcError) as caught:
+        friend.call(pb.AddEventsRequest(), timeout_s=HANG_S, encoded=b"\x12\x00" * 5_000_000)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.details() == (
+        f"AddEventsRequest: more than {parts.MOST} parts; send fewer at once"
+    )
+    assert server.peak_mib - before < 60
+    assert friend.call(pb.GetStatusRequest(), timeout_s=HANG_S).job == "j"
