@@ -130,13 +130,15 @@ class Door:
         self._socket.listen(128)
         _open.add(self)
 
-    def accept(self) -> socket.socket:
-        """The next process that connects, whoever it is: :meth:`welcome` is to find out.
+    def accept(self) -> tuple[socket.socket, str]:
+        """The next process that connects, whoever it is: :meth:`welcome` is to find out; and where
+        it comes from, a machine or a user of this one.
 
         Raises:
             OSError: the door was closed.
         """
-        return self._socket.accept()[0]
+        connection, address = self._socket.accept()
+        return connection, str(address[0] if address else _user(connection))
 
     def welcome(self, connection: socket.socket, timeout_s: float) -> tuple[Stream, bytes] | None:
         """A stream, and what it is for; None, and a closed connection: it is of no process of the
@@ -221,10 +223,15 @@ def _read(stream: Stream, size: int) -> bytes:
     return into.tobytes()
 
 
+def _user(connection: socket.socket) -> int:
+    """The user of the other side, as the kernel says."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    return int(_PEER.unpack(raw)[1])
+
+
 def _require_own(connection: socket.socket) -> None:
     """Raises PermissionError unless the other side is a process of this user."""
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-    _, user, _ = _PEER.unpack(raw)
+    user = _user(connection)
     if user != os.getuid():
         raise PermissionError(1, f"a process of user {user}, not of {os.getuid()}")
 

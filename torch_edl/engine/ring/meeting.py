@@ -3,6 +3,7 @@ until this process is in the ring that they are for."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import struct
@@ -10,13 +11,13 @@ import threading
 import time
 from enum import IntEnum
 
+from torch_edl.wire.newcomers import Newcomers
 from torch_edl.wire.streams import Door, Stream, connect
 
 log = logging.getLogger(__name__)
 
 _GREETING = struct.Struct("<QIB")  # ring, rank of the sender, purpose
 _HANDSHAKE_S = 5.0
-_MOST_AT_ONCE = 64  # handshakes
 _PAUSE_S = 0.1
 _MOST_WAITING = 4096  # streams
 
@@ -54,7 +55,7 @@ class Meeting:
         self._waiting: dict[_Key, Stream] = {}
         self._ring = 0  # streams of earlier rings are of no use
         self._closed = False
-        self._handshakes = threading.BoundedSemaphore(_MOST_AT_ONCE)
+        self._handshakes: Newcomers[socket.socket] = Newcomers()
         threading.Thread(target=self._accept, name="ring-door", daemon=True).start()
 
     def enter(self, ring: int) -> None:
@@ -121,27 +122,33 @@ class Meeting:
 
     def _accept(self) -> None:
         while True:
-            self._handshakes.acquire()
             try:
-                connection = self._door.accept()
+                connection, address = self._door.accept()
             except OSError as error:
-                self._handshakes.release()
                 if self._closed:
                     return
                 log.warning("ring: a connection was not accepted: %s", error)
                 time.sleep(_PAUSE_S)  # too many files are open
                 continue
+            hold = connection.dup()  # TLS takes the connection over, and its handshake may not end
+            with self._changed:
+                surplus = self._handshakes.add(hold, address)
+                if surplus is not None:
+                    with contextlib.suppress(OSError):
+                        surplus.shutdown(socket.SHUT_RDWR)
             threading.Thread(
-                target=self._welcome, args=(connection,), name="ring-handshake", daemon=True
+                target=self._welcome, args=(connection, hold), name="ring-handshake", daemon=True
             ).start()
 
-    def _welcome(self, connection: socket.socket) -> None:
+    def _welcome(self, connection: socket.socket, hold: socket.socket) -> None:
         try:
             found = self._door.welcome(connection, _HANDSHAKE_S)
-            if found is not None:
-                self._keep(*found)
         finally:
-            self._handshakes.release()
+            with self._changed:
+                self._handshakes.remove(hold)
+                hold.close()
+        if found is not None:
+            self._keep(*found)
 
     def _keep(self, stream: Stream, greeting: bytes) -> None:
         try:
