@@ -20,7 +20,8 @@ from google.protobuf.message import DecodeError
 from torch_edl.errors import UsageError
 from torch_edl.wire import data_plane_pb2 as pb
 from torch_edl.wire import keepalive
-from torch_edl.wire.data_plane import COPIED_BYTES, LOCAL, MAX_FRAME_BYTES, Keys
+from torch_edl.wire.data_plane import LOCAL, Keys, cut, joined, prepare
+from torch_edl.wire.doorkeeper import Doorkeeper
 from torch_edl.wire.framed import Framed
 from torch_edl.wire.parts import require_few
 from torch_edl.wire.server import status_of
@@ -84,8 +85,7 @@ class DataServer:
         self._context = zmq.Context(max(1, min(_IO_THREADS, (os.cpu_count() or 1) // 4)))
         self._socket = socket = self._context.socket(zmq.ROUTER)
         socket.linger = 0
-        socket.maxmsgsize = MAX_FRAME_BYTES
-        socket.copy_threshold = COPIED_BYTES
+        prepare(socket, endpoint)
         socket.handshake_ivl = _HANDSHAKE_MS
         socket.ipv6 = "[" in endpoint
         if not endpoint.startswith(LOCAL):
@@ -98,9 +98,13 @@ class DataServer:
             self._context.destroy(0)
             raise UsageError(f"{endpoint}: cannot listen there: {error.strerror}") from error
         self.endpoint = str(socket.getsockopt_string(zmq.LAST_ENDPOINT)).rstrip("\0")
+        self._door: Doorkeeper | None = None
+        if not endpoint.startswith(LOCAL):
+            port = int(self.endpoint.rpartition(":")[2])
+            self._door = Doorkeeper(socket, port, _HANDSHAKE_MS / 1000)
         self._later = ThreadPoolExecutor(1, thread_name_prefix="data-later")
         self._calls: set[Future[None]] = set()  # in a thread of either
-        self._done: SimpleQueue[list[Any]] = SimpleQueue()
+        self._done: SimpleQueue[tuple[Any, list[Any]]] = SimpleQueue()
         self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = False
         self._grace_s = 0.0
@@ -121,18 +125,25 @@ class DataServer:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._woken, zmq.POLLIN)
+        if self._door is not None:
+            poller.register(self._door.monitor, zmq.POLLIN)
         while not self._closing:
             ready = dict(poller.poll())
             try:
+                if self._door is not None and self._door.monitor in ready:
+                    self._door.heed()
                 if self._woken in ready:
                     os.eventfd_read(self._woken)
                     self._send_answers()
                 if self._socket in ready:
-                    sender, *frames = self._socket.recv_multipart(copy=False)
+                    sender, *received = self._socket.recv_multipart(copy=False)
+                    frames = joined([each.buffer for each in received], self.endpoint)
                     if not self._answered_here(sender, frames):
                         self._start(self._pool, self._call, sender, frames)
             except Exception:  # of one call: the others are to be answered
                 log.exception("data plane")
+        if self._door is not None:
+            self._door.close()  # ZeroMQ would wait for one who reads no more
         self._pool.shutdown(wait=False, cancel_futures=True)
         deadline = time.monotonic() + self._grace_s
         while (calls := set(self._calls)) and (left := deadline - time.monotonic()) > 0:
@@ -143,7 +154,11 @@ class DataServer:
 
     def _send_answers(self) -> None:
         while not self._done.empty():
-            self._socket.send_multipart(self._done.get(), copy=False)
+            sender, content = self._done.get()
+            self._write(sender, content)
+
+    def _write(self, sender: Any, content: list[Any]) -> None:
+        self._socket.send_multipart([sender, *cut(content, self.endpoint)], copy=False)
 
     def _start(self, threads: ThreadPoolExecutor, what: Callable[..., None], *args: Any) -> None:
         call = threads.submit(what, *args)
@@ -158,7 +173,7 @@ class DataServer:
         except WouldWaitError:
             return False
         if answered.wait is None:
-            self._socket.send_multipart([sender, *answered.content], copy=False)
+            self._write(sender, answered.content)
         else:
             self._start(self._later, self._finish, sender, answered)
         return True
@@ -183,7 +198,7 @@ class DataServer:
         self._send(sender, content)
 
     def _send(self, sender: Any, content: list[Any]) -> None:
-        self._done.put([sender, *content])
+        self._done.put((sender, content))
         self._wake()
 
     def _answer(self, frames: list[Any], *, may_wait: bool) -> _Answered:
@@ -192,7 +207,7 @@ class DataServer:
             if not 1 <= len(frames) <= MOST_FRAMES:
                 raise UsageError(f"{len(frames)} frames: a call has 1 to {MOST_FRAMES}")
             try:
-                raw = frames[0].bytes
+                raw = bytes(frames[0])
                 require_few(pb.DataRequest.DESCRIPTOR, raw)
                 head = pb.DataRequest.FromString(raw)
             except DecodeError as error:
@@ -202,7 +217,7 @@ class DataServer:
                 raise _Refused
             if name not in self._answers:
                 raise UsageError("a DataRequest without a request; use a newer torch-edl")
-            request = Framed(getattr(head, name), [frame.buffer for frame in frames[1:]])
+            request = Framed(getattr(head, name), frames[1:])
             given = self._answers[name](request, may_wait)
         except WouldWaitError:
             raise

@@ -17,7 +17,7 @@ from torch_edl.errors import UsageError
 from torch_edl.wire import data_plane_pb2 as pb
 from torch_edl.wire import keepalive, pserver_pb2, replica_pb2
 from torch_edl.wire.channel import AWAY, CallError
-from torch_edl.wire.data_plane import COPIED_BYTES, MAX_FRAME_BYTES, Keys
+from torch_edl.wire.data_plane import MAX_FRAME_BYTES, Keys, cut, joined, prepare
 from torch_edl.wire.framed import Framed
 
 _FIELDS = {
@@ -130,7 +130,7 @@ class DataStub:
                 socket = self._connected()
                 head = pb.DataRequest(key=self._keys.request, call=self._made)
                 getattr(head, _FIELDS[type(request.message)]).CopyFrom(request.message)
-                content: list[Any] = [head.SerializeToString(), *request.frames]
+                content = cut([head.SerializeToString(), *request.frames], self.address)
                 socket.send_multipart(content, zmq.NOBLOCK, copy=False)
             except zmq.Again:  # the connection was refused since
                 call._end(self._unconnected())
@@ -169,11 +169,12 @@ class DataStub:
         ready = dict(self._poller.poll(wait_ms))
         # An answer may have come between the looks at the socket and at its monitor.
         if socket in ready or (ready and socket.poll(0)):
-            head_frame, *frames = socket.recv_multipart(copy=False)
-            answer = pb.DataAnswer.FromString(head_frame.bytes)
+            received = [frame.buffer for frame in socket.recv_multipart(copy=False)]
+            head_frame, *frames = joined(received, self.address)
+            answer = pb.DataAnswer.FromString(bytes(head_frame))
             call = self._waiting.pop(answer.call, None)
             if call is not None:
-                call._end(_answered(answer, [frame.buffer for frame in frames]))
+                call._end(_answered(answer, frames))
         elif ready:
             self._disconnect()
         return bool(ready)
@@ -194,8 +195,7 @@ class DataStub:
             socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
             self._socket = socket
             socket.linger = 0
-            socket.maxmsgsize = MAX_FRAME_BYTES
-            socket.copy_threshold = COPIED_BYTES
+            prepare(socket, self.address)
             socket.ipv6 = "[" in self.address
             # Connections are made here. With -1, ZeroMQ drops what came with the last bytes.
             socket.reconnect_ivl = _NEVER_MS
