@@ -22,6 +22,8 @@ import pytest
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
+from tests.cluster.settings import factor
+
 ROOT = Path(__file__).parents[2]
 COUNTING = ROOT / "examples" / "counting"
 EDL = [sys.executable, "-m", "torch_edl.cli"]
@@ -37,6 +39,9 @@ FLAGS = (
 )  # fmt: skip
 DELAY_S = 0.06
 """Each batch takes so long that the job is not over before it is hurt."""
+OUTLASTS_A_NODE = RECORDS + round(120 * factor() * 2 * 10 / DELAY_S)
+"""So many records last until the pods of a lost node are replaced: 80 s on a real cluster, in which
+two workers train on."""
 
 JSON = dict[str, Any]
 

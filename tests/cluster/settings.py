@@ -32,6 +32,11 @@ def doubling(times: tuple[float, float], failures: int) -> float:
     return min(first * 2.0 ** (failures - 1), longest) if failures else 0.0
 
 
+def factor() -> float:
+    """The factor of a cluster that says nothing else, see :class:`Settings`."""
+    return float(os.environ.get(ENV_FACTOR, Settings.factor))
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """One field for each property of the cluster.
@@ -59,3 +64,7 @@ class Settings:
     def read(cls, path: Path) -> Settings:
         made = cls(**json.loads(path.read_text()))
         return dataclasses.replace(made, factor=float(os.environ.get(ENV_FACTOR, made.factor)))
+
+    def __post_init__(self) -> None:
+        # Without any pause, a fault that one brings about would not be seen.
+        assert self.factor > 0, f"{ENV_FACTOR} {self.factor}: write a number above 0, 1 at most"
