@@ -4,6 +4,7 @@ and the job ends when the job is over."""
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
 from collections.abc import Callable
@@ -17,7 +18,16 @@ import yaml
 from kubernetes import utils
 
 from tests.cluster.cluster import Cluster
-from tests.cluster.jobs import DELAY_S, FLAGS, JOB, RECORDS, Job, Namespace, figure
+from tests.cluster.jobs import (
+    DELAY_S,
+    FLAGS,
+    JOB,
+    OUTLASTS_A_NODE,
+    RECORDS,
+    Job,
+    Namespace,
+    figure,
+)
 
 _MASTER = f"{JOB}-master"
 
@@ -69,6 +79,7 @@ def test_masters_that_are_taken_away_again_and_again_are_replaced_at_once(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("running", [OUTLASTS_A_NODE], indirect=True)
 @pytest.mark.parametrize("runs", [False, True])
 def test_the_masters_node_is_unreachable(
     orders: Cluster, namespace: Namespace, running: Job, runs: bool
@@ -82,6 +93,32 @@ def test_the_masters_node_is_unreachable(
     if not runs:
         running.trains_on()
     assert running.finish(400) == 0, namespace.report()
+    orders.control("return-node", name=node)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_masters_node_is_down_for_good_and_nothing_keeps_two_masters_apart(
+    orders: Cluster, namespace: Namespace, submit: Callable[..., Job]
+) -> None:
+    """Nobody starts another one until the user does what the client says."""
+    at = FLAGS.index("--state-claim")
+    flags = (*FLAGS[:at], *FLAGS[at + 2 :], "--checkpoint-dir", "/data/checkpoints")
+    job = submit(RECORDS, *flags, delay_s=DELAY_S)
+    job.wait_for(lambda: job.done() > 0, 100)
+    [pod] = [p for p in namespace.pods(JOB, "master") if p.status.phase == "Running"]
+    node = pod.spec.node_name
+    orders.control("lose-node", name=node)
+    fix = rf"kubectl taint nodes {node} (\S+)=(\S+):(\S+)"
+    job.wait_for(lambda: re.search(fix, job.said()), 300)
+    assert namespace.elsewhere(JOB, "master", node) == []
+    key, value, effect = re.findall(fix, job.said())[0]
+    taints = namespace.core.read_node(node).spec.taints
+    taint = {"key": key, "value": value, "effect": effect}
+    namespace.core.patch_node(node, {"spec": {"taints": [*taints, taint]}})
+    job.wait_for(lambda: namespace.elsewhere(JOB, "master", node), 200)
+    assert job.finish(400) == 0, namespace.report()
+    namespace.check()
     orders.control("return-node", name=node)
 
 
