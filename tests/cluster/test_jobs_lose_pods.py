@@ -11,7 +11,17 @@ import pytest
 pytest.importorskip("kubernetes", reason="pip install torch-edl[kubernetes]")
 
 from tests.cluster.cluster import Cluster
-from tests.cluster.jobs import DELAY_S, FLAGS, JOB, RECORDS, STATE, Job, Namespace, figure
+from tests.cluster.jobs import (
+    DELAY_S,
+    FLAGS,
+    JOB,
+    OUTLASTS_A_NODE,
+    RECORDS,
+    STATE,
+    Job,
+    Namespace,
+    figure,
+)
 
 _BROKEN_S = 30.0
 _OUT_OF_SERVICE = {"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}
@@ -75,7 +85,8 @@ def test_half_of_the_workers_are_preempted_and_return(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("running", [OUTLASTS_A_NODE], indirect=True)
 def test_a_node_is_lost_with_what_ran_on_it(
     orders: Cluster, namespace: Namespace, running: Job
 ) -> None:
@@ -99,14 +110,14 @@ def test_a_node_is_lost_with_what_ran_on_it(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_replicas_survive_the_loss_of_the_masters_node(
     orders: Cluster, namespace: Namespace, submit: Callable[..., Job]
 ) -> None:
     """No server has a disk, and none shares a node with another one."""
     at = FLAGS.index("--durability")
     flags = [*FLAGS[:at], *FLAGS[at + 4 :], "--durability", "replica", "--ps-resources", "cpu=5"]
-    job = submit(2 * RECORDS, *flags, delay_s=DELAY_S)
+    job = submit(RECORDS + OUTLASTS_A_NODE, *flags, delay_s=DELAY_S)
     job.wait_for(lambda: len(namespace.running(JOB, "ps")) == 2, 100)
     job.wait_for(lambda: job.done() > 0, 100)
     [master] = [p for p in namespace.pods(JOB, "master") if p.status.phase == "Running"]
@@ -241,3 +252,17 @@ def test_workers_share_pods_and_are_lost_alone_and_together(
     assert job.finish(400) == 0, namespace.report()
     assert "error" not in job.said()
     namespace.check()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_api_server_is_restarted_when_the_master_is(
+    orders: Cluster, namespace: Namespace, running: Job
+) -> None:
+    """It rejects everything for a while, and the next master's first call too."""
+    orders.control("restart", away_s=1.0, unsynced_s=10.0)
+    namespace.kill_process(JOB, "master", "--job", JOB)
+    running.trains_on()
+    assert running.finish(300) == 0, namespace.report()
+    job = namespace.batch.read_namespaced_job(f"{JOB}-master", namespace.name)
+    assert json.loads(job.metadata.annotations["torch-edl.dev/status"])["state"] == "finished"
