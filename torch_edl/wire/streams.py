@@ -198,9 +198,13 @@ def connect(address: str, greeting: bytes, token: str, timeout_s: float) -> Stre
         connection = socket.create_connection(split(address), timeout=timeout_s)
         stream = Stream(connection)
     try:
+        if address.startswith(_LOCAL):
+            # With a timeout of Python's, the kernel would not wait for room in a full queue.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(timeout_s))
+            connection.connect(f"\0{address.removeprefix(_LOCAL)}")
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(0))
         connection.settimeout(timeout_s)
         if address.startswith(_LOCAL):
-            connection.connect(f"\0{address.removeprefix(_LOCAL)}")
             _require_own(connection)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
         else:
@@ -215,6 +219,11 @@ def connect(address: str, greeting: bytes, token: str, timeout_s: float) -> Stre
         stream.close()
         raise
     return stream
+
+
+def _timeval(seconds: float) -> bytes:
+    """As the kernel takes a time; 0: none."""
+    return struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
 
 
 def _read(stream: Stream, size: int) -> bytes:

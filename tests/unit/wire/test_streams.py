@@ -143,3 +143,22 @@ def test_a_forked_child_does_not_keep_the_stream_of_its_parent(door: Door) -> No
         os.close(writing)
         os.close(reading)
         os.waitpid(child, 0)
+
+
+def test_a_process_waits_for_room_among_those_that_connect() -> None:
+    """More connect to a door than its queue has room for; nobody is accepted meanwhile."""
+    with closing(Door(LOCAL, TOKEN)) as door, ExitStack() as stack:
+        full = False
+        while not full:
+            stranger = stack.enter_context(socket.socket(socket.AF_UNIX))
+            stranger.setblocking(False)
+            try:
+                stranger.connect(f"\0{door.address.partition(':')[2]}")
+            except BlockingIOError:
+                full = True
+        with pytest.raises(BlockingIOError):
+            connect(door.address, b"for you", TOKEN, 0.01)
+        pool = stack.enter_context(ThreadPoolExecutor(1))
+        member = pool.submit(connect, door.address, b"for you", TOKEN, SOON_S)
+        stack.enter_context(door.accept()[0])  # makes room for one
+        member.result().close()
