@@ -1,4 +1,4 @@
-"""All servers of a job as one: the partition of the model, a connection to each shard, the client.
+"""Client of all parameter servers of a job: partition of the model, connections, pull and push.
 
-Arrays in, arrays out: nothing here knows a module or a task, or imports torch.
+The client exchanges arrays only. It knows no modules and no tasks, and never imports torch.
 """

@@ -1,6 +1,6 @@
-"""The servers of a job: a pull and a push are one call to each of them, side by side.
+"""Pull from and push to all parameter servers of a job, with one concurrent call to each server.
 
-Every call may be repeated: the first initialisation wins, a repeated pull changes nothing, and a
+Every call may be repeated: the first initialization wins, a repeated pull changes nothing, and a
 server does not apply the records of a push twice.
 """
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 BUFFER_GROUP = -2
 
-_TIMEOUT_S = 30.0  # of a call
+_TIMEOUT_S = 30.0  # of one attempt of a call
 _HELLO_TIMEOUT_S = 3.0
 _RESTORE_TIMEOUT_S = 600.0
 
@@ -45,58 +45,60 @@ class DenseGradient:
     """The gradient of the dense parameters of one server."""
 
     flat: Floats
-    """(n,) laid out as the segments of the server; the places of buffers hold their values."""
+    """(n,) in the layout of the server's segments; the ranges of buffers hold their new values."""
     untouched: list[int]
-    """Places of segments that the loss did not reach."""
+    """Indices of the segments without a gradient."""
 
 
 @dataclass
 class PullResult:
-    """What the servers answered; the values of one server are of one moment."""
+    """Answers of all servers. The values from one server are a consistent snapshot."""
 
     versions: list[int]
-    """Version of each shard."""
+    """Version of each shard's parameters."""
     incarnations: list[int]
-    """Of the servers that answered: the version says nothing of the parameters of another one."""
+    """Incarnation of each server that answered; a version is valid for one incarnation only."""
     dense: list[Floats | None]
-    """Flat vector of each server; None: not requested, or not changed."""
+    """Flat vector of each server; None if it was not requested or has not changed."""
     rows: list[Floats]
-    """(u, dim) for each table of the request, in the order of its ``unique`` ids."""
+    """Rows (u, dim) of each requested table, in the order of its ``unique`` ids."""
 
 
 class Pending(Generic[T]):
-    """Calls in flight to all servers, and how their answers are combined."""
+    """Calls in flight to all servers, with a function that combines the answers."""
 
     def __init__(self, calls: Sequence[Call], combine: Callable[[list[Answer]], T]) -> None:
         self._calls = calls
         self._combine = combine
 
     def done(self) -> bool:
-        """Whether every server has answered."""
+        """Return True if every server has answered."""
         return all(call.done() for call in self._calls)
 
     def wait(self) -> T:
-        """What the answers say together.
+        """Wait for all answers and return the combined result.
 
         Raises:
-            ServersLostError: the model is of another incarnation, or a server cannot be reached.
-            UsageError: a server rejected the content; the message says why.
+            ServersLostError: the model has a new incarnation, or a server is unreachable.
+            UsageError: a server rejected the request; the message contains the reason.
         """
-        for call in self._calls:  # first of all: lost servers are looked for side by side
+        for call in self._calls:  # first, so that lost servers are searched together
             call.settle()
         return self._combine([call.result() for call in self._calls])
 
 
 class PsClient:
-    """The servers of one incarnation of the model, in the order of shards. The death of one that is
-    replaced goes unnoticed.
+    """The servers of one incarnation of the model, in the order of shards.
+
+    The client hides the replacement of a lost server from the caller.
 
     Args:
-        resolve: says which server has a shard now; None: nobody does, and a call that fails is not
-            repeated.
-        wire_dtype: a name of :data:`~torch_edl.wire.codec.FLOAT_DTYPES`: what rows to train with
-            and gradients travel as. Dense parameters are pulled in float32; their gradients are in
-            float32, too, from servers that hold buffers, whose values travel among them.
+        resolve: returns the current server of a shard; None to fail a call instead of repeating it
+            at another server.
+        wire_dtype: type of rows and gradients on the wire, a name of
+            :data:`~torch_edl.wire.codec.FLOAT_DTYPES`. Dense parameters are always pulled in
+            float32. Dense gradients are sent in float32 to servers that hold buffers, because the
+            same vector contains the values of the buffers.
     """
 
     def __init__(
@@ -119,13 +121,13 @@ class PsClient:
         ]
         self.layout: list[list[Segment]] = [[] for _ in servers]
         self.exact: dict[str, Array] = {}
-        """Values that are not float32 by name, as the servers had them at :meth:`initialize`."""
+        """Buffers that are not float32, by name, as stored on the servers at :meth:`initialize`."""
         self._has_buffers = [False for _ in servers]
         self._owners: dict[str, int] = {}
 
     @property
     def servers(self) -> int:
-        """How many servers there are."""
+        """Number of servers."""
         return len(self._connections)
 
     def initialize(
@@ -136,15 +138,15 @@ class PsClient:
         *,
         seed: int,
     ) -> None:
-        """Tells every server what to hold. The values of the first caller stay.
+        """Send the model to all servers. If they have a model already, they keep its values.
 
         Args:
-            dense: parameters and buffers, in the order of their names.
+            dense: parameters and buffers, sorted by name.
 
         Raises:
-            UsageError: the servers hold a model of another layout.
+            UsageError: the servers hold a model with another layout.
         """
-        # A short call first, so that servers that are gone are noticed soon.
+        # A call with a short timeout first, to notice lost servers soon.
         hello = [pb.PserverStatusRequest()] * self.servers
         self._ask(hello, timeout_s=_HELLO_TIMEOUT_S)
         self._owners = dense_owners({each.name: elements(each) for each in dense}, self.servers)
@@ -156,7 +158,7 @@ class PsClient:
             pb.PushDenseParametersRequest(optimizer=optimizer, seed=seed, parameters=mine)
             for mine in parts
         ]
-        # On these calls servers restore a checkpoint, which may be large.
+        # Servers restore a checkpoint during these calls, which may take long.
         answers = self._ask(dense_calls, timeout_s=_RESTORE_TIMEOUT_S)
         self._ask(table_calls, timeout_s=_RESTORE_TIMEOUT_S)
         self.exact = {p.name: codec.from_proto(p.value) for a in answers for p in a.message.exact}
@@ -169,11 +171,11 @@ class PsClient:
         known: PullResult | None = None,
         read_only: bool = False,
     ) -> Pending[PullResult]:
-        """Starts a pull of dense parameters and rows.
+        """Start a pull of dense parameters and rows.
 
         Args:
-            known: what the caller has the dense parameters from.
-            read_only: create no rows for unseen ids; rows come in float32.
+            known: the previous result; servers do not send dense parameters that have not changed.
+            read_only: do not create rows for unknown ids, and send rows in float32.
         """
         calls = []
         for server in range(self.servers):
@@ -214,16 +216,18 @@ class PsClient:
         learning_rates: Sequence[float] = (),
         exact: Mapping[str, Array] | None = None,
     ) -> Pending[bool]:
-        """Starts a push of gradients. The answer is False if a gradient is too old for a server
-        (sync mode): pull, compute and push again.
+        """Start a push of gradients.
+
+        The result is False if the gradient is too old for a server (synchronous mode); the caller
+        must pull, compute and push again.
 
         Args:
-            dense: gradient of each server's parameters; None: no update.
-            tables: for each table its ids and their summed gradients (u, dim), which must not
-                change until the answer has come.
-            records: where the gradient comes from; a server applies each range once.
-            versions: of the parameters of each server that it was computed with.
-            exact: new values of what is not float32, by name.
+            dense: gradient for each server; None if there is no dense update.
+            tables: ids and summed gradients (u, dim) of each table. The gradients must not change
+                until the answers have arrived.
+            records: the records of the gradient; a server applies each range once.
+            versions: version of each server's parameters that the gradient was computed with.
+            exact: new values of buffers that are not float32, by name.
         """
         calls = []
         for server in range(self.servers):
@@ -238,7 +242,7 @@ class PsClient:
                 dtype = tensor_pb2.DT_FLOAT if self._has_buffers[server] else self._dtype
                 flat = dense[server].flat
                 if dtype == tensor_pb2.DT_FLOAT:
-                    flat = flat.copy()  # the worker collects the next gradient in the same place
+                    flat = flat.copy()  # the worker writes the next gradient into the same array
                 call.put_floats(request.dense, flat, dtype)
                 request.without_gradient.extend(dense[server].untouched)
             for name, value in (exact or {}).items():
@@ -252,7 +256,7 @@ class PsClient:
         return Pending(futures, lambda answers: all(a.message.accepted for a in answers))
 
     def rows(self, table: str, dim: int) -> tuple[Ids, Floats]:
-        """All rows of a table that exist: ids (n,) in no order, and vectors (n, dim)."""
+        """Return all existing rows of a table: ids (n,) in any order, and vectors (n, dim)."""
         scans = [_Scan(self._connections[server], table) for server in range(self.servers)]
         while open_ := [scan for scan in scans if scan.cursor >= 0]:
             asked = [scan.start() for scan in open_]
@@ -265,19 +269,22 @@ class PsClient:
         return np.concatenate(ids), np.concatenate(vectors)
 
     def watermarks(self, task_id: int) -> int:
-        """Records of the task from its start that every server has applied."""
+        """Return the number of leading records of the task that every server has applied."""
         calls = [pb.GetWatermarksRequest(task_ids=[task_id]) for _ in range(self.servers)]
         answers = self._ask(calls)
         return min(int(a.message.offsets[0]) for a in answers)
 
     @property
     def newest(self) -> int:
-        """The newest server that this client knows."""
+        """Largest incarnation of the servers that this client knows."""
         return max((each.incarnation for each in self._connections), default=0)
 
     def follow(self, newest: int) -> None:
-        """Servers up to this incarnation listen: a call that waits for one that hangs is sent to
-        its successor, or fails where the model is of another incarnation."""
+        """Connect to servers that the master has started, up to the incarnation ``newest``.
+
+        A call to a server that does not answer is sent to its successor, or fails if the model has
+        a new incarnation.
+        """
         if self._resolve is None or newest <= self.newest:
             return
         cluster = self._resolve(0, 0)
@@ -287,7 +294,7 @@ class PsClient:
             connection.moved(server)
 
     def close(self, error: type[ServersLostError] = ServersLostError) -> None:
-        """Closes the connections; calls in flight fail with ``error``."""
+        """Close the connections; calls in flight raise ``error``."""
         for connection in self._connections:
             connection.close(error)
 
@@ -298,10 +305,10 @@ class PsClient:
         timeout_s: float = _TIMEOUT_S,
         known: Sequence[int] | None = None,
     ) -> list[Call]:
-        """Starts one call to each server.
+        """Start one call to each server.
 
         Args:
-            known: incarnations of the servers of whose state the calls tell.
+            known: incarnations of the servers to whose state the calls refer.
         """
         return [
             connection.start(call, timeout_s=timeout_s, known=incarnation)
@@ -311,18 +318,18 @@ class PsClient:
         ]
 
     def _ask(self, calls: Sequence[Any], **how: Any) -> list[Answer]:
-        """As :meth:`_start`, and waits for the answers; raises as :meth:`Pending.wait`."""
+        """Start the calls as :meth:`_start` and wait for the answers; see :meth:`Pending.wait`."""
         return Pending(self._start(calls, **how), list).wait()
 
 
 class _Scan:
-    """The pages of one table on one shard; again from the first one if another server has it."""
+    """Reads one table of a shard page by page; starts again if another server takes over."""
 
     def __init__(self, connection: ShardConnection, table: str) -> None:
         self._connection, self._table = connection, table
         self._incarnation = -1
         self.cursor = 0
-        """-1: all are read."""
+        """Position of the next page; -1 after the last page."""
         self.pages: list[pb.ReadRowsResponse] = []
 
     def start(self) -> Call:

@@ -1,8 +1,8 @@
-"""One shard of the model, whichever process serves it.
+"""Connection to one shard of the model, independent of the process that serves the shard.
 
-A call that its server did not answer waits until the master names another server of the shard, or
-the same one again, and is sent to that one behind its fence. So whoever called does not notice that
-a server died. Every call may be sent twice: see docs/protocol.md.
+If a server does not answer a call, the call waits until the master names a new server of the shard,
+or the same server again, and is repeated there with the fence of that server. The caller does not
+notice that a server was lost. Every call may be sent twice: see docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from torch_edl.wire.pserver_stub import PserverStub
 log = logging.getLogger(__name__)
 
 Resolve = Callable[[int, int], cluster_pb2.Cluster]
-"""``resolve(shard, incarnation)`` waits a while for a later server of the shard than that of this
-incarnation, and returns the servers of now; an empty cluster: there are none any more. Raises
-ServersLostError if nobody can say."""
+"""``resolve(shard, incarnation)`` waits some seconds for a later server of the shard than the one
+with this incarnation, and returns the current servers; an empty cluster if there are none. Raises
+ServersLostError if the master does not answer."""
 
-# A call ends so where the server is gone, was replaced, stops, or does not answer.
+# Status of a call whose server is lost, replaced, stopping, or not answering.
 _LOST = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -44,32 +44,32 @@ _LOST = (
     grpc.StatusCode.CANCELLED,
 )
 _CLOSED = "the connection was closed"
-# For so long a server may fail to answer of which the master says that it listens.
+# Time for which a server may not answer although the master lists it as running.
 _UNREACHABLE_S = 60.0
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a server answered."""
+    """The answer of a server."""
 
     message: Any
     incarnation: int
-    """Of the server: what the answer says of its state holds for this one only."""
+    """Incarnation of the server; versions and cursors of the answer are valid for it only."""
     frames: codec.Frames = ()
-    """The contents of tensors that are not in the message."""
+    """Contents of tensors that are sent beside the message."""
 
     def floats(self, proto: tensor_pb2.TensorProto) -> npt.NDArray[np.float32]:
-        """A tensor of the message, see :func:`codec.floats`."""
+        """Decode a tensor of the message, see :func:`codec.floats`."""
         return codec.floats(proto, self.frames)
 
 
 class Call:
-    """A call under way. Errors as in :meth:`Pending.wait`.
+    """A call in flight. Errors are those of :meth:`Pending.wait`.
 
     Args:
-        sent: the first attempt; None: there is none.
-        incarnation: of the server that it was sent to.
-        queue: has the thread of the connection make the call, where the attempt is not answered.
+        sent: the first attempt; None if the call is made by the connection's thread.
+        incarnation: incarnation of the server that received the first attempt.
+        queue: function that lets the connection's thread make the call, after a failed attempt.
     """
 
     def __init__(
@@ -80,13 +80,13 @@ class Call:
         self._queued = queue() if sent is None else None
 
     def done(self) -> bool:
-        """Whether :meth:`result` returns or raises at once."""
+        """Return True if :meth:`result` does not block."""
         if self._sent is not None and self._sent.done():
             self.settle()
         return self._answer is not None or (self._queued is not None and self._queued.done())
 
     def settle(self) -> None:
-        """Waits for the end of the first attempt."""
+        """Wait for the end of the first attempt."""
         if self._sent is None:
             return
         try:
@@ -98,7 +98,7 @@ class Call:
         self._sent = None
 
     def result(self) -> Answer:
-        """Waits for the answer."""
+        """Wait for the answer and return it."""
         self.settle()
         if self._answer is None:
             assert self._queued is not None
@@ -107,14 +107,14 @@ class Call:
 
 
 class ShardConnection:
-    """Calls the server of one shard. Calls reach it in order.
+    """Calls the server of one shard, in the order of the calls.
 
-    A call with frames is sent at once, and its answer is taken by whoever asks for it. All other
-    calls, and those that were not answered, are made one after the other in a thread.
+    A call with frames is sent at once, and the thread that waits for its answer receives it. All
+    other calls, and calls without an answer, are made one by one in a thread of the connection.
 
     Args:
-        model: incarnation of the model, which must stay.
-        resolve: None: nobody knows other servers, a call that fails is not repeated.
+        model: incarnation of the model; calls fail if the model has another one.
+        resolve: finds the current server; None to fail a call instead of repeating it.
     """
 
     def __init__(
@@ -133,22 +133,22 @@ class ShardConnection:
         self._server = server
         self._stub = PserverStub(services.PSERVER, server, token)
         self._closed: type[ServersLostError] | None = None
-        # A thread of its own: grpc's futures start one for each call, which costs more than it.
+        # Own thread: grpc's futures start a thread for each call, which costs more than the call.
         self._calls = ThreadPoolExecutor(1, thread_name_prefix=f"shard-{shard}")
-        self._queued = 0  # calls of that thread
+        self._queued = 0  # number of calls queued for that thread
 
     @property
     def incarnation(self) -> int:
-        """Of the server that is called now."""
+        """Incarnation of the server that receives calls now."""
         return self._server.incarnation
 
     def start(self, request: Any, *, timeout_s: float, known: int = -1) -> Call:
-        """Starts a call.
+        """Start a call.
 
         Args:
             timeout_s: deadline of each attempt in seconds.
-            known: incarnation of the server of whose state the request tells (a version, a cursor):
-                to another server it tells nothing.
+            known: incarnation of the server to whose state the request refers (by a version or a
+                cursor). The reference is removed for any other server.
         """
         with self._lock:
             server, stub, is_idle = self._server, self._stub, not self._queued
@@ -160,12 +160,12 @@ class ShardConnection:
         return Call(sent, server.incarnation, queue)
 
     def _queue(self, request: Any, timeout_s: float, known: int) -> Future[Answer]:
-        """Has the thread make a call."""
+        """Queue a call for the connection's thread."""
         with self._lock:
             self._queued += 1
         try:
             call = self._calls.submit(self._call, request, timeout_s, known)
-        except RuntimeError:  # after close(), which another thread may call
+        except RuntimeError:  # another thread has called close()
             call = Future()
             assert self._closed is not None
             call.set_exception(self._closed(_CLOSED))
@@ -177,7 +177,7 @@ class ShardConnection:
             self._queued -= 1
 
     def moved(self, server: cluster_pb2.Server) -> None:
-        """The master names this server; a call that waits for an earlier one is sent again."""
+        """Switch to a new server from the master; a call that waits for the old one is repeated."""
         with self._lock:
             if self._closed or not server.address:
                 return
@@ -189,11 +189,11 @@ class ShardConnection:
             self._stub = PserverStub(services.PSERVER, server, self._token)
 
     def close(self, error: type[ServersLostError] = ServersLostError) -> None:
-        """Closes the connection; calls in flight, and those that wait, fail with ``error``."""
+        """Close the connection; calls in flight and queued calls raise ``error``."""
         with self._lock:
             self._closed = self._closed or error
             self._stub.close()
-        self._calls.shutdown(wait=False)  # those that wait end with their first look
+        self._calls.shutdown(wait=False)  # queued calls end as soon as they start
 
     def _call(self, request: Any, timeout_s: float, known: int) -> Answer:
         give_up, told = 0.0, False
@@ -210,7 +210,7 @@ class ShardConnection:
                 code, details = error.code(), error.details()
             except UsageError:
                 raise
-            except ValueError:  # grpc, of a channel that was closed before the call
+            except ValueError:  # raised by grpc if the channel was closed before the call
                 code, details = grpc.StatusCode.CANCELLED, "the connection was closed"
             if code is grpc.StatusCode.INVALID_ARGUMENT:
                 raise UsageError(details)
@@ -229,13 +229,13 @@ class ShardConnection:
             if now >= give_up:
                 raise ServersLostError(failure)
             if self._find(server, failure) is None:
-                give_up = 0.0  # another one starts: the master sees to it
+                give_up = 0.0  # the master is starting another server
 
     def _find(self, failed: cluster_pb2.Server, failure: str) -> cluster_pb2.Server | None:
-        """Waits a while for a server that may answer. None: one starts.
+        """Wait some seconds for a server of the shard; None if one is being started.
 
         Raises:
-            ServersLostError: there will be none for this incarnation of the model.
+            ServersLostError: no server will have this incarnation of the model.
         """
         self._require_open()
         with self._lock:
@@ -258,9 +258,8 @@ class ShardConnection:
 
 
 def _address(request: Any, job: str, incarnation: int, known: int) -> None:
-    """Puts the fence of a server before a request, and removes what the request tells of the state
-    of another one."""
-    with contextlib.suppress(AttributeError):  # Status has no fence
+    """Set the fence of a request; remove references to the state of another server."""
+    with contextlib.suppress(AttributeError):  # a status request has no fence
         request.fence.job, request.fence.incarnation = job, incarnation
     if incarnation == known:
         return

@@ -1,5 +1,5 @@
-"""Which server has what: a row belongs to a server by the hash of its id (``_core.owner``), a dense
-parameter by its size. Pure."""
+"""Partition of the model over servers. The owner of a row is a hash of its id (``_core.owner``);
+dense parameters are distributed by size. All functions are pure."""
 
 from __future__ import annotations
 
@@ -21,29 +21,31 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class PartitionedIds:
-    """The ids of one lookup without duplicates, grouped by the server that owns them."""
+    """The unique ids of one lookup, grouped by the server that owns them."""
 
     unique: Ids
-    """(u,) distinct ids, those of server 0 first."""
+    """(u,) unique ids, ordered by server."""
     offsets: Ids
-    """(servers + 1,) where each server's part begins."""
+    """(servers + 1,) start of each server's part."""
     inverse: Ids
-    """(n,) position in ``unique`` of each id that was asked for."""
+    """(n,) index in ``unique`` of each requested id."""
 
     @classmethod
     def of(cls, ids: Ids, servers: int) -> PartitionedIds:
-        """Groups ``ids`` (n,), duplicates allowed, by owner."""
+        """Group ``ids`` (n,), which may contain duplicates, by owner."""
         return cls(*_core.unique_partition(ids, servers))
 
     def part(self, server: int) -> slice:
-        """The rows that ``server`` owns."""
+        """Return the slice of ids and rows that ``server`` owns."""
         return slice(int(self.offsets[server]), int(self.offsets[server + 1]))
 
 
 @dataclass(frozen=True)
 class TableIds:
-    """The rows of one table to pull or push. Two tables may share one ``PartitionedIds``: the ids
-    are then sent once."""
+    """The rows of one table to pull or push.
+
+    If two tables share one ``PartitionedIds``, the ids are sent once.
+    """
 
     name: str
     dim: int
@@ -52,7 +54,7 @@ class TableIds:
 
 @dataclass(frozen=True)
 class Segment:
-    """The place of a dense parameter in the flat vector of its server."""
+    """Position of a dense parameter in the flat vector of its server."""
 
     name: str
     shape: tuple[int, ...]
@@ -61,18 +63,18 @@ class Segment:
 
 
 def dense_owners(sizes: Mapping[str, int], shards: int) -> dict[str, int]:
-    """Spreads dense parameters, each whole, so that the fullest server is little above the mean.
+    """Assign whole dense parameters to servers so that the load is balanced.
 
-    The largest goes first, each to the server that has least so far (Graham 1969: at most 4/3 of
-    the best). Equal input gives equal output, whatever its order, so that every worker sees the
-    same partition without asking.
+    The parameters are assigned by decreasing size to the server with the smallest load so far
+    (Graham 1969: at most 4/3 of the optimum). The result does not depend on the order of the
+    input, so every worker computes the same partition.
 
     Args:
-        sizes: name to size, in any one unit.
+        sizes: size of each parameter by name, in any unit.
         shards: number of servers.
 
     Returns:
-        Name to server in ``[0, shards)``.
+        Server in ``[0, shards)`` by name.
     """
     assert shards >= 1, shards
     load = [0] * shards
@@ -85,12 +87,12 @@ def dense_owners(sizes: Mapping[str, int], shards: int) -> dict[str, int]:
 
 
 def elements(parameter: pb.DenseParameter) -> int:
-    """The number of elements of a dense parameter."""
+    """Return the number of elements of a dense parameter."""
     return math.prod(d.size for d in parameter.value.tensor_shape.dim)
 
 
 def segments(parameters: Iterable[pb.DenseParameter]) -> list[Segment]:
-    """The layout of the flat vector of one server: its float32 values, in this order."""
+    """Return the layout of one server's flat vector: its float32 values, in this order."""
     made, start = [], 0
     for each in parameters:
         if each.value.dtype == tensor_pb2.DT_FLOAT:
@@ -101,7 +103,7 @@ def segments(parameters: Iterable[pb.DenseParameter]) -> list[Segment]:
 
 
 def add_tables(call: Framed, tables: Sequence[TableIds], server: int) -> None:
-    """Adds to a call the ids of each table that ``server`` owns."""
+    """Add the ids of each table that ``server`` owns to a call."""
     seen: dict[int, int] = {}
     for number, table in enumerate(tables, start=1):
         entry = call.message.tables.add(name=table.name)
@@ -113,7 +115,7 @@ def add_tables(call: Framed, tables: Sequence[TableIds], server: int) -> None:
 
 
 def gathered_rows(table: TableIds, parts: Sequence[Floats]) -> Floats:
-    """Rows (u, dim) of a table, of which each server sent those that it owns."""
+    """Combine the rows (u, dim) of a table from the parts that the servers sent."""
     out = np.empty((len(table.ids.unique), table.dim), np.float32)
     for server, part in enumerate(parts):
         out[table.ids.part(server)] = part
