@@ -1,4 +1,4 @@
-"""A worker's connection to the master: its session, heartbeat and leases.
+"""A worker's connection to the master: session, heartbeat and leases.
 
-No torch here, and no training.
+The package does not train and does not import torch.
 """

@@ -1,4 +1,4 @@
-"""A worker's heartbeat: a report each second of how far the worker is, and the answer."""
+"""Heartbeat of a worker: reports the worker's progress each second and handles the answer."""
 
 from __future__ import annotations
 
@@ -20,64 +20,70 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_INTERVAL_S = 1.0
 _CALL_S = 5.0
-# At most so many names of logged values in a heartbeat.
+# Largest number of names of logged values in one heartbeat.
 _MOST_VALUES = 100
 
 
 @dataclass
 class WorkerStatus:
-    """What each heartbeat reports, in fields that ``HeartbeatRequest`` has too; written by the
-    training loop."""
+    """Content of a heartbeat, written by the training loop.
+
+    The public fields have the same names in ``HeartbeatRequest``.
+    """
 
     steps: int = 0
     records: int = 0
     version: int = 0
     phase: str = "importing"
     ring: int = 0
-    """Strategy allreduce: the ring that the worker is in; 0: none."""
+    """Strategy allreduce: number of the worker's ring; 0 if it is in none."""
     position: int = 0
-    """Records of the pass over data that are in the model."""
+    """Records of the current pass over the data that the model has consumed."""
     pass_index: int = 0
     pass_records: int = 0
-    """Records of the whole pass, all epochs; 0: not known."""
+    """Records of the whole pass over all epochs; 0 if unknown."""
     left_out: int = 0
     """Records up to ``position`` that gave no gradient."""
     damaged: int = 0
-    """Damaged samples left out in a ring; those of leased tasks are in ``TaskResult``."""
+    """Damaged samples skipped in a ring. Those of leased tasks are in ``TaskResult``."""
     epoch: int = 0
-    """Epochs of a script that are over."""
+    """Completed epochs of a script."""
     epochs: int = 0
-    """All epochs of a script; 0: not known."""
+    """Total epochs of a script; 0 if unknown."""
     records_before: int = 0
-    """Records of the passes before this one."""
+    """Records of the passes before the current pass."""
     records_to_come: int = 0
+    """Records of the passes after the current pass, as far as known."""
     """Records of the passes after this one, as far as known."""
     leaving: bool = False
-    """The worker got SIGTERM, and leaves after what it has in hand."""
+    """True if the worker received SIGTERM and leaves after its current work."""
     _values: dict[str, list[Any]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    """Of ``_values``, which the thread of the heartbeat takes."""
+    """Protects ``_values``, which the heartbeat thread reads."""
 
     def add_loss(self, loss: float) -> None:
-        """Counts the loss of one minibatch into the mean of this interval."""
+        """Add the loss of one minibatch to the mean of this interval."""
         self.note({"loss": loss})
 
     def note(self, values: Mapping[str, Any]) -> None:
-        """Counts values of one update into the means of this interval: numbers, or what becomes
-        one by ``float``, which is not done here: a GPU is not waited for."""
+        """Add values of one update to the means of this interval.
+
+        A value is a number or an object that ``float`` accepts. ``float`` is called later by the
+        heartbeat thread, so that training does not wait for a GPU.
+        """
         with self._lock:
             for name, value in values.items():
                 if name in self._values or len(self._values) < _MOST_VALUES:
                     self._values.setdefault(name, []).append(value)
 
     def take_values(self) -> dict[str, float]:
-        """The means since the last call, by name."""
+        """Return the means since the last call, by name."""
         with self._lock:
             values, self._values = self._values, {}
         return {name: sum(map(float, of)) / len(of) for name, of in values.items()}
 
     def request(self, worker_id: int) -> pb.HeartbeatRequest:
-        """The heartbeat of a worker, with the means since the one before."""
+        """Return the heartbeat of a worker, with the means since the last heartbeat."""
         values = self.take_values()
         told = {f.name: getattr(self, f.name) for f in fields(self) if not f.name.startswith("_")}
         loss = values.get("loss", math.nan)
@@ -85,20 +91,17 @@ class WorkerStatus:
 
 
 class Heartbeat:
-    """A thread that sends a heartbeat each second, and keeps what the master answers.
+    """A thread that sends a heartbeat each second and applies the answers of the master.
 
-    ``draining`` is set when the worker is to finish its update and leave; ``lost`` when the master
-    has declared the worker lost.
+    Attributes:
+        draining: set if the worker must finish its update and leave.
+        lost: set if the master has declared the worker lost.
+        stopping: set if the user stops the job, so that all workers leave.
+        stale_ring: number of the newest ring that workers must leave after a step.
 
-    ``stopping`` is set when the user stops the job, so that all workers leave.
-
-    ``on_broken_ring`` is called (in this thread) with the number up to which rings have lost a
-    member; ``stale_ring`` is the newest ring that is to be left after a step.
-
-    ``on_servers`` is called (in this thread) with the incarnation of the newest parameter server.
-
-    ``on_server_args`` is called (in this thread) with the arguments of the parameter server that
-    this process is to become.
+    The callbacks are called in the heartbeat thread: ``on_broken_ring`` with the number up to which
+    rings have lost a member, ``on_servers`` with the incarnation of the newest parameter server,
+    ``on_server_args`` with the arguments of the parameter server that this process must become.
     """
 
     def __init__(self, master: Stub, worker_id: int, progress: WorkerStatus) -> None:
@@ -113,24 +116,24 @@ class Heartbeat:
         self.on_server_args: Callable[[list[str]], None] = lambda args: None
         self.on_servers: Callable[[int], None] = lambda newest: None
         self.on_silence: Callable[[], None] = lambda: None
-        """Called (in this thread) when the master has been away for longer than it may be."""
+        """Called in the heartbeat thread if the master is away for longer than allowed."""
         self.stale_ring = 0
         self._contact = time.monotonic()
         self._absence = Absence(HEARTBEAT_INTERVAL_S + _CALL_S)
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Sends one last heartbeat and ends the thread."""
+        """Send one last heartbeat and end the thread."""
         self._stop.set()
         self._thread.join(timeout=5)
 
     @property
     def silence_s(self) -> float:
-        """Seconds since the last heartbeat that the master answered was sent."""
+        """Seconds since the last answered heartbeat was sent."""
         return time.monotonic() - self._contact
 
     def _run(self) -> None:
@@ -141,13 +144,13 @@ class Heartbeat:
                 return
 
     def beat(self) -> None:
-        """Sends one heartbeat now."""
+        """Send one heartbeat and apply the answer."""
         request = self._progress.request(self._worker_id)
         sent = time.monotonic()
         try:
             answer = self._master.call(request, timeout_s=_CALL_S)
         except grpc.RpcError as error:
-            # Not fatal by itself: training continues, on the leases that are held.
+            # Not fatal: training continues with the leases that the worker holds.
             log.debug("heartbeat: %s", error.code())
             if self._absence.failed() > MASTER_AWAY_S:
                 self.on_silence()

@@ -1,4 +1,4 @@
-"""A worker's leases: which tasks it has, and what becomes of them."""
+"""Leases of a worker: request tasks from the master and report their results."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from torch_edl.wire import services
 from torch_edl.wire.absence import MASTER_AWAY_S
 from torch_edl.wire.channel import Stub
 
-# Above the master's long poll of 2 s.
+# Longer than the master's long poll of 2 s.
 _CALL_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:
-    """A task that a worker has; ``tasks.proto`` describes the fields."""
+    """A task that is leased to a worker; ``tasks.proto`` describes the fields."""
 
     lease_id: int = 0
     kind: pb.TaskKind = pb.TASK_TRAIN
@@ -45,34 +45,34 @@ class Lease:
 
     @classmethod
     def from_proto(cls, message: pb.LeaseMessage) -> Lease:
-        """The lease that a message describes."""
+        """Decode a lease message."""
         return cls(**{field.name: getattr(message, field.name) for field in fields(cls)})
 
 
 @dataclass(kw_only=True)
 class TaskResult:
-    """What a worker has done of a task."""
+    """What a worker has completed of a task."""
 
     records: int = 0
-    """Records committed."""
+    """Number of committed records."""
     steps: int = 0
-    """Minibatches committed."""
+    """Number of committed minibatches."""
     nan_steps: int = 0
-    """Minibatches left out because the loss was not finite."""
+    """Number of minibatches skipped because the loss was not finite."""
     damaged: int = 0
-    """Records left out because they are damaged."""
+    """Number of damaged records that were skipped."""
     offset: int = 0
-    """Records of the task from its start that are committed, by this worker or those before."""
+    """Number of leading records of the task that are committed, by this and earlier workers."""
     metrics: Sequence[pb.MetricState] = ()
-    """Evaluation: the states of the metrics."""
+    """Evaluation tasks: states of the metrics."""
     values: Mapping[str, float] = field(default_factory=dict)
-    """Summary: the values of the metric objects."""
+    """Summary tasks: values of the metric objects."""
     snapshot: Snapshot | None = None
     statistics: bytes = b""
-    """Fitting: what the records say of the preprocessing."""
+    """Fitting tasks: statistics of the records for the preprocessing."""
 
     def counts(self) -> pb.TaskCounts:
-        """The numbers, as they are reported."""
+        """Return the counters as a message."""
         return pb.TaskCounts(
             records=self.records,
             steps=self.steps,
@@ -83,37 +83,37 @@ class TaskResult:
 
 
 class LeaseClient:
-    """One worker's leases. Thread-safe: the loader leases while the trainer reports.
+    """The leases of one worker. Thread-safe: the loader leases while the trainer reports.
 
-    A lease leaves ``held`` only after the master took the report of it, so a lost answer to a
-    lease or a report never strands a task: the master takes back what is not held. A thread sends
-    the reports that nobody waits for, in order: training does not stall while a master that was
-    killed is started again.
+    A lease stays in ``held`` until the master has accepted its report. A lost answer therefore
+    never strands a task: the master takes back the tasks that a worker does not hold. A thread
+    sends the reports that no caller waits for, in order, so training continues while a killed
+    master is restarted.
     """
 
     def __init__(self, master: Stub, worker_id: int) -> None:
         self._master = master
         self._lock = threading.Lock()
         self._held: dict[int, pb.LeasedTask] = {}
-        self._reports: ThreadPoolExecutor | None = None  # begun with the first report
+        self._reports: ThreadPoolExecutor | None = None  # created for the first report
         self._reported: deque[Future[Any]] = deque()
         self.worker_id = worker_id
         self.incarnation = 0
         self.retired_before = 0
 
     def lease(self, want: int = 1, ahead: int = 0, *, fit: bool = False) -> pb.LeaseResponse:
-        """Asks for tasks; waits a while if there is none now, and at least one is wanted.
+        """Request tasks from the master, which waits a few seconds if there are none.
 
         Args:
-            want: how many, if there are so many.
-            ahead: how many more, if there are plenty.
-            fit: tasks to fit the preprocessing, and no others; without any there is no wait.
+            want: number of tasks wanted; 0 returns at once.
+            ahead: number of further tasks to take if there are plenty.
+            fit: request only tasks that fit the preprocessing; does not wait.
 
         Raises:
-            MasterLostError: no answer within the deadline.
+            MasterLostError: the master did not answer before the deadline.
         """
-        # Only one thread leases, so no answer can be under way while another is asked for; the
-        # lock is not held over the call, which the master may keep waiting.
+        # Only one thread leases, so no other answer is in flight. The lock is released during the
+        # call, which may take seconds.
         with self._lock:
             held, tasks = list(self._held), list(self._held.values())
         answer: pb.LeaseResponse = self._call(
@@ -131,7 +131,7 @@ class LeaseClient:
             if answer.next == pb.LeaseResponse.CLUSTER_CHANGED:
                 self._held.clear()
                 self.incarnation = answer.cluster.incarnation
-                # The tasks went back with the model: what was done once is not done any more.
+                # The master reset the tasks together with the model: retired tasks run again.
                 self.retired_before = 0
             for lease in answer.leases:
                 self._hold(lease)
@@ -144,7 +144,7 @@ class LeaseClient:
         )
 
     def begin(self, lease: Lease, first: pb.FirstRecords) -> None:
-        """Reports what the first records of a task are, without waiting for the master.
+        """Report the first records of a task, without waiting for the master.
 
         Raises:
             MasterLostError: an earlier report did not reach the master.
@@ -157,7 +157,7 @@ class LeaseClient:
         self._send(self._call, request)
 
     def report(self, lease: Lease, result: TaskResult) -> None:
-        """Reports that a task is done, without waiting for the master.
+        """Report that a task is complete, without waiting for the master.
 
         Raises:
             MasterLostError: an earlier report did not reach the master.
@@ -172,21 +172,21 @@ class LeaseClient:
         self._reported.append(self._reports.submit(call, *args))
 
     def settle(self) -> None:
-        """Waits until the master has all reports.
+        """Wait until the master has received all reports.
 
         Raises:
-            MasterLostError: it does not answer.
+            MasterLostError: the master does not answer.
         """
         while self._reported:
             self._reported.popleft().result()
 
     def close(self) -> None:
-        """Ends the thread of the reports; those that have not been sent are dropped."""
+        """End the thread of the reports and drop reports that were not sent."""
         if self._reports is not None:
             self._reports.shutdown(wait=False, cancel_futures=True)
 
     def complete(self, lease: Lease, result: TaskResult) -> bool:
-        """Reports that a task is done; False if the master had taken the task away before."""
+        """Report that a task is complete; False if the master had revoked the lease."""
         request = pb.CompleteTaskRequest(
             worker_id=self.worker_id, lease_id=lease.lease_id, counts=result.counts()
         )
@@ -201,7 +201,7 @@ class LeaseClient:
         return bool(self._end(request).known)
 
     def decline(self, leases: Iterable[Lease]) -> None:
-        """Returns tasks that nobody began.
+        """Return tasks that the worker has not started.
 
         Raises:
             MasterLostError: the master does not answer.
@@ -210,10 +210,10 @@ class LeaseClient:
             self._end(pb.ReleaseTaskRequest(worker_id=self.worker_id, lease_id=lease.lease_id))
 
     def release(self, lease: Lease, done: TaskResult | None = None) -> None:
-        """Returns a task to the queue, which is no failure.
+        """Return a task to the queue, which does not count as a failure.
 
         Args:
-            done: what was committed of it.
+            done: the committed part of the task; None if nothing is committed.
         """
         self.settle()
         request = pb.ReleaseTaskRequest(
@@ -232,11 +232,11 @@ class LeaseClient:
         fatal: bool,
         done: TaskResult | None = None,
     ) -> bool:
-        """Reports that the user's code raised; returns whether the job has ended with that.
+        """Report that the user's code raised; return True if this has ended the job.
 
         Args:
-            fatal: another try would fail in the same way.
-            done: what was committed before the failure.
+            fatal: True if a retry would fail in the same way.
+            done: the part of the task that was committed before the failure.
         """
         self.settle()
         request = pb.FailTaskRequest(
@@ -260,8 +260,8 @@ class LeaseClient:
         return answer
 
     def snapshots(self) -> Iterator[Lease]:
-        """The snapshots that this worker is to write before it leaves, because no other worker
-        has the model."""
+        """Yield the snapshots that this worker must write before it leaves, because no other
+        worker has the model."""
         request = pb.LeaseSnapshotRequest(worker_id=self.worker_id)
         while not (answer := self._call(request)).leave:
             if answer.HasField("lease"):

@@ -1,4 +1,4 @@
-"""A spare's connection to the master of its job: it waits for the place of a worker."""
+"""A spare's connection to the master: the spare waits for the slot of a worker."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torch_edl.wire import services
 from torch_edl.wire.absence import MASTER_AWAY_S
 from torch_edl.wire.channel import Stub
 
-# The master answers after two seconds that no place is free.
+# Longer than the master's long poll of 2 s.
 _CALL_S = 10.0
 
 
 class Place:
-    """The place of a worker, for which a spare waits at the master that the environment names.
+    """Waits at the master, which the environment names, until a worker slot is free.
 
     Args:
-        worker_id: of the spare; it is that of the worker later.
+        worker_id: id of the spare; the worker will have the same id.
     """
 
     def __init__(self, worker_id: int) -> None:
@@ -30,21 +30,23 @@ class Place:
         self._master = Stub(services.WORKERS, os.environ[ENV_MASTER], os.environ.get(ENV_TOKEN, ""))
 
     def config(self) -> JobConfig:
-        """The configuration of the job.
+        """Request the configuration of the job.
 
         Raises:
-            DismissedError: the job ends.
-            MasterLostError: the master stays away.
+            DismissedError: the job has no slot for this process, or ends.
+            MasterLostError: the master did not come back in time.
         """
         return JobConfig.from_json(self._ask().config_json)
 
     def wait(self) -> list[str]:
-        """Returns when this process is to register as a worker, or to become a parameter server
-        with the arguments that are returned.
+        """Wait until this process must register as a worker or become a parameter server.
+
+        Returns:
+            Arguments of the parameter server; empty for a worker.
 
         Raises:
-            DismissedError: the job ends.
-            MasterLostError: the master stays away.
+            DismissedError: the job has no slot for this process, or ends.
+            MasterLostError: the master did not come back in time.
         """
         while True:
             answer = self._ask(warm=True)
@@ -53,11 +55,11 @@ class Place:
                 return list(answer.server_args)
 
     def fail(self, error: str, traceback: str) -> None:
-        """The model file cannot be loaded: the job continues without this process.
+        """Report that the model file cannot be loaded; the job continues without this process.
 
         Raises:
-            DismissedError: always, once the master knows.
-            MasterLostError: the master stays away.
+            DismissedError: always, after the master has received the report.
+            MasterLostError: the master did not come back in time.
         """
         self._ask(error=error, traceback=traceback)
 

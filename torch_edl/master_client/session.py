@@ -26,26 +26,27 @@ from torch_edl.wire.absence import MASTER_AWAY_S
 from torch_edl.wire.channel import AWAY, Stub, unanswered
 
 _REGISTER_S = 60.0
-# The master waits five seconds for servers before it says "ask again".
+# Longer than the 5 s for which the master waits for servers.
 _CALL_S = 30.0
 _FAREWELL_S = 20.0
-# The master answers after two seconds that nothing has changed.
+# Longer than the master's long poll of 2 s.
 _RESOLVE_S = 6.0
 
 
 class MasterSession:
-    """Registers this process as a worker at the master that the environment names, and says each
-    second that the worker lives.
+    """Registers this process as a worker at the master that the environment names, and sends a
+    heartbeat each second.
 
-    SIGTERM means from then on: finish the update, return what is held, leave; see
-    :class:`~torch_edl.processes.departure.Departure`. A handler of the user's own stays.
+    After that, SIGTERM means: finish the update, return the leases, leave; see
+    :class:`~torch_edl.processes.departure.Departure`. A handler installed by the user is kept.
 
     Args:
-        worker_id: -1: the master gives this process a number.
-        departure: listens already; the caller begins it.
+        worker_id: id of the worker; -1 to get an id from the master.
+        departure: a listening Departure, for which the caller calls :meth:`begin`; None to create
+            one.
 
     Raises:
-        JobFailedError: the master does not answer, or wants no worker any more.
+        JobFailedError: the master does not answer, or rejects the registration.
     """
 
     def __init__(self, worker_id: int = -1, departure: Departure | None = None) -> None:
@@ -75,10 +76,10 @@ class MasterSession:
         self.config = JobConfig.from_json(registered.config_json)
         self.worker_id = registered.worker_id
         self.ring = registered.ring
-        """The newest ring when this process came; 0: there had been none."""
+        """Number of the newest ring at registration; 0 if there was none."""
         self.progress = WorkerStatus(phase="starting")
         self.cluster = pb.Cluster()
-        """The servers of today; none in a ring."""
+        """Current parameter servers; none in a ring."""
         self.heartbeat = Heartbeat(self.master, self.worker_id, self.progress)
         self.heartbeat.start()
         self._model: pb.ReportModelRequest | None = None
@@ -89,17 +90,16 @@ class MasterSession:
             self.begin()
 
     def begin(self) -> None:
-        """From now on this process has something to finish before it leaves."""
+        """Allow this process time to finish its work after SIGTERM."""
         self.departure.begin(self.config.cluster.grace_s, self._leave)
 
     def start(
         self, model: pb.ReportModelRequest, fit: Callable[[], None] | None = None
     ) -> pb.Start:
-        """Reports what this worker trains, and waits as :meth:`wait_until_ready` does.
+        """Report the model of this worker, then wait as :meth:`wait_until_ready` does.
 
         Args:
-            fit: does tasks that fit the preprocessing, until none is left; called when there are
-                some.
+            fit: runs tasks that fit the preprocessing until none is left; called if there are any.
         """
         self._model, self._fit = model, fit
         return self.wait_until_ready()
@@ -107,15 +107,15 @@ class MasterSession:
     def fit_preprocessing(
         self, spec: str, shards: Sequence[pb.SourceShard], fit: Callable[[], None]
     ) -> bytes:
-        """Has the preprocessing of a script fitted, by all processes together, and returns it.
+        """Fit the preprocessing of a script together with all other processes, and return it.
 
         Args:
-            spec: its declaration.
-            shards: the records that it is fitted by.
+            spec: declaration of the preprocessing.
+            shards: the records to fit on.
             fit: see :meth:`start`.
 
         Raises:
-            DismissedError: the job ended meanwhile, or continues without this process.
+            DismissedError: the job ended, or continues without this process.
         """
         request = pb.FitPreprocessingRequest(
             worker_id=self.worker_id, preprocessing=spec, shards=shards
@@ -130,23 +130,24 @@ class MasterSession:
                 raise DismissedError("the job continues without this process, or is over")
 
     def report_data(self, data: pb.ScriptData) -> pb.Start:
-        """Reports what the loader of a script goes through, and waits for the servers.
+        """Report the data that the loader of a script reads, then wait for the servers.
 
         Raises:
-            DismissedError: the job ended meanwhile.
+            DismissedError: the job ended, or continues without this process.
+            UsageError: another process reported different data.
             UsageError: another process reported other data.
         """
         self._ask(pb.ReportDataRequest(data=data))
         return self.wait_until_ready()
 
     def wait_until_ready(self) -> pb.Start:
-        """Waits until the strategy is known and its servers are up.
+        """Wait until the strategy is known and its servers run.
 
         Raises:
-            DismissedError: the job ended meanwhile.
+            DismissedError: the job ended, or continues without this process.
         """
         while True:
-            # Each time: the master that heard it may have been killed before it noted it.
+            # Repeated each time: the master may have been killed before it saved the report.
             if self._model is not None:
                 self._ask(self._model)
             request = pb.WaitUntilReadyRequest(worker_id=self.worker_id)
@@ -160,11 +161,13 @@ class MasterSession:
                 raise DismissedError("the job ended before it began")
 
     def resolve(self, shard: int, incarnation: int) -> pb.Cluster:
-        """Waits a while for a later parameter server of a shard, and returns the servers of now; an
-        empty cluster: there are none any more.
+        """Wait some seconds for a later server of a shard, and return the current servers.
 
         Args:
-            incarnation: of the server that this process knows.
+            incarnation: incarnation of the server that this process knows.
+
+        Returns:
+            The current servers; empty if there are none.
 
         Raises:
             ServersLostError: the master does not answer, or declared this process lost.
@@ -184,26 +187,26 @@ class MasterSession:
         return answer.cluster  # type: ignore[no-any-return]
 
     def report_failure(self, error: str, traceback: str, *, running: bool) -> None:
-        """Fails the job, since every worker would fail in the same way.
+        """Fail the job, because every worker would fail in the same way.
 
         Args:
-            running: the error came in training, from the user's code or from the data.
+            running: True if the error was raised during training, by the user's code or the data.
         """
         request = pb.ReportFailureRequest(error=error, traceback=traceback, running=running)
         self.master.insist(request, timeout_s=_FAREWELL_S, away_s=_FAREWELL_S)
 
     def close(self) -> None:
-        """Ends the heartbeat."""
+        """End the heartbeat and close the connection."""
         self.departure.close()
         self.heartbeat.stop()
         self.master.close()
 
     def _ask(self, request: Message) -> Any:
-        """Calls, also while the master is away for a while.
+        """Call the master, and repeat the call while the master is away.
 
         Raises:
-            UsageError: the master rejects what was reported.
-            MasterLostError: the master stays away.
+            UsageError: the master rejects the content of the request.
+            MasterLostError: the master did not come back in time.
         """
         try:
             return self.master.insist(request, timeout_s=_CALL_S, away_s=MASTER_AWAY_S)
@@ -215,4 +218,4 @@ class MasterSession:
     def _leave(self) -> None:
         self.progress.leaving = True
         self.heartbeat.draining.set()
-        self.heartbeat.beat()  # no task is leased to this process any more
+        self.heartbeat.beat()  # tells the master to lease no more tasks to this process
