@@ -1,4 +1,4 @@
-"""What travels between processes: schemas, tensor codec, channels and servers with deadlines.
+"""Communication between processes: message schemas, tensor codec, channels and servers.
 
-No policy here: nothing knows what a task or a table is for. Never imports torch.
+The package does not know what a task or a table is for. It never imports torch.
 """

@@ -1,4 +1,4 @@
-"""How long the other side of a connection has been away, and how long a master may be."""
+"""Measure how long the other side of a connection has been away."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Callable
 from torch_edl.environment import master_away_s
 
 MASTER_AWAY_S = master_away_s()
-"""Seconds for which the processes of a job wait for a master to be started again."""
+"""Seconds for which the processes of a job wait for a master to be restarted."""
 
 
 class Absence:
-    """Seconds for which calls were not answered, one after the other, while this process ran.
+    """Seconds for which consecutive calls have failed, without the time this process was paused.
 
-    A process that was paused (SIGSTOP, a container that is frozen) finds on waking that its call
-    has failed, and that nobody has answered for long: it was not there to hear it.
+    A process that was paused (SIGSTOP, frozen container) finds after waking that its call has
+    failed long ago, although the other side was not away.
 
     Args:
-        attempt_s: the longest that an attempt takes, with the pause before it; what goes beyond
-            was no waiting.
-        clock: seconds that never go back.
+        attempt_s: longest duration of an attempt, with the pause before it. Time beyond this limit
+            is not counted.
+        clock: monotonic clock in seconds.
     """
 
     def __init__(self, attempt_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -30,11 +30,11 @@ class Absence:
         self.seconds = 0.0
 
     def answered(self) -> None:
-        """The other side is there."""
+        """Record that the other side answered: reset the time to 0."""
         self._at, self.seconds = self._clock(), 0.0
 
     def failed(self) -> float:
-        """An attempt failed; returns the seconds now."""
+        """Record that an attempt failed; return the seconds of absence."""
         before, self._at = self._at, self._clock()
         self.seconds += min(self._at - before, self._attempt_s)
         return self.seconds

@@ -1,9 +1,9 @@
-"""The certificates of TLS: derived from the token of a job, or read from a folder.
+"""TLS certificates, derived from the token of a job or read from a folder.
 
 All processes of a job derive the same keys of an authority and of a leaf. Each process issues its
-own copies of the two certificates: signatures differ from copy to copy, but a certificate is
-verified against the name and the key of the authority, which do not. Every process presents the
-leaf and accepts no other certificate, so each side of a connection proves that it has the token.
+own copies of the two certificates. The signatures of the copies differ, but a certificate is
+verified by the name and the key of the authority, which are equal. Every process presents the leaf
+certificate and accepts no other, so each side of a connection proves that it has the token.
 
 Imported when the first connection is made: the import of ``cryptography`` takes 0.1 s.
 """
@@ -24,11 +24,11 @@ from torch_edl.errors import UsageError
 from torch_edl.wire.keys import derived
 
 CA, CERTIFICATE, KEY = "ca.crt", "tls.crt", "tls.key"
-"""The files of a folder, as Kubernetes and cert-manager name them."""
+"""File names in the folder, as used by Kubernetes and cert-manager."""
 _MAX_FILE_BYTES = 1 << 20
 
 _HOST = "job.torch-edl"
-# The clocks of machines may differ by any time, and the keys live as long as the job.
+# Not limited in time: clocks of machines may differ, and the keys live as long as the job.
 _BEGIN = datetime.datetime(2000, 1, 1)
 _END = datetime.datetime(9999, 12, 31, 23, 59, 59)
 _ORDER = 0xFFFFFFFF_00000000_FFFFFFFF_FFFFFFFF_BCE6FAAD_A7179E84_F3B9CAC2_FC632551  # of P-256
@@ -36,17 +36,17 @@ _ORDER = 0xFFFFFFFF_00000000_FFFFFFFF_FFFFFFFF_BCE6FAAD_A7179E84_F3B9CAC2_FC6325
 
 @dataclass(frozen=True)
 class Identity:
-    """What a process presents, and what it accepts; all of it PEM."""
+    """Certificates and key that a process presents and accepts, in PEM format."""
 
     ca: bytes
     certificate: bytes
     key: bytes
     host: str
-    """The name that the certificate of the other side must have."""
+    """Host name that the certificate of the other side must have."""
 
 
 def of_token(token: str) -> Identity:
-    """The identity of the processes that have the token."""
+    """Derive the identity of the processes of a job from its token."""
     ca, leaf = _private_key(token, b"edl-tls-ca"), _private_key(token, b"edl-tls-leaf")
     names = x509.SubjectAlternativeName([x509.DNSName(_HOST)])
     return Identity(
@@ -62,11 +62,12 @@ def of_token(token: str) -> Identity:
 
 
 def of_folder(folder: str) -> Identity:
-    """The identity in ``ca.crt``, ``tls.crt`` and ``tls.key`` of a folder. The certificates of all
-    processes of a job must have the first DNS name of ``tls.crt``.
+    """Read the identity from ``ca.crt``, ``tls.crt`` and ``tls.key`` in a folder.
+
+    The certificates of all processes of a job must have the first DNS name of ``tls.crt``.
 
     Raises:
-        UsageError: a file cannot be read, or is no such file.
+        UsageError: a file cannot be read or has another format.
     """
     ca, certificate, key = (_read(Path(folder) / name) for name in (CA, CERTIFICATE, KEY))
     try:
@@ -106,7 +107,7 @@ def _read(path: Path) -> bytes:
 
 
 def _private_key(token: str, purpose: bytes) -> ec.EllipticCurvePrivateKey:
-    # FIPS 186-5, A.2.1: 64 bits more than the order, so that no key is likelier than another.
+    # FIPS 186-5, A.2.1: 64 more bits than the order make all keys about equally likely.
     number = int.from_bytes(derived(token, purpose, 48), "big") % (_ORDER - 1) + 1
     return ec.derive_private_key(number, ec.SECP256R1())
 

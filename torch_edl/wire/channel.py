@@ -1,8 +1,9 @@
 """The caller's side of a service: an encrypted channel (:mod:`torch_edl.wire.credentials`), with a
 deadline and a key on every call.
 
-Retries are gRPC's own (a service config), and only of ``UNAVAILABLE``: the call did not run, or
-its answer was lost. Every RPC of the project may be repeated; see docs/protocol.md.
+Calls off loopback are encrypted (:mod:`torch_edl.wire.credentials`). gRPC itself repeats calls that
+end with ``UNAVAILABLE``: either the call did not run, or its answer was lost. Every RPC of the
+project may be repeated; see docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -27,28 +28,28 @@ from torch_edl.wire.services import PSERVER, REPLICAS, Services, method_of, meth
 
 log = logging.getLogger(__name__)
 
-# The other side is there, but cannot keep what its answer would say: its disk is full.
+# Status of a call that the other side cannot complete because its disk is full.
 FULL = grpc.StatusCode.RESOURCE_EXHAUSTED
 FULL_RETRY_S = 0.5
-# What a call ends with while there is no master, or one that has just come back.
+# Status of a call if the master is away or has just been restarted.
 AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
-# What no repetition of a call mends.
+# Status of a call that fails again if it is repeated.
 REFUSED = (
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.UNIMPLEMENTED,
     grpc.StatusCode.INVALID_ARGUMENT,
 )
 
-# A message may be this large; a shard's dense parameters travel in one.
+# Largest message; the dense parameters of a shard are sent in one message.
 MAX_MESSAGE_BYTES = 1 << 30
 
-# Requests to the master are small, but for the states of metrics: a metric that is merged by "cat"
-# holds the predictions of a whole task. Answers of the master may hold those of all tasks.
+# Requests to the master are small, except for metric states: a metric with reduction "cat" holds
+# the predictions of a whole task. Answers of the master may contain those of all tasks.
 _TO_MASTER = (64 << 20, "a metric that keeps every prediction: use fewer --records-per-task")
 _TO_SERVER = (MAX_MESSAGE_BYTES, "the part of the model on one server: use more --ps")
 
-# Measured on loopback, 670 KB messages: without the larger frames and windows an answer costs
-# a third more CPU. The probe for the bandwidth-delay product pings for nothing then.
+# Measured on loopback with messages of 670 KB: smaller frames and windows cost a third more CPU for
+# an answer. With these sizes, the bandwidth-delay probe would only cause useless pings.
 COMMON_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -75,8 +76,8 @@ _RETRY = {
 
 
 def request_limit(services: Services) -> tuple[int, str]:
-    """Bytes of the largest request that a server of the services takes, and what a larger request
-    is likely to be."""
+    """Return the size limit of a request to these services in bytes, and the likely cause of a
+    larger request, for an error message."""
     return _TO_SERVER if set(services) & set(PSERVER + REPLICAS) else _TO_MASTER
 
 
@@ -89,28 +90,28 @@ def unanswered(error: grpc.RpcError) -> str:
 
 
 class CallError(grpc.RpcError):  # type: ignore[misc]
-    """A call that ended as one of gRPC can end."""
+    """The error of a call that did not use gRPC, with a status code of gRPC."""
 
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
         super().__init__(f"{code.name}: {details}")
         self._code, self._details = code, details
 
     def code(self) -> grpc.StatusCode:
-        """As :meth:`grpc.Call.code`."""
+        """Return the status code, as :meth:`grpc.Call.code` does."""
         return self._code
 
     def details(self) -> str:
-        """As :meth:`grpc.Call.details`."""
+        """Return the message, as :meth:`grpc.Call.details` does."""
         return self._details
 
 
 class Stub:
-    """Calls the methods of some services at one address. The type of a request names the method.
+    """Calls the methods of some services at one address. The request type selects the method.
 
     Args:
-        services: one or more, see :mod:`torch_edl.wire.services`.
-        retries: try calls again that were ``UNAVAILABLE``. Each call pays for the chance, and
-            messages above 256 KB do not have it.
+        services: one or more services, see :mod:`torch_edl.wire.services`.
+        retries: repeat calls that end with ``UNAVAILABLE``. Every call gets slower by this option,
+            and gRPC does not repeat messages above 256 KB.
 
     Raises:
         UsageError: the token is not printable, or is too weak for an address off loopback, or the
@@ -136,15 +137,15 @@ class Stub:
                 *COMMON_OPTIONS,
                 ("grpc.enable_retries", int(retries)),
                 ("grpc.service_config", json.dumps(_RETRY)),
-                # Each stub its own connection: a closed one must not live on in a shared pool.
+                # Each stub has its own connection: a shared pool could keep a closed one alive.
                 ("grpc.use_local_subchannel_pool", 1),
                 # A proxy of http_proxy or https_proxy does not know a master on loopback, or in a
                 # pod, and gRPC would wait for it.
                 ("grpc.enable_http_proxy", 0),
                 ("grpc.initial_reconnect_backoff_ms", 100),
                 ("grpc.max_reconnect_backoff_ms", 1000),
-                # A name means another address when the master's pod is another one; the default
-                # would keep the old one for half a minute.
+                # The name of a restarted master may have a new address; by default, gRPC would
+                # use the old one for half a minute.
                 ("grpc.dns_min_time_between_resolutions_ms", 1000),
             ],
         )
@@ -165,19 +166,19 @@ class Stub:
         wait: bool = False,
         encoded: bytes = b"",
     ) -> Any:
-        """Calls and waits for the answer.
+        """Call a method and wait for the answer.
 
         Args:
-            timeout_s: deadline in seconds, retries included.
-            wait: wait for the connection until the deadline rather than fail at once.
-            encoded: what is sent in place of the request, whose type names the method.
+            timeout_s: deadline in seconds, including retries.
+            wait: wait for a connection until the deadline instead of failing at once.
+            encoded: bytes to send instead of the request, which then only selects the method.
 
         Raises:
             grpc.RpcError: with ``code()`` and ``details()``; ``UNAUTHENTICATED`` if a process
                 listens that is not of the job.
             UsageError: the request is larger than the service takes.
         """
-        # Here and not by grpc, so that it is encoded once: protobuf's ByteSize encodes it, too.
+        # Encode here instead of in grpc, to encode only once: ByteSize encodes the message, too.
         encoded = encoded or request.SerializeToString()
         if len(encoded) > self._limit:
             raise UsageError(
@@ -219,15 +220,15 @@ class Stub:
         until: Callable[[Any], bool] = lambda answer: True,
         before_call: Callable[[], None] = lambda: None,
     ) -> Any:
-        """Calls as :meth:`call` does, and again until there is an answer that will do.
+        """Call as :meth:`call` does, and repeat the call until an answer is accepted.
 
-        A call is also repeated for as long as the disk of the other side is full.
+        The call is also repeated while the disk of the other side is full.
 
         Args:
-            timeout_s: deadline in seconds of each call.
+            timeout_s: deadline of each call in seconds.
             away_s: seconds for which the other side may be away, see :class:`Absence`.
-            until: whether an answer will do.
-            before_call: is called before each call; what it raises ends the wait.
+            until: returns True if an answer is accepted.
+            before_call: called before each call; an exception ends the wait.
 
         Raises:
             grpc.RpcError: the other side rejected the call, or was away for too long.
@@ -255,16 +256,15 @@ class Stub:
             absence.answered()
 
     def start(self, request: Message, *, timeout_s: float, wait: bool = False) -> Future[Any]:
-        """Starts the call; the returned future's ``result()`` gives the answer or raises. Calls
-        that are started run one after the other, in order.
+        """Start a call and return a future for its answer or error.
 
-        They do so in a thread of the stub's own: grpc's futures start a new thread whenever a
-        channel was idle, which costs a worker more than the call itself (three starts and 1.5 ms
-        a step, measured).
+        Started calls run one after the other, in order, in a thread of the stub. The futures of
+        grpc start a new thread whenever a channel was idle, which costs a worker more than the
+        call itself (three starts and 1.5 ms a step, measured).
         """
         return self._calls.submit(self.call, request, timeout_s=timeout_s, wait=wait)
 
     def close(self) -> None:
-        """Closes the connection; calls in flight end with ``CANCELLED``, others are dropped."""
+        """Close the connection; calls in flight end with ``CANCELLED``, others are dropped."""
         self._calls.shutdown(wait=False, cancel_futures=True)
         self._channel.close()

@@ -1,4 +1,4 @@
-"""Arrays to and from :class:`TensorProto`. Views where it can, one copy where it must."""
+"""Convert arrays to and from :class:`TensorProto`, without a copy where possible."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch_edl.wire import tensor_pb2 as pb
 Array = npt.NDArray[Any]
 Ids = npt.NDArray[np.int64]
 Frames = Sequence[memoryview]
-"""The contents of a message that lie beside it."""
+"""Contents of tensors that are sent beside a message."""
 
 _TO_NUMPY: dict[int, np.dtype[Any]] = {
     pb.DT_FLOAT: np.dtype("<f4"),
@@ -33,15 +33,15 @@ _TO_NUMPY: dict[int, np.dtype[Any]] = {
 _FROM_NUMPY = {v: k for k, v in _TO_NUMPY.items()}
 
 FLOAT_DTYPES = {"fp32": pb.DT_FLOAT, "bf16": pb.DT_BFLOAT16, "fp16": pb.DT_HALF}
-"""What float32 values can travel as."""
+"""Types in which float32 values are sent or stored, by name."""
 _FLOAT_NAMES: dict[int, str] = {number: name for name, number in FLOAT_DTYPES.items()}
 
 
 def to_proto(array: Array) -> pb.TensorProto:
-    """A tensor message with the array's dtype, shape and little-endian content.
+    """Encode an array as a message with its dtype, shape and little-endian content.
 
     Raises:
-        UsageError: the dtype has no number in TensorProto.
+        UsageError: the dtype is not supported by TensorProto.
     """
     proto = pb.TensorProto()
     proto.tensor_content = describe(proto, array).tobytes()
@@ -49,10 +49,10 @@ def to_proto(array: Array) -> pb.TensorProto:
 
 
 def describe(proto: pb.TensorProto, array: Array) -> Array:
-    """Fills an empty message but for the content, which is returned: the array in little-endian.
+    """Fill dtype and shape of an empty message; return the array in little-endian order.
 
     Raises:
-        UsageError: the dtype has no number in TensorProto.
+        UsageError: the dtype is not supported by TensorProto.
     """
     little = array.dtype.newbyteorder("<")
     dtype = _FROM_NUMPY.get(little)
@@ -63,11 +63,12 @@ def describe(proto: pb.TensorProto, array: Array) -> Array:
 
 
 def describe_floats(proto: pb.TensorProto, array: Array, dtype: int) -> Array:
-    """As :func:`describe` for float32 values that travel as one of :data:`FLOAT_DTYPES`, each as
-    the nearest number; with fp16, finite ones beyond its range as the largest.
+    """Describe float32 values as :func:`describe` does, rounded to one of :data:`FLOAT_DTYPES`.
+
+    With fp16, finite values beyond its range become the largest value.
 
     Raises:
-        UsageError: the dtype is none of these.
+        UsageError: the dtype is not in :data:`FLOAT_DTYPES`.
     """
     if dtype == pb.DT_FLOAT:
         return describe(proto, array)
@@ -77,8 +78,7 @@ def describe_floats(proto: pb.TensorProto, array: Array, dtype: int) -> Array:
 
 
 def rounded(values: Array, dtype: str) -> Array:
-    """float32 values as they are after they travelled as, or were kept in, one of
-    :data:`FLOAT_DTYPES`."""
+    """Return float32 values after rounding to one of :data:`FLOAT_DTYPES`."""
     if dtype == "fp32":
         return values
     ways = {
@@ -90,17 +90,17 @@ def rounded(values: Array, dtype: str) -> Array:
 
 
 def describe_shape(proto: pb.TensorProto, shape: Sequence[int], dtype: int) -> None:
-    """Fills an empty message but for the content."""
+    """Fill dtype and shape of an empty message."""
     proto.dtype = dtype  # type: ignore[assignment]
     for size in shape:
         proto.tensor_shape.dim.add(size=size)
 
 
 def float_name(dtype: int) -> str:
-    """The name in :data:`FLOAT_DTYPES` of a dtype number.
+    """Return the name in :data:`FLOAT_DTYPES` of a dtype number.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: the dtype is not in :data:`FLOAT_DTYPES`.
     """
     name = _FLOAT_NAMES.get(dtype)
     if name is None:
@@ -110,10 +110,10 @@ def float_name(dtype: int) -> str:
 
 
 def frame(frames: Frames, place: int) -> memoryview:
-    """The frame at a place, from 1.
+    """Return the frame at a position, counted from 1.
 
     Raises:
-        UsageError: there is none.
+        UsageError: the message has fewer frames.
     """
     if not 1 <= place <= len(frames):
         raise UsageError(f"frame {place}: the message has {len(frames)}")
@@ -121,18 +121,18 @@ def frame(frames: Frames, place: int) -> memoryview:
 
 
 def content_of(proto: pb.TensorProto, frames: Frames) -> bytes | memoryview:
-    """The content of a tensor, wherever it lies; raises UsageError as :func:`frame`."""
+    """Return the content of a tensor, from its frame or the message; see :func:`frame`."""
     return frame(frames, proto.frame) if proto.frame else proto.tensor_content
 
 
 def from_proto(proto: pb.TensorProto, frames: Frames = ()) -> Array:
-    """A read-only view of the message's content; bfloat16 is widened to float32.
+    """Decode a tensor as a read-only view of its content; bfloat16 is widened to float32.
 
     Args:
-        frames: of the message.
+        frames: frames of the message.
 
     Raises:
-        UsageError: unknown dtype, or content whose size does not match the shape.
+        UsageError: the dtype is unknown, or the content does not match the shape.
     """
     shape = tuple(d.size for d in proto.tensor_shape.dim)
     content = content_of(proto, frames)
@@ -147,10 +147,10 @@ def from_proto(proto: pb.TensorProto, frames: Frames = ()) -> Array:
 
 
 def floats(proto: pb.TensorProto, frames: Frames = ()) -> npt.NDArray[np.float32]:
-    """As :func:`from_proto`, in float32.
+    """Decode a tensor as :func:`from_proto` does, and widen it to float32.
 
     Raises:
-        UsageError: also where the dtype is none of :data:`FLOAT_DTYPES`.
+        UsageError: as :func:`from_proto`, or the dtype is not in :data:`FLOAT_DTYPES`.
     """
     array = from_proto(proto, frames)
     if proto.dtype == pb.DT_HALF:
@@ -161,7 +161,7 @@ def floats(proto: pb.TensorProto, frames: Frames = ()) -> npt.NDArray[np.float32
 
 
 def name_of(dtype: int) -> str:
-    """numpy's name of a dtype number."""
+    """Return numpy's name of a dtype number."""
     known = _TO_NUMPY.get(dtype)
     return known.name if known is not None else f"dtype number {dtype}"
 
@@ -172,34 +172,34 @@ def _check_size(shape: tuple[int, ...], itemsize: int, got: int) -> None:
 
 
 def count_ids(content: bytes | memoryview) -> int:
-    """How many ids are packed; raises UsageError where their size is none of int64."""
+    """Return the number of packed ids; raise UsageError if the size is no multiple of 8 bytes."""
     if len(content) % 8:
         raise UsageError(f"ids of {len(content)} bytes: not a whole number of int64")
     return len(content) // 8
 
 
 def ids_from_bytes(content: bytes | memoryview) -> Ids:
-    """Packed little-endian ids as a read-only int64 view of shape (n,)."""
+    """Decode packed little-endian ids as a read-only int64 view (n,)."""
     count_ids(content)
     return _aligned(np.frombuffer(content, "<i8"))
 
 
 def _aligned(array: Array) -> Array:
-    """A small frame lies anywhere in what came."""
+    """Return the array, copied if it is not aligned: a small frame may start at any address."""
     return array if array.flags.aligned else array.copy()
 
 
 def entry_ids(
     entry: ps.TableIds | ps.TableGradient, before: Sequence[bytes | memoryview], frames: Frames = ()
 ) -> bytes | memoryview:
-    """The packed ids of an entry, its own or those of an earlier entry.
+    """Return the packed ids of an entry, or those of the earlier entry that it refers to.
 
     Args:
-        before: those of the entries before.
-        frames: of the message.
+        before: packed ids of the earlier entries.
+        frames: frames of the message.
 
     Raises:
-        UsageError: ``same_ids_as`` names no earlier entry, or ``ids_frame`` no frame.
+        UsageError: ``same_ids_as`` or ``ids_frame`` refers to a missing entry or frame.
     """
     if not entry.same_ids_as:
         return frame(frames, entry.ids_frame) if entry.ids_frame else entry.ids

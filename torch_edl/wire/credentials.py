@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# What BoringSSL and gRPC say of a peer that is there, and is not ours.
+# Parts of error messages of BoringSSL and gRPC if the peer is no process of this job.
 _PLAIN_PEER = "WRONG_VERSION_NUMBER"
 _OTHER_PEER = ("SSL_ERROR_SSL", "Hostname Verification Check failed")
 # Nobody listens: Linux may connect a socket to itself if the port is one that it gives to callers.
@@ -32,11 +32,12 @@ _OWN_HELLO = "UNEXPECTED_MESSAGE"
 
 
 def channel(address: str, token: str, options: list[tuple[str, object]]) -> grpc.Channel:
-    """A channel to an address; off loopback, it notices a machine that vanishes
-    (:mod:`torch_edl.wire.keepalive`).
+    """Create a channel to an address.
+
+    Off loopback, the channel detects a lost machine (:mod:`torch_edl.wire.keepalive`).
 
     Raises:
-        UsageError: the token is too weak for it, or the folder of certificates cannot be used.
+        UsageError: the token is too weak, or the folder of certificates cannot be used.
     """
     if is_remote(address):
         require_strong(token, address)
@@ -48,10 +49,10 @@ def channel(address: str, token: str, options: list[tuple[str, object]]) -> grpc
 
 
 def listen(server: grpc.Server, address: str, token: str) -> int:
-    """Binds a port of a server, and returns it.
+    """Bind a port of a server and return its number.
 
     Raises:
-        UsageError: as of :func:`channel`.
+        UsageError: the token is too weak, or the folder of certificates cannot be used.
         RuntimeError: the port cannot be bound.
     """
     if is_remote(address):
@@ -66,19 +67,22 @@ def listen(server: grpc.Server, address: str, token: str) -> int:
 
 
 def identity(token: str) -> Identity:
-    """What a process that connects presents and accepts: of the folder that ``TORCH_EDL_TLS``
-    names, or of the token.
+    """Return the identity of a client, from the folder ``TORCH_EDL_TLS`` or from the token.
 
     Raises:
-        UsageError: the folder cannot be used.
+        UsageError: the folder of certificates cannot be used.
     """
     folder = os.environ.get(ENV_TLS)
     return _of_folder(folder) if folder else _derived(token)
 
 
 def refusal(address: str, details: str) -> str:
-    """What the end of a call says of a peer that is there and is not one of the job; empty: nothing
-    of that kind, it may be there later."""
+    """Return an error message if the peer is no process of this job; empty for other failures,
+    after which a retry may succeed.
+
+    Args:
+        details: the message of the failed call.
+    """
     if _PLAIN_PEER in details:
         return (
             f"{address}: the process that listens there does not speak TLS, and nothing is sent in "
@@ -107,12 +111,12 @@ def _derived(token: str) -> Identity:
 
 
 class _Folder:
-    """What a server presents from a folder, whose files are read again for each connection."""
+    """Server certificates from a folder, whose files are read again for each connection."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._identity = _of_folder(folder)
-        self._problem = ""  # the last that was logged, and not for each connection
+        self._problem = ""  # the last logged problem, which is not logged again
 
     def credentials(self) -> grpc.ServerCredentials:
         return grpc.dynamic_ssl_server_credentials(self._configuration(), self._renewed, True)
@@ -122,10 +126,10 @@ class _Folder:
         return grpc.ssl_server_certificate_configuration([pair], self._identity.ca)
 
     def _renewed(self) -> grpc.ServerCertificateConfiguration | None:
-        """Those for the next connection; None: they are the same."""
+        """Return renewed certificates for the next connection; None if they have not changed."""
         try:
             now = _of_folder(self._folder)
-        except UsageError as error:  # a moment of the rotation
+        except UsageError as error:  # the files are being replaced
             if str(error) != self._problem:
                 self._problem = str(error)
                 log.warning("%s; the certificates before are used on", error)

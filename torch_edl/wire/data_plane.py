@@ -1,4 +1,4 @@
-"""What both sides of the data plane share: how a server is reached, and who may call it.
+"""Common parts of both sides of the data plane: endpoints, keys and size limits.
 
 Frames travel over ZeroMQ. On one machine they take a Unix socket in a folder that no other user may
 enter. Between machines they are encrypted (CURVE), with keys that are derived from the token of the
@@ -29,10 +29,10 @@ PIECE_BYTES = 256 << 10
 of fewer. A longer piece ends the connection, so that of a stranger takes no more memory."""
 _CURVE_BYTES = 64  # more than what encryption adds to a piece
 COPIED_BYTES = 1 << 20
-"""Frames up to this size are copied for ZeroMQ. To send a longer one as it lies, pyzmq has ZeroMQ
-tell a thread of the interpreter when the memory is free again. For 256 KB that takes three times as
-long as the copy: a pull and a push of 4,000 rows x 16 take 0.9 ms of CPU in place of 1.6 in the
-client, and 1.8 in place of 2.9 in the server. From about 1 MB on there is no difference."""
+"""Frames up to this size are copied for ZeroMQ. To send a frame without a copy, ZeroMQ must tell an
+interpreter thread when the memory is free again, which takes three times as long as copying 256 KB:
+with copies, a pull and a push of 4,000 rows x 16 take 0.9 ms instead of 1.6 ms of CPU in the
+client, and 1.8 ms instead of 2.9 ms in the server. From about 1 MB on there is no difference."""
 
 
 def prepare(socket: zmq.Socket[bytes], endpoint: str) -> None:
@@ -82,25 +82,25 @@ def joined(pieces: Sequence[memoryview], endpoint: str) -> list[memoryview]:
 
 
 def is_reachable(endpoint: str) -> bool:
-    """Whether an endpoint may be connected: the socket of another container, or of another user,
-    is not seen."""
+    """Return True if an endpoint can be connected. A Unix socket of another container or user is
+    not visible."""
     return not endpoint.startswith(LOCAL) or os.path.exists(endpoint.removeprefix(LOCAL))
 
 
 @dataclass(frozen=True)
 class Keys:
-    """What the token of a job makes."""
+    """The keys that are derived from the token of a job."""
 
     request: bytes
-    """In each request."""
+    """Key in each request."""
     server: bytes
-    """The secret key of the servers, of CURVE, in the alphabet Z85."""
+    """Secret CURVE key of the servers, encoded in Z85."""
     client: bytes
-    """That of their clients."""
+    """Secret CURVE key of the clients, encoded in Z85."""
 
     @classmethod
     def of(cls, token: str) -> Keys:
-        """The keys of the job of that token."""
+        """Derive the keys from a token."""
         return cls(
             derived(token, b"edl-request"),
             z85.encode(derived(token, b"edl-server")),
@@ -108,13 +108,13 @@ class Keys:
         )
 
     def secure_server(self, socket: zmq.Socket[bytes], endpoint: str) -> None:
-        """Prepares a socket that is to be bound."""
+        """Set the keys of a server's socket before it is bound."""
         if not endpoint.startswith(LOCAL):
             socket.curve_server = True
             socket.curve_secretkey = self.server
 
     def secure_client(self, socket: zmq.Socket[bytes], endpoint: str) -> None:
-        """Prepares a socket that is to be connected."""
+        """Set the keys of a client's socket before it is connected."""
         if not endpoint.startswith(LOCAL):
             socket.curve_serverkey = zmq.curve_public(self.server)
             socket.curve_secretkey = self.client

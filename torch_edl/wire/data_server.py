@@ -1,4 +1,4 @@
-"""The answering side of the data plane."""
+"""Server side of the data plane."""
 
 from __future__ import annotations
 
@@ -29,51 +29,53 @@ from torch_edl.wire.server import status_of
 log = logging.getLogger(__name__)
 
 MOST_FRAMES = 4096
-"""Of one call."""
-_HANDSHAKE_MS = 5_000  # a connection that says nothing is closed then
-_IDLE_MS = 10_000  # after which a peer is asked whether it is there
+"""Largest number of frames in one call."""
+_HANDSHAKE_MS = 5_000  # a connection without a handshake is closed after this time
+_IDLE_MS = 10_000  # a peer that is idle for this time gets a heartbeat
 _GONE_MS = 30_000
 
-_FLUSH_MS = 500  # at most, for the last answers to leave
-_IO_THREADS = 4  # at most: they copy, and encrypt what goes to other machines
-_LARGE = 1 << 20  # bytes of a call that is worth the way to another thread
-# Where workers need the cores, one thread answers 1.4 times as many small calls as several, which
-# take the interpreter from each other (measured with 3 clients on 2 cores).
+_FLUSH_MS = 500  # time limit for sending the last answers
+_IO_THREADS = 4  # largest number of threads that copy and encrypt frames
+_LARGE = 1 << 20  # bytes of a call that is large enough to move to another thread
+# If workers need the cores, one thread answers 1.4 times as many small calls as several threads,
+# which compete for the interpreter lock (measured with 3 clients on 2 cores).
 _HAS_SPARE_CORES = (os.cpu_count() or 1) >= 8
 
 
 @dataclass(frozen=True)
 class Later:
-    """An answer that counts when ``wait`` has returned: what the call did is not safe before. Such
-    calls wait one after the other, in a thread of their own."""
+    """An answer that is sent after ``wait`` has returned, because the change is not durable before.
+
+    All such answers wait one after the other in one thread.
+    """
 
     answer: Framed
     wait: Callable[[], None]
 
 
 Answer = Callable[[Framed, bool], Framed | Later]
-"""Answers a call. Where the second argument is False it must not wait for other calls: it raises
-:class:`WouldWaitError` before it has changed anything, and is called again."""
+"""Answers a call. If the second argument is False, the function must not wait for other calls: it
+raises :class:`WouldWaitError` before any change, and is called again in another thread."""
 
 
 class WouldWaitError(Exception):
-    """The call cannot be answered without waiting for others."""
+    """The call cannot be answered without waiting for other calls."""
 
 
 class DataServer:
-    """Answers calls until :meth:`close`. One thread reads and writes, and also answers small calls:
-    the way to another thread and back takes longer than the work. All other calls run in a pool:
-    large ones side by side, and those that wait for others; with many cores, also small ones that
-    come while others wait.
+    """Answers calls until :meth:`close`.
+
+    One thread receives and sends all messages. The same thread answers small calls, because moving
+    a call to another thread takes longer than the answer. All other calls run in a pool: large
+    calls, calls that wait for others, and on machines with many cores also small calls that arrive
+    while others are waiting.
 
     Args:
-        answers: by the field of DataRequest; errors as in :func:`torch_edl.wire.server.serve`.
-        endpoint: of ZeroMQ; ``tcp://host:*`` takes a free port.
-        token: of the job.
-        threads: calls at once; others wait.
-
-    Raises:
-        UsageError: the endpoint cannot be bound.
+        answers: functions by field name of DataRequest; errors are mapped as in
+            :func:`torch_edl.wire.server.serve`.
+        endpoint: ZeroMQ endpoint; ``tcp://host:*`` binds a free port.
+        token: token of the job.
+        threads: number of concurrent calls; further calls are queued.
     """
 
     def __init__(
@@ -112,7 +114,7 @@ class DataServer:
         self._thread.start()
 
     def close(self, grace_s: float = 0) -> None:
-        """Ends: calls that run are answered if they end within the grace, others are not."""
+        """Stop the server; running calls are answered only if they end within the grace."""
         self._grace_s = grace_s
         self._closing = True
         self._wake()
@@ -140,7 +142,7 @@ class DataServer:
                     frames = joined([each.buffer for each in received], self.endpoint)
                     if not self._answered_here(sender, frames):
                         self._start(self._pool, self._call, sender, frames)
-            except Exception:  # of one call: the others are to be answered
+            except Exception:  # an error of one call must not stop the others
                 log.exception("data plane")
         if self._door is not None:
             self._door.close()  # ZeroMQ would wait for one who reads no more
@@ -238,7 +240,7 @@ class _Refused(Exception):
 
 
 class _Answered(NamedTuple):
-    """An answer as it is sent."""
+    """An answer in the form in which it is sent."""
 
     call: int
     name: str

@@ -1,4 +1,4 @@
-"""The caller's side of the data plane."""
+"""Client side of the data plane."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _FIELDS = {
     replica_pb2.FetchReplicaRequest: "fetch_replica",
 }
 CALLS = tuple(_FIELDS)
-"""The types of requests that the data plane takes."""
+"""Types of the requests that are sent over the data plane."""
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
-# The connection is not there, or not any more.
+# Events of a connection that failed or was lost.
 _LOST = (
     zmq.Event.DISCONNECTED
     | zmq.Event.CLOSED
@@ -46,8 +46,11 @@ _NEVER_MS = 1 << 30  # 12 days
 
 
 class DataCall:
-    """A call that was sent. Whoever asks for its answer takes the answers off the connection, for
-    other calls, too: no thread has to be woken."""
+    """A call that was sent.
+
+    A thread that waits for its answer receives the answers of all calls of the connection, so no
+    separate thread has to be woken.
+    """
 
     def __init__(self, stub: DataStub, number: int, deadline: float) -> None:
         self._stub, self._number, self._deadline = stub, number, deadline
@@ -56,18 +59,18 @@ class DataCall:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the answer is here, or an error: nobody looks at the connection."""
+        """True if the answer or an error was received; does not read from the connection."""
         return self._answer is not None or self._error is not None
 
     def done(self) -> bool:
-        """Whether :meth:`result` returns or raises at once."""
+        """Return True if :meth:`result` does not block."""
         return self._stub._look(self)
 
     def result(self) -> Framed:
-        """Waits for the answer, whose frames are views of what came.
+        """Wait for the answer and return it; its frames are views of the received data.
 
         Raises:
-            CallError: with ``code()`` and ``details()``.
+            CallError: the call failed; see ``code()`` and ``details()``.
         """
         if not self.has_ended:
             self._stub._wait(self)
@@ -84,42 +87,42 @@ class DataCall:
 
 
 class DataStub:
-    """Calls one server. It answers in any order, in general in that of the calls.
+    """Calls one server. Answers may arrive in another order than the calls.
 
     Args:
-        endpoint: of ZeroMQ, as the master names it.
-        token: of the job.
+        endpoint: ZeroMQ endpoint of the server.
+        token: token of the job.
     """
 
     def __init__(self, endpoint: str, token: str) -> None:
         self.address = endpoint
         self._keys = Keys.of(token)
-        self._lock = threading.Lock()  # of the connection, also while somebody waits at it
+        self._lock = threading.Lock()  # protects the connection; held while a thread waits
         self._made = 0
         self._waiting: dict[int, DataCall] = {}
         self._closed = False
-        self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # by close()
+        self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # set by close()
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
         self._end: Callable[[], object] = lambda: None
         self._poller = zmq.Poller()
 
     def call(self, request: Framed, *, timeout_s: float) -> Framed:
-        """Calls and waits for the answer, see :meth:`DataCall.result`.
+        """Call the server and wait for the answer, see :meth:`DataCall.result`.
 
         Raises:
-            UsageError: a tensor is too large.
+            UsageError: a tensor exceeds the size limit.
         """
         return self.start(request, timeout_s=timeout_s).result()
 
     def start(self, request: Framed, *, timeout_s: float) -> DataCall:
-        """Sends a call. Waits only while another thread waits for an answer.
+        """Send a call. Blocks only while another thread waits for an answer.
 
         Args:
-            timeout_s: after which the call ends with ``DEADLINE_EXCEEDED``, if somebody looks.
+            timeout_s: seconds after which :meth:`DataCall.result` raises ``DEADLINE_EXCEEDED``.
 
         Raises:
-            UsageError: a tensor is too large.
+            UsageError: a tensor exceeds the size limit.
         """
         if any(len(frame) > MAX_FRAME_BYTES for frame in request.frames):
             raise UsageError(f"a tensor of more than {MAX_FRAME_BYTES} bytes: use more --ps")
@@ -132,7 +135,7 @@ class DataStub:
                 getattr(head, _FIELDS[type(request.message)]).CopyFrom(request.message)
                 content = cut([head.SerializeToString(), *request.frames], self.address)
                 socket.send_multipart(content, zmq.NOBLOCK, copy=False)
-            except zmq.Again:  # the connection was refused since
+            except zmq.Again:  # the connection was lost meanwhile
                 call._end(self._unconnected())
                 self._disconnect()
             except CallError as error:
@@ -159,15 +162,17 @@ class DataStub:
                     text = f"no answer from {self.address}"
                     call._end(CallError(grpc.StatusCode.DEADLINE_EXCEEDED, text))
             if call._error is not None and call._error.code() in AWAY:
-                self._disconnect()  # an answer that comes late finds nobody
+                self._disconnect()  # a late answer must not be received
 
     def _take(self, wait_ms: int) -> bool:
-        """Takes what came, if anything: an answer, or the end of the connection and of all calls
-        that wait at it."""
+        """Receive one event, if any: an answer, or the end of the connection with all its calls.
+
+        Return True if an event was received.
+        """
         socket = self._socket
         assert socket is not None, "a call waits without a connection"
         ready = dict(self._poller.poll(wait_ms))
-        # An answer may have come between the looks at the socket and at its monitor.
+        # An answer may have arrived after the socket was polled and before its monitor was.
         if socket in ready or (ready and socket.poll(0)):
             received = [frame.buffer for frame in socket.recv_multipart(copy=False)]
             head_frame, *frames = joined(received, self.address)
@@ -186,7 +191,7 @@ class DataStub:
         return CallError(grpc.StatusCode.CANCELLED, "the connection was closed")
 
     def _connected(self) -> zmq.Socket[bytes]:
-        """The socket, connected anew if the connection was lost meanwhile."""
+        """Return the socket; connect again if the connection was lost."""
         if self._closed:
             raise self._cut_off()
         if self._monitor is not None and self._monitor.poll(0):
@@ -197,15 +202,15 @@ class DataStub:
             socket.linger = 0
             prepare(socket, self.address)
             socket.ipv6 = "[" in self.address
-            # Connections are made here. With -1, ZeroMQ drops what came with the last bytes.
+            # This class reconnects itself. With -1, ZeroMQ drops data that arrived last.
             socket.reconnect_ivl = _NEVER_MS
             keepalive.watch_zmq(socket)
             self._keys.secure_client(socket, self.address)
             self._monitor = socket.get_monitor_socket(_LOST)
             for each in (socket, self._monitor, self._woken):
                 self._poller.register(each, zmq.POLLIN)
-            # Also of a stub that is only dropped: the thread of ZeroMQ would wait for a monitor
-            # that nobody reads any more, and all connections of the process with it.
+            # A stub may be dropped without close(). ZeroMQ's thread would then wait for the unread
+            # monitor, and with it all connections of the process.
             self._end = weakref.finalize(self, _end, socket, self._monitor)
             socket.connect(self.address)
         return self._socket
@@ -219,7 +224,7 @@ class DataStub:
         self._socket = self._monitor = None
 
     def close(self) -> None:
-        """Closes the connection; a call that waits ends with ``CANCELLED``."""
+        """Close the connection; calls that wait end with ``CANCELLED``."""
         if self._closed:
             return
         self._closed = True

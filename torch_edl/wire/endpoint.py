@@ -13,15 +13,15 @@ LOOPBACK = "127.0.0.1"
 REMOTE = "remote://"
 """Before an endpoint of the loopback address that is a tunnel to another machine."""
 ANY = ("0.0.0.0", "::", "*")
-"""Hosts that mean all interfaces of a machine; to others they name no machine."""
+"""Hosts that mean all interfaces of a machine when bound; they are no address to connect to."""
 _CONNECT_TIMEOUT_S = 1.0
 
 
 def split(endpoint: str) -> tuple[str, int]:
-    """Host and port of an endpoint; brackets around an IPv6 address are removed.
+    """Return host and port of an endpoint; brackets around an IPv6 address are removed.
 
     Raises:
-        UsageError: it is not of that form.
+        UsageError: the text is not ``HOST:PORT``.
     """
     name, colon, port = bare(endpoint).rpartition(":")
     if not (colon and name and port.isdecimal()):
@@ -45,12 +45,12 @@ def is_remote(endpoint: str) -> bool:
 
 
 def is_any(endpoint: str) -> bool:
-    """Whether a process that listens there does so on all interfaces."""
+    """Return True if the endpoint means all interfaces of a machine."""
     return bare(endpoint).rpartition(":")[0].strip("[]") in ANY
 
 
 def is_local(endpoint: str) -> bool:
-    """Whether the host of an endpoint is an address of this machine."""
+    """Return True if the host of an endpoint is an address of this machine."""
     name, _ = split(endpoint)
     try:
         found = socket.getaddrinfo(name, 0, type=socket.SOCK_DGRAM)
@@ -65,15 +65,15 @@ def is_local(endpoint: str) -> bool:
 
 
 def is_loopback_name(endpoint: str) -> bool:
-    """Whether the host is a name that means this machine to itself alone, as Debian's
-    ``/etc/hosts`` has the name of the machine."""
+    """Return True if the host is a name of this machine that resolves to loopback only, as in the
+    ``/etc/hosts`` of Debian."""
     host, _ = split(endpoint)
     found = _addresses(host)
     return host not in found and bool(found) and all(map(_is_loopback, found))
 
 
 def own_address(endpoint: str) -> str:
-    """The address at which other machines reach this one: that of the route to ``endpoint``."""
+    """Return this machine's address on the route to ``endpoint``, for other machines."""
     host, port = split(endpoint)
     if is_local(endpoint):
         return host
@@ -88,20 +88,20 @@ def own_address(endpoint: str) -> str:
 
 
 def is_same(one: str, other: str) -> bool:
-    """Whether two endpoints share the port and an address of the host."""
+    """Return True if two endpoints have the same port and a common host address."""
     (host, port), (other_host, other_port) = split(one), split(other)
     return port == other_port and bool(_addresses(host) & _addresses(other_host))
 
 
 def free_port() -> int:
-    """A port of this machine that no process listens on."""
+    """Return a free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
 
 
 def is_listening(endpoint: str) -> bool:
-    """Whether a process accepts connections there."""
+    """Return True if a process accepts connections at the endpoint."""
     try:
         with socket.create_connection(split(endpoint), timeout=_CONNECT_TIMEOUT_S):
             return True

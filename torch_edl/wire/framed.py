@@ -1,5 +1,4 @@
-"""Messages with the contents of their tensors beside them, as frames, so that nothing copies them
-into a message or out of it."""
+"""Messages whose tensor contents are sent as separate frames, to avoid copies."""
 
 from __future__ import annotations
 
@@ -27,40 +26,40 @@ class Framed:
     frames: list[memoryview] = field(default_factory=list)
 
     def put(self, proto: tensor.TensorProto, array: codec.Array) -> None:
-        """Lets an empty tensor of the message have an array, which must not change any more.
+        """Attach an array as the content of an empty tensor; the array must not change afterwards.
 
         Raises:
-            UsageError: the dtype cannot travel.
+            UsageError: the dtype is not supported.
         """
         self.frames.append(_view(codec.describe(proto, array)))
         proto.frame = len(self.frames)
 
     def put_floats(self, proto: tensor.TensorProto, array: codec.Array, dtype: int) -> None:
-        """As :meth:`put` for float32 values that travel as one of
-        :data:`~torch_edl.wire.codec.FLOAT_DTYPES`.
+        """Attach float32 values, converted to one of
+        :data:`~torch_edl.wire.codec.FLOAT_DTYPES`, see :meth:`put`.
 
         Raises:
-            UsageError: the dtype is none of these.
+            UsageError: the dtype is not in :data:`~torch_edl.wire.codec.FLOAT_DTYPES`.
         """
         self.frames.append(_view(codec.describe_floats(proto, array, dtype)))
         proto.frame = len(self.frames)
 
     def put_narrow(self, proto: tensor.TensorProto, array: codec.Array, dtype: int) -> None:
-        """As :meth:`put_floats` for what has the bits of that dtype already."""
+        """Attach values that have already been converted to the bits of the dtype."""
         codec.describe_shape(proto, array.shape, dtype)
         self.frames.append(_view(array))
         proto.frame = len(self.frames)
 
     def put_ids(self, entry: pb.TableIds | pb.TableGradient, ids: codec.Ids) -> None:
-        """Lets an entry of the message have ids (n,)."""
+        """Attach ids (n,) to an entry of the message."""
         self.frames.append(_view(ids.astype("<i8", copy=False)))
         entry.ids_frame = len(self.frames)
 
     def whole(self) -> Any:
-        """A copy of the message, with the contents in it.
+        """Return a copy of the message that contains the frames.
 
         Raises:
-            UsageError: the message names a frame that there is not.
+            UsageError: the message refers to a missing frame.
         """
         if not self.frames:
             return self.message
@@ -80,10 +79,10 @@ class Framed:
         return message
 
     def encoded(self) -> bytes:
-        """The bytes of :meth:`whole` of a push, made with one copy of the contents.
+        """Encode a push as :meth:`whole` would, with a single copy of the contents.
 
         Raises:
-            UsageError: the message names a frame that there is not.
+            UsageError: the message refers to a missing frame.
         """
         push: pb.PushGradientsRequest = self.message
         rest = pb.PushGradientsRequest()
@@ -115,7 +114,7 @@ _WHOLE: dict[type[Any], str] = {
     replica_pb2.PutBaseRequest: "content",
     replica_pb2.FetchReplicaResponse: "content",
 }
-"""Messages whose frames are one field."""
+"""Messages whose frames together are the content of one field."""
 
 
 def _view(array: codec.Array) -> memoryview:
@@ -123,12 +122,12 @@ def _view(array: codec.Array) -> memoryview:
 
 
 def nested(field: int, parts: list[bytes | memoryview]) -> list[bytes | memoryview]:
-    """The parts of a field of a message that is a message or bytes, as they are encoded."""
+    """Encode a length-delimited field; return its header and its parts."""
     return [length_delimited(field, sum(map(len, parts))), *parts]
 
 
 def length_delimited(field: int, length: int) -> bytes:
-    """What is before the content of such a field."""
+    """Encode the header of a length-delimited field."""
     return _varint(field << 3 | 2) + _varint(length)
 
 
@@ -153,7 +152,7 @@ _CONTENT = _number(tensor.TensorProto, "tensor_content")
 
 
 def tensors(message: Any) -> Iterator[tensor.TensorProto]:
-    """The tensors of a message that may lie beside it."""
+    """Yield the tensors of a message whose contents may be frames."""
     if isinstance(message, pb.PushGradientsRequest | pb.PullResponse) and message.HasField("dense"):
         yield message.dense
     if isinstance(message, pb.PushGradientsRequest):

@@ -1,8 +1,8 @@
-"""Options of connections between machines that notice a machine that vanishes.
+"""Options of connections between machines, to detect a lost machine.
 
 A machine that loses its power or its network closes no connection. Without probes, a process waits
-at such a connection until the kernel gives up: a quarter of an hour if data is under way, and
-otherwise for ever. Connections within a machine need no probes: the kernel closes them.
+until the kernel gives up: a quarter of an hour if data is in flight, otherwise for ever.
+Connections within a machine need no probes, because the kernel closes them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:  # the client of a job uses gRPC alone
 # An idle connection is probed after 5 s, and counts as lost if no answer comes for 10 s.
 _IDLE_S, _ANSWER_S = 5, 10
 _INTERVAL_S = 5
-# Data that nobody acknowledges ends a connection after the same time. The kernel takes this limit
-# for unanswered probes, too, in place of their number.
+# Unacknowledged data ends a connection after the same time. The kernel also uses this limit instead
+# of the number of unanswered probes.
 _LOST_MS = 1000 * (_IDLE_S + _ANSWER_S)
-# A connection that is not made in that time, with its handshake, is tried again, at an address that
-# is resolved again. The default of gRPC is 20 s.
+# If connection and handshake take longer, gRPC resolves the address again and retries. The default
+# is 20 s.
 _CONNECT_MS = 5_000
 
 CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
@@ -30,20 +30,20 @@ CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.min_reconnect_backoff_ms", _CONNECT_MS),
 )
-"""Options of a channel of gRPC. gRPC sets ``TCP_USER_TIMEOUT`` accordingly."""
+"""Options of a gRPC channel. gRPC sets ``TCP_USER_TIMEOUT`` accordingly."""
 
 SERVER_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.keepalive_time_ms", 1000 * _IDLE_S),
     ("grpc.keepalive_timeout_ms", 1000 * _ANSWER_S),
-    # A server closes connections that send more pings than it permits, by default one in 5 min.
+    # By default, a server closes connections that send more than one ping in 5 min.
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 1000 * _IDLE_S // 2),
 )
-"""Options of a server of gRPC, which permit the pings of :data:`CHANNEL_OPTIONS`."""
+"""Options of a gRPC server, which permit the pings of :data:`CHANNEL_OPTIONS`."""
 
 
 def watch(connection: socket.socket) -> None:
-    """Set the options of a TCP connection."""
+    """Set the keepalive options of a TCP connection."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _INTERVAL_S)
@@ -52,10 +52,10 @@ def watch(connection: socket.socket) -> None:
 
 
 def watch_zmq(endpoint: zmq.Socket[bytes]) -> None:
-    """Set the options of the TCP connections of a socket of ZeroMQ.
+    """Set the keepalive options of a ZeroMQ socket.
 
-    The probes are those of the kernel. A heartbeat of ZeroMQ counts only whole frames as a sign of
-    life, so that it would end a connection on which a large frame is under way.
+    The kernel sends the probes. ZeroMQ's own heartbeat counts only whole frames as a sign of life
+    and would end a connection while a large frame is being sent.
     """
     endpoint.tcp_keepalive = 1
     endpoint.tcp_keepalive_idle = _IDLE_S

@@ -1,4 +1,4 @@
-"""The token of a job, and all keys that are derived from it: no other secret is shared.
+"""The token of a job and the keys that are derived from it. No other secret is shared.
 
 Public keys are derived from the token too, and whoever reaches a port can ask for them. They
 confirm a guess of the token without another connection, so the token must be one that nobody can
@@ -19,10 +19,10 @@ _MIN_DISTINCT = 8  # 32 random hexadecimal digits have fewer with a probability 
 
 
 def derived(token: str, purpose: bytes, size: int = 32) -> bytes:
-    """A secret of ``size`` bytes, at most 64, for one purpose, whose name has at most 16 bytes.
+    """Derive a secret of ``size`` bytes (at most 64) for a purpose (at most 16 bytes).
 
-    BLAKE2b with its parameter for the purpose, as RFC 7693 and Python's documentation describe it:
-    secrets of different purposes or sizes tell nothing of each other or of the token.
+    BLAKE2b with the personalization parameter of RFC 7693. Secrets of different purposes or sizes
+    reveal nothing about each other or about the token.
     """
     return hashlib.blake2b(token.encode(), digest_size=size, person=purpose).digest()
 
@@ -37,7 +37,7 @@ def require_text(token: str) -> None:
     """Checks that the token is the same text on all machines.
 
     Raises:
-        UsageError: it has other characters, such as the end of a line of a file.
+        UsageError: the token has a character that is not printable ASCII, such as a line feed.
     """
     if not (token.isascii() and token.isprintable()):
         raise UsageError(
@@ -47,10 +47,10 @@ def require_text(token: str) -> None:
 
 
 def require_strong(token: str, endpoint: str) -> None:
-    """Checks that nobody can guess the token.
+    """Check that the token cannot be guessed.
 
     Raises:
-        UsageError: it is too short, or repeats a few characters.
+        UsageError: the token is too short or has too few different characters.
     """
     if len(token) < MIN_TOKEN or len(set(token)) < _MIN_DISTINCT:
         raise UsageError(

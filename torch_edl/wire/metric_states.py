@@ -1,4 +1,4 @@
-"""How the parts of metrics that several processes report become those of the whole. Pure."""
+"""Merge the metric states that several processes report. No I/O."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class MetricStates:
     """The states of all metrics, merged task by task.
 
-    A plain function's metric is a mean over records. A metric object's state is a set of tensors,
-    each merged by its reduction: sum, mean (weighted by records), max, min or cat.
+    The metric of a plain function is a mean over records. The state of a metric object is a set of
+    tensors, each merged by its reduction: sum, mean (weighted by records), max, min or cat.
     """
 
     def __init__(self) -> None:
@@ -25,17 +25,17 @@ class MetricStates:
         self._objects: dict[str, dict[str, MergedTensor]] = {}
 
     def add(self, task_id: int, states: Iterable[pb.MetricState]) -> None:
-        """Merges what one task gave.
+        """Merge the states of one task.
 
         Raises:
-            UsageError: a reduction that is not known, or shapes that cannot be merged.
+            UsageError: a reduction is unknown, or shapes cannot be merged.
         """
         for state in states:
             self._records[state.name] = self._records.get(state.name, 0) + state.records
             if not state.object:
                 self._sums[state.name] = self._sums.get(state.name, 0.0) + state.sum
                 continue
-            # Only here: the master starts without numpy.
+            # Imported here, since the master starts without numpy.
             from torch_edl.wire.metric_tensors import MergedTensor
 
             tensors = self._objects.setdefault(state.name, {})
@@ -52,18 +52,18 @@ class MetricStates:
 
     @property
     def has_objects(self) -> bool:
-        """A worker must compute values from merged states."""
+        """True if there are metric objects, whose values a worker must compute."""
         return bool(self._objects)
 
     def means(self) -> dict[str, float]:
-        """Values of the plain functions."""
+        """Return the values of the plain functions by name."""
         return {
             name: total / self._records[name] if self._records[name] else float("nan")
             for name, total in self._sums.items()
         }
 
     def objects(self) -> list[pb.MetricState]:
-        """Merged states of the metric objects, for the worker that computes their values."""
+        """Return the merged states of the metric objects, from which a worker computes values."""
         merged = []
         for name, tensors in self._objects.items():
             state = pb.MetricState(name=name, object=True, records=self._records[name])
@@ -72,10 +72,10 @@ class MetricStates:
             merged.append(state)
         return merged
 
-    # ---- a restart of the master ----
+    # ---- restart of the master ----
 
     def to_state(self, most_bytes: int) -> dict[str, Any] | None:
-        """What was merged so far, as JSON can say it; None if it has more than ``most_bytes``."""
+        """Return the merged states as JSON values; None if they exceed ``most_bytes``."""
         tensors = [t for of in self._objects.values() for t in of.values()]
         if sum(tensor.nbytes for tensor in tensors) > most_bytes:
             return None
@@ -87,7 +87,7 @@ class MetricStates:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> MetricStates:
-        """The inverse of :meth:`to_state`."""
+        """Restore the states from :meth:`to_state`."""
         made = cls()
         made._sums, made._records = dict(state["sums"]), dict(state["records"])
         if state["objects"]:

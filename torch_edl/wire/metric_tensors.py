@@ -1,4 +1,4 @@
-"""One tensor of a metric's state, merged from the parts of several processes. Pure."""
+"""Merge the parts of one tensor of a metric's state. No I/O."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ _REDUCE: Mapping[str, Callable[[Array, Array], Array]] = {
 
 @dataclass
 class MergedTensor:
-    """One named tensor of a metric's state, merged so far."""
+    """One named tensor of a metric's state, merged from the parts of several tasks."""
 
     reduction: str
     _value: Array | None = None
     _weight: float = 0.0
     _parts: dict[int, Array] = field(default_factory=dict)
-    """cat: by task, so that the order of arrival does not matter."""
+    """Parts by task for the reduction "cat", so that the order of arrival does not matter."""
 
     def add(self, task_id: int, part: pb.StateTensor, records: int) -> None:
-        """Merges what one task gave.
+        """Merge the part of one task.
 
         Raises:
-            KeyError: a reduction that is not known.
-            ValueError: shapes that cannot be merged.
+            KeyError: the reduction is unknown.
+            ValueError: the shapes cannot be merged.
         """
         value = codec.from_proto(part.value)
         if self.reduction == "cat":
@@ -58,17 +58,17 @@ class MergedTensor:
 
     @property
     def nbytes(self) -> int:
-        """What it holds."""
+        """Size of the stored arrays in bytes."""
         arrays = (self._value, *self._parts.values())
         return sum(array.nbytes for array in arrays if array is not None)
 
     def to_proto(self, name: str) -> pb.StateTensor:
-        """The merged tensor, for the worker that computes the metric."""
+        """Return the merged tensor, for the worker that computes the metric."""
         value = codec.to_proto(self._final())
         return pb.StateTensor(name=name, value=value, reduction=self.reduction)
 
     def to_state(self) -> dict[str, Any]:
-        """As JSON can say it."""
+        """Return the tensor as JSON values."""
         return {
             "reduction": self.reduction,
             "weight": self._weight,
@@ -78,7 +78,7 @@ class MergedTensor:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> MergedTensor:
-        """The inverse of :meth:`to_state`."""
+        """Restore the tensor from :meth:`to_state`."""
         return cls(
             state["reduction"],
             None if state["value"] is None else _decoded(state["value"]),

@@ -1,4 +1,4 @@
-"""Calls to one parameter server: over its data plane what has frames, and all else over gRPC."""
+"""Calls to one parameter server, over its data plane or over gRPC."""
 
 from __future__ import annotations
 
@@ -18,29 +18,31 @@ _BULK = (replica_pb2.PutBaseRequest, replica_pb2.FetchReplicaRequest)
 
 
 class PserverStub:
-    """All goes over gRPC if the server has no data plane in reach.
+    """Sends requests with frames over the data plane, and all others over gRPC.
+
+    If the data plane is not reachable, gRPC is used for all requests.
 
     Args:
         services: see :class:`~torch_edl.wire.channel.Stub`.
-        token: of the job.
+        token: token of the job.
     """
 
     def __init__(self, services: Services, server: cluster_pb2.Server, token: str) -> None:
         self.address = server.address
-        # No retries of gRPC's own: they would slow every call.
+        # Without retries of gRPC, which would slow every call.
         self._stub = Stub(services, server.address, token, retries=False)
         has_plane = server.data_plane and is_reachable(server.data_plane)
         self._data = DataStub(server.data_plane, token) if has_plane else None
-        # A connection of their own: nothing else waits behind them.
+        # A separate connection, so that no other call waits behind a bulk transfer.
         self._bulk = DataStub(server.data_plane, token) if has_plane else None
 
     def call(self, request: Message | Framed, *, timeout_s: float) -> Framed:
-        """Calls and waits for the answer.
+        """Call the server and wait for the answer.
 
         Raises:
-            grpc.RpcError: with ``code()`` and ``details()``.
-            UsageError: the request is larger than the server takes.
-            ValueError: it was closed before.
+            grpc.RpcError: the call failed; see ``code()`` and ``details()``.
+            UsageError: the request exceeds the size limit.
+            ValueError: the stub was closed.
         """
         data = self._data
         if isinstance(request, Framed) and type(request.message) in _BULK:
@@ -50,10 +52,10 @@ class PserverStub:
         return Framed(self._call(request, timeout_s))
 
     def start(self, request: Message | Framed, *, timeout_s: float) -> DataCall | None:
-        """Sends a call, unless it would take a thread to wait for its answer.
+        """Send a call over the data plane; None if the request must go over gRPC.
 
         Raises:
-            UsageError: the request is larger than the server takes.
+            UsageError: the request exceeds the size limit.
         """
         if self._data is None or not isinstance(request, Framed):
             return None
@@ -68,7 +70,7 @@ class PserverStub:
         return self._stub.call(request.whole(), timeout_s=timeout_s)
 
     def close(self) -> None:
-        """Calls in flight end with ``CANCELLED``."""
+        """Close the connections; calls in flight end with ``CANCELLED``."""
         self._stub.close()
         for data in (self._data, self._bulk):
             if data is not None:

@@ -1,4 +1,4 @@
-"""The answering side of a service: token check, deadlines, errors as status codes."""
+"""Server side of gRPC services: token check, size limits, errors as status codes."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from torch_edl.wire.services import Services, methods
 
 log = logging.getLogger(__name__)
 
-# Calls that may wait for a thread, those of callers without the token too; more are refused. A call
-# that waits costs little: its message is read when a thread takes it.
+# Number of queued calls, including calls without a token; further calls are rejected. A queued call
+# costs little, because its message is read when a thread handles it.
 MAX_WAITING_CALLS = 1024
 MAX_CALLS_OF_CONNECTION = 64
-_OWN_FILES = 256  # of a process, beside its connections
+_OWN_FILES = 256  # files that a process needs beside its connections
 _MANY = (1 << 31) - 1
-_HANDSHAKE_MS = 10_000  # a connection that does not say in time what it is is closed
+_HANDSHAKE_MS = 10_000  # a connection without a handshake is closed after this time
 
 Handler = Callable[[Any, grpc.ServicerContext], Any]
 
 
 @dataclass(frozen=True)
 class TakesBytes:
-    """A handler that gets the request also as the wire brought it."""
+    """A handler that also receives the encoded request."""
 
     answer: Callable[[Any, bytes, grpc.ServicerContext], Any]
 
@@ -51,7 +51,7 @@ def serve(
     token: str,
     threads: int,
 ) -> tuple[grpc.Server, int]:
-    """Starts a server and returns it with the port that it got.
+    """Start a server; return the server and its port.
 
     Args:
         handlers: method name to ``handler(request, context) -> response``, or to one that
@@ -61,7 +61,7 @@ def serve(
             no connection, and one without its key ``UNAUTHENTICATED``.
 
     Raises:
-        UsageError: the address cannot be bound, or the token cannot travel, or is too weak for it.
+        UsageError: the address cannot be bound, or the token has invalid characters or is too weak.
     """
     require_text(token)
     missing = methods(services).keys() - handlers.keys()
@@ -70,12 +70,12 @@ def serve(
         ThreadPoolExecutor(threads, thread_name_prefix="calls"),
         interceptors=[_TokenCheck(token)],
         options=[
-            # Before the one of COMMON_OPTIONS: of two values grpc takes the first.
+            # Listed before COMMON_OPTIONS, because grpc uses the first of two values.
             ("grpc.max_receive_message_length", request_limit(services)[0]),
-            # Of a connection. grpc cancels calls at random, whosever they are, when more than 1,000
-            # wait to be looked at: a stranger's connection must not bring so many.
+            # Per connection. If more than 1,000 calls are queued, grpc cancels random calls of any
+            # client, so one unauthenticated connection must not send that many.
             ("grpc.max_concurrent_streams", MAX_CALLS_OF_CONNECTION),
-            # Two servers on one port would share its connections: refuse the second.
+            # Two servers on one port would share its connections; bind must fail instead.
             ("grpc.so_reuseport", 0),
             ("grpc.max_allowed_incoming_connections", _most_connections()),
             ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
@@ -100,7 +100,7 @@ def serve(
 
 
 def _most_connections() -> int:
-    """Strangers must not take all files that this process may open."""
+    """Return a limit of connections that leaves enough files for this process."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if files == resource.RLIM_INFINITY:
         return _MANY
@@ -127,19 +127,19 @@ def _answering(
 def _encode(answer: Any) -> bytes:
     encoded: bytes = answer.SerializeToString()
     if len(encoded) > MAX_MESSAGE_BYTES:
-        # gRPC ends the call with INTERNAL then. The check of gRPC itself would end the call with
-        # RESOURCE_EXHAUSTED, which means that the caller is to call again.
+        # gRPC then ends the call with INTERNAL. gRPC's own check would end the call with
+        # RESOURCE_EXHAUSTED, after which the client would call again.
         raise UsageError(f"an answer of {len(encoded)} bytes; at most {MAX_MESSAGE_BYTES} travel")
     return encoded
 
 
 def status_of(name: str, error: Exception) -> tuple[grpc.StatusCode, str]:
-    """How the call of a method ends that raised an error."""
+    """Return status code and message for an exception of a method's handler."""
     if isinstance(error, StaleIncarnationError):
         return grpc.StatusCode.FAILED_PRECONDITION, str(error)
     if isinstance(error, UsageError | DecodeError):
         return grpc.StatusCode.INVALID_ARGUMENT, str(error)
-    if isinstance(error, TimeoutError):  # an OSError too
+    if isinstance(error, TimeoutError):  # also a subclass of OSError
         return grpc.StatusCode.DEADLINE_EXCEEDED, f"{name}: {error}"
     if isinstance(error, OSError):
         return grpc.StatusCode.RESOURCE_EXHAUSTED, f"{name}: {error}"
@@ -158,12 +158,15 @@ def _guarded(name: str, handler: Handler) -> Handler:
 
 
 class _Refusal:
-    """Ends a call when its headers have come, whatever its method: a handler of streams does not
-    wait for the message, which may be large or never come."""
+    """Rejects a call as soon as its headers have arrived, whatever its method.
+
+    The handler is one for streams, which does not wait for the message: the message may be large,
+    or never arrive.
+    """
 
     def __init__(self) -> None:
-        # grpc runs it there: refusals neither take threads of the callers who have the token, nor
-        # wait for them.
+        # grpc runs the handler in this pool. Rejections therefore use no threads of authenticated
+        # clients and do not wait for them.
         self.experimental_thread_pool = ThreadPoolExecutor(1, thread_name_prefix="refusals")
 
     def __call__(self, _: Any, context: grpc.ServicerContext) -> None:

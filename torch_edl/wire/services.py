@@ -1,4 +1,4 @@
-"""The services, each a tuple of one so that a stub or a server may have the sum of several."""
+"""The gRPC services. Each is a tuple, so that a stub or a server may use the sum of several."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _of(file: FileDescriptor) -> Services:
 
 PSERVER = _of(pserver_pb2.DESCRIPTOR)
 REPLICAS = _of(replica_pb2.DESCRIPTOR)
-"""What a parameter server answers on the same port with ``--durability replica``."""
+"""Service of a parameter server, on the same port, with ``--durability replica``."""
 SERVERS = _of(cluster_pb2.DESCRIPTOR)
 WORKERS = _of(workers_pb2.DESCRIPTOR)
 TASKS = _of(tasks_pb2.DESCRIPTOR)
@@ -38,11 +38,11 @@ ROUNDS = _of(rounds_pb2.DESCRIPTOR)
 PODS = _of(pods_pb2.DESCRIPTOR)
 CONTROL = _of(control_pb2.DESCRIPTOR)
 MASTER = SERVERS + WORKERS + TASKS + RINGS + AGENTS + ROUNDS + PODS + CONTROL
-"""All that the master of a job answers, on one port."""
+"""All services of the master of a job, on one port."""
 
 
 def methods(services: Services) -> dict[str, MethodDescriptor]:
-    """All methods by name; no two services have a method of the same name."""
+    """Return all methods by name; method names are unique over all services."""
     return {method.name: method for service in services for method in service.methods}
 
 
@@ -54,5 +54,5 @@ assert len(_METHODS) == len(methods(_ALL)), "two methods take the same request"
 
 
 def method_of(request: Message) -> MethodDescriptor:
-    """The method that takes the request: each method has a request type of its own."""
+    """Return the method that takes the request; each method has its own request type."""
     return _METHODS[type(request)]

@@ -1,8 +1,8 @@
-"""Streams of bytes between two processes of a job, each of which proves that it is one.
+"""Authenticated byte streams between two processes of a job.
 
-On one machine a stream is a Unix socket, of which the kernel tells whose process the other side is.
-Between machines it is TCP with mutual TLS, as gRPC has. Whoever connects says what for, with a key
-that is derived from the token of the job.
+Within a machine, a stream is a Unix socket, and the kernel reports the user of the other side.
+Between machines it is TCP with mutual TLS, as for gRPC. The client first sends a key, derived from
+the token of the job, and the purpose of the connection.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _open: weakref.WeakSet[Stream | Door] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    # Left open in a child, a socket would hide the death of the parent from the other side.
+    # An open socket in a child would hide the death of the parent from the other side.
     for each in list(_open):
         each.forget()
 
@@ -49,8 +49,11 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class Stream:
-    """A connection. All calls but :meth:`interrupt` raise OSError where it fails; one thread may
-    send while another receives, unless it is of TLS."""
+    """A connection.
+
+    All methods except :meth:`interrupt` raise OSError if the connection fails. One thread may send
+    while another receives, except with TLS.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -59,11 +62,11 @@ class Stream:
         _open.add(self)
 
     def send(self, content: Any) -> None:
-        """Sends all bytes of a buffer, as it lies."""
+        """Send all bytes of a buffer without a copy."""
         self._socket.sendall(content)
 
     def receive(self, into: npt.NDArray[np.uint8]) -> None:
-        """Fills an array, which is contiguous, with the bytes that come next."""
+        """Fill a contiguous array with the next bytes."""
         left = memoryview(into)  # type: ignore[arg-type]
         while left:
             count = self._socket.recv_into(left)
@@ -72,19 +75,19 @@ class Stream:
             left = left[count:]
 
     def set_timeout(self, timeout_s: float | None) -> None:
-        """Of each wait; None: none."""
+        """Set the timeout of each blocking operation in seconds; None for no timeout."""
         self._socket.settimeout(timeout_s)
 
     def interrupt(self) -> None:
-        """Ends what is under way on both sides, and all that follows. From any thread."""
+        """End all current and future operations on both sides. May be called from any thread."""
         with self._lock:
             if not self._closed:
                 with contextlib.suppress(OSError):
-                    # That of TLS would let go of its keys, and another thread would send in clear.
+                    # SSLSocket.shutdown drops the keys; another thread would then send plain text.
                     socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Nobody sends or receives any more."""
+        """Close the connection."""
         self.interrupt()
         with self._lock:
             self._closed = True
@@ -92,12 +95,12 @@ class Stream:
         _open.discard(self)
 
     def forget(self) -> None:
-        """Closes the connection in a forked child alone."""
+        """Close the socket in a forked child, without ending the parent's connection."""
         self._socket.close()
 
 
 class Door:
-    """Where this process accepts streams.
+    """Listens for streams.
 
     Args:
         host: address of this machine for the other processes; that of the loopback, without
@@ -141,11 +144,12 @@ class Door:
         return connection, str(address[0] if address else _user(connection))
 
     def welcome(self, connection: socket.socket, timeout_s: float) -> tuple[Stream, bytes] | None:
-        """A stream, and what it is for; None, and a closed connection: it is of no process of the
-        job.
+        """Authenticate a connection; return the stream and its purpose.
+
+        If the other side is no process of the job, the connection is closed and the result is None.
 
         Args:
-            timeout_s: for which the other side may hesitate.
+            timeout_s: timeout of each step of the handshake in seconds.
         """
         stream = Stream(connection)
         try:
@@ -155,7 +159,7 @@ class Door:
             else:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 keepalive.watch(connection)
-                # Made for each connection: a folder of certificates may be renewed.
+                # Created for each connection, since the certificates in a folder may be renewed.
                 tls = _context(ssl.PROTOCOL_TLS_SERVER, identity(self._token))
                 stream._socket = tls.wrap_socket(connection, server_side=True)
             key, size = _GREETING.unpack(_read(stream, _GREETING.size))
@@ -169,25 +173,25 @@ class Door:
         return None
 
     def close(self) -> None:
-        """Ends :meth:`accept`."""
+        """Stop listening; :meth:`accept` raises OSError."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self.forget()
         _open.discard(self)
 
     def forget(self) -> None:
-        """Closes the door in a forked child alone."""
+        """Close the socket in a forked child, while the parent continues to listen."""
         self._socket.close()
 
 
 def connect(address: str, greeting: bytes, token: str, timeout_s: float) -> Stream:
-    """Connects to a door.
+    """Connect to a :class:`Door`.
 
     Args:
-        greeting: what for.
+        greeting: purpose of the connection.
 
     Raises:
-        OSError: nobody listens there, or no process of the job.
+        OSError: no process listens at the address, or the process is not of this job.
         UsageError: the folder of certificates cannot be used.
     """
     assert len(greeting) <= MAX_GREETING_BYTES
@@ -250,13 +254,13 @@ def _context(kind: int, own: Identity) -> ssl.SSLContext:
     made.minimum_version = ssl.TLSVersion.TLSv1_3
     made.verify_mode = ssl.CERT_REQUIRED
     made.load_verify_locations(cadata=own.ca.decode())
-    # A file in memory, since the library takes a name.
+    # load_cert_chain needs a file name, so the keys are written to a file in memory.
     file = os.memfd_create("identity")
     with os.fdopen(file, "wb") as pem:
         pem.write(own.certificate + own.key)
         pem.flush()
         made.load_cert_chain(f"/proc/self/fd/{file}")
     if kind == ssl.PROTOCOL_TLS_SERVER:
-        # A ticket is not read by a side that only sends, and closing with unread bytes is a reset.
+        # A side that only sends never reads a ticket, and closing with unread bytes is a reset.
         made.num_tickets = 0
     return made
