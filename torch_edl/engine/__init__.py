@@ -1,5 +1,5 @@
-"""How gradients become parameters: one file per strategy, and the choice among them.
+"""Engines turn gradients into parameter updates: one per strategy, and the choice of a strategy.
 
-No leases and no files of data here; and this module imports nothing, since the master reads
-``choose`` and starts without torch.
+The package knows no leases and reads no data files. This module imports nothing, because the master
+uses ``choose`` and starts without torch.
 """

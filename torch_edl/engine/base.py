@@ -1,11 +1,9 @@
-"""What a training loop needs of an engine: how the gradients of minibatches become a model.
+"""Interface of an engine, which turns the gradients of minibatches into model updates.
 
-The loop (:mod:`torch_edl.trainer.loop`) goes through updates, and gives the minibatches of each to
-its body: the script of the user, or the functions of a model file. The engine never runs the body.
-The engine is told what begins and what is over, and takes the gradients when the body steps the
-optimizer, through a hook that the engine registered there. So the same body runs on all engines:
-
-====================  ==========================  ==========================  =====================
+The training loop (:mod:`torch_edl.trainer.loop`) gives the minibatches of each update to its body:
+the user's script, or the functions of a model file. The engine never runs the body. The loop tells
+the engine when an update begins and ends, and a hook of the engine on the optimizer takes the
+gradients when the body calls ``step``. The same body therefore runs on all engines:
 call                  :class:`LocalEngine`        :class:`ServersEngine`      :class:`RingEngine`
 ====================  ==========================  ==========================  =====================
 ``begin``             nothing                     loads what was pulled       arms the reduction
@@ -30,109 +28,110 @@ from torch_edl.wire import master_pb2 as pb
 
 
 class Engine(Protocol):
-    """Turns updates into changes of the model. Not thread-safe: the training loop owns it."""
+    """Turns updates into model changes. Not thread-safe: only the training loop calls an engine."""
 
     model: Any
 
     @property
     def broken(self) -> bool:
-        """Whether the update that is open is lost: the loop leaves out the rest of it."""
+        """True if the current update is lost; the loop skips the rest of the update."""
         ...
 
     def begin(self, update: Update, minibatch: Minibatch) -> Any:
-        """The body is about to be given a minibatch. Minibatches come in their order.
+        """Prepare for the next minibatch, which the body receives afterwards.
 
         Returns:
-            What the body is to be given: the batch, or a copy that the body may change.
+            The input of the body: the batch, or a copy that the body may change.
 
         Raises:
-            ServersLostError: the parameters cannot be had.
+            ServersLostError: the servers are unreachable.
         """
         ...
 
     def backward(self, compute: Callable[[], None] | None) -> bool:
-        """The body of a model file has the loss of the minibatch. What waits for other processes
-        continues while backward runs.
+        """Run the backward pass of a model file, while transfers of other processes continue.
 
         Args:
-            compute: runs backward; None: the minibatch gives no gradient.
+            compute: runs backward; None if the minibatch gives no gradient.
 
         Returns:
-            Whether what moves the model (optimizer, scheduler) is to act now.
+            True if optimizer and scheduler must step now.
         """
         ...
 
     def commit(self, update: Update) -> bool:
-        """The body is through with all minibatches of the update.
+        """End an update after the body has processed all of its minibatches.
 
         Returns:
-            False: the update did not become part of the model, and has to be computed again.
+            False if the update is not in the model and must be computed again.
 
         Raises:
-            ServersLostError: nothing is known of the updates that are not acknowledged.
+            ServersLostError: the fate of unacknowledged updates is unknown.
         """
         ...
 
     def settle(self) -> bool:
-        """The body left its loop within an update. True if the update counts all the same, since
-        the body had stepped its optimizer."""
+        """End an update that the body left early. Return True if the optimizer had already stepped,
+        so that the update counts."""
         ...
 
     def evaluating(self) -> AbstractContextManager[Callable[[Any], Any]]:
-        """Within it the model is as it is now, and may be run outside of an update. Gives the
-        function from the features of a minibatch to what the model is to be run on.
+        """Provide the current model for evaluation outside of an update.
+
+        Yields a function that converts the features of a minibatch to the input of the model.
 
         Raises:
-            ServersLostError: the parameters cannot be had, or could not in the meantime.
+            ServersLostError: the servers are unreachable, or were unreachable since the last call.
         """
         ...
 
     def snapshot(self) -> Callable[[Path], Snapshot]:
-        """Copies the model as it is now, where it is this process that holds it.
+        """Copy the part of the current model that this process holds.
 
         Returns:
-            What writes the copy to a folder, which is made, from any thread.
+            A function that creates a folder and writes the copy there; callable from any thread.
         """
         ...
 
     def close(self) -> None:
-        """Lets go of connections. What is not acknowledged is forgotten."""
+        """Close all connections and forget unacknowledged updates."""
         ...
 
 
 class LeasedEngine(Engine, Protocol):
-    """An engine whose updates are of tasks that the master leases to this process alone."""
+    """An engine that trains tasks which the master leases to this process."""
 
     depth: int
-    """How many updates beyond the one in training are worth prefetching."""
+    """Number of updates to prefetch beyond the current update."""
     knows_marks: bool
-    """:meth:`committed` answers from this process, without a call."""
+    """True if :meth:`committed` answers without a remote call."""
 
     def connect(self, cluster: pb.Cluster) -> None:
-        """Meets the servers of ``cluster``, or loads the checkpoint that it names. Called before
-        the first update, and again when the servers have changed.
+        """Connect to the servers of ``cluster``, or load the checkpoint that it names.
+
+        Called before the first update and after each change of the servers.
 
         Raises:
-            ServersLostError: the servers cannot be reached.
+            ServersLostError: the servers are unreachable.
             UsageError: the servers hold another model.
         """
         ...
 
     def committed(self, lease: Lease) -> int:
-        """How many records of a task, from its start, are in the model for good."""
+        """Return the number of leading records of a task that are committed to the model."""
         ...
 
     def prefetch(self, update: Update) -> None:
-        """The loop will begin this update after those that it prefetched before."""
+        """Prefetch an update, which the loop will begin after the earlier prefetched updates."""
         ...
 
     def acknowledged(self, *, wait: bool = False) -> list[Update]:
-        """The updates that became part of the model for good since this was last asked.
+        """Return the updates committed to the model since the last call.
 
         Args:
-            wait: for all that were committed.
+            wait: wait until all updates are committed.
 
         Raises:
-            ServersLostError: nothing is known of those that are not acknowledged.
+            ServersLostError: the fate of unacknowledged updates is unknown.
         """
         ...

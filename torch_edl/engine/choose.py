@@ -1,4 +1,4 @@
-"""The choice of a strategy, from what the model holds and how many workers there may be."""
+"""Choice of a strategy by the embeddings of the model and the number of workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch_edl.wire import master_pb2 as pb
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A strategy and why."""
+    """A strategy with the reason for its choice."""
 
     name: str
     reason: str
@@ -27,17 +27,17 @@ def choose(
     trains: bool = True,
     script: bool = False,
 ) -> Choice:
-    """The strategy of a job.
+    """Choose the strategy of a job.
 
     Args:
         wanted: ``auto``, ``ps``, ``allreduce`` or ``local``.
-        large_embedding: tables of more elements belong on servers.
-        optimizer_error: why the servers cannot run the optimizer; empty: they can.
-        trains: false for an evaluation or a prediction, where nothing is reduced.
-        script: one worker of a training script is a ring of one, which others may join.
+        large_embedding: number of elements above which a table is stored on servers.
+        optimizer_error: reason why the servers cannot run the optimizer; empty if they can.
+        trains: False for an evaluation or a prediction, which have no gradients.
+        script: True for a training script, whose single worker is a ring that others may join.
 
     Raises:
-        UsageError: the explicit wish cannot be had.
+        UsageError: the requested strategy is impossible for this job.
     """
     if wanted == "local" and max_workers > 1:
         raise UsageError(
@@ -52,7 +52,7 @@ def choose(
     if choice.name == "allreduce" and script and wanted == "auto":
         choice = Choice(name="allreduce", reason="no large embedding")
     if choice.name == "ps" and optimizer_error:
-        # Whole models run with any torch optimizer, but the rows of a table need a kernel.
+        # A replicated model works with any torch optimizer; the rows of a table need a kernel.
         dynamic = any(e.dynamic for e in embeddings)
         alone = max_workers == 1 and not script
         other = "local" if alone else "allreduce"

@@ -1,4 +1,4 @@
-"""Hooks on the gradients of a model's parameters, and on the steps that take them."""
+"""Hooks on the gradients of parameters and on the steps of optimizers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from torch_edl.errors import UsageError
 
 
 def weak_hook(method: Callable[..., None]) -> Callable[..., None]:
-    """A hook that does nothing once the object of the method is gone.
+    """Wrap a method as a hook that does nothing after the object of the method was deleted.
 
-    The garbage collector does not find what a tensor's hooks hold: the object and the model would
-    keep each other for ever.
+    The garbage collector cannot follow references held by tensor hooks, so the object and the model
+    would otherwise never be released.
     """
     weak = weakref.WeakMethod(method)
 
@@ -30,8 +30,7 @@ def weak_hook(method: Callable[..., None]) -> Callable[..., None]:
 
 
 def on_every_gradient(model: nn.Module, method: Callable[[], None]) -> None:
-    """Calls a method in each backward as soon as any parameter that is trained has its gradient,
-    and again for each other one."""
+    """Call a method in each backward whenever a trained parameter has received its gradient."""
     hook = weak_hook(method)
     for p in model.parameters():
         if p.requires_grad:
@@ -39,14 +38,14 @@ def on_every_gradient(model: nn.Module, method: Callable[[], None]) -> None:
 
 
 def on_step(optimizer: Optimizer, method: Callable[[Optimizer], None]) -> RemovableHandle:
-    """Calls a method before each step of an optimizer, when the gradients of the step are complete.
+    """Call a method before each step of an optimizer, when the gradients are complete.
 
-    A closure computes them within the step. It runs before the method, and the step gets its loss.
-    LBFGS runs its closure several times, by itself: it trains in a single process only.
+    If the step has a closure, the closure runs before the method, and the step receives its loss.
+    LBFGS runs its closure itself several times, because it trains in a single process only.
 
-    Raises (the step):
-        UsageError: an optimizer that is not torch's has a closure, and nobody says how often it
-            runs it.
+    Raises (in the step):
+        UsageError: an optimizer that is not from torch has a closure; how often the optimizer
+            would run the closure is unknown.
     """
 
     def hook(stepping: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -70,10 +69,10 @@ def on_step(optimizer: Optimizer, method: Callable[[Optimizer], None]) -> Remova
 
 
 class ManualAccumulation:
-    """Raises in a backward that adds to gradients which no optimizer has taken.
+    """Raises UsageError in a backward that adds to gradients which no optimizer has applied.
 
-    Each batch counts as an update, so gradients that wait for the next one are lost when a ring
-    breaks in between, and a process that joins does not have them.
+    Each batch counts as an update. Gradients that wait for a later step would be lost if a ring
+    breaks, and a process that joins would not have them.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -82,14 +81,14 @@ class ManualAccumulation:
         self._watches = False
 
     def forbid(self) -> None:
-        """The next backward raises UsageError if it adds to the gradients that there are now."""
+        """Make the next backward raise UsageError if it adds to the current gradients."""
         self._untaken = {
             id(p): (p.grad, p.grad._version) for p in self._parameters if p.grad is not None
         }
         self.watch()
 
     def watch(self) -> None:
-        """Adds the hooks; before any other hook that changes gradients is added."""
+        """Register the hooks, before any other hook that changes gradients."""
         if not self._watches:
             self._watches = True
             for p in self._parameters:
@@ -100,7 +99,7 @@ class ManualAccumulation:
             return
         gradient, version = self._untaken.get(id(parameter), (None, 0))
         self._untaken = {}
-        # Autograd added to the gradient in place, and nobody set it to zero in between.
+        # Autograd added to the gradient in place, without zero_grad in between.
         if gradient is not None and parameter.grad is gradient and gradient._version == version + 1:
             raise UsageError(
                 "backward() was called again and no optimizer took the gradients of the batch "

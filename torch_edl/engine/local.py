@@ -1,7 +1,7 @@
-"""One worker that holds the whole model: any optimizer of its framework, no servers.
+"""Engine of a single worker that holds the whole model, without servers.
 
-A minibatch is committed when the optimizer has stepped. The model lives and dies with the process,
-so the master takes the tasks back to the last checkpoint when it starts another worker.
+A minibatch is committed when the optimizer has stepped. If the process ends, the model is lost, so
+the master takes the tasks back to the last checkpoint when it starts another worker.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from torch_edl.wire import master_pb2 as pb
 
 
 class HeldModel(Protocol):
-    """The model and its optimizer, as far as a process that holds them alone needs them."""
+    """Interface of a model with its optimizer that a single process holds."""
 
     model: Any
 
     @property
     def step(self) -> int:
-        """Minibatches that are in the model."""
+        """Number of minibatches in the model."""
         ...
 
     def count(self, minibatches: int) -> None:
-        """The optimizer has stepped for these minibatches."""
+        """Add minibatches after the optimizer has stepped."""
         ...
 
     def restore(self, folder: Path, *, values_only: bool) -> Manifest | None:
@@ -42,10 +42,10 @@ class HeldModel(Protocol):
         ...
 
     def check_tables(self) -> None:
-        """Before the first step.
+        """Check before the first step that the rows of tables can be trained.
 
         Raises:
-            UnsupportedOptimizerError: there are tables, and no kernel for their rows.
+            UnsupportedOptimizerError: the model has tables, and no kernel exists for the optimizer.
         """
         ...
 
@@ -66,7 +66,7 @@ class LocalEngine:
         self._done: list[Update] = []
 
     def connect(self, cluster: pb.Cluster) -> None:
-        """Loads the checkpoint (or the exported model) that the cluster names, the first time."""
+        """Load the checkpoint or exported model that the cluster names, on the first call."""
         if cluster.restored_from and self._watermarks == Watermarks():
             folder = Path(cluster.restored_from)
             manifest = self._held.restore(folder, values_only=cluster.values_only)
@@ -74,14 +74,14 @@ class LocalEngine:
                 self._watermarks = manifest.watermarks.copy()
 
     def committed(self, lease: Lease) -> int:
-        """What this process trained, or found in its checkpoint."""
+        """Return the number of records that this process trained or restored."""
         return self._watermarks.offset(lease.task_id)
 
     def prefetch(self, update: Update) -> None:
-        """Nothing has to be fetched."""
+        """Do nothing: the model is in this process."""
 
     def begin(self, update: Update, minibatch: Minibatch) -> Any:
-        """Each minibatch is committed by itself: what comes after it may fail and be retried."""
+        """Commit the minibatches before this one, since the rest of the update may fail."""
         self._watermarks.advance(_task(update), minibatch.first)
         return minibatch.batch
 
@@ -103,7 +103,7 @@ class LocalEngine:
         return done
 
     def settle(self) -> bool:
-        """What was stepped is in the model; the rest of the update is not."""
+        """Return False: the steps are in the model, but the rest of the update is not."""
         return False
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""How far a model is in its data, which is part of what the members of a ring share."""
+"""Position of a model in its data, part of the state that all members of a ring share."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Position:
-    """The updates and records that the model of a replica has."""
+    """The updates and records that the model of a replica includes."""
 
     step: int = 0
-    """Updates of the model, those included that were skipped for a gradient that was not finite."""
+    """Number of model updates, including those skipped because a gradient was not finite."""
     pass_index: int = 0
-    """The current pass over data: loaders and evaluations of a script count in the order of its
-    code."""
+    """Number of the current pass over data. Loaders and evaluations of a script are counted in the
+    order in which the script runs them."""
     records: int = 0
     """Records of the current pass that are in the model."""
     results: dict[str, Any] = field(default_factory=dict)
-    """The results of evaluations by their pass, for members that join later."""
+    """Results of evaluations by their pass, for members that join later."""
     data: dict[str, Any] = field(default_factory=dict)
+    """Description of the data of the newest pass and their order; gives ``records`` its meaning."""
     """What fixes the meaning of ``records``: the data of the newest pass and their order."""
     epochs: int = 0
-    """Epochs of the newest pass."""
+    """Number of epochs of the newest pass."""
     ended: list[int] = field(default_factory=lambda: [-1, 0])
-    """The newest pass that has ended, and its records."""
+    """Number and records of the newest completed pass."""
     left_out: int = 0
-    """Records of all passes without a gradient: no member called backward for them."""
+    """Records of all passes for which no member called backward."""
 
     def go_through(self, data: dict[str, Any], epochs: int) -> None:
-        """Begins a pass over these data, or continues it.
+        """Begin or continue a pass over these data.
 
         Raises:
-            UsageError: the checkpoint that is resumed is in the middle of a pass over other data.
+            UsageError: the restored checkpoint is in the middle of a pass over other data.
         """
         differs = difference(self.data, data) if self.records else None
         if differs is not None:
@@ -48,7 +49,7 @@ class Position:
                 f"{now}: use the same data and options, or another checkpoint_dir to start over"
             )
         if self.records and self.data.get("samples") not in (None, data.get("samples")):
-            # An error would keep a script from resuming whose dataset was edited.
+            # Only a warning: an error would prevent a script with an edited dataset from resuming.
             log.warning(
                 "the dataset stores other samples than when the checkpoint was written, %d "
                 "records ago in this pass: some records are trained twice and others never if the "
@@ -57,12 +58,12 @@ class Position:
         self.data, self.epochs = data, epochs
 
     def end(self) -> None:
-        """Ends the current pass."""
+        """End the current pass."""
         self.ended = [self.pass_index, self.records]
         self.pass_index, self.records = self.pass_index + 1, 0
 
     def extend(self, number: int, epochs: int) -> None:
-        """Continues pass ``number`` if it is the newest that has ended, and has more epochs now.
+        """Continue pass ``number`` if it was the last one to end, and now has more epochs.
 
         Evaluations after that pass are repeated.
         """
@@ -73,5 +74,5 @@ class Position:
 
     @property
     def progress(self) -> int:
-        """The number of updates and evaluations so far. Members of a ring differ by one at most."""
+        """Number of updates and evaluations so far. Members of a ring differ by at most one."""
         return self.step + len(self.results)

@@ -1,8 +1,8 @@
-"""The state that a process can hand over: model, optimizers, schedulers, and its position in the
-data. The members of a ring hold equal replicas, a local worker the only one.
+"""The complete training state of a process: model, optimizers, schedulers and position in the data.
 
-A replica is described by a header of plain JSON and by tensors in a fixed order. It is sent to a
-member that joins, and written to checkpoints. Nothing is pickled.
+All members of a ring hold equal replicas; a local worker holds the only one. A replica consists of
+a JSON header and of tensors in a fixed order. It is sent to members that join and written to
+checkpoints. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -37,27 +37,28 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class State:
-    """A replica at one moment."""
+    """A replica at one point in time."""
 
     header: dict[str, Any]
     tensors: dict[str, torch.Tensor]
-    """``model.NAME`` and ``optimizer.I.PARAMETER.SLOT``."""
+    """Tensors ``model.NAME`` and ``optimizer.I.PARAMETER.SLOT`` by name."""
     tables: Sequence[tuple[EmbeddingTable, int]] = ()
-    """Each embedding table of this process, with its step. Tables are written, never sent."""
+    """Embedding tables of this process and their update counters. Tables are written to
+    checkpoints, but not sent to other members."""
 
     @property
     def model(self) -> dict[str, torch.Tensor]:
-        """The values of the model by their names in its ``state_dict``."""
+        """Values of the model by their names in its ``state_dict``."""
         return {n[6:]: t for n, t in self.tensors.items() if n.startswith("model.")}
 
 
 class Replica:
-    """The parts of a training program that every member of a ring holds alike.
+    """The parts of a training program that are equal in all members of a ring.
 
     Args:
-        optimizers: in an order that is the same in every process.
-        stateful: other parts with ``state_dict`` and ``load_state_dict`` of plain values:
-            schedulers, gradient scalers.
+        optimizers: the optimizers, in the same order in every process.
+        stateful: schedulers, gradient scalers and other objects whose ``state_dict`` has plain
+            values only.
     """
 
     def __init__(
@@ -74,18 +75,18 @@ class Replica:
 
     @property
     def step(self) -> int:
-        """Updates of the model; see :class:`Position`."""
+        """Number of model updates; see :class:`Position`."""
         return self.position.step
 
     def count(self, minibatches: int) -> None:
-        """The optimizer has stepped for these minibatches."""
+        """Add minibatches after the optimizer has stepped."""
         self.position.step += minibatches
 
     def check_tables(self) -> None:
-        """Before the first step of a process that holds the model alone.
+        """Check before the first step that the rows of tables can be trained in this process.
 
         Raises:
-            UnsupportedOptimizerError: there are tables, and no kernel for their rows.
+            UnsupportedOptimizerError: the model has tables, and no kernel exists for the optimizer.
         """
         if self.tables:
             for optimizer in self.optimizers:
@@ -93,16 +94,16 @@ class Replica:
 
     @property
     def device(self) -> torch.device:
-        """The device of the parameters."""
+        """Device of the parameters."""
         first = next(self.model.parameters(), None)
         return torch.device("cpu") if first is None else first.device
 
     def state(self) -> State:
-        """The current state: the tensors themselves, not copies.
+        """Return the current state; its tensors are not copied.
 
         Raises:
-            UsageError: an optimizer or another part has a value that can be neither sent nor
-                written.
+            UsageError: the state of an optimizer or another part has a value that can be neither
+                sent nor written.
         """
         header: dict[str, Any] = {"position": vars(self.position).copy(), "optimizers": []}
         tensors = {f"model.{name}": value for name, value in self._values().items()}
@@ -119,18 +120,18 @@ class Replica:
             [name, str(value.dtype).removeprefix("torch."), list(value.shape)]
             for name, value in tensors.items()
         ]
-        rows = {table.table: table.local_rows for table in self.tables}  # some share a table
+        rows = {table.table: table.local_rows for table in self.tables}  # modules may share a table
         stores = [store for store in rows.values() if store is not None]
         return State(header, tensors, [(store.table, store.table.step) for store in stores])
 
     def copy(self) -> State:
-        """The current state in memory of its own, on the CPU, so that training may continue.
+        """Copy the current state to the CPU, so that training may continue.
 
-        The rows of tables are frozen instead of copied, until :func:`write` has written them.
+        The rows of tables are not copied but snapshotted, until :func:`write` has written them.
         """
         state = self.state()
         for table, _ in state.tables:
-            table.core.end_snapshot()  # of a copy that was never written
+            table.core.end_snapshot()  # in case an earlier copy was never written
             table.core.begin_snapshot()
         return State(
             json.loads(json.dumps(state.header)),
@@ -139,8 +140,8 @@ class Replica:
         )
 
     def snapshot(self, watermarks: Watermarks) -> Callable[[Path], Snapshot]:
-        """Copies the current state; returns what writes the copy to a folder, which is made, from
-        any thread."""
+        """Copy the current state; return a function that creates a folder and writes the copy
+        there. The function may be called from any thread."""
         state, version = self.copy(), self.position.step
 
         def write_to(directory: Path) -> Snapshot:
@@ -165,13 +166,13 @@ class Replica:
         return places, lambda: self.load(State(header, received))
 
     def load(self, state: State, where: object = "the saved state") -> None:
-        """Takes over a state without its tables; the parameters keep their place in memory.
+        """Load a state without its tables. Parameters keep their memory.
 
         Args:
-            where: what the state was read from, for messages.
+            where: source of the state, for messages.
 
         Raises:
-            CheckpointError: the state is of another model or optimizer.
+            CheckpointError: the state belongs to another model or optimizer.
         """
         header, tensors = state.header, state.tensors
         if len(header["optimizers"]) != len(self.optimizers) or len(header["stateful"]) != len(
@@ -199,10 +200,10 @@ class Replica:
     def load_model(
         self, values: Mapping[str, torch.Tensor], where: object = "the saved state"
     ) -> None:
-        """Takes over the values of a model alone.
+        """Load only the values of a model.
 
         Raises:
-            CheckpointError: the values are of another model.
+            CheckpointError: the values belong to another model.
         """
         own = self._values()
         state_dict.check_model(
@@ -215,16 +216,16 @@ class Replica:
                 own[name].copy_(value)
 
     def restore(self, folder: Path, *, values_only: bool) -> Manifest | None:
-        """Loads a checkpoint, or the values of an exported model.
+        """Load a checkpoint, or the values of an exported model.
 
         Args:
-            values_only: load the values of the model alone; a checkpoint of servers will do, too.
+            values_only: load only the values of the model, also from a checkpoint of servers.
 
         Returns:
-            The manifest of a checkpoint that was loaded whole; None: values alone were loaded.
+            The manifest of a completely loaded checkpoint; None if only values were loaded.
 
         Raises:
-            CheckpointError: the checkpoint is damaged, or of servers or another model.
+            CheckpointError: the checkpoint is damaged, or belongs to servers or another model.
         """
         source = CheckpointReader(folder, values_only=values_only, on_servers=False)
         own = {module.table for module in self.tables}
@@ -244,7 +245,7 @@ class Replica:
         return source.manifest if whole else None
 
     def digest(self) -> int:
-        """A 32-bit checksum of all parameters, bit by bit."""
+        """Return a 32-bit checksum of the exact bits of all parameters."""
         value = 0
         for parameter in self.model.parameters():
             raw = parameter.detach().contiguous().cpu().reshape(-1).view(torch.uint8)
@@ -252,8 +253,8 @@ class Replica:
         return value
 
     def _values(self) -> dict[str, torch.Tensor]:
-        """The tensors of the model's ``state_dict`` themselves, without the rows of tables."""
-        if self.tables:  # their rows would be gathered by state_dict()
+        """Return the tensors of the model's ``state_dict``, without rows of tables and copies."""
+        if self.tables:  # state_dict() would collect the rows of the tables
             names = dense_names(self.model)
             return {name: getattr(module, key).detach() for name, module, key, _ in names}
         return {
@@ -264,9 +265,9 @@ class Replica:
 
 
 def write(state: State, folder: Path) -> dict[str, int]:
-    """Writes the copy of a state into a folder; returns file name to size in bytes.
+    """Write a copied state into a folder; return the size of each file in bytes, by name.
 
-    The file of the model is a plain ``state_dict`` in safetensors.
+    The model file is a plain ``state_dict`` in safetensors format.
 
     Raises:
         UsageError: a tensor has a type that cannot be written.
@@ -282,7 +283,7 @@ def write(state: State, folder: Path) -> dict[str, int]:
 
 
 def read(folder: Path, without: Collection[str] = ()) -> State:
-    """The inverse of :func:`write`; tables are in it as :func:`read_model` says.
+    """Read a state that :func:`write` wrote, with rows of tables as in :func:`read_model`.
 
     Raises:
         CheckpointError: the folder holds something else.
@@ -292,24 +293,24 @@ def read(folder: Path, without: Collection[str] = ()) -> State:
 
 
 def read_model(folder: Path, without: Collection[str] = ()) -> dict[str, torch.Tensor]:
-    """The ``state_dict`` of a model: of a checkpoint of any strategy, or of an exported model.
+    """Read the ``state_dict`` of a checkpoint of any strategy, or of an exported model.
 
-    The rows of tables are in it as :mod:`torch_edl.nn.rows` says.
+    Rows of tables are included in the form that :mod:`torch_edl.nn.rows` describes.
 
     Args:
-        without: names of tables that are left out.
+        without: names of tables to skip.
 
     Raises:
-        CheckpointError: the folder is neither, or damaged.
+        CheckpointError: the folder is neither a checkpoint nor an export, or is damaged.
     """
     source = CheckpointReader(folder, values_only=True)
     if layout.is_checkpoint(folder) and source.manifest.on_servers:
         values = {name: torch.from_numpy(value) for name, value in source.dense()[0].items()}
-    else:  # with types that numpy does not have
+    else:  # read by torch, because numpy lacks some types
         name = MODEL_FILE if layout.is_checkpoint(folder) else layout.EXPORTED_MODEL
         values = _read_file(folder / name)
     for name in without:
-        values.pop(f"{name}.weight", None)  # a plain weight there, a table here
+        values.pop(f"{name}.weight", None)  # a plain weight in the file, but a table in this model
     for table in source.tables.values():
         if table.name in without:
             continue
@@ -324,7 +325,7 @@ def read_model(folder: Path, without: Collection[str] = ()) -> dict[str, torch.T
 
 
 def _write_file(path: Path, tensors: Mapping[str, torch.Tensor], about: dict[str, str]) -> int:
-    """Writes contiguous tensors on the CPU; returns the size in bytes."""
+    """Write contiguous CPU tensors; return the file size in bytes."""
     found = {}
     for name, tensor in tensors.items():
         dtype = files.NAMES.get(str(tensor.dtype).removeprefix("torch."))
@@ -337,12 +338,12 @@ def _write_file(path: Path, tensors: Mapping[str, torch.Tensor], about: dict[str
 def _read_file(path: Path) -> dict[str, torch.Tensor]:
     made = {}
     for name, found in files.read_tensors(path).items():
-        # In memory that torch aligns: the last bit of a sum over a vector depends on that.
+        # Copied into memory that torch aligns: alignment affects the last bit of vectorized sums.
         made[name] = torch.empty(found.shape, dtype=getattr(torch, files.TYPES[found.dtype]))
         as_bytes(made[name]).copy_(torch.from_numpy(found.content))
     return made
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor, one-dimensional; of a copy, unless it is contiguous."""
+    """Return the bytes of a tensor (n,), as a view if the tensor is contiguous, else as a copy."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

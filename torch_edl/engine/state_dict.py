@@ -1,5 +1,5 @@
-"""The ``state_dict`` of optimizers and schedulers as named tensors and JSON, never pickled, and the
-check that saved values are of this model."""
+"""Convert the ``state_dict`` of optimizers and schedulers to named tensors and JSON (no pickle),
+and check that saved values belong to the model."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from torch_edl.errors import CheckpointError, UsageError
 
 _SHOWN = 3
 _PLAIN = (str, int, float, type(None))
-"""What JSON holds as it is; a bool is an int."""
-# A dict whose keys are not texts is written as a list of pairs.
+"""Types that JSON can represent directly; bool is a subclass of int."""
+# A dict with keys that are not strings is written as a list of pairs.
 _PAIRS, _COUNTS = "__pairs__", "__counts__"
 
 
 def flatten_optimizer(
     state: dict[str, Any], owner: str = "the optimizer"
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """An optimizer's state as named tensors, and the rest as values that JSON can hold.
+    """Split an optimizer's state into named tensors and JSON values.
 
-    Tensors are named by their path, as in ``0.exp_avg``; the rest refers to these names.
+    A tensor is named by its path, such as ``0.exp_avg``; the JSON values refer to these names.
 
     Args:
         owner: name of the optimizer, for messages.
 
     Raises:
-        UsageError: the state has a value that is neither.
+        UsageError: the state has a value that is neither a tensor nor plain.
     """
     tensors: dict[str, torch.Tensor] = {}
     values = _flatten(state["state"], "", tensors, owner)
@@ -44,12 +44,12 @@ def load_optimizer(
     *,
     exact: bool,
 ) -> None:
-    """Loads what :func:`flatten_optimizer` returned.
+    """Load what :func:`flatten_optimizer` returned.
 
     Args:
-        exact: keep the types of the state, where ``load_state_dict`` would cast each tensor to the
-            type of its parameter and garble texts. The optimizer of a member that joins a ring
-            equals its source bit by bit only then.
+        exact: keep the saved types. ``load_state_dict`` casts each tensor to the type of its
+            parameter and splits strings into characters; only with ``exact``, the optimizer of a
+            member that joins a ring equals the original bit by bit.
     """
     given = {
         "state": _unflatten(rest["values"], tensors),
@@ -65,7 +65,7 @@ def load_optimizer(
 
 
 def check_groups(optimizer: torch.optim.Optimizer, rest: Mapping[str, Any]) -> None:
-    """Raises CheckpointError unless the parameter groups of a saved state fit the optimizer."""
+    """Raise CheckpointError unless the saved parameter groups fit the optimizer."""
     own, saved = optimizer.state_dict()["param_groups"], rest["groups"]
     sizes = [[len(group["params"]) for group in groups] for groups in (own, saved)]
     if sizes[0] != sizes[1]:
@@ -75,7 +75,7 @@ def check_groups(optimizer: torch.optim.Optimizer, rest: Mapping[str, Any]) -> N
         )
     for mine, theirs in zip(own, saved, strict=True):
         missing, extra = sorted(mine.keys() - theirs.keys()), sorted(theirs.keys() - mine.keys())
-        # Another version of torch may have more options, or fewer; another optimizer has others.
+        # Other versions of torch have more or fewer options; another optimizer has both.
         if missing and extra:
             raise CheckpointError(
                 f"the state is of another optimizer: it lacks {missing}, has {extra}"
@@ -83,7 +83,7 @@ def check_groups(optimizer: torch.optim.Optimizer, rest: Mapping[str, Any]) -> N
 
 
 def complaint(where: object, difference: str) -> str:
-    """The message about values of another model."""
+    """Return the error message for values of another model."""
     return (
         f"{where} is of another model: {difference}; use the model file of the job that "
         "wrote it, with the same arguments after --"
@@ -91,12 +91,12 @@ def complaint(where: object, difference: str) -> str:
 
 
 def check_model(saved: Mapping[str, Any], own: Mapping[str, Any], *, where: object) -> None:
-    """Compares names and shapes.
+    """Compare the names and shapes of saved values with those of the model.
 
     Args:
-        saved: shape by name of the saved values.
-        own: shape by name of the values of the model in this process.
-        where: the folder, or whatever the values come from.
+        saved: shapes of the saved values, by name.
+        own: shapes of the values of the model in this process, by name.
+        where: source of the saved values, for messages.
 
     Raises:
         CheckpointError: names or shapes differ.
@@ -116,14 +116,13 @@ def check_model(saved: Mapping[str, Any], own: Mapping[str, Any], *, where: obje
 
 
 def jsonable(value: Any, owner: str = "the state", where: str = "") -> Any:
-    """A state as values that JSON can hold: numbers, texts, lists; tensors of one element as
-    numbers.
+    """Convert a state to JSON values; tensors of one element become numbers.
 
     Args:
-        owner: whose state it is, for messages.
+        owner: owner of the state, for messages.
 
     Raises:
-        UsageError: the state has another value.
+        UsageError: the state has a value that JSON cannot represent.
     """
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return value.item()
@@ -131,7 +130,7 @@ def jsonable(value: Any, owner: str = "the state", where: str = "") -> Any:
         items = {k: jsonable(v, owner, f"{where}.{k}") for k, v in value.items() if not callable(v)}
         if all(isinstance(key, str) for key in items):
             return items
-        # JSON would turn the keys into texts: MultiStepLR counts its milestones by number.
+        # JSON would convert the keys to strings, but MultiStepLR has milestones with int keys.
         return {_PAIRS: [*map(list, items.items())], _COUNTS: isinstance(value, Counter)}
     if isinstance(value, list | tuple):
         return [jsonable(v, owner, f"{where}.{i}") for i, v in enumerate(value)]
@@ -141,7 +140,7 @@ def jsonable(value: Any, owner: str = "the state", where: str = "") -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """The inverse of :func:`jsonable`, except for tuples and tensors of one element."""
+    """Restore what :func:`jsonable` returned, except for tuples and one-element tensors."""
     if isinstance(value, list):
         return [from_json(item) for item in value]
     if not isinstance(value, dict):
@@ -175,7 +174,7 @@ def _flatten(value: Any, name: str, tensors: dict[str, torch.Tensor], owner: str
 
 
 def _unflatten(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The inverse of :func:`_flatten`."""
+    """Restore what :func:`_flatten` returned."""
     if not isinstance(value, dict):
         return value
     ((kind, part),) = value.items()
@@ -190,7 +189,7 @@ def _unflatten(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 def _uncast(loaded: Any, given: Any) -> Any:
     if isinstance(given, str):
         return given
-    if type(loaded) is not type(given):  # the optimizer converted it: Adam wants a tensor of steps
+    if type(loaded) is not type(given):  # converted by the optimizer, as Adam does for steps
         return loaded
     if isinstance(given, torch.Tensor):
         return loaded if loaded.dtype == given.dtype else given.to(loaded.device)
@@ -222,8 +221,7 @@ def _unsupported(owner: str, where: str, value: Any) -> UsageError:
 
 
 def copied(model: nn.Module) -> dict[str, Any]:
-    """The ``state_dict`` of a model in this process, on the CPU, which further training does not
-    change."""
+    """Copy the ``state_dict`` of a model to the CPU, so that training does not change the copy."""
     return {
         name: value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
         for name, value in model.state_dict().items()

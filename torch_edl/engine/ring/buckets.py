@@ -1,5 +1,5 @@
-"""Flat buffers in which the gradients of many parameters travel together, and the running
-statistics of normalization layers, which a forward changes without a gradient."""
+"""Flat buffers for the gradients of many parameters, and the running statistics of normalization
+layers, which a forward pass changes without a gradient."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-# As DistributedDataParallel: a small first bucket lets the first collective begin early.
+# As in DistributedDataParallel: a small first bucket lets the first collective start early.
 BUCKET_BYTES = 25 << 20
 FIRST_BUCKET_BYTES = 1 << 20
 
@@ -16,7 +16,7 @@ _LAYERS = (nn.modules.batchnorm._NormBase,)
 
 
 class Bucket:
-    """The gradients of parameters of one type and device, and ``extra`` numbers behind them."""
+    """Gradients of parameters of one dtype and device, followed by ``extra`` numbers."""
 
     def __init__(
         self, parameters: Sequence[nn.Parameter], kind: tuple[torch.dtype, torch.device], extra: int
@@ -30,23 +30,23 @@ class Bucket:
             self.views.append(self.flat[start : start + parameter.numel()].view(parameter.shape))
             start += parameter.numel()
         self.pending = len(parameters)
-        """Parameters whose gradient the bucket does not have yet."""
+        """Number of parameters whose gradient is not in the bucket yet."""
 
     def reset(self) -> None:
-        """No gradient is in the bucket."""
+        """Mark all gradients as missing."""
         self.pending = len(self.views)
 
 
 def make_buckets(
     parameters: Sequence[nn.Parameter], extra: int
 ) -> tuple[list[Bucket], list[tuple[Bucket, torch.Tensor]]]:
-    """Buckets in about the order in which a backward fills them.
+    """Create buckets, roughly in the order in which a backward pass fills them.
 
     Args:
-        extra: numbers of float32 behind the gradients of the last bucket.
+        extra: number of float32 values behind the gradients of the last bucket.
 
     Returns:
-        The buckets; for each parameter its bucket and its part of that bucket, a view.
+        The buckets, and for each parameter its bucket and the view of its part of the bucket.
     """
     kinds: dict[tuple[torch.dtype, torch.device], list[list[int]]] = {}
     sizes: dict[tuple[torch.dtype, torch.device], int] = {}
@@ -77,7 +77,7 @@ def make_buckets(
 class RunningStatistics:
     """Running means and variances of a model's BatchNorm and InstanceNorm layers.
 
-    The members of a ring all take those of one member, as DistributedDataParallel does.
+    All members of a ring use the values of one member, as in DistributedDataParallel.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -94,23 +94,23 @@ class RunningStatistics:
 
     @torch.no_grad()
     def save(self) -> None:
-        """Notes the values, before an update."""
+        """Save the values before an update."""
         for saved, buffer in zip(self._saved, self._buffers, strict=True):
             saved.copy_(buffer)
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Takes back what the forwards since :meth:`save` did."""
+        """Restore the saved values, undoing the forward passes since :meth:`save`."""
         for saved, buffer in zip(self._saved, self._buffers, strict=True):
             buffer.copy_(saved)
 
     def write(self, flat: torch.Tensor) -> None:
-        """Copies means and variances into a tensor of ``numel`` numbers."""
+        """Copy means and variances into a tensor of ``numel`` numbers."""
         if self._shared:
             flat.copy_(torch.cat([b.detach().reshape(-1).float() for b in self._shared]))
 
     def read(self, flat: torch.Tensor) -> None:
-        """Takes means and variances over from what a member wrote."""
+        """Load means and variances from a tensor that a member wrote."""
         start = 0
         for buffer in self._shared:
             buffer.copy_(flat[start : start + buffer.numel()].view(buffer.shape))

@@ -1,5 +1,5 @@
-"""Control numbers that travel with the gradients, so that what members must know of each other at
-each update costs no collective of its own."""
+"""Control numbers that are summed together with the gradients, so that exchanging the state of the
+members needs no extra collective."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from torch_edl.errors import EdlError
 
 UNAUTHORIZED = "no member has heard of the master lately"
 
-# Checksums of 32 bits travel in parts of 8, so that sums over members stay exact in float32.
+# 32-bit checksums are sent as four bytes, so that sums over members are exact in float32.
 _SHIFTS = (0, 8, 16, 24)
 
 
 class DivergedError(EdlError):
-    """The parameters of two members differ: something in the script is not the same in all."""
+    """The members do not do the same, or their parameters differ, because the script is not
+    deterministic."""
 
 
 class ControlFlags:
-    """Tells the other members of this one's state, and checks what they tell.
+    """Sends this member's state to the other members, and checks their states.
 
     Args:
-        check_every: compare a checksum of all parameters every so many updates; 0: never.
+        check_every: number of updates between comparisons of a parameter checksum; 0 for never.
     """
 
     COUNT = 4 + 3 * len(_SHIFTS)
-    """How many numbers travel."""
+    """Number of control numbers."""
 
     def __init__(
         self,
@@ -41,10 +42,10 @@ class ControlFlags:
         check_every: int,
     ) -> None:
         self.skip = False
-        """The script of this member left its batch out of the update that is open."""
+        """True if the script of this member skipped its batch of the current update."""
         self.stale = self.skipped = self.leaving = 0
-        """With the newest update of the ring: how many members want another ring, how many left
-        their batch out, and how many were asked to leave."""
+        """Numbers of members, as of the newest update: members that request another ring, members
+        that skipped their batch, and members that were asked to leave."""
         self._replica = replica
         self._rendezvous = rendezvous
         self._membership = membership
@@ -53,11 +54,11 @@ class ControlFlags:
         self._sent: list[float] = []
 
     def clear(self) -> None:
-        """Another ring is about to be formed: its members told nothing yet."""
+        """Reset the counts before another ring is formed."""
         self.stale = self.skipped = self.leaving = 0
 
     def begin_update(self, records: int) -> None:
-        """An update of so many records begins where this member is in the data."""
+        """Begin an update of ``records`` records at the current position."""
         self.skip = False
         if self._rendezvous is not None:
             at = self._replica.position
@@ -66,7 +67,7 @@ class ControlFlags:
             self._samples = zlib.crc32(at.data.get("samples", "").encode())
 
     def send(self) -> list[float]:
-        """The numbers of this member, to be summed over all members."""
+        """Return the numbers of this member, to be summed over all members."""
         rendezvous, step = self._rendezvous, self._replica.position.step
         assert rendezvous is not None
         stale = rendezvous.is_stale(self._membership.ring)
@@ -80,10 +81,10 @@ class ControlFlags:
         return self._sent
 
     def receive(self, sums: Sequence[float]) -> str:
-        """Takes the sums over all members; returns why the update is rejected, or an empty text.
+        """Evaluate the sums over all members; return the reason to reject the update, or "".
 
         Raises:
-            DivergedError: the members do not do the same.
+            DivergedError: the members are not at the same position or differ in their parameters.
         """
         self.stale, authorized, self.skipped, self.leaving = map(int, sums[:4])
         position, world = self._replica.position, self._membership.world

@@ -1,10 +1,10 @@
-"""A ring of equal replicas that survives its members.
+"""A member of a ring of equal replicas that survives the loss of members.
 
-All members take the same steps: each adds its part of a global batch, gradients are summed, each
-optimizer does the same. How far the job is in its data is part of what the members share, so a
-step that fails is taken again from the same place by those that are left, and no record is lost
-or counted twice. Members differ by one step at most (one may have finished a collective that
-another lost); the most advanced one then gives its state to the others, and to those who join.
+All members take the same steps: each contributes its part of a global batch, the gradients are
+summed, and each optimizer makes the same step. The position in the data is part of the shared
+state. The remaining members repeat a failed step from the same position, so no record is lost or
+counted twice. Members differ by at most one step, if one has completed a collective that another
+lost. The most advanced member then sends its state to the others and to new members.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ log = logging.getLogger(__name__)
 
 
 class RingEngine:
-    """One member of a ring.
+    """One member of a ring; see :class:`~torch_edl.engine.base.Engine`.
 
-    See :class:`~torch_edl.engine.base.Engine`. Steps of optimizers do nothing unless ``live``.
+    Optimizer steps do nothing unless ``live`` is True.
 
     Args:
-        rendezvous: where rings are formed; None: this process trains alone, for good.
-        check_every: compare a checksum of all parameters every so many updates; 0: never.
-        on_resize: called after the ring has changed.
-        checkpoint: names the checkpoint to begin with where the master names none.
-        watermarks: from a position in the data to those of a snapshot.
+        rendezvous: forms the rings; None if this process always trains alone.
+        check_every: number of updates between comparisons of a parameter checksum; 0 for never.
+        on_resize: called after each change of the ring.
+        checkpoint: returns the checkpoint to start with if the master names none.
+        watermarks: returns the watermarks of a snapshot for a position in the data.
     """
 
     def __init__(
@@ -55,28 +55,28 @@ class RingEngine:
         self.model = replica.model
         self._watermarks = watermarks
         self.catching_up = False
-        """The script runs through what the other members did before this process joined."""
+        """True while the script replays what the ring did before this process joined."""
         self.membership = Membership(model, rendezvous, checkpoint)
         self._rendezvous = rendezvous
         self._on_resize = on_resize
         self._flags = ControlFlags(replica, rendezvous, self.membership, check_every)
         self._reducer = model.reducer(ControlFlags.COUNT, self._flags.send, self._flags.receive)
         self._detach = model.attach(self._before_step, self._after_step)
-        # Of the update that is open:
+        # State of the current update:
         self._pass = 0
         self._records = 0
-        self._steps = 0  # of optimizers that moved the model
+        self._steps = 0  # optimizer steps that changed the model
         self._warned = False
 
     # ---- the ring ----
 
     @property
     def last(self) -> bool:
-        """Whether no member that has the model stays: all were asked to leave."""
+        """True if no other member keeps the model: all members were asked to leave."""
         return self.membership.group is None or self._flags.leaving == self.membership.world
 
     def join(self, *, handing_over: bool = False) -> None:
-        """See :meth:`Membership.join`."""
+        """Join the next ring; see :meth:`Membership.join`."""
         if self._rendezvous is None:
             return
         self._reducer.use(None)
@@ -87,7 +87,7 @@ class RingEngine:
         self._on_resize()
 
     def reform_if_asked(self) -> None:
-        """Between two updates: joins another ring if a process waits for it.
+        """Join another ring between two updates, if a process waits for it.
 
         Raises:
             DismissedError: this process was asked to leave.
@@ -105,7 +105,8 @@ class RingEngine:
             raise DismissedError("asked to leave", last=self.last)
 
     def idle(self) -> None:
-        """There is nothing to train: joins another ring if a member is gone, or a process waits.
+        """Join another ring while there is no data to train, if a member is lost or a process
+        waits.
 
         Raises:
             DismissedError: this process was asked to leave.
@@ -116,7 +117,7 @@ class RingEngine:
             self.join()
 
     def close(self, *, finished: bool = False) -> None:
-        """Detaches from the optimizers, and leaves the ring: see :meth:`Membership.leave`."""
+        """Remove the optimizer hooks and leave the ring; see :meth:`Membership.leave`."""
         self._detach()
         self._reducer.use(None)
         self.membership.leave(finished=finished)
@@ -124,7 +125,7 @@ class RingEngine:
     # ---- an update ----
 
     def begin(self, update: Update, minibatch: Minibatch) -> Any:
-        """The next backward is of a minibatch; gradients are weighed by its records."""
+        """Begin a minibatch; its gradients are weighted by its records."""
         reducer, rendezvous = self._reducer, self._rendezvous
         alone = self.membership.group is None
         if minibatch.number:
@@ -145,7 +146,7 @@ class RingEngine:
         return minibatch.batch
 
     def backward(self, compute: Callable[[], None] | None) -> bool:
-        """Without a gradient this member takes the others' all the same."""
+        """Run backward, or take part in the reduction without a gradient."""
         if compute is not None:
             compute()
         elif self._reducer.phase is Phase.REDUCE:
@@ -153,8 +154,7 @@ class RingEngine:
         return self.live
 
     def commit(self, update: Update) -> bool:
-        """False: the ring broke, and this process is in another one, where the records come
-        again."""
+        """End an update. False if the ring broke: the records are trained again in a new ring."""
         self._check_pass()
         return self._finish()
 
@@ -174,7 +174,7 @@ class RingEngine:
             log.warning("ring %d broke: %s", ring, reducer.failure)
             reducer.undo_update()
             self.join()
-            # Another member of that ring had the sum, with this one's part, and gave its state.
+            # Another member of that ring completed the sum, with this part, and sent its state.
             return self.membership.ring == ring + 1 and self.replica.position.step == step + 1
         reducer.end_update()
         position.step += 1
@@ -189,7 +189,7 @@ class RingEngine:
         return True
 
     def settle(self) -> bool:
-        """Counts an update that the script made before it left its loop; whether it had."""
+        """Count the update if the optimizer had stepped when the script left its loop."""
         if made := self._stepped:
             self._finish()
         self._reducer.end_update()
@@ -197,7 +197,7 @@ class RingEngine:
 
     @contextmanager
     def warming_up(self) -> Iterator[None]:
-        """Within it a backward counts for nothing: a process that is about to join warms up."""
+        """Ignore every backward in the ``with`` block, which warms up a process before it joins."""
         self._reducer.begin_warm_up()
         try:
             yield
@@ -206,33 +206,33 @@ class RingEngine:
 
     @property
     def live(self) -> bool:
-        """Whether what moves the model (optimizer, scheduler, scaler) may act now."""
+        """True if optimizer, scheduler and scaler may change the model now."""
         if self._reducer.phase is Phase.IDLE:
             return not self.catching_up
         return self._reducer.phase in (Phase.LOCAL, Phase.REDUCED)
 
     @property
     def broken(self) -> bool:
-        """Whether the ring broke, so that the update cannot be made any more."""
+        """True if the ring broke, so that the update must be repeated."""
         return self._reducer.phase is Phase.BROKEN
 
     @property
     def sync_gradients(self) -> bool:
-        """Whether the minibatch at hand is the last one of its update."""
+        """True if the current minibatch is the last one of its update."""
         return self._reducer.phase not in (Phase.ACCUMULATE, Phase.ACCUMULATED)
 
     @property
     def steps(self) -> int:
-        """Updates of the model, that of an optimizer's step just now included."""
+        """Number of model updates, including a step that the optimizer has just made."""
         return self.replica.position.step + self._stepped
 
     @property
     def _stepped(self) -> bool:
-        """Whether an optimizer moved the model in the update that is open."""
+        """True if an optimizer changed the model in the current update."""
         return self._reducer.phase is not Phase.IDLE and self._steps > 0
 
     def stepped(self) -> None:
-        """The script asked for a step, though a scaler may leave it out."""
+        """Count a step that the script requested, even if a gradient scaler skips it."""
         if self._reducer.phase is not Phase.IDLE and self.live:
             self._steps += 1
 
@@ -244,9 +244,10 @@ class RingEngine:
         self._reducer.after_step()
 
     def _skip(self) -> None:
-        """The script went on without a backward; the others wait for this member's part.
+        """Contribute no gradient if the script did not call backward: the other members wait.
 
-        What they then do to the model (clip, scale, step) is not known here: see `_synchronize`.
+        What the other members then do to the model (clip, scale, step) is unknown here; see
+        `_synchronize`.
         """
         if not self._warned:
             self._warned = True
@@ -257,27 +258,28 @@ class RingEngine:
             self._reducer.clear_gradients()
 
     def _synchronize(self) -> None:
-        """A member whose script left a batch out takes over what the others did to the model."""
+        """Copy the state of another member if this member's script skipped its batch."""
         try:
             self.membership.synchronize(has_model=not self._flags.skip)
         except RingBrokenError as error:
             log.warning("ring %d broke: %s", self.membership.ring, error)
             self.join()
 
-    # ---- alike for all members ----
+    # ---- agreement of all members ----
 
     def agree(
         self, make: Callable[[int, int], bytes], wanted: Callable[[], bool] = lambda: True
     ) -> list[bytes] | None:
-        """What ``make(rank, world)`` gives in every member, in the order of ranks.
+        """Collect the results of ``make(rank, world)`` from all members, in the order of ranks.
 
-        It is called again in the next ring if one breaks.
+        If the ring breaks, the function is called again in the next ring.
 
         Args:
-            wanted: whether it is still to be done; asked in each ring, since the state that was
-                taken over in one may be of a member that is through with it.
+            wanted: returns False if no agreement is needed. Called in each ring, because the state
+                received from another member may already include the result.
 
         Returns:
+            The results; None if they are not wanted.
             None if it was not wanted any more.
         """
         while wanted():

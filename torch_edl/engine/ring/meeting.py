@@ -1,5 +1,4 @@
-"""Where the other members of rings reach this process: a door, and the streams that wait behind it
-until this process is in the ring that they are for."""
+"""Accepts the streams of other members, and keeps them until this process joins their ring."""
 
 from __future__ import annotations
 
@@ -19,29 +18,29 @@ log = logging.getLogger(__name__)
 _GREETING = struct.Struct("<QIB")  # ring, rank of the sender, purpose
 _HANDSHAKE_S = 5.0
 _PAUSE_S = 0.1
-_MOST_WAITING = 4096  # streams
+_MOST_WAITING = 4096  # streams that no ring has taken yet
 
 
 class Purpose(IntEnum):
-    """What a stream is for."""
+    """Purpose of a stream."""
 
-    MEET = 1  # rank 0 tells where all members are
-    NEXT = 2  # the member of the rank before sends its part of each collective
-    DIRECT = 3  # one member sends to another
+    MEET = 1  # rank 0 sends the addresses of all members
+    NEXT = 2  # the member of the previous rank sends its part of each collective
+    DIRECT = 3  # one member sends a state to another
 
 
 _Key = tuple[int, int, Purpose]
 
 
 class Meeting:
-    """A :class:`~torch_edl.engine.ring.group.MeetingPlace`, for all rings of this process.
+    """A :class:`~torch_edl.engine.ring.group.MeetingPlace` for all rings of this process.
 
-    A stream of an earlier ring is closed, and that of a later one kept: its sender has heard of the
-    ring first.
+    A stream of an earlier ring is closed. A stream of a later ring is kept, because its sender may
+    know of the ring before this process does.
 
     Args:
         host: address of this machine for the other members.
-        token: of the job.
+        token: token of the job.
 
     Raises:
         UsageError: the token is too weak, or the address cannot be bound.
@@ -53,13 +52,13 @@ class Meeting:
         self.address = self._door.address
         self._changed = threading.Condition()
         self._waiting: dict[_Key, Stream] = {}
-        self._ring = 0  # streams of earlier rings are of no use
+        self._ring = 0  # streams of earlier rings are closed
         self._closed = False
         self._handshakes: Newcomers[socket.socket] = Newcomers()
         threading.Thread(target=self._accept, name="ring-door", daemon=True).start()
 
     def enter(self, ring: int) -> None:
-        """From now on only streams of that ring and later ones are of use."""
+        """Close all streams of rings before ``ring``, and reject new ones."""
         with self._changed:
             self._ring = max(self._ring, ring)
             for key in [key for key in self._waiting if key[0] < self._ring]:
@@ -68,10 +67,10 @@ class Meeting:
     def connect(
         self, address: str, ring: int, rank: int, purpose: Purpose, timeout_s: float
     ) -> Stream:
-        """A stream to the member at an address, from that of ``rank``.
+        """Connect to the member at an address, as the member of ``rank``.
 
         Raises:
-            OSError: the member is not there.
+            OSError: the member does not listen there.
             UsageError: the folder of certificates cannot be used.
         """
         return connect(address, _GREETING.pack(ring, rank, purpose), self._token, timeout_s)
@@ -85,15 +84,15 @@ class Meeting:
         deadline: float | None,
         gone: threading.Event,
     ) -> Stream:
-        """The stream of the member of that rank; waits for it.
+        """Wait for the stream of the member of that rank and return it.
 
         Args:
-            deadline: of ``time.monotonic``; None: none.
-            gone: is set when nobody waits any more, before :meth:`wake`.
+            deadline: time of ``time.monotonic`` in seconds; None for no deadline.
+            gone: event that ends the wait; set it before :meth:`wake`.
 
         Raises:
-            TimeoutError: it did not come.
-            ConnectionAbortedError: ``gone``.
+            TimeoutError: the member did not connect before the deadline.
+            ConnectionAbortedError: ``gone`` was set.
         """
         key = (ring, rank, purpose)
         with self._changed:
@@ -107,12 +106,12 @@ class Meeting:
             return self._waiting.pop(key)
 
     def wake(self) -> None:
-        """Those that wait look whether they are to go on."""
+        """Wake all waiting threads, so that they check their ``gone`` event."""
         with self._changed:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Nobody is awaited any more."""
+        """Stop listening and close all streams that no ring has taken."""
         self._closed = True
         self._door.close()
         with self._changed:

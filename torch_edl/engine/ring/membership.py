@@ -1,4 +1,4 @@
-"""Which ring this process is in: how it joins a ring, with the state of its members, and leaves."""
+"""Membership of this process in a ring: join with the state of the other members, and leave."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
 
-# Optimizer steps within one update that are told apart.
+# Optimizer steps within one update that are counted separately.
 _MAX_STEPS = 16
 
 
 class Membership:
-    """This process's place among those that train.
+    """The current ring of this process and its rank there.
 
     Args:
-        rendezvous: where rings are formed; None: this process trains alone, for good.
-        checkpoint: names the checkpoint to begin with where the master names none.
+        rendezvous: forms the rings; None if this process always trains alone.
+        checkpoint: returns the checkpoint to start with if the master names none.
     """
 
     def __init__(
@@ -37,23 +37,23 @@ class Membership:
         self.rank = 0
         self.world = 1
         self.ring = 0
-        """Number of the newest ring; 0: none yet."""
+        """Number of the newest ring; 0 before the first."""
         self.group: Group | None = None
-        """Connects the members of the ring; None: there is no other member."""
+        """Connections to the other members; None if there are none."""
         self.joined = rendezvous is None
-        """Whether this process is in a ring, or alone for good."""
+        """True if this process is in a ring, or always trains alone."""
         self._model = model
         self._replica = model.replica
         self._rendezvous = rendezvous
         self._checkpoint = checkpoint
-        self._has_model = rendezvous is None  # one that other members may take
+        self._has_model = rendezvous is None  # True if other members may copy the model
 
     def join(self, steps: int = 0, *, handing_over: bool = False) -> None:
-        """Joins the next ring, and takes over the state that its members share.
+        """Join the next ring, and receive the state that its members share.
 
         Args:
-            steps: of optimizers, made in an update that was not finished.
-            handing_over: this process only gives its state to the others; it is asked to leave.
+            steps: number of optimizer steps made in an unfinished update.
+            handing_over: True if this process was asked to leave, and joins only to send its state.
 
         Raises:
             DismissedError: the job continues without this process.
@@ -72,10 +72,10 @@ class Membership:
         )  # fmt: skip
 
     def synchronize(self, *, has_model: bool) -> None:
-        """Gives the state of one member that has the model to those that do not.
+        """Send the state of a member that has the model to the members that do not.
 
         Raises:
-            RingBrokenError: it failed; the state comes with the next ring.
+            RingBrokenError: the transfer failed; the state is sent again in the next ring.
         """
         assert self.group is not None
         self._has_model = has_model
@@ -83,18 +83,18 @@ class Membership:
         self._has_model = True
 
     def close(self) -> None:
-        """Closes the ring: no other member waits for this process."""
+        """Close the connections of the ring, so that no other member waits for this process."""
         group, self.group = self.group, None
         self.joined = self._rendezvous is None
         if group is not None:
             group.close()
 
     def leave(self, *, finished: bool) -> None:
-        """Leaves the ring, so that the other members need not find out by themselves.
+        """Leave the ring and notify the master, so that the other members notice at once.
 
         Args:
-            finished: the script is over. Rank 0 writes the output of a script; until its script is
-                over, too, the others keep the model for the process that replaces it.
+            finished: True if the script has ended. Rank 0 writes the output of a script; until the
+                script of rank 0 has ended, the other members keep the model for a replacement.
 
         Raises:
             DismissedError: this process was asked to leave while it waited for rank 0.
@@ -112,33 +112,34 @@ class Membership:
             self._rendezvous.leave(self.ring, finished=finished)
 
     def interrupt(self, ring: int) -> None:
-        """Ends the collective that is under way in that ring or an earlier one. From any thread."""
+        """End the current collective of that ring or an earlier one, from any thread."""
         group = self.group
         if group is not None and group.ring <= ring:
             group.interrupt()
 
     def _progress(self, steps: int) -> int:
-        """Grows with all that is done to the model: the member with the most gives its state.
+        """Return a number that grows with each change of the model; the largest one is the source.
 
-        A script may step one optimizer, and lose the ring before it steps the next one.
+        Optimizer steps count, because a script may lose the ring between the steps of two
+        optimizers.
         """
         if not self._has_model:
             return NO_MODEL
         return self._replica.position.progress * _MAX_STEPS + min(steps, _MAX_STEPS - 1)
 
     def _enter(self, ring: pb.Ring, steps: int = 0) -> bool:
-        """Forms a ring with the others; False if that failed."""
+        """Form a ring with the other members; return False if that failed."""
         assert self._rendezvous is not None
         rank, size = list(ring.workers).index(self._rendezvous.worker_id), len(ring.workers)
         self.ring = ring.number
         try:
             if size > 1:
-                # From here on the master's word that a member is gone ends what is under way.
+                # From here on, a message of the master about a lost member interrupts the group.
                 self.group = self._model.connect(
                     ring.store, ring.number, rank, size,
                     host=self._rendezvous.host, meet_s=self._rendezvous.meet_s,
                 )  # fmt: skip
-            # The others wait as long as it takes to read.
+            # The other members wait for the time that reading takes.
             if ring.fresh and rank == ring.source:
                 self._restore_first(ring)
             if self.group is not None and ring.heal:
@@ -156,7 +157,7 @@ class Membership:
         return True
 
     def _restore_first(self, ring: pb.Ring) -> None:
-        """No member has a trained model: begins with a checkpoint, or with what was built."""
+        """Restore a checkpoint, if there is one: no member of the ring has a trained model."""
         own, values_only = self._checkpoint(), False
         if ring.restored_from:
             own, values_only = Path(ring.restored_from), ring.values_only
@@ -164,7 +165,7 @@ class Membership:
             log.info("going on from %s", own)
         if own is not None:
             manifest = self._replica.restore(own, values_only=values_only)
-            if manifest is not None and manifest.strategy == "local":  # which leases its tasks
+            if manifest is not None and manifest.strategy == "local":  # its position is in tasks
                 self._replica.position.records = records_of(own, manifest)
 
     def _stand_by(self, rendezvous: RingRendezvous) -> None:

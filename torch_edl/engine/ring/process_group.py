@@ -1,9 +1,9 @@
-"""The sockets and collectives between the members of one ring, and how to get out of both.
+"""Collectives of one ring for torch, which can be interrupted.
 
-A ring is formed once and never mended. When a ring breaks, every member closes it and asks the
-master for the next one. Nothing of a closed ring may survive in the process, since an open socket
-keeps the other members waiting. Gloo's ``abort`` and ``shutdown`` leave a stuck operation stuck
-(torch 2.13), so a process group knows its sockets and shuts them down itself.
+A ring is formed once and never repaired. If a ring breaks, every member closes it and requests the
+next one from the master. A closed ring must leave no open socket in the process, since the other
+members would wait for it. Gloo's ``abort`` and ``shutdown`` do not end a stuck operation (torch
+2.13), so this module finds Gloo's sockets and shuts them down.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from torch_edl.engine.ring.group import MAX_PAYLOAD_BYTES, MEET_S, Bytes, RingBr
 # The compiled parts of torch.distributed have no types.
 dist: Any = torch.distributed
 
-# A collective has no time limit: a member may evaluate for an hour. The master, which knows which
-# members live, ends a stuck collective.
+# No time limit for collectives, since a member may evaluate for an hour. The master knows which
+# members are alive and ends a stuck collective.
 _COLLECTIVE_S = 7 * 24 * 3600.0
 _ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
-# ``[/__w/pytorch/gloo/transport/tcp/pair.cc:553] ``
+# Source location in a message: ``[/__w/pytorch/gloo/transport/tcp/pair.cc:553] ``
 _SOURCE = re.compile(r"\[\S+:\d+\] (?=\S)")
 
 _open_groups: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
@@ -45,7 +45,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class StoreServer:
-    """A key-value store that this process serves for the rings in which its rank is 0.
+    """A key-value store for the rings in which the rank of this process is 0.
 
     Args:
         host: the only address to listen on.
@@ -61,19 +61,19 @@ class StoreServer:
             is_master=True,
             timeout=timedelta(seconds=MEET_S),
             wait_for_workers=False,
-            # A TCPStore that opens the port by itself listens on all interfaces.
+            # Without a file descriptor, TCPStore listens on all interfaces.
             master_listen_fd=listener.detach(),
         )
 
 
 class ProcessGroup:
-    """The collectives of one ring: a :class:`~torch_edl.engine.ring.group.Group`, for torch.
+    """The collectives of one ring, a :class:`~torch_edl.engine.ring.group.Group` for torch.
 
     Args:
-        store: ``host:port`` where the members meet.
-        ring: number of the ring, which prefixes the keys in the store.
+        store: address ``host:port`` of the store where the members meet.
+        ring: number of the ring, used as a prefix of keys in the store.
         host: address of this machine for the other members.
-        device: of the model; tensors on a GPU are reduced by NCCL.
+        device: device of the model; tensors on a GPU are reduced by NCCL.
         meet_s: seconds to wait for the other members.
 
     Raises:
@@ -96,7 +96,7 @@ class ProcessGroup:
         self.size = size
         self._lock = threading.Lock()
         self._interrupted = False
-        self._names: dict[int, str] = {}  # connections, by file descriptor
+        self._names: dict[int, str] = {}  # identity of each connection, by file descriptor
         self._listening: dict[int, str] = {}
         before = _sockets()
         try:
@@ -108,8 +108,8 @@ class ProcessGroup:
         except (RuntimeError, OSError) as error:
             raise RingBrokenError(f"ring {ring} was not formed: {_first_line(error)}") from None
         port = int(store.rpartition(":")[2])
-        # Gloo does not name its connections, so all that were opened meanwhile are taken for its
-        # own. If another thread opened one, that thread has to connect again.
+        # Gloo does not report its connections, so all sockets opened meanwhile are assumed to be
+        # Gloo's. Another thread that opened one must connect again.
         for fd, name in _sockets().items():
             if before.get(fd) != name:
                 if _is_listening(fd):
@@ -119,20 +119,19 @@ class ProcessGroup:
         _open_groups.add(self)
 
     def allreduce(self, tensor: torch.Tensor) -> Any:
-        """Begins to sum ``tensor`` over all members, in place; ``wait`` on what it returns."""
+        """Start to sum ``tensor`` over all members in place; pass the result to :meth:`wait`."""
         with _broken_ring():
             return self._of(tensor).allreduce([tensor])
 
     def wait(self, works: Sequence[Any]) -> None:
-        """Waits for collectives that were begun. If one failed, the contents of all tensors are
-        undefined."""
+        """Wait for started collectives. If one fails, the contents of all tensors are undefined."""
         with _broken_ring():
             for work in works:
                 work.wait()
         self._require_whole()
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
-        """Copies ``tensor`` of the rank ``source`` to all members, in place."""
+        """Copy ``tensor`` from rank ``source`` to all members, in place."""
         options = dist.BroadcastOptions()
         options.rootRank = source
         options.rootTensor = 0
@@ -167,7 +166,7 @@ class ProcessGroup:
         return parts
 
     def interrupt(self) -> None:
-        # A socket is shut down only if its descriptor still is that socket.
+        # Shut down a socket only if its descriptor has not been reused.
         with self._lock:
             if self._interrupted:
                 return
@@ -184,15 +183,18 @@ class ProcessGroup:
         _open_groups.discard(self)
 
     def forget(self) -> None:
-        """Closes the sockets in a forked child. Left open there, they would hide the death of the
-        parent from the other members."""
+        """Close the sockets in a forked child. An open copy would hide the death of the parent from
+        the other members."""
         for fd in _still_open({**self._names, **self._listening}):
             with contextlib.suppress(OSError):
                 os.close(fd)
 
     def _require_whole(self) -> None:
-        """A wait for NCCL is a wait of the GPU, not of this thread, and a collective that is
-        aborted ends there without an error."""
+        """Raise RingBrokenError if the ring was interrupted.
+
+        ``wait`` of NCCL blocks the GPU stream but not this thread, and an aborted collective ends
+        without an error.
+        """
         if self._nccl is None:
             return
         with _broken_ring():
@@ -217,7 +219,7 @@ def _broken_ring() -> Iterator[None]:
 
 def _connect(address: str, meet_s: float) -> Any:
     host, _, port = address.rpartition(":")
-    # Rank 0 listened before it asked for the ring. If nothing listens, rank 0 is dead, and TCPStore
+    # Rank 0 listens before it requests the ring. If nothing listens, rank 0 is dead, and TCPStore
     # would retry for longer than its timeout (17 s instead of 10).
     socket.create_connection((host, int(port)), timeout=meet_s).close()
     return dist.TCPStore(
@@ -232,7 +234,7 @@ def _connect(address: str, meet_s: float) -> Any:
 def _gloo(store: Any, rank: int, size: int, host: str, meet_s: float) -> Any:
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
-    # While members connect; collectives get another limit below.
+    # Timeout of the connections; the timeout of collectives is set below.
     options._timeout = timedelta(seconds=meet_s)
     group = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, options)
     group._set_default_timeout(timedelta(seconds=_COLLECTIVE_S))
@@ -248,8 +250,8 @@ def _nccl(store: Any, rank: int, size: int) -> Any:
 
 @contextlib.contextmanager
 def _without_watchdog() -> Iterator[None]:
-    """By default, a thread of NCCL's group ends this process when another member dies. Groups that
-    a script makes itself keep what the environment says."""
+    """Disable the NCCL thread that ends this process when another member dies, for the group
+    created in the ``with`` block. Groups that the script creates follow the environment."""
     before = os.environ.get(_ASYNC_ERRORS)
     os.environ[_ASYNC_ERRORS] = "0"
     try:
@@ -262,7 +264,7 @@ def _without_watchdog() -> Iterator[None]:
 
 
 def _sockets() -> dict[int, str]:
-    """The file descriptors of sockets, with the identity that the kernel gives each socket."""
+    """Return the file descriptors of sockets, with the kernel's identity of each socket."""
     found = {}
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -273,20 +275,20 @@ def _sockets() -> dict[int, str]:
 
 
 def _still_open(names: Mapping[int, str]) -> list[int]:
-    """The descriptors that are still the same sockets; the kernel reuses numbers."""
+    """Return the descriptors that still refer to the same sockets; the kernel reuses numbers."""
     now = _sockets()
     return [fd for fd, name in names.items() if now.get(fd) == name]
 
 
 def _is_listening(fd: int) -> bool:
-    """Whether it is a listening socket: Gloo ends the process when its own is shut down."""
+    """Return True for a listening socket. Gloo ends the process if its own is shut down."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as one:
         return bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
     return False
 
 
 def _is_connection(fd: int, *, besides: int) -> bool:
-    """Whether it is a TCP connection, but none with the store, which other rings may need."""
+    """Return True for a TCP connection, except one to the store, which other rings may need."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as one:
         if one.family in (socket.AF_INET, socket.AF_INET6):
             return besides not in (one.getpeername()[1], one.getsockname()[1])
@@ -299,6 +301,6 @@ def _shutdown(fd: int) -> None:
 
 
 def _first_line(error: BaseException) -> str:
-    """What a person can use of an error of torch: not the place in its source, nor advice."""
+    """Return the first line of a torch error, without source location and advice."""
     line = (str(error).splitlines() or [type(error).__name__])[0]
     return _SOURCE.sub("", line).partition(". ")[0][:200]

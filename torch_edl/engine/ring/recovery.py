@@ -1,5 +1,5 @@
-"""How a member of a ring gets the state of the member that is furthest: point to point, so that
-the others need not wait."""
+"""Transfer of the state from the most advanced member of a ring, point to point, so that members
+that are up to date need not wait."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch_edl.engine.ring.group import Bytes, Group, RingBrokenError
 from torch_edl.engine.ring.replicated import SharedReplica
 
 NO_MODEL = -1
-"""The progress of a member whose model nobody may take."""
+"""Progress of a member whose model must not be copied."""
 
-# Larger ones travel as they lie in memory.
+# Larger tensors are sent without a copy.
 _CHUNK_BYTES = 4 << 20
 _MAX_HEADER_BYTES = 1 << 28
 
@@ -27,15 +27,15 @@ def synchronize(
     source: int | None = None,
     everyone: bool = False,
 ) -> None:
-    """Makes the state of all members equal; a collective.
+    """Make the states of all members equal. A collective operation.
 
     Args:
-        progress: of this member; a member whose progress is the source's is sent nothing.
-        source: the rank that sends; None: the first of those that are furthest.
-        everyone: the other members receive the state whatever their progress is.
+        progress: progress of this member; members with the progress of the source receive nothing.
+        source: rank of the sender; None for the first of the most advanced members.
+        everyone: send the state to all members, whatever their progress.
 
     Raises:
-        RingBrokenError: it failed; the state of this member is unchanged.
+        RingBrokenError: the transfer failed; the state of this member is unchanged.
     """
     told = [int(one) for one in group.gather(str(progress).encode())]
     if source is None:
@@ -62,7 +62,7 @@ def _send(group: Group, replica: SharedReplica, to: int) -> None:
 
 
 def _receive(group: Group, replica: SharedReplica, source: int) -> None:
-    """The replica changes only when all of the state has come."""
+    """Receive a state. The replica changes only after the complete state has arrived."""
     length = np.zeros(1, np.int64)
     group.receive(length.view(np.uint8), source)
     if not 0 < int(length[0]) <= _MAX_HEADER_BYTES:
@@ -77,13 +77,13 @@ def _receive(group: Group, replica: SharedReplica, source: int) -> None:
 
 
 def chunks(tensors: Sequence[Bytes], limit_bytes: int) -> Iterator[tuple[Bytes, list[Bytes]]]:
-    """Groups of tensors with one buffer for each, so that small ones travel together.
+    """Group tensors with one buffer for each group, so that small tensors are sent together.
 
-    The buffer holds the tensors of its group one after the other when it is given out. That of a
-    single one is its own memory: large ones are not copied.
+    A buffer holds the concatenated tensors of its group. The buffer of a single tensor is the
+    tensor's own memory, so large tensors are not copied.
 
     Args:
-        limit_bytes: of a group of several.
+        limit_bytes: largest size of a group of several tensors.
     """
     group: list[Bytes] = []
     size = 0
@@ -97,7 +97,7 @@ def chunks(tensors: Sequence[Bytes], limit_bytes: int) -> Iterator[tuple[Bytes, 
 
 
 def spread(buffer: Bytes, group: Sequence[Bytes]) -> None:
-    """Copies a buffer of :func:`chunks` back into the tensors of its group."""
+    """Copy a buffer of :func:`chunks` back into the tensors of its group."""
     start = 0
     for tensor in group:
         if tensor is not buffer:

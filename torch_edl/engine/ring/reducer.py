@@ -1,9 +1,9 @@
-"""Sums gradients over a ring while backward still runs: flat buckets, one collective each.
+"""Sum gradients over a ring while backward is running: flat buckets, one collective for each.
 
-The idea is DistributedDataParallel's (Li et al., PyTorch Distributed, VLDB 2020). This reducer can
-be given another ring without being built anew, weights each member by its records, accumulates
-several minibatches into one update, and reports a failed collective by a phase rather than by an
-exception in the user's backward.
+The method is that of DistributedDataParallel (Li et al., PyTorch Distributed, VLDB 2020). In
+addition, this reducer can switch to another ring without being rebuilt, weights each member by its
+records, accumulates several minibatches into one update, and reports a failed collective by its
+phase instead of an exception in the user's backward.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch_edl.engine.ring.process_group import ProcessGroup
 from torch_edl.engine.ring.replicated import Phase, Phases, Receive, Send
 from torch_edl.errors import UsageError
 
-# A sum of shares that rounding left of 1.
+# Threshold for a sum of shares that should be 1, with rounding errors.
 _WHOLE = 1 - 1e-3
 
 
@@ -29,14 +29,14 @@ _COLLECTING = (Phase.ACCUMULATE, Phase.ACCUMULATED, Phase.REDUCE, Phase.REDUCED)
 
 
 class Reducer(Phases):
-    """The gradients of those parameters of a model that require gradients now: a
-    :class:`~torch_edl.engine.ring.replicated.Reducer` for torch.
+    """Reduces the gradients of a model's parameters that require gradients now.
+
+    Implements :class:`~torch_edl.engine.ring.replicated.Reducer` for torch. After a backward in the
+    phase ``REDUCE``, or after :meth:`reduce_nothing`, ``p.grad`` is the sum over all members of
+    ``share * gradient``, or None if no member has a gradient.
 
     Args:
-        controls: how many control numbers travel with the gradients.
-
-    After a backward in the phase ``REDUCE`` (or :meth:`reduce_nothing`) ``p.grad`` is the sum over
-    all members of ``share * gradient``, and None where no member has a gradient.
+        controls: number of control numbers that are summed together with the gradients.
     """
 
     def __init__(
@@ -55,19 +55,19 @@ class Reducer(Phases):
         self._accumulation = ManualAccumulation(model)
         self._can_undo = False
         self._hidden: list[torch.Tensor | None] = []
-        """Gradients that a step must not see."""
+        """Gradients that are hidden from an optimizer while it steps."""
         self._share = 1.0
         self._leads = True
-        self._share_before = 0.0  # of the minibatches that were accumulated
-        self._repeatable = True  # no member accumulated, so another backward can be added
+        self._share_before = 0.0  # sum of the shares of accumulated minibatches
+        self._repeatable = True  # no member accumulated, so another backward may be added
         self._touched: set[int] = set()
-        """Parameters that the backward which runs now gave a gradient."""
+        """Indices of the parameters that received a gradient in the current backward."""
         self._accumulated: set[int] = set()
-        """Parameters with a gradient in the buckets, of earlier minibatches of the update."""
+        """Indices of the parameters with accumulated gradients of earlier minibatches."""
         self._works: list[Any] = []
         self._buckets: list[Bucket] = []
         self._places: list[tuple[Bucket, torch.Tensor]] = []
-        self._next = 0  # the bucket whose collective begins next
+        self._next = 0  # index of the bucket to be reduced next
         self._listens = self._clears = False
 
     # ---- an update ----
@@ -80,7 +80,7 @@ class Reducer(Phases):
 
     def begin_minibatch(self, share: float, *, last: bool = True, leads: bool = True) -> None:
         self._clear_unusable()
-        self._touched.clear()  # of a backward that raised
+        self._touched.clear()  # left over if a backward raised
         self._share, self._leads = share, leads
         if self.phase is Phase.BROKEN:
             return
@@ -88,7 +88,7 @@ class Reducer(Phases):
             self.phase = Phase.LOCAL
             return
         self.phase = Phase.REDUCE if last else Phase.ACCUMULATE
-        self._accumulation.watch()  # before the hooks below, which change gradients
+        self._accumulation.watch()  # must precede the hooks below, which change gradients
         self._make_buckets()
         self._add_hooks()
 
@@ -112,7 +112,7 @@ class Reducer(Phases):
 
     def before_step(self, optimizer: Any, *, live: bool) -> None:
         if not live:
-            # An optimizer leaves a parameter without a gradient alone.
+            # Optimizers skip parameters without a gradient.
             self._hidden = [parameter.grad for parameter in self._parameters]
             self.clear_gradients()
         elif self.phase is Phase.REDUCED or (self._can_undo and self.phase is Phase.LOCAL):
@@ -127,7 +127,7 @@ class Reducer(Phases):
         self._accumulation.forbid()
 
     def _check_reduced(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raises UsageError if an optimizer is about to move a parameter that is not reduced."""
+        """Raise UsageError if an optimizer is about to update a parameter that is not reduced."""
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None and id(parameter) not in self._numbers:
@@ -152,14 +152,14 @@ class Reducer(Phases):
 
     def _make_buckets(self) -> None:
         if not self._buckets:
-            # Who has which gradient, two sums of shares, control numbers, running statistics.
+            # A flag for each gradient, two sums of shares, control numbers, running statistics.
             extra = len(self._parameters) + 2 + self._controls + self._statistics.numel
             self._buckets, self._places = make_buckets(self._parameters, extra)
 
     # ---- backward ----
 
     def _add_hooks(self) -> None:
-        # Hooks cost microseconds in each step, which a process that is alone need not pay.
+        # Hooks cost microseconds in each step, so a process that is alone has none.
         if not self._listens:
             self._listens = True
             for p in self._parameters:
@@ -170,13 +170,13 @@ class Reducer(Phases):
                 p.register_hook(partial(weak_hook(self._before_accumulate), number))  # type: ignore[no-untyped-call]
 
     def _before_accumulate(self, number: int, _: torch.Tensor) -> None:
-        """A backward is about to add to the gradient of a parameter."""
+        """Remove an old gradient before a backward adds to it."""
         if self.phase is Phase.ACCUMULATED:
-            # Another backward of the same minibatch: the gradient of the one before was put aside.
+            # Another backward of the same minibatch: the first gradient is already in the bucket.
             self._parameters[number].grad = None
 
     def _after_accumulate(self, parameter: torch.Tensor) -> None:
-        """A backward gave a parameter its gradient."""
+        """Handle the gradient that a backward has added to a parameter."""
         if self.phase not in _COLLECTING:
             return
         if not self._touched:
@@ -196,25 +196,25 @@ class Reducer(Phases):
             bucket, view = self._places[number]
             self._add_to_bucket(parameter, view)
             bucket.pending -= 1
-            # In the order that all members have. The last bucket carries control numbers, too,
-            # which are known at the end of backward.
+            # In the same order in all members. The last bucket also has control numbers, which
+            # are known only at the end of backward.
             while self._next < len(self._buckets) - 1 and not self._buckets[self._next].pending:
                 self._launch(self._group)
 
     def _add_to_bucket(self, parameter: torch.Tensor, view: torch.Tensor) -> None:
-        """Adds a weighted gradient to its part of a bucket."""
+        """Add a weighted gradient to its part of a bucket."""
         gradient = parameter.grad
         assert gradient is not None
         if gradient.is_sparse:
             gradient = gradient.to_dense()
         if gradient.requires_grad:
-            gradient = gradient.detach()  # of backward(create_graph=True)
+            gradient = gradient.detach()  # needed after backward(create_graph=True)
         if self._accumulated:
             view.add_(gradient, alpha=self._share)
         elif self._share:
             torch.mul(gradient, self._share, out=view)
         else:
-            view.zero_()  # zero times what is not finite would be no zero
+            view.zero_()  # not a multiplication by zero: inf * 0 is NaN
 
     def _finish_backward(self) -> None:
         if self.phase in (Phase.ACCUMULATE, Phase.ACCUMULATED):
@@ -232,7 +232,7 @@ class Reducer(Phases):
         self._touched.clear()
 
     def _accumulate(self) -> None:
-        """Puts the gradients of one minibatch aside."""
+        """Add the gradients of one minibatch to the buckets."""
         for number, parameter in enumerate(self._parameters):
             _, view = self._places[number]
             own = parameter.grad
@@ -241,12 +241,12 @@ class Reducer(Phases):
             elif not self._accumulated:
                 view.zero_()
             if own is not None and not own.is_sparse and own.data_ptr() == view.data_ptr():
-                # Of the update before: what the script does to it must not reach the bucket.
+                # A view from the update before: changes by the script must not reach the bucket.
                 parameter.grad = own.clone() if number in self._touched else None
         self._accumulated |= self._touched
 
     def _sum_alone(self) -> None:
-        """Adds this minibatch to those that the only process accumulated."""
+        """Add this minibatch to the accumulated ones, in a process that is alone."""
         used = self._touched | self._accumulated
         for number, parameter in enumerate(self._parameters):
             _, view = self._places[number]
@@ -256,14 +256,14 @@ class Reducer(Phases):
         self.covered, self._repeatable = self._share_before + self._share, False
 
     def _reduce(self, group: ProcessGroup) -> None:
-        """Begins the collectives that are left, with the control numbers, and waits for all."""
+        """Start the remaining collectives, with the control numbers, and wait for all of them."""
         has: list[bool] = []
         for number, parameter in enumerate(self._parameters):
             own = number in self._touched
             if not own:
                 bucket, view = self._places[number]
                 if self._share and parameter.grad is not None:
-                    # Of an earlier backward of this update: summed over shares it stays the same.
+                    # From an earlier backward of this update: the weighted sum does not change.
                     self._add_to_bucket(parameter, view)
                     own = True
                 elif not self._accumulated:

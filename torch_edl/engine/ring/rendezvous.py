@@ -1,4 +1,4 @@
-"""How the members of the next ring find each other: by the master, or once, by torchrun."""
+"""Rendezvous of the members of the next ring, by the master or once by torchrun."""
 
 from __future__ import annotations
 
@@ -23,122 +23,122 @@ from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
 
-# The master waits two seconds for a ring before it says "ask again". No more than needed: a worker
-# that is told to end notices between two calls.
+# Longer than the master's long poll of 2 s for a ring, but not much longer: a worker notices only
+# between two calls that it must leave.
 _CALL_S = 6.0
-# How long a master may be away; it is started again in seconds.
+# Time for which a master may be away; a restart takes seconds.
 _MASTER_AWAY_S = 600.0
-_SAY_S = 10.0  # silence after which a wait is worth a line
+_SAY_S = 10.0  # a wait of this length is logged
 _TORCHRUN_MEET_S = 1800.0
 _LAUNCHERS = (
     "processes of one job are started by torchrun or torch-edl run; have srun or mpirun start one "
     "of these on each machine, or unset RANK and WORLD_SIZE to train in one process"
 )
 # A ring whose members are all cut off from the master may continue for this part of the heartbeat
-# timeout: the ring has stopped when the master declares its members lost and forms another.
+# timeout. The ring has then stopped before the master declares its members lost and forms another.
 _AUTHORITY = 0.8
 
 
 class RingRendezvous(Protocol):
-    """Where the members of the next ring find each other.
+    """Forms the next ring of this process.
 
-    What has a default is that of a ring which is formed once, and of which no master knows.
+    The default implementations are those of a ring that is formed once, without a master.
     """
 
     worker_id: int
-    """Of this process, among the ``workers`` of a ring."""
+    """Id of this process in the ``workers`` of a ring."""
     host: str
     """Address of this machine for the other members."""
     meet_s: float
     """Seconds for which members wait for each other to form the ring."""
 
     def next(self, ring: int, progress: int, *, handing_over: bool = False) -> pb.Ring:
-        """Waits for the next ring.
+        """Wait for the next ring.
 
         Args:
-            ring: the newest one that this process was in; 0: none.
-            progress: grows with the updates of this process's model; -1: it has no model to give.
-            handing_over: it was asked to leave, and gives its model to the others before.
+            ring: number of the newest ring of this process; 0 for none.
+            progress: number that grows with model updates; -1 if the process has no model.
+            handing_over: True if this process was asked to leave, but first sends its model.
 
         Raises:
-            DismissedError: there is no ring with this process in it.
+            DismissedError: no ring will include this process.
         """
         ...
 
     def stand_by(self, ring: int, progress: int) -> pb.Ring | None:
-        """The script of this process is over: waits until that of rank 0 is, too.
+        """Wait after the end of this process's script until the script of rank 0 has ended, too.
 
         Returns:
-            A ring in which this process is to give its model to the others, before it stands by
-            again; None: the job is over.
+            A ring in which this process must send its model to the others before it waits again;
+            None if the job is over.
 
         Raises:
-            DismissedError: this process was asked to leave before.
+            DismissedError: this process was asked to leave.
         """
         return None
 
     def awaited(self, ring: int) -> bool:
-        """Whether a process waits for the ring after that one."""
+        """Return True if a process waits for the next ring after ``ring``."""
         return False
 
     def joined(self, ring: int, records: int) -> None:
-        """This process is in that ring, with a model that has had so many records of the pass."""
+        """Record that this process is in the ring, with ``records`` of the pass in its model."""
         return
 
     @property
     def authorized(self) -> bool:
-        """Whether this process has heard of the master lately enough to train."""
+        """True if the last contact with the master is recent enough to train."""
         return True
 
     def is_stale(self, ring: int) -> bool:
-        """Whether the ring is to be left after this step: a process waits, or this one leaves."""
+        """Return True if the ring must be left after this step, to add a process or to leave."""
         return False
 
     @property
     def leaving(self) -> bool:
-        """Whether this process was asked to leave."""
+        """True if this process was asked to leave."""
         return False
 
     @property
     def stopping(self) -> bool:
-        """Whether all processes were asked to leave, since the user stops the job."""
+        """True if all processes were asked to leave, because the user stops the job."""
         return False
 
     def may_commit(self) -> bool:
-        """Whether a checkpoint of this process may be committed now: no ring was formed without
-        this process since the process joined, and none will be for some seconds."""
+        """Return True if this process may commit a checkpoint: no ring without this process was
+        formed since it joined, and none will be formed for some seconds."""
         return True
 
     def report_checkpoint(self, directory: str) -> bool:
-        """A checkpoint is committed; returns whether state is restored from there from now on."""
+        """Report a committed checkpoint; return True if later restores will use the checkpoint."""
         return True
 
     def leave(self, ring: int, *, finished: bool) -> None:
-        """This process joins no other ring.
+        """Record that this process joins no other ring.
 
         Args:
-            finished: since everything is done.
+            finished: True if all work is done.
         """
         return
 
 
 def local_address(towards: str) -> str:
-    """The address of this machine from which packets to the host ``towards`` are sent."""
+    """Return the address of this machine that is used to reach the host ``towards``."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((towards, 9))  # sends nothing
         return str(probe.getsockname()[0])
 
 
 def own_host(session: MasterSession) -> str:
-    """The address of this machine for the other workers of a job."""
+    """Return the address of this machine for the other workers of a job."""
     return local_address(session.master.address.rpartition(":")[0])
 
 
 class MasterRendezvous(RingRendezvous):
-    """The master forms the rings.
+    """Rendezvous by the master.
 
     Args:
-        place: where other members reach this process.
+        place: address where other members reach this process.
     """
 
     def __init__(self, session: MasterSession, place: MeetingPlace) -> None:
@@ -200,13 +200,13 @@ class MasterRendezvous(RingRendezvous):
             raise DeclaredLostError("the master declared this worker lost")
 
     def _must_stay(self, progress: int) -> bool:
-        """Whether all leave, and this worker may be the last that has the model: the next ring, if
-        only of this worker, shows it."""
+        """Return True if all workers leave and this one may be the last with the model. The next
+        ring, possibly of this worker alone, will show it."""
         self._heartbeat.beat()
         return progress >= 0 and self.stopping
 
     def joined(self, ring: int, records: int) -> None:
-        """Heartbeats name the ring from now on, and the position that goes with it."""
+        """Report the ring and the position in heartbeats from now on."""
         self._status.position = records
         self._status.ring = ring
 
@@ -230,13 +230,16 @@ class MasterRendezvous(RingRendezvous):
         return self._heartbeat.stopping.is_set()
 
     def may_commit(self) -> bool:
-        """Whether the master answers a heartbeat, or did lately, and knows this worker: while the
-        master knows a worker, every ring has the worker, and descends from the worker's model."""
+        """Return True if the master has answered recently and knows this worker.
+
+        As long as the master knows a worker, every ring includes the worker and has a model that
+        descends from the worker's model.
+        """
         self._heartbeat.beat()
         return self.authorized and not self._heartbeat.lost.is_set()
 
     def report_checkpoint(self, directory: str) -> bool:
-        """Whether the master takes it; a master that does not answer knows an older one."""
+        """Return True if the master accepts the checkpoint; False if the master does not answer."""
         request = pb.ReportCheckpointRequest(worker_id=self.worker_id, directory=directory)
         try:
             answer = self._master.insist(request, timeout_s=_CALL_S)
@@ -249,7 +252,7 @@ class MasterRendezvous(RingRendezvous):
         return bool(answer.accepted)
 
     def leave(self, ring: int, *, finished: bool) -> None:
-        """Tells the master, which otherwise notices by itself, later."""
+        """Notify the master, which would otherwise notice later."""
         self._status.ring = 0
         request = pb.LeaveRingRequest(worker_id=self.worker_id, finished=finished)
         try:
@@ -259,10 +262,10 @@ class MasterRendezvous(RingRendezvous):
 
 
 class TorchrunRendezvous(RingRendezvous):
-    """One ring of all processes that torchrun started together.
+    """A single ring of all processes that torchrun started together.
 
-    Torchrun's agent ends all of them when one ends, so there is no second ring; the processes that
-    torchrun starts next restore a checkpoint.
+    If one process ends, torchrun's agent ends all others, so there is no second ring. The processes
+    that torchrun starts next restore a checkpoint.
     """
 
     def __init__(self) -> None:
@@ -274,15 +277,19 @@ class TorchrunRendezvous(RingRendezvous):
             )
         self.worker_id, self._size = rank, size
         self._store = f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}"
-        # Keys of processes before a restart may still be in the store.
+        # The store may still have keys of the processes before a restart.
         self._ring = 1 + int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
         self.host = local_address(env["MASTER_ADDR"])
-        # All processes come by themselves, after whatever the script does first.
+        # The processes arrive at different times, after the code before the call in the script.
         self.meet_s = _TORCHRUN_MEET_S
         self._met = False
 
     def next(self, ring: int, progress: int, *, handing_over: bool = False) -> pb.Ring:
-        """The ring that the environment names, the first time."""
+        """Return the ring that the environment defines, on the first call.
+
+        Raises:
+            JobFailedError: the ring broke, or the torchrun store is unreachable.
+        """
         if self._met:
             raise JobFailedError(
                 "the ring broke (see above): a process of this job ended, or could not be "

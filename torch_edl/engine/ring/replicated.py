@@ -1,5 +1,4 @@
-"""What the engine of the ring needs of a model that every member holds whole, whatever its
-framework."""
+"""Interfaces between the ring engine and a replicated model, for every framework."""
 
 from __future__ import annotations
 
@@ -16,18 +15,22 @@ from torch_edl.tables.watermarks import Watermarks
 
 
 class SharedReplica(Protocol):
-    """What all members of a ring hold alike."""
+    """The state that is equal in all members of a ring."""
 
     model: Any
     position: Position
 
     def outgoing(self) -> tuple[dict[str, Any], list[Bytes]]:
-        """The state for another member: a header of plain JSON, and the bytes of each tensor."""
+        """Return the state for another member: a JSON header, and the bytes of each tensor."""
         ...
 
     def incoming(self, header: dict[str, Any]) -> tuple[list[Bytes], Callable[[], None]]:
-        """Memory for a state that another member sends, by its header, and what takes the state
-        over when all of it is there; nothing changes before."""
+        """Allocate memory for the state that another member sends.
+
+        Returns:
+            The memory of each tensor, and a function that loads the state after all of it has
+            arrived; nothing changes before.
+        """
         ...
 
     def restore(self, folder: Path, *, values_only: bool) -> Manifest | None:
@@ -39,40 +42,40 @@ class SharedReplica(Protocol):
         ...
 
     def digest(self) -> int:
-        """A 32-bit checksum of all parameters, bit by bit."""
+        """Return a 32-bit checksum of the exact bits of all parameters."""
         ...
 
 
 class Phase(Enum):
-    """How far an update is, and so what a backward does.
+    """Progress of an update, which determines the effect of a backward.
 
-    From ``IDLE``, each minibatch but the last goes from ``ACCUMULATE`` to ``ACCUMULATED``, the last
-    from ``REDUCE`` to ``REDUCED``, then the update ends. One minibatch of a process that is alone
-    is ``LOCAL``. An update that turns ``BROKEN`` stays so until it is undone.
+    Starting from ``IDLE``, each minibatch except the last goes from ``ACCUMULATE`` to
+    ``ACCUMULATED``, and the last from ``REDUCE`` to ``REDUCED``; then the update ends. The only
+    minibatch of a process that is alone is ``LOCAL``. A ``BROKEN`` update stays so until undone.
     """
 
-    IDLE = auto()  # no update is open: backward leaves gradients as they are
-    WARM_UP = auto()  # what backward gives counts for nothing
-    LOCAL = auto()  # what backward gives is the gradient of the update
-    ACCUMULATE = auto()  # other minibatches follow: backward puts weighted gradients aside
-    ACCUMULATED = auto()  # backward did; until the next minibatch a script may look at gradients
+    IDLE = auto()  # no current update: backward leaves gradients as they are
+    WARM_UP = auto()  # gradients of backward are ignored
+    LOCAL = auto()  # the gradient of backward is the gradient of the update
+    ACCUMULATE = auto()  # other minibatches follow: backward stores weighted gradients
+    ACCUMULATED = auto()  # gradients are stored; the script may read them until the next minibatch
     REDUCE = auto()  # the last minibatch: backward sums the gradients over the ring
-    REDUCED = auto()  # backward did: ``p.grad`` is the gradient of the update
-    BROKEN = auto()  # the ring failed: gradients are those of this member alone
+    REDUCED = auto()  # gradients are summed: ``p.grad`` is the gradient of the update
+    BROKEN = auto()  # the ring failed: gradients are those of this member only
 
 
 Send = Callable[[], Sequence[float]]
-"""Gives this member's control numbers when the last collective begins."""
+"""Returns this member's control numbers; called when the last collective starts."""
 Receive = Callable[[list[float]], str]
-"""Is called with their sums over all members. It returns an empty text, or why the update is
-rejected."""
+"""Receives the sums over all members; returns the reason to reject the update, or an empty
+string."""
 
 
 _UNUSABLE = (Phase.ACCUMULATED, Phase.BROKEN)
 
 
 class Phases(ABC):
-    """What the phases mean for a :class:`Reducer` of any framework; it is to inherit this."""
+    """Common phase transitions; the :class:`Reducer` of each framework inherits from this class."""
 
     phase = Phase.IDLE
     failure = ""
@@ -88,13 +91,13 @@ class Phases(ABC):
         self.phase = Phase.WARM_UP
 
     def end_update(self) -> None:
-        """Closes the update; the parameters keep its gradients, but none that is unusable."""
+        """End the update. Parameters keep its gradients unless they are unusable."""
         self._clear_unusable()
         self.phase = Phase.IDLE
 
     def fail(self, why: str) -> None:
-        # Only a text is kept of the cause: a traceback would keep the sockets of the ring open, and
-        # the other members waiting.
+        # Keep only the text of the cause: a traceback would keep the ring's sockets open, and the
+        # other members would wait.
         if self.phase is not Phase.BROKEN:
             self.phase, self.failure = Phase.BROKEN, why
 
@@ -104,109 +107,110 @@ class Phases(ABC):
 
 
 class Reducer(Protocol):
-    """Turns the gradients of the members into their sum, each weighted by its share of the records.
-    The control numbers travel with the gradients."""
+    """Sums the gradients of all members, each weighted by its share of the records.
+
+    Control numbers are summed together with the gradients.
+    """
 
     phase: Phase
     failure: str
-    """Why the phase is ``BROKEN``."""
+    """Reason for the phase ``BROKEN``; empty otherwise."""
     covered: float
-    """Share of the update's records that gave a gradient, over all members."""
+    """Fraction of the update's records that gave a gradient, over all members."""
 
     def use(self, group: Any) -> None:
-        """Reduces over this group, which :meth:`Replicated.connect` made, from now on; None: this
-        process is alone."""
+        """Set the group that :meth:`Replicated.connect` returned; None if this process is alone."""
         ...
 
     def begin_update(self, *, can_undo: bool = False) -> None:
-        """Forgets what was accumulated and reduced.
+        """Begin an update, discarding accumulated and reduced gradients.
 
         Args:
-            can_undo: note what :meth:`undo_update` needs.
+            can_undo: save what :meth:`undo_update` needs.
         """
         ...
 
     def begin_minibatch(self, share: float, *, last: bool = True, leads: bool = True) -> None:
-        """The next backward is of another minibatch of the update.
+        """Begin another minibatch of the update.
 
         Args:
-            share: its records over those of the whole update, of all members.
-            last: no other minibatch of this member follows.
-            leads: all members take the running statistics of this one.
+            share: records of the minibatch divided by the records of the update of all members.
+            last: True if no other minibatch of this member follows.
+            leads: True if all members use the running statistics of this member.
         """
         ...
 
     def begin_warm_up(self) -> None:
-        """The next backward counts for nothing; :meth:`undo_update` ends it."""
+        """Ignore the gradients of the following backward, until :meth:`undo_update`."""
         ...
 
     def reduce_nothing(self) -> None:
-        """Takes part in the collectives of this update without a backward."""
+        """Take part in the collectives of this update without a backward."""
         ...
 
     def end_update(self) -> None:
-        """Closes the update."""
+        """End the update."""
         ...
 
     def undo_update(self) -> None:
-        """Takes back what forward and backward did since :meth:`begin_update`."""
+        """Undo the effects of forward and backward since :meth:`begin_update`."""
         ...
 
     def clear_gradients(self) -> None:
-        """Removes all gradients, so that an optimizer that steps changes nothing."""
+        """Remove all gradients, so that a step of an optimizer changes nothing."""
         ...
 
     def fail(self, why: str) -> None:
-        """The update cannot be made."""
+        """Mark the update as ``BROKEN``, with the reason."""
         ...
 
     def before_step(self, optimizer: Any, *, live: bool) -> None:
-        """An optimizer is about to step.
+        """Prepare for a step of an optimizer.
 
         Args:
-            live: False: the step must change nothing.
+            live: False if the step must not change the model.
         """
         ...
 
     def after_step(self) -> None:
-        """The optimizer has stepped."""
+        """Restore the gradients after a step of an optimizer."""
         ...
 
     def forbid_accumulation(self) -> None:
-        """No optimizer took the gradients of this update: the next backward raises UsageError if it
-        adds to them."""
+        """Make the next backward raise UsageError if it adds to the gradients of this update, which
+        no optimizer has applied."""
         ...
 
 
 class Replicated(Protocol):
-    """A model and its optimizers, as a member of a ring trains them."""
+    """A model and its optimizers, as trained by a member of a ring."""
 
     @property
     def replica(self) -> SharedReplica:
-        """The state of the model and of its optimizers."""
+        """State of the model and its optimizers."""
         ...
 
     def reducer(self, controls: int, send: Send, receive: Receive) -> Reducer:
-        """What sums its gradients.
+        """Create the reducer of the model's gradients.
 
         Args:
-            controls: how many control numbers travel with the gradients.
+            controls: number of control numbers that are summed together with the gradients.
         """
         ...
 
     def attach(
         self, before_step: Callable[[Any], None], after_step: Callable[[], None]
     ) -> Callable[[], None]:
-        """Calls the two around each step of an optimizer; returns what ends that."""
+        """Call both around each step of an optimizer; return a function that stops that."""
         ...
 
     def connect(
         self, store: str, ring: int, rank: int, size: int, *, host: str, meet_s: float
     ) -> Group:
-        """Forms a ring with its other members.
+        """Form a ring with the other members.
 
         Args:
-            store: where the members meet.
+            store: address where the members meet.
             host: address of this machine for the other members.
             meet_s: seconds to wait for the other members.
 

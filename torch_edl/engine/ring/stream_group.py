@@ -1,8 +1,7 @@
-"""Collectives of arrays between the members of one ring, for frameworks without a process group of
-their own: each member sends to the next one, and receives from the one before.
+"""Collectives of arrays for frameworks without their own process group.
 
-A sum is made in the order of ranks, once for each part of an array, so all members have the same
-bits.
+Each member sends to the next member and receives from the previous one. Each part of an array is
+summed once, in the order of ranks, so all members get the same bits.
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ from torch_edl.engine.ring.meeting import Meeting, Purpose
 from torch_edl.errors import UsageError
 from torch_edl.wire.streams import Stream
 
-_HEAD = struct.Struct("<QQ")  # number of the message in its stream, bytes
+_HEAD = struct.Struct("<QQ")  # number of the message in its stream, size in bytes
 _MAX_ADDRESSES_BYTES = 1 << 20
-# Up to this size, the buffer of a socket takes a message whole while nobody reads, and no other
-# thread is needed to send. The member that is furthest behind never waits here: its next member has
-# read all messages before.
+# A socket buffer takes a whole message up to this size although the receiver is not reading, so no
+# other thread is needed to send. The slowest member never blocks here: its next member has received
+# all earlier messages.
 _INLINE_BYTES = 1 << 14
-_SLICE_BYTES = 1 << 20  # is added while it is in the cache
+_SLICE_BYTES = 1 << 20  # small enough to be added while in the CPU cache
 
 
 class StreamGroup:
     """A :class:`~torch_edl.engine.ring.group.Group` whose tensors are arrays.
 
     Args:
-        meeting: of this process.
-        store: where the members meet: the address of the meeting of rank 0.
+        meeting: meeting place of this process.
+        store: address of the meeting place of rank 0.
         ring: number of the ring.
         meet_s: seconds to wait for the other members.
 
@@ -71,8 +70,8 @@ class StreamGroup:
             raise RingBrokenError(f"ring {ring} was not formed: {error}") from None
 
     def allreduce(self, flat: npt.NDArray[Any]) -> None:
-        """Sums an array, one-dimensional and contiguous, over all members, in place. If it fails,
-        the contents of the array are undefined."""
+        """Sum a contiguous array (n,) over all members in place. If the call fails, the contents of
+        the array are undefined."""
         count, rank = self.size, self.rank
         ends = [len(flat) * part // count for part in range(count + 1)]
 
@@ -106,7 +105,7 @@ class StreamGroup:
     def receive(self, into: Bytes, source: int) -> None:
         with _broken_ring():
             if (source, False) not in self._direct:
-                # The source may send to other members first.
+                # No deadline: the source may send to other members first.
                 self._direct[source, False] = _Messages(self._take(source, Purpose.DIRECT, None))
             self._direct[source, False].receive(into)
 
@@ -127,7 +126,7 @@ class StreamGroup:
     # ---- streams ----
 
     def _meet(self, store: str, deadline: float) -> list[str]:
-        """The addresses of all members, in the order of ranks."""
+        """Return the addresses of all members, in the order of ranks."""
         if self.rank:
             timeout_s = max(0.0, deadline - time.monotonic())
             stream = self._add(
@@ -186,7 +185,7 @@ class StreamGroup:
 
     @contextmanager
     def _sending(self, content: Bytes) -> Iterator[None]:
-        """Sends to the next member, while the caller receives from the one before."""
+        """Send to the next member while the caller receives from the previous one."""
         if self._gone.is_set():
             raise RingBrokenError("the ring is closed")
         with _broken_ring():
@@ -198,7 +197,7 @@ class StreamGroup:
             try:
                 yield
             except BaseException:
-                # The other member may not read any more, and the thread would wait for it.
+                # The next member may have stopped reading, and the sending thread would block.
                 self.interrupt()
                 sending.exception()
                 raise
@@ -206,8 +205,7 @@ class StreamGroup:
 
 
 class _Messages:
-    """The messages of a stream. Each has a number and a size, so that members that do not do the
-    same find out."""
+    """The messages of a stream. Their numbers and sizes reveal members that do not do the same."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
@@ -220,7 +218,7 @@ class _Messages:
             self.stream.send(content)
 
     def size(self) -> int:
-        """Of the next message, which the caller receives."""
+        """Receive the size of the next message, whose content the caller receives."""
         head = np.empty(_HEAD.size, np.uint8)
         self.stream.receive(head)
         self._number += 1

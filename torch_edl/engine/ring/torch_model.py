@@ -1,4 +1,4 @@
-"""A model of torch that every member of a ring holds whole."""
+"""A torch model that every member of a ring holds completely."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch_edl.engine.ring.replicated import Receive, Send
 
 
 class TorchModel:
-    """See :class:`~torch_edl.engine.ring.replicated.Replicated`."""
+    """A torch model; see :class:`~torch_edl.engine.ring.replicated.Replicated`."""
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica

@@ -1,4 +1,4 @@
-"""The engine of the strategy ``ps``: the model is on parameter servers.
+"""Engine of the strategy ``ps``: the model is on parameter servers.
 
-No collectives here, and no loop over data.
+The package has no collectives and no data loop.
 """

@@ -1,5 +1,5 @@
-"""The dense parameters of a model as the flat vectors that servers hold, and what keeps its type
-beside them."""
+"""Dense parameters of a torch model as the flat vectors of the servers, and buffers that keep their
+type."""
 
 from __future__ import annotations
 
@@ -25,38 +25,38 @@ from torch_edl.wire import pserver_pb2 as pb
 Floats = npt.NDArray[np.float32]
 Array = npt.NDArray[Any]
 
-# Each value of these is one of float32, so they travel in the flat vector.
+# Float types whose values fit into float32; they are sent in the flat vector.
 _FLAT = {torch.float32, torch.float16, torch.bfloat16}
-# Untrained values of these travel beside it; TensorProto and checkpoints have them.
+# Types of untrained values that are sent separately; TensorProto and checkpoints support them.
 _EXACT = {torch.float64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
 
 
-_BLOCK_BYTES = 64 << 20  # of rows in one pull
+_BLOCK_BYTES = 64 << 20  # size of the rows in one pull
 
 
 @dataclass(frozen=True)
 class DenseTensor:
-    """A parameter or buffer of a model that servers hold."""
+    """A parameter or buffer of a model that is stored on servers."""
 
     module: nn.Module
     attribute: str
     group: int
     aliases: list[str] = field(default_factory=list)
-    """Its other names in the ``state_dict``: tied weights."""
+    """Other names in the ``state_dict``, for tied weights."""
 
     @property
     def tensor(self) -> torch.Tensor:
-        """What the model has there now; a module may assign another tensor to a buffer."""
+        """The current tensor of the module; a module may assign another tensor to a buffer."""
         found: torch.Tensor = getattr(self.module, self.attribute)
         return found
 
     @property
     def is_exact(self) -> bool:
-        """Whether it keeps its type, rather than being a part of the flat vector."""
+        """True if the value keeps its type and is not in the flat vector."""
         return self.tensor.dtype not in _FLAT
 
     def to_proto(self, name: str) -> pb.DenseParameter:
-        """What servers are to hold: a copy."""
+        """Return a copy of the value for the servers."""
         tensor = self.tensor.detach()
         array = (tensor.cpu() if self.is_exact else tensor.float().cpu()).numpy()
         return pb.DenseParameter(
@@ -65,12 +65,12 @@ class DenseTensor:
 
 
 def dense_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, DenseTensor]:
-    """Every parameter and persistent buffer under its first name in the ``state_dict``.
+    """Return every parameter and persistent buffer by its first name in the ``state_dict``.
 
-    The empty parameters that stand for tables are not among them.
+    The empty parameters of embedding tables are not included.
 
     Raises:
-        UsageError: a type that servers cannot train, or cannot keep.
+        UsageError: servers cannot train a parameter's type, or cannot store a buffer's type.
     """
     group_in = group_of(optimizer)
     found: dict[str, DenseTensor] = {}
@@ -103,11 +103,14 @@ def _check_type(name: str, tensor: torch.Tensor, group: int) -> None:
 
 
 class ExactBuffers:
-    """Values that keep their type: this process continues with its own, and the servers are told of
-    those that change, for checkpoints and outputs."""
+    """Buffers that keep their type.
+
+    This process continues with its own values; changed values are sent to the servers, for
+    checkpoints and outputs.
+    """
 
     def __init__(self, tensors: Mapping[str, DenseTensor], given: Mapping[str, Array]) -> None:
-        """Takes over what the servers have: the first worker's values, or restored ones."""
+        """Load the values of the servers: those of the first worker, or restored ones."""
         self._tensors = {name: each for name, each in tensors.items() if each.is_exact}
         self._given: dict[str, torch.Tensor] = {}
         with torch.no_grad():
@@ -116,30 +119,30 @@ class ExactBuffers:
                 each.tensor.copy_(self._given[name])
 
     def changed(self) -> dict[str, Array]:
-        """Those that have changed since the servers were met."""
+        """Return the values that have changed since the connection to the servers."""
         changed = {}
         for name, each in self._tensors.items():
             value = each.tensor.detach().cpu()
             given = self._given.get(name)
             if given is None or not torch.equal(value, given):
-                # From now on with each push: nobody says which pushes were applied.
+                # Sent with every push from now on, since it is unknown which pushes were applied.
                 self._given.pop(name, None)
                 changed[name] = value.numpy()
         return changed
 
 
 def _on_host(vector: torch.Tensor) -> torch.Tensor:
-    """The vector if it is on the CPU; else memory through which it is copied."""
+    """Return the vector if it is on the CPU; else (pinned) memory to copy through."""
     if vector.device.type == "cpu":
         return vector
     return torch.zeros(vector.shape, pin_memory=vector.device.type == "cuda")
 
 
 class FlatVector:
-    """The dense parameters of one server as a flat vector, and as tensors of the model.
+    """The dense parameters of one server, as a flat vector and as tensors of the model.
 
-    The vector is where the model is, and its float32 parameters become views of it, so that a pull
-    is one copy. For a GPU that copy, and the one of the gradient, go through pinned memory.
+    The vector is on the device of the model. Float32 parameters become views of the vector, so a
+    pull is a single copy. For a GPU, values and gradients are copied through pinned memory.
     """
 
     def __init__(self, tensors: Mapping[str, DenseTensor], segments: Sequence[Segment]) -> None:
@@ -147,16 +150,16 @@ class FlatVector:
         device = next((tensors[s.name].tensor.device for s in segments), torch.device("cpu"))
         self._values = torch.zeros(size, device=device)
         self._gradient = torch.zeros(size, device=device)
-        # Where they come from and go to: the same, or the host's copies of them.
+        # Memory for pulled values and pushed gradients: the vectors themselves, or host copies.
         self._pulled = _on_host(self._values)
         self._pushed = _on_host(self._gradient)
-        # Those that are no views; a buffer may cease to be one.
+        # Tensors that are not views of the vector, and buffers, which may stop being views.
         self._copied: list[tuple[DenseTensor, torch.Tensor]] = []
         self._parts: list[tuple[DenseTensor, torch.Tensor]] = []
         self._trained: list[tuple[str, DenseTensor, slice]] = []
         self._kept = self._values
-        """As they were loaded, where a script may have changed the parameters since."""
-        # Places of parameters that some minibatch of the update has a gradient for.
+        """Values as loaded from the server; a script may have changed the parameters since."""
+        # Indices of the parameters with a gradient in the current update.
         self._reached: set[int] = set()
         for segment in segments:
             each = tensors[segment.name]
@@ -175,12 +178,14 @@ class FlatVector:
 
     @torch.no_grad()
     def check_unchanged(self) -> None:
-        """Keeps what is loaded from now on, to compare it with the parameters the next time.
+        """Check that the script has not changed a parameter since the last :meth:`load`.
+
+        The first call only starts to keep the loaded values for later checks.
 
         Raises:
-            UsageError: a parameter is not as it was loaded, and the change would be lost.
+            UsageError: a parameter was changed, and the change would be lost.
         """
-        if self._kept is self._values:  # the first time: what there is was never the servers'
+        if self._kept is self._values:  # first call: the current values did not come from servers
             self._kept = torch.empty_like(self._values)
             return
         for name, each, place in self._trained:
@@ -195,7 +200,7 @@ class FlatVector:
 
     @torch.no_grad()
     def load(self, values: Floats | None) -> None:
-        """Takes what the server holds; None: what was loaded before is still valid."""
+        """Load the values of the server; None if the values loaded before are still valid."""
         if values is not None:
             np.copyto(self._pulled.numpy(), values)
             if self._pulled is not self._values:
@@ -209,7 +214,7 @@ class FlatVector:
 
     @torch.no_grad()
     def collect(self) -> None:
-        """Adds the gradients of one minibatch to those of the update."""
+        """Add the gradients of one minibatch to those of the update."""
         for index, (each, place) in enumerate(self._parts):
             gradient = None if each.group == BUFFER_GROUP else each.tensor.grad
             if gradient is None:
@@ -224,7 +229,7 @@ class FlatVector:
 
     @torch.no_grad()
     def take_gradient(self) -> DenseGradient:
-        """What was collected since the last call. Its arrays are valid until the next collect."""
+        """Return the collected gradient; its arrays are valid until the next collect."""
         for index, (each, place) in enumerate(self._parts):
             if each.group == BUFFER_GROUP:
                 place.copy_(each.tensor.reshape(-1))
@@ -236,12 +241,12 @@ class FlatVector:
         return DenseGradient(self._pushed.numpy(), untouched)
 
     def clear_gradients(self) -> None:
-        """Forgets the gradients of all parameters."""
+        """Clear the gradients of all parameters."""
         for each, _ in self._parts:
             each.tensor.grad = None
 
     def forget(self, *, gradients: bool = True) -> None:
-        """Drops what was collected, and the gradients of all parameters."""
+        """Discard the collected gradients, and clear those of all parameters if requested."""
         self._reached.clear()
         if gradients:
             self.clear_gradients()
@@ -250,10 +255,10 @@ class FlatVector:
 def gathered(
     client: PsClient, dense: Mapping[str, DenseTensor], tables: Iterable[Table]
 ) -> dict[str, torch.Tensor]:
-    """The whole model as it is on the servers now; that of this process stays as it is.
+    """Pull the whole model from the servers; the model of this process does not change.
 
     Raises:
-        ServersLostError: the values cannot be had.
+        ServersLostError: the servers are unreachable.
     """
     state: dict[str, torch.Tensor] = {}
     pulled = client.pull([]).wait()
@@ -278,7 +283,7 @@ def gathered(
 
 
 def _weight(client: PsClient, table: str, num_embeddings: int, dim: int) -> Floats:
-    """The whole table (num_embeddings, dim), rows that do not exist as they would start."""
+    """Return the whole table (num_embeddings, dim); missing rows have their initial values."""
     whole = np.empty((num_embeddings, dim), np.float32)
     block = max(1, _BLOCK_BYTES // (4 * dim))
     for start in range(0, num_embeddings, block):

@@ -1,10 +1,10 @@
 """Asynchronous or synchronous SGD on parameter servers.
 
-Each update is a pull, its minibatches, and a push. With ``staleness`` 1 or more, the pull of the
-next update and the push of the last travel while this one is computed; otherwise they strictly
-follow each other. Rows that could not be found ahead of time are pulled when the model asks for
-them. One push at most is on its way, so a server gets them in order. Between the minibatches of an
-update the dense parameters continue as the user's optimizer moves them, here.
+Each update is a pull, its minibatches, and a push. With ``staleness`` of 1 or more, the pull of the
+next update and the push of the previous update overlap with the computation; otherwise they follow
+each other strictly. Rows that were not predicted are pulled when the model looks them up. At most
+one push is in flight, so a server receives pushes in order. Between the minibatches of an update,
+the user's optimizer changes the dense parameters in this process.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ log = logging.getLogger(__name__)
 
 
 class ServersEngine:
-    """See :class:`~torch_edl.engine.base.LeasedEngine`.
+    """Engine for parameter servers; see :class:`~torch_edl.engine.base.LeasedEngine`.
 
     Args:
-        resolve: says which server has a shard now; None: nobody does.
+        resolve: returns the current server of a shard; None if lost servers are not replaced.
     """
 
     knows_marks = False
@@ -59,7 +59,7 @@ class ServersEngine:
         self._token = token
         self._resolve = resolve
         self._status = status
-        # Sync mode answers whether a gradient was taken before the next one may be computed.
+        # In sync mode, a gradient must be accepted or rejected before the next one is computed.
         self._sync = config.train.mode == "sync"
         self.depth = 0 if self._sync else config.train.staleness
         self._ahead: deque[PlannedUpdate] = deque()
@@ -72,14 +72,14 @@ class ServersEngine:
         self._lost: ServersLostError | None = None
         self._forgiving = self._keeps_gradients = False
         self._at_last = True
-        # Nobody tells when the backward of a script begins.
+        # The engine is not told when the backward of a script begins, so hooks observe it.
         watches = served.is_script and self.depth
         served.attach(self._before_step, self._pull_ahead if watches else None)
 
     # ---- servers ----
 
     def connect(self, cluster: master_pb2.Cluster) -> None:
-        """Meets the servers of a cluster and tells them what to hold."""
+        """Connect to the servers of a cluster and send them the initial model."""
         self.close()
         client = PsClient(
             cluster, job=self._config.name, token=self._token, resolve=self._resolve,
@@ -100,12 +100,12 @@ class ServersEngine:
         served.connect(client.layout, client.exact, self._pull_rows)
 
     def follow(self, newest: int) -> None:
-        """Servers up to this incarnation listen. Called by the thread of the heartbeat."""
+        """Connect to servers up to this incarnation. Called by the heartbeat thread."""
         if (client := self._client) is not None:
             client.follow(newest)
 
     def close(self) -> None:
-        """Forgets the servers and everything that was on its way."""
+        """Close the connection, and forget all pulls, pushes and planned updates."""
         if self._client is not None:
             self._client.close()
         self._client = self._open = self._pushed = self._known = None
@@ -115,7 +115,7 @@ class ServersEngine:
         self._incarnation = self._trained = self._acked = 0
 
     def committed(self, lease: Lease) -> int:
-        """The lowest mark of all servers."""
+        """Return the smallest offset of all servers."""
         return self._servers.watermarks(lease.task_id)
 
     @property
@@ -127,12 +127,12 @@ class ServersEngine:
     # ---- an update ----
 
     def prefetch(self, update: Update) -> None:
-        """Plans an update, and pulls for it as soon as the staleness allows."""
+        """Plan an update, and start its pull as soon as the staleness permits."""
         self._ahead.append(PlannedUpdate(update, self._plan(update)))
         self._pull_ahead()
 
     def begin(self, update: Update, minibatch: Minibatch) -> Any:
-        """Loads the parameters before the first minibatch, and shows the model the rows of each."""
+        """Load the parameters before the first minibatch, and select the minibatch's rows."""
         planned = self._opened(update)
         self._served.use(planned.plan, minibatch.number)
         self._at_last = minibatch.number + 1 == update.count
@@ -141,14 +141,14 @@ class ServersEngine:
         return replace(minibatch.batch, features=self._served.given(minibatch.batch.features))
 
     def backward(self, compute: Callable[[], None] | None) -> bool:
-        """Starts the pulls that acknowledgements allow now."""
+        """Start the pulls that the staleness now permits, and run backward."""
         self._pull_ahead()
         if compute is not None:
             compute()
         return compute is not None
 
     def commit(self, update: Update) -> bool:
-        """Pushes what was collected. In sync mode the push is acknowledged when this returns."""
+        """Push the collected gradients. In sync mode, wait for the answer of the servers."""
         if self._incarnation != update.incarnation:
             known = f"of incarnation {update.incarnation}, the servers are at {self._incarnation}"
             raise ServersLostError(f"the lease is {known}")
@@ -187,7 +187,7 @@ class ServersEngine:
         return done
 
     def settle(self) -> bool:
-        """An update that the script left is not pushed, nor are those after it begun."""
+        """Discard the update that the script left, and all updates planned after it."""
         self._open = None
         self._ahead.clear()
         self._served.use(None, 0)
@@ -196,22 +196,22 @@ class ServersEngine:
 
     @property
     def broken(self) -> bool:
-        """Whether rows could not be pulled."""
+        """True if rows could not be pulled."""
         return self._lost is not None
 
     @property
     def steps_ahead(self) -> int:
-        """Updates that :meth:`acknowledged` did not report yet, the open one once it is stepped."""
+        """Updates not yet reported by :meth:`acknowledged`; includes a stepped current update."""
         is_stepped = self._open is not None and self._open.steps > 0
         return is_stepped + (self._pushed is not None) + len(self._done)
 
     @property
     def in_update(self) -> bool:
-        """Whether the body has a minibatch in hand."""
+        """True while the body processes a minibatch."""
         return self._open is not None
 
     def _opened(self, update: Update) -> PlannedUpdate:
-        """The update that is open, which this one is from now on: the parameters are loaded."""
+        """Return the current update; begin it and load its parameters if there is none."""
         if self._open is not None:
             assert self._open.update is update, "an update begins before the last was committed"
             return self._open
@@ -232,14 +232,13 @@ class ServersEngine:
         return planned
 
     def _before_step(self) -> None:
-        """The gradients of a minibatch are complete: of one backward, or of several.
+        """Collect the gradients of a minibatch, which are complete when the optimizer steps.
 
-        Between two minibatches of an update the user's optimizer moves this process's dense
-        parameters on, with a state of its own. The next pull replaces the parameters; but the
-        gradients that are pushed were taken along the way that the model goes rather than all at
-        its beginning. Measured on DeepFM, 4 workers, updates of 8: half the loss that the delay
-        costs otherwise. After the last minibatch the optimizer finds no gradient: the servers
-        move the model.
+        Between the minibatches of an update, the user's optimizer changes this process's dense
+        parameters, with a local state. The next pull replaces the parameters, but the pushed
+        gradients were computed along the path of the model instead of all at its start. This halves
+        the loss that the delay costs (measured on DeepFM, 4 workers, updates of 8 minibatches).
+        After the last minibatch, the optimizer finds no gradients, because the servers apply them.
         """
         planned = self._open
         if planned is None:
@@ -256,24 +255,24 @@ class ServersEngine:
     # ---- pulls and pushes ----
 
     def _pull_ahead(self) -> None:
-        """Starts the pulls that the staleness allows now."""
+        """Start the pulls that the staleness now permits."""
         acked = self._acked
         if self._pushed is not None and self._pushed[1].done():
             acked += 1
-        # The update that is open is neither ahead nor trained.
+        # The current update is neither planned nor trained.
         for index, planned in enumerate(self._ahead, start=self._trained + self.in_update):
             if planned.pull is None and acked >= index - self.depth:
                 planned.pull = self._pull(planned.plan)
 
     def _pull(self, plan: Plan[Any, Any]) -> Pending[PullResult]:
-        # A guess must not make rows of ids that nobody looks up; the push makes those that lack.
+        # Predicted ids may be wrong and must not create rows. A push creates missing rows.
         return self._servers.pull(plan.tables, known=self._known, read_only=self._served.is_script)
 
     def _pull_rows(self, tables: Sequence[TableIds]) -> Sequence[Floats]:
-        """Rows that no plan had.
+        """Pull rows that were not planned.
 
-        Within an update of a script, servers that are lost raise nothing in the middle of its
-        model: the rows are zeros, and :meth:`commit` raises.
+        If servers are lost within a script's update, no error is raised in the middle of its model:
+        the rows are zeros, and :meth:`commit` raises ServersLostError.
         """
         read_only = not self._served.training
         if self._lost is None:
@@ -299,7 +298,7 @@ class ServersEngine:
     def _push(self, planned: PlannedUpdate) -> Pending[bool]:
         update, client = planned.update, self._servers
         assert planned.versions is not None
-        # An update without a gradient moves the watermark and changes nothing.
+        # An update without a gradient advances the watermark only.
         made = planned.steps > 0
         return client.push(
             self._served.dense_gradients() if made else None,
@@ -316,7 +315,7 @@ class ServersEngine:
         )
 
     def _settle_push(self) -> None:
-        """Waits until the push under way is acknowledged."""
+        """Wait until the push in flight is acknowledged."""
         if self._pushed is not None:
             update, push = self._pushed
             push.wait()
@@ -328,7 +327,7 @@ class ServersEngine:
 
     @contextmanager
     def evaluating(self) -> Iterator[Callable[[Any], Any]]:
-        """The dense parameters of now; rows are pulled as they are asked for."""
+        """Load the current dense parameters; rows are pulled when they are looked up."""
         self._load(self._servers.pull([]).wait())
         self._served.forget()
         self._served.use(None, 0)
@@ -341,7 +340,7 @@ class ServersEngine:
             raise self._lost
 
     def _prepared(self, features: Any) -> Any:
-        """Pulls the rows of all tables at once."""
+        """Pull the rows of all tables in one call, and return the features for the model."""
         plan = self._served.plan([features])
         if plan.tables:
             plan.take(self._servers.pull(plan.tables, dense=False, read_only=True).wait().rows)
@@ -349,14 +348,14 @@ class ServersEngine:
         return self._served.given(features)
 
     def settled(self) -> PsClient:
-        """The servers, when they have acknowledged what was pushed.
+        """Wait until the servers have acknowledged all pushes, and return their client.
 
         Raises:
-            ServersLostError: they do not answer.
+            ServersLostError: the servers do not answer.
         """
         self._settle_push()
         return self._servers
 
     def snapshot(self) -> Callable[[Path], Snapshot]:
-        """The servers hold the model; the master asks them."""
+        """Raise AssertionError: the servers hold the model and write snapshots for the master."""
         raise AssertionError("a snapshot of a model on servers is the servers' to write")

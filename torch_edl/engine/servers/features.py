@@ -1,4 +1,4 @@
-"""The tensors of the features of a minibatch."""
+"""Find, count changes of, and copy the tensors of a minibatch's features."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 
 
 def version(tensor: torch.Tensor) -> int:
-    """How often it was changed in place; tensors of inference mode are not counted."""
+    """Return how often a tensor was changed in place; 0 for tensors of inference mode."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 def tensors(features: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a minibatch."""
+    """Yield the tensors of a minibatch."""
     if isinstance(features, torch.Tensor):
         yield features
     elif isinstance(features, Mapping):
@@ -27,7 +27,7 @@ def tensors(features: Any) -> Iterator[torch.Tensor]:
 
 
 def copied(features: Any) -> Any:
-    """The same minibatch with tensors of its own."""
+    """Copy a minibatch and its tensors."""
     if isinstance(features, torch.Tensor):
         return features.clone()
     if isinstance(features, MutableMapping):

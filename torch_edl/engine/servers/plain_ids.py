@@ -1,11 +1,11 @@
-"""Which ids a model looks up, without running it: where they are plainly parts of its features.
+"""Predict the ids that a model looks up, without running the model.
 
-The model of a model file is run up to its last embedding to find the ids of a minibatch. Where
-there are dense layers before that (the bottom layers of DLRM), it costs as much as their forward;
-and the model of a script is not ours to run. But most models look up tensors of their features, or
-columns of them. :class:`PlainIds` learns in the first minibatches which, and takes them from the
-next ones of the same layout. The model's real run says whether they were the right ones: of those
-that were not, rows are pulled then, and nothing is taken for granted any more.
+The model of a model file is run up to its last embedding to find the ids of a minibatch. Dense
+layers before that embedding (the bottom layers of DLRM) make this as expensive as their forward,
+and the model of a script cannot be run at all. Most models, however, look up tensors of their
+features or columns of them. :class:`PlainIds` learns these parts from the first minibatches, and
+reads the ids of later minibatches of the same layout directly. The real run of the model checks the
+prediction: on a mismatch, the correct rows are pulled, and no further prediction is made.
 """
 
 from __future__ import annotations
@@ -18,44 +18,45 @@ import torch
 from torch_edl.nn.embedding import Table
 
 _AGREE = 3
-"""Minibatches of a layout that must agree before the model is not run for the next."""
+"""Number of minibatches of a layout that must agree before ids are predicted."""
 _MOST = 8
-"""Layouts that are remembered; others are as if the ids were computed."""
+"""Number of layouts to remember; ids of other layouts are not predicted."""
 
 _Layout = tuple[bool, tuple[tuple[torch.Size, tuple[int, ...], torch.dtype], ...]]
 Lookup = tuple[Table, torch.Tensor]
 
 
 class _View(NamedTuple):
-    """A lookup of ids that lie in a tensor of the features."""
+    """A lookup whose ids are a part of a tensor of the features."""
 
     module: Table
     tensor: int
     offset: int
-    """In elements, from the first of that tensor."""
+    """Offset in elements from the first element of the tensor."""
     shape: torch.Size
     stride: tuple[int, ...]
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The ids in a tensor of the layout."""
+        """Return the ids in a tensor of the layout."""
         start = int(tensor.storage_offset()) + self.offset
         return torch.as_strided(tensor, self.shape, self.stride, start)
 
 
 class PlainIds:
-    """What was learned of one model."""
+    """The learned lookups of one model."""
 
     def __init__(self) -> None:
         self._known: dict[_Layout, tuple[list[_View], int]] = {}
         self.is_over = False
-        """It was given up."""
+        """True after a wrong prediction, which ends all predictions."""
 
     def learn(self, tensors: Sequence[torch.Tensor], training: bool, found: list[Lookup]) -> None:
-        """Takes what a run of the model looked up; none of ``tensors`` was changed by it.
+        """Learn from the lookups of a run of the model, which has not changed ``tensors``.
 
         Args:
-            tensors: those of the features, in their order.
-            training: whether the model was in training mode.
+            tensors: tensors of the features, in their order.
+            training: True if the model was in training mode.
+            found: the lookups of the run.
         """
         layout = None if self.is_over else _layout(tensors, training)
         if layout is None or (layout not in self._known and len(self._known) == _MOST):
@@ -68,7 +69,7 @@ class PlainIds:
             self.give_up()
 
     def find(self, tensors: Sequence[torch.Tensor], training: bool) -> list[Lookup] | None:
-        """What the model is going to look up; None: only a run of it can say that."""
+        """Predict the lookups of the model; None if only a run of the model can find them."""
         layout = None if self.is_over or not self._known else _layout(tensors, training)
         views, agreed = self._known.get(layout, ([], 0)) if layout is not None else ([], 0)
         if agreed < _AGREE:
@@ -76,7 +77,7 @@ class PlainIds:
         return [(view.module, view.of(tensors[view.tensor])) for view in views]
 
     def give_up(self) -> None:
-        """The model looked up something else than what was found."""
+        """End all predictions, after a lookup that was not predicted."""
         self.is_over = True
         self._known.clear()
 
@@ -88,7 +89,7 @@ def _layout(tensors: Sequence[torch.Tensor], training: bool) -> _Layout | None:
 
 
 def _view(tensors: Sequence[torch.Tensor], lookup: Lookup) -> _View | None:
-    """Where the ids lie in the features; None: they were computed."""
+    """Return the position of the ids in the features; None if the ids were computed."""
     module, ids = lookup
     for number, tensor in enumerate(tensors):
         if ids.dtype != tensor.dtype:
@@ -96,7 +97,7 @@ def _view(tensors: Sequence[torch.Tensor], lookup: Lookup) -> _View | None:
         moved = ids.device != tensor.device
         if not moved and not shares_memory(ids, tensor):
             continue
-        # A tensor that was moved to another device begins there at 0, and lies there as here.
+        # A tensor copied to another device has offset 0 there, and the same strides.
         begin = 0 if moved else int(tensor.storage_offset())
         offset = int(ids.storage_offset()) - begin
         if offset < 0 or offset + _extent(ids) > _extent(tensor):
@@ -108,13 +109,13 @@ def _view(tensors: Sequence[torch.Tensor], lookup: Lookup) -> _View | None:
 
 
 def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors are views of one storage, of whichever parts."""
+    """Return True if two tensors are views of the same storage, of any parts."""
     begin = one.untyped_storage().data_ptr()
     return begin != 0 and begin == other.untyped_storage().data_ptr()
 
 
 def _extent(tensor: torch.Tensor) -> int:
-    """Elements from the first to the last, with what is in between."""
+    """Return the number of elements between the first and the last, both included."""
     if not tensor.numel():
         return 0
     return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))

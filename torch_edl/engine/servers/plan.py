@@ -1,5 +1,4 @@
-"""What an update looks up, in any framework: the rows that are pulled for it, and the gradients
-that they get."""
+"""Plan of an update for every framework: the rows to pull, and the gradients of these rows."""
 
 from __future__ import annotations
 
@@ -19,20 +18,20 @@ PullRows = Callable[[Sequence[TableIds]], Sequence[Floats]]
 
 
 class LastLookup(BaseException):
-    """A planning run of the model has seen its last lookup; nothing after it matters.
+    """Ends a planning run of the model after its last lookup.
 
-    Not an Exception, so that no handler in the user's code takes it.
+    Derived from BaseException, so that no handler in the user's code catches it.
     """
 
 
 @dataclass
 class Call:
-    """One lookup of a minibatch."""
+    """One lookup in a minibatch."""
 
     table: str
     dim: int
     values: Ids
-    """(n,) a copy; lookups of the same ids should share the array."""
+    """Ids (n,), a copy; lookups of the same ids should share the array."""
 
 
 C = TypeVar("C", bound=Call)
@@ -41,16 +40,16 @@ B = TypeVar("B", bound=RowBlock)
 
 @dataclass
 class Plan(Generic[C, B]):
-    """The rows that an update needs, and those that it has."""
+    """The rows that an update needs, and the rows that were pulled."""
 
     calls: list[list[C]]
-    """Lookups of each minibatch, in the order of the model."""
+    """Lookups of each minibatch, in the order in which the model makes them."""
     servers: int
     block: Callable[[Floats], B]
     tables: list[TableIds] = field(default_factory=list)
-    """What is to be pulled ahead of time."""
+    """Rows to pull before the update."""
     _blocks: list[tuple[TableIds, B]] = field(default_factory=list)
-    """What was pulled: for ``tables``, and then for ids that only the real run asked for."""
+    """Pulled rows: those of ``tables``, then those of lookups that were not planned."""
     _where: dict[tuple[int, int], tuple[int, slice]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -58,7 +57,7 @@ class Plan(Generic[C, B]):
         for b, calls in enumerate(self.calls):
             for c, call in enumerate(calls):
                 by_table.setdefault(call.table, []).append((b, c, call))
-        # Tables asked for the same ids share one list without duplicates, which is sent once.
+        # Tables with the same ids share one list of unique ids, which is sent once.
         shared: dict[tuple[int, ...], PartitionedIds] = {}
         for name, entries in by_table.items():
             key = tuple(id(call.values) for _, _, call in entries)
@@ -74,20 +73,20 @@ class Plan(Generic[C, B]):
             self.tables.append(TableIds(name, entries[0][2].dim, shared[key]))
 
     def take(self, rows: Sequence[Floats]) -> None:
-        """Takes what was pulled for ``tables``."""
+        """Store the rows that were pulled for ``tables``."""
         self._blocks = [(t, self.block(v)) for t, v in zip(self.tables, rows, strict=True)]
 
     def find(self, batch: int, call: int) -> tuple[B, Ids]:
-        """Rows and the positions in them for one lookup."""
+        """Return the rows of one lookup, and the positions of its ids in the rows."""
         number, span = self._where[batch, call]
         table, block = self._blocks[number]
         return block, table.ids.inverse[span]
 
     def pull(self, call: Call, pull: PullRows, *, keep: bool = True) -> tuple[B, Ids]:
-        """The same for a lookup that the planning run did not see.
+        """Pull and return the rows of a lookup that was not planned.
 
         Args:
-            keep: it gets gradients.
+            keep: True if the rows will get gradients.
         """
         wanted = PartitionedIds.of(call.values, self.servers)
         table = TableIds(call.table, call.dim, wanted)
@@ -101,8 +100,8 @@ class Plan(Generic[C, B]):
         return block
 
     def gradient(self, name: str) -> tuple[TableIds, Floats] | None:
-        """The ids of one table and their summed gradient (u, dim) so far, each id once; it may be
-        changed in place. None: there is none."""
+        """Return the unique ids of one table and their summed gradient (u, dim), which may be
+        changed in place; None if there is no gradient."""
         found = [(t, b, b.grads) for t, b in self._blocks if t.name == name]
         used = [(t, b, gradient) for t, b, gradient in found if gradient is not None]
         if len(used) > 1:
@@ -119,13 +118,13 @@ class Plan(Generic[C, B]):
         return next(((t, gradient) for t, _, gradient in used), None)
 
     def drop_gradient(self, name: str) -> None:
-        """Forgets the gradient of one table."""
+        """Discard the gradient of one table."""
         for table, block in self._blocks:
             if table.name == name:
                 block.drop_gradient()
 
     def gradients(self) -> list[tuple[TableIds, Floats]]:
-        """:meth:`gradient` of each table that has one."""
+        """Return :meth:`gradient` of each table that has one."""
         names = dict.fromkeys(table.name for table, _ in self._blocks)
         found = [self.gradient(name) for name in names]
         return [each for each in found if each is not None]

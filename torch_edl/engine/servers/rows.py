@@ -1,16 +1,16 @@
-"""Rows of embedding tables that live on servers, for the minibatches of one update.
+"""Rows of embedding tables on servers, for the minibatches of one update.
 
-The ids of an update are found before the update is trained: the model runs on it only as far as
-its last embedding, with nothing looked up (:meth:`ServerRows.plan`). So all rows of all tables are
-pulled in one call, ahead of time. An id that only the real run asks for is pulled then.
+The ids of an update are found before the update is trained: the model is run up to its last
+embedding, without looking up rows (:meth:`ServerRows.plan`). All rows of all tables are then pulled
+in one call. An id that only the real run looks up is pulled at its lookup.
 
-The model of a script is the script's to run. There the first minibatches show what is looked up
-(:class:`PlainIds`), and the rows of later ones are pulled on that guess, which nothing relies on:
-at each lookup the ids are compared with the guess, and others are pulled then.
+The model of a script cannot be run in advance. Its first minibatches show which ids it looks up
+(:class:`PlainIds`), and the rows of later minibatches are pulled on this prediction. Each lookup
+compares its ids with the prediction, and pulls other rows if they differ.
 
-What clips gradients or scales them goes through ``parameter.grad``. The parameter of a table is
-empty; in a script its gradient is that of the rows in use, summed by id, and may be changed in
-place or replaced by one of its shape (:class:`TableParameter`).
+Functions that clip or scale gradients use ``parameter.grad``. The parameter of a table is empty; in
+a script, its gradient is the gradient of the rows in use, summed by id. The gradient may be changed
+in place, or replaced by a tensor of the same shape (:class:`TableParameter`).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class ServerRows:
     """The :class:`~torch_edl.nn.rows.RowStore` of all tables of a model.
 
     Args:
-        forward: runs the model on the features of a minibatch; None: only the script does, and the
-            features are all of its minibatch.
+        forward: runs the model on the features of a minibatch; None for a script, which runs its
+            model itself and whose features are the whole minibatch.
     """
 
     def __init__(self, model: nn.Module, forward: Callable[[Any], Any] | None) -> None:
@@ -55,33 +55,33 @@ class ServerRows:
                     "--load DIR"
                 )
             module.store = self
-        # In a planning run nothing may count batches or draw random numbers.
+        # A planning run must not update running statistics or draw random numbers.
         self._quiet = any(
             isinstance(m, nn.modules.dropout._DropoutNd) or m._buffers for m in model.modules()
         )
-        # Whether the model changes what it is given in place; None: not known yet.
+        # True if the model changes its features in place; None if that is unknown yet.
         self._alters: bool | None = None if self.tables else False
         self._planning: list[TorchCall] | None = None
         self._noted: dict[Place, Ids] = {}
         self._plain = PlainIds()
-        self._lookups = 0  # per forward pass; 0: not known yet
+        self._lookups = 0  # lookups per forward pass; 0 if unknown yet
         self._plan: TorchPlan | None = None
         self._batch = self._call = 0
-        # What a script looked up in its minibatch, where nothing was guessed.
+        # Lookups of a script's minibatch without a prediction.
         self._seen: list[Lookup] = []
         self._seen_in_training = True
         self._pull: PullRows | None = None
         self._servers = 1
         self.gradients_taken = False
-        """They are not to be seen at the parameters any more."""
+        """True after the step took the gradients, which are then hidden from the parameters."""
 
     def connect(self, servers: int, pull: PullRows) -> None:
-        """Meets the servers: ``pull`` gets the rows of ids that no plan had."""
+        """Connect to the servers; ``pull`` returns the rows of lookups that were not planned."""
         self._servers, self._pull = servers, pull
         self.leave()
 
     def plan(self, features: Sequence[Any]) -> TorchPlan:
-        """Finds which rows some minibatches need."""
+        """Find the rows that some minibatches need."""
         given: Given = {}
         calls: list[list[TorchCall]] = [[] for _ in features]
         if self.tables:
@@ -89,12 +89,12 @@ class ServerRows:
         return TorchPlan(calls, self._servers, DeviceBlock, given=given)
 
     def given(self, features: Any) -> Any:
-        """What the model may be run on: a copy where it would change the features in place, which
-        another run of it is to see as they were."""
+        """Return the input of the model: a copy of the features if the model may change them in
+        place, because another run of the model needs the original."""
         return features if self._alters is False else copied(features)
 
     def use(self, plan: TorchPlan, batch: int) -> None:
-        """The next forward pass is minibatch ``batch`` of ``plan``."""
+        """Select minibatch ``batch`` of ``plan`` for the next forward pass."""
         if self._plan is not None:
             self._look_back(self._plan)
         self._plan, self._batch, self._call = plan, batch, 0
@@ -102,13 +102,13 @@ class ServerRows:
         self.gradients_taken = False
 
     def leave(self) -> None:
-        """The minibatch in use is over. What is looked up from now on is pulled then."""
+        """End the current minibatch. Rows of later lookups are pulled at each lookup."""
         self.use(TorchPlan([[]], self._servers, DeviceBlock), 0)
 
     def show_gradients(self) -> None:
-        """Lets the parameters of all tables show the gradients of their rows.
+        """Make ``grad`` of the tables' parameters return the gradients of their rows.
 
-        Modules that share a table have it once, at the first of them.
+        If modules share a table, only the first module has the gradient.
         """
         for table, module in {m.table: m for m in reversed(self.tables)}.items():
             weight: Any = module.weight
@@ -116,19 +116,19 @@ class ServerRows:
             weight.table, weight.rows = table, self
 
     def gradient(self, table: str) -> Floats | None:
-        """The gradient (u, dim) of the rows of a table that are in use, until it was taken."""
+        """Return the gradient (u, dim) of a table's rows in use; None after it was taken."""
         if self._plan is None or self.gradients_taken:
             return None
         found = self._plan.gradient(table)
         return None if found is None else found[1]
 
     def drop_gradient(self, table: str) -> None:
-        """Forgets the gradient of a table, unless it was taken."""
+        """Discard the gradient of a table, unless it was taken."""
         if self._plan is not None and not self.gradients_taken:
             self._plan.drop_gradient(table)
 
     def lookup(self, module: Table, ids: torch.Tensor) -> torch.Tensor:
-        """See :class:`~torch_edl.nn.rows.RowStore`."""
+        """Return rows of a table; see :class:`~torch_edl.nn.rows.RowStore`."""
         if self._planning is not None:
             return self._note(module, ids)
         if self._plan is None:
@@ -137,7 +137,7 @@ class ServerRows:
                 "meets with the first batch; run the model in a loop over job.loader(), or after it"
             )
         if self._forward is None and not torch.is_grad_enabled():
-            # An evaluation by the way: it wants the rows of now, and says nothing of later batches.
+            # An evaluation needs current rows and is no example for later minibatches.
             return lookup(module, *self._unplanned(module, ids.cpu()), ids)
         host = ids.cpu()
         calls, position = self._plan.calls[self._batch], self._call
@@ -153,7 +153,7 @@ class ServerRows:
         return lookup(module, block, inverse, ids)
 
     def _look_back(self, plan: TorchPlan) -> None:
-        """Judges the guess by what the minibatch did that is over, or learns from it."""
+        """Check the prediction for the minibatch that has ended, or learn from its lookups."""
         given, planned = plan.given.get(self._batch, ()), len(plan.calls[self._batch])
         if 0 < self._call < planned:
             self._plain.give_up()
@@ -162,7 +162,7 @@ class ServerRows:
                 unchanged = [tensor for tensor, _ in given]
                 self._plain.learn(unchanged, self._seen_in_training, self._seen)
         elif any(version(tensor) != before for tensor, before in given):
-            # The model was not run to see that it changes its features.
+            # The prediction skipped the planning run, which would have detected this change.
             self._plain.give_up()
 
     def _note_seen(
@@ -173,28 +173,28 @@ class ServerRows:
         self._seen.append((module, ids))
         changed = [tensor for tensor, before in given if version(tensor) != before]
         if any(shares_memory(ids, tensor) for tensor in changed):
-            self._plain.give_up()  # when the loader gave them, they were others
+            self._plain.give_up()  # the ids are not those that the loader returned
 
     def _guessed(self, given: Sequence[torch.Tensor]) -> list[TorchCall]:
-        """The lookups of a minibatch of a script, if it does what those before it did."""
+        """Predict the lookups of a script's minibatch; empty without a prediction."""
         found = self._plain.find(given, self._model.training) or []
         values: dict[Place, Ids] = {}
         for module, ids in found:
             try:
                 _check_range(module, ids)
-            except UsageError:  # if it looks these up, it hears of them then
+            except UsageError:  # raised again if the script really looks up these ids
                 self._plain.give_up()
                 return []
             values.setdefault(_place(ids), _flat(ids).copy())
         return [_call(module, ids, None, values[_place(ids)]) for module, ids in found]
 
     def _calls(self, noted: Given, number: int, features: Any) -> list[TorchCall]:
-        """The lookups of a minibatch."""
+        """Find the lookups of a minibatch."""
         given = list(tensors(features))
         if self._forward is None:
             noted[number] = [(t, version(t)) for t in given]
             return self._guessed(given)
-        # Where the model changes its features, what they hold at a lookup is known to it alone.
+        # If the model changes its features, ids cannot be read before the model has run.
         plain = self._alters is False and self._plain.find(given, self._model.training)
         self._noted = {}
         if not plain:
@@ -257,16 +257,16 @@ class ServerRows:
 
 
 class TableParameter(nn.Parameter):
-    """The empty parameter of a table on servers."""
+    """The empty parameter of a table on servers, whose ``grad`` is that of the rows in use."""
 
     table: str
     rows: ServerRows
 
     @property
     def grad(self) -> torch.Tensor | None:
-        """Of the rows that were looked up, (n, dim); None once it was taken."""
+        """Gradient (n, dim) of the rows that were looked up; None after it was taken."""
         rows = self.__dict__.get("rows")
-        if rows is None:  # a copy
+        if rows is None:  # a copied parameter
             own: torch.Tensor | None = _grad.__get__(self)
             return own
         gradient = rows.gradient(self.table)
@@ -292,7 +292,7 @@ class TableParameter(nn.Parameter):
 
 
 def _flat(ids: torch.Tensor) -> Ids:
-    # A column of a batch is no contiguous array.
+    # A column of a batch is not contiguous.
     return np.ascontiguousarray(ids.reshape(-1).cpu().numpy())
 
 
@@ -307,8 +307,8 @@ def _same(call: TorchCall, module: Table, ids: torch.Tensor) -> bool:
 
 
 def _place(ids: torch.Tensor) -> Place:
-    """Where a tensor's values are, and how often they were changed there: two of one place have
-    the same values, a view may not."""
+    """Return address, version and layout of a tensor, which are equal only for equal values. A view
+    may have the same address and other values."""
     return ids.data_ptr(), version(ids), tuple(ids.shape), ids.stride(), ids.dtype
 
 

@@ -1,5 +1,5 @@
-"""Learning rates of a model on servers: the versions of the servers drive the user's scheduler, and
-without one each push has the rates at its step."""
+"""Learning rates of a model on servers. The version of the servers drives the user's scheduler;
+without a scheduler, each push has the rates that the optimizer has at its step."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch_edl.optim import hyperparameters
 
 
 class ServerSchedule:
-    """Takes over a scheduler: its ``step`` does nothing any more when the body calls it.
+    """Takes control of a scheduler: its ``step`` does nothing if the body calls it.
 
     Args:
-        scheduler: of ``torch.optim.lr_scheduler``; None: the rates are those that the optimizer
-            has at a step, which a script may change by hand.
-        steps: minibatches in an update.
+        scheduler: a scheduler of ``torch.optim.lr_scheduler``; None to use the rates that the
+            optimizer has at each step, which a script may change.
+        steps: number of minibatches in an update.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, scheduler: Any | None, steps: int) -> None:
@@ -36,7 +36,7 @@ class ServerSchedule:
         scheduler.step = lambda *_, **__: None
 
     def rewind(self) -> None:
-        """Servers that were restored are at an earlier version than those before them."""
+        """Reset the scheduler, because restored servers may have an earlier version."""
         if self._scheduler is None:
             return
         rates, state = copy.deepcopy(self._initial)
@@ -46,10 +46,10 @@ class ServerSchedule:
         self._made = 0
 
     def note_step(self) -> None:
-        """The user's optimizer steps now, with the values that it has.
+        """Record the hyperparameters with which the user's optimizer steps now.
 
         Raises:
-            UsageError: one that servers keep is another than at the beginning.
+            UsageError: a hyperparameter other than the learning rate has changed.
         """
         self._at_step = hyperparameters(self._optimizer)
         if len(self._at_step) != len(self._began):
@@ -68,7 +68,7 @@ class ServerSchedule:
                     )
 
     def learning_rates(self, version: int) -> list[float]:
-        """Of each parameter group, for the update after ``version``; empty: as at the beginning."""
+        """Return the rate of each group for the update after ``version``; empty if unchanged."""
         if self._scheduler is None:
             rates = [group["lr"] for group in self._at_step]
             return [] if rates == [group["lr"] for group in self._began] else rates

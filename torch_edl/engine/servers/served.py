@@ -1,4 +1,4 @@
-"""What the engine of the servers needs of a model, whatever its framework."""
+"""Interface between the engine for parameter servers and a model, for every framework."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ Array = npt.NDArray[Any]
 
 
 class ServedModel(Protocol):
-    """A model whose parameters are on servers, and its optimizer, which the servers apply."""
+    """A model whose parameters are on servers, and the optimizer that the servers apply."""
 
     model: Any
     kernel: pb.OptimizerConfig
     is_script: bool
-    """Its user calls the model. Rows of a minibatch are guessed, and each update is one minibatch.
-    """
+    """True if a script calls the model. Rows are then predicted, and each update has one
+    minibatch."""
 
     @property
     def training(self) -> bool:
-        """Whether the model is in training mode, in which lookups make rows."""
+        """True if the model is in training mode, in which lookups create rows."""
         ...
 
     def attach(
         self, before_step: Callable[[], None], on_gradient: Callable[[], None] | None
     ) -> None:
-        """Calls methods of the engine, which are not kept alive by that.
+        """Register callbacks of the engine, without keeping the engine alive.
 
         Args:
-            before_step: before each step of the optimizer.
-            on_gradient: in each backward, as soon as there is a gradient.
+            before_step: called before each step of the optimizer.
+            on_gradient: called in each backward, as soon as there is a gradient; None for no call.
         """
         ...
 
     def initial(self) -> Sequence[pb.DenseParameter]:
-        """Parameters and buffers as they start, in the order of their names."""
+        """Return the initial parameters and buffers, sorted by name."""
         ...
 
     def tables(self) -> Sequence[pb.EmbeddingTableInfo]:
-        """The tables of the model."""
+        """Return the descriptions of the tables."""
         ...
 
     def connect(
@@ -56,82 +56,82 @@ class ServedModel(Protocol):
         exact: Mapping[str, Array],
         pull_rows: PullRows,
     ) -> None:
-        """Meets servers.
+        """Connect to servers.
 
         Args:
-            layout: the flat vector of each server.
-            exact: values that keep their type, as the servers have them.
-            pull_rows: gets the rows of ids that no plan had.
+            layout: layout of the flat vector of each server.
+            exact: buffers that keep their type, as stored on the servers.
+            pull_rows: returns the rows of lookups that were not planned.
         """
         ...
 
     def plan(self, batches: Sequence[Any]) -> Plan[Any, Any]:
-        """Finds the rows that minibatches need.
+        """Find the rows that minibatches need.
 
         Args:
-            batches: features; the whole minibatches of a script.
+            batches: features of the minibatches; for a script, the whole minibatches.
 
         Raises:
-            UserCodeError: the model raised.
+            UserCodeError: the model raised an exception.
         """
         ...
 
     def use(self, plan: Any, number: int) -> None:
-        """The next forward pass is minibatch ``number`` of a plan; None: of no plan."""
+        """Select minibatch ``number`` of a plan for the next forward pass; None for no plan."""
         ...
 
     def given(self, features: Any) -> Any:
-        """What the model may be run on: a copy, where it would change its features."""
+        """Return the input of the model: a copy if the model changes its features in place."""
         ...
 
     def load(self, values: Sequence[Floats | None]) -> None:
-        """Takes the dense parameters of each server; None: what was loaded is still valid."""
+        """Load the dense parameters of each server; None if those loaded before are valid."""
         ...
 
     def forget(self, *, gradients: bool = True) -> None:
-        """Drops what was collected, and the gradients of all parameters."""
+        """Discard the collected gradients, and clear those of all parameters if requested."""
         ...
 
     def collect(self, plan: Any, *, last: bool, lost: bool) -> None:
-        """The gradients of a minibatch are complete: adds them to those of the update.
+        """Add the complete gradients of a minibatch to those of the update.
 
         Args:
-            plan: of the update.
-            last: the optimizer finds no gradients, since the servers move the model.
-            lost: the gradients are of no use.
+            plan: plan of the update.
+            last: hide the gradients from the optimizer, because the servers apply them.
+            lost: discard the gradients, because servers were lost.
         """
         ...
 
     def dense_gradients(self) -> list[DenseGradient]:
-        """What was collected, for each server; valid until the next :meth:`collect`."""
+        """Return the collected gradient for each server; valid until the next :meth:`collect`."""
         ...
 
     def exact_changes(self) -> Mapping[str, Array]:
-        """Values that keep their type and have changed, by name."""
+        """Return the changed buffers that keep their type, by name."""
         ...
 
     def learning_rates(self, version: int) -> Sequence[float]:
-        """Of each parameter group, for the update after ``version``; empty: they stay."""
+        """Return the rate of each group for the update after ``version``; empty if unchanged."""
         ...
 
     def forbid_accumulation(self) -> None:
-        """No optimizer took the gradients of this minibatch: the next backward raises UsageError
-        if it adds to them."""
+        """Make the next backward raise UsageError if it adds to the gradients of this minibatch,
+        which no optimizer has applied."""
         ...
 
     def complaint(self, folder: str, said: str) -> str:
-        """The message about servers that were restored from the checkpoint of another model."""
+        """Return the message about servers restored from the checkpoint of another model."""
         ...
 
 
 @dataclass
 class PlannedUpdate:
-    """An update, the rows that its minibatches need, and the pull that is on its way."""
+    """An update with the rows that its minibatches need and its pull in flight."""
 
     update: Update
     plan: Plan[Any, Any]
     pull: Pending[PullResult] | None = None
     versions: list[int] | None = None
-    """Of the servers, as they were pulled; None: not yet."""
+    """Version of each server's parameters in the pull; None before the pull has ended."""
     steps: int = 0
-    """Minibatches whose gradients were collected."""
+    """Number of minibatches whose gradients were collected."""

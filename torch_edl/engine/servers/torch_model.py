@@ -1,4 +1,4 @@
-"""A model of torch whose parameters are on servers."""
+"""A torch model whose parameters are on servers."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ from torch_edl.wire import pserver_pb2 as pb
 
 
 class TorchModel:
-    """See :class:`~torch_edl.engine.servers.served.ServedModel`.
+    """A torch model; see :class:`~torch_edl.engine.servers.served.ServedModel`.
 
     Args:
-        optimizer: read for its kernel and hyperparameters; a step of it hands the gradients over,
-            and moves the parameters between the minibatches of an update only.
-        scheduler: of learning rates. The updates of the servers drive it, so that its ``step``
-            does nothing when the body calls it.
-        local_steps: minibatches of an update.
-        forward: runs the model on the features of a minibatch, so that the rows of an update are
-            found and pulled ahead of time. None: the script calls its model by itself.
+        optimizer: optimizer whose kernel and hyperparameters the servers use. A step of the
+            optimizer collects the gradients; it changes the parameters only between the minibatches
+            of an update.
+        scheduler: learning rate scheduler, driven by the updates of the servers; its ``step`` does
+            nothing if the body calls it.
+        local_steps: number of minibatches in an update.
+        forward: runs the model on the features of a minibatch, to find the rows of an update in
+            advance; None for a script, which calls its model itself.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class TorchModel:
         ]
         self._flat: list[dense.FlatVector] = []
         self._exact: dense.ExactBuffers
-        # A script may leave its step out, and must not add the next gradients to those of before.
+        # A script may skip its step, but must not add later gradients to those of this batch.
         self._accumulation = ManualAccumulation(model) if self.is_script else None
 
     def attach(
@@ -75,7 +76,7 @@ class TorchModel:
         return self.model.training
 
     def initial(self) -> Sequence[pb.DenseParameter]:
-        # Of the first time: a script may load values after prepare. Later ones are trained.
+        # Copied on the first call, because a script may load values after prepare().
         if not self._initial:
             self._initial = [each.to_proto(name) for name, each in sorted(self._dense.items())]
         return self._initial
@@ -134,7 +135,7 @@ class TorchModel:
         self.rows.gradients_taken = True
 
     def _check_frozen(self) -> None:
-        """Raises UsageError if a parameter has a gradient that the servers do not train."""
+        """Raise UsageError if a parameter that the servers do not train has a gradient."""
         for parameter in self._frozen:
             if parameter.grad is not None:
                 raise UsageError(
@@ -160,5 +161,5 @@ class TorchModel:
         return state_dict.complaint(folder, said)
 
     def gathered(self, client: PsClient) -> dict[str, torch.Tensor]:
-        """The whole model as it is on the servers now; that of this process stays as it is."""
+        """Pull the whole model from the servers; the model of this process does not change."""
         return dense.gathered(client, self._dense, self.rows.tables)

@@ -1,4 +1,4 @@
-"""What an update of a torch model looks up."""
+"""Plan of an update of a torch model."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ Place = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]
 
 @dataclass
 class TorchCall(Call):
-    """See :class:`Call`."""
+    """One lookup of a torch model; see :class:`Call`."""
 
     module: Table
     ids: torch.Tensor
-    """Kept so that no other tensor takes its place in memory."""
+    """The ids. The reference prevents another tensor from getting the same memory."""
     place: Place | None
-    """At the lookup; the model may change its ids afterwards. None: whoever runs the model may
-    change them unseen, so that the values alone tell."""
+    """Memory position at the lookup, as the model may change its ids later. None for a script,
+    which may change ids unnoticed, so that only the values can be compared."""
 
 
 @dataclass
 class TorchPlan(Plan[TorchCall, DeviceBlock]):
-    """See :class:`Plan`."""
+    """Plan of an update of a torch model; see :class:`Plan`."""
 
     given: dict[int, list[tuple[torch.Tensor, int]]] = field(default_factory=dict)
-    """Of minibatches whose lookups were found without the model: the features and their versions.
-    """
+    """Tensors of the features with their versions, of each minibatch whose lookups were predicted
+    without a run of the model."""
 
     def take(self, rows: Sequence[Floats]) -> None:
         super().take(rows)
@@ -40,9 +40,9 @@ class TorchPlan(Plan[TorchCall, DeviceBlock]):
         for table, block in self._blocks:
             device = modules[table.name].weight.device
             if device.type != "cpu":
-                block.on(device)  # on its way while the model begins
+                block.on(device)  # starts the copy, which overlaps with the first layers
 
     def start_down(self) -> None:
-        """Begins to copy gradients from other devices than the CPU."""
+        """Start to copy gradients from other devices to the CPU."""
         for _, block in self._blocks:
             block.start_down()
