@@ -5,7 +5,7 @@ own copies of the two certificates. The signatures of the copies differ, but a c
 verified by the name and the key of the authority, which are equal. Every process presents the leaf
 certificate and accepts no other, so each side of a connection proves that it has the token.
 
-Imported when the first connection is made: the import of ``cryptography`` takes 0.1 s.
+This module is imported for the first connection only: ``cryptography`` takes 0.1 s to import.
 """
 
 from __future__ import annotations

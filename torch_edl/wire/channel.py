@@ -1,9 +1,8 @@
-"""The caller's side of a service: an encrypted channel (:mod:`torch_edl.wire.credentials`), with a
-deadline and a key on every call.
+"""Client side of gRPC services: every call is encrypted, and has a deadline and a key.
 
-Calls off loopback are encrypted (:mod:`torch_edl.wire.credentials`). gRPC itself repeats calls that
-end with ``UNAVAILABLE``: either the call did not run, or its answer was lost. Every RPC of the
-project may be repeated; see docs/protocol.md.
+See :mod:`torch_edl.wire.credentials` for the encryption. gRPC itself repeats calls that end with
+``UNAVAILABLE``: either the call did not run, or its answer was lost. Every RPC of the project may
+be repeated; see docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ def request_limit(services: Services) -> tuple[int, str]:
 
 
 def unanswered(error: grpc.RpcError) -> str:
-    """Why a call had no answer, as far as this side knows, and what the causes may be."""
+    """Return the error of a call without an answer, with its possible causes."""
     return (
         f"{error.details() or error.code().name.lower()}; does its process run (its log tells), is "
         "the address right, and do firewalls and network policies admit connections to that port?"
@@ -127,7 +126,7 @@ class Stub:
     ) -> None:
         require_text(token)
         self.address = bare(address)
-        self._answered = False  # once, by a process of the job
+        self._answered = False  # True after the first answer of a process of this job
         self._limit, self._cause = request_limit(services)
         self._metadata = (("authorization", call_key(token)),)
         self._channel = credentials.channel(
@@ -139,8 +138,7 @@ class Stub:
                 ("grpc.service_config", json.dumps(_RETRY)),
                 # Each stub has its own connection: a shared pool could keep a closed one alive.
                 ("grpc.use_local_subchannel_pool", 1),
-                # A proxy of http_proxy or https_proxy does not know a master on loopback, or in a
-                # pod, and gRPC would wait for it.
+                # A proxy from the environment cannot reach a master on loopback or in a pod.
                 ("grpc.enable_http_proxy", 0),
                 ("grpc.initial_reconnect_backoff_ms", 100),
                 ("grpc.max_reconnect_backoff_ms", 1000),
@@ -174,9 +172,9 @@ class Stub:
             encoded: bytes to send instead of the request, which then only selects the method.
 
         Raises:
-            grpc.RpcError: with ``code()`` and ``details()``; ``UNAUTHENTICATED`` if a process
-                listens that is not of the job.
-            UsageError: the request is larger than the service takes.
+            grpc.RpcError: the call failed; see ``code()`` and ``details()``. The code is
+                ``UNAUTHENTICATED`` if the peer is no process of this job.
+            UsageError: the request exceeds the size limit of the service.
         """
         # Encode here instead of in grpc, to encode only once: ByteSize encodes the message, too.
         encoded = encoded or request.SerializeToString()
@@ -195,17 +193,17 @@ class Stub:
             self._require_peer(error.details() or "")
             if not wait:
                 raise
-            # Only now: of a call that waits, gRPC says nothing but that its time is over.
+            # Not in the first attempt: gRPC reports no failed handshake for a call that waits.
             left_s = max(0.0, deadline - time.monotonic())
             answer = send(encoded, timeout=left_s, metadata=self._metadata, wait_for_ready=True)
         self._answered = True
         return answer
 
     def _require_peer(self, details: str) -> None:
-        """Raises ``UNAUTHENTICATED`` if a call ended since the peer is not of the job.
+        """Raise ``UNAUTHENTICATED`` if the call failed because the peer is no process of this job.
 
-        Where a process of the job has answered before, it is away: another has its port, and the
-        caller may wait for it.
+        If a process of this job has answered before, another process uses its port for now, and the
+        caller may wait for it to come back.
         """
         refusal = "" if self._answered else credentials.refusal(self.address, details)
         if refusal:

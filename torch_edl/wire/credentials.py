@@ -1,7 +1,7 @@
-"""How a connection of gRPC is encrypted and authenticated: mutual TLS, on loopback too.
+"""Encryption and authentication of gRPC connections: mutual TLS, on loopback too.
 
-Any user of a machine can listen at a free port of its loopback address, such as that of a master
-which is being restarted. Only a process of the job has the certificate that the caller expects.
+Any user of a machine can listen at a free loopback port, such as the port of a master that is being
+restarted. Only a process of the job has the certificate that the client expects.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ log = logging.getLogger(__name__)
 # Parts of error messages of BoringSSL and gRPC if the peer is no process of this job.
 _PLAIN_PEER = "WRONG_VERSION_NUMBER"
 _OTHER_PEER = ("SSL_ERROR_SSL", "Hostname Verification Check failed")
-# Nobody listens: Linux may connect a socket to itself if the port is one that it gives to callers.
+# No process listens: Linux may connect a socket to itself at a port of the ephemeral range.
 _OWN_HELLO = "UNEXPECTED_MESSAGE"
 
 
 def channel(address: str, token: str, options: list[tuple[str, object]]) -> grpc.Channel:
     """Create a channel to an address.
 
-    Off loopback, the channel detects a lost machine (:mod:`torch_edl.wire.keepalive`).
+    A channel to a remote address detects a lost machine (:mod:`torch_edl.wire.keepalive`).
 
     Raises:
         UsageError: the token is too weak, or the folder of certificates cannot be used.

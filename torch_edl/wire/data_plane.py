@@ -1,11 +1,11 @@
 """Common parts of both sides of the data plane: endpoints, keys and size limits.
 
-Frames travel over ZeroMQ. On one machine they take a Unix socket in a folder that no other user may
-enter. Between machines they are encrypted (CURVE), with keys that are derived from the token of the
-job: without the token nobody can begin a connection. Each request has a key from the token, too.
+Frames are sent over ZeroMQ. Connections within a machine use a Unix socket in a folder that other
+users cannot enter. Connections between machines are encrypted (CURVE) with keys that are derived
+from the token of the job. Each request carries a key derived from the token, too.
 
-ZeroMQ has one limit for the size of a frame, which holds for those of a handshake, too: it reads as
-much into memory as a stranger announces. Between machines frames therefore travel in pieces.
+ZeroMQ has a single size limit, which also applies to handshakes: it allocates as much memory as an
+unauthenticated client announces. Frames are therefore sent in small pieces between machines.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from torch_edl.wire.keys import derived
 
 LOCAL = "ipc://"
 MAX_FRAME_BYTES = 1 << 30
-"""As a message of gRPC."""
+"""Largest size of a frame, as of a gRPC message."""
 PIECE_BYTES = 256 << 10
-"""Between machines, a frame of as many bytes or more is cut into pieces of as many, and a last one
-of fewer. A longer piece ends the connection, so that of a stranger takes no more memory."""
-_CURVE_BYTES = 64  # more than what encryption adds to a piece
+"""Size of the pieces of a frame between machines; the last piece is smaller, possibly empty. A
+larger piece ends the connection, which limits the memory of an unauthenticated connection."""
+_CURVE_BYTES = 64  # upper bound of the bytes that encryption adds to a piece
 COPIED_BYTES = 1 << 20
 """Frames up to this size are copied for ZeroMQ. To send a frame without a copy, ZeroMQ must tell an
 interpreter thread when the memory is free again, which takes three times as long as copying 256 KB:
@@ -43,7 +43,7 @@ def prepare(socket: zmq.Socket[bytes], endpoint: str) -> None:
 
 
 def cut(frames: Sequence[Any], endpoint: str) -> Sequence[Any]:
-    """The frames of a message as they travel to an endpoint, or from one."""
+    """Cut the frames of a message into pieces, if the endpoint requires pieces."""
     if endpoint.startswith(LOCAL):
         return frames
     pieces: list[Any] = []
@@ -57,7 +57,7 @@ def cut(frames: Sequence[Any], endpoint: str) -> Sequence[Any]:
 
 
 def joined(pieces: Sequence[memoryview], endpoint: str) -> list[memoryview]:
-    """The frames that were :func:`cut`.
+    """Join the pieces of frames that :func:`cut` returned.
 
     Raises:
         UsageError: the last piece is missing, or a frame is too long.

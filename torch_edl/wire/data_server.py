@@ -105,7 +105,7 @@ class DataServer:
             port = int(self.endpoint.rpartition(":")[2])
             self._door = Doorkeeper(socket, port, _HANDSHAKE_MS / 1000)
         self._later = ThreadPoolExecutor(1, thread_name_prefix="data-later")
-        self._calls: set[Future[None]] = set()  # in a thread of either
+        self._calls: set[Future[None]] = set()  # running calls of both pools
         self._done: SimpleQueue[tuple[Any, list[Any]]] = SimpleQueue()
         self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = False
@@ -145,7 +145,7 @@ class DataServer:
             except Exception:  # an error of one call must not stop the others
                 log.exception("data plane")
         if self._door is not None:
-            self._door.close()  # ZeroMQ would wait for one who reads no more
+            self._door.close()  # else ZeroMQ would block on its unread monitor
         self._pool.shutdown(wait=False, cancel_futures=True)
         deadline = time.monotonic() + self._grace_s
         while (calls := set(self._calls)) and (left := deadline - time.monotonic()) > 0:

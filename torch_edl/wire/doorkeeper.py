@@ -1,5 +1,5 @@
-"""Closes connections at a port of ZeroMQ that strangers fill: ZeroMQ itself limits the time of a
-handshake, but not the number of connections."""
+"""Limit the number of unauthenticated connections at a port of ZeroMQ, which itself only limits the
+time of a handshake."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ from zmq.utils.monitor import recv_monitor_message
 from torch_edl.wire.newcomers import Newcomers
 
 _EVENTS = zmq.Event.ACCEPTED | zmq.Event.CLOSED | zmq.Event.DISCONNECTED
-# A server sends a greeting of 64 bytes to anybody, and more to those alone who know its public key.
+# A server sends 64 bytes of greeting to every client, and more only to clients with its public key.
 _GREETING_BYTES = 64
 _ACKNOWLEDGED = struct.Struct("<Q")
 _ACKNOWLEDGED_AT = 120  # in the kernel's tcp_info: tcpi_bytes_acked
 
 
 class Doorkeeper:
-    """Watches a bound socket; the thread of the socket calls :meth:`heed` when :attr:`monitor` has
-    events.
+    """Watches the connections of a bound socket.
+
+    The thread of the socket calls :meth:`heed` when :attr:`monitor` has events.
 
     Args:
-        port: of the socket.
-        handshake_s: after which ZeroMQ closes a connection whose handshake is not complete.
+        port: port of the socket.
+        handshake_s: seconds after which ZeroMQ closes a connection with an incomplete handshake.
     """
 
     def __init__(self, bound: zmq.Socket[bytes], port: int, handshake_s: float) -> None:
         self.monitor = bound.get_monitor_socket(_EVENTS)
         self._bound, self._port, self._handshake_s = bound, port, handshake_s
         self._newcomers: Newcomers[int] = Newcomers()
-        # Inode of the connection, which tells it from a later one of the same number, and the time.
+        # Inode and time of each connection; the inode detects a reused file descriptor.
         self._seen: dict[int, tuple[int, float]] = {}
 
     def heed(self) -> None:
-        """Close what is too much."""
+        """Handle the events of the monitor, and close surplus connections."""
         while self.monitor.poll(0):
             event = recv_monitor_message(self.monitor)
             self._forget(event["value"])
@@ -56,7 +57,7 @@ class Doorkeeper:
 
     def _take(self, file: int) -> None:
         with contextlib.suppress(OSError), _borrowed(file) as connection:
-            if connection.getsockname()[1] != self._port:  # closed already, and used for another
+            if connection.getsockname()[1] != self._port:  # the descriptor was reused
                 return
             self._seen[file] = os.fstat(file).st_ino, time.monotonic()
             surplus = self._newcomers.add(file, connection.getpeername()[0])
@@ -76,10 +77,10 @@ class Doorkeeper:
 
 @contextlib.contextmanager
 def _borrowed(file: int) -> Iterator[socket.socket]:
-    """A file of ZeroMQ, which may close it at any time.
+    """Provide a file descriptor of ZeroMQ as a socket. ZeroMQ may close it at any time.
 
     Raises:
-        OSError: it is no socket any more.
+        OSError: the descriptor is no longer a socket.
     """
     connection = socket.socket(fileno=file)
     try:
@@ -89,6 +90,6 @@ def _borrowed(file: int) -> Iterator[socket.socket]:
 
 
 def _has_key(connection: socket.socket) -> bool:
-    """Whether the other side has shown that it knows the public key of the server."""
+    """Return True if the client has proved that it knows the public key of the server."""
     about = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
     return bool(_ACKNOWLEDGED.unpack_from(about, _ACKNOWLEDGED_AT)[0] > _GREETING_BYTES)

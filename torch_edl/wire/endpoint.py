@@ -1,5 +1,7 @@
-"""Endpoints, ``host:port``: taken apart, whether they are this machine's, and whether they may be
-another's. Sends nothing but the connection that shows whether a process listens."""
+"""Parse endpoints ``host:port``, and find out if they are local or may be remote.
+
+The only network traffic of this module is a connection to test if a process listens.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from torch_edl.errors import UsageError
 
 LOOPBACK = "127.0.0.1"
 REMOTE = "remote://"
-"""Before an endpoint of the loopback address that is a tunnel to another machine."""
+"""Prefix of a loopback endpoint that is a tunnel to another machine."""
 ANY = ("0.0.0.0", "::", "*")
 """Hosts that mean all interfaces of a machine when bound; they are no address to connect to."""
 _CONNECT_TIMEOUT_S = 1.0
@@ -30,14 +32,16 @@ def split(endpoint: str) -> tuple[str, int]:
 
 
 def bare(endpoint: str) -> str:
-    """``host:port``, without the mark of a tunnel."""
+    """Return ``host:port`` without the prefix ``remote://``."""
     return endpoint.removeprefix(REMOTE)
 
 
 def is_remote(endpoint: str) -> bool:
-    """Whether the endpoint may be on another machine, or reached from there: all but a literal
-    loopback address and ``localhost``. A name is never looked up for it: the answer of a name
-    server is not to be trusted."""
+    """Return True if the endpoint may be on another machine or reachable from there.
+
+    Only literal loopback addresses and ``localhost`` are not remote. Names are not resolved,
+    because DNS answers can be forged.
+    """
     if endpoint.startswith(REMOTE):
         return True
     host = endpoint.rpartition(":")[0].strip("[]")

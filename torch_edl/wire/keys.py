@@ -1,9 +1,9 @@
 """The token of a job and the keys that are derived from it. No other secret is shared.
 
-Public keys are derived from the token too, and whoever reaches a port can ask for them. They
-confirm a guess of the token without another connection, so the token must be one that nobody can
-guess. A slower derivation (scrypt, 58 ms) would add a third to the start of each process
-(``benchmarks/encryption.py``), and not mend a weak token.
+Public keys are derived from the token too, and any client that reaches a port can request them. An
+attacker can use a public key to test guesses of the token offline, so the token must be random. A
+slower derivation (scrypt, 58 ms) would add a third to the start of each process
+(``benchmarks/encryption.py``) without making a weak token safe.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch_edl.environment import ENV_TOKEN
 from torch_edl.errors import UsageError
 
 MIN_TOKEN = 32
-"""Characters of a token: 128 bits if they are hexadecimal digits."""
+"""Smallest number of characters of a token; 32 hexadecimal digits have 128 bits."""
 _MIN_DISTINCT = 8  # 32 random hexadecimal digits have fewer with a probability of 4e-8
 
 
@@ -28,13 +28,15 @@ def derived(token: str, purpose: bytes, size: int = 32) -> bytes:
 
 
 def call_key(token: str) -> str:
-    """The header of each call of gRPC, which proves the token and does not tell it: where
-    ``TORCH_EDL_TLS`` names certificates, another job may have them, too."""
+    """Return the header that proves the token in each gRPC call without revealing the token.
+
+    The key is needed because other jobs may use the same certificates (``TORCH_EDL_TLS``).
+    """
     return derived(token, b"edl-call").hex()
 
 
 def require_text(token: str) -> None:
-    """Checks that the token is the same text on all machines.
+    """Check that the token has printable ASCII characters only, as it may come from a file.
 
     Raises:
         UsageError: the token has a character that is not printable ASCII, such as a line feed.

@@ -1,7 +1,7 @@
-"""How many parts a request has, counted before it is decoded.
+"""Count the parts of a request before it is decoded.
 
-A part that is empty takes two bytes on the wire, and a hundred times as much as an object: the size
-of a request does not bound the time and the memory that it costs.
+An empty part has two bytes on the wire and a hundred times as many as a Python object, so the size
+of a request does not limit the time and memory for decoding it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from google.protobuf.message import DecodeError
 from torch_edl.errors import UsageError
 
 MOST = 1 << 18
-"""Messages, and elements of repeated fields, in one request."""
-_FEW_BYTES = 1 << 16  # cannot have so many
+"""Largest number of messages and elements of repeated fields in one request."""
+_FEW_BYTES = 1 << 16  # a request of this size cannot reach the limit
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _TEXTS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
@@ -31,11 +31,11 @@ def require_few(kind: Any, raw: bytes) -> None:
     """Check the number of parts of an encoded message.
 
     Args:
-        kind: the descriptor of the message.
+        kind: descriptor of the message.
 
     Raises:
-        UsageError: there are more than :data:`MOST`.
-        DecodeError: the bytes are no such message.
+        UsageError: the message has more than :data:`MOST` parts.
+        DecodeError: the bytes are not a message of this type.
     """
     if len(raw) <= _FEW_BYTES:
         return
@@ -71,12 +71,12 @@ def require_few(kind: Any, raw: bytes) -> None:
 
 
 def _packed(field: FieldDescriptor, size: int) -> int:
-    """The largest number of elements in so many bytes."""
+    """Return the largest number of elements of a packed field in ``size`` bytes."""
     return size // (8 if field.type in _EIGHT else 4 if field.type in _FOUR else 1)
 
 
 def _varint(raw: bytes, at: int) -> tuple[int, int]:
-    """A number at a place, and the place after it."""
+    """Decode a varint; return its value and the position after it."""
     value = raw[at]
     at += 1
     if value < 0x80:

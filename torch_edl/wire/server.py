@@ -54,11 +54,13 @@ def serve(
     """Start a server; return the server and its port.
 
     Args:
-        handlers: method name to ``handler(request, context) -> response``, or to one that
-            :class:`TakesBytes`; all methods of all services are needed.
-        address: ``host:port``; port 0 takes a free one. Loopback unless the user said otherwise.
-        token: of the job. A caller without its certificate (:mod:`torch_edl.wire.credentials`) gets
-            no connection, and one without its key ``UNAUTHENTICATED``.
+        handlers: ``handler(request, context) -> response`` by method name, or a
+            :class:`TakesBytes`; every method of all services needs a handler.
+        address: ``host:port``; port 0 binds a free port.
+        token: token of the job. A client without the job's certificate
+            (:mod:`torch_edl.wire.credentials`) cannot connect; a call without the job's key ends
+            with ``UNAUTHENTICATED``.
+        threads: number of concurrent calls.
 
     Raises:
         UsageError: the address cannot be bound, or the token has invalid characters or is too weak.

@@ -103,9 +103,9 @@ class Door:
     """Listens for streams.
 
     Args:
-        host: address of this machine for the other processes; that of the loopback, without
-            ``remote://`` before it: for those of this machine alone.
-        token: of the job.
+        host: address of this machine for the other processes. The loopback address without the
+            prefix ``remote://`` accepts processes of this machine only.
+        token: token of the job.
 
     Raises:
         UsageError: the token is too weak, or the address cannot be bound.
@@ -134,8 +134,10 @@ class Door:
         _open.add(self)
 
     def accept(self) -> tuple[socket.socket, str]:
-        """The next process that connects, whoever it is: :meth:`welcome` is to find out; and where
-        it comes from, a machine or a user of this one.
+        """Accept the next connection, which :meth:`welcome` must then authenticate.
+
+        Returns:
+            The connection, and its origin: an address, or the id of a user of this machine.
 
         Raises:
             OSError: the door was closed.
@@ -237,13 +239,13 @@ def _read(stream: Stream, size: int) -> bytes:
 
 
 def _user(connection: socket.socket) -> int:
-    """The user of the other side, as the kernel says."""
+    """Return the user id of the other side, as reported by the kernel."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
     return int(_PEER.unpack(raw)[1])
 
 
 def _require_own(connection: socket.socket) -> None:
-    """Raises PermissionError unless the other side is a process of this user."""
+    """Raise PermissionError unless the other side belongs to this user."""
     user = _user(connection)
     if user != os.getuid():
         raise PermissionError(1, f"a process of user {user}, not of {os.getuid()}")
