@@ -54,7 +54,11 @@ from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
 from torch_edl.processes.spec import ProcessExit, ProcessRefused, ProcessRuns, ProcessWaits
 
-_RESTARTED = {"ps": "the servers", "local": "the worker", "allreduce": "the workers"}
+_RESTARTED = {
+    "ps": ("the servers", ""),
+    "local": ("the worker", "s"),
+    "allreduce": ("the workers", ""),
+}
 
 _Happened = PreparationEvent | TaskEvent | MilestoneEvent | WorkforceEvent | FailoverEvent
 JobEvent = ActionEvent | StreamGrown | _Happened
@@ -295,9 +299,9 @@ class Job:
             self.lifecycle.rolled_back(done)
             self.workload.restore(kept.restore(self.fleet.incarnation))
             self.milestones.restored()
-        who, again = _RESTARTED[self.fleet.strategy], done - self.done()[0]
-        more = f", and train {again:,} records again" if again > 0 and self.tasks.ready else ""
-        self.lifecycle.note("error", f"{text}; {who} restart from {point}{more}", now)
+        (who, s), again = _RESTARTED[self.fleet.strategy], done - self.done()[0]
+        more = f", and train{s} {again:,} records again" if again > 0 and self.tasks.ready else ""
+        self.lifecycle.note("error", f"{text}; {who} restart{s} from {point}{more}", now)
         if self.milestones.settled and not self.tasks.trained:
             when = "after the training was over and before the scripts were"
             fix = "the model is lost; name a --checkpoint-dir to keep it"

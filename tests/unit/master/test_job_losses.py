@@ -173,6 +173,15 @@ class TestGoingBack:
         log = w.job.lifecycle
         assert (log.rollbacks, log.records_rolled_back) == (1, 8)
 
+    def test_a_local_worker_restarts(self):
+        w = World(strategy="local", workers=1)
+        w.all_up()
+        w.work(tasks=1)
+        w.exit("worker", 0, signal=9)
+        (text,) = [text for text in w.texts("error") if "restart" in text]
+        assert "the worker restarts from the beginning" in text
+        assert "and trains " in text
+
     def test_without_a_checkpoint_it_starts_over(self):
         w = World()
         w.all_up()
