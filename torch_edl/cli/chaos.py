@@ -73,18 +73,19 @@ def _site(args: argparse.Namespace, plan: Plan) -> Site:
 
 
 def _plan(args: argparse.Namespace) -> Plan:
+    kill, pause = ",".join(args.kill), ",".join(args.pause)
     for_s = duration(args.storm_for, "--for") if args.storm_for else None
     if args.plan:
-        for option, value in (("--kill", args.kill), ("--pause", args.pause),
+        for option, value in (("--kill", kill), ("--pause", pause),
                               ("--every", args.every), ("--signal", args.signal)):  # fmt: skip
             if value:
                 raise UsageError(f"--plan and {option} {value}: the plan says that; leave one out")
         return read(Path(args.plan), seed=args.seed, for_s=for_s)
-    if not args.kill and not args.pause:
+    if not kill and not pause:
         raise UsageError("--kill: missing; name roles and numbers, such as --kill worker=2,ps=1")
     found = faults(
-        kill=args.kill or "",
-        pause=args.pause or "",
+        kill=kill,
+        pause=pause,
         signal=args.signal or "KILL",
         every_s=duration(args.every or _EVERY, "--every"),
     )

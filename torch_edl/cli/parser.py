@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rich_argparse import RawDescriptionRichHelpFormatter
 
@@ -208,8 +208,11 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=epilogs.CHAOS,
     )
     chaos.add_argument("job", metavar="JOB", help="name of the job")
-    add_option(chaos, "--kill ROLE=N,...", "kill N of worker, spare, ps and master in each round")
-    add_option(chaos, "--pause ROLE=N:TIME,...", "processes to pause in each round, and how long")
+    several: dict[str, Any] = {"action": "append", "default": []}
+    text = "kill N of worker, spare, ps and master in each round"
+    add_option(chaos, "--kill ROLE=N,...", text, **several)
+    text = "processes to pause in each round, and how long"
+    add_option(chaos, "--pause ROLE=N:TIME,...", text, **several)
     add_option(chaos, "--every TIME", "length of a round (default: 3s)")
     add_option(chaos, "--for TIME", "length of all rounds (default: 60s)", dest="storm_for")
     add_option(chaos, "--seed N", "choose other times and processes (default: 0)", type=whole)

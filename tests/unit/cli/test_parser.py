@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from torch_edl.cli import chaos
 from torch_edl.cli.parser import build_parser, parse
 from torch_edl.errors import UsageError
 
@@ -104,3 +105,10 @@ def test_the_parser_needs_neither_torch_nor_grpc() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_faults_that_are_named_one_by_one_all_happen() -> None:
+    words = "chaos j --kill worker=1 --kill ps=2,master=1 --pause worker=1:1s --pause ps=1:1s"
+    plan = chaos._plan(parse(words.split()))
+    assert plan.roles(killed=True) == {"worker": 1, "ps": 2, "master": 1}
+    assert plan.roles(killed=False) == {"worker": 1, "ps": 1}
