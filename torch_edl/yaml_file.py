@@ -20,11 +20,9 @@ def read(path: str, *, option: str, content: str, typed: bool = True) -> Any:
     Raises:
         UsageError: the file cannot be read, is too large, or is not YAML.
     """
+    import yaml  # a command without such a file starts without it
+
     where, wanted = f"{option} {path}", f"name a YAML file of {content}"
-    try:
-        import yaml
-    except ImportError as error:
-        raise UsageError(f"{where}: pip install 'torch-edl[kubernetes]' reads YAML") from error
     try:
         with open(path, "rb") as file:
             text = file.read(_MAX_BYTES + 1)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch_edl.config import JobConfig
-from torch_edl.errors import UsageError
 from torch_edl.kubernetes import job, names
 
 
@@ -16,14 +15,8 @@ def as_yaml(config: JobConfig, code: Mapping[str, bytes], *, namespace: str) -> 
 
     The uid of the Job is known when it is there: the master makes the other objects belong to it. A
     comment says what deletes all of them, also before there is a master.
-
-    Raises:
-        UsageError: the extra is missing.
     """
-    try:
-        import yaml
-    except ImportError as error:
-        raise UsageError("--dry-run: pip install 'torch-edl[kubernetes]' writes YAML") from error
+    import yaml  # most commands write none
 
     class Dumper(yaml.SafeDumper):
         """Texts of several lines as blocks, and no references between objects."""

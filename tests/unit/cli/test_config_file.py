@@ -14,8 +14,6 @@ from torch_edl.cli.parser import parse
 from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
 
-pytest.importorskip("yaml", reason="needs torch-edl[kubernetes]")
-
 
 def job(tmp_path: Path, text: str, *words: str) -> JobConfig:
     file = tmp_path / "job.yaml"

@@ -113,7 +113,6 @@ def test_a_template_that_cannot_work_is_rejected_with_the_place(found: Any, mess
 
 
 def test_a_file_is_read_and_a_bad_one_named(tmp_path: Path) -> None:
-    pytest.importorskip("yaml", reason="needs torch-edl[kubernetes]")
     file = tmp_path / "pod.yaml"
     file.write_text("kind: Pod\nspec:\n  hostNetwork: true\n")
     assert load(str(file)) == {"spec": {"hostNetwork": True}}
