@@ -170,9 +170,7 @@ def check(args: argparse.Namespace, kind: str) -> tuple[JobConfig, dict[str, byt
     """
     config = model_file_job(args, kind)
     data = config.data
-    bound = user_file.check_model_file(
-        config.model_file, evaluates=bool(data.eval), shown=args.model_file
-    )
+    bound = user_file.check_model_file(config.model_file, shown=args.model_file)
     wanted = {"train": data.train, "evaluate": data.eval, "predict": data.predict}[kind]
     if "data_source" not in bound and not wanted:
         raise UsageError("--data: missing; name files, folders or globs: --data /data/a.parquet")

@@ -126,7 +126,7 @@ def export(args: argparse.Namespace) -> int:
 
 def _export_keras(args: argparse.Namespace) -> int:
     preflight.check_output_file(args.file, _KERAS_EXPORTS, option="FILE")
-    user_file.check_model_file(args.model_file, evaluates=False)
+    user_file.check_model_file(args.model_file)
     framework = framework_of(args.model_file)
     if framework != TENSORFLOW:
         raise UsageError(

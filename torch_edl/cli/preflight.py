@@ -33,17 +33,14 @@ def check(args: argparse.Namespace, kind: str) -> JobConfig:
     if kind == "predict":
         check_output_file(args.output, SUFFIXES)
     config = model_file_job(args, kind)
-    evaluates = kind == "evaluate" or bool(config.data.eval)
-    bound = user_file.check_model_file(
-        config.model_file, evaluates=evaluates, shown=args.model_file
-    )
+    bound = user_file.check_model_file(config.model_file, shown=args.model_file)
     _check_framework(config, args.model_file)
     if config.also:
         if not Path(config.also).exists():
             raise UsageError(
                 f"--also {args.also}: no such file; name a model file of another framework"
             )
-        user_file.check_model_file(config.also, evaluates=evaluates)
+        user_file.check_model_file(config.also)
         first, second = framework_of(config.model_file), framework_of(config.also)
         if first == second:
             raise UsageError(

@@ -73,7 +73,7 @@ def kind_of(path: str, *, has_data: bool, launched: bool = False) -> FileKind:
     return FileKind(True, "it trains by itself" if runs else "it defines no model of the contract")
 
 
-def check_model_file(model_file: str, *, evaluates: bool, shown: str = "") -> frozenset[str]:
+def check_model_file(model_file: str, *, shown: str = "") -> frozenset[str]:
     """Rejects a file that cannot be a model file: it does not parse, or lacks a name, or a function
     takes other arguments.
 
@@ -81,7 +81,6 @@ def check_model_file(model_file: str, *, evaluates: bool, shown: str = "") -> fr
     a name. The types of the values are checked where the file is loaded.
 
     Args:
-        evaluates: whether metrics are needed.
         shown: the path as the user wrote it, for messages.
 
     Returns:
@@ -101,8 +100,7 @@ def check_model_file(model_file: str, *, evaluates: bool, shown: str = "") -> fr
     absent = [
         missing(shown, name, needed)
         for name, needed in signatures.items()
-        if (needed.required or (evaluates and name == "eval_metrics_fn"))
-        and bound.isdisjoint((name, *needed.others))
+        if needed.required and bound.isdisjoint((name, *needed.others))
     ]
     if absent:
         raise ContractError("\n".join(absent))

@@ -47,7 +47,7 @@ def without(name: str, instead: str = "") -> str:
     ],
 )
 def test_lenient_about_how_a_name_is_bound(tmp_path: Path, name: str, instead: str) -> None:
-    check(write(tmp_path, without(name, instead)), evaluates=False)
+    check(write(tmp_path, without(name, instead)))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_missing_function_is_named_with_an_example(
 ) -> None:
     path = write(tmp_path, without(name, instead))
     with pytest.raises(ContractError) as caught:
-        check(path, evaluates=False, shown="nets/net.py")
+        check(path, shown="nets/net.py")
     first, example = str(caught.value).split("\n")
     assert first.startswith(f"nets/net.py: no function '{name}'")
     assert first.endswith(": add for example:")
@@ -77,21 +77,19 @@ def test_a_missing_function_is_named_with_an_example(
 
 def test_all_that_is_missing_is_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(ContractError) as caught:
-        check(write(tmp_path, "x = 1"), evaluates=True)
-    assert str(caught.value).count("no function") == 5
+        check(write(tmp_path, "x = 1"))
+    assert str(caught.value).count("no function") == 4
 
 
-def test_metrics_are_needed_only_to_evaluate(tmp_path: Path) -> None:
-    path = write(tmp_path, without(""))
-    check(path, evaluates=False)
-    with pytest.raises(ContractError, match="no function 'eval_metrics_fn'"):
-        check(path, evaluates=True)
+def test_an_evaluation_needs_no_metrics(tmp_path: Path) -> None:
+    """The loss is reported in any case."""
+    check(write(tmp_path, without("")))
 
 
 def test_a_syntax_error_is_shown_where_it_is(tmp_path: Path) -> None:
     path = write(tmp_path, "x = 1\ndef model(:\n    pass\n")
     with pytest.raises(UsageError) as caught:
-        check(path, evaluates=False, shown="net.py")
+        check(path, shown="net.py")
     first, line, mark = str(caught.value).split("\n")
     assert first.startswith("net.py:2: ")
     assert line == "    def model(:"
@@ -101,25 +99,25 @@ def test_a_syntax_error_is_shown_where_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", [b"\0", b"\xff\xfe\x00x"])
 def test_what_is_not_python_is_refused(tmp_path: Path, text: bytes) -> None:
     with pytest.raises(UsageError, match=r"^net\.py"):
-        check(write(tmp_path, text), evaluates=False, shown="net.py")
+        check(write(tmp_path, text), shown="net.py")
 
 
 def test_missing_file_and_folder(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such file"):
-        check(str(tmp_path / "no.py"), evaluates=False)
+        check(str(tmp_path / "no.py"))
     with pytest.raises(UsageError, match="a folder; name the Python file"):
-        check(str(tmp_path), evaluates=False)
+        check(str(tmp_path))
 
 
 def test_nothing_is_executed(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
-    check(write(tmp_path, without("", f"open({str(ran)!r}, 'w')")), evaluates=False)
+    check(write(tmp_path, without("", f"open({str(ran)!r}, 'w')")))
     assert not ran.exists()
 
 
 def test_bound_names_are_returned(tmp_path: Path) -> None:
     path = write(tmp_path, without("", "def data_source(paths): ..."))
-    assert {"model", "data_source"} <= check(path, evaluates=False)
+    assert {"model", "data_source"} <= check(path)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +134,7 @@ def test_a_function_with_other_arguments(
     tmp_path: Path, name: str, text: str, message: str
 ) -> None:
     with pytest.raises(ContractError, match=message):
-        check(write(tmp_path, without(name, text)), evaluates=False)
+        check(write(tmp_path, without(name, text)))
 
 
 @pytest.mark.parametrize(
@@ -150,4 +148,4 @@ def test_a_function_with_other_arguments(
     ],
 )
 def test_a_function_that_may_take_its_arguments(tmp_path: Path, name: str, text: str) -> None:
-    check(write(tmp_path, without(name, text)), evaluates=False)
+    check(write(tmp_path, without(name, text)))
