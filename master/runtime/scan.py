@@ -97,10 +97,10 @@ def count(config: JobConfig, opened: Opened = lambda name, done: None) -> DataSc
 
 
 def _check_streams(topics: Sequence[str]) -> None:
-    """Raises DataError unless all topics are there."""
-    from torch_edl.data.sources.streams.kafka import stream_offsets
+    """Raises DataError unless all topics are there and can be read as streams."""
+    from torch_edl.data.sources.streams.kafka import check_streams
 
-    stream_offsets(topics)
+    check_streams(topics)
 
 
 def _counted(files: Sequence[str], config: JobConfig, opened: Opened) -> list[tuple[Shard, int]]:

@@ -78,9 +78,9 @@ class FirstRecords:
     def to_state(self, tasks: Iterable[int]) -> list[list[Any]]:
         """Those of some tasks, as JSON can say it."""
         known = [(task, self._first[task]) for task in tasks if task in self._first]
-        return [[task, first.framework, first.order] for task, first in known]
+        return [[task, first.framework, first.order, first.records] for task, first in known]
 
     def from_state(self, state: Iterable[Sequence[Any]]) -> None:
         """The inverse of :meth:`to_state`."""
-        for task, framework, order in state:
-            self.begun(task, pb.FirstRecords(framework=framework, order=order))
+        for task, framework, order, records in state:
+            self.begun(task, pb.FirstRecords(framework=framework, order=order, records=records))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file
 
 from tests.kafka_server import Kafka
 from tests.tansu_server import Tansu
@@ -144,3 +145,29 @@ def test_the_local_worker_and_the_master_are_killed(
     job.kill("worker")
     job.kill("master")
     job.check()
+
+
+@pytest.mark.slow
+def test_messages_that_are_removed_from_a_task_in_hand_are_noticed(
+    start_job: Callable[..., Any],
+) -> None:
+    """A worker is killed in the middle of a task whose first messages brokers remove meanwhile."""
+    broker = Kafka("numbers:1")  # keeps 5 MB
+    try:
+        broker.produce("numbers", 0, (b"%d" % n + b" " * 60_000 for n in range(64)))
+        flags = [*TASKS[:-1], "1", "--ps", "1", "--skip-damaged", "--max-records", "64"]
+        url = broker.url("numbers")
+        job = start_job(64, *flags, delay_s=0.3, data=url, model=MODEL)
+        job.wait_for(lambda: job.done() >= 8)
+        job.kill("worker")
+        broker.produce("numbers", 0, [b"0" + b" " * 900_000] * 2)
+        job.go_on()
+        assert job.finish() == 0, job.report()
+        told = job.report()
+        assert "had 64 messages in an earlier attempt on this task" in told
+        assert "the rest of the task is left out" in told
+        rows = load_file(job.output / "embeddings" / "rows.safetensors")["vectors"]
+        assert set(rows.flat) == {0.0, 1.0}
+        assert rows[:, 0].sum() % 8 == 0
+    finally:
+        broker.stop()

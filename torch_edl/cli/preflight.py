@@ -199,9 +199,15 @@ def _expand_data(config: JobConfig) -> DataConfig:
             raise UsageError(f"{option} {error}") from error
 
     check_streams(data)
+    train = files(data.train)
+    if data.streams:
+        # Imported when needed: an extra installs it.
+        from torch_edl.data.sources.streams import kafka
+
+        kafka.check_streams(train)
     return dataclasses.replace(
         data,
-        train=files(data.train),
+        train=train,
         eval=files(data.eval, "--eval-data" if config.kind == "train" else "--data"),
         predict=files(data.predict),
         expanded=True,

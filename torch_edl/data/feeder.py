@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,8 @@ from torch_edl.data.task_space import Shard, Task
 from torch_edl.errors import DataError, EdlError, describe_error
 from torch_edl.master_client.leases import Lease
 from torch_edl.wire import master_pb2 as pb
+
+log = logging.getLogger(__name__)
 
 KEPT_SOURCES = 256
 """Sources that a reader leaves open; a Parquet file of 40 columns and 10 row groups is 0.4 MB."""
@@ -175,12 +178,40 @@ class Feeder:
             DataError: the records cannot be read.
         """
         records = self.records(lease)
-        if not len(records):  # offsets of a stream without messages
+        count = len(records)
+        if not self._is_whole(lease, count) or not count:  # offsets of a stream without messages
             return lambda offset: self._group(iter(()), lease, offset)
         random = self.generators.of_task(self._config.train.seed, lease.epoch, lease.task_id)
         with self._blamed(records), random.of_feed(trains=_trains(lease)):
             fed = self._feed(records, MODES[lease.kind], self.reader.source(lease.shard).metadata)
-        return lambda offset: self._group(self._batches(fed, lease, offset, random), lease, offset)
+        return lambda offset: self._group(
+            self._batches(fed, lease, offset, random, count), lease, offset
+        )
+
+    def _is_whole(self, lease: Lease, count: int) -> bool:
+        """Whether a task has the records that it had in the attempt before.
+
+        Offsets in a task count its records, so the rest of a task that lost some is not known.
+
+        Raises:
+            DataError: the task has not, and nothing may be left out.
+        """
+        before = lease.first.records
+        if not before or before == count:
+            return True
+        text = (
+            f"the offsets {lease.start} to {lease.end - 1} had {before} messages in an earlier "
+            f"attempt on this task and have {count} now: messages were removed meanwhile "
+            "(retention, log compaction), so it is not known which ones were trained"
+        )
+        if not self._config.data.skip_damaged:
+            raise DataError(
+                lease.shard,
+                f"{text}; keep messages longer and without compaction (cleanup.policy=delete), or "
+                "leave the rest of such tasks out: --skip-damaged",
+            )
+        log.warning("%s: %s; the rest of the task is left out", lease.shard, text)
+        return False
 
     def batch(self, records: Any, shard: str) -> Batch:
         """What ``feed`` makes of the records of one minibatch, in training.
@@ -232,7 +263,9 @@ class Feeder:
         # The last update answers for the rest of the records, also those that feed left out.
         yield _update(lease, offset, length, size, taken)
 
-    def _batches(self, fed: Any, lease: Lease, offset: int, random: TaskRandom) -> Iterator[Batch]:
+    def _batches(
+        self, fed: Any, lease: Lease, offset: int, random: TaskRandom, records: int
+    ) -> Iterator[Batch]:
         mode, size = MODES[lease.kind], self._config.data.batch_size
         if self._datasets.is_dataset(fed):
             skip = offset // size
@@ -244,6 +277,8 @@ class Feeder:
         else:
             batches, known = self._tensor_batches(fed, mode, lease, offset)
         for batch in batches:
+            if known is not None:
+                known.records = records
             yield replace(batch, first=known)
             known = None
 
@@ -264,9 +299,11 @@ class Feeder:
         return batches(), self._first_records(Batch(features, labels, count), lease)
 
     def _first_records(self, batch: Batch, lease: Lease) -> pb.FirstRecords | None:
-        """What tells the first records of a training task from others; None: nothing does."""
-        if not _trains(lease) or not batch.size or batch.damaged:
+        """What tells the first records of a training task from others; None: it is no such task."""
+        if not _trains(lease):
             return None
+        if not batch.size or batch.damaged:
+            return pb.FirstRecords()
         order = order_of(batch.features, batch.labels)
         return pb.FirstRecords(framework=self._datasets.framework, order=order)
 

@@ -150,7 +150,7 @@ class LeasedUpdates:
         if first is None:
             return
         known, is_applied = lease.first, update.first > 0 or not self._engine.knows_marks
-        if known.framework != first.framework or not is_applied:
+        if not known.records or known.framework != first.framework or not is_applied:
             self._leases.begin(lease, first)
         elif not is_same_order(known.order, first.order):
             raise FeedError(

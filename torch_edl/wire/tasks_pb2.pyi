@@ -26,12 +26,14 @@ TASK_SNAPSHOT: TaskKind
 TASK_FIT: TaskKind
 
 class FirstRecords(_message.Message):
-    __slots__ = ("framework", "order")
+    __slots__ = ("framework", "order", "records")
     FRAMEWORK_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
     framework: str
     order: float
-    def __init__(self, framework: _Optional[str] = ..., order: _Optional[float] = ...) -> None: ...
+    records: int
+    def __init__(self, framework: _Optional[str] = ..., order: _Optional[float] = ..., records: _Optional[int] = ...) -> None: ...
 
 class LeaseMessage(_message.Message):
     __slots__ = ("lease_id", "kind", "task_id", "shard", "start", "end", "epoch", "offset", "retried", "states", "directory", "shard_records", "shard_size", "shard_mtime_ns", "first")

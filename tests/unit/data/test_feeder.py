@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -374,3 +375,31 @@ def test_a_prefetcher_that_is_stopped_prepares_nothing_any_more() -> None:
     tasks._thread.join(HANG_S)
     assert told[:2] == ["prepared", "stopped"]
     assert told[-1] == "stopped"
+
+
+class Removing(IndexedSource):
+    """A stream whose messages are removed, one by one, from the middle."""
+
+    def read(self, start: int, end: int) -> Any:
+        records = list(super().read(start, end))
+        self.removed = getattr(self, "removed", -1) + 1
+        return records[: 2 - self.removed] + records[2:]
+
+
+@pytest.mark.parametrize("tolerant", [False, True])
+@pytest.mark.parametrize("kind", FEEDS)
+def test_a_task_that_lost_records_is_not_continued(kind: str, tolerant: bool) -> None:
+    """Offsets count records: the rest would be other records than those that were not trained."""
+    job = config(4, skip_damaged=tolerant, shuffle=False)
+    source = Removing(RECORDS, name="s")
+    made = Feeder(job, FEEDS[kind], TorchDatasets(job.data), {"s": source})
+    first = next(made.prepare(lease(0, 20))(0))
+    assert first.first_records is not None
+    assert first.first_records.records == 20
+    again = replace(lease(0, 20), first=first.first_records)
+    if not tolerant:
+        with pytest.raises(DataError, match=r"0 to 19 had 20 messages .* have 19 now"):
+            made.prepare(again)
+        return
+    (rest,) = made.prepare(again)(first.last)
+    assert (rest.first, rest.last, rest.count) == (4, 20, 0)

@@ -17,7 +17,11 @@ from dataclasses import replace
 from typing import Any
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ConfigResource,
+    OffsetSpec,
+)
 
 from torch_edl.data.sources.base import ENDLESS, Metadata, Records
 from torch_edl.data.sources.streams.kafka_name import KafkaName, parse, properties
@@ -113,6 +117,37 @@ def check(text: str) -> None:
             text,
             f"no partition {name.partition} among the {len(there)} of the topic; check the number",
         )
+
+
+def check_streams(topics: Sequence[str]) -> None:
+    """Looks whether topics can be read as streams: they exist, and their logs are not compacted.
+
+    Raises:
+        UsageError: a name is wrong.
+        DataError: no broker answers, a topic does not exist, or brokers compact its log.
+    """
+    for text in topics:
+        check(text)
+        name = parse(text)
+        resource = ConfigResource(ConfigResource.Type.TOPIC, name.topic)
+        (answer,) = (
+            _clients(name.servers, os.getpid())[1]
+            .describe_configs([resource], request_timeout=ASK_S)
+            .values()
+        )
+        try:
+            policy = answer.result().get("cleanup.policy")
+        except KafkaException as error:
+            # The user may lack the right to describe: attempts on a task compare their messages.
+            log.info("%s: cleanup.policy is not known: %s", name, error.args[0].str())
+            continue
+        if policy is not None and "compact" in str(policy.value):
+            raise DataError(
+                str(name),
+                f"cleanup.policy={policy.value}: brokers remove messages from the middle of the "
+                "topic, and a task that is read again may have other messages; set "
+                "cleanup.policy=delete, or copy the messages to a topic that is not compacted",
+            )
 
 
 def partitions_of(text: str) -> list[str]:
