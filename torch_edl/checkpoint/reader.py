@@ -6,7 +6,7 @@ See :mod:`torch_edl.checkpoint.files` for the files.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -149,6 +149,39 @@ class SavedTable:
                 raise CheckpointError(f"{path}: no tensor {error}; it is damaged") from None
 
 
+_INFO: dict[str, Callable[[Any], bool]] = {
+    "dim": lambda value: _is_number(value) and value > 0,
+    "num_embeddings": lambda value: _is_number(value) and value >= 0,
+    "seed": lambda value: _is_number(value),
+    "initializer": lambda value: (
+        isinstance(value["kind"], str) and all(map(_is_float, value["args"].values()))
+    ),
+}
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int and -(1 << 63) <= value < 1 << 64
+
+
+def _is_float(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+def _require_info(path: Path, table: str, info: Any) -> None:
+    """Raises CheckpointError unless the description of a table has all that is read of it."""
+    for key, is_possible in _INFO.items():
+        try:
+            possible = is_possible(info[key])
+        except (KeyError, TypeError, AttributeError):
+            possible = False
+        if not possible:
+            found = repr(info.get(key, "missing") if isinstance(info, dict) else info)[:80]
+            raise CheckpointError(
+                f"{path}: the description of table {table}: {key} is {found}; the file is damaged: "
+                "use another checkpoint"
+            )
+
+
 class CheckpointReader:
     """A checkpoint of any number of shards, or the folder of an exported model.
 
@@ -216,6 +249,7 @@ class CheckpointReader:
             slots, step = json.loads(about["slots"]), int(about["step"])
         except (KeyError, ValueError) as error:
             raise CheckpointError(f"{path}: not a part of a table: {error}") from None
+        _require_info(path, name, info)
         if self._values_only:
             slots, step = [], 0
         _require_name(name, path)
@@ -239,6 +273,7 @@ class CheckpointReader:
                 )
             for name, info in about["tables"].items():
                 _require_name(name, path)
+                _require_info(path, name, info)
                 part = directory / "embeddings" / f"{name}.safetensors"
                 self.tables[name] = SavedTable(name, info, [part])
         except (OSError, ValueError, KeyError, AttributeError) as error:

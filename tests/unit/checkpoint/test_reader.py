@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from safetensors.numpy import save_file
 
 from torch_edl.checkpoint import layout
-from torch_edl.checkpoint.export import write_output
+from torch_edl.checkpoint.export import write_metadata, write_output
 from torch_edl.checkpoint.files import write_tables
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.checkpoint.reader import CheckpointReader
@@ -73,6 +74,55 @@ def test_slots_are_matched_by_name() -> None:
     assert new.slot_names == ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"]
     np.testing.assert_array_equal(again.slots[:, :2], rows.slots)
     assert (again.slots[:, 2] == 0).all()
+
+
+INFO = {
+    "dim": 2,
+    "num_embeddings": 0,
+    "seed": 0,
+    "initializer": {"kind": "uniform", "args": {"low": -1.0, "high": 1}},
+}
+DAMAGED: dict[str, object] = {
+    **{f"no-{key}": {k: v for k, v in INFO.items() if k != key} for key in INFO},
+    "text": INFO | {"dim": "two"},
+    "nothing": INFO | {"dim": 0},
+    "half": INFO | {"num_embeddings": 0.5},
+    "huge": INFO | {"seed": 1 << 64},
+    "no-kind": INFO | {"initializer": {"args": {}}},
+    "no-args": INFO | {"initializer": {"kind": "zeros"}},
+    "list": INFO | {"initializer": []},
+    "args": INFO | {"initializer": {"kind": "zeros", "args": {"a": "b"}}},
+    "no-dict": [1],
+    "null": None,
+}
+"""Descriptions of a table that once were a KeyError or a TypeError."""
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_description_of_a_table_is_named(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "shard-0-of-1.table-0.safetensors"
+
+    def checkpoint(info: object) -> CheckpointReader:
+        about = {"table": "t", "info": json.dumps(info), "slots": "[]", "step": "0"}
+        rows = {"ids": np.arange(2), "vectors": np.zeros((2, 2), np.float32)}
+        save_file(rows, path, about)
+        (tmp_path / layout.MANIFEST).unlink(missing_ok=True)
+        sizes = {path.name: path.stat().st_size}
+        manifest = {"job": "j", "strategy": "ps", "steps": 200, "shards": 1}
+        layout.seal(tmp_path, Manifest(**manifest, files=sizes))
+        return CheckpointReader(tmp_path)
+
+    def export(info: object) -> CheckpointReader:
+        folder = tmp_path / "export"
+        folder.mkdir(exist_ok=True)
+        save_file({"a": np.zeros(3, np.float32)}, folder / layout.EXPORTED_MODEL)
+        write_metadata(folder, job="j", steps=1, tables={"t": info})  # type: ignore[dict-item]
+        return CheckpointReader(folder)
+
+    for read in (checkpoint, export):
+        assert "t" in read(INFO).tables
+        with pytest.raises(CheckpointError, match=r"description of table t: .*damaged"):
+            read(DAMAGED[name])
 
 
 @pytest.mark.parametrize("values_only", [False, True], ids=["resume", "load"])
