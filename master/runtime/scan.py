@@ -119,7 +119,7 @@ def _counted(files: Sequence[str], config: JobConfig, opened: Opened) -> list[tu
             log.exception("%s", path)
             raise EdlError(f"{path}: cannot be read: {type(error).__name__}: {error}") from error
         opened(path, True)
-        return Shard.of(source), source.damaged
+        return Shard.counted(source), source.damaged
 
     return of_each(files, counted)
 

@@ -14,7 +14,13 @@ from master.state.actions import DataScanned, Note, Saved
 from master.state.data_identity import check_same, with_data
 from master.state.task_scheduler import TaskScheduler
 from torch_edl.config import JobConfig
-from torch_edl.data.resuming import check_data, check_extent, check_options, identity
+from torch_edl.data.resuming import (
+    check_data,
+    check_extent,
+    check_options,
+    identity,
+    touched,
+)
 from torch_edl.data.stream_space import AnySpace, StreamSpace
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.engine.choose import Choice, choose
@@ -143,7 +149,9 @@ class Preparation:
         if scanned is None or model is None or self._tasks.ready:
             return
         if model.custom_source:
-            shards = [Shard(s.name, s.records, s.size, s.mtime_ns) for s in model.shards]
+            shards = [
+                Shard(s.name, s.records, s.size, s.mtime_ns, s.fingerprint) for s in model.shards
+            ]
         elif scanned.error:
             raise UsageError(scanned.error)
         else:
@@ -182,6 +190,8 @@ class Preparation:
         made = self._begin(main, evaluation, shards, identity(config, shards))
         what = "stream" if config.data.streams else "file"
         yield TasksMade(f"{made}, {_counted(len(shards), what)}")
+        if self._resumed is not None:
+            yield from _touched(self._resumed.manifest.data, identity(config, shards))
 
     def _make_script_tasks(
         self, config: JobConfig, data: pb.ScriptData
@@ -256,6 +266,17 @@ class Preparation:
         config = self.config
         return TaskSpace(
             shards, config.records_per_task, epochs=epochs, batch_size=config.data.batch_size
+        )
+
+
+def _touched(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Note]:
+    """A warning of files that were written since the checkpoint and look the same."""
+    if names := touched(then, now):
+        more = f" and {len(names) - 1:,} more" * (len(names) > 1)
+        yield Note(
+            "warning",
+            f"{names[0]}{more}: written since the checkpoint, with the same size, first and last "
+            "block; if other records are in there, start afresh with another --checkpoint-dir",
         )
 
 

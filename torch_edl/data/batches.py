@@ -235,7 +235,7 @@ def _open_files(
     sources = open_sources(paths)
     by_name = {source.name: source for source in sources}
     seed = data["seed"] + number
-    shards = [Shard.of(source) for source in sources]
+    shards = [Shard.counted(source) for source in sources]
     space = TaskSpace(
         shards,
         _BATCHES_PER_TASK * data["batch_size"],

@@ -4,7 +4,7 @@ known then. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -138,6 +138,7 @@ def check_data(path: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> N
     before = dict(map(tuple, then.get("shards", [])))
     after = dict(map(tuple, now["shards"]))
     if list(before.items()) == list(after.items()):
+        _check_contents(path, then, now)
         return
     for name in [*before, *after]:
         if before.get(name) != after.get(name):
@@ -151,6 +152,43 @@ def check_data(path: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> N
         f"--resume {path}: the training data is not what it was made with: {what}; "
         "use the same data, or --load it to train on other data"
     )
+
+
+def _check_contents(path: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises UsageError, naming the first difference, unless the files have the same contents."""
+    for was, has in _pairs(then, now):
+        # The time of a file differs where it was copied; a table has nothing else.
+        same_time = has.fingerprint or was.mtime_ns == has.mtime_ns
+        if (was.size, was.fingerprint) != (has.size, has.fingerprint) or not same_time:
+            what = f"it was {was}, now it is {has}"
+            if str(was) == str(has):
+                what = f"its first or its last block is another one ({has})"
+            raise UsageError(
+                f"--resume {path}: the content of {has.name} is not what it was made with: {what}; "
+                "use the same data, or --load it to train on other data"
+            )
+
+
+def touched(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Names of files that were written since, with the same size, first and last block.
+
+    Args:
+        then: the ``data`` of the manifest.
+        now: what :func:`identity` says.
+    """
+    return [has.name for was, has in _pairs(then, now) if was.mtime_ns != has.mtime_ns]
+
+
+def _pairs(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[Shard, Shard]]:
+    """The shards of two identities that name the same ones, as far as both know the contents."""
+    if "contents" not in then or "contents" not in now:
+        return
+    sides = [[*map(_shard, each["shards"], each["contents"])] for each in (then, now)]
+    yield from zip(*sides, strict=True)
+
+
+def _shard(named: Sequence[Any], content: Sequence[Any]) -> Shard:
+    return Shard(*named, *content)
 
 
 def check_extent(config: JobConfig, path: Path, manifest: Manifest, space: TaskSpace) -> None:
@@ -181,6 +219,7 @@ def identity(config: JobConfig, shards: Sequence[Shard], files: str = "") -> dic
     """
     made = {
         "shards": [[s.name, s.records] for s in shards],
+        "contents": [[s.size, s.mtime_ns, s.fingerprint] for s in shards],
         "records_per_task": config.records_per_task,
         "batch_size": config.data.batch_size,
         "local_steps": config.train.local_steps,

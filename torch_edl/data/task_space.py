@@ -8,7 +8,7 @@ import datetime
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -48,11 +48,22 @@ class Shard:
     """Bytes of the content that was counted; 0: it is no file."""
     mtime_ns: int = 0
     """When that content was last changed."""
+    fingerprint: str = field(default="", compare=False)
+    """Of the content that was counted; empty: it is no file, or was not asked for."""
 
     @classmethod
     def of(cls, source: Source) -> Shard:
         """A source as it is now. One of the user's own may have a ``stamp``, and needs none."""
         return cls(source.name, source.count, *getattr(source, "stamp", ()))
+
+    @classmethod
+    def counted(cls, source: Source) -> Shard:
+        """As :meth:`of`, with the fingerprint of a file, of which two blocks are read.
+
+        Raises:
+            DataError: the file cannot be read, or has changed since the source was opened.
+        """
+        return replace(cls.of(source), fingerprint=getattr(source, "fingerprint", ""))
 
     def __str__(self) -> str:
         text = f"{self.records:,} records"
@@ -296,9 +307,9 @@ def one_off(name: str) -> TaskSpace:
 
 
 def digest(shards: Sequence[Shard]) -> str:
-    """Of names, record counts and sizes of data files, in their order; of times not, since other
-    machines may have copies."""
-    text = json.dumps([[shard.name, shard.records, shard.size] for shard in shards])
+    """Of names, record counts, sizes and fingerprints of data files, in their order; of times not,
+    since other machines may have copies."""
+    text = json.dumps([[s.name, s.records, s.size, s.fingerprint] for s in shards])
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
@@ -315,6 +326,6 @@ def difference(then: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, st
 
 def _in_words(name: str, value: Any) -> str:
     if name == "files":
-        named = f"data files {value} (digest of names, record counts and sizes)"
+        named = f"data files {value} (digest of names, record counts and contents)"
         return named if value else "no data files"
     return _WORDS[name].format(bool(value) if name == "shuffle" else value)

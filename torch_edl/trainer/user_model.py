@@ -48,7 +48,9 @@ class UserModel(ABC):
 
     def shards(self) -> list[pb.SourceShard]:
         """What the user's ``data_source`` has, where there is one."""
-        return [pb.SourceShard(**asdict(Shard.of(source))) for source in self._sources.values()]
+        return [
+            pb.SourceShard(**asdict(Shard.counted(source))) for source in self._sources.values()
+        ]
 
     def call_back(self, event: str, *args: Any) -> None:
         """Calls a method of each of the user's callbacks that has it.

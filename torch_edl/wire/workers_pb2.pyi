@@ -44,16 +44,18 @@ class EmbeddingReport(_message.Message):
     def __init__(self, name: _Optional[str] = ..., num_embeddings: _Optional[int] = ..., dim: _Optional[int] = ..., dynamic: _Optional[bool] = ...) -> None: ...
 
 class SourceShard(_message.Message):
-    __slots__ = ("name", "records", "size", "mtime_ns")
+    __slots__ = ("name", "records", "size", "mtime_ns", "fingerprint")
     NAME_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     MTIME_NS_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     name: str
     records: int
     size: int
     mtime_ns: int
-    def __init__(self, name: _Optional[str] = ..., records: _Optional[int] = ..., size: _Optional[int] = ..., mtime_ns: _Optional[int] = ...) -> None: ...
+    fingerprint: str
+    def __init__(self, name: _Optional[str] = ..., records: _Optional[int] = ..., size: _Optional[int] = ..., mtime_ns: _Optional[int] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class ReportModelRequest(_message.Message):
     __slots__ = ("embeddings", "dense_elements", "optimizer", "optimizer_error", "shards", "custom_source", "preprocessing")

@@ -15,7 +15,7 @@ from torch_edl.data.sources.base import Metadata, Records, Stamp, concat, cut
 from torch_edl.data.sources.block_cache import cache, source_numbers
 from torch_edl.data.sources.files.index import Index
 from torch_edl.data.sources.storage import objects
-from torch_edl.data.sources.storage.data_file import DataFile
+from torch_edl.data.sources.storage.data_file import DataFile, fingerprint
 from torch_edl.data.sources.storage.open_files import give_back, take
 from torch_edl.errors import DataError
 
@@ -91,6 +91,11 @@ class BlockSource(ABC):
         self.count = int(self._ends[-1]) if len(self._ends) else 0
         self.number = next(source_numbers)
         self.is_far = objects.is_url(self.name)
+
+    @property
+    def fingerprint(self) -> str:
+        """See :func:`~torch_edl.data.sources.storage.data_file.fingerprint`, also for errors."""
+        return fingerprint(self.name, self.opened_as)
 
     def read(self, start: int, end: int) -> Records:
         """See :meth:`Source.read`."""

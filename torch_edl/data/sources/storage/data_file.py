@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import mmap
 import os
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from torch_edl.files import replacing
 
 KEPT_MAP_BYTES = 256 << 20
 """A larger file is mapped for each view: what is mapped and touched counts as memory."""
+
+_FINGERPRINT_BYTES = 64 << 10  # of the first and of the last block
 
 
 class _Bytes(Protocol):
@@ -121,6 +124,21 @@ class DataFile:
         """
         self.reader = None
         self._bytes.close()
+
+
+def fingerprint(path: str, stamp: Stamp) -> str:
+    """What tells the content of a file from another of the same size: the tag that the store of an
+    object gives it, or a digest of the first and the last block.
+
+    Raises:
+        DataError: the file cannot be read, or its stamp is another one.
+    """
+    if objects.is_url(path) and stamp.inode:
+        return f"tag {stamp.inode:08x}"
+    with DataFile(path, stamp) as file:
+        block = min(_FINGERPRINT_BYTES, file.size)
+        ends = file.read_at(0, block) + file.read_at(file.size - block, block)
+    return hashlib.blake2b(ends, digest_size=8).hexdigest()
 
 
 def _stored(path: str, expect: Stamp | None) -> _Bytes:
