@@ -14,10 +14,10 @@ from tf_compat.contract import Contract
 from tf_compat.trained import Trained
 from tf_compat.values import TensorFlowValues, describe
 from tf_compat.watched import WatchedLayers
-from torch_edl.data.batch import Batch
+from torch_edl.data.batch import Batch, slice_tensors
 from torch_edl.engine.base import Engine
 from torch_edl.errors import EdlError, UserCodeError, describe_error
-from torch_edl.trainer.not_finite import not_finite
+from torch_edl.trainer.not_finite import not_finite, the_one
 
 Backward = Callable[[], list[Any]]
 
@@ -116,7 +116,9 @@ class Step:
                 loss = self._contract.loss(batch.labels, predictions)
             except (Exception, SystemExit) as error:
                 fed = {"labels": batch.labels, "predictions": predictions}
-                raise self._blamed("loss", error, **fed) from error
+                blamed = self._blamed("loss", error, **fed)
+                blamed.sample = self._the_one(batch, predictions)
+                raise blamed from error
             total = self._with_penalties(loss)
 
         def backward() -> list[Any]:
@@ -127,6 +129,18 @@ class Step:
                 raise UserCodeError(f"the gradient raised {describe_error(error)}") from error
 
         return total, backward
+
+    def _the_one(self, batch: Batch, predictions: Any) -> int | None:
+        """The sample whose loss cannot be computed, where the others' can."""
+
+        def fails(index: int) -> bool:
+            labels, predicted = (
+                slice_tensors(each, index, index + 1, tf.convert_to_tensor)
+                for each in (batch.labels, predictions)
+            )
+            return not math.isfinite(self._contract.loss(labels, predicted))
+
+        return the_one(batch.size, fails)
 
     def _with_penalties(self, loss: Any) -> Any:
         if not tf.is_tensor(loss) or math.prod(loss.shape) != 1:

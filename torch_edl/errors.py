@@ -69,11 +69,23 @@ class ServersReplacedError(ServersLostError):
     """The model is on other servers now, and the master has said why."""
 
 
-class UserCodeError(EdlError):
+class MinibatchError(EdlError):
+    """A minibatch cannot be computed.
+
+    Args:
+        sample: index in the minibatch of the sample that is the cause; None: not known.
+    """
+
+    def __init__(self, text: str, sample: int | None = None) -> None:
+        super().__init__(text)
+        self.sample = sample
+
+
+class UserCodeError(MinibatchError):
     """The user's model or loss raised; the exception is the cause."""
 
 
-class NanLossError(EdlError):
+class NanLossError(MinibatchError):
     """The loss of a minibatch is not finite, and the user wants to stop then."""
 
 

@@ -93,7 +93,9 @@ class AUC:
             )
         positive = truth == 1
         if not bool(torch.all(positive | (truth == 0))):
-            raise UsageError("labels: AUC takes 0 and 1 only; map yours to those")
+            wrong = truth[~(positive | (truth == 0))][0].item()
+            fix = "map yours to those" if wrong == wrong else "leave records without a label out"
+            raise UsageError(f"labels: {wrong}, and AUC takes 0 and 1 only; {fix}")
         if self._scores == "probabilities":
             if not bool(torch.all((score >= 0) & (score <= 1))):
                 raise UsageError(
@@ -101,7 +103,9 @@ class AUC:
                 )
             score = torch.logit(score)
         elif bool(torch.isnan(score).any()):
-            raise UsageError("predictions: NaN has no rank, so there is no AUC; see --on-nan")
+            raise UsageError(
+                "predictions: NaN has no rank, so there is no AUC; look at the inputs and the loss"
+            )
         half = self._bins / 2
         # x / (1 + |x|) without its NaN at infinity, which the logit of an exact 0 or 1 is.
         squashed = torch.sign(score) * (1 - 1 / (1 + score.abs()))

@@ -318,7 +318,7 @@ class TaskScheduler:
         if request.fatal or count >= limit:
             tries = f"; the task was tried {count} times" if count > 1 else ""
             return Failure(request.error + tries, request.traceback)
-        cause = request.error.partition(" (records ")[0]
+        cause = request.error.partition(" (record")[0]
         if cause in self._causes:
             return None
         self._causes = {*self._causes, cause} if len(self._causes) < _MOST_CAUSES else {cause}

@@ -81,7 +81,7 @@ def test_a_model_file_that_is_no_use(place: Any, way: str, code_line: str, messa
             r"loss raised ValueError: .*\(labels \(20,\) float32, predictions \(20, 1\) float32\)",
             20,
         ),
-        pytest.param("nan", "", "the loss is nan; lower .* --on-nan skip", 20, marks=SLOW),
+        pytest.param("nan", "", "the loss is nan; lower .* --on-nan skip", 1, marks=SLOW),
         pytest.param("feed", "OSError", "feed raised OSError: the camera is off", 100, marks=SLOW),
         pytest.param(
             "exit in feed",
@@ -110,10 +110,27 @@ def test_user_code_that_fails_at_work(
     said = failed(place, f"{RUN} --strategy ps --output never --", way)
     last = said.split("error: ")[-1].splitlines()[0]
     assert re.search(message, last), said
-    first, end = map(int, re.search(r"\(records (\d+) to (\d+) of \S+n.parquet\)", last).groups())
-    assert end - first == records - 1
+    rows = named(last)
+    assert len(rows) == records
+    assert way != "nan" or min(rows) >= 300
     assert code_line in said
     assert ("Traceback" in said) == bool(code_line)
+
+
+def named(line: str) -> list[int]:
+    """The rows that an error names."""
+    found = re.search(r"\(records? ([\d, to]+) of \S+n.parquet\)", line)
+    assert found is not None, line
+    first, _, last = found[1].partition(" to ")
+    return list(range(int(first), int(last) + 1)) if last else [*map(int, first.split(", "))]
+
+
+@pytest.mark.parametrize("strategy", ["local", pytest.param("allreduce --workers 2", marks=SLOW)])
+@pytest.mark.parametrize(("way", "row"), [("one label", 333), ("one class", 333)])
+def test_the_row_of_a_label_is_named(place: Any, strategy: str, way: str, row: int) -> None:
+    flags = RUN.replace(" --ps 2", f" --strategy {strategy}")
+    said = failed(place, f"{flags} --output never --", way)
+    assert named(said.split("error: ")[-1].splitlines()[0]) == [row], said
 
 
 @SLOW

@@ -96,6 +96,10 @@ class Update:
     """The first records of the task, if this is the first update of an attempt on it."""
     losses: list[float] = field(default_factory=list)
     """Of the minibatches, as far as they were computed."""
+    name: Callable[[int, int], str] | None = None
+    """What a person calls the records of the task from one offset up to another."""
+    is_by_record: bool = False
+    """Whether each sample of the minibatches is of the record at its place."""
 
     @property
     def loss(self) -> float:
@@ -106,6 +110,20 @@ class Update:
     def not_finite(self) -> int:
         """Minibatches without a gradient, since their loss is not finite."""
         return sum(not math.isfinite(loss) for loss in self.losses)
+
+    def where(self, sample: int | None) -> str:
+        """What a person calls the records of an update that failed; empty: not known.
+
+        Args:
+            sample: index of the one that failed, in the minibatch that was at work; None: not
+                known.
+        """
+        if self.name is None:
+            return ""
+        if sample is None or not self.is_by_record:
+            return self.name(self.first, self.last)
+        minibatch = list(self.minibatches)[len(self.losses)]
+        return self.name(minibatch.first + sample, minibatch.first + sample + 1)
 
     @property
     def ends_task(self) -> bool:

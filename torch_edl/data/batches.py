@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from torch_edl.data.feeder import TaskReader
 from torch_edl.data.order import Order
 from torch_edl.data.passes import Pass, Span
 from torch_edl.data.sample_digest import sample_digest
 from torch_edl.data.sources import Source, expand, of_each, open_source, parts
 from torch_edl.data.sources.base import ENDLESS
+from torch_edl.data.task_reader import TaskReader
 from torch_edl.data.task_records import TaskRecords
 from torch_edl.data.task_space import Shard, TaskSpace, digest
 from torch_edl.errors import UsageError

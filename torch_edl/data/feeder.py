@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import itertools
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
-
-import numpy as np
 
 from torch_edl.config import JobConfig
 from torch_edl.data.batch import (
@@ -30,16 +28,14 @@ from torch_edl.data.batch import (
 )
 from torch_edl.data.mode import MODES
 from torch_edl.data.randomness import Generators, TaskRandom, order_of
-from torch_edl.data.sources import Records, Source, open_source, take
+from torch_edl.data.sources import Records, Source, open_source
+from torch_edl.data.task_reader import TaskReader, named
 from torch_edl.data.task_space import Shard, Task
 from torch_edl.errors import DataError, EdlError, describe_error
 from torch_edl.master_client.leases import Lease
 from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
-
-KEPT_SOURCES = 256
-"""Sources that a reader leaves open; a Parquet file of 40 columns and 10 row groups is 0.4 MB."""
 
 _SHOWN = 20  # columns in a message
 
@@ -55,77 +51,6 @@ class FeedError(EdlError):
         super().__init__(message)
         self.index = index
         """Of a minibatch: the record that cannot be read."""
-
-
-class TaskReader:
-    """Reads the records of tasks, shuffled within each task by (seed, task id).
-
-    Files are read task by task, whatever the order of training: a shuffle over single records
-    would read a block of the file for each.
-
-    Args:
-        open_shard: from the name of a shard to its source.
-        records_per_task: of whole tasks.
-        seed: of the shuffle; None: records stay in the order of the file.
-    """
-
-    def __init__(
-        self, open_shard: Callable[[str], Source], records_per_task: int, seed: int | None
-    ) -> None:
-        self._open = open_shard
-        self._records_per_task = records_per_task
-        self._seed = seed
-        self._sources: OrderedDict[str, Source] = OrderedDict()  # the one used last at the end
-
-    def source(self, shard: str) -> Source:
-        """The source of a shard, opened once as long as there are few."""
-        source = self._sources.pop(shard, None)
-        if source is None:
-            source = self._open(shard)
-        self._sources[shard] = source
-        while len(self._sources) > KEPT_SOURCES:
-            self._sources.popitem(last=False)
-        return source
-
-    def read(self, task: Task, counted: Shard, *, shuffled: bool = True) -> Records:
-        """The records of a task: a list, or a ``pyarrow.Table``.
-
-        Args:
-            counted: the shard of the task, as the job counted it.
-            shuffled: False: in the order of the file, whatever the seed.
-
-        Raises:
-            DataError: the shard has changed since it was counted, so that it may have records of
-                which no task knows; or the records cannot be read.
-        """
-        source = self.source(task.shard)
-        found = Shard.of(source)
-        if replace(found, name=counted.name) != counted:
-            raise DataError(
-                found.name,
-                f"is not what the job counted when it began: it was {counted}; now it is {found}. "
-                "Start the job again, and let data that come later go into files of their own",
-            )
-        if not shuffled or self._seed is None:
-            return source.read(task.start, task.end)
-        end, order = self._order(task, self._seed)
-        return take(source.read(task.start, end), order)
-
-    def name(self, task: Task, index: int, *, shuffled: bool = True) -> str:
-        """What a person calls the record at ``index`` of :meth:`read`."""
-        if shuffled and self._seed is not None:
-            index = int(self._order(task, self._seed)[1][index])
-        return f"record {task.start + index:,} of {task.shard}"
-
-    def _order(self, task: Task, seed: int) -> tuple[int, Any]:
-        """One after the last record that the order of a task is about, and its order."""
-        # A task that was cut short begins as the whole of it would: a job that continues from there
-        # later finds the records that are left.
-        end = min(task.start + self._records_per_task, self.source(task.shard).count)
-        end = max(task.end, end)
-        digest = hashlib.blake2b(f"{seed}/{task.id}".encode(), digest_size=8).digest()
-        random = np.random.default_rng(int.from_bytes(digest, "little"))
-        return end, random.permutation(end - task.start)[: task.end - task.start]
 
 
 class Feeder:
@@ -180,13 +105,24 @@ class Feeder:
         records = self.records(lease)
         count = len(records)
         if not self._is_whole(lease, count) or not count:  # offsets of a stream without messages
-            return lambda offset: self._group(iter(()), lease, offset)
+            return lambda offset: self._group(iter(()), lease, offset, False)
         random = self.generators.of_task(self._config.train.seed, lease.epoch, lease.task_id)
         with self._blamed(records), random.of_feed(trains=_trains(lease)):
             fed = self._feed(records, MODES[lease.kind], self.reader.source(lease.shard).metadata)
+        same = self._samples(fed, MODES[lease.kind]) == count
+        is_by_record = same and not random.is_drawn
         return lambda offset: self._group(
-            self._batches(fed, lease, offset, random, count), lease, offset
+            self._batches(fed, lease, offset, random, count), lease, offset, is_by_record
         )
+
+    def _samples(self, fed: Any, mode: str) -> int | None:
+        """How many samples ``feed`` made; None: not known, or no tensors."""
+        if self._datasets.is_dataset(fed):
+            is_indexed = hasattr(fed, "__len__") and hasattr(fed, "__getitem__")
+            return self._datasets.size(fed) if is_indexed else None
+        with contextlib.suppress(FeedError):
+            return self._length(self._split(fed, mode)[0])
+        return None
 
     def _is_whole(self, lease: Lease, count: int) -> bool:
         """Whether a task has the records that it had in the attempt before.
@@ -245,10 +181,18 @@ class Feeder:
             index = error.index if is_known else None
             raise FeedError(f"the dataset of {self._name} {error}", index) from error.__cause__
 
-    def _group(self, batches: Iterator[Batch], lease: Lease, offset: int) -> Iterator[Update]:
+    def _group(
+        self, batches: Iterator[Batch], lease: Lease, offset: int, is_by_record: bool
+    ) -> Iterator[Update]:
         length, size = lease.end - lease.start, self._config.data.batch_size
         each = self._config.train.local_steps if _trains(lease) else 1
         taken: list[Batch] = []
+
+        def with_name(update: Update) -> Update:
+            update.name = partial(self._named, lease)
+            update.is_by_record = is_by_record and not update.damaged
+            return update
+
         for batch in batches:
             if len(taken) == each:
                 end = offset + each * size
@@ -257,11 +201,16 @@ class Feeder:
                         f"{self._name} made more samples than the {length} records it was given; "
                         "it may leave records out, not add any"
                     )
-                yield _update(lease, offset, end, size, taken)
+                yield with_name(_update(lease, offset, end, size, taken))
                 offset, taken = end, []
             taken.append(batch)
         # The last update answers for the rest of the records, also those that feed left out.
-        yield _update(lease, offset, length, size, taken)
+        yield with_name(_update(lease, offset, length, size, taken))
+
+    def _named(self, lease: Lease, first: int, last: int) -> str:
+        """What a person calls the records of a task from one offset up to another."""
+        rows = self.reader.rows(_task(lease), first, last, shuffled=_trains(lease))
+        return named(rows, lease.shard)
 
     def _batches(
         self, fed: Any, lease: Lease, offset: int, random: TaskRandom, records: int

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+import pickle
 import random
 import threading
 from collections.abc import Iterator, Mapping
@@ -96,9 +97,11 @@ class Generators:
         return contextlib.nullcontext() if self._is_drawn is False else self._lock
 
     @contextmanager
-    def of_feed(self, seed: int, *, trains: bool) -> Iterator[dict[Generator, Any]]:
-        """Seeds the generators; at the end, the given dict has their states, and the generators
-        continue where they were before.
+    def of_feed(
+        self, seed: int, *, trains: bool
+    ) -> Iterator[tuple[dict[Generator, Any], dict[Generator, Any]]]:
+        """Seeds the generators, and gives two dicts: their states at the beginning and, filled at
+        the end, those at the end. Then the generators continue where they were before.
 
         Args:
             trains: the task is one of training. Many a ``feed`` draws numbers in training only, so
@@ -112,13 +115,13 @@ class Generators:
             with _restored(used):
                 for generator in used:
                     generator.seed(seed)
-                begun = self._framework.state() if judges else None
+                begun = {generator: generator.state() for generator in used}
                 try:
-                    yield states
+                    yield begun, states
                 finally:
                     states |= {generator: generator.state() for generator in used}
                     if judges:
-                        self._is_drawn = states[self._framework] != begun
+                        self._is_drawn = states[self._framework] != begun[self._framework]
 
     @contextmanager
     def continued(self, seed: int, states: dict[Generator, Any]) -> Iterator[None]:
@@ -160,12 +163,15 @@ class TaskRandom:
         self._generators = generators
         self.seed = seed
         self._states: dict[Generator, Any] = {}
+        self.is_drawn = False
+        """``feed`` drew from a global generator: its samples may not be in the order of records."""
 
     @contextmanager
     def of_feed(self, *, trains: bool) -> Iterator[None]:
         """Within it, ``feed`` is called; ``trains`` tells whether the task is one of training."""
-        with self._generators.of_feed(self.seed, trains=trains) as self._states:
+        with self._generators.of_feed(self.seed, trains=trains) as (begun, self._states):
             yield
+        self.is_drawn = any(map(_differ, begun.values(), map(self._states.get, begun)))
 
     def iterate(self, iterator: Iterator[T]) -> Iterator[T]:
         """The items of an iterator that may draw random numbers for each of them."""
@@ -206,6 +212,10 @@ def order_of(features: Any, labels: Any) -> float:
 def is_same_order(one: float, other: float) -> bool:
     """Whether two numbers of :func:`order_of` are of the same records in the same order."""
     return abs(one - other) <= _TOLERANCE
+
+
+def _differ(one: Any, other: Any) -> bool:
+    return pickle.dumps(one) != pickle.dumps(other)
 
 
 def _parts(value: Any) -> Iterator[Any]:

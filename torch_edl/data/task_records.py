@@ -7,10 +7,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from torch_edl.data.batch import Batch
-from torch_edl.data.feeder import FeedError, TaskReader
+from torch_edl.data.feeder import FeedError
 from torch_edl.data.passes import Pass, Span
 from torch_edl.data.randomness import is_same_order, order_of
 from torch_edl.data.sources import Records, concat, cut
+from torch_edl.data.task_reader import TaskReader, named
 from torch_edl.data.task_space import Piece, TaskSpace
 
 _AHEAD = 16  # minibatches that are made at once
@@ -44,6 +45,14 @@ class TaskRecords:
                 return self._reader.name(self._space.task(number), first + index)
             index -= last - first
         raise IndexError(index)
+
+    def names(self, pieces: Sequence[Piece]) -> str:
+        """What a person calls the records of some pieces."""
+        rows: dict[str, list[int]] = {}
+        for number, first, last in pieces:
+            task = self._space.task(number)
+            rows.setdefault(task.shard, []).extend(self._reader.rows(task, first, last))
+        return "; ".join(named(each, shard) for shard, each in rows.items())
 
     def _task(self, number: int) -> Records:
         records = self._kept.get(number)

@@ -27,6 +27,7 @@ from torch_edl.errors import (
     DismissedError,
     EdlError,
     MasterLostError,
+    MinibatchError,
     ServersLostError,
     ServersReplacedError,
 )
@@ -329,10 +330,10 @@ class LeasedUpdates:
             log.warning("the updates before the failure: %s", lost)
         _, done = self._open.get(lease.lease_id, (lease, TaskResult(offset=lease.offset)))
         others = [held for held in self._forget() if held[0].lease_id != lease.lease_id]
-        span = None
+        where = ""
         if update is not None and not isinstance(error, FeedError):
-            span = update.first, update.last
-        self._one_off.fail(lease, error, span=span, done=done)
+            where = update.where(error.sample if isinstance(error, MinibatchError) else None)
+        self._one_off.fail(lease, error, where=where, done=done)
         self._give_back(others)
 
     # ---- leaving ----

@@ -19,7 +19,7 @@ from torch_edl.data.task_records import TaskRecords
 from torch_edl.data.task_space import TaskSpace
 from torch_edl.data.tasks import ModelTask, RecordTask, TaskFailed, Tasks
 from torch_edl.engine.ring.engine import RingEngine
-from torch_edl.errors import DismissedError
+from torch_edl.errors import DismissedError, MinibatchError
 from torch_edl.master_client.session import MasterSession
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.trainer.one_off import OneOffTasks
@@ -139,6 +139,7 @@ class FileUpdates(PositionUpdates):
         self._total = space.total_records
         self._alone = False
         self._damaged = 0
+        self._at_work: tuple[Span, bool] | None = None  # and whether each sample is of a record
         self._ended = False
 
     def updates(self) -> Iterator[Update]:
@@ -185,6 +186,18 @@ class FileUpdates(PositionUpdates):
         if position.records >= self._total:
             self._heartbeat.beat()
 
+    def recover(self, update: Update, error: BaseException) -> None:
+        """Every member would fail in the same way: the error names the records of this one."""
+        if not isinstance(error, MinibatchError) or self._at_work is None:
+            raise error
+        span, is_by_record = self._at_work
+        pieces = self._space.pieces(span)
+        if error.sample is None or not is_by_record:
+            where = self._records.names(pieces)
+        else:
+            where = self._records.name(pieces, error.sample)
+        raise type(error)(f"{error} ({where})") from error.__cause__
+
     def leave(self) -> bool:
         return self._engine.settle()
 
@@ -208,6 +221,7 @@ class FileUpdates(PositionUpdates):
             batch: Batch = super()._take(span, start)
             note(batch.damaged, name)
             self._damaged += len(batch.damaged)
+            self._at_work = span, batch.size == span[1] - span[0]
             return batch
         except FeedError as error:
             failed = error

@@ -10,19 +10,53 @@ import numpy as np
 from torch_edl.data.batch import Batch, is_tensor
 from torch_edl.errors import NanLossError
 
+WITHOUT = (
+    "let feed leave such records out, or put a number in the place (--on-nan skip leaves out whole "
+    "minibatches, in training alone)"
+)
+"""What to do about a value that is not finite: metrics of an evaluation meet it, too."""
 
-def not_finite(loss: float, batch: Batch, array: Callable[[Any], Any]) -> NanLossError:
-    """The error for a job that stops at such a loss."""
-    why = cause(batch, array)
-    advice = "mend the data" if why else "lower the learning rate, look at the data"
+_MOST_SAMPLES = 10_000
+
+
+def not_finite(
+    loss: float, batch: Batch, array: Callable[[Any], Any], sample: int | None = None
+) -> NanLossError:
+    """The error for a job that stops at such a loss.
+
+    Args:
+        sample: whose loss alone is not finite, where the inputs are.
+    """
+    why, at = cause(batch, array)
+    if why:
+        return NanLossError(f"the loss is {loss}: {why}; {WITHOUT}", at)
     return NanLossError(
-        f"the loss is {loss}{': ' * bool(why)}{why}; {advice}, or leave such "
-        "minibatches out with --on-nan skip"
+        f"the loss is {loss}; lower the learning rate, look at the data, or leave such minibatches "
+        "out with --on-nan skip",
+        sample,
     )
 
 
-def cause(batch: Batch, array: Callable[[Any], Any]) -> str:
-    """What in a minibatch is not finite, as the beginning of a sentence; empty: nothing.
+def the_one(samples: int, fails: Callable[[int], bool]) -> int | None:
+    """The first sample of a minibatch that fails by itself; None: none does, or all do.
+
+    Args:
+        fails: whether the sample at an index fails, or raises; it changes nothing.
+    """
+    failed = [_fails(fails, index) for index in range(min(samples, _MOST_SAMPLES))]
+    return failed.index(True) if any(failed) and not all(failed) else None
+
+
+def _fails(fails: Callable[[int], bool], index: int) -> bool:
+    try:
+        return fails(index)
+    except Exception:
+        return True
+
+
+def cause(batch: Batch, array: Callable[[Any], Any]) -> tuple[str, int | None]:
+    """What in a minibatch is not finite, as the beginning of a sentence, and the index of its first
+    sample; empty: nothing.
 
     Args:
         array: makes an array of a tensor.
@@ -37,11 +71,12 @@ def cause(batch: Batch, array: Callable[[Any], Any]) -> str:
             value = float(values[tuple(place)])
             at = f"[{', '.join(map(str, place))}]" if place else ""
             samples = len(set(bad[:, 0].tolist())) if place else 1
-            return (
+            text = (
                 f"the input {name}{at} is {value} (samples of this minibatch with such a value: "
                 f"{samples} of {batch.size})"
             )
-    return ""
+            return text, place[0] if place else None
+    return "", None
 
 
 def _tensors(name: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -21,6 +21,7 @@ from torch_edl.contract.user_traceback import user_traceback
 from torch_edl.data.batch import Update
 from torch_edl.data.feeder import FeedError
 from torch_edl.data.mode import MODES
+from torch_edl.data.task_reader import named
 from torch_edl.data.tasks import ModelTask, RecordTask, TaskFailed
 from torch_edl.engine.base import Engine
 from torch_edl.errors import (
@@ -28,6 +29,7 @@ from torch_edl.errors import (
     DismissedError,
     EdlError,
     MasterLostError,
+    MinibatchError,
     NanLossError,
     ServersLostError,
     UsageError,
@@ -36,6 +38,7 @@ from torch_edl.errors import (
 )
 from torch_edl.master_client.leases import Lease, LeaseClient, TaskResult
 from torch_edl.master_client.session import MasterSession
+from torch_edl.trainer.not_finite import WITHOUT, cause
 from torch_edl.trainer.task_results import TaskMetrics, TaskPredictions, Values, summarize
 from torch_edl.wire import master_pb2 as pb
 
@@ -79,6 +82,7 @@ class OneOffTasks:
         self._status = session.progress
         self._leaving = session.heartbeat.draining
         self._writing: threading.Thread | None = None
+        self._at_work: Update | None = None  # of an evaluation or a prediction
 
     def do(self, task: RecordTask | ModelTask | TaskFailed) -> None:
         """Does a task and reports it, as failed if it could not be prepared or the user's code
@@ -106,40 +110,47 @@ class OneOffTasks:
             self._leases.release(lease)
             raise
         except (Exception, SystemExit) as error:
-            self._fail(lease, error)
+            self._fail(lease, error, self._where(error))
             return
+        finally:
+            self._at_work = None
         self._leases.complete(lease, result)
 
-    def _fail(self, lease: Lease, error: BaseException) -> None:
+    def _where(self, error: BaseException) -> str:
+        """What a person calls the records that were at work; empty: not known."""
+        if self._at_work is None or isinstance(error, FeedError):
+            return ""
+        return self._at_work.where(error.sample if isinstance(error, MinibatchError) else None)
+
+    def _fail(self, lease: Lease, error: BaseException, where: str = "") -> None:
         """Reports a task as failed, or gives it back if this worker was asked to leave."""
         if self._leaving.is_set():
             log.info("task %d of %s is given back: %s", lease.task_id, lease.shard, error)
             self._leases.release(lease)
         else:
-            self.fail(lease, error)
+            self.fail(lease, error, where=where)
 
     def fail(
         self,
         lease: Lease,
         error: BaseException,
         *,
-        span: tuple[int, int] | None = None,
+        where: str = "",
         done: TaskResult | None = None,
     ) -> None:
         """Reports a task as failed.
 
         Args:
-            span: offsets of the records that were at work; None: any of the task.
+            where: what a person calls the records that were at work; empty: any of the task.
             done: what was trained before.
 
         Raises:
             DismissedError: the job has failed with that.
         """
         log.error("task %d of %s failed: %s", lease.task_id, lease.shard, error)
-        first, last = span or (0, lease.end - lease.start)
         text = str(error) if isinstance(error, EdlError) else describe_error(error)
         if lease.kind in MODES:
-            text += f" (records {lease.start + first} to {lease.start + last - 1} of {lease.shard})"
+            text += f" ({where or named(range(lease.start, lease.end), lease.shard)})"
         traceback = user_traceback(error, self._file.functions.path)
         if self._leases.fail(lease, text, traceback, fatal=comes_again(error), done=done):
             raise DismissedError("the job has failed")
@@ -196,7 +207,11 @@ class OneOffTasks:
                     try:
                         metrics.update(batch, predictions)
                     except (Exception, SystemExit) as error:
-                        raise UserCodeError(f"a metric raised {describe_error(error)}") from error
+                        why, at = cause(batch, self._file.values.array)
+                        why = f"; {why}; {WITHOUT}" if why else ""
+                        raise UserCodeError(
+                            f"a metric raised {describe_error(error)}{why}", at
+                        ) from error
         records = task.lease.end - task.lease.start
         return TaskResult(records=records, metrics=metrics.states(), damaged=damaged)
 
@@ -220,6 +235,7 @@ class OneOffTasks:
         for update in task.updates(0):
             if self._leaving.is_set():
                 raise DismissedError("this worker was asked to leave")
+            self._at_work = update
             yield update
 
     @contextmanager

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from torch_edl.contract.torch_contract import Contract
-from torch_edl.data.batch import Batch
+from torch_edl.data.batch import Batch, slice_tensors
 from torch_edl.engine.base import Engine
 from torch_edl.errors import EdlError, UserCodeError, describe_error
 from torch_edl.trainer.layer_log import LayerLog
-from torch_edl.trainer.not_finite import not_finite
+from torch_edl.trainer.not_finite import not_finite, the_one
 from torch_edl.trainer.torch_values import TorchValues, describe
 
 
@@ -104,16 +104,31 @@ class Step:
             raise UserCodeError(
                 f"loss raised {describe_error(error)} "
                 f"(labels {describe(batch.labels)}, predictions {describe(predictions)})"
-                + self._dtypes(error, labels=batch.labels)
+                + self._dtypes(error, labels=batch.labels),
+                self._the_one(batch, predictions),
             ) from error
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise UserCodeError(f"loss returned {describe(loss)}; expected a scalar tensor")
         self.last_loss = loss.item()
         if not math.isfinite(self.last_loss):
             if self._on_nan == "stop":
-                raise not_finite(self.last_loss, batch, TorchValues().array)
+                at = self._the_one(batch, predictions)
+                raise not_finite(self.last_loss, batch, TorchValues().array, at)
             return None
         return loss
+
+    def _the_one(self, batch: Batch, predictions: Any) -> int | None:
+        """The sample whose loss cannot be computed, or is not finite, where the others' can."""
+
+        def fails(index: int) -> bool:
+            labels, predicted = (
+                slice_tensors(each, index, index + 1, torch.from_numpy)
+                for each in (batch.labels, predictions)
+            )
+            return not math.isfinite(self._loss(labels, predicted))
+
+        with torch.no_grad():
+            return the_one(batch.size, fails)
 
     def _dtypes(self, error: BaseException, **fed: Any) -> str:
         """What to do about numbers of float64, the type of numpy and of tables, where torch raised

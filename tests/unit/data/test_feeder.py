@@ -17,11 +17,12 @@ from torch.utils.data import Dataset, IterableDataset
 from master.state.tasks import TaskQueue
 from tests.waiting import HANG_S
 from torch_edl.config import DataConfig, JobConfig, TrainConfig
-from torch_edl.data import feeder as feeder_module
+from torch_edl.data import task_reader
 from torch_edl.data.batch import Update
 from torch_edl.data.datasets import TorchDatasets
-from torch_edl.data.feeder import Feeder, FeedError, TaskReader
+from torch_edl.data.feeder import Feeder, FeedError
 from torch_edl.data.sources import IndexedSource, open_source
+from torch_edl.data.task_reader import TaskReader
 from torch_edl.data.task_records import TaskRecords
 from torch_edl.data.task_space import Shard, Task, TaskSpace
 from torch_edl.data.tasks import TaskPrefetcher
@@ -170,7 +171,7 @@ def test_a_file_that_changed_since_it_was_counted_is_refused(tmp_path: Path, aga
 
 def test_few_sources_are_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """The footers of ten thousand files are gigabytes."""
-    monkeypatch.setattr(feeder_module, "KEPT_SOURCES", 2)
+    monkeypatch.setattr(task_reader, "KEPT_SOURCES", 2)
     opened: list[str] = []
 
     def open_shard(name: str) -> IndexedSource:

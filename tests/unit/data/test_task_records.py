@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from torch_edl.data.batch import Batch
-from torch_edl.data.feeder import FeedError, TaskReader
+from torch_edl.data.feeder import FeedError
 from torch_edl.data.passes import Pass, Span
+from torch_edl.data.task_reader import TaskReader
 from torch_edl.data.task_records import TaskBatches, TaskRecords
 from torch_edl.data.task_space import Shard, TaskSpace
 

@@ -29,6 +29,7 @@ BAD[3, 0] = float("inf")
     ],
 )
 def test_what_is_not_finite_is_named(features: Any, labels: Any, text: str) -> None:
-    found = cause(Batch(features, labels, 4), TorchValues().array)
+    found, sample = cause(Batch(features, labels, 4), TorchValues().array)
     assert text in found
     assert bool(found) == bool(text)
+    assert sample == ((3 if labels is not X else 2) if text else None)

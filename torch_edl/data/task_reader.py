@@ -1,0 +1,109 @@
+"""The records of tasks, and which rows of a file they are."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from torch_edl.data.sources import Records, Source, take
+from torch_edl.data.task_space import Shard, Task
+from torch_edl.errors import DataError
+
+KEPT_SOURCES = 256
+"""Sources that a reader leaves open; a Parquet file of 40 columns and 10 row groups is 0.4 MB."""
+
+_NAMED = 100  # records in a message
+
+
+def named(rows: Sequence[int], shard: str) -> str:
+    """What a person calls some records of a shard, at least one, by their numbers."""
+    rows = sorted(rows)
+    first, last = rows[0], rows[-1]
+    if first == last:
+        return f"record {first:,} of {shard}"
+    if last - first == len(rows) - 1:
+        return f"records {first} to {last} of {shard}"
+    more = len(rows) - _NAMED
+    shown = ", ".join(map(str, rows[:_NAMED])) + f" and {more:,} more" * (more > 0)
+    return f"records {shown} of {shard}"
+
+
+class TaskReader:
+    """Reads the records of tasks, shuffled within each task by (seed, task id).
+
+    Files are read task by task, whatever the order of training: a shuffle over single records
+    would read a block of the file for each.
+
+    Args:
+        open_shard: from the name of a shard to its source.
+        records_per_task: of whole tasks.
+        seed: of the shuffle; None: records stay in the order of the file.
+    """
+
+    def __init__(
+        self, open_shard: Callable[[str], Source], records_per_task: int, seed: int | None
+    ) -> None:
+        self._open = open_shard
+        self._records_per_task = records_per_task
+        self._seed = seed
+        self._sources: OrderedDict[str, Source] = OrderedDict()  # the one used last at the end
+
+    def source(self, shard: str) -> Source:
+        """The source of a shard, opened once as long as there are few."""
+        source = self._sources.pop(shard, None)
+        if source is None:
+            source = self._open(shard)
+        self._sources[shard] = source
+        while len(self._sources) > KEPT_SOURCES:
+            self._sources.popitem(last=False)
+        return source
+
+    def read(self, task: Task, counted: Shard, *, shuffled: bool = True) -> Records:
+        """The records of a task: a list, or a ``pyarrow.Table``.
+
+        Args:
+            counted: the shard of the task, as the job counted it.
+            shuffled: False: in the order of the file, whatever the seed.
+
+        Raises:
+            DataError: the shard has changed since it was counted, so that it may have records of
+                which no task knows; or the records cannot be read.
+        """
+        source = self.source(task.shard)
+        found = Shard.of(source)
+        if replace(found, name=counted.name) != counted:
+            raise DataError(
+                found.name,
+                f"is not what the job counted when it began: it was {counted}; now it is {found}. "
+                "Start the job again, and let data that come later go into files of their own",
+            )
+        if not shuffled or self._seed is None:
+            return source.read(task.start, task.end)
+        end, order = self._order(task, self._seed)
+        return take(source.read(task.start, end), order)
+
+    def rows(self, task: Task, first: int, last: int, *, shuffled: bool = True) -> list[int]:
+        """The numbers in the shard of the records ``first .. last - 1`` of :meth:`read`."""
+        if not shuffled or self._seed is None:
+            return list(range(task.start + first, task.start + last))
+        order = self._order(task, self._seed)[1][first:last]
+        return [task.start + int(index) for index in order]
+
+    def name(self, task: Task, index: int, *, shuffled: bool = True) -> str:
+        """What a person calls the record at ``index`` of :meth:`read`."""
+        return named(self.rows(task, index, index + 1, shuffled=shuffled), task.shard)
+
+    def _order(self, task: Task, seed: int) -> tuple[int, Any]:
+        """One after the last record that the order of a task is about, and its order."""
+        # A task that was cut short begins as the whole of it would: a job that continues from there
+        # later finds the records that are left.
+        end = min(task.start + self._records_per_task, self.source(task.shard).count)
+        end = max(task.end, end)
+        digest = hashlib.blake2b(f"{seed}/{task.id}".encode(), digest_size=8).digest()
+        random = np.random.default_rng(int.from_bytes(digest, "little"))
+        return end, random.permutation(end - task.start)[: task.end - task.start]
