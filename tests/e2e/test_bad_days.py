@@ -261,3 +261,17 @@ def test_no_room_for_checkpoints(place: Any, digits: Path, tiny_disk: Path, stra
     assert "error: the trained model cannot be saved in " in said
     assert "No space left on device" in said
     assert list((tiny_disk / "steps").iterdir()) == []
+
+
+@SLOW
+@pytest.mark.parametrize(
+    ("keep", "output", "message"),
+    [
+        ("m", "p.csv", r"--keep m: no column 'm' in \S+n.parquet; it has n"),
+        ("n", "p.npz", r"--keep n: columns of tables have no place in p.npz"),
+    ],
+)
+def test_columns_that_cannot_be_kept(place: Any, keep: str, output: str, message: str) -> None:
+    place("run @bad --data n.parquet --strategy local --output kept")
+    line = f"predict @bad --from kept --data n.parquet --keep {keep} --output {output}"
+    assert re.search(message, failed(place, line))

@@ -33,6 +33,11 @@ def check(args: argparse.Namespace, kind: str) -> JobConfig:
     if kind == "predict":
         check_output_file(args.output, SUFFIXES)
     config = model_file_job(args, kind)
+    if config.data.keep and Path(args.output).suffix == ".npz":
+        raise UsageError(
+            f"--keep {config.data.keep}: columns of tables have no place in {args.output}; name a "
+            "file that ends in .parquet or .csv"
+        )
     bound = user_file.check_model_file(config.model_file, shown=args.model_file)
     _check_framework(config, args.model_file)
     if config.also:

@@ -41,6 +41,12 @@ class DataConfig(Checked):
     predict: tuple[str, ...] = option(
         (), "--data PATH", "files, folders or globs to predict for", kinds=("predict",)
     )
+    keep: str = option(
+        "",
+        "--keep COLUMNS",
+        "columns of the data to write before the predictions: user,item",
+        kinds=("predict",),
+    )
     expanded: bool = declare(set_by="the checks before a job", default=False)
     """All names are those of files; nobody has to ask a store again what they name."""
     format: str = option(
@@ -87,6 +93,11 @@ class DataConfig(Checked):
                 f"--max-records {self.max_records}: only a stream has no end of its own; add "
                 "--epochs stream, or use --max-steps",
             )
+
+    @property
+    def kept(self) -> list[str]:
+        """The columns of the data that stand before the predictions."""
+        return self.keep.split(",") if self.keep else []
 
     @property
     def streams(self) -> bool:

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from torch_edl.data.order import Order
 from torch_edl.data.passes import Pass, Span
 from torch_edl.data.sample_digest import sample_digest
-from torch_edl.data.sources import Source, expand, of_each, open_source, parts
+from torch_edl.data.sources import Source, as_table, expand, of_each, open_source, parts, take
 from torch_edl.data.sources.base import ENDLESS
 from torch_edl.data.task_reader import TaskReader
 from torch_edl.data.task_records import TaskRecords
@@ -182,6 +182,9 @@ def open_batches(
     options = {name: value for name, value in options.items() if value}
     if is_paths(dataset):
         return _open_files(dataset, data, number, options)
+    dataset = as_rows(dataset)
+    if isinstance(dataset, Rows):
+        options = {"collate_fn": collate_records, **options}
     if isinstance(dataset, IterableDataset):
         # The length shows when the end is there; epochs follow each other without a border.
         stream = Pass(records=ENDLESS, **{**data, "epochs": 1})
@@ -195,6 +198,32 @@ def open_batches(
         raise UsageError("the dataset is empty")
     whole = Pass(records=len(dataset), samples=sample_digest(dataset), **data)
     return Batches(dataset, whole, Order(whole, number).indices, options)
+
+
+class Rows:
+    """The rows of a ``pyarrow.Table`` as a dataset."""
+
+    def __init__(self, table: Any) -> None:
+        self._table = table
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([index])
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return take(self._table, indices)
+
+
+def as_rows(dataset: Any) -> Any:
+    """The rows of a data frame of pandas, or of a ``pyarrow.Table``; another dataset as it is.
+
+    Raises:
+        UsageError: a column has values of several types.
+    """
+    table = as_table(dataset)
+    return Rows(table) if type(table).__module__ == "pyarrow.lib" else dataset
 
 
 def samples(dataset: Any, indices: list[Any]) -> Any:

@@ -1,6 +1,7 @@
 """Merges the predictions of all tasks in the order of the records.
 
-Workers write ``part-<task id>.npz``: arrays by the name of the output, with one row per record.
+Workers write ``part-<task id>.npz``: arrays by the name of the output, with one row per record; and
+``part-<task id>.arrow``, if columns of the records are to stand before the outputs.
 Parts are read one at a time, so memory holds one part and the buffers of the output file.
 """
 
@@ -15,7 +16,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pyarrow import csv, parquet
+from pyarrow import csv, ipc, parquet
 
 from torch_edl.errors import JobFailedError
 from torch_edl.files import replacing
@@ -53,11 +54,12 @@ def merge(parts: Path, output: Path, *, tasks: int) -> int:
     if len(files) != tasks:
         raise JobFailedError(f"{parts}: {len(files):,} parts of {tasks:,} tasks")
     columns, rows = _survey(files)
+    kept = _survey_kept(files)
     with replacing(output) as file:
         if output.suffix == ".npz":
             _write_npz(file, files, columns, rows)
         else:
-            _write_table(file, files, columns, is_csv=output.suffix == ".csv")
+            _write_table(file, files, columns, kept, is_csv=output.suffix == ".csv")
     return rows
 
 
@@ -95,6 +97,32 @@ def _read(file: Path) -> dict[str, Array]:
         raise JobFailedError(f"{file}: damaged: {error}") from error
 
 
+def _survey_kept(files: Sequence[Path]) -> Any:
+    """The schema of the columns of records that are kept, over all parts; None: none are."""
+    if not files or not files[0].with_suffix(".arrow").exists():
+        return None
+    try:
+        schemas = []
+        for file in files:
+            with ipc.open_stream(file.with_suffix(".arrow")) as part:
+                schemas.append(part.schema)
+        return pa.unify_schemas(schemas, promote_options="permissive")
+    except (pa.ArrowException, OSError) as error:
+        raise JobFailedError(f"the columns of --keep: {error}") from error
+
+
+def _read_kept(file: Path, schema: Any) -> dict[str, Any]:
+    """The columns that stand before the outputs of a part."""
+    if schema is None:
+        return {}
+    try:
+        with ipc.open_stream(file.with_suffix(".arrow")) as part:
+            table = part.read_all().cast(schema)
+    except (pa.ArrowException, OSError) as error:
+        raise JobFailedError(f"{file}: the columns of --keep: {error}") from error
+    return dict(zip(table.column_names, table.columns, strict=True))
+
+
 def _write_npz(
     output: IO[bytes], files: Sequence[Path], columns: Sequence[_Column], rows: int
 ) -> None:
@@ -114,15 +142,20 @@ def _write_npz(
 
 
 def _write_table(
-    output: IO[bytes], files: Sequence[Path], columns: Sequence[_Column], *, is_csv: bool
+    output: IO[bytes], files: Sequence[Path], columns: Sequence[_Column], kept: Any, *, is_csv: bool
 ) -> None:
     writer: Any = None
     try:
         for file in files:
-            part, fields = _read(file), {}
+            part, fields = _read(file), _read_kept(file, kept)
             for column in columns:
                 array = part[column.name].astype(column.dtype, copy=False)
-                fields.update(_flat(column, array) if is_csv else _nested(column, array))
+                made = _flat(column, array) if is_csv else _nested(column, array)
+                if twice := fields.keys() & made.keys():
+                    raise JobFailedError(
+                        f"--keep {twice.pop()}: an output has a column of that name; leave it out"
+                    )
+                fields.update(made)
             table = pa.table(fields)
             if writer is None:
                 make = csv.CSVWriter if is_csv else parquet.ParquetWriter

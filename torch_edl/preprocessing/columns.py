@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,18 +16,15 @@ from torch_edl.config.checkpoint import PREPROCESSING_FILE
 from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.files import replacing
 from torch_edl.preprocessing import arrays
-from torch_edl.preprocessing.column import Column, OneSpace, Shared
+from torch_edl.preprocessing.column import Column, Shared
 from torch_edl.preprocessing.fitted import Boundaries, Fitted, Scale, Words
+from torch_edl.preprocessing.group import Group, Output
 from torch_edl.preprocessing.statistics import Statistics
 from torch_edl.preprocessing.unknown import UnknownValues
 
 _FORMAT = 1
 _ABOUT = "preprocessing"
 _FITTED = {"normalize": Scale, "quantiles": Boundaries, "vocabulary": Words}
-
-_MOST_IDS = (1 << 63) - 1
-
-Output = Column | OneSpace | Shared | Sequence[Column]
 
 
 class Columns:
@@ -53,7 +50,7 @@ class Columns:
 
     def __init__(self, parse: Callable[[Any], Any] | None = None, /, **outputs: Output) -> None:
         self._parse = parse
-        self._outputs = {name: _Group.of(name, each) for name, each in outputs.items()}
+        self._outputs = {name: Group.of(name, each) for name, each in outputs.items()}
         self._fitted: dict[str, Fitted] = {}
         self._unknown: UnknownValues | None = None
         if not outputs:
@@ -98,6 +95,32 @@ class Columns:
         :class:`Words`."""
         return self._fitted[f"{name}.{number}"]
 
+    def ids_of(self, name: str, column: str, values: Any) -> npt.NDArray[np.int64]:
+        """The ids (n,) of some values of a column: the rows of an embedding that belong to them.
+
+        Args:
+            name: of the output.
+            column: its name in the records; of a cross, the names with " x " between them.
+            values: n values (texts, numbers, None); of a cross, a mapping with those of each of its
+                columns.
+
+        Raises:
+            UsageError: there is no such output, or no such column of ids in it; or nothing is
+                fitted yet.
+        """
+        self.buckets(name)
+        group = self._outputs[name]
+        found = [number for number, each in enumerate(group.columns) if each.name == column]
+        if len(found) != 1 or not group.columns[found[0]].gives_ids:
+            known = ", ".join(repr(each.name) for each in group.columns if each.gives_ids)
+            raise UsageError(
+                f"columns.ids_of({name!r}, {column!r}): {len(found)} columns of ids of that name "
+                f"in the output; it has {known or 'none'}"
+            )
+        records = values if isinstance(values, Mapping) else {column: values}
+        ids = group.columns[found[0]].values(records, f"{name}.{found[0]}", self._fitted)
+        return group.placed(ids, found[0])
+
     @property
     def spec(self) -> str:
         """The declaration, as JSON; equal for equal ones."""
@@ -111,7 +134,7 @@ class Columns:
             UsageError: the text is no declaration.
         """
         try:
-            groups = {name: _Group.output(each) for name, each in json.loads(spec).items()}
+            groups = {name: Group.output(each) for name, each in json.loads(spec).items()}
             return cls(parse, **groups)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UsageError(f"not a declaration of columns: {error!r}") from None
@@ -244,100 +267,6 @@ class Columns:
         return columns.load_bytes(content, source=str(file))
 
 
-class _Group:
-    """The columns of one output."""
-
-    def __init__(self, columns: Sequence[Column], *, single: bool, offsets: Sequence[int]) -> None:
-        self.columns = columns
-        self._single = single
-        self._offsets = offsets
-
-    @classmethod
-    def of(cls, name: str, output: Output) -> _Group:
-        if not isinstance(output, Column | OneSpace | Shared):
-            output = tuple(output)
-        if isinstance(output, Column):
-            group = cls([output], single=True, offsets=())
-        elif isinstance(output, OneSpace):
-            group = cls(output.columns, single=False, offsets=output.offsets)
-        elif isinstance(output, Shared):
-            group = cls(output.columns, single=False, offsets=())
-        elif all(isinstance(each, Column) and each.gives_ids for each in output):
-            space = OneSpace(tuple(each.apart() for each in output))
-            group = cls(space.columns, single=False, offsets=space.offsets)
-        else:
-            group = cls(output, single=False, offsets=())
-        kinds = {isinstance(each, Column) and each.gives_ids for each in group.columns}
-        if not group.columns or not all(isinstance(each, Column) for each in group.columns):
-            raise UsageError(f"{name}: expected column(...), a list of them, or one_space([...])")
-        if len(kinds) != 1:
-            raise UsageError(
-                f"{name}: ids and numbers in one array; give each an output of its own, or end "
-                "what is to be ids with ids()"
-            )
-        if sum(each.buckets for each in group.columns if group._offsets) > _MOST_IDS:
-            raise UsageError(
-                f"{name}: the columns have more ids than 64 bits; hash to fewer buckets, or leave "
-                "the number out: hash()"
-            )
-        for each in group.columns:
-            if isinstance(each.source, tuple) and not each.steps:
-                raise UsageError(f"{name}: a cross is hashed: cross(...).hash(buckets)")
-        return group
-
-    @property
-    def buckets(self) -> int:
-        counts = [each.buckets for each in self.columns]
-        if not all(counts):
-            return 0
-        return sum(counts) if self._offsets else max(counts)
-
-    def stack(self, columns: Iterable[Any]) -> npt.NDArray[Any]:
-        """One array of the columns, each copied once to its place."""
-        ids = self.columns[0].gives_ids
-        dtype = np.int64 if ids else np.float32
-        if self._single:
-            [only] = columns
-            return self._typed(only, self.columns[0]).astype(dtype, copy=False)
-        out: npt.NDArray[Any] | None = None
-        for place, values in enumerate(columns):
-            typed = self._typed(values, self.columns[place])
-            if out is None:
-                out = np.empty((len(typed), len(self.columns)), dtype)
-            if len(typed) != len(out):
-                raise UsageError(
-                    f"{self.columns[place]} has {len(typed)} values, others have {len(out)}"
-                )
-            if self._offsets:
-                np.add(typed, self._offsets[place], out=out[:, place])
-            else:
-                out[:, place] = typed
-        assert out is not None
-        return out
-
-    @staticmethod
-    def _typed(values: Any, column: Column) -> npt.NDArray[Any]:
-        made: npt.NDArray[Any] = values if column.gives_ids else arrays.numbers(values, column.name)
-        return made
-
-    def spec(self) -> dict[str, Any]:
-        return {
-            "columns": [each.spec() for each in self.columns],
-            "single": self._single,
-            "one_space": bool(self._offsets),
-        }
-
-    @staticmethod
-    def output(spec: Mapping[str, Any]) -> Output:
-        """The inverse of :meth:`spec`."""
-        columns = [Column.from_spec(each) for each in spec["columns"]]
-        if spec["one_space"]:
-            return OneSpace(tuple(columns))
-        if spec["single"]:
-            return columns[0]
-        return Shared(tuple(columns)) if columns[0].gives_ids else columns
-
-
 def _read(path: str | Path) -> tuple[bytes, Path]:
     file = Path(path)
     file = file / PREPROCESSING_FILE if file.is_dir() else file
@@ -377,6 +306,6 @@ def _differ(saved: str, declared: str) -> str:
 def _short(spec: Any) -> str:
     if spec is None:
         return "absent"
-    mark = "shared " if isinstance(_Group.output(spec), Shared) else ""
+    mark = "shared " if isinstance(Group.output(spec), Shared) else ""
     text = mark + json.dumps(spec["columns"])
     return text if len(text) <= 200 else text[:200] + "..."

@@ -19,7 +19,7 @@ from torch_edl.config import JobConfig
 from torch_edl.contract.functions import UserFunctions
 from torch_edl.contract.user_traceback import user_traceback
 from torch_edl.data.batch import Update
-from torch_edl.data.feeder import FeedError
+from torch_edl.data.feeder import Feeder, FeedError
 from torch_edl.data.mode import MODES
 from torch_edl.data.task_reader import named
 from torch_edl.data.tasks import ModelTask, RecordTask, TaskFailed
@@ -39,7 +39,13 @@ from torch_edl.errors import (
 from torch_edl.master_client.leases import Lease, LeaseClient, TaskResult
 from torch_edl.master_client.session import MasterSession
 from torch_edl.trainer.not_finite import WITHOUT, cause
-from torch_edl.trainer.task_results import TaskMetrics, TaskPredictions, Values, summarize
+from torch_edl.trainer.task_results import (
+    TaskMetrics,
+    TaskPredictions,
+    Values,
+    kept_columns,
+    summarize,
+)
 from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -51,6 +57,7 @@ class Evaluated(Protocol):
 
     functions: UserFunctions
     config: JobConfig
+    feeder: Feeder
     values: Values
 
     def predict(self, features: Any) -> Any: ...
@@ -217,7 +224,11 @@ class OneOffTasks:
 
     def _predict(self, task: RecordTask) -> TaskResult:
         process = self._file.functions.prediction_outputs_processor
-        outputs = TaskPredictions(process, self._leases.worker_id, self._file.values)
+        names, kept = self._file.config.data.kept, None
+        if names:
+            records = self._file.feeder.records(task.lease)
+            kept = kept_columns(records, names, task.lease.shard)
+        outputs = TaskPredictions(process, self._leases.worker_id, self._file.values, kept)
         with self._evaluating() as prepare:
             for update in self._updates(task):
                 for minibatch in update.minibatches:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import IterableDataset
 
 from torch_edl.config.checkpoint import PREPROCESSING_FILE
-from torch_edl.data.batches import is_paths, open_sources, samples
+from torch_edl.data.batches import as_rows, is_paths, open_sources, samples
 from torch_edl.data.sources import Source
 from torch_edl.data.task_space import Shard, Task, TaskSpace
 from torch_edl.errors import UsageError
@@ -77,7 +77,7 @@ class _Records:
                 "columns.fit(records)"
             )
         else:
-            self._dataset = data
+            self._dataset = as_rows(data)
             self.shards = [Shard(_DATASET, len(data))] if len(data) else []
         if not self.shards:
             raise UsageError("job.fit(): there are no records")

@@ -8,19 +8,22 @@ predictions of a task are one file, named by the task.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from torch_edl.contract.argument_order import labels_first
 from torch_edl.data.batch import Batch
-from torch_edl.errors import ContractError
+from torch_edl.errors import ContractError, UsageError
 from torch_edl.files import replacing
 from torch_edl.wire import codec
 from torch_edl.wire import master_pb2 as pb
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 LOSS = "loss"
 SINGLE_OUTPUT = "prediction"
@@ -114,6 +117,28 @@ def summarize(
     return {name: values.compute(name, metrics[name], each) for name, each in merged.items()}
 
 
+def kept_columns(records: Any, names: Sequence[str], shard: str) -> pa.Table:
+    """The columns of records that stand before their predictions.
+
+    Raises:
+        UsageError: the records are no table, or there is no such column.
+    """
+    option = f"--keep {','.join(names)}"
+    if isinstance(records, list):
+        raise UsageError(f"{option}: the records of {shard} are bytes, without columns")
+    for name in names:
+        if name not in records.column_names:
+            raise UsageError(
+                f"{option}: no column {name!r} in {shard}; it has {', '.join(records.column_names)}"
+            )
+    table = records.select(names)
+    for place, field in enumerate(table.schema):
+        if hasattr(field.type, "value_type") and hasattr(field.type, "index_type"):
+            decoded = field.with_type(field.type.value_type)  # which CSV files take
+            table = table.set_column(place, decoded, table.column(place).cast(decoded.type))
+    return table
+
+
 class TaskPredictions:
     """The outputs of one prediction task, in the order of its records.
 
@@ -121,10 +146,14 @@ class TaskPredictions:
         processor: the user's ``prediction_outputs_processor``: a function of the outputs of a
             minibatch, or an object with ``process(outputs, worker_id)``. What it returns is
             kept instead, if it returns anything.
+        kept: columns of the records of the task, which are written beside the outputs.
     """
 
-    def __init__(self, processor: Any | None, worker_id: int, values: Values) -> None:
+    def __init__(
+        self, processor: Any | None, worker_id: int, values: Values, kept: pa.Table | None = None
+    ) -> None:
         self._values = values
+        self._kept = kept
         self._processor = processor
         self._worker_id = worker_id
         self._parts: dict[str, list[np.ndarray[Any, Any]]] = {}
@@ -139,12 +168,38 @@ class TaskPredictions:
 
     def write(self, directory: str, task_id: int) -> int:
         """Writes ``part-TASK.npz``, by rename, so that a task done twice is written once;
-        returns the number of rows."""
+        returns the number of rows.
+
+        Raises:
+            ContractError: a column that is kept has the name of an output, or another number of
+                rows.
+        """
         name = f"part-{task_id:012d}.npz"
         arrays = {key: np.concatenate(parts) for key, parts in self._parts.items()}
+        if self._kept is not None:
+            self._write_kept(Path(directory) / Path(name).with_suffix(".arrow"), arrays)
         with replacing(Path(directory) / name) as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
         return len(next(iter(arrays.values()))) if arrays else 0
+
+    def _write_kept(self, path: Path, arrays: Mapping[str, Array]) -> None:
+        assert self._kept is not None
+        for key, array in arrays.items():
+            if key in self._kept.column_names:
+                raise ContractError(
+                    f"--keep {key}: the model has an output of that name; let it return a dict "
+                    "with other names, or leave the column out"
+                )
+            if len(array) != len(self._kept):
+                raise ContractError(
+                    f"--keep: {len(array)} predictions for {len(self._kept)} records; feed, model "
+                    "and prediction_outputs_processor must keep every record"
+                )
+        # Imported when needed: the records are a table.
+        from pyarrow import ipc
+
+        with replacing(path) as file, ipc.new_stream(file, self._kept.schema) as writer:
+            writer.write_table(self._kept)
 
     def _named(self, outputs: Any) -> dict[str, Array]:
         if isinstance(outputs, Mapping):

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
@@ -125,3 +126,40 @@ def test_a_damaged_part_is_named(parts: Path, tmp_path: Path) -> None:
     part.write_bytes(part.read_bytes()[:100])
     with pytest.raises(JobFailedError, match=r"part-000000000009\.npz: damaged"):
         merge(parts, tmp_path / "out.npz", tasks=3)
+
+
+def keep(folder: Path, task: int, table: pa.Table) -> None:
+    with pa.ipc.new_stream(folder / f"part-{task:012d}.arrow", table.schema) as writer:
+        writer.write_table(table)
+
+
+def test_kept_columns_stand_before_the_predictions(parts: Path, tmp_path: Path) -> None:
+    """The user of a file is a text with a null, and the item is an integer in one, a float in
+    another."""
+    keep(parts, 0, pa.table({"user": ["a", "b", None, "d"], "item": [1, 2, 3, 4]}))
+    keep(parts, 9, pa.table({"user": ["e"], "item": [0.5]}))
+    keep(
+        parts,
+        10,
+        pa.table({"user": pa.array(["f", "g", "h"], pa.large_string()), "item": [6, 7, 8]}),
+    )
+    merge(parts, tmp_path / "out.csv", tasks=3)
+    table = pyarrow.csv.read_csv(tmp_path / "out.csv")
+    assert table.column_names == ["user", "item", "score", "probs_0", "probs_1"]
+    assert table["user"].to_pylist() == ["a", "b", "", "d", "e", "f", "g", "h"]
+    assert table["item"].to_pylist() == [1, 2, 3, 4, 0.5, 6, 7, 8]
+    assert table["score"].to_pylist() == list(range(8))
+    merge(parts, tmp_path / "out.parquet", tasks=3)
+    table = pyarrow.parquet.read_table(tmp_path / "out.parquet")
+    assert table.column_names == ["user", "item", "score", "probs"]
+    assert table["user"].to_pylist()[:3] == ["a", "b", None]
+
+
+def test_kept_columns_that_cannot_be_written_are_named(parts: Path, tmp_path: Path) -> None:
+    for task, size in ((0, 4), (9, 1), (10, 3)):
+        keep(parts, task, pa.table({"probs_0": range(size)}))
+    with pytest.raises(JobFailedError, match="--keep probs_0: an output has a column of that name"):
+        merge(parts, tmp_path / "out.csv", tasks=3)
+    (parts / "part-000000000009.arrow").write_bytes(b"ARROW")
+    with pytest.raises(JobFailedError, match="the columns of --keep"):
+        merge(parts, tmp_path / "out.csv", tasks=3)

@@ -327,3 +327,31 @@ def test_neither_torch_nor_tensorflow_is_imported() -> None:
         "assert not {'torch', 'tensorflow'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_ids_of_texts_are_those_of_their_records() -> None:
+    columns = Columns(
+        hashed=[column("user").hash(), column("item").hash(), cross("user", "item").hash()],
+        words=[column("city").vocabulary(5), column("land").vocabulary(4)],
+        one=column("city").hash(7),
+        x=column("user"),
+    ).fit(TWO)
+    made = columns(TWO)
+    for name, number, key in [
+        ("hashed", 1, "item"), ("words", 0, "city"), ("words", 1, "land")
+    ]:  # fmt: skip
+        assert columns.ids_of(name, key, TWO[key]).tolist() == made[name][:, number].tolist()
+    assert columns.ids_of("one", "city", TWO["city"]).tolist() == made["one"].tolist()
+    crossed = columns.ids_of("hashed", "user x item", TWO)
+    assert crossed.tolist() == made["hashed"][:, 2].tolist()
+    unknown = columns.ids_of("words", "land", ["no such land"])
+    assert unknown.tolist() == [5]
+    for output, key, message in [
+        ("none", "city", "no such output"),
+        ("words", "user", "0 columns of ids of that name in the output; it has 'city', 'land'"),
+        ("x", "user", "it has none"),
+    ]:
+        with pytest.raises(UsageError, match=message):
+            columns.ids_of(output, key, [1])
+    with pytest.raises(UsageError, match="not fitted"):
+        Columns(x=[column("city").vocabulary(5)]).ids_of("x", "city", ["a"])

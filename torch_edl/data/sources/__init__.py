@@ -3,7 +3,16 @@ No torch, no tasks, no shuffling here: a source only knows which bytes or rows a
 
 from __future__ import annotations
 
-from torch_edl.data.sources.base import IndexedSource, Metadata, Records, Source, concat, cut, take
+from torch_edl.data.sources.base import (
+    IndexedSource,
+    Metadata,
+    Records,
+    Source,
+    as_table,
+    concat,
+    cut,
+    take,
+)
 from torch_edl.data.sources.opening import (
     FORMATS,
     check_source,
@@ -19,6 +28,7 @@ __all__ = [
     "Metadata",
     "Records",
     "Source",
+    "as_table",
     "concat",
     "cut",
     "expand",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Union, runtime_chec
 import numpy as np
 import numpy.typing as npt
 
-from torch_edl.errors import DataError
+from torch_edl.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -107,15 +107,37 @@ def concat(parts: Sequence[Records]) -> Records:
     return pa.concat_tables(list(parts))
 
 
+def as_table(records: Any) -> Any:
+    """The rows of a data frame of pandas as a ``pyarrow.Table``, without its index; anything else
+    as it is.
+
+    Raises:
+        UsageError: a column has values of several types.
+    """
+    if not (hasattr(records, "iloc") and hasattr(records, "columns")):
+        return records
+    import pyarrow as pa
+
+    try:
+        return pa.Table.from_pandas(records, preserve_index=False)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        text = ": ".join(map(str, error.args))
+        raise UsageError(f"the data frame: {text}; give each column values of one type") from error
+
+
 class IndexedSource:
-    """A source of records in memory: ``bytes``, or the rows of a ``pyarrow.Table``.
+    """A source of records in memory: ``bytes``, or the rows of a ``pyarrow.Table`` or of a data
+    frame of pandas.
 
     A sequence of ``bytes`` may be lazy: only ``len`` and ``[i]`` are used, from several threads.
+
+    Raises:
+        UsageError: a column of the data frame has values of several types.
     """
 
-    def __init__(self, records: Sequence[bytes] | pa.Table, name: str = "memory") -> None:
-        self._records: Any = records
-        self._schema: Any = getattr(records, "schema", None)
+    def __init__(self, records: Sequence[bytes] | pa.Table | Any, name: str = "memory") -> None:
+        self._records: Any = as_table(records)
+        self._schema: Any = getattr(self._records, "schema", None)
         self.name = name
         self.metadata = Metadata(name) if self._schema is None else Metadata.of(name, self._schema)
         self.count = len(self._records)

@@ -1,0 +1,117 @@
+"""The columns of one output: one array of ids or of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_edl.errors import UsageError
+from torch_edl.preprocessing import arrays
+from torch_edl.preprocessing.column import Column, OneSpace, Shared
+
+_MOST_IDS = (1 << 63) - 1
+
+Output = Column | OneSpace | Shared | Sequence[Column]
+
+
+class Group:
+    """The columns of one output."""
+
+    def __init__(self, columns: Sequence[Column], *, single: bool, offsets: Sequence[int]) -> None:
+        self.columns = columns
+        self._single = single
+        self._offsets = offsets
+
+    @classmethod
+    def of(cls, name: str, output: Output) -> Group:
+        if not isinstance(output, Column | OneSpace | Shared):
+            output = tuple(output)
+        if isinstance(output, Column):
+            group = cls([output], single=True, offsets=())
+        elif isinstance(output, OneSpace):
+            group = cls(output.columns, single=False, offsets=output.offsets)
+        elif isinstance(output, Shared):
+            group = cls(output.columns, single=False, offsets=())
+        elif all(isinstance(each, Column) and each.gives_ids for each in output):
+            space = OneSpace(tuple(each.apart() for each in output))
+            group = cls(space.columns, single=False, offsets=space.offsets)
+        else:
+            group = cls(output, single=False, offsets=())
+        kinds = {isinstance(each, Column) and each.gives_ids for each in group.columns}
+        if not group.columns or not all(isinstance(each, Column) for each in group.columns):
+            raise UsageError(f"{name}: expected column(...), a list of them, or one_space([...])")
+        if len(kinds) != 1:
+            raise UsageError(
+                f"{name}: ids and numbers in one array; give each an output of its own, or end "
+                "what is to be ids with ids()"
+            )
+        if sum(each.buckets for each in group.columns if group._offsets) > _MOST_IDS:
+            raise UsageError(
+                f"{name}: the columns have more ids than 64 bits; hash to fewer buckets, or leave "
+                "the number out: hash()"
+            )
+        for each in group.columns:
+            if isinstance(each.source, tuple) and not each.steps:
+                raise UsageError(f"{name}: a cross is hashed: cross(...).hash(buckets)")
+        return group
+
+    @property
+    def buckets(self) -> int:
+        counts = [each.buckets for each in self.columns]
+        if not all(counts):
+            return 0
+        return sum(counts) if self._offsets else max(counts)
+
+    def stack(self, columns: Iterable[Any]) -> npt.NDArray[Any]:
+        """One array of the columns, each copied once to its place."""
+        ids = self.columns[0].gives_ids
+        dtype = np.int64 if ids else np.float32
+        if self._single:
+            [only] = columns
+            return self._typed(only, self.columns[0]).astype(dtype, copy=False)
+        out: npt.NDArray[Any] | None = None
+        for place, values in enumerate(columns):
+            typed = self._typed(values, self.columns[place])
+            if out is None:
+                out = np.empty((len(typed), len(self.columns)), dtype)
+            if len(typed) != len(out):
+                raise UsageError(
+                    f"{self.columns[place]} has {len(typed)} values, others have {len(out)}"
+                )
+            if self._offsets:
+                np.add(typed, self._offsets[place], out=out[:, place])
+            else:
+                out[:, place] = typed
+        assert out is not None
+        return out
+
+    def placed(self, ids: Any, number: int) -> npt.NDArray[np.int64]:
+        """The ids of a column, by its number, as they are in the output."""
+        begin = self._offsets[number] if self._offsets else 0
+        placed: npt.NDArray[np.int64] = np.add(ids, begin, dtype=np.int64)
+        return placed
+
+    @staticmethod
+    def _typed(values: Any, column: Column) -> npt.NDArray[Any]:
+        made: npt.NDArray[Any] = values if column.gives_ids else arrays.numbers(values, column.name)
+        return made
+
+    def spec(self) -> dict[str, Any]:
+        return {
+            "columns": [each.spec() for each in self.columns],
+            "single": self._single,
+            "one_space": bool(self._offsets),
+        }
+
+    @staticmethod
+    def output(spec: Mapping[str, Any]) -> Output:
+        """The inverse of :meth:`spec`."""
+        columns = [Column.from_spec(each) for each in spec["columns"]]
+        if spec["one_space"]:
+            return OneSpace(tuple(columns))
+        if spec["single"]:
+            return columns[0]
+        return Shared(tuple(columns)) if columns[0].gives_ids else columns
