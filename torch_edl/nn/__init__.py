@@ -1,6 +1,6 @@
-"""Embedding modules whose rows live in a hash table: in this process, or on parameter servers.
+"""Embedding modules whose rows are in a hash table, in this process or on parameter servers.
 
-How rows are found and differentiated; nothing here speaks to a server or knows a job.
+The package looks up and differentiates rows. It does not communicate with servers and knows no job.
 """
 
 from torch_edl.nn.embedding import Embedding, EmbeddingBag

@@ -1,8 +1,8 @@
-"""Rows of a block on the device of the model, and the sum of their gradients there.
+"""Rows of a block on the model's device, and the sum of their gradients there.
 
-On a GPU values go up, and gradients come down, through pinned memory and on a stream of copies, so
-that neither waits for the model's kernels nor these for the copies. On a CPU (where only tests
-come here: rows in this process's memory need no device) the same steps are plain copies.
+For a GPU, values and gradients are copied through pinned memory on a separate CUDA stream, so that
+copies and kernels of the model do not wait for each other. For a CPU, the same steps are plain
+copies; only tests use them, because rows in host memory need no device.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Ids = npt.NDArray[np.int64]
 class DeviceRows:
     """Rows (u, dim) of a block on a device.
 
-    The copy begins at once; whatever looks rows up waits for it on the device, not here.
+    The copy to the device starts at once. Lookups wait for it on the device, not in this thread.
 
     Args:
-        values: (u, dim).
-        device: where the model computes.
+        values: the rows (u, dim).
+        device: device of the model.
     """
 
     def __init__(self, values: Floats, device: torch.device) -> None:
@@ -36,42 +36,42 @@ class DeviceRows:
         self._down: Download | None = None
 
     def look_up(self, inverse: Ids) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rows ``inverse`` (n,) as (n, dim), and ``inverse`` on the device."""
+        """Return the rows at ``inverse`` (n,) as (n, dim), and ``inverse`` on the device."""
         index = self._copies.up(inverse).ready()
         return self._values.ready().index_select(0, index), index
 
     def add(self, index: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Adds the gradient (n, dim) of a lookup of the rows ``index`` (n,), both on the device."""
+        """Add the gradient (n, dim) of a lookup of the rows ``index`` (n,), both on the device."""
         self._down = None
         if self._gradient is None:
             self._gradient = torch.zeros_like(self._values.ready())
         self._gradient.index_add_(0, index, gradient)
 
     def start_down(self) -> None:
-        """Begins to copy the gradient to the host's memory; without one it does nothing."""
+        """Start to copy the gradient to the host; without a gradient, do nothing."""
         if self._gradient is not None and self._down is None:
             self._down = self._copies.down(self._gradient)
 
     def drop_gradient(self) -> None:
-        """Forgets the gradients since the last :meth:`take_gradient`."""
+        """Discard the gradients since the last :meth:`take_gradient`."""
         self._down = self._gradient = None
 
     def take_gradient(self) -> Floats | None:
-        """The sum of the gradients (u, dim) since the last call; None: there was none."""
+        """Return the sum of the gradients (u, dim) since the last call; None if there was none."""
         self.start_down()
         down, self._down, self._gradient = self._down, None, None
         return None if down is None else down.wait()
 
 
 class Upload:
-    """A tensor on its way to a device."""
+    """A tensor that is being copied to a device."""
 
     def __init__(self, tensor: torch.Tensor, done: Any | None) -> None:
         self._tensor = tensor
         self._done = done
 
     def ready(self) -> torch.Tensor:
-        """The tensor; what the current stream does from now on has its values."""
+        """Return the tensor; later work of the current stream waits for the copy."""
         if self._done is not None:
             current = torch.cuda.current_stream(self._tensor.device)
             current.wait_event(self._done)
@@ -80,14 +80,14 @@ class Upload:
 
 
 class Download:
-    """A tensor on its way to the host's memory."""
+    """A tensor that is being copied to host memory."""
 
     def __init__(self, tensor: torch.Tensor, done: Any | None) -> None:
         self._tensor = tensor
         self._done = done
 
     def wait(self) -> Floats:
-        """Its values."""
+        """Wait for the copy and return the values."""
         if self._done is not None:
             self._done.synchronize()
         values: Floats = self._tensor.numpy()
@@ -95,19 +95,19 @@ class Download:
 
 
 class Copies:
-    """Copies between the memories of host and device, where both are one."""
+    """Copies for a device that shares the memory of the host."""
 
     def up(self, values: npt.NDArray[Any]) -> Upload:
-        """Begins to copy an array to the device; it may be changed when this returns."""
+        """Start to copy an array to the device; the array may be changed when this returns."""
         return Upload(torch.from_numpy(values.copy()), None)
 
     def down(self, tensor: torch.Tensor) -> Download:
-        """Begins to copy a tensor, once all that was to be done to it is done."""
+        """Start to copy a tensor, after the work that was queued before."""
         return Download(tensor.clone(), None)
 
 
 class CudaCopies(Copies):
-    """The same to a GPU: on a stream of their own, from and to pinned memory."""
+    """Copies to and from a GPU, on a separate stream and through pinned memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -115,10 +115,10 @@ class CudaCopies(Copies):
 
     def up(self, values: npt.NDArray[Any]) -> Upload:
         """See :class:`Copies`."""
-        # From torch's cache of pinned memory, which keeps it until the copy is done.
+        # From torch's cache of pinned memory, which keeps the memory until the copy is done.
         dtype = getattr(torch, values.dtype.name)
         pinned = torch.empty(values.shape, dtype=dtype, pin_memory=True)
-        np.copyto(pinned.numpy(), values)  # which may be a view of what came, not writable
+        np.copyto(pinned.numpy(), values)  # values may be a read-only view of a received message
         with torch.cuda.stream(self._stream):
             tensor = pinned.to(self._device, non_blocking=True)
             return Upload(tensor, self._stream.record_event())
@@ -135,5 +135,5 @@ class CudaCopies(Copies):
 
 @functools.cache
 def copies_of(device: torch.device) -> Copies:
-    """The copies to and from a device; one stream for each."""
+    """Return the copies for a device; each device has one stream."""
     return CudaCopies(device) if device.type == "cuda" else Copies()

@@ -1,4 +1,4 @@
-"""Embeddings over a hash table: any int64 is an id, and rows are created on first use."""
+"""Embeddings with rows in a hash table: ids may be any int64, and rows are created on first use."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _unnamed = itertools.count()
 
 
 class Table(nn.Module):
-    """The base of :class:`Embedding` and :class:`EmbeddingBag`: a table and its store of rows.
+    """Base class of :class:`Embedding` and :class:`EmbeddingBag`: a table and its row store.
 
-    ``weight`` is an empty parameter (0, dim) that stands for the table in the groups of the
-    optimizer and in the autograd graph. The rows are in the store.
+    ``weight`` is an empty parameter (0, dim) that represents the table in the optimizer's parameter
+    groups and in the autograd graph. The rows are in the store.
     """
 
     def __init__(
@@ -62,23 +62,23 @@ class Table(nn.Module):
                 raise UsageError(
                     f"padding_idx {padding_idx}: must be in [-{num_embeddings}, {num_embeddings})"
                 )
-            padding_idx %= num_embeddings  # from the end, as in torch
+            padding_idx %= num_embeddings  # negative: counted from the end, as in torch
         self.padding_idx = padding_idx
         self.is_named = name is not None
         self.table = name or f"embedding-{next(_unnamed)}"
         self.paths: list[str] = []
-        """Of all modules of this table in the model; set by
+        """Paths of all modules of the model that use this table, set by
         :func:`~torch_edl.tables.naming.bind_tables`."""
         self.weight = nn.Parameter(torch.empty(0, embedding_dim))
         self.store: RowStore = LocalRows(self)
 
     @property
     def local_rows(self) -> LocalRows | None:
-        """The rows, if they are in this process; None: they are on parameter servers."""
+        """Rows of the table in this process; None if they are on parameter servers."""
         return self.store if isinstance(self.store, LocalRows) else None
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """Rows (*ids.shape, embedding_dim); rows of ``padding_idx`` are zero and get no gradient.
+        """Return rows (*ids.shape, embedding_dim); ``padding_idx`` is zero without a gradient.
 
         Raises:
             UsageError: the ids are not integers.
@@ -96,16 +96,16 @@ class Table(nn.Module):
         return out
 
     def info(self, group: int) -> pb.EmbeddingTableInfo:
-        """The description of the table; ``group`` is its parameter group."""
+        """Return the description of the table; ``group`` is its parameter group."""
         return self.options.info(self.table, group, self.paths)
 
     def extra_repr(self) -> str:
-        """Sizes first, as in torch."""
+        """Return the arguments for ``repr``, sizes first as in torch."""
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"{self.num_embeddings}, {self.embedding_dim}{padding}, table={self.table!r}"
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """Torch calls this for ``state_dict()``; :mod:`torch_edl.nn.rows` describes the layout."""
+        """Write the rows for ``state_dict()``; see :mod:`torch_edl.nn.rows` for the layout."""
         rows = self.local_rows
         if rows is None:
             raise UsageError(
@@ -130,7 +130,7 @@ class Table(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """The inverse of :meth:`_save_to_state_dict`."""
+        """Load the rows that :meth:`_save_to_state_dict` wrote."""
         ours = {prefix + k for k in (WEIGHT, IDS, VECTORS)}
         rest = {key: value for key, value in state_dict.items() if key not in ours}
         super()._load_from_state_dict(
@@ -160,7 +160,7 @@ class Table(nn.Module):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy has rows of its own, and so has a module that is sent to another process."""
+        """Return the state for a copy or another process, with a copy of the rows."""
         local = self.local_rows
         return {**self.__dict__, "store": None if local is None else local.rows()}
 
@@ -173,28 +173,29 @@ class Table(nn.Module):
 
 
 class Embedding(Table):
-    """Like :class:`torch.nn.Embedding`, over a table that grows id by id.
+    """Embedding like :class:`torch.nn.Embedding`, with a table that grows as new ids appear.
 
     Args:
-        num_embeddings: ids are in ``[0, num_embeddings)``; None: any int64 is an id.
+        num_embeddings: upper bound of the ids, which are in ``[0, num_embeddings)``; None if ids
+            are any int64.
         embedding_dim: size of a row.
-        padding_idx: this id's row is zero and is not trained. With ``num_embeddings``, a negative
-            one counts from the end, as in torch.
-        name: name of the table; by default the module's path in the model. Modules of one name
-            share one table.
-        initializer: how a new row starts: ``"uniform"``, ``"normal"``, ``"zeros"``,
-            ``"constant"``, ``"xavier_uniform"``, ``"xavier_normal"``, or with arguments
-            ``("normal", {"std": 0.01})``.
-        min_count: an id gets a row, and is trained, from the update on that is the ``min_count``-th
-            to name it. Before, it has its initial values, and takes the memory of a counter only.
-        max_age: a row is removed after this number of updates without use.
-        max_rows: the table, over all servers, has about this number of rows at most: beyond, the
-            least recently used ones are removed. An id that comes back starts anew.
-        max_bytes: the same bound, as memory of the rows with their optimizer state and their index.
-        storage_dtype: how the table keeps its rows: ``"fp32"``, ``"bf16"`` or ``"fp16"``; the
-            state of the optimizer is always float32, and so is the output. Rows in 16 bits are
-            rounded by chance at each update, so that small updates count on average. None: as
-            ``torch-edl run --storage-dtype`` says, or float32.
+        padding_idx: id whose row is zero and is not trained. With ``num_embeddings``, a negative
+            value counts from the end, as in torch.
+        name: name of the table; by default, the path of the module in the model. Modules with the
+            same name share one table.
+        initializer: distribution of a new row: ``"uniform"``, ``"normal"``, ``"zeros"``,
+            ``"constant"``, ``"xavier_uniform"``, ``"xavier_normal"``, or a name with arguments
+            such as ``("normal", {"std": 0.01})``.
+        min_count: number of updates with an id after which the id gets a row and is trained.
+            Before that, the id has its initial values and needs memory for a counter only.
+        max_age: number of updates without use after which a row is removed; None for no limit.
+        max_rows: approximate largest number of rows over all servers; None for no limit. The least
+            recently used rows are removed. A removed id that is used again starts anew.
+        max_bytes: the same limit as ``max_rows``, in bytes of rows, optimizer state and index.
+        storage_dtype: type of rows in memory: ``"fp32"``, ``"bf16"`` or ``"fp16"``. Optimizer state
+            and output are always float32. An update rounds 16-bit rows stochastically, so that
+            small updates are effective on average. None for ``torch-edl run --storage-dtype``, or
+            float32.
 
     Example:
         >>> embedding = torch_edl.nn.Embedding(None, 16)
@@ -203,19 +204,19 @@ class Embedding(Table):
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Rows (*input.shape, embedding_dim) of int64 ids."""
+        """Return rows (*input.shape, embedding_dim) of int64 ids."""
         return self.rows(input)
 
 
 class EmbeddingBag(Table):
-    """Like :class:`torch.nn.EmbeddingBag`, over a table that grows id by id.
+    """Embedding like :class:`torch.nn.EmbeddingBag`, with a table that grows as new ids appear.
 
     Args:
         num_embeddings, embedding_dim, padding_idx, name, initializer, min_count, max_age,
             max_rows, max_bytes, storage_dtype: as in :class:`Embedding`.
-        mode: ``sum``; ``mean``: divided by the sum of weights; ``sqrtn``: divided by the root of
-            the sum of squared weights. A row without a weight weighs 1, padding weighs 0.
-        include_last_offset: ``offsets`` ends with the length of ``input``.
+        mode: ``sum``; ``mean``, divided by the sum of weights; or ``sqrtn``, divided by the root of
+            the sum of squared weights. The default weight is 1; the weight of padding is 0.
+        include_last_offset: True if ``offsets`` ends with the length of ``input``.
     """
 
     def __init__(
@@ -257,12 +258,12 @@ class EmbeddingBag(Table):
         offsets: torch.Tensor | None = None,
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """One vector per bag, (bags, embedding_dim).
+        """Return one vector for each bag, (bags, embedding_dim).
 
         Args:
-            input: int64 ids, (bags, n), or (n,) with ``offsets``.
-            offsets: (bags,) where each bag begins in a flat ``input``.
-            per_sample_weights: weight of each id, shaped as ``input``.
+            input: int64 ids (bags, n), or (n,) with ``offsets``.
+            offsets: start of each bag in a flat ``input``, (bags,).
+            per_sample_weights: weight of each id, in the shape of ``input``.
         """
         bags, bag = self._bags(input, offsets)
         flat = input.reshape(-1)
@@ -285,7 +286,7 @@ class EmbeddingBag(Table):
         square = self.mode == "sqrtn"
         norm = weights.new_zeros(bags).index_add(0, bag, weights * weights if square else weights)
         norm = norm.sqrt() if square else norm
-        # An empty bag is zero, as torch has it.
+        # An empty bag is zero, as in torch.
         return total / torch.where(norm == 0, torch.ones_like(norm), norm).unsqueeze(-1)
 
     def _bags(self, input: torch.Tensor, offsets: torch.Tensor | None) -> tuple[int, torch.Tensor]:

@@ -1,5 +1,5 @@
-"""The tables of a model: which embeddings become tables, what the tables are called, and the names
-of the values that are in no table."""
+"""The tables of a model: replace large embeddings by tables, name tables, and list all other
+values."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def swap_large(
     *,
     restored: bool = False,
 ) -> dict[str, Table]:
-    """Replaces every ``nn.Embedding`` and ``nn.EmbeddingBag`` of more than ``threshold`` elements,
-    and their weights in the parameter groups of the optimizer.
+    """Replace each ``nn.Embedding`` and ``nn.EmbeddingBag`` of more than ``threshold`` elements by
+    a table, also in the parameter groups of the optimizer.
 
-    Modules with features that tables lack stay as they are: ``max_norm``, ``scale_grad_by_freq``,
-    the mode ``max``, frozen weights, and weights that another module shares.
+    Modules with features that tables do not support are not replaced: ``max_norm``,
+    ``scale_grad_by_freq``, the mode ``max``, frozen weights, and weights shared with other modules.
 
     Args:
-        restored: the rows come from a checkpoint or another model, whatever the weights are.
+        restored: True if the rows will be loaded, so that the values of the weights do not matter.
 
     Returns:
-        The new modules by their paths.
+        The new modules by path.
 
     Raises:
-        UsageError: the weights of one have values that would be lost.
+        UsageError: a weight has values that are not random and would be lost.
     """
     uses = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
     swapped: dict[str, Table] = {}
@@ -57,11 +57,11 @@ def swap_large(
 
 
 def set_defaults(model: nn.Module, max_rows: int, storage_dtype: str) -> None:
-    """What the job says about tables that say nothing themselves.
+    """Apply the job's defaults to the tables of a model.
 
     Args:
-        max_rows: of a table that has neither ``num_embeddings`` nor a bound; 0: none.
-        storage_dtype: how rows are kept, see :class:`~torch_edl.nn.Embedding`.
+        max_rows: row limit for tables without any bound of their own; 0 for no limit.
+        storage_dtype: type of rows in memory, see :class:`~torch_edl.nn.Embedding`.
     """
     for module in model.modules():
         if isinstance(module, Table):
@@ -69,7 +69,7 @@ def set_defaults(model: nn.Module, max_rows: int, storage_dtype: str) -> None:
 
 
 def _replace(optimizer: torch.optim.Optimizer, old: torch.Tensor, new: torch.Tensor) -> None:
-    """Replaces a large weight by the empty one of a table; some optimizers have a state of it."""
+    """Replace a large weight in the optimizer, with its state, by the empty weight of a table."""
     for group in optimizer.param_groups:
         group["params"] = [new if parameter is old else parameter for parameter in group["params"]]
     for slot, value in optimizer.state.pop(old, {}).items():
@@ -106,9 +106,9 @@ def _table(module: nn.Embedding | nn.EmbeddingBag) -> Table:
 
 
 def _check_padding(path: str, module: nn.Embedding | nn.EmbeddingBag) -> None:
-    """Raises UsageError if the row of padding counts in the model; that of a table is zero."""
+    """Raise UsageError if the row of padding is not zero, as it is in a table."""
     padding = module.padding_idx
-    # A bag leaves padding out, whatever its row is.
+    # A bag ignores padding, whatever values the row has.
     if padding is None or isinstance(module, nn.EmbeddingBag):
         return
     if module.weight.detach()[padding].any():
@@ -120,12 +120,12 @@ def _check_padding(path: str, module: nn.Embedding | nn.EmbeddingBag) -> None:
 
 
 def distribution(weight: torch.Tensor, padding_idx: int | None = None) -> Initializer:
-    """The distribution that fits the rows of ``weight`` (n, dim), that of padding left out."""
+    """Estimate the distribution of the rows of ``weight`` (n, dim), except the row of padding."""
     return measured(_drawn(weight, padding_idx))
 
 
 def _drawn(weight: torch.Tensor, padding_idx: int | None) -> npt.NDArray[np.float32]:
-    """The rows that were drawn: all but that of padding, which is zero."""
+    """Return the initialized rows: all rows except the row of padding, which is zero."""
     if padding_idx is not None:
         weight = weight[torch.arange(weight.shape[0]) != padding_idx]
     drawn: npt.NDArray[np.float32] = weight.cpu().float().numpy()
@@ -133,18 +133,18 @@ def _drawn(weight: torch.Tensor, padding_idx: int | None) -> npt.NDArray[np.floa
 
 
 def tables_of(model: nn.Module) -> list[Table]:
-    """The tables of a model, named as :func:`~torch_edl.tables.naming.bind_tables` does.
+    """Return the tables of a model, named by :func:`~torch_edl.tables.naming.bind_tables`.
 
     Raises:
-        UsageError: two modules of one table name differ in size.
+        UsageError: two modules of one table differ in dim.
     """
     named = model.named_modules(remove_duplicate=False)
     return bind_tables((path, module) for path, module in named if isinstance(module, Table))
 
 
 def dense_names(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, bool]]:
-    """Each name of the ``state_dict`` except those of tables, with its module and attribute, and
-    whether it is a buffer. A tied weight comes under each of its names."""
+    """Yield name, module, attribute and ``is_buffer`` of each value of the ``state_dict``, except
+    tables. A tied weight is listed under each of its names."""
     tables = {id(m.weight) for m in model.modules() if isinstance(m, Table)}
     for path, module in model.named_modules(remove_duplicate=False):
         prefix = f"{path}." if path else ""

@@ -1,9 +1,9 @@
-"""Rows of tables: the differentiable step from rows to the output of an embedding, the rows of a
-table in this process, and the layout of rows in a ``state_dict``.
+"""Rows of tables: the differentiable lookup, the rows of a table in this process, and the layout of
+rows in a ``state_dict``.
 
-A table with ``num_embeddings`` is ``NAME.weight`` (num_embeddings, dim) in a ``state_dict``, as in
-``torch.nn.Embedding``. A table without bound is ``NAME.ids`` (n,) int64 and ``NAME.vectors``
-(n, dim), sorted by id. ``load_state_dict`` of a module of ``torch_edl.nn`` takes both.
+In a ``state_dict``, a table with ``num_embeddings`` is ``NAME.weight`` (num_embeddings, dim), as in
+``torch.nn.Embedding``. A table without a bound is ``NAME.ids`` (n,) int64 and ``NAME.vectors``
+(n, dim), sorted by id. ``load_state_dict`` of a module of ``torch_edl.nn`` accepts both.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ WEIGHT, IDS, VECTORS = "weight", "ids", "vectors"
 
 _ALL_ROWS = 1 << 62
 
-_UNTRAINED = Optimizers("sgd", ())  # the kernel comes with the first step of an optimizer
+_UNTRAINED = Optimizers("sgd", ())  # until the first step of an optimizer defines the kernel
 
-# By the weight that stands for the table in an optimizer's groups.
+# Keyed by the id of the weight that represents the table in an optimizer's groups.
 _tables: weakref.WeakValueDictionary[int, LocalRows] = weakref.WeakValueDictionary()
 
 
@@ -44,7 +44,7 @@ class DeviceBlock(RowBlock):
     """A block whose rows are looked up on the device of the ids.
 
     Args:
-        on_gradient: called with the block at its first gradient.
+        on_gradient: called with the block when it gets its first gradient.
     """
 
     __slots__ = ("_devices", "_on_gradient", "_reached")
@@ -71,13 +71,13 @@ class DeviceBlock(RowBlock):
         super().drop_gradient()
 
     def on(self, device: torch.device) -> DeviceRows:
-        """The rows on another device than the CPU; their copy begins with the first call."""
+        """Return the rows on another device than the CPU; the first call starts their copy."""
         if device not in self._devices:
             self._devices[device] = DeviceRows(self.values, device)
         return self._devices[device]
 
     def start_down(self) -> None:
-        """Begins to copy gradients from other devices, which :attr:`grads` waits for."""
+        """Start to copy gradients from other devices; :attr:`grads` waits for the copies."""
         for rows in self._devices.values():
             rows.start_down()
 
@@ -86,40 +86,41 @@ class DeviceBlock(RowBlock):
         self.note_gradient()
 
     def note_gradient(self) -> None:
-        """Tells, the first time, that there is a gradient."""
+        """Call ``on_gradient`` for the first gradient."""
         if not self._reached and self._on_gradient is not None:
             self._on_gradient(self)
         self._reached = True
 
 
 class TableModule(Protocol):
-    """An embedding module, as a store of rows sees it."""
+    """Interface of an embedding module, as used by a row store."""
 
     num_embeddings: int | None
     embedding_dim: int
     training: bool
     weight: torch.nn.Parameter
-    """An empty parameter (0, dim) that stands for the table."""
+    """An empty parameter (0, dim) that represents the table."""
 
     def info(self, group: int) -> pb.EmbeddingTableInfo:
-        """The description of the table; ``group`` is its parameter group."""
+        """Return the description of the table; ``group`` is its parameter group."""
         ...
 
 
 class RowStore(Protocol):
-    """Where an embedding module gets its rows from."""
+    """Source of the rows of embedding modules."""
 
     def lookup(self, module: Any, ids: torch.Tensor) -> torch.Tensor:
-        """Rows (*ids.shape, dim) of ``module``'s table, differentiable into the table."""
+        """Return rows (*ids.shape, dim) of the module's table, differentiable."""
         ...
 
 
 def lookup(
     module: TableModule, block: DeviceBlock, inverse: Ids, ids: torch.Tensor
 ) -> torch.Tensor:
-    """Rows ``inverse`` (n,) of a block as a tensor (*ids.shape, dim) on the device of ``ids``.
+    """Return the rows ``inverse`` (n,) of a block as a tensor (*ids.shape, dim) on the device of
+    ``ids``.
 
-    The empty parameter of the module ties the block to the autograd graph.
+    The empty parameter of the module connects the block to the autograd graph.
     """
     how = _Lookup if ids.device.type == "cpu" else LookupOnDevice
     out: torch.Tensor = how.apply(module.weight, block, inverse, ids.device)  # type: ignore[no-untyped-call]
@@ -144,13 +145,13 @@ class _Lookup(torch.autograd.Function):
 
 
 class LookupOnDevice(torch.autograd.Function):
-    """A lookup whose rows, and the sum of whose gradients, stay on a device."""
+    """A lookup whose rows and sum of gradients stay on a device."""
 
     @staticmethod
     def forward(
         ctx: Any, weight: torch.Tensor, block: DeviceBlock, inverse: Ids, device: torch.device
     ) -> torch.Tensor:
-        """See :func:`lookup`."""
+        """Return the rows; see :func:`lookup`."""
         rows = block.on(device)
         out, index = rows.look_up(inverse)
         ctx.block, ctx.rows, ctx.index, ctx.weight_like = block, rows, index, weight
@@ -159,7 +160,7 @@ class LookupOnDevice(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        """Adds the gradient to those of the block."""
+        """Add the gradient to that of the block."""
         ctx.rows.add(ctx.index, gradient)
         ctx.block.note_gradient()
         return torch.empty_like(ctx.weight_like), None, None, None
@@ -168,9 +169,9 @@ class LookupOnDevice(torch.autograd.Function):
 class LocalRows:
     """The rows of one table, in a hash table of this process.
 
-    A torch optimizer does not know about rows. A hook after its ``step`` updates the rows of every
-    table whose ``weight`` the optimizer has, with the kernel and the hyperparameters of the
-    parameter group of that weight.
+    A torch optimizer knows nothing of rows. A hook after its ``step`` updates the rows of every
+    table whose ``weight`` the optimizer has, with the hyperparameters of the weight's parameter
+    group.
     """
 
     def __init__(self, module: TableModule) -> None:
@@ -178,13 +179,13 @@ class LocalRows:
         self._table: EmbeddingTable | None = None
         self._optimizers = _UNTRAINED
         self.loaded = False
-        """Rows came from a ``state_dict``."""
-        # The rows that got gradients since the last step.
+        """True if rows were loaded from a ``state_dict``."""
+        # Rows that received gradients since the last step.
         self._pending: list[tuple[Ids, DeviceBlock]] = []
         _tables[id(module.weight)] = self
 
     def lookup(self, module: TableModule, ids: torch.Tensor) -> torch.Tensor:
-        """See :class:`RowStore`."""
+        """Return rows of the table; see :class:`RowStore`."""
         flat = ids.reshape(-1).cpu().numpy()
         unique, values, inverse = look_up(self.table, flat, training=module.training)
         if module.weight.grad is None:
@@ -193,7 +194,7 @@ class LocalRows:
         return lookup(module, block, inverse, ids)
 
     def step(self, optimizer: torch.optim.Optimizer, group: int) -> None:
-        """Updates the rows that got gradients since the last step."""
+        """Update the rows that received gradients since the last step."""
         used, self._pending = self._pending, []
         for _, block in used:
             block.start_down()
@@ -202,12 +203,12 @@ class LocalRows:
             update(self.table, used, [float(g["lr"]) for g in optimizer.param_groups])
 
     def rows(self) -> tuple[Ids, Floats]:
-        """All rows that exist: ids (n,) in no order, and vectors (n, dim)."""
+        """Return all existing rows: ids (n,) in any order, and vectors (n, dim)."""
         found = self._all()
         return found.ids, found.vectors
 
     def weight(self) -> Floats:
-        """The whole table (num_embeddings, dim), rows that do not exist as they would start."""
+        """Return the whole table (num_embeddings, dim); missing rows have their initial values."""
         module = self._module()
         assert module is not None
         assert module.num_embeddings is not None
@@ -216,7 +217,7 @@ class LocalRows:
         return whole
 
     def replace(self, ids: Ids, vectors: Floats) -> None:
-        """Replaces all rows by these, with new optimizer slots."""
+        """Replace all rows, and reset the optimizer slots."""
         old, none = self.table, np.zeros(len(ids), np.int64)
         self._table = EmbeddingTable(old.info, old.seed, self._optimizers, old.declared)
         self._pending = []
@@ -225,12 +226,14 @@ class LocalRows:
         self._table.fit()
 
     def restore(self, source: CheckpointReader) -> None:
-        """Takes rows, slots and step from a checkpoint; :meth:`use_kernel` comes before, unless no
-        optimizer has the table."""
+        """Restore rows, slots and step from a checkpoint.
+
+        :meth:`use_kernel` must be called before, if an optimizer has the table.
+        """
         self._table = source.restore_table(self.table.declared, self._optimizers)
 
     def use_kernel(self, optimizer: torch.optim.Optimizer, group: int) -> None:
-        """Gives the rows the slots of an optimizer, unless they have those of another already."""
+        """Create the optimizer slots of the rows, unless the table already has slots."""
         module = self._module()
         if self._optimizers is not _UNTRAINED or module is None:
             return
@@ -243,7 +246,7 @@ class LocalRows:
 
     @property
     def table(self) -> EmbeddingTable:
-        """The hash table, created on first use."""
+        """Hash table of the rows, created on first use."""
         if self._table is None:
             module = self._module()
             assert module is not None
@@ -265,7 +268,7 @@ class LocalRows:
 
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     if not _tables:
-        return  # every optimizer of the process comes here
+        return  # this hook is called for every optimizer of the process
     for index, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
             rows = _tables.get(id(parameter)) if parameter.shape[0:1] == (0,) else None
@@ -277,12 +280,12 @@ register_optimizer_step_post_hook(_after_step)
 
 
 def state_of_weight(modules: Sequence[str], weight: Floats) -> dict[str, torch.Tensor]:
-    """A whole table with a bound, under the paths of its modules."""
+    """Return the entries of a table with a bound, for each of its modules."""
     return {_key(path, WEIGHT): torch.from_numpy(weight) for path in modules}
 
 
 def state_of_rows(modules: Sequence[str], ids: Ids, vectors: Floats) -> dict[str, torch.Tensor]:
-    """A table without bound, its rows in any order."""
+    """Return the entries of a table without a bound, for each of its modules; sort the rows."""
     order = np.argsort(ids)
     made = {IDS: torch.from_numpy(ids[order]), VECTORS: torch.from_numpy(vectors[order])}
     return {_key(path, key): value for path in modules for key, value in made.items()}
@@ -291,10 +294,10 @@ def state_of_rows(modules: Sequence[str], ids: Ids, vectors: Floats) -> dict[str
 def rows_in_state(
     state: Mapping[str, Any], prefix: str, num_embeddings: int | None, dim: int
 ) -> tuple[Ids, Floats] | None:
-    """Ids (n,) and vectors (n, dim) of a table in a ``state_dict``; None if the table is not there.
+    """Return ids (n,) and vectors (n, dim) of a table in a ``state_dict``; None if missing.
 
     Raises:
-        ValueError: the values do not fit the table; the text says why.
+        ValueError: the values do not fit the table; the message contains the reason.
     """
     if prefix + IDS in state and prefix + VECTORS in state:
         ids, vectors = state[prefix + IDS], state[prefix + VECTORS]
