@@ -1,6 +1,6 @@
-"""The configuration of a job: a dataclass for each part, and the options that set its fields.
+"""Configuration of a job: one dataclass per part, with the options that set its fields.
 
-No files, no clock and no environment variables in here: a configuration is its JSON.
+The package uses no files, no clock and no environment variables. A configuration equals its JSON.
 """
 
 from torch_edl.config.checkpoint import CheckpointConfig

@@ -1,5 +1,4 @@
-"""Where the model of a job comes from and where it is written: a part of the configuration of a
-job."""
+"""Configuration of the source of the model and of its outputs and checkpoints."""
 
 from __future__ import annotations
 
@@ -10,14 +9,14 @@ from torch_edl.config.option import TRAINING, Checked, Option, declare, option
 from torch_edl.errors import UsageError
 
 PREPROCESSING_FILE = "preprocessing.safetensors"
-"""What :mod:`torch_edl.preprocessing` fitted, in a checkpoint or in the folder of a model."""
+"""File of the fitted :mod:`torch_edl.preprocessing` in a checkpoint or model folder."""
 
 _training_option = functools.partial(option, kinds=TRAINING)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig(Checked):
-    """Where the model comes from and where it is written."""
+    """Source of the model, outputs and checkpoints."""
 
     output: str = _training_option(
         "",
@@ -32,8 +31,8 @@ class CheckpointConfig(Checked):
         ),
     )
     parts: str = declare(set_by="predict", default="")
-    """The folder of predictions before they are merged, a file for each task; empty: none are
-    made."""
+    """Folder of partial predictions, one file per task, before they are merged; empty if there are
+    none."""
     dir: str = option("", "--checkpoint-dir DIR", "write checkpoints to DIR", kinds=TRAINING)
     every: int = _training_option(
         0,
@@ -44,7 +43,7 @@ class CheckpointConfig(Checked):
     keep: int = _training_option(
         3, "--keep-checkpoints N", "number of checkpoints to keep", minimum=1
     )
-    """The newest ones stay."""
+    """The newest checkpoints are kept."""
     resume: bool = _training_option(
         False, "--resume", "continue from the newest checkpoint in --checkpoint-dir"
     )

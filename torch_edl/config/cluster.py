@@ -1,4 +1,4 @@
-"""The processes of a job: a part of the configuration of a job."""
+"""Configuration of the processes of a job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TRANSPORTS = ("zeromq", "grpc")
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterConfig(Checked):
-    """The processes of a job, and when a worker is declared lost."""
+    """Number of processes of a job, and time limits after which a worker is declared lost."""
 
     min_workers: int = option(
         1,
@@ -69,7 +69,7 @@ class ClusterConfig(Checked):
         "a worker that gets SIGTERM leaves within S seconds",
         kinds=JOB_KINDS,
     )
-    """Below the 30 s after which Kubernetes and torchrun kill what they asked to end."""
+    """The default is below the 30 s after which Kubernetes and torchrun send SIGKILL."""
     task_timeout_s: float = option(
         600.0, "--task-timeout S", "replace a worker that makes no progress for S seconds"
     )

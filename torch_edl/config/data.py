@@ -1,5 +1,4 @@
-"""Where the records of a job are, and how they are cut into tasks: a part of the configuration of a
-job."""
+"""Configuration of the records of a job and of their division into tasks."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ _train_option = functools.partial(option, kinds=TRAIN)
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Checked):
-    """Where the records are and how they are cut into tasks."""
+    """Sources of the records, and their division into tasks."""
 
     train: tuple[str, ...] = _train_option(
         (), "--data PATH", "files, folders or globs to train on; repeatable"
@@ -48,11 +47,11 @@ class DataConfig(Checked):
         kinds=("predict",),
     )
     expanded: bool = declare(set_by="the checks before a job", default=False)
-    """All names are those of files; nobody has to ask a store again what they name."""
+    """True if all names are names of files, so that no folders or patterns must be expanded."""
     format: str = option(
         "auto", "--format NAME", "format of the files: see docs/data.md", choices=FORMATS
     )
-    """``auto`` looks at the suffix and the first bytes of a file."""
+    """``auto`` selects the format by suffix and first bytes of a file."""
     batch_size: int = option(64, "--batch-size N", "records per minibatch and worker", minimum=1)
     records_per_task: int = option(
         0,
@@ -60,7 +59,7 @@ class DataConfig(Checked):
         "records that a worker leases at once (default: 32 minibatches)",
         minimum=0,
     )
-    """0 is 32 minibatches, rounded to whole windows of ``local_steps`` minibatches."""
+    """0 for 32 minibatches, rounded to whole windows of ``local_steps`` minibatches."""
     epochs: int = option(
         1,
         "--epochs N|stream",
@@ -68,14 +67,14 @@ class DataConfig(Checked):
         kinds=TRAIN,
         minimum=0,
     )
-    """0 is a stream."""
+    """0 for a stream."""
     max_records: int = _train_option(
         0, "--max-records N", "end a stream after N records (default: no end)", minimum=0
     )
     shuffle: bool = _train_option(
         True, "--no-shuffle", "keep the order of the data (default: shuffled)"
     )
-    """The order of tasks and of the records of a task are functions of the seed and the epoch."""
+    """Seed and epoch determine the order of tasks and of the records of a task."""
     skip_damaged: bool = option(
         False, "--skip-damaged", "skip and count records that cannot be read (default: fail)"
     )
@@ -101,5 +100,5 @@ class DataConfig(Checked):
 
     @property
     def streams(self) -> bool:
-        """The training data are streams, which have no end."""
+        """True if the training data are streams without an end."""
         return self.epochs == 0

@@ -1,5 +1,4 @@
-"""What survives the death of a parameter server or of the master: a part of the configuration of a
-job."""
+"""Configuration of what survives the loss of a parameter server or of the master."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ FAILOVERS = ("restart", "worker")
 
 @dataclass(frozen=True, kw_only=True)
 class DurabilityConfig(Checked):
-    """What survives the death of a parameter server, and of the master."""
+    """What survives the loss of a parameter server or of the master."""
 
     mode: str = option(
         "checkpoint",
@@ -25,8 +24,8 @@ class DurabilityConfig(Checked):
         kinds=TRAINING,
         choices=DURABILITIES,
     )
-    """``checkpoint``: the newest checkpoint; ``journal``: every acknowledged push, from the log of
-    its server; ``replica``: the same, from a peer of its server."""
+    """``checkpoint``: the newest checkpoint survives. ``journal``: every acknowledged push survives
+    in the log of its server. ``replica``: every acknowledged push survives on a peer server."""
     journal_dir: str = option(
         "", "--journal-dir DIR", "write journals to DIR (default: the job's folder)", kinds=TRAINING
     )
@@ -37,16 +36,17 @@ class DurabilityConfig(Checked):
         kinds=TRAINING,
         choices=FSYNC_MODES,
     )
-    """``never`` leaves it to the operating system. A journal survives the death of processes in any
-    case; this is about the death of the machine."""
+    """``never`` leaves writing to the operating system. A journal always survives the loss of
+    processes; this option concerns the loss of a machine."""
     repair: bool = option(
         False,
         "--repair",
         "leave out damaged records of journals (default: restore)",
         kinds=TRAINING,
     )
-    """By default, the model returns to the newest checkpoint when a journal is damaged: nothing is
-    lost but time. With it, the updates in the damaged records are lost, each of one server."""
+    """By default, the model returns to the newest checkpoint if a journal is damaged, and lost
+    updates are computed again. With ``--repair``, the updates in damaged records are lost, each on
+    one server only."""
     failover: str = option(
         "restart",
         "--ps-failover restart|worker",
@@ -54,26 +54,26 @@ class DurabilityConfig(Checked):
         kinds=TRAIN,
         choices=FAILOVERS,
     )
-    """``restart`` takes a worker, too, where a new process cannot be had."""
+    """``restart`` also uses a worker if a new process cannot be started."""
     store: str = option(
         "sqlite",
         "--store URL",
         "keep the state in sqlite or etcd://HOST:PORT (etcds: TLS)",
         kinds=JOB_KINDS,
     )
-    """``sqlite``: a file in the folder of the job. ``etcds://``: with TLS. Several members of etcd:
-    separated by commas."""
+    """``sqlite`` is a file in the folder of the job; ``etcds://`` is etcd with TLS. Several etcd
+    members are separated by commas."""
 
     @property
     def etcd_endpoints(self) -> tuple[str, ...]:
-        """HOST:PORT of the members of etcd that keep the state; none: a file keeps it."""
+        """HOST:PORT of the etcd members that store the state; empty if the state is in a file."""
         scheme, found, members = self.store.partition("://")
         of_etcd = found and scheme in ("etcd", "etcds")
         return tuple(members.rstrip("/").split(",")) if of_etcd else ()
 
     @property
     def etcd_tls(self) -> bool:
-        """Whether the connection to etcd is encrypted."""
+        """True if the connection to etcd is encrypted."""
         return self.store.startswith("etcds:")
 
     def __post_init__(self) -> None:
@@ -104,6 +104,6 @@ class DurabilityConfig(Checked):
 
 
 def _is_address(text: str) -> bool:
-    """Whether it is HOST:PORT, or [IPV6]:PORT."""
+    """Return True for HOST:PORT or [IPV6]:PORT."""
     found = re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9_.-]+):([0-9]{1,5})", text)
     return found is not None and 0 < int(found[2]) < 1 << 16

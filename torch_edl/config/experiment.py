@@ -1,6 +1,6 @@
-"""The experiment that an agent runs. All agents of a job run the same experiment.
+"""The experiment that an agent runs. All agents of a job must run the same experiment.
 
-Pure: :func:`torch_edl.environment.this_experiment` makes the experiment of a process.
+Pure: :func:`torch_edl.environment.this_experiment` creates the experiment of a process.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ _SHOWN_CHARACTERS = 200
 class Experiment:
     """The command of one agent.
 
-    Paths are compared on one machine only. There, two folders are two experiments, since relative
-    paths of data and results depend on the folder. The path of the same checkout may differ
-    between machines (home folders, mounts), and replicas agree if the same program runs with the
-    same arguments. Agents of different machines therefore compare the name of the script and the
-    digest of its text.
+    Paths are compared on the same machine only. There, different working folders are different
+    experiments, because relative paths of data and results depend on the folder. On other machines,
+    the same checkout may have another path (home folders, mounts), and replicas agree if the same
+    program runs with the same arguments. Agents of different machines therefore compare the name
+    of the script and the digest of its text.
     """
 
     script: str
-    """Absolute path, without symbolic links; or the name of a module."""
+    """Absolute path of the script without symbolic links, or the name of a module."""
     args: tuple[str, ...]
-    """The arguments of the script."""
+    """Arguments of the script."""
     folder: str
-    """The working folder: absolute path, without symbolic links."""
+    """Absolute path of the working folder without symbolic links."""
     machine: str
-    """Host name and boot id: agents with the same value see the same paths."""
+    """Host name and boot id; agents with the same value see the same paths."""
     rdzv_id: str
-    """The value of ``--rdzv-id``, ``none`` by default."""
+    """Value of ``--rdzv-id``; ``none`` by default."""
     digest: str
     """SHA-256 of the text of the script; empty if the script is not a readable file."""
 
     def difference(self, other: Experiment) -> str:
-        """The first difference, with both values, ``self`` first; empty: the experiments agree."""
+        """Return the first difference with both values, ``self`` first; empty if both agree."""
         if self.rdzv_id != other.rdzv_id:
             return f"--rdzv-id {self.rdzv_id} there, {other.rdzv_id} here"
         here = self.machine == other.machine
@@ -56,10 +56,10 @@ class Experiment:
         return ""
 
     def require(self, other: Experiment, job: str) -> None:
-        """Rejects an agent that runs ``other`` at a job that runs ``self``.
+        """Reject an agent that runs ``other`` if the job runs ``self``.
 
         Raises:
-            UsageError: the experiments differ; the message has both values.
+            UsageError: the experiments differ; the message contains both values.
         """
         difference = self.difference(other)
         if difference:

@@ -1,5 +1,5 @@
-"""The configuration of a job, whole: the command line makes it, and every process of the job reads
-it, as JSON."""
+"""The complete configuration of a job, created by the command line and sent to every process of the
+job as JSON."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ PLATFORMS = ("local", "kubernetes")
 
 @dataclass(frozen=True, kw_only=True)
 class JobConfig(Checked):
-    """Everything that a process of the job must know; the same JSON for all of them.
+    """Everything that a process of the job must know, equal for all processes.
 
-    The ``section`` of a part is where the help page lists its options.
+    The metadata ``section`` of a part is the section of the help page with its options.
     """
 
     name: str = declare(
@@ -37,10 +37,10 @@ class JobConfig(Checked):
             group="job",
         )
     )
-    """Also the name of the job's folder."""
+    """Name of the job and of the job's folder."""
     kind: str = declare(set_by="the verb", choices=JOB_KINDS, default="train")
     model_file: str = declare(set_by="MODEL.py")
-    """Absolute path of the model file or of the script; the name of a module of ``-m``."""
+    """Absolute path of the model file or script, or the name of a module (``-m``)."""
     also: str = option(
         "",
         "--also MODEL.py",
@@ -48,7 +48,7 @@ class JobConfig(Checked):
         kinds=TRAIN,
         group="model",
     )
-    """Workers with odd numbers train it; the servers have one model."""
+    """Model file for workers with odd ids; all workers share the model on the servers."""
     model_args: tuple[str, ...] = declare(set_by="the words after --", default=())
     """``sys.argv[1:]`` of the model file."""
     data: DataConfig = field(default_factory=DataConfig, metadata={"section": "data"})
@@ -79,7 +79,7 @@ class JobConfig(Checked):
         group="monitoring",
     )
     experiment: Experiment | None = declare(set_by="the agents", default=None)  # noqa: RUF009
-    """What all agents of a script must run."""
+    """The experiment that all agents of a script must run; None without agents."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -146,59 +146,59 @@ class JobConfig(Checked):
 
     @property
     def trains(self) -> bool:
-        """Whether a model is trained, rather than used."""
+        """True if the job trains a model; False if it evaluates or predicts."""
         return self.kind in ("train", "script")
 
     @property
     def shares_pods(self) -> bool:
-        """Whether several workers of a model file share a pod."""
+        """True if several workers of a model file share a pod."""
         return self.kind != "script" and self.kubernetes.processes_per_pod > 1
 
     @property
     def is_module(self) -> bool:
-        """Whether the script is a module, which Python looks for."""
+        """True if the script is a module name rather than a path."""
         return "/" not in self.model_file
 
     @property
     def shares_files(self) -> bool:
-        """Whether the processes of the job have a folder in common for what they hand over."""
+        """True if all processes of the job share a folder for exchanging files."""
         return self.platform == "local" or bool(self.checkpoint.dir or self.checkpoint.output)
 
     def of_worker(self, worker_id: int) -> JobConfig:
-        """The configuration as a worker has it: the model file is the one that it runs."""
+        """Return the configuration of a worker, with the model file that the worker runs."""
         if not self.also or worker_id % 2 == 0:
             return self
         return dataclasses.replace(self, model_file=self.also)
 
     @property
     def window(self) -> int:
-        """Records of one push: ``local_steps`` minibatches. Tasks are cut into whole windows."""
+        """Records of one push: ``local_steps`` minibatches. Tasks consist of whole windows."""
         return self.data.batch_size * self.train.local_steps
 
     @property
     def records_per_task(self) -> int:
-        """Records of a task, whole windows unless the user said otherwise."""
+        """Records of a task; whole windows unless the user set another number."""
         if self.data.records_per_task:
             return self.data.records_per_task
         return max(1, 32 // self.train.local_steps) * self.window
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> JobConfig:
-        """The configuration with these fields; those of a part are a mapping, and lists may stand
-        for tuples."""
+        """Create a configuration from its fields. A part is a mapping; lists are converted to
+        tuples."""
         parts = {name: part(**_tuples(fields[name])) for name, part in PARTS.items()}
         return cls(**{**_tuples(fields), **parts})
 
     def to_json(self) -> str:
-        """One JSON object; the inverse of :meth:`from_json`."""
+        """Encode the configuration as one JSON object for :meth:`from_json`."""
         return json.dumps(dataclasses.asdict(self), indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> JobConfig:
-        """Reads what :meth:`to_json` wrote.
+        """Decode what :meth:`to_json` returned.
 
         Raises:
-            UsageError: a field is unknown or has an illegal value.
+            UsageError: a field is unknown or has an invalid value.
         """
         raw = json.loads(text)
         try:
@@ -214,7 +214,7 @@ PARTS: dict[str, Any] = {
     for each in dataclasses.fields(JobConfig)
     if "section" in each.metadata
 }
-"""The fields of :class:`JobConfig` that are parts, and their classes."""
+"""Classes of the parts by their field of :class:`JobConfig`."""
 
 
 def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,6 @@
-"""The pods of a job on Kubernetes: a part of the configuration of a job.
+"""Configuration of the pods of a job on Kubernetes.
 
-The fields are texts as the user writes them; the properties are the parts of manifests that they
-stand for.
+Fields contain texts as written by the user; properties convert them to parts of manifests.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _option = functools.partial(option, kinds=JOB_KINDS)
 
 @dataclass(frozen=True, kw_only=True)
 class KubernetesConfig(Checked):
-    """The pods of a job, and the cluster that they run on."""
+    """The pods of a job and their cluster."""
 
     image: str = _option("", "--image IMAGE", "image of all pods; torch-edl image makes one")
     namespace: str = _option(
@@ -38,7 +37,7 @@ class KubernetesConfig(Checked):
     volume: tuple[str, ...] = _option(
         (), "--volume SPEC", "claim=NAME,path=/data[,sub-path=DIR][,read-only] (default: none)"
     )
-    """``host=``, ``config-map=`` and ``secret=`` may stand for ``claim=``."""
+    """``host=``, ``config-map=`` and ``secret=`` may replace ``claim=``."""
     env: tuple[str, ...] = _option((), "--env NAME=VALUE", "a variable of all pods (default: none)")
     env_from: tuple[str, ...] = _option(
         (), "--env-from SOURCE", "variables from secret=NAME or config-map=NAME (default: none)"
@@ -55,7 +54,7 @@ class KubernetesConfig(Checked):
     worker_priority: str = _option(
         "", "--worker-priority CLASS=SHARE", "of a part of the workers: high=0.5"
     )
-    """The rest of the workers has :attr:`priority_class`."""
+    """The remaining workers have :attr:`priority_class`."""
     image_pull_secret: tuple[str, ...] = _option(
         (), "--image-pull-secret NAME", "secret for the registry of the image (default: none)"
     )
@@ -67,7 +66,7 @@ class KubernetesConfig(Checked):
         "", "--pod-template FILE", "YAML of a pod that is merged into every pod"
     )
     template: Mapping[str, Any] = declare(set_by="--pod-template", default_factory=dict)
-    """The content of that file, for the master."""
+    """Content of the ``--pod-template`` file, for the master."""
     network_policy: bool = _option(
         True, "--no-network-policy", "admit other pods to the pods of the job (default: refused)"
     )
@@ -78,23 +77,23 @@ class KubernetesConfig(Checked):
     state_claim: str = _option(
         "", "--state-claim NAME", "claim for the state of the master (default: lost with its pod)"
     )
-    """Not needed where an etcd keeps the state."""
+    """Claim for the state of the master; not needed if etcd stores the state."""
     code: tuple[str, ...] = declare(set_by="the model file", default=())
-    """The paths of the files that are sent, below the folder of the model file."""
+    """Paths of the files that are sent, relative to the folder of the model file."""
 
     agent: tuple[str, ...] = declare(set_by="the options of torchrun", default=())
-    """The arguments of the agents of a script, before the script."""
+    """Arguments of the agents of a script, before the script."""
     processes_per_pod: int = option(
         1,
         "--processes-per-pod N",
         "workers that share a pod, and its GPU",
         minimum=1,
     )
-    """Of a script, ``--nproc-per-node``: workers that an agent starts in its pod."""
+    """For a script, this is ``--nproc-per-node``: workers that an agent starts in its pod."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Each of these checks its texts.
+        # Each property raises UsageError if its texts are invalid.
         for role in ("worker", "ps", "master"):
             self.resources(role)
         _ = (self.volumes, self.variables, self.variable_sources)
@@ -114,7 +113,7 @@ class KubernetesConfig(Checked):
             )
 
     def check_sharing(self, *, workers: int, spares: int) -> None:
-        """Raises UsageError if so many workers and spares of a model file cannot share pods."""
+        """Raise UsageError if this number of workers and spares cannot share pods."""
         each = f"--processes-per-pod {self.processes_per_pod}"
         if self.processes_per_pod > workers:
             raise UsageError(
@@ -128,9 +127,13 @@ class KubernetesConfig(Checked):
             )
 
     def resources(self, role: str) -> dict[str, str]:
-        """Quantities by resource, of a pod of that role: ``worker``, ``ps`` or ``master``; that of
-        an ``agent``, which has workers, is as a worker's. A quantity is both what is asked for and
-        the limit, but for ``cpu``, which has no limit."""
+        """Return the resource quantities of a pod by name of the resource.
+
+        A quantity is both request and limit, except for ``cpu``, which has no limit.
+
+        Args:
+            role: ``worker``, ``agent`` (with the resources of a worker), ``ps`` or ``master``.
+        """
         texts = {
             "worker": self.worker_resources,
             "agent": self.worker_resources,
@@ -141,12 +144,12 @@ class KubernetesConfig(Checked):
 
     @property
     def volumes(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """``volumes`` of a pod, and ``volumeMounts`` of its container."""
+        """``volumes`` of a pod and ``volumeMounts`` of its container."""
         return pod_settings.volumes("--volume", self.volume)
 
     @property
     def variables(self) -> list[dict[str, Any]]:
-        """``env`` of a container, without what the job itself adds."""
+        """``env`` of a container, without the variables that the job adds."""
         return pod_settings.env("--env", self.env)
 
     @property
@@ -165,8 +168,13 @@ class KubernetesConfig(Checked):
         return pod_settings.tolerations("--toleration", self.toleration)
 
     def worker_priority_class(self, place: int, of: int) -> str:
-        """The priority class of one of ``of`` worker pods, by its place from 0; empty: the default
-        of the cluster. The first places have the classes of ``--worker-priority``."""
+        """Return the priority class of a worker pod; empty for the default of the cluster.
+
+        Args:
+            place: slot of the worker, from 0. The first slots have the classes of
+                ``--worker-priority``.
+            of: number of worker pods.
+        """
         begin = 0.0
         for name, share in self._worker_shares:
             begin += share * of

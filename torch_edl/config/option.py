@@ -1,6 +1,6 @@
-"""How a field of the configuration declares its option of the command line, and its limits.
+"""Declarations of command line options and limits for the fields of the configuration.
 
-The command line is made from these declarations by :mod:`torch_edl.cli.options`.
+:mod:`torch_edl.cli.options` creates the command line from these declarations.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from torch_edl.errors import UsageError
 
 JOB_KINDS = ("train", "evaluate", "predict", "script")
-"""``script``: a training script; all others: a model file."""
+"""Kinds of jobs: ``script`` is a training script; all others have a model file."""
 TRAIN = ("train",)
 OF_MODEL_FILE = ("train", "evaluate", "predict")
 TRAINING = ("train", "script")
@@ -24,25 +24,25 @@ class Option:
     """One option of the command line."""
 
     spelling: str
-    """As on the help page: ``--ps, --servers N``. ``DIR`` and ``FILE`` are paths, which become
-    absolute; ``N|MIN:MAX`` of a field ``min_X`` sets ``max_X`` too."""
+    """Text for the help page, such as ``--ps, --servers N``. Values named ``DIR`` and ``FILE`` are
+    paths, which become absolute. ``N|MIN:MAX`` of a field ``min_X`` also sets ``max_X``."""
     help: str
-    """At most 62 characters; the default value is added unless the text names the default."""
+    """Help text of at most 62 characters. The default value is added unless the text names it."""
     _: dataclasses.KW_ONLY
     kinds: tuple[str, ...] = OF_MODEL_FILE
-    """The kinds of jobs whose command line has the option."""
+    """Kinds of jobs whose command line has the option."""
     group: str = ""
-    """The section of the help page; empty: the section of the part of the configuration."""
+    """Section of the help page; empty for the section of the part of the configuration."""
     required: bool = False
 
     @property
     def flags(self) -> list[str]:
-        """All flags; the first one is named in messages."""
+        """All flags of the option; messages use the first one."""
         return [word for word in self.spelling.replace(",", "").split() if word.startswith("-")]
 
     @property
     def metavar(self) -> str:
-        """What the value is called; empty: the option is a switch."""
+        """Name of the value; empty for a switch."""
         last = self.spelling.split()[-1]
         return "" if last.startswith("-") else last
 
@@ -54,12 +54,12 @@ def declare(
     choices: tuple[str, ...] = (),
     **field: Any,
 ) -> Any:
-    """A field of a dataclass that declares its options and its limits.
+    """Create a dataclass field that declares its options and limits.
 
     Args:
-        options: at most one for each kind of job.
-        set_by: what sets a field that has no option.
-        field: for :func:`dataclasses.field`.
+        options: at most one option for each kind of job.
+        set_by: what sets a field without an option, for the documentation.
+        field: arguments of :func:`dataclasses.field`.
     """
     declared = {"options": options, "set_by": set_by, "minimum": minimum, "choices": choices}
     return dataclasses.field(metadata=declared, **field)
@@ -74,23 +74,23 @@ def option(
     choices: tuple[str, ...] = (),
     **option: Any,
 ) -> _T:
-    """A field of a dataclass that has an option, and perhaps others for other kinds of jobs."""
+    """Create a dataclass field with an option, and optionally others for other kinds of jobs."""
     first = Option(spelling, help, **option)
     made: _T = declare(first, *others, minimum=minimum, choices=choices, default=default)
     return made
 
 
 def options_of(field: dataclasses.Field[Any]) -> tuple[Option, ...]:
-    """The options of a field; none of a field that is a part, or that something else sets."""
+    """Return the options of a field; none for a part or a field without an option."""
     options: tuple[Option, ...] = field.metadata.get("options", ())
     return options
 
 
 class Checked:
-    """A dataclass whose fields are checked against the limits that they declare.
+    """A dataclass whose fields are checked against their declared limits.
 
     Raises:
-        UsageError: names the option, its value and the limit.
+        UsageError: a value is outside its limits; the message contains option, value and limit.
     """
 
     def __post_init__(self) -> None:

@@ -1,10 +1,8 @@
-"""What the options of pods mean: each text of the command line as the part of a manifest that it
-stands for.
-
-Manifests are plain data, as YAML has them.
+"""Convert the texts of pod options to parts of manifests, as plain data.
 
 Raises:
-    UsageError: of every function here; it names the option, the value and what was expected.
+    UsageError: (every function) the text is invalid; the message contains the option, the value
+        and what was expected.
 """
 
 from __future__ import annotations
@@ -28,10 +26,10 @@ _VOLUME = (
     "write claim=NAME,path=/data[,sub-path=DIR][,read-only]; host=, config-map= or secret= may "
     "stand for claim="
 )
-# Without a domain, a name is one of Kubernetes itself.
+# Resource names without a domain are those of Kubernetes itself.
 _RESOURCES = ("cpu", "memory", "ephemeral-storage")
 _HUGE_PAGES = re.compile(r"hugepages-\d+[KMGTPE]i")
-# The grammar of a quantity; the API server alone knows which resources a node has.
+# Syntax of a quantity; only the API server knows which resources a node has.
 _QUANTITY = re.compile(r"(\d+\.?\d*|\.\d+)([eE][+-]?\d+|[EPTGMK]i|[numkMGTPE])?")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LABEL_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
@@ -39,12 +37,12 @@ _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _DNS_NAME = re.compile(
     r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 )
-# Variables by which the processes of a job find each other.
+# Prefixes of the variables that the job sets.
 _OURS = ("TORCH_EDL_", "EDL_")
 
 
 def resources(option: str, text: str) -> dict[str, str]:
-    """``cpu=4,memory=8Gi,nvidia.com/gpu=1``: quantities by name."""
+    """Parse ``cpu=4,memory=8Gi,nvidia.com/gpu=1`` into quantities by name."""
     found: dict[str, str] = {}
     for name, value in _pairs(option, text, "write NAME=QUANTITY, such as cpu=4,memory=8Gi"):
         expected = f"{option} {name}={value}:"
@@ -64,8 +62,8 @@ def resources(option: str, text: str) -> dict[str, str]:
 
 
 def volumes(option: str, texts: Iterable[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The volumes of a pod and the mounts of its container; a volume that is mounted twice is one
-    volume."""
+    """Return the volumes of a pod and the mounts of its container; a volume with two mounts is
+    listed once."""
     made: dict[tuple[str, str], dict[str, Any]] = {}
     mounts: dict[str, dict[str, Any]] = {}
     for text in texts:
@@ -101,7 +99,7 @@ def volumes(option: str, texts: Iterable[str]) -> tuple[list[dict[str, Any]], li
 
 
 def env(option: str, texts: Iterable[str]) -> list[dict[str, Any]]:
-    """``NAME=VALUE`` each; the last one of a name counts."""
+    """Parse ``NAME=VALUE`` texts; the last value of a name is used."""
     found: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -117,7 +115,7 @@ def env(option: str, texts: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def env_from(option: str, texts: Iterable[str]) -> list[dict[str, Any]]:
-    """``secret=NAME`` or ``config-map=NAME`` each: all their keys are variables."""
+    """Parse ``secret=NAME`` or ``config-map=NAME`` texts, whose keys become variables."""
     refs = {"secret": "secretRef", "config-map": "configMapRef"}
     found = []
     for text in texts:
@@ -129,7 +127,7 @@ def env_from(option: str, texts: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def node_selector(option: str, texts: Iterable[str]) -> dict[str, str]:
-    """``KEY=VALUE`` each, or several separated by commas: labels that a node must have."""
+    """Parse node labels, ``KEY=VALUE`` or several separated by commas."""
     found: dict[str, str] = {}
     for text in texts:
         for name, value in _pairs(option, text, "write LABEL=VALUE, such as disk=ssd"):
@@ -141,7 +139,7 @@ def node_selector(option: str, texts: Iterable[str]) -> dict[str, str]:
 
 
 def tolerations(option: str, texts: Iterable[str]) -> list[dict[str, Any]]:
-    """``KEY[=VALUE][:EFFECT]`` each, as ``kubectl taint`` writes them."""
+    """Parse ``KEY[=VALUE][:EFFECT]`` texts, the syntax of ``kubectl taint``."""
     found: list[dict[str, Any]] = []
     for text in texts:
         rest, colon, effect = text.partition(":")
@@ -160,7 +158,7 @@ def tolerations(option: str, texts: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def shares(option: str, text: str) -> list[tuple[str, float]]:
-    """``high=0.5``: classes of priority, and which part of the workers has each."""
+    """Parse ``high=0.5`` into priority classes and their share of the workers."""
     found: list[tuple[str, float]] = []
     for name, value in _pairs(option, text, "write CLASS=SHARE, such as high=0.5"):
         object_name(option, name)
@@ -179,7 +177,7 @@ def shares(option: str, text: str) -> list[tuple[str, float]]:
 
 
 def object_name(option: str, text: str) -> str:
-    """The name of an object of Kubernetes; empty is allowed."""
+    """Check the name of a Kubernetes object, which may be empty, and return it."""
     if text and not _DNS_NAME.fullmatch(text):
         raise UsageError(f"{option} {text}: no name of an object of Kubernetes; use small letters, "
                          "digits, '-' and '.'")  # fmt: skip
@@ -187,7 +185,7 @@ def object_name(option: str, text: str) -> str:
 
 
 def namespace(option: str, text: str) -> str:
-    """The name of a namespace; empty is allowed."""
+    """Check the name of a namespace, which may be empty, and return it."""
     if text and not _DNS_LABEL.fullmatch(text):
         raise UsageError(f"{option} {text}: no name of a namespace; use at most 63 small letters, "
                          "digits and '-'")  # fmt: skip
@@ -195,7 +193,7 @@ def namespace(option: str, text: str) -> str:
 
 
 def is_qualified(name: str) -> bool:
-    """Whether it is the name of a label, taint or resource: ``disk`` or ``nvidia.com/gpu``."""
+    """Return True for the name of a label, taint or resource: ``disk`` or ``nvidia.com/gpu``."""
     prefix, slash, last = name.rpartition("/")
     return bool(_LABEL_NAME.fullmatch(last)) and (not slash or bool(_DNS_NAME.fullmatch(prefix)))
 
@@ -206,7 +204,7 @@ def _is_resource(name: str) -> bool:
 
 
 def _meant(name: str) -> str:
-    """What to write instead of a name that is no resource."""
+    """Return a suggestion for a name that is no resource."""
     name = name.lower()
     if "/" not in name and "gpu" in name:
         return "did you mean nvidia.com/gpu?"

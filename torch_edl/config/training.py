@@ -1,4 +1,4 @@
-"""How gradients become parameters: a part of the configuration of a job."""
+"""Configuration of the training: strategy, updates, and what to do about failures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _training_option = functools.partial(option, kinds=TRAINING)
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(Checked):
-    """How gradients become parameters."""
+    """Strategy and updates of the training."""
 
     strategy: str = option(
         "auto",
@@ -32,8 +32,8 @@ class TrainConfig(Checked):
         choices=STRATEGIES,
     )
     large_embedding: int = option(
-        # 4M floats are 16 MB: beyond that, sending the dense gradient of a table costs more than
-        # sending its rows.
+        # 4M floats are 16 MB; for larger tables, sending the dense gradient costs more than sending
+        # rows.
         4_000_000,
         "--large-embedding N",
         "place embeddings above N elements on servers (default: 4e6)",
@@ -46,7 +46,7 @@ class TrainConfig(Checked):
         group="model",
         minimum=0,
     )
-    """Of a table that has no bound of its own; beyond, the least recently used rows are removed."""
+    """Row limit of tables without another bound; the least recently used rows are removed."""
     storage_dtype: str = _training_option(
         "fp32",
         "--storage-dtype fp32|bf16|fp16",
@@ -54,7 +54,7 @@ class TrainConfig(Checked):
         group="model",
         choices=FLOAT_DTYPES,
     )
-    """Of tables of ``torch_edl.nn``, and of embeddings that become tables."""
+    """Applies to tables of ``torch_edl.nn`` and to embeddings that become tables."""
     seed: int = option(
         0,
         "--seed N",
