@@ -1,4 +1,5 @@
-"""The jobs of this machine: their folders and logs, and the processes that run their masters.
+"""Jobs of this machine and of clusters: their folders, logs and status, and their master processes.
 
-No training and no scheduling: a job is known here by its folder, and asked through its master.
+The package does not train or schedule. It knows a job by its folder or its Kubernetes objects, and
+calls the job's master.
 """

@@ -1,4 +1,4 @@
-"""A job that can be asked, wherever its master runs: on this machine, or on a cluster."""
+"""Common interface to a running or ended job, on this machine or on a cluster."""
 
 from __future__ import annotations
 
@@ -13,68 +13,68 @@ from torch_edl.wire import master_pb2 as pb
 
 
 class AskedJob(Protocol):
-    """What the commands need of a job that runs, or has run."""
+    """What the commands need of a running or ended job."""
 
     @property
     def name(self) -> str:
-        """As the user gave it."""
+        """Name of the job, as given by the user."""
         ...
 
     @property
     def logs(self) -> str:
-        """Where its logs are: a folder, or the command that shows them."""
+        """Location of the logs: a folder, or the command that shows the logs."""
         ...
 
     def config(self) -> JobConfig:
-        """The configuration of the job.
+        """Return the configuration of the job.
 
         Raises:
-            UsageError: it is not one of this version.
-            EdlError: the cluster of the job does not answer, or refuses.
+            UsageError: the configuration was written by another version.
+            EdlError: the cluster of the job does not answer, or rejects the request.
         """
         ...
 
     def ask(self, request: Message) -> Any:
-        """Makes one call to the master.
+        """Make one call to the master and return the answer.
 
         Raises:
             UsageError: the job is over, or the master rejected the call.
-            EdlError: the cluster of the job does not answer, or refuses.
+            EdlError: the cluster of the job does not answer, or rejects the request.
         """
         ...
 
     def stop(self, request: pb.StopRequest) -> None:
-        """Asks the master to stop the job; a job that has no master yet is removed.
+        """Ask the master to stop the job; a job without a master is deleted.
 
         Raises:
             UsageError: the job is over.
-            EdlError: the cluster of the job does not answer, or refuses.
+            EdlError: the cluster of the job does not answer, or rejects the request.
         """
         ...
 
     def report(self) -> dict[str, Any]:
-        """The status of the job as plain data, from its master or from what is left of it.
+        """Return the status as plain data, from the master or from what the ended job has left.
 
         Raises:
-            EdlError: the cluster of the job does not answer, or refuses.
+            EdlError: the cluster of the job does not answer, or rejects the request.
         """
         ...
 
     def started(self) -> float:
-        """When the job was made, in Unix seconds."""
+        """Return the Unix time at which the job was created, in seconds."""
         ...
 
     def is_gone(self) -> bool:
-        """Whether no process of the job is left.
+        """Return True if no process of the job is left.
 
         Raises:
-            EdlError: the cluster of the job does not answer, or refuses.
+            EdlError: the cluster of the job does not answer, or rejects the request.
         """
         ...
 
 
 class LocalJob:
-    """A job of this machine."""
+    """A job of this machine; see :class:`AskedJob`."""
 
     def __init__(self, folder: JobFolder) -> None:
         self._folder = folder

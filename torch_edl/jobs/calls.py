@@ -1,4 +1,4 @@
-"""Calls to the master of a job of this machine, for commands that need one answer."""
+"""Single calls to the master of a job of this machine."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ CALL_TIMEOUT_S = 5.0
 
 
 def stub_of(master: MasterAddress) -> Stub:
-    """A stub of a master, connected when first used."""
+    """Return a stub for a master, which connects on first use."""
     return Stub(services.CONTROL, master.address, master.token)
 
 
 def ask(job: JobFolder, request: Message) -> Any:
-    """Makes one call to the job's master.
+    """Make one call to the job's master and return the answer.
 
     Raises:
         UsageError: the job is over, or the master rejected the call.
@@ -33,7 +33,7 @@ def ask(job: JobFolder, request: Message) -> Any:
         raise UsageError(f"{job.name}: not running any more, it is {state}")
     stub = stub_of(master)
     try:
-        # A master that was killed is started again, which takes less.
+        # A killed master is restarted in less time.
         return stub.call(request, timeout_s=CALL_TIMEOUT_S, wait=True)
     except grpc.RpcError as error:
         if error.code() not in REFUSED and not job.has_master():
@@ -44,14 +44,14 @@ def ask(job: JobFolder, request: Message) -> Any:
 
 
 def refused(job: str, error: grpc.RpcError) -> UsageError:
-    """What a call that failed means for the user."""
+    """Return the error for the user after a failed call."""
     if error.code() in REFUSED:
         return UsageError(f"{job}: {error.details()}")
     return UsageError(f"{job}: its master does not answer: {unanswered(error)}")
 
 
 def get_status(job: JobFolder) -> pb.GetStatusResponse | None:
-    """The status from the job's master; None if no master answers."""
+    """Return the status from the job's master; None if no master answers."""
     try:
         status: pb.GetStatusResponse = ask(job, pb.GetStatusRequest())
     except UsageError:

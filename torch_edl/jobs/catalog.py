@@ -1,4 +1,4 @@
-"""All jobs of this machine: found by name, made, and removed."""
+"""All jobs of this machine: list, find, create and remove them."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from torch_edl.files import write_text
 from torch_edl.jobs.folder import CONFIG, JobFolder, jobs_home
 
 KEEP_JOBS = 100
-"""Folders of older jobs that stay when a new job starts."""
+"""Number of folders of older jobs that are kept when a new job starts."""
 KEEP_DAYS = 30.0
-"""Days that such a folder stays after its job last wrote something."""
+"""Days for which such a folder is kept after the last write of its job."""
 
 
 def all_jobs() -> list[JobFolder]:
-    """Every job of this machine, newest first."""
+    """Return every job of this machine, newest first."""
     jobs = [JobFolder(config.parent.name) for config in jobs_home().glob(f"*/{CONFIG}")]
     found = sorted(((job.started(), job.name) for job in jobs), reverse=True)
-    return [JobFolder(name) for started, name in found if started]  # 0: removed meanwhile
+    return [JobFolder(name) for started, name in found if started]  # 0: just removed
 
 
 def find(name: str | None) -> JobFolder:
-    """The job of that name; the newest for None.
+    """Return the job with that name, or the newest job for None.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such job.
     """
     jobs = all_jobs()
     if not jobs:
@@ -42,7 +42,7 @@ def find(name: str | None) -> JobFolder:
 
 
 def require_free(name: str) -> None:
-    """Raise UsageError if a job of that name runs."""
+    """Raise UsageError if a job of that name is running."""
     if JobFolder(name).is_running():
         raise UsageError(
             f"--job-name {name}: a job of that name is running; choose another, "
@@ -51,10 +51,10 @@ def require_free(name: str) -> None:
 
 
 def create(config: JobConfig) -> JobFolder:
-    """Makes the folder of a new job, in the place of an older job's of that name.
+    """Create the folder of a new job, replacing that of an older job with the same name.
 
     Raises:
-        UsageError: a job of that name runs, or there is no room for its folder.
+        UsageError: a job of that name is running, or the disk is full.
         OSError: the folder cannot be written.
     """
     require_free(config.name)
@@ -64,7 +64,7 @@ def create(config: JobConfig) -> JobFolder:
             raise UsageError(f"{job.dir}: not the folder of a job; choose another --job-name")
         shutil.rmtree(job.dir)
     for old in outdated(days=KEEP_DAYS, keep=KEEP_JOBS):
-        with contextlib.suppress(OSError):  # another process removes it too, or it is not ours
+        with contextlib.suppress(OSError):  # removed by another process, or not our file
             shutil.rmtree(old.dir)
     job.dir.parent.mkdir(parents=True, exist_ok=True)
     job.dir.mkdir(mode=0o700)
@@ -79,11 +79,11 @@ def create(config: JobConfig) -> JobFolder:
 
 
 def outdated(*, days: float | None, keep: int | None) -> list[JobFolder]:
-    """Jobs that are over and need not be kept, newest first.
+    """Return the ended jobs that need not be kept, newest first.
 
     Args:
-        days: those that wrote nothing for so long; None: age does not count.
-        keep: those that came before the newest ``keep``; None: the number does not count.
+        days: age in days since the last write, from which a job is outdated; None for no limit.
+        keep: number of newest jobs that are not outdated; None for no limit.
     """
     since = math.inf if days is None else days * 86400
     now = time.time()

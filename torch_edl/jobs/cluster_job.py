@@ -1,9 +1,9 @@
-"""A job on a cluster: found by its labels, and asked through the API server.
+"""A job on a cluster, found by its labels and called through the API server.
 
-A client forwards a port of the master's pod through the API server, so that it talks to the master
-of a cluster as to one on its own machine: the same calls, encrypted by the token of the job. The
-alternative, a status that the master publishes in an object, would give the master rights that it
-does not need, and every question would cost the API server a write.
+A client forwards a port of the master's pod through the API server. The client can then call the
+master as on its own machine, encrypted by the token of the job. Alternatively, the master could
+publish its status in an object, but the master would need additional rights, and every status
+request would cost the API server a write.
 """
 
 from __future__ import annotations
@@ -39,68 +39,70 @@ from torch_edl.wire.channel import Stub
 from torch_edl.wire.endpoint import REMOTE
 
 _OURS = "app.kubernetes.io/managed-by=torch-edl"
-# What a master exits with that was stopped.
+# Exit codes of a master that was stopped.
 _STOPPED_CODES = (130, 143)
 
 
 class ClusterJob:
-    """A job on a cluster, by the name that the user gave it."""
+    """A job on a cluster, by the name that the user gave the job."""
 
     def __init__(self, api: Api, name: str, manifest: Mapping[str, Any]) -> None:
         self.name = name
         self.api = api
         self.manifest = manifest
-        """The Job of the master, as it was last seen."""
+        """The master's Job object, as last read."""
 
     @property
     def uid(self) -> str:
-        """Of the Job of the master: another job of the same name has another one."""
+        """Uid of the master's Job object; another job with the same name has another uid."""
         found: str = self.manifest["metadata"]["uid"]
         return found
 
     @property
     def where(self) -> str:
-        """What a command needs to find the job again."""
+        """Options with which a command finds the job again."""
         return f"--namespace {self.api.namespace}"
 
     @property
     def logs(self) -> str:
-        """The command that shows its logs."""
+        """Command that shows the logs of the job."""
         return f"torch-edl logs {self.name} {self.where}"
 
     def is_over(self) -> bool:
-        """Whether the job had ended when its Job was last seen."""
+        """Return True if the job had ended when its Job object was last read."""
         return self.final() is not None or ending(self.manifest) is not None
 
     def final(self, pod: causes.PodState | None = None) -> pb.GetStatusResponse | None:
-        """Return how the job ended, as its master says; None: it has not, or nothing is known.
+        """Return the final status from the master; None if the job has not ended or none is known.
 
         Args:
-            pod: of the master, which says it there if it may not change its Job.
+            pod: pod of the master, whose termination message has the status if the master could
+                not change its Job object.
         """
         said = final_status.from_text(pod.exit_message) if pod is not None and pod.ended else None
         return final_status.of(self.manifest) or said
 
     def is_gone(self) -> bool:
-        """Whether no process of the job is left.
+        """Return True if no process of the job is left.
 
         Raises:
-            ClusterError: the cluster does not answer, or refuses.
+            ClusterError: the cluster does not answer, or rejects the request.
         """
         return not self.refresh() or ending(self.manifest) is not None
 
     def delete(self) -> None:
-        """Deletes the Job, and in the background all that belongs to it.
+        """Delete the Job object, and in the background all objects that belong to it.
 
         Raises:
-            ClusterError: the cluster does not answer, or refuses.
+            ClusterError: the cluster does not answer, or rejects the request.
         """
         with contextlib.suppress(MissingError):
             self.api.delete("Job", names.master(self.name), uid=self.uid)
 
     def why_no_pod(self) -> str:
-        """Why the cluster makes no pod for the master, as its last event says; empty: nothing is
-        known, or this user may not list events.
+        """Return the reason why the cluster creates no pod for the master, from the last event.
+
+        The reason is empty if none is known, or if this user may not list events.
 
         Raises:
             ClusterError: the cluster does not answer.
@@ -114,8 +116,8 @@ class ClusterJob:
         return " ".join(str(events[-1].get("message", "")).split()) if events else ""
 
     def why_stuck(self, pod: causes.PodState) -> str:
-        """Why a pod of the master that was deleted does not end, and what to do; empty: it is not
-        deleted, or its node answers."""
+        """Return why a deleted pod of the master does not end, and what to do; empty if the pod is
+        not deleted or its node answers."""
         if not (pod.running and pod.deleting and pod.disruption == causes.TAINTED):
             return ""
         if self.manifest["spec"].get("podReplacementPolicy") != "Failed":
@@ -127,16 +129,16 @@ class ClusterJob:
         )
 
     def started(self) -> float:
-        """When the job was made, in Unix seconds."""
+        """Return the Unix time at which the job was created, in seconds."""
         return _seconds(self.manifest["metadata"].get("creationTimestamp"))
 
     def ended(self) -> float:
-        """When the job ended, in Unix seconds; 0: it has not."""
+        """Return the Unix time at which the job ended, in seconds; 0 if it has not ended."""
         how = ending(self.manifest)
         return _seconds(how.get("lastTransitionTime")) if how is not None else 0.0
 
     def refresh(self) -> bool:
-        """Reads the Job again; False: it is gone, or another one has its name.
+        """Read the Job object again; False if it was deleted or replaced by another job.
 
         Raises:
             ClusterError: the cluster does not answer.
@@ -151,19 +153,20 @@ class ClusterJob:
         return True
 
     def pods(self) -> list[causes.PodState]:
-        """All pods of the job that there are.
+        """Return all existing pods of the job.
 
         Raises:
-            ClusterError: the cluster does not answer, or refuses.
+            ClusterError: the cluster does not answer, or rejects the request.
         """
         return self.api.list("Pod", names.selector(self.name), read=causes.read_pod)[0]
 
     def master_pod(self) -> causes.PodState | None:
-        """The pod of the master that runs, else the newest one; None before there is one. One that
-        is deleted counts only if no other one runs.
+        """Return the running pod of the master, else its newest pod; None if there is none.
+
+        A deleted pod is returned only if no other pod is running.
 
         Raises:
-            ClusterError: the cluster does not answer, or refuses.
+            ClusterError: the cluster does not answer, or rejects the request.
         """
         selector = f"{names.selector(self.name)},{names.ROLE}=master"
         found, _ = self.api.list("Pod", selector, read=dict)
@@ -172,11 +175,11 @@ class ClusterJob:
         return max(pods, key=lambda pod: pod.standing, default=None)
 
     def token(self) -> str:
-        """The token of the job.
+        """Return the token of the job.
 
         Raises:
-            UsageError: the Secret has none yet.
-            ClusterError: there is no Secret, or this user may not read it.
+            UsageError: the Secret does not contain the token yet.
+            ClusterError: the Secret does not exist, or this user may not read it.
         """
         name = names.token(self.name)
         data = self.api.get("Secret", name).get("data") or {}
@@ -189,11 +192,11 @@ class ClusterJob:
             ) from error
 
     def config(self) -> JobConfig:
-        """The configuration of the job.
+        """Return the configuration of the job.
 
         Raises:
-            UsageError: it is not one of this version.
-            ClusterError: it is gone, or this user may not read it.
+            UsageError: the configuration was written by another version.
+            ClusterError: the ConfigMap does not exist, or this user may not read it.
         """
         files = self.api.get("ConfigMap", names.files(self.name)).get("data") or {}
         try:
@@ -202,16 +205,15 @@ class ClusterJob:
             raise UsageError(f"configmap {names.files(self.name)}: {error}") from error
 
     def connect(self, pod: str, token: str) -> Connection:
-        """A connection to the master in a pod, which is made when it is first used."""
+        """Return a connection to the master in a pod, which connects on first use."""
         return Connection(self.api, pod, token)
 
     def ask(self, request: Message) -> Any:
-        """Makes one call to the master.
+        """Make one call to the master and return the answer.
 
         Raises:
-            UsageError: the job is over or has no master at the moment, or the master rejected the
-                call.
-            ClusterError: the cluster does not answer, or refuses.
+            UsageError: the job is over, its master is not running, or the master rejected the call.
+            ClusterError: the cluster does not answer, or rejects the request.
         """
         pod = self.master_pod()
         if pod is None or not pod.running:
@@ -228,11 +230,11 @@ class ClusterJob:
             connection.close()
 
     def stop(self, request: pb.StopRequest) -> None:
-        """Asks the master to stop the job; a job whose master has not begun yet is deleted.
+        """Ask the master to stop the job; a job without a running master is deleted.
 
         Raises:
             UsageError: the job is over.
-            ClusterError: the cluster does not answer, or refuses.
+            ClusterError: the cluster does not answer, or rejects the request.
         """
         if self.is_over():
             raise UsageError(f"{self.name}: not running any more, it is {self.last()['state']}")
@@ -243,10 +245,10 @@ class ClusterJob:
             self.ask(request)
 
     def report(self) -> dict[str, Any]:
-        """The status of the job as plain data, from its master or from what is left of it.
+        """Return the status as plain data, from the master or from the objects of the job.
 
         Raises:
-            ClusterError: the cluster does not answer, or refuses.
+            ClusterError: the cluster does not answer, or rejects the request.
         """
         with contextlib.suppress(UsageError, MissingError, NoAnswerError):
             status: pb.GetStatusResponse = self.ask(pb.GetStatusRequest())
@@ -254,10 +256,10 @@ class ClusterJob:
         return self.last()
 
     def last(self) -> dict[str, Any]:
-        """What the objects of the job say of it, where no master answers.
+        """Return the status according to the objects of the job, if no master answers.
 
         Raises:
-            ClusterError: the cluster does not answer, or refuses.
+            ClusterError: the cluster does not answer, or rejects the request.
         """
         self.refresh()
         pod = self.master_pod()
@@ -280,7 +282,7 @@ class ClusterJob:
         return {**seen, "state": state, "error": error, "processes": processes}
 
     def state(self, pod: causes.PodState | None) -> tuple[str, str]:
-        """The state of the job and, if it failed or waits, why."""
+        """Return the state of the job, and the reason if the job failed or waits."""
         if (said := self.final(pod)) is not None:
             return said.state, said.error
         ended = ending(self.manifest)
@@ -295,7 +297,7 @@ class ClusterJob:
         if pod is None:
             return "starting", ""
         if how is not None and how.code == 0:
-            return "finished", ""  # the Job is not complete yet
+            return "finished", ""  # the Job object is not marked complete yet
         if how is not None:
             return "starting", f"its master has ended, and is started again: {why or how}"
         progress = causes.progress(pod, "master", 0)
@@ -304,7 +306,7 @@ class ClusterJob:
 
 
 class Connection:
-    """To the master in a pod, through the API server."""
+    """A connection to the master in a pod, through the API server."""
 
     def __init__(self, api: Api, pod: str, token: str) -> None:
         self.pod = pod
@@ -313,11 +315,11 @@ class Connection:
 
     @property
     def error(self) -> ClusterError | None:
-        """Why the last connection could not be made."""
+        """Error of the last failed connection; None if there was none."""
         return self._forward.error
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Close the connection."""
         self.stub.close()
         self._forward.close()
 
@@ -329,10 +331,10 @@ def _seconds(time: Any) -> float:
 
 
 def all_jobs(api: Api) -> list[ClusterJob]:
-    """Every job of a namespace, newest first.
+    """Return every job of a namespace, newest first.
 
     Raises:
-        ClusterError: the cluster does not answer, or refuses.
+        ClusterError: the cluster does not answer, or rejects the request.
     """
     found, _ = api.list("Job", _OURS, read=dict)
     jobs = [ClusterJob(api, _name_of(each), each) for each in found]
@@ -340,11 +342,11 @@ def all_jobs(api: Api) -> list[ClusterJob]:
 
 
 def find(api: Api, name: str | None) -> ClusterJob:
-    """The job of that name; the newest for None.
+    """Return the job with that name, or the newest job for None.
 
     Raises:
-        UsageError: there is none.
-        ClusterError: the cluster does not answer, or refuses.
+        UsageError: there is no such job.
+        ClusterError: the cluster does not answer, or rejects the request.
     """
     if name is not None:
         with contextlib.suppress(MissingError):

@@ -1,9 +1,8 @@
-"""The last status of a job as its master leaves it in an annotation of its Job: one line of JSON.
-Pure.
+"""The final status of a job, stored as one line of JSON in an annotation of the master's Job.
 
-An annotation stays when the pod of the master is evicted or deleted: how a job ended is told also
-when no client was there to hear it. A master that may not change its Job leaves the status in the
-termination message of its pod.
+The annotation remains when the pod of the master is evicted or deleted, so a client that connects
+later still learns how the job ended. A master that may not change its Job object writes the status
+to the termination message of its pod. This module is pure.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ from google.protobuf import json_format
 from torch_edl.kubernetes import names
 from torch_edl.wire import master_pb2 as pb
 
-# All annotations of an object may have 256 KiB.
+# Kubernetes limits all annotations of an object together to 256 KiB.
 MAX_BYTES = 16 * 1024
 MAX_MESSAGE_BYTES = 4096
-"""Bytes that Kubernetes keeps of the termination message of a container."""
-# A text that is cut keeps more than that.
+"""Largest termination message of a container in Kubernetes, in bytes."""
+# Texts of up to this length are not shortened further.
 _LEAST_CHARS = 100
 
 
 def to_text(status: pb.GetStatusResponse, *, most: int = MAX_BYTES) -> str:
-    """What fits: the numbers, the last evaluation, how the texts begin, and the end of the
-    traceback.
+    """Encode a status, shortened to fit: numbers, last evaluation, start of the texts and end of
+    the traceback.
 
     Args:
-        most: bytes of the text.
+        most: largest size of the result in bytes.
     """
     kept = pb.GetStatusResponse()
     kept.CopyFrom(status)
@@ -52,19 +51,19 @@ def to_text(status: pb.GetStatusResponse, *, most: int = MAX_BYTES) -> str:
 
 
 def of(manifest: Mapping[str, Any]) -> pb.GetStatusResponse | None:
-    """Return how the job of a Job ended; None: its master has not said so."""
+    """Return the final status of a Job object; None if its master has not written one."""
     annotations = manifest["metadata"].get("annotations") or {}
     return from_text(annotations.get(names.STATUS, ""))
 
 
 def state_of(manifest: Mapping[str, Any]) -> str:
-    """Return the state in which the job of a Job ended; empty: its master has not said so."""
+    """Return the final state of a Job object; empty if its master has not written one."""
     found = of(manifest)
     return found.state if found is not None else ""
 
 
 def from_text(text: str) -> pb.GetStatusResponse | None:
-    """The status; None: the text is none."""
+    """Decode a status; None if the text is not a status."""
     if not text.startswith("{"):
         return None
     try:

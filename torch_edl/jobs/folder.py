@@ -1,4 +1,4 @@
-"""The folder of a job: what lies in it, and which processes of the job live."""
+"""The folder of a job: its files, and which processes of the job are alive."""
 
 from __future__ import annotations
 
@@ -17,57 +17,57 @@ from torch_edl.errors import UsageError
 from torch_edl.files import write_text
 
 ENDED = ("finished", "failed", "stopped")
-"""States of a job that is over."""
+"""States of an ended job."""
 
 CONFIG = "job.json"
-"""A folder without this file is no job's."""
+"""Configuration file; a folder without this file does not belong to a job."""
 _CLIENT_LOCK = "client.lock"
 _AGENT_LOCKS = "agent-*.lock"
-# For the state and the first lines of the logs.
+# Space for the state and the first lines of the logs.
 _ROOM_BYTES = 256 << 10
-# A job that has just got its folder has no process to be seen yet.
+# Time after the creation of the folder within which a job may have no process yet.
 _STARTING_S = 60.0
 
 
 def jobs_home() -> Path:
-    """The parent of all folders of jobs."""
+    """Return the parent of the folders of all jobs."""
     return edl_home() / "jobs"
 
 
 @dataclass(frozen=True, kw_only=True)
 class MasterAddress:
-    """What the master wrote when it began to listen."""
+    """Address of a master, written by the master when it started to listen."""
 
     address: str
     pid: int
     token: str
     listen: str = ""
-    """The interface and port that it listens on, for a master that takes its place."""
+    """Interface and port to listen on, for a restarted master; empty if unknown."""
 
 
 class JobFolder:
-    """The folder of a job by the job's name; nothing is read before it is asked for."""
+    """The folder of a job with a given name. Files are read when a method needs them."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.dir = jobs_home() / name
         self.config_file = self.dir / CONFIG
         self.master_file = self.dir / "master.json"
-        """The address, pid and token of the newest master."""
+        """File with address, pid and token of the newest master."""
         self.status_file = self.dir / "status.json"
-        """The last status of the job."""
+        """File with the last status of the job."""
         self.events_file = self.dir / "events.jsonl"
-        """The events of the job, one JSON object a line."""
+        """File with the events of the job, one JSON object per line."""
         self.logs = self.dir / "logs"
-        """The folder of the processes' outputs."""
+        """Folder with the outputs of the processes."""
         self.predictions = self.dir / "predictions"
-        """The folder of predictions, a file for each task."""
+        """Folder with the predictions, one file per task."""
 
     def config(self) -> JobConfig:
-        """The configuration of the job.
+        """Return the configuration of the job.
 
         Raises:
-            UsageError: there is no such job, or its configuration is not one of this version.
+            UsageError: there is no such job, or another version wrote its configuration.
         """
         try:
             return JobConfig.from_json(self.config_file.read_text(encoding="utf-8"))
@@ -78,22 +78,22 @@ class JobFolder:
             raise UsageError(f"{self.config_file}: {error}") from error
 
     def master(self) -> MasterAddress | None:
-        """Where the newest master listens or listened; None before it did."""
+        """Return the address of the newest master, alive or not; None if there was none."""
         try:
             return MasterAddress(**json.loads(self.master_file.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return None
 
     def note_master(self, master: MasterAddress) -> None:
-        """Writes where the master listens, for this user alone.
+        """Write the address of the master, readable by this user only.
 
         Raises:
-            OSError: the disk refused.
+            OSError: the file cannot be written.
         """
         write_text(self.master_file, json.dumps(dataclasses.asdict(master)), 0o600)
 
     def last_status(self) -> dict[str, Any]:
-        """The status that the master wrote last, or the client at the end; empty without one."""
+        """Return the last status that the master or the client wrote; empty without one."""
         try:
             raw = json.loads(self.status_file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -101,51 +101,51 @@ class JobFolder:
         return raw if isinstance(raw, dict) else {}
 
     def started(self) -> float:
-        """When the job was started, in Unix seconds; 0 if its folder is gone."""
+        """Return the start time in Unix seconds; 0 if the folder does not exist."""
         return _modified(self.config_file)
 
     def touched(self) -> float:
-        """When the job last wrote something, in Unix seconds."""
+        """Return the time of the job's last write in Unix seconds."""
         return max(map(_modified, (self.config_file, self.status_file, self.events_file)))
 
     def is_alive(self) -> bool:
-        """Whether the job's master runs: the process exists and is a master of this job."""
+        """Return True if the master is running: the process with its pid is this job's master."""
         master = self.master()
         return master is not None and _runs_master(master.pid, self.name)
 
     def is_watched(self) -> bool:
-        """Whether the process that started the master lives."""
+        """Return True if the process that started the master is alive."""
         return _is_locked(self.dir / _CLIENT_LOCK)
 
     def has_master(self) -> bool:
-        """Whether the master runs, or the process that may start it again."""
+        """Return True if the master is running, or the process that can restart it."""
         return self.is_watched() or self.is_alive()
 
     def is_running(self) -> bool:
-        """Whether the job's name is taken: it has a master, or agents that wait for one."""
+        """Return True if the name of the job is in use: by a master or by waiting agents."""
         return self.has_master() or any(map(_is_locked, self.dir.glob(_AGENT_LOCKS)))
 
     def is_over(self) -> bool:
-        """Whether the folder may go: no process of the job lives, and none is about to start."""
+        """Return True if the folder may be removed: no process is alive or about to start."""
         if self.is_running():
             return False
         ended = self.last_status().get("state") in ENDED
         return ended or time.time() - self.touched() >= _STARTING_S
 
     def hold(self) -> BinaryIO:
-        """Marks the job as watched until the file is closed, or this process is gone."""
+        """Mark the job as watched, until the file is closed or this process ends."""
         return _lock(self.dir / _CLIENT_LOCK)
 
     def take_part(self) -> BinaryIO:
-        """Marks an agent as alive until the file is closed, or this process is gone.
+        """Mark an agent as alive, until the file is closed or this process ends.
 
         Raises:
-            OSError: the folder is gone or cannot be written.
+            OSError: the folder does not exist or is not writable.
         """
         return _lock(self.dir / _AGENT_LOCKS.replace("*", secrets.token_hex(4)))
 
     def no_room(self) -> str:
-        """Why the job cannot write to its folder, and what to do; empty if it can."""
+        """Return why the job cannot write to its folder, with advice; empty if it can."""
         probe = self.dir / ".room"
         try:
             probe.write_bytes(bytes(_ROOM_BYTES))

@@ -1,4 +1,4 @@
-"""Logs that grow, read line by line, and the lines of them that a terminal shows."""
+"""Read growing logs line by line, and select the lines to show in a terminal."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from pathlib import Path
 _OURS = re.compile(
     r"\d\d:\d\d:\d\d\.\d{3} [a-z]+-\d+ (?P<level>[A-Z]+) (?P<logger>[\w.]+): (?P<text>.*)"
 )
-# Of gRPC's C++ core, informative lines and the remark that precedes its first one.
+# Informative lines of gRPC's C++ core, and the warning before the first of them.
 _CORE = re.compile(r"I\d{4} \d\d:\d\d:[\d.]+ |WARNING: All log messages before absl::")
 _LAYERS = "torch_edl.layers"
-# The master reports failed tasks, with the count of failures.
+# Failed tasks are shown by the master, with the number of failures.
 _TOLD_BY_MASTER = ("torch_edl.trainer.one_off", "ERROR")
 _CHUNK_BYTES = 256 * 1024
 
 
 def is_chatter(line: str) -> bool:
-    """Whether the line is an informative one of gRPC's core."""
+    """Return True for an informative line of gRPC's core."""
     return _CORE.match(line) is not None
 
 
 def shown(line: str, *, own: bool = True) -> str | None:
-    """The line as the terminal shows it; None if it stays in the file.
+    """Return the text to show in a terminal for a line; None to hide the line.
 
-    What the user's code prints is shown as it is. Of our own log lines, warnings, errors and the
-    statistics of ``--log-layers`` are, unless ``own`` is false.
+    Output of the user's code is shown unchanged. Of the log lines of torch-edl, warnings, errors
+    and the statistics of ``--log-layers`` are shown, unless ``own`` is False.
     """
     ours = _OURS.match(line)
     if ours is None:
@@ -42,7 +42,7 @@ def shown(line: str, *, own: bool = True) -> str | None:
 
 
 class WholeLines:
-    """The lines of a file that grows, each when it is whole."""
+    """The complete lines of a growing file."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
@@ -50,8 +50,11 @@ class WholeLines:
         self._rest = b""
 
     def read(self, *, final: bool = False) -> list[bytes]:
-        """Some new lines, without their ends; with ``final`` all, an unfinished one too. A file
-        that does not exist has no lines."""
+        """Return some new lines without line ends; empty if the file does not exist.
+
+        Args:
+            final: return all new lines, including an incomplete last line.
+        """
         lines: list[bytes] = []
         for some in self._chunks():
             lines += some
@@ -63,7 +66,7 @@ class WholeLines:
         return lines
 
     def read_all(self, *, final: bool = False) -> Iterator[bytes]:
-        """All new lines as :meth:`read` returns them, of which only a part is in memory."""
+        """Yield all new lines as :meth:`read` returns them, with only a part in memory."""
         for some in self._chunks():
             yield from some
         if final and self._rest:
@@ -86,22 +89,24 @@ class LogTail:
         self._lines = WholeLines(path)
 
     def read(self, *, final: bool = False, own: bool = True) -> list[str]:
-        """New whole lines that are to be shown; with ``final`` all that is left, unfinished too.
+        """Return the new complete lines to show.
 
-        Without ``own``, only what the user's code printed or logged.
+        Args:
+            final: return all remaining lines, including an incomplete last line.
+            own: False to return only output of the user's code.
         """
         texts = (text_of(raw) for raw in self._lines.read(final=final))
         return [line for text in texts if (line := shown(text, own=own)) is not None]
 
 
 def text_of(raw: bytes) -> str:
-    """A line as a terminal would leave it."""
-    # A bar that redraws itself ends each state with a return; the last state counts.
+    """Decode a line as it would remain in a terminal."""
+    # A progress bar ends each state with a carriage return; the last state remains.
     return raw.rstrip(b"\r").rsplit(b"\r", 1)[-1].decode("utf-8", "replace")
 
 
 def last_error(path: str | Path) -> str:
-    """The text of the last error that one of our processes logged; empty if there is none."""
+    """Return the last error that a torch-edl process logged; empty if there is none."""
     for line in reversed(last_lines(path, 50).split("\n")):
         ours = _OURS.match(line)
         if ours is not None and ours["level"] == "ERROR":
@@ -110,13 +115,13 @@ def last_error(path: str | Path) -> str:
 
 
 def text_of_line(line: str) -> str:
-    """What a line of a log says, without the time and the name of the process that logged it."""
+    """Return the message of a log line, without the time and process name."""
     ours = _OURS.match(line)
     return line if ours is None else ours["text"]
 
 
 def last_lines(path: str | Path, count: int) -> str:
-    """The end of a log, for an error message."""
+    """Return the last lines of a log, for an error message."""
     try:
         with open(path, "rb") as file:
             file.seek(0, 2)

@@ -1,7 +1,7 @@
-"""The master of a job of agents: an agent finds it at its endpoint, or starts it there.
+"""The master of a job of agents: an agent finds the master at an endpoint, or starts one there.
 
-Locks on the endpoint, and on the start of any master, keep two agents that begin at the same moment
-from both starting one.
+Locks on the endpoint, and on the start of any master, prevent two agents that begin at the same
+moment from both starting a master.
 """
 
 from __future__ import annotations
@@ -36,45 +36,45 @@ from torch_edl.wire.keys import require_strong
 log = logging.getLogger(__name__)
 
 ANY_PORT = f"{LOOPBACK}:0"
-"""An endpoint for agents of this machine, which find the master by the name of the job."""
+"""Endpoint for agents of this machine, which find the master by the name of the job."""
 
 _LOOK_S = 0.1
-# How long an agent waits for the master of an older job to leave, and when it says so.
+# Time to wait for the master of an older job to leave, and before a message about the wait.
 _LEAVES_S = 60.0
 _PATIENCE_S = 2.0
-# A process that listens, but is no known master, may be one that has not written so yet.
+# Time for which a process that listens may be a master that has not written its address yet.
 _UNKNOWN_S = 2.0
 _OVER = ("finishing", *ENDED)
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobMaster:
-    """Where a job's master is, and what this process holds of the job."""
+    """The address of a job's master, and the resources that this process holds for the job."""
 
     address: str
     token: str
     hosted: MasterProcess | None = None
-    """The master itself, if this process has started it."""
+    """The master process, if this process has started it; else None."""
     job: str = ""
-    """Name of the job; empty: its folder is on another machine, or another user's."""
+    """Name of the job; empty if its folder is on another machine or belongs to another user."""
     presence: BinaryIO | None = None
-    """Marks an agent of the job as alive on this machine, until it is closed."""
+    """Open lock file that marks an agent of this machine as alive; None without a folder."""
 
     def environment(self, node: str) -> dict[str, str]:
-        """The variables by which a worker finds the master and names its agent."""
+        """Return the variables with which a worker finds the master and names its agent."""
         return {ENV_MASTER: self.address, ENV_TOKEN: self.token, ENV_NODE: node}
 
     def leave(self) -> None:
-        """Notes that this agent takes part no more."""
+        """Mark this agent as gone."""
         if self.presence is not None:
             self.presence.close()
 
 
 def start(config: JobConfig, *, listen: str = ANY_PORT, follows: bool = True) -> JobMaster:
-    """Starts the master of a new job on this machine.
+    """Start the master of a new job on this machine.
 
-    The token is that of the environment, if it names one, so that agents of other machines know
-    it too.
+    If the environment contains a token, the job gets this token, so that agents of other machines
+    know the token too.
 
     Raises:
         UsageError: a job of that name runs, the address is taken, or the token can be guessed.
@@ -87,14 +87,13 @@ def start(config: JobConfig, *, listen: str = ANY_PORT, follows: bool = True) ->
 def find_or_start(
     config: Callable[[str], JobConfig], *, names: Sequence[str], endpoint: str, follows: bool
 ) -> JobMaster:
-    """The master at ``endpoint``: the one that listens there, else a new one if the endpoint is
-    this machine's.
+    """Return the master at ``endpoint``; start one if the endpoint is free and on this machine.
 
-    The master of a job that is over leaves soon; it is waited for.
+    If the master there belongs to an ended job, wait until it leaves.
 
     Args:
-        config: makes the configuration of the job of a name, should it be new.
-        names: what the job may be called; a new one gets the first that no other job has.
+        config: creates the configuration of a new job from its name.
+        names: possible names of the job; a new job gets the first free name.
         endpoint: ``host:port``, or :data:`ANY_PORT`.
 
     Raises:
@@ -136,9 +135,9 @@ def _start(job: JobFolder, *, token: str, listen: str, follows: bool) -> JobMast
 
 
 def _succeed(job: JobFolder, config: JobConfig, endpoint: str, *, follows: bool) -> JobMaster:
-    """Starts the master again of a job whose agents wait for it, since its starter is lost.
+    """Restart the master of a job whose agents wait for it, because its starter is lost.
 
-    A new job beside them would be a second group that trains the same.
+    A new job instead would be a second group that does the same training.
     """
     master = job.master()
     assert master is not None, f"agents of {job.name} found a master"
@@ -157,8 +156,8 @@ def _succeed(job: JobFolder, config: JobConfig, endpoint: str, *, follows: bool)
 
 
 def _find(endpoint: str, names: Sequence[str]) -> JobMaster | JobFolder | None:
-    """The master of a job of this machine; a job that has agents and no master; None: the
-    endpoint is free."""
+    """Return the master of a job of this machine, or a job that has agents but no master; None if
+    the endpoint is free."""
     began = time.monotonic()
     told = ""
     while (job := _job_at(endpoint, names)) is not None or is_listening(endpoint):
@@ -199,8 +198,8 @@ def _not_ours(endpoint: str, who: str, names: Sequence[str]) -> UsageError:
 
 
 def _job_at(endpoint: str, names: Sequence[str]) -> JobFolder | None:
-    """The job of this user that has its master at an endpoint of this machine, or is about to
-    start it there again; at any port: the job of one of these names."""
+    """Return this user's job whose master is at an endpoint of this machine, or will be restarted
+    there; for :data:`ANY_PORT`, the running job with one of these names."""
     if endpoint == ANY_PORT:
         return next((job for job in map(JobFolder, names) if job.is_running()), None)
     for job in catalog.all_jobs():

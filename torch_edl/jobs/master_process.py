@@ -1,4 +1,4 @@
-"""The master of a job as a child of this process: started, watched, started again, stopped."""
+"""The master of a job as a child process: start, watch, restart and stop it."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from torch_edl.processes.spec import ProcessExit, ProcessSpec
 log = logging.getLogger(__name__)
 
 USAGE_CODE = 2
-"""The master's exit code where the user can mend the cause."""
+"""Exit code of a master if the user can fix the cause."""
 SUPERSEDED = 3
-"""The master's exit code where another master has taken the job over, and its processes."""
+"""Exit code of a master if another master has taken over the job and its processes."""
 
 _LISTEN_TIMEOUT_S = 60.0
 _POLL_S = 0.02
 _TAIL_LINES = 15
-# A master that ends as often before an agent reaches it will not come up.
+# A master that ends this often before an agent reaches it is not restarted.
 _MAX_STARTS_IN_A_ROW = 5
 
 
 class MasterProcess:
-    """The master of a job. The job counts as watched until :meth:`close`.
+    """The master process of a job. The job counts as watched until :meth:`close`.
 
     Must be used from the main thread, as :class:`LocalLauncher`.
 
     Args:
-        token: of the job; empty: a new one.
-        listen: ``host:port``; port 0 takes a free one. A master that is started again keeps it.
-            Empty: a free port of the loopback interface.
-        env: added to the environment; the processes that the master starts inherit it.
-        follows: the master ends with this process. False: the master lives until all agents left.
+        token: token of the job; empty to create one.
+        listen: ``host:port``; port 0 binds a free port, which a restarted master keeps. Empty for
+            a free port of the loopback interface.
+        env: additional environment variables, inherited by the processes of the master.
+        follows: True if the master ends with this process; False if it runs until all agents left.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class MasterProcess:
     ) -> None:
         self.token = token or secrets.token_urlsafe(32)
         self.pid = 0
-        """Of the master that was started last."""
+        """Pid of the newest master; 0 before the first start."""
         self.exit: ProcessExit | None = None
-        """How it ended; None while it runs."""
+        """How the master ended; None while it runs."""
         self._job = job
         self._listen = listen
         self._env = env or {}
@@ -68,10 +68,10 @@ class MasterProcess:
         self._stopping = False
 
     def start(self) -> None:
-        """Starts the master and returns at once.
+        """Start the master and return at once.
 
         Raises:
-            OSError: it could not be started.
+            OSError: the process cannot be started.
         """
         self._starts_in_a_row += 1
         self.exit = None
@@ -90,10 +90,10 @@ class MasterProcess:
         )
 
     def start_and_listen(self) -> str:
-        """Starts the master, waits until it listens, and returns its address.
+        """Start the master, wait until it listens, and return its address.
 
         Raises:
-            UsageError: the master cannot begin; the message is its own.
+            UsageError: the master rejected its configuration, with the master's message.
             JobFailedError: the master ended, or did not listen in time.
         """
         self.start()
@@ -101,7 +101,7 @@ class MasterProcess:
         while time.monotonic() < deadline:
             master = self._job.master()
             if master is not None and master.pid == self.pid:
-                self._listen = master.listen  # the port, too
+                self._listen = master.listen  # now with the port
                 return master.address
             ended = self.poll()
             if ended is not None:
@@ -113,21 +113,21 @@ class MasterProcess:
         )
 
     def poll(self) -> ProcessExit | None:
-        """How the master ended, if it did since the last call."""
+        """Return how the master ended, if it has ended since the last call; else None."""
         for ended in self._launcher.poll():
             self.exit = ended
             return ended
         return None
 
     def answered(self) -> None:
-        """Notes that the master answered a call: the next failure is a new one."""
+        """Record that the master answered a call, which resets the count of failed starts."""
         self._starts_in_a_row = 0
 
     def revive(self) -> ProcessExit | None:
-        """Starts the master again if a signal ended it; to be called whenever it may have ended.
+        """Restart the master if a signal ended it. Call this whenever the master may have ended.
 
         Returns:
-            How the master ended if it is not started again: its job is over.
+            How the master ended, if it is not restarted because its job is over; else None.
         """
         ended = self.poll()
         if ended is None or self._stopping or ended.signal is None:
@@ -140,14 +140,18 @@ class MasterProcess:
         return None
 
     def stop(self, *, grace_s: float) -> None:
-        """Sends SIGTERM, and SIGKILL ``grace_s`` later (by :meth:`poll`); 0: SIGKILL at once. The
-        master is not started again."""
+        """Send SIGTERM; :meth:`poll` sends SIGKILL ``grace_s`` seconds later.
+
+        A grace of 0 sends SIGKILL at once. The master is not restarted.
+        """
         self._stopping = True
         self._launcher.stop("master", 0, grace_s=grace_s)
 
     def wait(self, timeout_s: float) -> None:
-        """Waits for a master that leaves by itself, since its job is over. From now on the master
-        is not started again, and the job is not watched."""
+        """Wait for the master to leave after the end of its job.
+
+        After this call, the master is not restarted, and the job is no longer watched.
+        """
         deadline = time.monotonic() + timeout_s
         self._stopping = True
         while self.exit is None and time.monotonic() < deadline:
@@ -156,8 +160,10 @@ class MasterProcess:
         self._hold.close()
 
     def close(self, *, grace_s: float = 0) -> None:
-        """Ends the master and waits until it is gone: SIGTERM, SIGKILL ``grace_s`` later. What a
-        master that was killed could not end is ended then."""
+        """End the master and wait for its end: SIGTERM, then SIGKILL ``grace_s`` seconds later.
+
+        Afterwards, kill the workers and servers that a killed master has left behind.
+        """
         self._stopping = True
         self._launcher.stop_all(grace_s=grace_s)
         if self.exit is None or self.exit.code != SUPERSEDED:
@@ -174,11 +180,11 @@ class MasterProcess:
         self._launcher.stop_all(grace_s=0)
 
     def cause(self) -> str:
-        """The last error that the master logged, or why it could not; empty without one."""
+        """Return the last error in the master's log, or why there is none; empty if unknown."""
         return last_error(self._log_path()) or self._job.no_room()
 
     def last_words(self) -> str:
-        """The last lines of the master's log."""
+        """Return the last lines of the master's log."""
         return last_lines(self._log_path(), _TAIL_LINES)
 
     def _cannot_begin(self, ended: ProcessExit) -> EdlError:

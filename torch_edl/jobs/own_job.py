@@ -1,11 +1,9 @@
-"""The Job of the master, as the master in its pod uses it: whether the job is over, how it ended,
-and the next pod.
+"""The master's own Job object, as seen from its pod: final status, and the next pod.
 
-The Job controller makes another pod only after a pause that doubles with each pod that failed, was
-deleted or was evicted, up to 10 minutes. A master that is told to leave therefore makes the next
-pod itself: the controller counts a pod that has the labels of the Job as one of its own. What is
-left to the pauses of the controller are pods that end without a word: of a node that is lost, or
-out of memory.
+The Job controller creates another pod only after a pause, which doubles with each pod that failed,
+was deleted or was evicted, up to 10 minutes. A master that must leave therefore creates the next
+pod itself; the controller adopts a pod with the labels of the Job. The controller's pauses apply
+only to pods that end without notice, on a lost node or out of memory.
 https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-backoff-failure-policy
 """
 
@@ -32,13 +30,13 @@ log = logging.getLogger(__name__)
 Manifest = dict[str, Any]
 
 _AGAIN_S = 1.0
-# By which the controller counts a pod, and knows that it has not counted one yet.
+# Label by which the controller adopts a pod, and finalizer of a pod that is not counted yet.
 _UID_LABEL = "batch.kubernetes.io/controller-uid"
 _TRACKING = "batch.kubernetes.io/job-tracking"
 
 
 class JobApi(Protocol):
-    """What of :class:`torch_edl.kubernetes.api.Api` this needs."""
+    """The methods of :class:`torch_edl.kubernetes.api.Api` that this module uses."""
 
     def create(self, manifest: Manifest) -> Manifest: ...
     def get(self, kind: str, name: str) -> Manifest: ...
@@ -46,12 +44,13 @@ class JobApi(Protocol):
 
 
 class OwnJob:
-    """The Job of the master.
+    """The Job object of the master.
 
     Args:
-        job: the name of the job.
-        uid: of the Job.
-        forbidden_s: seconds for which the server may reject the first call.
+        job: name of the job.
+        uid: uid of the Job object.
+        forbidden_s: seconds for which the API server may reject the first call, until the rights of
+            a new account are effective.
     """
 
     def __init__(self, api: JobApi, job: str, uid: str, *, forbidden_s: float = SETTLING_S) -> None:
@@ -59,16 +58,16 @@ class OwnJob:
         self._forbidden_s = forbidden_s
         self._name = names.master(job)
         self.may_note = True
-        """False if this master was forbidden to change its Job when it began."""
+        """False if this master may not change its Job object."""
 
     def begin(self) -> str:
-        """Take possession of the objects of the job that have no owner yet.
+        """Become the owner of the objects of the job that have no owner yet.
 
         Returns:
-            The state in which an earlier master has ended the job; empty: the job goes on.
+            The final state that an earlier master wrote; empty if the job continues.
 
         Raises:
-            ClusterError: the cluster does not answer for a minute.
+            ClusterError: the cluster has not answered for a minute.
         """
         same = {"metadata": {"uid": self._uid}}
         try:
@@ -86,8 +85,10 @@ class OwnJob:
         return state if (state := final_status.state_of(found)) in ENDED else ""
 
     def end(self, status: pb.GetStatusResponse) -> None:
-        """Note in the Job how the job ended, and have no other pod made. Waits for a cluster that
-        does not answer: the next master would begin a job anew of which nobody knows the end.
+        """Write the final status to the Job object, and prevent further pods.
+
+        Waits while the cluster does not answer, because the next master would otherwise start the
+        ended job again.
 
         Must be called only while :attr:`may_note` is true.
         """
@@ -95,7 +96,7 @@ class OwnJob:
             "metadata": {"annotations": {names.STATUS: final_status.to_text(status)}},
         }
         if status.state != "finished":
-            # The Job fails with the first pod that does.
+            # The Job object fails with the next pod that fails.
             patch["spec"] = {"backoffLimit": 0}
         told = False
         while True:
@@ -103,7 +104,7 @@ class OwnJob:
                 self._api.patch("Job", self._name, patch)
                 return
             except MissingError:
-                return  # nobody is to know
+                return  # the Job object was deleted
             except ClusterError as error:
                 if not told:
                     log.warning("the end of the job is not noted yet: %s; trying again", error)
@@ -111,7 +112,7 @@ class OwnJob:
                 time.sleep(max(_AGAIN_S, error.retry_after_s))
 
     def make_next_pod(self) -> None:
-        """Make the pod of the next master, unless the job is over, deleted or suspended."""
+        """Create the pod of the next master, unless the job is over, deleted or suspended."""
         try:
             found = self._api.get("Job", self._name)
             metadata, spec = found["metadata"], found["spec"]
@@ -124,19 +125,19 @@ class OwnJob:
             log.warning("the Job makes the next master's pod after a pause: %s", error)
 
     def _adopt(self) -> None:
-        """Objects that a user has applied have no owner: the uid of the Job was not known."""
+        """Set the owner of the job's objects, which a user applied before the Job had a uid."""
         owner = {"apiVersion": "batch/v1", "kind": "Job", "name": self._name, "uid": self._uid}
         for kind, name in names.belongings(self._job):
             try:
                 self._api.patch(kind, name, {"metadata": {"ownerReferences": [owner]}})
             except MissingError:
-                continue  # an option, or the user has left it out
+                continue  # an optional object that the user has not created
             except ClusterError as error:
                 log.warning("%s %s stays when the job is deleted: %s", kind, name, error)
 
 
 def next_pod(job: Manifest) -> Manifest:
-    """The manifest of another pod of a Job, as its controller makes them."""
+    """Return the manifest of the next pod of a Job, equal to those of the controller."""
     metadata, template = job["metadata"], job["spec"]["template"]
     owner = {
         "apiVersion": "batch/v1",

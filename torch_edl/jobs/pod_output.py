@@ -1,4 +1,4 @@
-"""The output of the pods of a job while they write it, a line at a time."""
+"""The output of the pods of a job, line by line while they run."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from torch_edl.kubernetes.api import Api
 from torch_edl.kubernetes.causes import PodState
 from torch_edl.kubernetes.failures import ClusterError, MissingError
 
-# Lines that nobody has taken yet; then the streams wait.
+# Number of lines that may wait for the reader; then the log streams block.
 _LINES = 10_000
 _PUT_S = 0.5
 _NAMED = re.compile(rb"(worker-\d+): (.*)", re.DOTALL)
 
 
 def by_process(pod: PodState, line: bytes) -> tuple[str, bytes]:
-    """The name of the process that wrote a line of a pod's log, and what it wrote."""
+    """Return the name of the process that wrote a line of a pod's log, and its text."""
     found = _NAMED.fullmatch(line) if pod.shared else None
     return (found[1].decode(), found[2]) if found else (f"{pod.role}-{pod.id}", line)
 
 
 class PodOutput:
-    """Reads the logs of pods, each in a thread, and hands their lines to one reader.
+    """Reads the logs of pods, each in a thread, and passes the lines to one reader.
 
     Args:
-        most: pods whose logs are read at once; None: any number. Others are read when one of these
-            has ended, if they still run.
+        most: number of pods whose logs are read at once; None for no limit. The log of another pod
+            is read when one of these pods has ended.
     """
 
     def __init__(self, api: Api, *, most: int | None = None) -> None:
@@ -41,10 +41,10 @@ class PodOutput:
         self._readers: dict[str, threading.Thread] = {}
 
     def saw(self, pod: PodState, *, tail: int | None = None) -> None:
-        """A pod is new, or has changed: it is read as soon as its container runs.
+        """Start to read a new or changed pod, once its container runs.
 
         Args:
-            tail: begin with so many of the lines that it has written; None: with all.
+            tail: number of existing lines to start with; None for all.
         """
         if (pod.running or pod.ended) and pod.uid not in self._readers:
             run = threading.Thread(target=self._read, args=(pod, tail), name="output", daemon=True)
@@ -52,13 +52,13 @@ class PodOutput:
             run.start()
 
     def new(self) -> Iterator[tuple[PodState, bytes]]:
-        """The lines since the last call."""
-        # No more than there are now: pods may write faster than a terminal shows it.
+        """Yield the lines since the last call."""
+        # No more than the queue has now: pods may write faster than a terminal shows lines.
         for _ in range(self._lines.qsize()):
             yield self._lines.get()
 
     def rest(self, timeout_s: float) -> Iterator[tuple[PodState, bytes]]:
-        """What comes until all pods that are read have ended, or no line has come for so long."""
+        """Yield lines until all pods have ended or no line has arrived for ``timeout_s``."""
         while any(reader.is_alive() for reader in self._readers.values()):
             try:
                 yield self._lines.get(timeout=timeout_s)
@@ -67,7 +67,7 @@ class PodOutput:
         yield from self.new()
 
     def close(self) -> None:
-        """Reads nothing more."""
+        """Stop reading."""
         self._closed.set()
 
     def _read(self, pod: PodState, tail: int | None) -> None:
@@ -79,7 +79,7 @@ class PodOutput:
                     if self._closed.is_set():
                         return
             except MissingError:
-                pass  # its pod has just gone
+                pass  # the pod was deleted
             except ClusterError as error:
                 self._put(pod, str(error).encode())
 

@@ -1,4 +1,4 @@
-"""The status of a job as plain data: what ``status --json`` prints and the job's folder keeps."""
+"""The status of a job as plain data, for ``status --json`` and the folder of the job."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ EMPTY: dict[str, Any] = {
     "processes": [],
     "rates": {},
 }
-"""What is not known of a job whose master has not answered."""
+"""Values of fields that are unknown until the master has answered."""
 
 
 def report(job: JobFolder) -> dict[str, Any]:
-    """The status of a job as plain data.
+    """Return the status of a job as plain data.
 
-    Where no master answers, the status is the last one in the job's folder. Its state is then
-    ``finished``, ``failed`` or ``stopped`` if the master or the client noted the end; ``dead`` if
-    nobody did and the master is gone.
+    If no master answers, the last status in the job's folder is returned. Its state is
+    ``finished``, ``failed`` or ``stopped`` if the master or the client has recorded the end, and
+    ``dead`` if the master is gone without a record.
     """
     status = calls.get_status(job)
     if status is not None:
@@ -43,7 +43,7 @@ def report(job: JobFolder) -> dict[str, Any]:
 
 
 def as_dict(status: pb.GetStatusResponse) -> dict[str, Any]:
-    """The fields of a status that scripts may rely on; numbers that are not finite become None."""
+    """Return the documented fields of a status; numbers that are not finite become None."""
     return {
         "job": status.job,
         "kind": status.kind,
@@ -81,10 +81,10 @@ def as_dict(status: pb.GetStatusResponse) -> dict[str, Any]:
 
 
 def metrics_of(evaluation: pb.EvaluationResult) -> dict[str, float | None]:
-    """Metric name to value, by name."""
+    """Return the metric values by name."""
     return {name: finite(value) for name, value in sorted(evaluation.metrics.items())}
 
 
 def finite(value: float) -> float | None:
-    """JSON knows no NaN."""
+    """Return the number, or None if it is not finite, because JSON has no NaN."""
     return value if math.isfinite(value) else None
