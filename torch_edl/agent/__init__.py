@@ -1,5 +1,6 @@
-"""The agent: starts the workers of a script on one machine, watches them, and tells the master.
+"""The agent starts and watches the workers of a script on one machine, and reports to the master.
 
-Environment, logs and error files are those of torchrun; unlike there, a lost worker is replaced
-alone. No ring, no data, no options: those are the master's, the worker's and the command line's.
+Environment, logs and error files are those of torchrun. Unlike torchrun, the agent replaces a lost
+worker without restarting the others. Rings, data and options belong to other packages: the master,
+the worker and the command line.
 """

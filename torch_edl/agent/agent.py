@@ -1,4 +1,4 @@
-"""The agent's loop: one thread owns the workers and decides; see ``torch_edl.agent``."""
+"""The loop of the agent: one thread manages the workers and decides; see ``torch_edl.agent``."""
 
 from __future__ import annotations
 
@@ -33,55 +33,55 @@ from torch_edl.wire.endpoint import free_port, own_address
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.5
-# How often the output of workers is looked for.
+# Interval for reading the output of workers.
 _LOOK_S = 0.1
-# How often the time to start a replacement is looked for.
+# Poll interval while a replacement is due to start.
 _POLL_FAST_S = 0.05
 _MASTER_LEAVES_S = 10.0
-# How long a silent master is waited for after all workers of this machine ended well.
+# Time to wait for a silent master after all workers of this machine have completed the script.
 _DONE_SILENCE_S = 30.0
 # After which the lack of an answer is told, while the agent waits on.
 _SILENT_S = 30.0
 # How long a worker may take to leave after the job is over.
 _OVER_GRACE_S = 30.0
 _STOP_CALL_S = 2.0
-# How long the master may take after the last worker to say that the job is over.
+# Time for the master to report the end of the job after the last worker has ended.
 _FAREWELL_S = 3.0
-# The same where the master may write a last checkpoint of its servers before.
+# The same if the master may first write a last checkpoint of its servers.
 _FAREWELL_STOPPING_S = 90.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSpec:
-    """What an agent is to do."""
+    """The task of an agent."""
 
     config: LaunchConfig
-    """torchrun's configuration; ``nproc_per_node`` workers are started on this machine."""
+    """Configuration from torchrun; ``nproc_per_node`` workers are started on this machine."""
     command: Sequence[str]
-    """The command of a worker."""
+    """Command of a worker."""
     name: str
-    """Name of the script, for the report of a failure."""
+    """Name of the script, for failure reports."""
     show_status: Callable[[pb.GetStatusResponse], None]
-    """Shows how the job is; the status has its new events if the master is started here."""
+    """Shows the status of the job, with new events if this agent hosts the master."""
     show_output: Callable[[int, str, bytes], None] | None
-    """Shows a line that a worker printed: rank, ``stdout`` or ``stderr``, and the line. None: the
-    output does not go to files only."""
+    """Shows a line of a worker: rank, ``stdout`` or ``stderr``, and the line. None if the
+    workers write to the terminal themselves."""
     experiment: Experiment
-    """The command of this agent, which the master compares with that of the other agents."""
+    """Experiment of this agent, which the master compares with those of other agents."""
     master: JobMaster
     silence_s: float
-    """Seconds without an answer of the master after which this agent ends with an error."""
+    """Seconds without an answer of the master after which this agent fails."""
     join_timeout_s: float
-    """Seconds that this agent waits for the least number of machines, and for a free place."""
+    """Seconds to wait for the minimum number of machines, and for a free slot."""
     node: str = ""
-    """Its name; empty: one that no other agent has."""
+    """Name of this agent; empty to create a unique name."""
     replaced: bool = False
-    """The master starts another agent in the place of this one: a signal ends no more than this
-    agent."""
+    """True if the master replaces this agent after its end; a signal then stops this agent only,
+    and not the job."""
 
 
 class Agent:
-    """Runs the workers of one machine to their end. Use it from the main thread."""
+    """Runs the workers of one machine until they end. Must be used from the main thread."""
 
     def __init__(self, spec: AgentSpec) -> None:
         self._spec = spec
@@ -90,7 +90,7 @@ class Agent:
         node = spec.node or f"{socket.gethostname()}-{os.getpid()}"
         self._workers = Workers(spec.config, spec.command, spec.master.environment(node))
         self._shown: list[Worker] = []
-        """The workers whose output is shown: those that run, and those that ended last."""
+        """Workers whose output is shown: running workers, and those that ended last."""
         self._restart_policy = RestartPolicy(max_restarts=spec.config.max_restarts)
         self._wanted = spec.config.nproc_per_node
         self._done: set[int] = set()
@@ -102,7 +102,7 @@ class Agent:
         """Machines in the job when the master answered last."""
         self._silence_told = False
         self._stopping = ""
-        """Why all workers are to end; empty: they are to run."""
+        """Reason why all workers must end; empty while they should run."""
         self._is_stopped = False  # the whole job
         self._hurried = False
         self._over: str | None = None

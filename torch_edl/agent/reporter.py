@@ -1,4 +1,4 @@
-"""Reports the workers to the master, in calls that the agent does not wait for."""
+"""Reports the workers to the master without blocking the agent."""
 
 from __future__ import annotations
 
@@ -19,24 +19,26 @@ log = logging.getLogger(__name__)
 PERIOD_S = 0.5
 _CALL_TIMEOUT_S = 5.0
 _FINAL_TIMEOUT_S = 3.0
-# The status of the job is asked for with every second report.
+# A status of the job is requested with every second report.
 _STATUS_EVERY = 2
-# The largest number that the master takes; no event has it.
+# The largest event number that the master accepts, so that a status has no events.
 _NO_EVENTS = 1 << 53
 
 _Answer = tuple[pb.AgentReportResponse, pb.GetStatusResponse | None]
 
 
 class Reporter:
-    """Reports twice a second, and at once when there is news. One thread owns it and calls
-    :meth:`turn` after each ``wake``; the calls themselves run in another one.
+    """Reports twice a second, and at once if there is news.
+
+    One thread uses the reporter and calls :meth:`turn` after each ``wake``. The calls to the master
+    run in another thread.
 
     Args:
-        stub: of the master.
-        agent: the fields of a report that never change: who reports, from where, and what for.
-        wake: called in the thread of the calls after an answer, or the lack of one.
+        stub: stub of the master.
+        agent: constant fields of a report, which describe this agent.
+        wake: called in the thread of the calls after each answer or failure.
         show: receives each status of the job.
-        wants_events: a status is to have the events since the status before.
+        wants_events: True if a status must contain the events since the last status.
     """
 
     def __init__(
@@ -63,13 +65,13 @@ class Reporter:
         self._is_full = False
         self._events_after = 0 if wants_events else _NO_EVENTS
         self.steps = 0
-        """Of the job, by its newest status."""
+        """Steps of the job, from the newest status."""
         self.heard = time.monotonic()
         """When the master answered last, or the reporter was made."""
         self.problem = ""
         """Why the last report had no answer; empty: it had one."""
         self.refusal = ""
-        """Why the master will never answer; empty: it may."""
+        """Error with which the master rejected this agent for good; empty otherwise."""
 
     def tell(
         self,
@@ -80,7 +82,7 @@ class Reporter:
         error: str = "",
         traceback: str = "",
     ) -> None:
-        """Reports the state of the workers; an end is repeated until the master has answered."""
+        """Report the state of the workers; an end is repeated until the master has answered."""
         self._running = list(map(_told, running))
         self._ended += map(_told, ended)
         self._report.done = self._report.done or done
@@ -91,14 +93,14 @@ class Reporter:
             self._send(_CALL_TIMEOUT_S)
 
     def turn(self, now: float) -> pb.AgentReportResponse | None:
-        """The answer to the last report, if one has come; reports again where that is due."""
+        """Return the answer to the last report, if it has arrived; send a report if one is due."""
         answer = self._take(self._call) if self._call is not None and self._call.done() else None
         if self._call is None and now >= self._due_at:
             self._send(_CALL_TIMEOUT_S)
         return answer
 
     def close(self) -> None:
-        """Ends the calls, after one more try to report what the master does not know yet."""
+        """Send what the master does not know yet, in one attempt, and end the calls."""
         if self._call is not None:
             self._take(self._call)
         if self._news:
@@ -122,13 +124,13 @@ class Reporter:
         status = None
         if answer.over or self._count % _STATUS_EVERY == 0:
             ask = pb.GetStatusRequest(events_after=self._events_after)
-            with contextlib.suppress(grpc.RpcError):  # the next one will do
+            with contextlib.suppress(grpc.RpcError):  # requested again with a later report
                 status = self._stub.call(ask, timeout_s=_FINAL_TIMEOUT_S)
         self._count += 1
         return answer, status
 
     def _take(self, call: Future[_Answer]) -> pb.AgentReportResponse | None:
-        """What came of a call, which is waited for."""
+        """Wait for a call and apply its result; return the answer, or None if the call failed."""
         self._call = None
         try:
             answer, status = call.result()

@@ -1,4 +1,4 @@
-"""What follows from the end of a worker: a pure decision, with the counts that it needs."""
+"""Decides what to do about ended workers. The decision is pure, based on counters."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 
 from torch_edl.processes.spec import ended_by, was_preempted
 
-# Workers that get SIGKILL as often, one soon after its start, before the job ever makes a step, do
-# not fit in memory.
+# Number of workers killed by SIGKILL soon after their start, before the first step of the job, that
+# shows that workers do not fit into memory.
 MAX_KILLED = 30
 _SOON_S = 60.0
-# The first lost workers in a row are replaced at once, further ones after a pause.
+# This number of consecutive lost workers is replaced at once; further ones after a pause.
 _AT_ONCE = 3
 _PAUSE_S = 1.0
-# The agent knows the steps of the job with a delay of a few seconds.
+# The agent learns the steps of the job with a delay of a few seconds.
 _SAME_MOMENT_S = 10.0
 
 
 class RestartDecision(enum.Enum):
-    """What to do about a worker that ended."""
+    """What to do about an ended worker."""
 
     DONE = "the script of the worker is over"
     STOPPED = "the agent has stopped the worker"
@@ -30,16 +30,16 @@ class RestartDecision(enum.Enum):
 
 @dataclass(kw_only=True)
 class RestartPolicy:
-    """Decides about the workers of one agent, and counts their ends."""
+    """Decides about the workers of one agent and counts their ends."""
 
     max_restarts: int
-    """Rounds of failures after which workers are replaced, torchrun's ``--max-restarts``."""
+    """Rounds of failures after which workers are replaced; ``--max-restarts`` of torchrun."""
     restarts: int = 0
     """Rounds of failures so far."""
     lost_in_a_row: int = 0
-    """Workers that were preempted since the job last made a step."""
+    """Preempted workers since the last step of the job."""
     killed: int = 0
-    """Workers that were killed soon after their start, before the job ever made a step."""
+    """Workers killed soon after their start, before the first step of the job."""
     _steps: int = 0
     _counted_at: float = float("-inf")
     _counted_steps: int = 0
@@ -47,16 +47,16 @@ class RestartPolicy:
     def decide(
         self, code: int, *, stopping: bool, steps: int, started_at: float, now: float
     ) -> RestartDecision:
-        """Decides about a worker that ended.
+        """Decide about an ended worker.
 
-        The same error often ends several workers. Failures are one round until the job has gone
-        on: those of workers that ran when the last one was counted, before a step was made.
+        One error often ends several workers. Their failures count as one round: those of workers
+        that were already running at the last counted failure, if no step was made since.
 
         Args:
-            code: exit code of the worker; -N: signal N ended it.
-            stopping: this agent has stopped the worker.
-            steps: that the job has made so far, as far as the agent knows.
-            started_at: when the worker was started, by the clock of ``now``.
+            code: exit code of the worker; -N if signal N ended it.
+            stopping: True if this agent stopped the worker.
+            steps: steps of the job so far, as known to the agent.
+            started_at: start time of the worker, by the clock of ``now``.
         """
         if code == 0:
             return RestartDecision.DONE
@@ -83,5 +83,5 @@ class RestartPolicy:
 
     @property
     def pause_s(self) -> float:
-        """Seconds to wait before the next worker is replaced."""
+        """Seconds to wait before the next lost worker is replaced."""
         return _PAUSE_S if self.lost_in_a_row > _AT_ONCE else 0.0

@@ -1,6 +1,7 @@
-"""The workers of one agent: processes with the environment, logs and error files of torchrun.
+"""The workers of one agent, with the environment, logs and error files of torchrun.
 
-torch starts, watches and stops a gang as one; here one worker can end while its siblings continue.
+torch starts, watches and stops all workers of a group together. Here, one worker may end while the
+others continue.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ _REAP_POLL_S = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Where this agent's workers are in the job when they are started.
+    """Position of this agent's workers in the job at their start.
 
-    The variables of a process cannot change while it runs. A script that uses torch_edl asks the
-    job for its present rank instead.
+    Environment variables of a running process cannot change. A script that uses torch_edl therefore
+    asks the job for its current rank.
     """
 
     node_rank: int
@@ -49,14 +50,14 @@ class Placement:
     def of(
         cls, response: pb.AgentReportResponse, config: LaunchConfig, *, before: Placement | None
     ) -> Placement:
-        """The placement that an answer of the master gives.
+        """Create the placement from an answer of the master.
 
         Args:
-            before: the placement of the workers so far; the rank of the machine stays.
+            before: the previous placement, whose rank of the machine is kept.
         """
         return cls(
             node_rank=response.node_rank if before is None else before.node_rank,
-            # With a fixed number of machines all count, also while one of them is replaced.
+            # A fixed number of machines does not shrink while one of them is being replaced.
             nodes=min(max(config.min_nodes, response.nodes), config.max_nodes),
             master_addr=response.master_addr,
             master_port=response.master_port,
@@ -65,22 +66,21 @@ class Placement:
 
 @dataclass(kw_only=True)
 class Worker:
-    """A worker that was started."""
+    """A started worker."""
 
     local_rank: int
     rank: int
     child: ChildGroup
     files: Mapping[str, str]
-    """The files of its streams, ``stdout`` and ``stderr``; those that are not redirected lack."""
+    """Log files by stream, ``stdout`` and ``stderr``; none for a stream that is not redirected."""
     error_file: str
-    """Where the script may leave its traceback, in torch's format."""
+    """File for the traceback of the script, in torch's format."""
     started_at: float
-    """By the monotonic clock."""
+    """Monotonic start time in seconds."""
     close: Callable[[], None] = lambda: None
-    """To be called after the end, when time allows: drains what is left of the output for the
-    terminal, up to 0.1 s."""
+    """Forwards the rest of the output to the terminal, in up to 0.1 s; called after the end."""
     code: int | None = None
-    """Exit code; -N: signal N ended the worker; None: its end was not seen."""
+    """Exit code, -N if signal N ended the worker; None while it runs."""
     _lines: dict[str, WholeLines] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -88,21 +88,21 @@ class Worker:
 
     @property
     def log(self) -> str:
-        """The file that tells most; empty if there is none."""
+        """The most useful log file: stderr, else stdout; empty if there is none."""
         return self.files.get(STDERR) or self.files.get(STDOUT, "")
 
     def output(self, *, final: bool = False) -> Iterator[tuple[str, bytes]]:
-        """Stream and text of each line in the files since the last call.
+        """Yield stream and text of each new line in the files.
 
         Args:
-            final: an unfinished line too, as always after the end of the worker.
+            final: also yield an incomplete last line, as is always done after the end.
         """
         for stream, lines in self._lines.items():
             for line in lines.read(final=final or self.code is not None):
                 yield stream, line
 
     def failure(self) -> ProcessFailure:
-        """torch's record of the end; reads the error file."""
+        """Return torch's record of the failure, including the error file."""
         assert self.code is not None, f"the worker of pid {self.child.pid} runs"
         return ProcessFailure(
             local_rank=self.local_rank,
@@ -113,11 +113,11 @@ class Worker:
 
 
 def failure_text(name: str, failures: Mapping[int, ProcessFailure]) -> tuple[str, str]:
-    """The first failure of a script's workers in a sentence, and its traceback if there is one.
+    """Return the first failure of a script's workers as a sentence, and its traceback or "".
 
     Args:
-        name: of the script.
-        failures: by rank.
+        name: name of the script.
+        failures: failures by rank.
     """
     rank, failure = min(failures.items(), key=lambda item: item[1].timestamp)
     error = f"{name}: rank {rank} ended ({describe_exit(failure.exitcode)})"
@@ -129,18 +129,18 @@ def failure_text(name: str, failures: Mapping[int, ProcessFailure]) -> tuple[str
 
 
 class Workers:
-    """Starts, watches and stops workers. One thread, the main one, owns it.
+    """Starts, watches and stops workers. Must be used from the main thread.
 
     Args:
-        config: torchrun's configuration.
-        command: the command of a worker, with its arguments.
-        env: added to torchrun's variables of each worker.
+        config: configuration from torchrun.
+        command: command of a worker, with its arguments.
+        env: additional environment variables of each worker.
     """
 
     def __init__(self, config: LaunchConfig, command: Sequence[str], env: dict[str, str]) -> None:
         self._config = config
         self._command = list(command)
-        # Any other program, such as a shell script, may not pass a signal on.
+        # Other programs, such as shell scripts, may not forward a signal.
         self._is_python = self._command[0] == os.getenv("PYTHON_EXEC", sys.executable)
         self._env = env
         self._running: dict[int, Worker] = {}
@@ -148,19 +148,19 @@ class Workers:
 
     @property
     def running(self) -> list[Worker]:
-        """The workers that have not been seen to end."""
+        """Workers whose end was not noticed yet."""
         return list(self._running.values())
 
     @property
     def local_ranks(self) -> set[int]:
-        """Local ranks of the workers that have not been seen to end."""
+        """Local ranks of the workers whose end was not noticed yet."""
         return set(self._running)
 
     def start(self, local_ranks: Iterable[int], placement: Placement) -> list[Worker]:
-        """Starts workers; each call is an attempt with a log folder of its own.
+        """Start workers. Each call is one attempt with its own log folder.
 
         Raises:
-            OSError: a worker could not be started.
+            OSError: a worker cannot be started.
         """
         wanted = sorted(local_ranks)
         assert not self._running.keys() & set(wanted), f"of {wanted}, some run"
@@ -175,7 +175,7 @@ class Workers:
         dest = self._config.logs_specs.reify(envs)
         for local_rank, file in dest.error_files.items():
             if local_rank not in wanted:
-                with contextlib.suppress(OSError):  # the folder of a worker that runs on
+                with contextlib.suppress(OSError):  # the folder of a worker that keeps running
                     os.rmdir(os.path.dirname(file))
         self._attempt += 1
         for local_rank in wanted:
@@ -183,8 +183,7 @@ class Workers:
         return [self._running[local_rank] for local_rank in wanted]
 
     def reap(self, now: float) -> list[Worker]:
-        """The workers that ended since the last call, each once; kills those whose grace has
-        expired."""
+        """Return each worker that ended since the last call; kill those whose grace expired."""
         ended = []
         for worker in self.running:
             worker.child.kill_overdue(now)
@@ -194,24 +193,24 @@ class Workers:
         return ended
 
     def stop(self, local_ranks: Iterable[int], *, grace_s: float, now: float) -> None:
-        """Sends SIGTERM, and SIGKILL ``grace_s`` later (by :meth:`reap`). Another call may shorten
-        the grace.
+        """Send SIGTERM; :meth:`reap` sends SIGKILL ``grace_s`` seconds later.
 
-        A Python worker gets SIGTERM alone: if the readers of its DataLoader ended first, its step
-        would fail. What is left of its process group after its end gets SIGKILL.
+        A second call may shorten the grace. For a Python worker, only the worker itself gets
+        SIGTERM: if the processes of its DataLoader ended first, its step would fail. The rest of
+        its process group gets SIGKILL after its end.
         """
         for local_rank in self._running.keys() & set(local_ranks):
             child = self._running[local_rank].child
             child.stop(grace_s=grace_s, now=now, whole_group=not self._is_python)
 
     def kill(self, pid: int) -> None:
-        """Kills the worker of that pid, if it is one of this agent's; it counts as lost."""
+        """Kill the worker with that pid, if it belongs to this agent; it counts as lost."""
         for worker in self.running:
             if worker.child.pid == pid:
                 worker.child.kill()
 
     def close(self) -> None:
-        """Kills the workers that are left, and waits for them."""
+        """Kill the remaining workers and wait for their end."""
         for worker in self.running:
             worker.child.kill()
         while self._running:
@@ -246,7 +245,7 @@ class Workers:
 def _start_tails(
     config: LaunchConfig, rank: str, local_rank: int, dest: LogsDest
 ) -> contextlib.ExitStack:
-    """Starts torch's tails of --tee and --duplicate-*-filters; to be closed."""
+    """Start torch's tails for --tee and --duplicate-*-filters; return a handle to close them."""
     prefixes = None
     if config.log_line_prefix_template:
         template = Template(config.log_line_prefix_template)
@@ -266,7 +265,7 @@ def _start_tails(
             def is_copied(line: str, needles: tuple[str, ...] = tuple(needles)) -> bool:
                 return any(needle in line for needle in needles)
 
-            # Appended: all workers of the attempt share the file.
+            # Opened for appending, as all workers of the attempt share the file.
             target = tails.enter_context(
                 Path(copy).open("a", buffering=1, encoding="utf-8", errors="replace")  # noqa: SIM115
             )
@@ -278,10 +277,10 @@ def _start_tails(
 def _environment(
     config: LaunchConfig, placement: Placement, local_rank: int, *, attempt: int
 ) -> dict[str, str]:
-    """The variables that torchrun sets, as torch's LocalElasticAgent does.
+    """Return the variables that torchrun sets, as torch's LocalElasticAgent does.
 
     Raises:
-        ValueError: --virtual-local-rank, and CUDA_VISIBLE_DEVICES names fewer devices.
+        ValueError: with --virtual-local-rank, CUDA_VISIBLE_DEVICES has too few devices.
     """
     rank = placement.node_rank * config.nproc_per_node + local_rank
     world_size = max(placement.nodes * config.nproc_per_node, rank + 1)
@@ -300,7 +299,7 @@ def _environment(
         "TORCHELASTIC_RESTART_COUNT": str(attempt),
         "TORCHELASTIC_MAX_RESTARTS": str(config.max_restarts),
         "TORCHELASTIC_RUN_ID": config.run_id,
-        # Rank 0 of a group that the script makes itself serves the store of it.
+        # Rank 0 serves the store of a process group that the script creates.
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
