@@ -1,7 +1,7 @@
-"""The plugin of torchrun: with ``torchrun --rdzv-backend=edl`` torch's agents meet at a master.
+"""Plugin for torchrun: with ``torchrun --rdzv-backend=edl``, torch's agents rendezvous at a master.
 
-torch loads this module whenever it is imported itself, so nothing heavy is imported here. No
-starting or watching of workers: that is the agent's, here torch's own.
+torch imports this module at its own import, so nothing expensive is imported here. torch's agent
+starts and watches the workers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def handler_creator() -> Callable[[RendezvousParameters], RendezvousHandler]:
-    """The entry point ``edl`` of the group ``torchrun.handlers``."""
+    """Return the function that creates a handler; entry point ``edl`` of ``torchrun.handlers``."""
 
     def create(parameters: RendezvousParameters) -> RendezvousHandler:
         from torch_edl.torchrun_plugin.handler import MasterRendezvousHandler

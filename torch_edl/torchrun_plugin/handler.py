@@ -1,4 +1,4 @@
-"""torch's rendezvous handler over the master's rounds: a fresh store for each round."""
+"""Rendezvous handler for torch, based on rounds of the master, with a new store in each round."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ _STORE_TIMEOUT = datetime.timedelta(seconds=60)
 _CALL_TIMEOUT_S = 10.0
 _FAREWELL_S = 2.0
 _RETRY_S = 0.2
-# How long an agent that finds a job which is over waits for the master of the next one.
+# Time for which an agent that finds an ended job waits for the master of the next job.
 _SUCCESSOR_S = 60.0
-# Well below what the master takes for silence.
+# Well below the silence after which the master declares a node lost.
 _HEARTBEAT_S = 0.5
 
 
 class MasterRendezvousHandler(RendezvousHandler):
-    """Joins the other agents at the master of the job, which is started if the endpoint is free.
+    """Joins the other agents at the master of the job; starts the master if the endpoint is free.
 
-    ``--rdzv-conf`` takes ``join_timeout`` and ``last_call_timeout`` in seconds, as for c10d
+    ``--rdzv-conf`` accepts ``join_timeout`` and ``last_call_timeout`` in seconds, as for c10d
     (defaults 600 and 5).
 
     Args:
-        parameters: torchrun's; the run id is the name of the job, the endpoint its master's.
+        parameters: parameters from torchrun; the run id names the job, the endpoint its master.
     """
 
     def __init__(self, parameters: RendezvousParameters) -> None:
@@ -68,7 +68,7 @@ class MasterRendezvousHandler(RendezvousHandler):
         self._last_call_s = options.seconds(configs, "last_call_timeout", _LAST_CALL_S)
         machines = parameters.max_nodes
         self._endpoint = options.endpoint(parameters.endpoint, machines=machines)
-        # Not the pid: that of a node which comes back may be the same.
+        # A pid alone could be that of an earlier agent on this node.
         self._node = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         named = LOOPBACK if machines == 1 else parameters.local_addr
         self._local_addr = named or own_address(self._endpoint)
@@ -82,35 +82,35 @@ class MasterRendezvousHandler(RendezvousHandler):
         self._ended = threading.Event()
         self._heartbeat = threading.Thread(target=self._beat, name="edl-rendezvous", daemon=True)
         self._heartbeat.start()
-        # An agent that a signal ends does not call shutdown, so that others may take its place.
+        # An agent that is ended by a signal does not call shutdown, so that others may replace it.
         atexit.register(self._leave)
 
     def get_backend(self) -> str:
-        """``edl``."""
+        """Return the name of the backend, ``edl``."""
         return "edl"
 
     @property
     def use_agent_store(self) -> bool:
-        """Workers use the store of the round, below a prefix of their own."""
+        """True: workers use the store of the round, with their own prefix."""
         return True
 
     def get_run_id(self) -> str:
-        """torchrun's ``--rdzv-id``."""
+        """Return the value of ``--rdzv-id``."""
         return self._parameters.run_id
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Joins the next round, and waits until it is complete.
+        """Join the next round and wait until it is complete.
 
         Raises:
             RendezvousClosedError: the job is over.
-            RendezvousTimeoutError: too few nodes joined within the join timeout.
+            RendezvousTimeoutError: too few nodes joined before the join timeout.
             RendezvousConnectionError: the master rejects this agent.
         """
-        self._round = 0  # heartbeats are for a round that runs
+        self._round = 0  # no heartbeats until the round is complete
         deadline = time.monotonic() + self._join_timeout_s
         while True:
-            # The port is the kernel's: nobody can know the store of an earlier round by it.
-            # Bound by hand: a store that binds by itself listens on all interfaces.
+            # The kernel chooses the port, so no process can confuse this store with an earlier one.
+            # The socket is bound here, because a TCPStore would listen on all interfaces.
             listener = socket.create_server((self._local_addr, 0))
             server = TCPStore(
                 self._local_addr,
@@ -124,32 +124,35 @@ class MasterRendezvousHandler(RendezvousHandler):
             place = self._ask_until_ready(address, deadline)
             try:
                 return self._enter(place, server)
-            except (OSError, RuntimeError) as error:  # torch's DistNetworkError among them
+            except (OSError, RuntimeError) as error:  # includes torch's DistNetworkError
                 log.warning("round %d: no store at %s (%s)", place.round, place.store, error)
                 if time.monotonic() > deadline:
                     raise RendezvousConnectionError(str(error)) from error
 
     def num_nodes_waiting(self) -> int:
-        """Nodes for which this round is to end, as the last heartbeat found. It is 1 also if a
-        node of the round was lost or left, or the round is over without this node."""
+        """Return the number of nodes that wait for the next round, from the last heartbeat.
+
+        The number is at least 1 if a node of the round was lost or left, or if the round is over
+        without this node.
+        """
         if self._master.hosted is not None:
-            self._master.hosted.revive()  # here, since it is the main thread that asks
+            self._master.hosted.revive()  # called here, because torch calls from the main thread
         seen = self._seen
         if self.is_closed():  # there is no next round
             return 0
         return max(1, seen.waiting) if seen.over else seen.waiting
 
     def is_closed(self) -> bool:
-        """Whether an agent has closed the job."""
+        """Return True if an agent has closed the job."""
         return self._closed or self._seen.closed
 
     def set_closed(self) -> None:
-        """Closes the job: no agent may join any more."""
+        """Close the job, so that no agent may join."""
         self._closed = True
         self._tell(pb.CloseRoundsRequest(error=_failure()))
 
     def shutdown(self) -> bool:
-        """Closes the job and leaves it, as torch's other backends do when an agent ends."""
+        """Close and leave the job, as torch's other backends do when an agent ends."""
         self.set_closed()
         self._leave()
         return True
@@ -157,7 +160,7 @@ class MasterRendezvousHandler(RendezvousHandler):
     # ---- calls ----
 
     def _connect(self) -> tuple[JobMaster, Stub]:
-        """Finds the master, or starts it."""
+        """Find or start the master."""
         port = split(self._endpoint)[1]
         try:
             master = find_or_start(
@@ -169,13 +172,13 @@ class MasterRendezvousHandler(RendezvousHandler):
             stub = Stub(services.ROUNDS, master.address, master.token)
         except (EdlError, OSError) as error:
             raise RendezvousConnectionError(f"--rdzv-endpoint {self._endpoint}: {error}") from error
-        # torch's agent hands its environment on to its workers.
+        # torch's agent passes its environment to its workers.
         os.environ.update(master.environment(self._node))
         return master, stub
 
     def _reconnect(self) -> None:
-        """The job that this agent came to ended before it took part: there may be another."""
-        if self._token is None:  # that of the job which is over
+        """Connect to the next job, after the job ended before this agent took part."""
+        if self._token is None:  # the variable has the token of the ended job
             os.environ.pop(ENV_TOKEN, None)
         self._master.leave()
         self._stub.close()
@@ -211,7 +214,7 @@ class MasterRendezvousHandler(RendezvousHandler):
             if hosted is not None:
                 hosted.answered()
             if answer.closed:
-                # An agent that waited for a place, or started the job, does not start it again.
+                # An agent that waited for a slot, or started the job, does not start another job.
                 if self._belongs or hosted is not None or time.monotonic() > patience:
                     raise self._over()
                 time.sleep(_RETRY_S)
@@ -249,13 +252,13 @@ class MasterRendezvousHandler(RendezvousHandler):
         )
 
     def _beat(self) -> None:
-        """Sends heartbeats in a thread: torch's agent makes no calls while it stops workers."""
+        """Send heartbeats, since torch's agent makes no calls while it stops workers."""
         while not self._ended.wait(_HEARTBEAT_S):
             round = self._round
             if not round:
                 continue
             request = pb.GetRoundRequest(node=self._node, round=round)
-            with contextlib.suppress(grpc.RpcError, ValueError):  # a master that is away: no news
+            with contextlib.suppress(grpc.RpcError, ValueError):  # the master is away
                 seen = self._stub.call(request, timeout_s=_CALL_TIMEOUT_S)
                 if self._master.hosted is not None:
                     self._master.hosted.answered()
@@ -268,7 +271,7 @@ class MasterRendezvousHandler(RendezvousHandler):
         self._ended.set()
         self._heartbeat.join(_FAREWELL_S)
         self._tell(pb.LeaveRoundRequest(node=self._node))
-        if self._master.hosted is not None:  # it leaves with the last agent; the port is free then
+        if self._master.hosted is not None:  # leaves with the last agent and releases the port
             self._master.hosted.wait(_FAREWELL_S)
         self._master.leave()
         self._stub.close()
@@ -295,7 +298,7 @@ def _job(parameters: RendezvousParameters, name: str) -> JobConfig:
 
 
 def _failure() -> str:
-    """Why torch's agent ends: it closes the rendezvous while it raises."""
+    """Return why torch's agent ends: it closes the rendezvous while an exception is raised."""
     error = sys.exc_info()[1]
     if not isinstance(error, ChildFailedError):
         return describe_error(error) if error is not None else ""
@@ -304,7 +307,7 @@ def _failure() -> str:
 
 
 def _command_line() -> tuple[str, int]:
-    """Script and workers per node, of which torch tells a handler nothing."""
+    """Return script and workers per node from the command line, which torch does not pass on."""
     launcher = sys.modules.get("torch.distributed.run")
     if launcher is None:
         return "", 1
@@ -313,5 +316,5 @@ def _command_line() -> tuple[str, int]:
         return os.path.abspath(args.training_script), launcher.determine_local_world_size(
             args.nproc_per_node
         )
-    except (SystemExit, ValueError):  # called by a program, not as torchrun
+    except (SystemExit, ValueError):  # not started by torchrun
         return "", 1

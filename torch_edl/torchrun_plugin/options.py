@@ -1,4 +1,4 @@
-"""torchrun's options of the rendezvous, read for torch's agent and for ours."""
+"""Parse torchrun's rendezvous options, for torch's agent and for torch_edl's."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch_edl.errors import UsageError
 from torch_edl.wire.endpoint import LOOPBACK, is_any, is_local
 
 DEFAULT_PORT = 29400
-# torchrun's, of --rdzv-id.
+# Default of torchrun's --rdzv-id.
 DEFAULT_ID = "none"
-# As torch's c10d backend.
+# Default of torch's c10d backend.
 JOIN_TIMEOUT_S = 600.0
 
 
 def endpoint(named: str, *, machines: int) -> str:
-    """``host:port`` of ``--rdzv-endpoint``, with the default port and brackets where they lack.
+    """Return ``host:port`` of ``--rdzv-endpoint``, with default port and IPv6 brackets.
 
-    Where at most one machine takes part, an address of this machine becomes the loopback address:
-    nothing is to be reached from elsewhere.
+    For a single machine, an address of this machine is replaced by the loopback address, so that no
+    other machine can connect.
 
     Raises:
-        UsageError: it is not of that form, or names no machine.
+        UsageError: the endpoint is invalid, or names no machine.
     """
     from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
@@ -43,13 +43,15 @@ def endpoint(named: str, *, machines: int) -> str:
 
 
 def job_name(run_id: str) -> str:
-    """The name of the job of ``--rdzv-id``: what a folder may be called."""
+    """Return the name of the job for ``--rdzv-id``, which is also a valid folder name."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", run_id).strip("-.") or "job"
 
 
 def job_names(run_id: str, port: int) -> list[str]:
-    """What the job of ``--rdzv-id`` at a port may be called, the best first: jobs of the same id
-    at two ports are two jobs."""
+    """Return the possible names of the job for ``--rdzv-id`` and a port, the preferred one first.
+
+    Jobs with the same id at two ports are two jobs.
+    """
     if run_id == DEFAULT_ID:
         return [f"torchrun-{port}"]
     name = job_name(run_id)
@@ -57,7 +59,7 @@ def job_names(run_id: str, port: int) -> list[str]:
 
 
 def unquoted(configs: Mapping[str, Any]) -> dict[str, Any]:
-    """``--rdzv-conf`` as it was meant where quotes reached us, as from a YAML file or a script."""
+    """Return ``--rdzv-conf`` without quotes that a YAML file or script may have added."""
     return {
         key.strip("'\""): value.strip("'\"") if isinstance(value, str) else value
         for key, value in configs.items()
@@ -65,10 +67,10 @@ def unquoted(configs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def seconds(configs: Mapping[str, Any], key: str, default: float) -> float:
-    """A duration of ``--rdzv-conf``.
+    """Return a duration in seconds from ``--rdzv-conf``.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the value is not a valid duration.
     """
     value = configs.get(key)
     if value is None:
