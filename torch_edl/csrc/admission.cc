@@ -1,4 +1,4 @@
-// Ids that are counted until they have a row, and their counts in a snapshot.
+// Counts of ids that have no row yet, and these counts in a snapshot.
 #include <algorithm>
 #include <array>
 
@@ -44,7 +44,7 @@ size_t Table::counts_left() const {
   return left;
 }
 
-// Out of the lock again before the new arrays are written, as next_chunk().
+// Releases the lock before the new arrays are written, as next_chunk() does.
 size_t Table::next_counts(size_t most, const CountChunk& out) {
   std::array<Counter, kWalk> copies;
   size_t given = 0;

@@ -1,4 +1,4 @@
-// The arguments of a call, checked: the message says what was expected and what came.
+// Checks of arguments. Error messages contain the expected and the actual array.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -53,7 +53,7 @@ inline size_t length(const py::array& array) {
   return array.ndim() ? static_cast<size_t>(array.shape(0)) : 0;
 }
 
-// Ids and buffers of one call must be counted in 32 bits, where the core sorts them.
+// The core sorts ids with 32-bit indices, so their number must be below 2^31.
 inline size_t count_ids(const py::array& ids) {
   checked<int64_t>(ids, "ids", {-1});
   const size_t n = length(ids);
@@ -75,22 +75,22 @@ inline size_t check_dim(int64_t dim) {
   return static_cast<size_t>(dim);
 }
 
-// A new bytes object to fill, which CPython allows as long as nobody else has seen it.
+// A new bytes object to fill; CPython permits this while no other code has a reference to it.
 inline py::bytes new_bytes(size_t size) {
   auto out = py::reinterpret_steal<py::bytes>(PyBytes_FromStringAndSize(nullptr, ssize(size)));
   if (!out) throw py::error_already_set();
   return out;
 }
 
-// A numpy array that owns the vector's memory, without a copy.
+// A numpy array that takes over the memory of a vector, without a copy.
 inline py::array_t<int64_t> to_array(std::vector<int64_t>&& values) {
   auto* kept = new std::vector<int64_t>(std::move(values));
   const py::capsule free(kept, [](void* p) { delete static_cast<std::vector<int64_t>*>(p); });
   return py::array_t<int64_t>(ssize(kept->size()), kept->data(), free);
 }
 
-// Releases the GIL for work of some size. To release it is to invite a switch to another thread and
-// to wait for that one: measured in a server of two cores, 70 us, which is what 4,000 rows take.
+// Releases the GIL for large work only. A release may switch to another thread and then wait for
+// it: measured on a server with two cores, 70 us, as long as the work for 4,000 rows.
 class Unlocked {
  public:
   explicit Unlocked(size_t floats) {
@@ -102,7 +102,7 @@ class Unlocked {
   std::optional<py::gil_scoped_release> release_;
 };
 
-// A contiguous buffer of another object.
+// The contiguous buffer of a Python object.
 class View {
  public:
   explicit View(py::handle object) {

@@ -1,4 +1,4 @@
-// The Python face of the core: checks arrays, releases the GIL, calls.
+// Python bindings of the core: check arrays, release the GIL, call.
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -75,13 +75,13 @@ py::bytes pull(edl::Table& table, const Array& ids, bool read_only) {
   return out;
 }
 
-// One piece of a message: bytes to copy, or rows to pull.
+// One piece of a message: either bytes to copy, or rows to pull.
 struct Piece {
-  py::object owner;  // keeps what the pointers point to
+  py::object owner;  // keeps the memory of the pointers alive
   const char* bytes = nullptr;
   edl::Table* table = nullptr;
   const int64_t* ids = nullptr;
-  size_t n = 0;  // bytes, or ids
+  size_t n = 0;  // number of bytes, or number of ids
   size_t size() const { return table ? n * table->dim() * sizeof(float) : n; }
 };
 
@@ -304,7 +304,7 @@ void write_back(int fd, int64_t start, int64_t size) {
 
 void tune_malloc() {
 #if defined(__GLIBC__)
-  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the largest that glibc takes
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the largest value that glibc accepts
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
   mallopt(M_TOP_PAD, 64 << 20);
 #endif

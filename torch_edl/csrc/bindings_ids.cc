@@ -1,4 +1,4 @@
-// The Python face of what is done with ids: owners, distinct ids, rows to their places.
+// Python bindings for ids: owners, unique ids, and copies between rows and positions.
 #include "bindings_ids.h"
 
 #include <cstring>

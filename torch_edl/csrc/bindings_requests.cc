@@ -1,5 +1,5 @@
-// The Python face of whole requests: all tables of a pull or a push in one call, from the buffers that
-// came to those that are sent. The interpreter does nothing in between, and is given up once.
+// Python bindings for whole requests: all tables of a pull or push in one call, from the received
+// buffers to the buffers to send. The GIL is released once, for the whole request.
 #include "bindings_requests.h"
 
 #include <cmath>
@@ -26,7 +26,7 @@ namespace {
 
 constexpr size_t kMostIds = size_t{1} << 31;
 
-// A buffer as numbers of type T, copied only where it does not lie as they must.
+// A buffer as numbers of type T, copied only if it is not aligned.
 template <typename T>
 class Numbers {
  public:
@@ -66,7 +66,7 @@ size_t checked_ids(const Ids& ids) {
 template <typename T>
 py::array_t<T> array_of(const Numbers<T>& numbers, py::handle buffer,
                         std::vector<py::ssize_t> shape) {
-  // Without an owner numpy copies.
+  // numpy copies the numbers if no owner is given.
   return numbers.is_view() ? py::array_t<T>(std::move(shape), numbers.data(), buffer)
                            : py::array_t<T>(std::move(shape), numbers.data());
 }
@@ -105,7 +105,7 @@ py::list pull_tables(const py::sequence& lookups, const std::string& dtype, bool
   return rows;
 }
 
-// The gradient in float32, a view of the buffer where it can be one.
+// The gradient in float32, as a view of the buffer if possible.
 py::array_t<float> gradient_of(const edl::Table& table, py::handle buffer, Dtype dtype, size_t n) {
   const std::vector<py::ssize_t> shape{ssize(n), ssize(table.dim())};
   const size_t size = n * table.dim(), wanted = size * edl::size_of(dtype);

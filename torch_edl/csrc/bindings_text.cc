@@ -1,4 +1,4 @@
-// The Python face of what is done with columns of records: hashes, counts of texts, exact sums.
+// Python bindings for columns of records: hashes, counts of texts, exact sums.
 #include "bindings_text.h"
 
 #include <memory>
@@ -19,7 +19,7 @@ using edl::Unlocked;
 
 namespace {
 
-// A column of texts whose buffers are held, and whose offsets are within them.
+// A column of texts that keeps its buffers alive and has checked its offsets.
 class Texts {
  public:
   Texts(py::handle offsets, py::handle data, py::handle valid, int64_t start, int64_t count,
@@ -53,7 +53,7 @@ class Texts {
   std::unique_ptr<edl::View> valid_;
 };
 
-// A byte above 127 makes UTF-8 that somebody has to look at.
+// False if the texts contain a byte above 127, so that their UTF-8 must be validated.
 bool is_ascii(const Texts& texts) {
   const TextColumn& column = texts.column;
   const auto from = static_cast<size_t>(column.offset(0));
@@ -64,7 +64,7 @@ bool is_ascii(const Texts& texts) {
   return any < 128;
 }
 
-// One seed for all, or one for each.
+// One seed for all values, or one seed for each value.
 const uint64_t* checked_seeds(const Array& seeds, size_t n) {
   return checked<uint64_t>(seeds, "seeds", {length(seeds) == 1 ? 1 : ssize(n)});
 }
@@ -109,7 +109,7 @@ py::array_t<int64_t> to_buckets(const Array& hashes, int64_t buckets) {
   int64_t* to = out.mutable_data();
   const Unlocked unlocked(n);
   for (size_t i = 0; i < n; ++i) {
-    // Multiply-shift: without the division of a modulo.
+    // Multiply-shift, which avoids the division of a modulo.
     to[i] = static_cast<int64_t>(
         static_cast<unsigned __int128>(from[i]) * static_cast<uint64_t>(buckets) >> 64);
   }

@@ -61,12 +61,12 @@ void Counters::forget(int64_t id, uint64_t hash) {
   if (index_[bucket]) remove(bucket);
 }
 
-// An entry for an id that has none; its count is still 0.
+// Creates an entry for an id that has none; its count is 0.
 size_t Counters::take(int64_t id, uint64_t hash) {
   if (!index_ || (size_ + 1) * 10 > (mask_ + 1) * 7) grow();
   size_t number = free_;
   if (number != kNone) {
-    // What is born after the cut is not in the snapshot.
+    // An entry created after begin_snapshot() is not in the snapshot.
     if (number >= cursor_ && number < limit_) seen_[number] = true;
     free_ = static_cast<size_t>(entry(number).id);
   } else {
@@ -83,7 +83,7 @@ size_t Counters::take(int64_t id, uint64_t hash) {
   return number;
 }
 
-// As Table::erase.
+// See Table::erase.
 void Counters::remove(size_t bucket) {
   const size_t number = number_in(bucket);
   before_change(number);

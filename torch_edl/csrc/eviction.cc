@@ -1,5 +1,5 @@
-// Which rows of a table go, and when: those unused for too long, and the least recently used ones of
-// a table beyond its bound. The ids that are counted go by the same rules.
+// Eviction of rows: those unused for too long, and the least recently used rows beyond the bound of
+// the table. Counted ids are evicted by the same rules.
 #include <algorithm>
 #include <optional>
 #include <stdexcept>
@@ -12,14 +12,14 @@ namespace {
 
 constexpr size_t kSweep = size_t{1} << 17;        // entries that one call of evict() visits
 constexpr size_t kMostEvicted = size_t{1} << 14;  // entries that one call of evict() removes
-constexpr size_t kCounted = size_t{1} << 16;      // up to so many, all are asked for their age
-constexpr size_t kSample = 256;                   // beyond, so many of each sub-table
-constexpr size_t kRoom = 16;                      // beyond the bound, one entry in 16 goes
+constexpr size_t kCounted = size_t{1} << 16;      // up to this size, all ages are read
+constexpr size_t kSample = 256;                   // for larger tables, entries read per sub-table
+constexpr size_t kRoom = 16;                      // eviction stops at the bound minus 1/16 of it
 
 }  // namespace
 
-// The rows that fit into max_bytes, with as many counters: buckets double when a sub-table is filled
-// to seven tenths, a little earlier than the average since ids are spread by chance.
+// The number of rows, and as many counters, that fit into max_bytes. Buckets double when a
+// sub-table is filled to 7/10, a little earlier than the average because ids are spread randomly.
 size_t Table::bound_of(const TableOptions& options) const {
   const auto rows = static_cast<size_t>(options.max_rows);
   const auto bytes = static_cast<size_t>(options.max_bytes);
@@ -39,19 +39,19 @@ size_t Table::bound_of(const TableOptions& options) const {
   return rows ? std::min(rows, fit) : fit;
 }
 
-// What eviction asks of the rows.
+// Access of eviction to rows.
 struct Table::RowEntries {
   Table& table;
 
   size_t total() const { return table.rows_.load(std::memory_order_relaxed); }
   static size_t size(const SubTable& sub) { return sub.size; }
   static size_t used(const SubTable& sub) { return sub.rows_used; }
-  // When the entry was used last; none: it is free.
+  // Last use of the entry; none if the entry is free.
   std::optional<int64_t> last_used(const SubTable& sub, size_t at) const {
     const RowMeta& m = table.meta(table.row_at(sub, at));
     return m.epoch == kFree ? std::nullopt : std::optional(m.last_used);
   }
-  // Returns its id.
+  // Removes the entry and returns its id.
   int64_t remove(SubTable& sub, size_t at) const {
     char* row = table.row_at(sub, at);
     const int64_t id = table.meta(row).id;
@@ -60,7 +60,7 @@ struct Table::RowEntries {
   }
 };
 
-// The same of the counters.
+// Access of eviction to counters.
 struct Table::CounterEntries {
   const std::atomic<size_t>& counted;
 
@@ -93,9 +93,9 @@ Table::Oldest Table::oldest(Entries entries, size_t excess) {
     }
   }
   if (ages.empty()) return {INT64_MIN, 0};
-  // A sample that puts the limit too low would send the hand round for nothing: it is put a tenth
-  // higher, but by no more than a tenth of what stays, of a table that has grown to many times its
-  // bound while the thread that evicts had to wait.
+  // With a limit that is too low, the hand would make a full round for nothing, so the limit from a
+  // sample is raised by a tenth. It is raised by at most a tenth of the remaining entries, for a
+  // table that has grown to many times its bound while the evicting thread had to wait.
   const double share = std::min(1.0, double(excess) / double(std::max<size_t>(total, 1)));
   const double higher = share + 0.1 * std::min(share, 1 - share);
   const double wanted = all ? double(excess) : higher * double(ages.size()) + 2;
@@ -137,7 +137,7 @@ void Table::evict_from(Entries entries, Hand& hand, int64_t step, bool aged,
     hand.at = 0;
     hand.sub = (hand.sub + 1) % kSubTables;
     hand.aging_left -= hand.aging_left > 0;
-    left -= std::min<size_t>(left, 1);  // empty sub-tables are visited, too
+    left -= std::min<size_t>(left, 1);  // an empty sub-table also counts as a visit
   }
 }
 

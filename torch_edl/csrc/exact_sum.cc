@@ -12,7 +12,7 @@ constexpr size_t kBetweenCarries = size_t{1} << 28;
 
 template <typename Float>
 Sums exact_sums(const Float* values, size_t n) {
-  // 2046 + 53 bits of a double and 32 of the count; twice that for squares.
+  // 2046 + 53 bits of a double and 32 bits of the count; twice as many for squares.
   LongSum<70> sum;
   LongSum<138> squares;
   Sums result;

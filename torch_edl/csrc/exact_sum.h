@@ -1,4 +1,4 @@
-// Sums of floating-point numbers without rounding: the order of the numbers has no effect.
+// Sums of floating-point numbers without rounding, independent of the order of the numbers.
 #pragma once
 
 #include <array>
@@ -9,9 +9,8 @@
 
 namespace edl {
 
-// A fixed-point number of `kWords` 32-bit digits, each kept in 64 bits so that two thousand million
-// additions need no carry (Neal, "Fast exact summation using small and large superaccumulators",
-// 2015).
+// A fixed-point number of `kWords` 32-bit digits. Each digit has 64 bits, so that 2^31 additions
+// need no carry (Neal, "Fast exact summation using small and large superaccumulators", 2015).
 template <size_t kWords>
 class LongSum {
  public:
@@ -24,7 +23,7 @@ class LongSum {
     digit[2] += sign * static_cast<int64_t>(static_cast<uint32_t>(spread >> 64));
   }
 
-  // Carries what exceeds a digit to the next one.
+  // Carries the excess of each digit to the next digit.
   void carry() {
     for (size_t i = 0; i + 1 < kWords; ++i) {
       digits_[i + 1] += digits_[i] >> 32;
@@ -32,7 +31,7 @@ class LongSum {
     }
   }
 
-  // As a little-endian integer in two's complement.
+  // Returns the number as a little-endian integer in two's complement.
   std::string bytes() {
     carry();
     std::string out;
@@ -47,13 +46,13 @@ class LongSum {
 };
 
 struct Sums {
-  int64_t count = 0;     // of the finite numbers
-  int64_t infinite = 0;  // infinities, which are in no sum; NaN is counted nowhere
-  std::string sum;       // times 2^1074, as `LongSum::bytes`
-  std::string squares;   // times 2^2148
+  int64_t count = 0;     // number of finite values
+  int64_t infinite = 0;  // number of infinities, which are in no sum; NaN is not counted
+  std::string sum;       // sum times 2^1074, as in `LongSum::bytes`
+  std::string squares;   // sum of squares times 2^2148
 };
 
-// The exact sum of the values and of their squares.
+// Returns the exact sum of the values and of their squares.
 template <typename Float>
 Sums exact_sums(const Float* values, size_t n);
 

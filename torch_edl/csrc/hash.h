@@ -1,12 +1,12 @@
-// The one hash of ids. Its bits are shared out: the upper 32 choose the server, bits 28-31 the
-// sub-table, bits 0-27 the bucket; so a shard's table is as evenly filled as a whole one.
+// The hash of ids. The upper 32 bits select the server, bits 28-31 the sub-table, and bits 0-27 the
+// bucket, so the table of one shard is filled as evenly as a whole table.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #if defined(__GLIBC__) && defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-// Compiled once per instruction set, chosen when the module is loaded.
+// Compiled once per instruction set; the version is selected when the module is loaded.
 #define EDL_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define EDL_CLONES
@@ -26,7 +26,7 @@ inline uint64_t mix64(uint64_t x) {
 
 inline uint64_t hash_id(int64_t id) { return mix64(static_cast<uint64_t>(id)); }
 
-// Which of `shards` servers holds the id: multiply-shift of the upper half, without division.
+// The owner of an id among `shards` servers: multiply-shift of the upper half, without division.
 inline uint32_t owner_of_hash(uint64_t hash, uint32_t shards) {
   return static_cast<uint32_t>(((hash >> 32) * shards) >> 32);
 }

@@ -8,8 +8,8 @@
 namespace edl {
 namespace {
 
-// An open-addressing set of ids that each thread keeps: emptied by a new generation number rather
-// than by writing to it, since clearing it would cost as much as using it.
+// An open-addressing set of ids, one per thread. A new generation number empties the set, because
+// clearing the memory would cost as much as using it.
 class Scratch {
  public:
   struct Entry {
@@ -18,11 +18,11 @@ class Scratch {
     uint32_t generation;
   };
 
-  // Makes room for n ids, empty.
+  // Empties the set and makes room for n ids.
   void begin(size_t n) {
     size_t capacity = 64;
     while (capacity < 2 * n) capacity *= 2;
-    // A batch of many more ids than the usual one must not occupy memory for ever.
+    // The memory for an unusually large batch must not be kept for ever.
     if (capacity > entries_.size() || capacity * 64 < entries_.size()) {
       entries_.assign(capacity, Entry{0, 0, 0});
       entries_.shrink_to_fit();
@@ -37,7 +37,7 @@ class Scratch {
 
   void prefetch(uint64_t hash) const { __builtin_prefetch(&entries_[hash & mask_], 1); }
 
-  // The entry of the id; one that was not there gets `place` and is marked by `added`.
+  // Returns the place of the id. A new id is inserted with `place`, and `added` is set.
   EDL_INLINE uint32_t find(int64_t id, uint64_t hash, uint32_t place, bool* added) {
     for (size_t at = hash & mask_;; at = (at + 1) & mask_) {
       Entry& entry = entries_[at];
@@ -60,7 +60,7 @@ class Scratch {
 };
 
 thread_local Scratch scratch;
-constexpr size_t kAhead = 16;  // how far the prefetch runs before the work
+constexpr size_t kAhead = 16;  // distance of the prefetch in ids
 
 size_t unique_count(const int64_t* ids, size_t n) {
   scratch.begin(n);
@@ -125,8 +125,8 @@ Partition unique_partition(const int64_t* ids, size_t n, uint32_t shards, int64_
   return result;
 }
 
-// A set of 32-bit tags stays in the level-1 cache for the usual batch, where one of whole ids would
-// not; two different ids of one tag and place are rare enough to be looked at again.
+// For usual batches, a set of 32-bit tags fits into the level-1 cache, while a set of ids would
+// not. Two different ids with equal tags are rare; such a batch is checked again with full ids.
 bool has_duplicates(const int64_t* ids, size_t n) {
   thread_local std::vector<uint32_t> tags;
   size_t capacity = 64;

@@ -20,7 +20,7 @@ double take(const std::map<std::string, double>& args, const char* name, double 
   return found == args.end() ? otherwise : found->second;
 }
 
-// 24 bits to [0, 1): every value is exact in float32.
+// Converts 24 bits to [0, 1); every value is exact in float32.
 inline float unit(uint32_t bits) { return static_cast<float>(bits >> 8) * 0x1p-24f; }
 
 }  // namespace
@@ -29,7 +29,7 @@ Initializer::Initializer(const std::string& table, int64_t seed, const std::stri
                          const std::map<std::string, double>& args, size_t dim)
     : shape_(Shape::kConstant), dim_(dim), key_(key_of(table, seed)), a_(0), b_(0) {
   std::set<std::string> known;
-  // The fans of a (num_embeddings, dim) weight; without a bound on ids both are the dimension.
+  // Fans of a (num_embeddings, dim) weight; both are dim if ids have no bound.
   const double gain = take(args, "gain", 1.0);
   const double rows = take(args, "num_embeddings", 0.0);
   const double fans = static_cast<double>(dim) + (rows > 0 ? rows : static_cast<double>(dim));
@@ -73,7 +73,7 @@ Initializer::Initializer(const std::string& table, int64_t seed, const std::stri
                                   "' is not finite; give a finite number");
     }
   }
-  // Every row is within: the normal numbers that float32 bits make are below 6 deviations.
+  // Check the range of all rows: normal numbers made from 24 bits are below 6 deviations.
   if (!std::isfinite(a_ + 6 * b_) || !std::isfinite(a_ - 6 * b_)) {
     throw std::invalid_argument("initializer " + kind + ": its numbers are beyond float32; give "
                                 "smaller ones");

@@ -1,5 +1,5 @@
-// The values that a new row starts from: a pure function of (seed, table name, id), so neither the
-// order of first use, nor the number of servers, nor eviction and return change a row.
+// Initial values of a row: a pure function of (seed, table name, id). A row therefore does not
+// depend on the order of first use, the number of servers, or an earlier eviction.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ class Initializer {
   enum class Shape { kConstant, kUniform, kNormal };
   Shape shape_;
   size_t dim_;
-  uint64_t key_;  // of (seed, table)
+  uint64_t key_;  // hash of (seed, table)
   float a_;       // constant: the value; uniform: low; normal: mean
   float b_;       // uniform: high - low; normal: standard deviation
 };

@@ -13,8 +13,7 @@
 namespace edl {
 namespace {
 
-// All ones in the exponent is NaN or infinity; integer arithmetic vectorizes where isfinite does
-// not.
+// An exponent of all ones means NaN or infinity. Integer arithmetic is vectorized; isfinite is not.
 EDL_CLONES uint32_t any_nonfinite(const float* values, size_t n) {
   uint32_t found = 0;
   for (size_t i = 0; i < n; ++i) {
@@ -30,7 +29,7 @@ EDL_CLONES void round_all(const float* from, uint16_t* to, size_t n) {
     uint32_t bits;
     std::memcpy(&bits, from + i, sizeof bits);
     const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    const uint32_t nan = (bits >> 16) | 0x40u;  // a carry would make it infinite, or zero
+    const uint32_t nan = (bits >> 16) | 0x40u;  // rounding could turn NaN into infinity or zero
     to[i] = static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
   }
 }
@@ -42,8 +41,8 @@ EDL_CLONES void widen_all(const uint16_t* from, float* to, size_t n) {
   }
 }
 
-// Below the smallest normal half, an addition of 0.5 shifts the value to where a float has the bits
-// of the half, and rounds it.
+// For values below the smallest normal half, adding 0.5 shifts the bits of the half to the lowest
+// bits of the float, and rounds them.
 EDL_CLONES void halve_all(const float* from, uint16_t* to, size_t n) {
   constexpr uint32_t kInfinity = 0x7f800000u, kTooLarge = 0x477ff000u, kSmallest = 0x38800000u;
   for (size_t i = 0; i < n; ++i) {
@@ -67,7 +66,7 @@ EDL_CLONES void halve_all(const float* from, uint16_t* to, size_t n) {
 EDL_CLONES void unhalve_all(const uint16_t* from, float* to, size_t n) {
   for (size_t i = 0; i < n; ++i) {
     const uint32_t half = from[i], size = (half & 0x7fffu) << 13;
-    // A subnormal one is so many times 2^-24.
+    // A subnormal half is a multiple of 2^-24.
     const float small = static_cast<float>(static_cast<int32_t>(half & 0x3ffu)) * 0x1p-24f;
     uint32_t bits = size + 0x38000000u, small_bits;
     std::memcpy(&small_bits, &small, sizeof small_bits);
@@ -78,7 +77,7 @@ EDL_CLONES void unhalve_all(const uint16_t* from, float* to, size_t n) {
   }
 }
 
-// A hash of 32 bits whose every output bit depends on every input bit (Wellons, lowbias32).
+// A 32-bit hash in which every output bit depends on every input bit (Wellons, lowbias32).
 EDL_INLINE uint32_t scrambled(uint32_t x) {
   x = (x ^ (x >> 16)) * 0x7feb352du;
   x = (x ^ (x >> 15)) * 0x846ca68bu;
@@ -99,8 +98,8 @@ EDL_CLONES void round_all_by_chance(const float* from, uint16_t* to, size_t n, u
   }
 }
 
-// Below the smallest normal half, the value is so many and a part of the steps of 2^-24, whose number
-// is the bits of the half.
+// A value below the smallest normal half is rounded to a whole number of steps of 2^-24; this
+// number equals the bits of the half.
 EDL_CLONES void halve_all_by_chance(const float* from, uint16_t* to, size_t n, uint32_t key) {
   constexpr uint32_t kInfinity = 0x7f800000u, kSmallest = 0x38800000u;
   for (size_t i = 0; i < n; ++i) {
@@ -118,7 +117,7 @@ EDL_CLONES void halve_all_by_chance(const float* from, uint16_t* to, size_t n, u
     const uint32_t small = static_cast<uint32_t>(below) + up;
     uint32_t half = (size - 0x38000000u + (chance >> 19)) >> 13;
     half = size < kSmallest ? small : half;
-    half = size >= 0x477fe000u ? 0x7bffu : half;  // from the largest half on
+    half = size >= 0x477fe000u ? 0x7bffu : half;  // values from the largest half upwards
     half = size >= kInfinity ? 0x7c00u : half;
     half = size > kInfinity ? 0x7e00u : half;
     to[i] = static_cast<uint16_t>(half | ((bits >> 16) & 0x8000u));

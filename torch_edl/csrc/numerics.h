@@ -1,4 +1,4 @@
-// Floating-point numbers that an update must not meet: NaN, infinity, and denormal ones.
+// Floating-point conversions, and handling of NaN, infinity and denormal numbers.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +7,8 @@
 
 namespace edl {
 
-// Denormal numbers are taken for zero while it lives: they cost a hundred times the time of others,
-// and decayed momenta are full of them.
+// Treats denormal numbers as zero during its lifetime. Denormal numbers are a hundred times slower
+// than others, and decayed momenta contain many of them.
 class FlushDenormals {
  public:
   FlushDenormals();
@@ -26,30 +26,30 @@ int64_t first_nonfinite(const float* values, size_t n);
 // Rounds to the nearest bfloat16, ties to even; NaN stays NaN.
 void to_bfloat16(const float* from, uint16_t* to, size_t n);
 
-// Exact.
+// Exact conversion.
 void from_bfloat16(const uint16_t* from, float* to, size_t n);
 
 // Rounds to the nearest half, ties to even; a finite value beyond the range becomes the largest
 // half, NaN stays NaN.
 void to_half(const float* from, uint16_t* to, size_t n);
 
-// Exact.
+// Exact conversion.
 void from_half(const uint16_t* from, float* to, size_t n);
 
-// Rounds up or down with a probability that makes the mean exact, so that updates smaller than a
-// step of the type are not lost; a finite value stays finite. Equal keys give equal results.
+// Stochastic rounding: the probability of rounding up makes the mean exact, so that updates smaller
+// than a step of the type are not lost. Finite values stay finite. Equal keys give equal results.
 void to_bfloat16_by_chance(const float* from, uint16_t* to, size_t n, uint32_t key);
 void to_half_by_chance(const float* from, uint16_t* to, size_t n, uint32_t key);
 
-// What float values are on the way, or in a table.
+// Type of float values on the wire or in a table.
 enum class Dtype { kFloat, kBfloat16, kHalf };
 
-// Of "fp32", "bf16" and "fp16"; throws std::invalid_argument.
+// Parses "fp32", "bf16" or "fp16"; throws std::invalid_argument for other names.
 Dtype dtype_of(const std::string& name);
 
 inline size_t size_of(Dtype dtype) { return dtype == Dtype::kFloat ? 4 : 2; }
 
-// From float32 to the type, at any address, rounded to the nearest; and back.
+// Convert from float32 to the type, rounded to nearest, and back. Addresses need no alignment.
 void narrow(Dtype dtype, const float* from, char* to, size_t n);
 void widen(Dtype dtype, const char* from, float* to, size_t n);
 

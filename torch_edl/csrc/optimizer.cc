@@ -13,7 +13,7 @@ namespace {
 using Hyper = std::map<std::string, double>;
 
 // Hyperparameters and their defaults, as in torch.optim (ftrl: as in TensorFlow; keras_*: as in
-// Keras, which adds eps elsewhere).
+// Keras, which adds eps at another place).
 const std::map<std::string, Hyper>& defaults() {
   static const std::map<std::string, Hyper> all = {
       {"sgd",
@@ -45,7 +45,7 @@ const std::map<std::string, Hyper>& defaults() {
   return all;
 }
 
-// What torch.optim takes, as [low, high]; others: any finite number.
+// Ranges [low, high] that torch.optim accepts; other hyperparameters may be any finite number.
 const std::map<std::string, std::pair<double, double>>& ranges() {
   constexpr double kMost = std::numeric_limits<float>::max();
   static const double kBelowOne = std::nextafter(1.0, 0.0);
@@ -177,8 +177,8 @@ Scalars Optimizer::scalars(double lr, int64_t step) const {
 
 namespace {
 
-// Calls body(span, dim) for each span; with the usual dimensions as constants, so that the loop
-// over a row becomes a few vector instructions.
+// Calls body(span, dim) for each span. Common dimensions are compile-time constants, so that the
+// loop over a row becomes a few vector instructions.
 template <typename Body>
 EDL_INLINE void each(const Span* spans, size_t n, size_t dim, Body body) {
   switch (dim) {
@@ -199,8 +199,9 @@ EDL_INLINE void each(const Span* spans, size_t n, size_t dim, Body body) {
 // The gradient of element i with its sign and L2 penalty.
 #define EDL_GRAD(i) (s.sign * g[i] + s.weight_decay * w[i])
 
-// Moves `from` by the fraction `weight` of its distance to `to`. Of a weight from a half on as torch
-// has it (lerp): from + (to - from) would lose the digits that a large `from` has no place for.
+// Moves `from` towards `to` by the fraction `weight` of their distance. For weights of 0.5 and
+// more, the formula is that of torch's lerp, since from + (to - from) would lose low digits of
+// `to`.
 EDL_INLINE float toward(float from, float to, float weight) {
   return weight < 0.5f ? from + (to - from) * weight : to - (to - from) * (1 - weight);
 }
@@ -287,7 +288,7 @@ EDL_CLONES void rmsprop_momentum(const Scalars& s, const Span* spans, size_t n, 
   });
 }
 
-// The variance may round to just below zero, where torch's square root would be NaN.
+// Rounding may make the variance slightly negative; torch's square root would then be NaN.
 EDL_INLINE float deviation(float square, float mean, float inner_eps) {
   const float variance = square - mean * mean;
   return std::sqrt((variance > 0 ? variance : 0.0f) + inner_eps);
@@ -322,9 +323,9 @@ EDL_CLONES void rmsprop_centered_momentum(const Scalars& s, const Span* spans, s
   });
 }
 
-// FTRL-Proximal (McMahan et al. 2013, algorithm 1), in TensorFlow's form: accumulator = sum of
-// squares, rate = lr * accumulator ** lr_power. `change` is what the root of the accumulator grew
-// by: late in training the difference of two near numbers, which float32 would not leave a digit of.
+// FTRL-Proximal (McMahan et al. 2013, algorithm 1) in TensorFlow's form: accumulator = sum of
+// squares, rate = lr * accumulator ** lr_power. `change` is the increase of the accumulator's root,
+// passed as a parameter because late in training float32 could not represent the difference.
 EDL_INLINE void ftrl_element(const Scalars& s, float d, float root, float change, float* w,
                              float* linear) {
   const float z = *linear + d - change * s.inv_lr * *w;
@@ -374,7 +375,7 @@ void Optimizer::apply(const Scalars& s, const Span* spans, size_t n, size_t dim)
     case Kernel::kRmspropCentered: return rmsprop_centered(s, spans, n, dim);
     case Kernel::kRmspropCenteredMomentum: return rmsprop_centered_momentum(s, spans, n, dim);
     case Kernel::kFtrl:
-      // A rate of 0, from which a warm-up begins: nothing moves, and nothing can be divided by it.
+      // A warm-up may start with a rate of 0: no value changes, and division by lr is impossible.
       if (!std::isfinite(s.inv_lr) || s.inv_lr <= 0) return;
       return s.power == 0.5f ? ftrl(s, spans, n, dim) : ftrl_power(s, spans, n, dim);
   }

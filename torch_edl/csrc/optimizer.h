@@ -1,4 +1,4 @@
-// The optimizers. One kernel serves both kinds of parameters: a dense one is one long row.
+// The optimizers. One kernel updates rows and dense parameters: a dense parameter is one long row.
 #pragma once
 
 #include <cstddef>
@@ -11,15 +11,15 @@ namespace edl {
 
 constexpr size_t kMaxSlots = 3;
 
-// One row to update: its values, its gradient and its slots, all of the same length.
+// One row to update: values, gradient and slots, all of the same length.
 struct Span {
   float* value;
   const float* grad;
   float* slots[kMaxSlots];
-  bool first;  // nothing was applied to it before (SGD: the first gradient is not dampened)
+  bool first;  // first update of the row (SGD: the first gradient is not dampened)
 };
 
-// The numbers of one update, computed once per batch in double precision.
+// Constants of one update, computed once per batch in double precision.
 struct Scalars {
   float lr = 0, sign = 1, weight_decay = 0, eps = 0, inner_eps = 0, decay = 1;
   float momentum = 0, one_minus_dampening = 1, nesterov = 0;
@@ -29,18 +29,18 @@ struct Scalars {
 
 class Optimizer {
  public:
-  // kind: sgd, adagrad, adam, adamw, sparse_adam, rmsprop, keras_adam, keras_rmsprop, ftrl; hyper
-  // under torch's names, booleans as 0 or 1.
-  // What is left out has torch's default. Throws std::invalid_argument naming what is unknown.
+  // kind: sgd, adagrad, adam, adamw, sparse_adam, rmsprop, keras_adam, keras_rmsprop or ftrl.
+  // hyper: hyperparameters with torch's names, booleans as 0 or 1; missing ones have torch's
+  // defaults. Throws std::invalid_argument with the unknown name.
   Optimizer(const std::string& kind, const std::map<std::string, double>& hyper);
 
   const std::string& kind() const { return kind_; }
   const std::map<std::string, double>& hyper() const { return hyper_; }
   const std::vector<std::string>& slots() const { return slots_; }
-  // The value that each slot starts from.
+  // Initial value of each slot.
   const std::vector<float>& slot_initial() const { return slot_initial_; }
 
-  // step: 1-based count of updates, of a table where rows are updated.
+  // step: number of the update, from 1; for rows, the number of the table's update.
   Scalars scalars(double lr, int64_t step) const;
 
   // Updates n spans of `dim` floats each.

@@ -1,5 +1,5 @@
-// Memory of tables: straight from the kernel, in huge pages where it is large. A random access to
-// a table of gigabytes misses the TLB on nearly every row with pages of 4 KB.
+// Memory of tables, directly from the kernel, with huge pages for large regions. With pages of 4
+// KB, a random access to a table of gigabytes misses the TLB for nearly every row.
 #pragma once
 
 #include <sys/mman.h>
@@ -15,7 +15,7 @@ namespace edl {
 
 constexpr size_t kHugePage = size_t{2} << 20;
 
-// A zeroed region; in huge pages (and aligned to them) if it is at least one of them.
+// A zeroed region. A region of at least one huge page consists of, and is aligned to, huge pages.
 class Pages {
  public:
   Pages() = default;
@@ -58,8 +58,8 @@ class Pages {
   char* data_ = nullptr;
 };
 
-// Slabs of one size, cut from larger regions. The first region is in small pages and holds one slab
-// for each sub-table, so that a table of few rows occupies only the pages that it touches.
+// Slabs of one size, cut from larger regions. The first region has small pages and one slab for
+// each sub-table, so that a small table only occupies the pages that it touches.
 class SlabArena {
  public:
   SlabArena(size_t slab_bytes, size_t first_slabs)

@@ -1,7 +1,7 @@
-// Rows that a snapshot still needs, copied before they changed.
+// Copies of rows that a snapshot still needs, made before the rows changed.
 //
-// In blocks: a vector would copy all of them whenever it grows, and since ids spread evenly, all
-// sub-tables would grow within one push (200 ms, measured on 1 GB).
+// The copies are in blocks. A vector would copy all rows whenever it grows, and because ids are
+// spread evenly, all sub-tables would grow within one push (200 ms, measured on 1 GB).
 #pragma once
 
 #include <cstddef>
@@ -21,11 +21,11 @@ class SavedRows {
     ++size_;
   }
   const char* back() const { return at(size_ - 1); }
-  void pop() { --size_; }  // its memory is for the next row
+  void pop() { --size_; }  // the memory is reused for the next row
   size_t size() const { return size_; }
 
  private:
-  static constexpr size_t kRows = 512;  // of a block
+  static constexpr size_t kRows = 512;  // rows of a block
 
   char* at(size_t index) const {
     return blocks_[index / kRows].get() + index % kRows * stride_;

@@ -1,8 +1,8 @@
 // Reads a table while it changes: all rows as of one moment, or page by page.
 //
-// Rows are copied whole under a lock, some at a time, to memory that has its pages, and taken apart
-// without the lock. The pages of a new array are made when it is first written, which takes
-// milliseconds each time: a push would wait meanwhile (60 ms, measured on 1 GB).
+// Whole rows are copied under a lock, some at a time, to memory that is already mapped, and are
+// split without the lock. The first write to a new array maps its pages, which takes milliseconds
+// each time; with the lock held, pushes would wait (60 ms, measured on 1 GB).
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -14,7 +14,7 @@
 namespace edl {
 namespace {
 
-constexpr int kRowBits = 48;  // of a cursor: the sub-table stands above them
+constexpr int kRowBits = 48;  // bits of a cursor for the row; the sub-table is above them
 
 // Rows that are copied under one lock.
 size_t rows_at_once(size_t stride) { return std::max<size_t>(1, (size_t{16} << 10) / stride); }
@@ -22,7 +22,7 @@ size_t rows_at_once(size_t stride) { return std::max<size_t>(1, (size_t{16} << 1
 }  // namespace
 
 void Table::begin_snapshot() {
-  end_snapshot();  // of one that was given up
+  end_snapshot();  // ends an earlier snapshot that was not read completely
   ++epoch_;
   for (SubTable& sub : subs_) {
     std::lock_guard<std::mutex> guard(sub.lock);
@@ -53,8 +53,8 @@ void Table::emit(const char* row, const Chunk& out, size_t at) const {
               slots_ * dim_ * sizeof(float));
 }
 
-// A thread that locks again at once is faster than the threads that it woke: without a pause, pushes
-// wait for the whole walk (200 ms, measured on 1 GB).
+// Without a pause, a thread that locks again at once is faster than the threads that it has woken,
+// and pushes wait for the whole walk (200 ms, measured on 1 GB).
 void Table::give_way() const {
   for (int i = 0; i < 100 && waiting_.load() > 0; ++i) {
     std::this_thread::sleep_for(std::chrono::microseconds(10));
@@ -98,7 +98,7 @@ size_t Table::next_chunk(size_t most, const Chunk& out) {
       }
     }
   };
-  // What writers saved goes first: it is the memory that would grow.
+  // Saved rows first, because their memory would grow.
   take_all(&Table::take_saved, [](const SubTable& sub) { return sub.saved.size() > 0; });
   take_all(&Table::take_next, [](const SubTable& sub) { return sub.cursor < sub.limit; });
   return given;
@@ -110,7 +110,7 @@ void Table::end_snapshot() {
     std::lock_guard<std::mutex> guard(sub.lock);
     sub.saving = false;
     sub.limit = sub.cursor = 0;
-    std::swap(sub.saved, saved);  // its memory goes after the lock
+    std::swap(sub.saved, saved);  // freed after the lock was released
     counters = sub.counters.end_snapshot();
   }
 }

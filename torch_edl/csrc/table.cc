@@ -10,9 +10,9 @@
 namespace edl {
 namespace {
 
-constexpr size_t kRun = 4096;           // ids that are worked on under the locks
+constexpr size_t kRun = 4096;           // ids processed while the locks are held
 constexpr size_t kBlock = 128;          // ids whose cache misses are in flight together
-constexpr size_t kMaxPrefetch = 1024;   // bytes of a row that are prefetched
+constexpr size_t kMaxPrefetch = 1024;   // bytes of a row to prefetch
 
 }  // namespace
 
@@ -66,7 +66,7 @@ char* Table::insert(SubTable& sub, int64_t id, uint64_t hash) {
   for (size_t k = 0; k < slots_; ++k) {
     std::fill_n(slot(row, k), dim_, optimizer_->slot_initial()[k]);
   }
-  // A row that is born after the cut is not in the snapshot: it counts as already saved.
+  // A row created after begin_snapshot() is not in the snapshot: it counts as already saved.
   meta(row) = {id, step_.load(std::memory_order_relaxed), 0, sub.epoch};
   size_t at = hash & sub.mask;
   while (sub.buckets[at].row) at = (at + 1) & sub.mask;
@@ -128,10 +128,10 @@ void Table::before_change(SubTable& sub, char* row) {
   m.epoch = sub.epoch;
 }
 
-// Calls work(from, found, m) for the ids[from, from + m), block by block, under the locks. A row is
-// null if the id has none and `add` is false. Sub-tables are locked together, for microseconds, and
-// not one after the other with the ids sorted by them: rows and gradients of a batch are read and
-// written in order then, which halves the time of a push.
+// Calls work(from, found, m) for ids[from, from + m), block by block, while holding the locks. A
+// row is null if the id has none and `add` is false. All sub-tables are locked together, for
+// microseconds, instead of one after the other with sorted ids: rows and gradients of a batch are
+// then accessed in order, which halves the time of a push.
 template <typename Work>
 void Table::visit(const int64_t* ids, size_t n, size_t touched, bool add, Work work) {
   touched = std::min(touched, kMaxPrefetch);
@@ -149,7 +149,7 @@ void Table::visit(const int64_t* ids, size_t n, size_t touched, bool add, Work w
         const SubTable& sub = subs_[sub_table_of_hash(hash)];
         const Bucket* bucket = sub.buckets + (hash & sub.mask);
         __builtin_prefetch(bucket);
-        __builtin_prefetch(bucket + 2);  // often the next line: a quarter of ids lie further on
+        __builtin_prefetch(bucket + 2);  // often the next cache line, where a quarter of the ids is
       }
     };
     look_ahead(start);
@@ -188,9 +188,9 @@ void Table::convert(const char* row, char* to, Dtype as, float* scratch) const {
 
 void Table::pull(const int64_t* ids, size_t n, char* out, Dtype as, bool read_only) {
   check_ids(ids, n);
-  // Only eviction asks when a row was used: without it a pull writes nothing.
+  // Only eviction needs the time of last use: without eviction, a pull writes nothing.
   const bool touch = !read_only && (options_.max_age > 0 || bound_ > 0);
-  // A frozen table cannot make room, and the rows that it lacks are its initial ones.
+  // A frozen table cannot evict, and the rows that it lacks have their initial values.
   const bool full = !optimizer_ && bound_ > 0 && rows_.load(std::memory_order_relaxed) >= bound_;
   const int64_t step = step_.load(std::memory_order_relaxed);
   const size_t bytes = dim_ * size_of(as);
@@ -236,7 +236,7 @@ void Table::push(const int64_t* ids, const float* grads, size_t n, double lr, in
   while (newest < step && !step_.compare_exchange_weak(newest, step)) {
   }
   const bool whole = options_.dtype == Dtype::kFloat;
-  std::vector<float> values(whole ? 0 : kBlock * dim_);  // of rows that are kept in 16 bits
+  std::vector<float> values(whole ? 0 : kBlock * dim_);  // 16-bit rows, widened to float32
   visit(ids, n, layout_.stride, !counts_, [&](size_t from, const Found* found, size_t m) {
     Span spans[kBlock];
     char* rows[kBlock];
@@ -307,7 +307,7 @@ void Table::remove(const int64_t* ids, size_t n) {
       char* row = found[i].row;
       if (!row) {
         sub.counters.forget(ids[from + i], hash_id(ids[from + i]));
-      } else if (meta(row).epoch != kFree) {  // of an id that comes twice it is gone already
+      } else if (meta(row).epoch != kFree) {  // a duplicate id has already been removed
         release(sub, row);
       }
     }

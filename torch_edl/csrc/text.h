@@ -1,4 +1,4 @@
-// Columns of text as Arrow lays them out, and the hash of a text.
+// Columns of text in Arrow's layout, and the hash of a text.
 #pragma once
 
 #include <cstddef>
@@ -12,9 +12,9 @@ namespace edl {
 
 // Texts `start` to `start + count - 1` of an Arrow array of strings or bytes.
 struct TextColumn {
-  const char* offsets;  // int32, or int64 where `wide`
+  const char* offsets;  // int64 if `wide`, else int32
   const char* data;
-  const uint8_t* valid;  // a bit for each text, 0: missing; nullptr: none is missing
+  const uint8_t* valid;  // one bit per text, 0: missing; nullptr: no text is missing
   size_t start;
   size_t count;
   bool wide;
@@ -50,7 +50,7 @@ EDL_INLINE uint64_t fold(uint64_t a, uint64_t b) {
 }
 
 // wyhash, final version 4 (Wang Yi, public domain), with its default secret. Ids of saved models
-// depend on every bit of it: a test holds it to the published vectors.
+// depend on every bit, so a test compares the hash with the published vectors.
 EDL_INLINE uint64_t hash_text(std::string_view text, uint64_t seed) {
   constexpr uint64_t kSecret[4] = {0x2d358dccaa6c78a5ULL, 0x8bb84b93962eacc9ULL,
                                    0x4b33a62ed433d4a3ULL, 0x4d5a2da51de1aa47ULL};
@@ -91,7 +91,7 @@ EDL_INLINE uint64_t hash_text(std::string_view text, uint64_t seed) {
               static_cast<uint64_t>(product >> 64) ^ kSecret[1]);
 }
 
-// Of what is missing, so that it has a bucket like any other value.
+// Hash of a missing value, so that missing values have a bucket like any other value.
 EDL_INLINE uint64_t hash_missing(uint64_t seed) { return mix64(~seed); }
 
 EDL_INLINE uint64_t hash_integer(int64_t value, uint64_t seed) {

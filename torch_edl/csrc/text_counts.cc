@@ -8,7 +8,7 @@
 namespace edl {
 namespace {
 
-constexpr size_t kBlock = 64;  // hashes computed, and their slots fetched, ahead of the look-ups
+constexpr size_t kBlock = 64;  // texts hashed, and slots prefetched, ahead of the lookups
 constexpr size_t kMost = (size_t{1} << 31) - 1;
 
 }  // namespace
@@ -40,7 +40,7 @@ void TextCounts::add(const TextColumn& texts, const int64_t* counts) {
   std::array<uint64_t, kBlock> hashes;
   for (size_t first = 0; first < texts.count; first += kBlock) {
     const size_t n = std::min(kBlock, texts.count - first);
-    // At most half full, also when all texts of the block are new.
+    // At most half full, even if all texts of the block are new.
     while (2 * (counts_.size() + n) > slots_.size()) grow();
     for (size_t i = 0; i < n; ++i) {
       hashes[i] = texts.has(first + i) ? hash_text(texts.at(first + i), 0) : 0;

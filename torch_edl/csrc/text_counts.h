@@ -1,4 +1,4 @@
-// How often each text of a column occurs, and the place of each text.
+// Counts and places of the distinct texts of a column.
 #pragma once
 
 #include <cstddef>
@@ -12,34 +12,34 @@
 
 namespace edl {
 
-// Distinct texts in the order in which they came, each with a count. Thread-safe.
+// Distinct texts in order of arrival, each with a count. Thread-safe.
 class TextCounts {
  public:
-  // Adds the texts, each `counts[i]` times (nullptr: once); what is missing is left out.
+  // Adds each text `counts[i]` times (nullptr: once); missing texts are skipped.
   void add(const TextColumn& texts, const int64_t* counts);
 
-  // The place of each text; -1: not there, or missing.
+  // The place of each text; -1 if the text is unknown or missing.
   void find(const TextColumn& texts, int64_t* places) const;
 
-  // Places of all texts, in the order of arrival.
+  // Places of all texts, in order of arrival.
   std::vector<int64_t> all() const;
 
-  // Places of the texts that occur `min_count` times or more, the most frequent first and equally
-  // frequent ones in the order of their bytes; the first `limit` of them.
+  // Places of the first `limit` texts that occur at least `min_count` times, most frequent first;
+  // equally frequent texts are sorted by their bytes.
   std::vector<int64_t> ranked(size_t limit, int64_t min_count) const;
 
-  // The texts at `places`, one after the other, and where each begins; and their counts.
+  // The texts at `places` concatenated, the start of each, and their counts.
   void take(const std::vector<int64_t>& places, std::string* data, std::vector<int64_t>* offsets,
             std::vector<int64_t>* counts) const;
 
   size_t size() const;
-  size_t bytes() const;   // of the texts
+  size_t bytes() const;   // size of the texts
   int64_t total() const;  // sum of the counts
 
  private:
   struct Slot {
     uint32_t tag;    // upper half of the hash
-    uint32_t place;  // in the order of arrival, plus 1; 0: empty
+    uint32_t place;  // place in order of arrival, plus 1; 0: empty
   };
 
   std::string_view text(size_t place) const {
