@@ -26,6 +26,7 @@ from torch_edl.errors import UsageError
 from torch_edl.jobs import cluster_job
 from torch_edl.kubernetes import job, shared_paths, template
 from torch_edl.kubernetes.api import Api
+from torch_edl.kubernetes.failures import ClusterError
 from torch_edl.kubernetes.submit import submit
 from torch_edl.processes.signals import StopSignals
 
@@ -275,6 +276,7 @@ def _stay(
     detach: bool,
     leaves: bool,
 ) -> Outcome | None:
+    at = f"{found.name} {found.where}"
     with StopSignals(_SIGNALS) as signals:
         attendance = Attendance(
             job=found,
@@ -283,10 +285,13 @@ def _stay(
             leaves=leaves,
             shared=config.shares_pods,
         )
-        outcome = attendance.until_running() if detach else attendance.until_over()
+        try:
+            outcome = attendance.until_running() if detach else attendance.until_over()
+        except ClusterError as error:
+            again = f"the job goes on without this client; torch-edl attach {at} comes back to it"
+            raise ClusterError(f"{error}; {again}") from error
     if outcome is not None:
         return outcome
-    at = f"{found.name} {found.where}"
     for line in (
         f"job {found.name} runs on without this terminal",
         f"see it: torch-edl attach {at}, torch-edl status {at}, torch-edl logs {at} --follow",

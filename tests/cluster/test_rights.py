@@ -1,0 +1,134 @@
+"""The rights that docs/kubernetes.md names: commands run as an account that has no others."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("kubernetes", reason="pip install torch-edl[kubernetes]")
+
+import yaml
+from kubernetes import client, utils
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.jobs import FLAGS, JOB, Job, Namespace
+from tests.cluster.kinds import KINDS
+
+PAGE = Path(__file__).parents[2] / "docs" / "kubernetes.md"
+Rights = dict[str, set[str]]
+"""Verbs by resource."""
+
+
+def documented(command: str) -> Rights:
+    """The rights of the row that begins with a command. A row with ``also`` has those of the last
+    row without that word, too."""
+    whole: Rights = {}
+    for first, cell in re.findall(r"^\| `(.*?)`.* \| (.*) \|$", PAGE.read_text(), re.MULTILINE):
+        if not re.fullmatch(r"(also )?[a-z/]+(, [a-z/]+)*: .*", cell):
+            continue  # of another table
+        found: Rights = defaultdict(set)
+        for resource, verbs in whole.items() if cell.startswith("also ") else ():
+            found[resource] |= verbs
+        for part in cell.removeprefix("also ").split("; "):
+            resources, verbs = part.split(": ")
+            for resource in resources.split(", "):
+                found[resource] |= set(verbs.split(", "))
+        if not cell.startswith("also "):
+            whole = found
+        if first == command:
+            return found
+    raise KeyError(command)
+
+
+class Account:
+    """A user of a namespace who has some rights."""
+
+    def __init__(
+        self, cluster: Cluster, namespace: Namespace, folder: Path, rights: Rights
+    ) -> None:
+        self._namespace = namespace
+        name = f"user-{secrets.token_hex(3)}"
+        metadata = {"metadata": {"name": name}}
+        groups = {kind.plural: kind.group for kind in KINDS}
+        rules = [
+            {"apiGroups": [groups[resource.partition("/")[0]]], "resources": [resource],
+             "verbs": sorted(verbs)}
+            for resource, verbs in rights.items()
+        ]  # fmt: skip
+        rbac = client.RbacAuthorizationV1Api(cluster.api_client())
+        namespace.core.create_namespaced_service_account(namespace.name, metadata)
+        rbac.create_namespaced_role(namespace.name, {**metadata, "rules": rules})
+        rbac.create_namespaced_role_binding(namespace.name, {
+            **metadata,
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace.name}],
+        })  # fmt: skip
+        token = cluster.token_of(namespace.name, name)
+        self.api_client = cluster.api_client(token)
+        known = yaml.safe_load(cluster.kubeconfig.read_text())
+        known["users"][0]["user"] = {"token": token}
+        self._kubeconfig = folder / name
+        self._kubeconfig.write_text(yaml.safe_dump(known))
+
+    def runs(self) -> None:
+        """The commands from now on are those of this user."""
+        self._namespace.env["KUBECONFIG"] = str(self._kubeconfig)
+
+
+@pytest.fixture
+def become(orders: Cluster, namespace: Namespace, tmp_path: Path) -> Callable[[Rights], Account]:
+    """``become(rights)``: the commands from now on are those of a user with these rights."""
+
+    def become(rights: Rights) -> Account:
+        made = Account(orders, namespace, tmp_path, rights)
+        made.runs()
+        return made
+
+    return become
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_client_that_may_forward_no_port_stays_with_its_job_to_the_end(
+    namespace: Namespace, become: Callable[[Rights], Account], submit: Callable[..., Job]
+) -> None:
+    rights = documented("run")
+    del rights["pods/portforward"]
+    become(rights)
+    job = submit(100, "--workers", "1", "--ps", "1", "--batch-size", "10", delay_s=0.0)
+    assert job.finish(300) == 0, namespace.report()
+    rule = '{apiGroups: [""], resources: ["pods/portforward"], verbs: ["get", "create"]}'
+    assert f"needs the rule {rule}; without it, the progress of the job is not shown" in job.said()
+    assert "trained on 100 records" in job.said()
+    assert "started again" not in job.said()
+
+
+@pytest.mark.slow
+def test_a_client_that_lacks_a_right_says_that_the_job_goes_on(
+    namespace: Namespace, become: Callable[[Rights], Account], submit: Callable[..., Job]
+) -> None:
+    rights = documented("run")
+    rights["secrets"] -= {"get"}
+    become(rights)
+    job = submit(100)
+    assert job.finish(200) == 1, namespace.report()
+    assert 'resources: ["secrets"], verbs: ["get"]' in job.said()
+    assert f"the job goes on without this client; torch-edl attach {JOB} --namespace" in job.said()
+
+
+def test_a_user_applies_a_dry_run_with_the_documented_rights(
+    namespace: Namespace, become: Callable[[Rights], Account]
+) -> None:
+    user = become(documented("run --dry-run"))
+    made = namespace.submit(JOB, "--dry-run", *FLAGS)
+    assert made.finish(100) == 0, made.said()
+    for each in yaml.safe_load_all(made.said()):
+        utils.create_from_dict(user.api_client, each, namespace=namespace.name)
+    patch = {"stringData": {"token": secrets.token_urlsafe(32)}}
+    core = client.CoreV1Api(user.api_client)
+    core.patch_namespaced_secret(f"{JOB}-token", namespace.name, patch)
