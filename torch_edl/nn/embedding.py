@@ -19,6 +19,7 @@ from torch_edl.nn.rows import (
     state_of_rows,
     state_of_weight,
 )
+from torch_edl.nn.table_weight import TableWeight
 from torch_edl.tables.initializers import InitializerLike
 from torch_edl.tables.options import TableOptions
 from torch_edl.wire import pserver_pb2 as pb
@@ -69,7 +70,7 @@ class Table(nn.Module):
         self.paths: list[str] = []
         """Paths of all modules of the model that use this table, set by
         :func:`~torch_edl.tables.naming.bind_tables`."""
-        self.weight = nn.Parameter(torch.empty(0, embedding_dim))
+        self.weight: nn.Parameter = TableWeight(torch.empty(0, embedding_dim))
         self.store: RowStore = LocalRows(self)
 
     @property
@@ -106,12 +107,7 @@ class Table(nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """Write the rows for ``state_dict()``; see :mod:`torch_edl.nn.rows` for the layout."""
-        rows = self.local_rows
-        if rows is None:
-            raise UsageError(
-                f"state_dict(): the rows of table {self.table!r} are on parameter servers; "
-                "job.state_dict() gathers the whole model, job.save(path) writes it"
-            )
+        rows = self._rows_here("state_dict()")
         super()._save_to_state_dict(destination, prefix, keep_vars)
         del destination[f"{prefix}{WEIGHT}"]
         path = prefix.removesuffix(".")
@@ -160,16 +156,36 @@ class Table(nn.Module):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for a copy or another process, with a copy of the rows."""
-        local = self.local_rows
-        return {**self.__dict__, "store": None if local is None else local.rows()}
+        """Return the state for a copy or another process, with a copy of the rows.
+
+        Raises:
+            UsageError: the rows are on parameter servers.
+        """
+        rows = self._rows_here("torch.save(model), copy.deepcopy(model)")
+        return {**self.__dict__, "store": rows.rows()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         rows = state.pop("store")
         super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.weight.__class__ = TableWeight  # pickle makes any parameter a plain one
         self.store = local = LocalRows(self)
-        if rows is not None:
-            local.replace(*rows)
+        local.replace(*rows)
+
+    def _rows_here(self, what: str) -> LocalRows:
+        """The rows in this process.
+
+        Args:
+            what: what needs the rows, for the message.
+
+        Raises:
+            UsageError: the rows are on parameter servers.
+        """
+        if self.local_rows is None:
+            raise UsageError(
+                f"{what}: the rows of table {self.table!r} are on parameter servers; "
+                "job.state_dict() gathers the whole model, job.save(path) writes it"
+            )
+        return self.local_rows
 
 
 class Embedding(Table):

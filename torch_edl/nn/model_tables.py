@@ -56,6 +56,18 @@ def swap_large(
     return swapped
 
 
+def check_shared(model: nn.Module) -> None:
+    """Raises UsageError if a forward pass would change parameters in this process alone."""
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            raise UsageError(
+                f"embedding {path}: max_norm={module.max_norm} shortens rows of the weight in each "
+                "forward pass, which neither other processes nor parameter servers see; leave it "
+                "out and shorten the output: rows * (max_norm / rows.norm(dim=-1, "
+                "keepdim=True)).clamp(max=1), or train in a single process"
+            )
+
+
 def set_defaults(model: nn.Module, max_rows: int, storage_dtype: str) -> None:
     """Apply the job's defaults to the tables of a model.
 

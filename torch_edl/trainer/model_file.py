@@ -32,7 +32,7 @@ from torch_edl.environment import ENV_TOKEN
 from torch_edl.errors import ContractError
 from torch_edl.master_client.session import MasterSession
 from torch_edl.nn.embedding import Table
-from torch_edl.nn.model_tables import set_defaults, swap_large, tables_of
+from torch_edl.nn.model_tables import check_shared, set_defaults, swap_large, tables_of
 from torch_edl.trainer.lazy_dynamo import defer_dynamo
 from torch_edl.trainer.lockstep import watermarks
 from torch_edl.trainer.model_report import report_model
@@ -72,6 +72,8 @@ class ModelFile(UserModel):
         if ready.torch_threads:
             torch.set_num_threads(ready.torch_threads)
         train = self.config.train
+        if ready.strategy != "local" and self.config.trains:
+            check_shared(self.model)
         if ready.strategy == "ps":
             # Rows that decay towards zero become denormal numbers, which are many times slower.
             # Elsewhere a model gives the same bits as under `python`.

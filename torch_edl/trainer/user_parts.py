@@ -16,13 +16,16 @@ from torch_edl.contract.argument_order import LabelsFirst, labels_first, refuse_
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.errors import UsageError
 from torch_edl.nn.embedding import Table
+from torch_edl.nn.model_tables import check_shared
 
 
 def check_parts(model: Any, optimizers: Sequence[Any], *, alone: bool = True) -> None:
     """Raises UsageError if a part is of the wrong type, or an optimizer trains what is not part of
-    the model, or cannot be run in step with those of other processes (unless ``alone``)."""
+    the model, or a part cannot be run in step with those of other processes (unless ``alone``)."""
     if not isinstance(model, nn.Module):
         raise UsageError(f"model: expected a torch.nn.Module, not {type(model).__name__}")
+    if not alone:
+        check_shared(model)
     own = {id(parameter) for parameter in model.parameters()}
     for optimizer in optimizers:
         if not isinstance(optimizer, torch.optim.Optimizer):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable
 
 import numpy as np
@@ -23,6 +24,13 @@ def twin(embedding: torch_edl.nn.Embedding, ids: list[int]) -> nn.Embedding:
         return nn.Embedding.from_pretrained(
             embedding(torch.tensor(ids)).clone(), freeze=False, sparse=False
         )
+
+
+def through_a_file(model: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)  # type: ignore[no-any-return]
 
 
 def test_any_int64_is_an_id() -> None:
@@ -195,3 +203,42 @@ def test_a_table_keeps_to_its_bound(kind: type[torch_edl.nn.embedding.Table]) ->
     for limit in ("max_age", "max_rows", "max_bytes"):
         with pytest.raises(UsageError, match=f"{limit} 0: must be 1 or more, or None"):
             kind(None, 4, **{limit: 0})
+
+
+PENALTIES: dict[str, Callable[[list[nn.Parameter]], torch.Tensor]] = {
+    "norm": lambda parameters: parameters[0].norm(),
+    "sum of squares": lambda parameters: sum(p.square().sum() for p in parameters),  # type: ignore[return-value]
+    "one vector": lambda parameters: nn.utils.parameters_to_vector(parameters).norm(),
+    "several at once": lambda parameters: torch.stack(torch._foreach_norm(parameters)).sum(),
+}
+
+
+@pytest.mark.parametrize("copied", [lambda model: model, copy.deepcopy, through_a_file])
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_a_penalty_on_the_weight_of_a_table_is_refused(
+    penalty: str, copied: Callable[[nn.Module], nn.Module]
+) -> None:
+    model = copied(nn.Sequential(torch_edl.nn.Embedding(None, 2), nn.Linear(2, 1)))
+    loss = model(torch.arange(3)).sum() + PENALTIES[penalty](list(model.parameters()))
+    with pytest.raises(UsageError, match="a penalty adds nothing: penalize the rows of the batch"):
+        loss.backward()
+
+
+def test_a_penalty_on_the_rows_of_a_batch_counts() -> None:
+    embedding = torch_edl.nn.Embedding(None, 2, initializer=("constant", {"value": 1}))
+    embedding(torch.tensor([5])).square().sum().backward()
+    torch.optim.SGD(embedding.parameters(), lr=0.25).step()
+    assert embedding(torch.tensor([5])).tolist() == [[0.5, 0.5]]
+
+
+def test_gradients_of_a_table_cannot_be_had_without_backward() -> None:
+    """Autograd would give them to the rows, and a backward would add them once more."""
+    model = nn.Sequential(torch_edl.nn.Embedding(None, 2, initializer="zeros"), nn.Linear(2, 1))
+    with pytest.raises(UsageError, match="the inputs have the weight of a table"):
+        torch.autograd.grad(model(torch.arange(3)).sum(), list(model.parameters()))
+    rows = model[0](torch.arange(3))
+    loss = model[1](rows).sum()
+    (gradient,) = torch.autograd.grad(loss, rows, retain_graph=True)
+    loss.backward()
+    torch.optim.SGD(model.parameters(), lr=1.0).step()
+    torch.testing.assert_close(model[0](torch.arange(3)), -gradient)

@@ -30,6 +30,7 @@ from torch_edl.errors import UsageError
 from torch_edl.nn.embedding import Table
 from torch_edl.nn.model_tables import tables_of
 from torch_edl.nn.rows import DeviceBlock, lookup
+from torch_edl.nn.table_weight import TableWeight
 
 _grad: Any = torch.Tensor.grad
 Given = dict[int, list[tuple[torch.Tensor, int]]]
@@ -256,7 +257,7 @@ class ServerRows:
         return self._plan.pull(call, self._pull, keep=torch.is_grad_enabled())
 
 
-class TableParameter(nn.Parameter):
+class TableParameter(TableWeight):
     """The empty parameter of a table on servers, whose ``grad`` is that of the rows in use."""
 
     table: str
