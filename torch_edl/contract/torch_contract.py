@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from torch import nn
 from torch_edl.contract.functions import UserFunctions
 from torch_edl.contract.loading import load_functions
 from torch_edl.contract.signatures import SIGNATURES
+from torch_edl.errors import ContractError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +38,23 @@ class Contract(UserFunctions):
         return module
 
     def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        """Calls the user's ``optimizer`` with the parameters of ``module``."""
+        """Calls the user's ``optimizer`` with the parameters of ``module``.
+
+        Raises:
+            ContractError: it raised, or returned no optimizer, or one that needs a closure.
+        """
         made = self._call(
             "optimizer(model.parameters())", lambda: self.optimizer(module.parameters())
         )
         if not isinstance(made, torch.optim.Optimizer):
             raise self._wrong("optimizer", made, "a torch.optim.Optimizer")
+        closure = inspect.signature(type(made).step).parameters.get("closure")
+        if closure is not None and closure.default is closure.empty:
+            raise ContractError(
+                f"{self.path}: optimizer returned {type(made).__name__}, whose step needs a "
+                "closure, and the gradients of a minibatch of a model file are computed once; "
+                "return another optimizer, or write a training script, for a single process"
+            )
         return made
 
     def make_scheduler(self, optimizer: torch.optim.Optimizer) -> Any | None:

@@ -37,28 +37,37 @@ def on_every_gradient(model: nn.Module, method: Callable[[], None]) -> None:
             p.register_post_accumulate_grad_hook(lambda _: hook())  # type: ignore[no-untyped-call]
 
 
-def on_step(optimizer: Optimizer, method: Callable[[Optimizer], None]) -> RemovableHandle:
+def on_step(
+    optimizer: Optimizer,
+    method: Callable[[Optimizer], None],
+    is_free: Callable[[], bool] = lambda: False,
+) -> RemovableHandle:
     """Call a method before each step of an optimizer, when the gradients are complete.
 
     If the step has a closure, the closure runs before the method, and the step receives its loss.
-    LBFGS runs its closure itself several times, because it trains in a single process only.
+    LBFGS runs its closure several times, and an optimizer that is not torch's as often as it likes.
+
+    Args:
+        is_free: whether an optimizer may run its closure several times now, since only its step
+            needs the gradients. The method is then called before the closure.
 
     Raises (in the step):
-        UsageError: an optimizer that is not from torch has a closure; how often the optimizer
-            would run the closure is unknown.
+        UsageError: the optimizer may run its closure several times, and is not free to.
     """
 
     def hook(stepping: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = dict(zip(("self", "closure"), args, strict=False)) | kwargs
-        closure = given.get("closure")
-        if closure is None or isinstance(stepping, torch.optim.LBFGS):
+        closure, kind = given.get("closure"), type(stepping)
+        is_ours = kind.__module__.partition(".")[0] in ("torch", "torch_edl")
+        repeats = isinstance(stepping, torch.optim.LBFGS) or not is_ours
+        if closure is None or (repeats and is_free()):
             method(stepping)
             return None
-        kind = type(stepping)
-        if kind.__module__.partition(".")[0] not in ("torch", "torch_edl"):
+        if repeats:
             raise UsageError(
-                f"{kind.__name__}.step(closure): the gradients of a batch are computed once; call "
-                "backward() first, and step() without a closure"
+                f"{kind.__name__}.step(closure): it may compute the gradients of a batch several "
+                "times, which works in a single process without accumulated batches only; call "
+                "backward() first, and step() without a closure, or use another optimizer"
             )
         with torch.enable_grad():
             loss = closure()

@@ -171,11 +171,17 @@ def test_a_traceback_has_no_frames_of_ours_nor_of_what_ends_the_process(tmp_path
 
 
 def test_an_unsupported_optimizer_is_reported_with_the_list(tmp_path: Path) -> None:
-    contract = load_contract(write(tmp_path, GOOD.replace("SGD", "LBFGS")))
+    contract = load_contract(write(tmp_path, GOOD.replace("SGD", "NAdam")))
     model = contract.make_model()
     error = report_model(model, contract.make_optimizer(model)).optimizer_error
-    assert "LBFGS" in error
+    assert "NAdam" in error
     assert "torch.optim.Adagrad" in error
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused(tmp_path: Path) -> None:
+    contract = load_contract(write(tmp_path, GOOD.replace("SGD", "LBFGS")))
+    with pytest.raises(ContractError, match="LBFGS, whose step needs a closure"):
+        contract.make_optimizer(contract.make_model())
 
 
 def test_metrics_must_be_a_dict_of_metrics(tmp_path: Path) -> None:

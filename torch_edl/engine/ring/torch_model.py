@@ -9,26 +9,36 @@ from torch_edl.engine.gradient_hooks import on_step
 from torch_edl.engine.replica import Replica
 from torch_edl.engine.ring.process_group import ProcessGroup
 from torch_edl.engine.ring.reducer import Reducer
-from torch_edl.engine.ring.replicated import Receive, Send
+from torch_edl.engine.ring.replicated import Phase, Receive, Send
 
 
 class TorchModel:
-    """A torch model; see :class:`~torch_edl.engine.ring.replicated.Replicated`."""
+    """A torch model; see :class:`~torch_edl.engine.ring.replicated.Replicated`.
 
-    def __init__(self, replica: Replica) -> None:
+    Args:
+        alone: no other process will train the model.
+    """
+
+    def __init__(self, replica: Replica, *, alone: bool = False) -> None:
         self.replica = replica
+        self._alone = alone
+        self._reducer: Reducer
 
     def reducer(self, controls: int, send: Send, receive: Receive) -> Reducer:
-        return Reducer(self.replica.model, controls, send, receive)
+        self._reducer = Reducer(self.replica.model, controls, send, receive)
+        return self._reducer
 
     def attach(
         self, before_step: Callable[[Any], None], after_step: Callable[[], None]
     ) -> Callable[[], None]:
+        def is_free() -> bool:
+            return self._alone and self._reducer.phase in (Phase.IDLE, Phase.LOCAL)
+
         hooks = [
             hook
             for optimizer in self.replica.optimizers
             for hook in (
-                on_step(optimizer, before_step),
+                on_step(optimizer, before_step, is_free),
                 optimizer.register_step_post_hook(lambda *_: after_step()),
             )
         ]
