@@ -14,10 +14,20 @@ if TYPE_CHECKING:
     from torch_edl.data.mode import Mode
     from torch_edl.trainer.fit import ElasticTrainer
     from torch_edl.trainer.job import Job
-    from torch_edl.trainer.opening import init
+    from torch_edl.trainer.opening import current_job, init
 
 __version__ = "0.1.0"
-__all__ = ["ElasticTrainer", "Job", "Mode", "init", "metrics", "nn", "optim", "preprocessing"]
+__all__ = [
+    "ElasticTrainer",
+    "Job",
+    "Mode",
+    "current_job",
+    "init",
+    "metrics",
+    "nn",
+    "optim",
+    "preprocessing",
+]
 
 # Name to its module, and to what it is there; the module itself where that is empty.
 _LAZY = {
@@ -26,6 +36,7 @@ _LAZY = {
     "metrics": ("torch_edl.metrics", ""),
     "preprocessing": ("torch_edl.preprocessing", ""),
     "ElasticTrainer": ("torch_edl.trainer.fit", "ElasticTrainer"),
+    "current_job": ("torch_edl.trainer.opening", "current_job"),
     "init": ("torch_edl.trainer.opening", "init"),
     "Mode": ("torch_edl.data.mode", "Mode"),
     "Job": ("torch_edl.trainer.job", "Job"),

@@ -25,6 +25,9 @@ ENV_PROCESS = "TORCH_EDL_PROCESS"
 """``worker-3``: what a process is in its job; by this and by the token of the job, the processes of
 a job are found when the process that started them is gone."""
 
+ENV_UNSEEN = "TORCH_EDL_UNSEEN"
+"""Set where ``torch-edl run`` runs a script as torchrun does, since it found no torch_edl in it."""
+
 # Python's own: the salt of hash() for strings.
 _HASH_SEED = "PYTHONHASHSEED"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

@@ -30,7 +30,7 @@ from torch_edl.cli.submit import Outcome
 from torch_edl.cli.tensorboard import Scalars
 from torch_edl.cli.terminal import stderr
 from torch_edl.config import JobConfig, TrainConfig
-from torch_edl.environment import agent_of_pod, hash_environment
+from torch_edl.environment import ENV_UNSEEN, agent_of_pod, hash_environment
 from torch_edl.errors import UsageError
 from torch_edl.jobs import master_host
 from torch_edl.jobs.folder import ENDED, JobFolder
@@ -117,7 +117,8 @@ def _needs_us(args: argparse.Namespace) -> bool:
     if without_effect:
         raise UsageError(
             f"{without_effect[0]}: no effect, since {script} does not use torch_edl; "
-            "add torch_edl.init() to the script, or leave the option out"
+            "add torch_edl.init() to the script (or `import torch_edl`, if a package that it "
+            "imports calls init), or leave the option out"
         )
     return False
 
@@ -141,6 +142,7 @@ def _run_plain(args: argparse.Namespace) -> int:
         if args.rdzv_id == rendezvous.DEFAULT_ID:
             args.rdzv_id = default_name(args.training_script)
     log.info("%s is a training script without torch_edl: it runs as under torchrun", shown)
+    os.environ[ENV_UNSEEN] = "1"
     record(run_torchrun)(args)
     return 0
 

@@ -27,7 +27,7 @@ from torch_edl.trainer.inputs import (
 )
 from torch_edl.trainer.job import Job
 from torch_edl.trainer.loader import Loader
-from torch_edl.trainer.opening import JobOptions, init, is_plain
+from torch_edl.trainer.opening import JobOptions, adopted, check_options, is_plain
 from torch_edl.trainer.progress import Epochs
 from torch_edl.trainer.step import caller
 from torch_edl.trainer.torch_values import describe
@@ -73,8 +73,9 @@ class ElasticTrainer:
         callbacks: objects with any of ``on_train_begin(model)``, ``on_epoch_begin(epoch)``,
             ``on_batch_end(step, loss)``, ``on_epoch_end(epoch, figures)``,
             ``on_train_end(model)``. Epochs count from 1.
-        job: the job of this process, if ``torch_edl.init`` made it.
-        options: without ``job``, the arguments of :func:`torch_edl.init`: ``seed``,
+        job: the job of this process. None: the open job that ``torch_edl.init`` made, unless
+            another model was prepared with it; else a job of the trainer's own.
+        options: the arguments of :func:`torch_edl.init` for a job of the trainer's own: ``seed``,
             ``checkpoint_dir``, ``checkpoint_every``, ``keep_checkpoints``, ``resume``,
             ``check_every``, ``on_resize``.
 
@@ -127,10 +128,9 @@ class ElasticTrainer:
             raise UsageError("precision='fp16' needs a GPU; use 'bf16' on a CPU")
         self._dtype = _DTYPES[precision]
         self._scaler = torch.amp.GradScaler(self.device.type) if precision == "fp16" else None
-        if job is not None and options:
-            raise UsageError(f"job= is given: pass {', '.join(options)} to torch_edl.init()")
-        # A notebook may have several trainers.
-        self.job = job or init(several=True, **options)
+        if job is not None:
+            check_options(options)
+        self.job = job or adopted(options)
         self.job.prepare(model, optimizer, scheduler, self._scaler)
         if self.job.on_servers:
             self._schedule.check_servers()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 from torch import nn
@@ -26,6 +26,7 @@ from torch_edl.master_client.session import MasterSession
 from torch_edl.trainer import weights
 from torch_edl.trainer.ending import Ending
 from torch_edl.trainer.in_ring import Make, Merge, ScriptInRing
+from torch_edl.trainer.job_state import JobState
 from torch_edl.trainer.loader import Loader, close_loops, is_in_loop
 from torch_edl.trainer.metrics import Meter
 from torch_edl.trainer.model_report import report_model
@@ -45,7 +46,13 @@ if TYPE_CHECKING:
     from torch_edl.trainer.on_servers import ScriptOnServers
 
 
-class Job:
+M = TypeVar("M", bound=nn.Module)
+O = TypeVar("O", bound=torch.optim.Optimizer | Sequence[torch.optim.Optimizer])  # noqa: E741
+S = TypeVar("S")
+G = TypeVar("G")
+
+
+class Job(JobState):
     """The job of this process; :func:`init` makes it."""
 
     def __init__(
@@ -58,13 +65,11 @@ class Job:
         on_resize: Callable[[Job], None] | None,
     ) -> None:
         self.closed = False
-        self._session = session
+        super().__init__(session, Meter(warns=session is None))
         self._seed = seed or (0 if session is None else session.config.train.seed)
         self._check_every = check_every
         self._on_resize = (lambda: None) if on_resize is None else partial(on_resize, self)
-        self._part: ScriptInRing | ScriptOnServers | None = None
         self._unscheduled: list[torch.optim.Optimizer] = []
-        self.meter = Meter(warns=session is None)
         rendezvous: RingRendezvous | None = None
         if session is not None:
             checkpoint = session.config.checkpoint if session.config.checkpoint.dir else checkpoint
@@ -84,81 +89,6 @@ class Job:
         if rendezvous is not None or checkpoint.dir:
             # Otherwise there is nothing to end, and a notebook can free the model.
             self.ending.watch()
-
-    # ---- the state of the job ----
-
-    @property
-    def rank(self) -> int:
-        """The rank of this process among the processes that train now; the rank may change."""
-        return self._place[0]
-
-    @property
-    def world_size(self) -> int:
-        """The number of processes that train now; the number may change."""
-        return self._place[1]
-
-    @property
-    def _place(self) -> tuple[int, int]:
-        formed = None if self._part is None else self._part.place
-        # Before the first ring, and on servers, the environment of the launcher holds.
-        env = os.environ
-        return formed or (int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1")))
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this process is rank 0, which prints and writes files.
-
-        The answer may change with ``rank``, so a script asks whenever it has something to write.
-        """
-        return self.rank == 0 and not self.late
-
-    @property
-    def on_servers(self) -> bool:
-        """Whether the model is on parameter servers."""
-        return self._part is not None and self._part.on_servers
-
-    @property
-    def restored(self) -> bool:
-        """Whether the job was restored from a checkpoint."""
-        return self._part is not None and self._part.restored
-
-    @property
-    def step(self) -> int:
-        """Number of updates of the model; on parameter servers, of this process. Right after
-        ``optimizer.step()`` the newest update is included."""
-        return 0 if self._part is None else self._part.step
-
-    @property
-    def sync_gradients(self) -> bool:
-        """Whether the current batch is the last one of its update, so that ``optimizer.step()``
-        changes the model."""
-        return self._part is None or self._part.sync_gradients
-
-    def metrics(self) -> dict[str, float]:
-        """Means of the values that this process has logged since the last call, weighted by
-        records. Where it has logged nothing, as in an epoch that was trained before the job
-        resumed, every value is NaN."""
-        return self.meter.take()
-
-    @property
-    def catching_up(self) -> bool:
-        """Whether this process joined late, and its script repeats what the other processes have
-        done, without training."""
-        return self.late if self._part is None else self._part.catching_up
-
-    @property
-    def late(self) -> bool:
-        """Whether other processes have trained, and this process has not joined them yet."""
-        if self._part is None:
-            return self._session is not None and self._session.ring > 0
-        return self._part.late
-
-    def log(self, **values: Any) -> None:
-        """Records metrics of the current batch: numbers, or tensors of one number.
-
-        The values count once the batch is in the model, and never twice.
-        """
-        self.meter.note(values)
 
     # ---- training ----
 
@@ -188,14 +118,28 @@ class Job:
             fit_script(columns, data, self._session, self._saver)
         return columns
 
+    @overload
+    def prepare(
+        self, model: M, optimizer: O, scheduler: None = None, scaler: None = None
+    ) -> tuple[M, O]: ...
+    @overload
+    def prepare(
+        self, model: M, optimizer: O, scheduler: S, scaler: None = None
+    ) -> tuple[M, O, S]: ...
+    @overload
+    def prepare(
+        self, model: M, optimizer: O, scheduler: None = None, *, scaler: G
+    ) -> tuple[M, O, G]: ...
+    @overload
+    def prepare(self, model: M, optimizer: O, scheduler: S, scaler: G) -> tuple[M, O, S, G]: ...
     def prepare(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer | list[torch.optim.Optimizer],
+        optimizer: Any,
         scheduler: Any = None,
         scaler: Any = None,
-    ) -> Any:
-        """Registers the parts of training, and returns the same objects in the same order.
+    ) -> tuple[Any, ...]:
+        """Registers the parts of training: the model and what trains it.
 
         Args:
             model: the model, on its device. Parameters that require gradients now are trained.
@@ -203,6 +147,11 @@ class Job:
             scheduler: scheduler of learning rates, or a list of them; steps count when the update
                 counts.
             scaler: a ``torch.amp.GradScaler``.
+
+        Returns:
+            A tuple of the arguments that are not None, the same objects in the order of the
+            parameters: ``(model, optimizer)``, or ``(model, optimizer, scaler)`` without a
+            scheduler. A list of optimizers or schedulers is one element.
 
         Raises:
             UsageError: an argument has the wrong type; or the second call, unless the process
@@ -231,7 +180,7 @@ class Job:
             check_tables(model)
         stateful = schedulers if scaler is None else [*schedulers, scaler]
         engine = RingEngine(
-            TorchModel(Replica(model, optimizers, stateful)),
+            TorchModel(Replica(model, optimizers, stateful), alone=self._rendezvous is None),
             self._rendezvous,
             check_every=self._check_every,
             on_resize=self._on_resize,

@@ -6,18 +6,24 @@ and make the script elastic under ``torch-edl run`` or torchrun.
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable
-from typing import TypedDict
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, TypedDict
 
-from torch_edl.environment import ENV_MASTER
+from torch_edl.environment import ENV_MASTER, ENV_UNSEEN
 from torch_edl.errors import UsageError
 from torch_edl.master_client.session import MasterSession
 from torch_edl.processes.output import outlive_terminal
 from torch_edl.trainer.job import Job
 from torch_edl.trainer.saver import settings
 
+log = logging.getLogger(__name__)
+
 _current: Job | None = None
+_newest: weakref.ref[Job] | None = None
+"""The newest job; weak, so that a notebook can free the model."""
 
 
 class JobOptions(TypedDict, total=False):
@@ -64,7 +70,7 @@ def init(
     Raises:
         UsageError: a value is out of range; or one of several processes has a job already.
     """
-    global _current
+    global _current, _newest
     checkpoint = settings(checkpoint_dir, checkpoint_every, keep_checkpoints, resume=resume)
     several = several and is_plain()
     if _current is not None and not _current.closed and not several:
@@ -75,13 +81,55 @@ def init(
             )
         _current.close()
     session = None
+    if os.environ.get(ENV_UNSEEN):
+        log.warning(
+            "this job is not elastic: torch-edl run found no torch_edl in the script and in the "
+            "modules beside it, and runs it as torchrun does; write `import torch_edl` in the "
+            "script if a package that it imports calls torch_edl.init()"
+        )
     if os.environ.get(ENV_MASTER):
         outlive_terminal()
         session = MasterSession()
     job = Job(session, checkpoint, seed=seed, check_every=check_every, on_resize=on_resize)
     if not several:
         _current = job
+    _newest = weakref.ref(job)
     return job
+
+
+def current_job() -> Job | None:
+    """Returns the newest open job of this process; None if there is none.
+
+    :func:`init` or an ``ElasticTrainer`` made it. A library can log metrics and read the rank
+    without a job among its arguments.
+    """
+    job = None if _newest is None else _newest()
+    return None if job is None or job.closed else job
+
+
+def adopted(options: Mapping[str, Any]) -> Job:
+    """The job of a trainer: the open one that the script made and has given no model yet, or else
+    one of the trainer's own.
+
+    Args:
+        options: arguments of :func:`init` that the trainer was given.
+
+    Raises:
+        UsageError: there is an open job, and options for another; see :func:`init`.
+    """
+    if _current is None or _current.closed or _current.prepared:
+        return init(several=True, **options)  # a notebook may have several trainers
+    check_options(options)
+    return _current
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raises UsageError if a trainer has options of a job and the job exists already."""
+    if options:
+        raise UsageError(
+            f"ElasticTrainer(): torch_edl.init() has made the job; pass {', '.join(options)} to "
+            "torch_edl.init()"
+        )
 
 
 def is_plain() -> bool:
