@@ -156,7 +156,10 @@ class FlatVector:
         # Tensors that are not views of the vector, and buffers, which may stop being views.
         self._copied: list[tuple[DenseTensor, torch.Tensor]] = []
         self._parts: list[tuple[DenseTensor, torch.Tensor]] = []
-        self._trained: list[tuple[str, DenseTensor, slice]] = []
+        self._trained: list[tuple[str, DenseTensor, slice, int]] = []
+        """With the address of the part of the vector."""
+        self._runs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """The trained parts of the vector and of what was kept, as few as there can be."""
         self._kept = self._values
         """Values as loaded from the server; a script may have changed the parameters since."""
         # Indices of the parameters with a gradient in the current update.
@@ -174,7 +177,7 @@ class FlatVector:
                 self._copied.append((each, view))
             self._parts.append((each, self._gradient[place]))
             if each.group != BUFFER_GROUP:
-                self._trained.append((segment.name, each, place))
+                self._trained.append((segment.name, each, place, view.data_ptr()))
 
     @torch.no_grad()
     def check_unchanged(self) -> None:
@@ -187,8 +190,13 @@ class FlatVector:
         """
         if self._kept is self._values:  # first call: the current values did not come from servers
             self._kept = torch.empty_like(self._values)
+            self._runs = [(self._values[run], self._kept[run]) for run in _runs(self._trained)]
             return
-        for name, each, place in self._trained:
+        # At each pull, so all tensors are compared at once: as a rule they are views of the vector.
+        moved = any(each.tensor.data_ptr() != pointer for _, each, _, pointer in self._trained)
+        if not moved and all(_equal(own, kept) for own, kept in self._runs):
+            return
+        for name, each, place, _ in self._trained:
             own = each.tensor.detach().reshape(-1)
             kept = self._kept[place].to(own.device, own.dtype)
             if not torch.equal(own, kept) and not own.isclose(kept, 0, 0, equal_nan=True).all():
@@ -250,6 +258,24 @@ class FlatVector:
         self._reached.clear()
         if gradients:
             self.clear_gradients()
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether the values are equal; numpy compares five times as fast as torch 2.13 on a CPU."""
+    if one.device.type == "cpu":
+        return np.array_equal(one.numpy(), other.numpy())
+    return torch.equal(one, other)
+
+
+def _runs(trained: Sequence[tuple[str, DenseTensor, slice, int]]) -> list[slice]:
+    """The places of tensors, those that follow each other as one."""
+    runs: list[slice] = []
+    for _, _, place, _ in trained:
+        if runs and runs[-1].stop == place.start:
+            runs[-1] = slice(runs[-1].start, place.stop)
+        else:
+            runs.append(place)
+    return runs
 
 
 def gathered(
