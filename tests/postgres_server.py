@@ -32,8 +32,10 @@ class Postgres:
         assert programs is not None
         self._programs = programs
         self._folder = Path(tempfile.mkdtemp(prefix="edl-postgres-"))
-        # It refuses to run as root.
-        self._as_user = ["runuser", "-u", "postgres", "--"] if os.getuid() == 0 else []
+        # It refuses to run as root. The PATH of a user may lack the folders of runuser.
+        places = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+        runuser = shutil.which("runuser", path=places) or "runuser"
+        self._as_user = [runuser, "-u", "postgres", "--"] if os.getuid() == 0 else []
         password = self._folder / "password"
         password.write_text(PASSWORD)
         if self._as_user:
