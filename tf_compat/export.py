@@ -88,13 +88,18 @@ def export(source: Path, model_file: str, target: Path) -> str:
     reader = CheckpointReader(source, values_only=True)
     trained = Trained(model, contract.make_optimizer())
     load_values(trained, reader, source)
-    rows = sum(_fill(layer, reader, source) for layer in tables_of(model))
+    layers = tables_of(model)
+    rows = sum(_fill(layer, reader, source) for layer in layers)
+    unbounded = {each.table for each in layers if not reader.tables[each.table].bound}
     try:
         _write(model, seen.get(id(model)), target)
     except Exception as error:
         raise _unwritten(contract, target, error) from error
     elements = sum(int(np.prod(place.shape)) for place in trained.places)
-    return f"{target}: {elements:,} dense elements, {rows:,} rows of tables"
+    zeros = f"; {', '.join(unbounded)}: rows of zeros for ids that training has not seen"
+    return f"{target}: {elements:,} dense elements, {rows:,} rows of tables" + zeros * bool(
+        unbounded
+    )
 
 
 def _write(model: Any, inputs: Any, target: Path) -> None:
