@@ -188,3 +188,30 @@ def _trains(place: Place, job: str, process: subprocess.Popen[str]) -> int:
             )
         time.sleep(0.1)
     pytest.fail("the job did not begin to train")
+
+
+PACKAGE = """
+import torch, torch_edl
+job = torch_edl.init()
+model = torch.nn.Linear(1, 1)
+job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+"""
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_package_that_calls_init_is_found_there(
+    named: bool, place: Place, tmp_path: Path
+) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "company.py").write_text(PACKAGE)
+    place.env["PYTHONPATH"] += f"{os.pathsep}{site}"
+    script = place.folder / "script.py"
+    script.write_text(
+        f"{'import torch_edl' if named else ''}\nimport company\nprint('at its end')\n"
+    )
+    process = command(place, [*EDL, str(script), "--workers", "1"])
+    text, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, text
+    assert "at its end" in text
+    assert ("this job is not elastic" in text) == (not named)
