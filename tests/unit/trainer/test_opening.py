@@ -36,7 +36,7 @@ def test_a_trainer_takes_the_job_that_the_script_made(jobs: Any) -> None:
 
 
 def test_a_trainer_takes_the_job_under_a_launcher_too(start: Callable[..., Stub]) -> None:
-    start(strategy="allreduce", servers=0)
+    start(strategy="allreduce")
     job = torch_edl.init()
     assert torch_edl.ElasticTrainer(*parts()).job is job
     with pytest.raises(UsageError, match="this process has a job already"):
