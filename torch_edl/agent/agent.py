@@ -40,9 +40,9 @@ _POLL_FAST_S = 0.05
 _MASTER_LEAVES_S = 10.0
 # Time to wait for a silent master after all workers of this machine have completed the script.
 _DONE_SILENCE_S = 30.0
-# After which the lack of an answer is told, while the agent waits on.
+# Time without an answer of the master after which the agent logs a warning and keeps waiting.
 _SILENT_S = 30.0
-# How long a worker may take to leave after the job is over.
+# Time for a worker to leave after the job is over.
 _OVER_GRACE_S = 30.0
 _STOP_CALL_S = 2.0
 # Time for the master to report the end of the job after the last worker has ended.
@@ -99,7 +99,7 @@ class Agent:
         self._placement: Placement | None = None
         self._began = time.monotonic()
         self._nodes = 0
-        """Machines in the job when the master answered last."""
+        """Number of machines in the job, from the last answer of the master; 0 before."""
         self._silence_told = False
         self._stopping = ""
         """Reason why all workers must end; empty while they should run."""
@@ -132,7 +132,7 @@ class Agent:
         )
 
     def run(self) -> int:
-        """Returns the exit code: 0, or 128 + the signal that ended it.
+        """Run until all workers have ended; return the exit code: 0, or 128 + N after signal N.
 
         Raises:
             ChildFailedError: a worker failed, and no restart is left; torch's report of it.
@@ -199,12 +199,12 @@ class Agent:
             count = len(self._workers.local_ranks)
             log.warning("%s: stopping %d worker%s", name, count, "s" * (count != 1))
             if self._stops_all:
-                # First, since the worker with the model asks whether all others leave.
+                # Sent first: the worker with the model asks the master if all others leave.
                 request = pb.StopRequest(reason=name)
                 with contextlib.suppress(grpc.RpcError):
                     self._stub.call(request, timeout_s=_STOP_CALL_S)
                 self._is_stopped = True
-            else:  # the others continue without this machine
+            else:  # other machines continue the job
                 self._reporter.tell(self._workers.running, done=not self._spec.replaced)
         if self._signals.count > 1 and self._stops_all and not self._hurried:
             self._hurried = True
@@ -214,7 +214,7 @@ class Agent:
 
     @property
     def _stops_all(self) -> bool:
-        """Whether the job ends with this agent."""
+        """True if the job ends with this agent."""
         alone = self._config.max_nodes == 1 or self._master.hosted is not None
         return alone and not self._spec.replaced
 
@@ -243,7 +243,7 @@ class Agent:
         error = trace = ""
         if self._failures and not self._stopping:
             error, trace = failure_text(self._spec.name, self._failures)
-        # At once: other workers may be waiting for one that has ended.
+        # Reported at once, because other workers may be waiting for an ended worker.
         self._reporter.tell(self._workers.running, ends, error=error, traceback=trace)
         if error:
             self._stop("failure", now)
@@ -263,7 +263,7 @@ class Agent:
             self._master.hosted.answered()
         first, self._nodes = not self._nodes, response.nodes
         has_place = response.node_rank < self._config.max_nodes and bool(response.master_addr)
-        # As under torchrun: no worker starts before the least number of machines has joined.
+        # As in torchrun, no worker starts before the minimum number of machines has joined.
         if has_place and (self._placement or response.nodes >= self._config.min_nodes):
             self._placement = Placement.of(response, self._config, before=self._placement)
         elif self._placement is None and first and response.nodes < self._config.min_nodes:
@@ -300,7 +300,7 @@ class Agent:
             self._leave("", now)
 
     def _heed_absence(self, now: float) -> None:
-        """Ends an agent whose job did not begin in time: too few machines joined, or too many."""
+        """Leave if the job has not started in time because too few or too many machines joined."""
         timeout_s = self._spec.join_timeout_s
         if self._placement or self._stopping or now - self._began < timeout_s:
             return
@@ -313,13 +313,13 @@ class Agent:
             error = f"{self._nodes} of at least {least} machines joined {within}"
         else:
             error = f"--nnodes {least}:{most}: no place became free {within}"
-        # Without the master the job is over; otherwise the other machines continue alone.
+        # The job ends with its master; without hosting the master, only this agent leaves.
         hosts = self._master.hosted is not None
         self._reporter.tell(self._workers.running, done=not hosts, error=error if hosts else "")
         self._leave(error, now)
 
     def _balance(self, placement: Placement, now: float) -> None:
-        """Starts the workers that are wanted and missing, stops those in excess."""
+        """Start missing workers and stop surplus workers."""
         running = self._workers.local_ranks
         surplus = {rank for rank in running if rank >= self._wanted}
         self._workers.stop(surplus, grace_s=self._grace_s, now=now)
@@ -328,7 +328,7 @@ class Agent:
             for rank in set(range(self._wanted)) - running - self._done
             if self._start_at.get(rank, now) <= now
         }
-        # After one worker has finished the script, a new worker would have nothing to do.
+        # After one worker has completed the script, a new worker would have nothing to do.
         if self._done:
             due &= self._start_at.keys()
         if not due:
@@ -352,10 +352,10 @@ class Agent:
         self._workers.stop(self._workers.local_ranks, grace_s=grace_s, now=now)
 
     def _leave(self, error: str, now: float) -> None:
-        """Notes that the job is over. If it ended well, workers have time to leave by themselves.
+        """Record that the job is over. After success, workers have time to leave by themselves.
 
         Args:
-            error: why the job failed; empty: it ended well.
+            error: reason why the job failed; empty if it succeeded.
         """
         if self._over is not None:
             return
@@ -376,7 +376,7 @@ class Agent:
             return False
         if self._over is not None:
             return True
-        # The master must be told how the workers ended; it answers that the job is over.
+        # The master must receive the report of the ends; it answers that the job is over.
         now = time.monotonic()
         if self._ended_at is None:
             self._ended_at = now

@@ -67,9 +67,9 @@ class Reporter:
         self.steps = 0
         """Steps of the job, from the newest status."""
         self.heard = time.monotonic()
-        """When the master answered last, or the reporter was made."""
+        """Monotonic time of the master's last answer; at first, the time of creation."""
         self.problem = ""
-        """Why the last report had no answer; empty: it had one."""
+        """Error of the last report; empty if the master has answered it."""
         self.refusal = ""
         """Error with which the master rejected this agent for good; empty otherwise."""
 
@@ -135,7 +135,7 @@ class Reporter:
         try:
             answer, status = call.result()
         except grpc.RpcError as error:
-            self._news = True  # nobody has heard it
+            self._news = True  # the report must be sent again
             self.problem = unanswered(error)
             if error.code() in REFUSED:
                 self.refusal = error.details() or error.code().name.lower()

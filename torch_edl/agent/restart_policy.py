@@ -20,7 +20,7 @@ _SAME_MOMENT_S = 10.0
 
 
 class RestartDecision(enum.Enum):
-    """What to do about an ended worker."""
+    """Action for an ended worker."""
 
     DONE = "the script of the worker is over"
     STOPPED = "the agent has stopped the worker"

@@ -95,7 +95,7 @@ class DataConfig(Checked):
 
     @property
     def kept(self) -> list[str]:
-        """The columns of the data that stand before the predictions."""
+        """Columns of the data that are written before the predictions."""
         return self.keep.split(",") if self.keep else []
 
     @property

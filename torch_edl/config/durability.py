@@ -15,7 +15,7 @@ FAILOVERS = ("restart", "worker")
 
 @dataclass(frozen=True, kw_only=True)
 class DurabilityConfig(Checked):
-    """What survives the loss of a parameter server or of the master."""
+    """Storage of updates and state that survive the loss of a parameter server or of the master."""
 
     mode: str = option(
         "checkpoint",

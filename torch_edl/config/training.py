@@ -77,8 +77,8 @@ class TrainConfig(Checked):
     staleness: int = _training_option(
         0, "--staleness N", "pushes that may be in flight when the next batch is pulled", minimum=0
     )
-    """0 is strictly in order. With ``sync`` the age in versions of the oldest gradient that is
-    accepted, 1 unless asked for."""
+    """0 for strict order. In ``sync`` mode, the age in versions of the oldest accepted gradient, by
+    default 1."""
     local_steps: int = _train_option(
         1, "--local-steps N", "minibatches per push (delayed update)", minimum=1
     )

@@ -27,7 +27,7 @@ class Position:
     """Results of evaluations by their pass, for members that join later."""
     data: dict[str, Any] = field(default_factory=dict)
     """Description of the data of the newest pass and their order; gives ``records`` its meaning."""
-    """What fixes the meaning of ``records``: the data of the newest pass and their order."""
+    """The data of the newest pass and their order, which define the meaning of ``records``."""
     epochs: int = 0
     """Number of epochs of the newest pass."""
     ended: list[int] = field(default_factory=lambda: [-1, 0])

@@ -48,8 +48,8 @@ def load_optimizer(
 
     Args:
         exact: keep the saved types. ``load_state_dict`` casts each tensor to the type of its
-            parameter and splits strings into characters; only with ``exact``, the optimizer of a
-            member that joins a ring equals the original bit by bit.
+            parameter and corrupts strings; only with ``exact``, the optimizer of a member that
+            joins a ring equals the original bit by bit.
     """
     given = {
         "state": _unflatten(rest["values"], tensors),

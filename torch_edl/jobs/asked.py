@@ -13,7 +13,7 @@ from torch_edl.wire import master_pb2 as pb
 
 
 class AskedJob(Protocol):
-    """What the commands need of a running or ended job."""
+    """Interface of a running or ended job, as used by the commands."""
 
     @property
     def name(self) -> str:

@@ -77,8 +77,8 @@ def start(config: JobConfig, *, listen: str = ANY_PORT, follows: bool = True) ->
     know the token too.
 
     Raises:
-        UsageError: a job of that name runs, the address is taken, or the token can be guessed.
-        JobFailedError: the master does not come up.
+        UsageError: a job of that name is running, the address is in use, or the token is too weak.
+        JobFailedError: the master did not start.
     """
     token = _environment_token(listen)
     return _start(catalog.create(config), token=token, listen=listen, follows=follows)
@@ -97,9 +97,9 @@ def find_or_start(
         endpoint: ``host:port``, or :data:`ANY_PORT`.
 
     Raises:
-        UsageError: the master cannot be started, its token is unknown or can be guessed, or it is
-            another job's.
-        JobFailedError: the master does not come up.
+        UsageError: the master cannot be started, its token is unknown or too weak, or it has
+            another job.
+        JobFailedError: the master did not start.
     """
     _environment_token(endpoint)
     if not is_local(endpoint):

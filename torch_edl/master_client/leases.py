@@ -51,7 +51,7 @@ class Lease:
 
 @dataclass(kw_only=True)
 class TaskResult:
-    """What a worker has completed of a task."""
+    """The completed part of a task, with its results."""
 
     records: int = 0
     """Number of committed records."""

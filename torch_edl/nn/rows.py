@@ -170,8 +170,8 @@ class LocalRows:
     """The rows of one table, in a hash table of this process.
 
     A torch optimizer knows nothing of rows. A hook after its ``step`` updates the rows of every
-    table whose ``weight`` the optimizer has, with the hyperparameters of the weight's parameter
-    group.
+    table whose ``weight`` the optimizer has. The hyperparameters are those of the weight's
+    parameter group at the first step, except for the learning rate, which is the current one.
     """
 
     def __init__(self, module: TableModule) -> None:

@@ -11,7 +11,7 @@ from torch_edl.processes.spec import ProcessEvent, ProcessSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """What the job state records of a process that an earlier launcher was asked to start."""
+    """Record in the job state of a process that an earlier launcher was asked to start."""
 
     role: str
     id: int

@@ -55,7 +55,7 @@ class ProcessSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessExit:
-    """How a process ended."""
+    """The end of a process: exit code, signal and cause."""
 
     role: str
     id: int

@@ -49,7 +49,7 @@ class Counts:
 
 
 def is_table_name(name: str) -> bool:
-    """Whether a table may have the name, which is the name of a file of the output, too."""
+    """Return True for a valid table name, which is also the name of a file of the output."""
     return bool(name) and not set("/\0") & set(name) and not name.startswith(".")
 
 

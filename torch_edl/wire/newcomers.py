@@ -1,4 +1,4 @@
-"""Connections whose other side has not proved yet that it is of the job: how many there may be."""
+"""Limit the number of connections that are not authenticated yet."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 MOST = 256
-"""Of all addresses; the connections of the job itself do not count once they have proved it."""
+"""Largest number of unauthenticated connections from all addresses together."""
 MOST_OF_ADDRESS = 64
+"""Largest number of unauthenticated connections from one address."""
 
 K = TypeVar("K", bound=Hashable)
 
 
 class Newcomers(Generic[K]):
-    """Decides which connections to close where there are too many: the oldest of their address,
-    or of the address that has the most. A process of the job proves itself in milliseconds, so that
-    the oldest is most likely a stranger's, and strangers cost their own address the most."""
+    """Selects the connections to close if there are too many.
+
+    The oldest connection of the same address is closed, or of the address with the most
+    connections. Processes of the job authenticate within milliseconds, so the oldest connection
+    most likely belongs to another process, and other processes mainly affect their own address.
+    """
 
     def __init__(self, most: int = MOST, most_of_address: int = MOST_OF_ADDRESS) -> None:
         self._most, self._most_of_address = most, most_of_address
@@ -27,7 +31,7 @@ class Newcomers(Generic[K]):
         return len(self._address)
 
     def add(self, connection: K, address: str) -> K | None:
-        """Add a connection; return the one to close for it, which counts no more."""
+        """Add a connection; return the connection to close instead, already removed, or None."""
         self._address[connection] = address
         self._count[address] += 1
         if self._count[address] <= self._most_of_address:
@@ -39,7 +43,7 @@ class Newcomers(Generic[K]):
         return oldest
 
     def remove(self, connection: K) -> None:
-        """Forget a connection that has proved itself, or has ended."""
+        """Remove a connection that was authenticated or has ended."""
         address = self._address.pop(connection, None)
         if address is not None:
             self._count[address] -= 1

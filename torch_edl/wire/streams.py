@@ -205,7 +205,7 @@ def connect(address: str, greeting: bytes, token: str, timeout_s: float) -> Stre
         stream = Stream(connection)
     try:
         if address.startswith(_LOCAL):
-            # With a timeout of Python's, the kernel would not wait for room in a full queue.
+            # With settimeout(), the kernel would not wait for room in a full queue.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(timeout_s))
             connection.connect(f"\0{address.removeprefix(_LOCAL)}")
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(0))
@@ -228,7 +228,7 @@ def connect(address: str, greeting: bytes, token: str, timeout_s: float) -> Stre
 
 
 def _timeval(seconds: float) -> bytes:
-    """As the kernel takes a time; 0: none."""
+    """Encode a timeout as a struct timeval; 0 for no timeout."""
     return struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
 
 

@@ -154,7 +154,12 @@ class RingEngine:
         return self.live
 
     def commit(self, update: Update) -> bool:
-        """End an update. False if the ring broke: the records are trained again in a new ring."""
+        """End an update.
+
+        Returns:
+            False if the ring broke before any member had completed the update. This process is then
+            in the next ring, where the records are trained again.
+        """
         self._check_pass()
         return self._finish()
 

@@ -129,7 +129,7 @@ class Meeting:
                 log.warning("ring: a connection was not accepted: %s", error)
                 time.sleep(_PAUSE_S)  # too many files are open
                 continue
-            hold = connection.dup()  # TLS takes the connection over, and its handshake may not end
+            hold = connection.dup()  # TLS takes the connection over; its handshake may not end
             with self._changed:
                 surplus = self._handshakes.add(hold, address)
                 if surplus is not None:
