@@ -1,8 +1,8 @@
 """The worker process: leases tasks and trains, evaluates or predicts on them.
 
-``python -m torch_edl.worker --id I``, started by the master, whose address and token are in the
-environment. It registers, loads the model file, tells the master what is in it, and trains as
-soon as there are servers. A heartbeat says from the start that it lives.
+``python -m torch_edl.worker --job NAME --id I``, started by the master, whose address and token are
+in the environment. It registers, loads the model file, tells the master what is in it, and trains
+as soon as there are servers. A heartbeat says from the start that it lives.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 143 after SIGTERM, 0, or 1 for an error.
     """
     parser = argparse.ArgumentParser(prog="torch_edl.worker")
+    parser.add_argument("--job", help="name of the job, for those who list processes")
     parser.add_argument("--id", type=int, required=True)
     parser.add_argument("--spare", action="store_true")
     args = parser.parse_args(argv)

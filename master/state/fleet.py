@@ -336,7 +336,7 @@ class Fleet:
 
     def _start_worker(self, now: float, *, spare: bool = False, place: int = -1) -> Start:
         id = self._next_id["worker"]
-        words = ["--id", str(id), *["--spare"] * spare]
+        words = ["--job", self.server_command.job, "--id", str(id), *["--spare"] * spare]
         pod = self._places.pod(place, id, self._staying())
         process, start = self._start("worker", self._worker_module, words, now, place, pod)
         process.spare = spare

@@ -83,7 +83,7 @@ class TestStart:
         w.pass_time(3.0)
         assert w.spares() == []
         (start,) = starts(w.tick(0.5))
-        assert list(start.spec.args) == ["--id", "2", "--spare"]
+        assert list(start.spec.args) == ["--job", "j", "--id", "2", "--spare"]
         assert (start.spec.role, start.spec.module) == ("worker", "torch_edl.worker")
         w.pass_time(5.0)
         assert [p.id for p in w.spares()] == [2]
@@ -136,7 +136,7 @@ class TestPlaces:
         assert w.ask(2, warm=False).config_json
         w.exit("worker", 0, signal=9)
         (start,) = starts(w.tick())
-        assert (start.spec.id, list(start.spec.args)) == (3, ["--id", "3"])
+        assert (start.spec.id, list(start.spec.args)) == (3, ["--job", "j", "--id", "3"])
         assert w.ask(2) is None
 
     def test_a_spare_that_is_paused_takes_none(self):
