@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch_edl.cli.terminal import stdout
 from torch_edl.files import rename
-from torch_edl.jobs.folder import JobFolder
+from torch_edl.jobs.folder import JobFolder, make_jobs_home
 from torch_edl.wire import master_pb2 as pb
 
 _INTERRUPTED = 130
@@ -49,9 +49,8 @@ def detach(name: str) -> Detached:
             exit code of the detached process, whose output is then printed.
     """
     job = JobFolder(name)
-    job.dir.parent.mkdir(parents=True, exist_ok=True)
     # The folder of the job is not there yet.
-    output = job.dir.parent / f".{name}-{os.getpid()}.log"
+    output = make_jobs_home() / f".{name}-{os.getpid()}.log"
     sys.stdout.flush()
     sys.stderr.flush()
     ready, told = os.pipe()

@@ -11,7 +11,7 @@ from torch_edl.config import JobConfig
 from torch_edl.environment import edl_home
 from torch_edl.errors import UsageError
 from torch_edl.files import write_text
-from torch_edl.jobs.folder import CONFIG, JobFolder, jobs_home
+from torch_edl.jobs.folder import CONFIG, JobFolder, jobs_home, make_jobs_home
 
 KEEP_JOBS = 100
 """Number of folders of older jobs that are kept when a new job starts."""
@@ -54,7 +54,8 @@ def create(config: JobConfig) -> JobFolder:
     """Create the folder of a new job, replacing that of an older job with the same name.
 
     Raises:
-        UsageError: a job of that name is running, or the disk is full.
+        UsageError: a job of that name is running, the disk is full, or this user cannot write to
+            the parent of the folder.
         OSError: the folder cannot be written.
     """
     require_free(config.name)
@@ -66,7 +67,7 @@ def create(config: JobConfig) -> JobFolder:
     for old in outdated(days=KEEP_DAYS, keep=KEEP_JOBS):
         with contextlib.suppress(OSError):  # removed by another process, or not our file
             shutil.rmtree(old.dir)
-    job.dir.parent.mkdir(parents=True, exist_ok=True)
+    make_jobs_home()
     job.dir.mkdir(mode=0o700)
     try:
         if problem := job.no_room():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import fcntl
 import json
+import os
 import secrets
 import time
 from dataclasses import dataclass
@@ -32,6 +34,25 @@ _STARTING_S = 60.0
 def jobs_home() -> Path:
     """Return the parent of the folders of all jobs."""
     return edl_home() / "jobs"
+
+
+def make_jobs_home() -> Path:
+    """Make the parent of all folders of jobs, and return it.
+
+    Raises:
+        UsageError: this user cannot write there.
+    """
+    home = jobs_home()
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        if not os.access(home, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise UsageError(
+            f"{home}, for the folders of jobs: {error.strerror}; name a folder that you may write "
+            "to with TORCH_EDL_HOME"
+        ) from error
+    return home
 
 
 @dataclass(frozen=True, kw_only=True)
