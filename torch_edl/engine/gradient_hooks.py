@@ -45,14 +45,14 @@ def on_step(
     """Call a method before each step of an optimizer, when the gradients are complete.
 
     If the step has a closure, the closure runs before the method, and the step receives its loss.
-    LBFGS runs its closure several times, and an optimizer that is not torch's as often as it likes.
+    LBFGS runs its closure several times; optimizers that are not from torch may do so, too.
 
     Args:
-        is_free: whether an optimizer may run its closure several times now, since only its step
-            needs the gradients. The method is then called before the closure.
+        is_free: returns True if an optimizer may run its closure several times now, because no
+            other process needs the gradients. The method is then called before the closure.
 
     Raises (in the step):
-        UsageError: the optimizer may run its closure several times, and is not free to.
+        UsageError: the optimizer may run its closure several times, and ``is_free`` is False.
     """
 
     def hook(stepping: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -167,15 +167,15 @@ class Table(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         rows = state.pop("store")
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self.weight.__class__ = TableWeight  # pickle makes any parameter a plain one
+        self.weight.__class__ = TableWeight  # pickle restores a plain Parameter
         self.store = local = LocalRows(self)
         local.replace(*rows)
 
     def _rows_here(self, what: str) -> LocalRows:
-        """The rows in this process.
+        """Return the rows in this process.
 
         Args:
-            what: what needs the rows, for the message.
+            what: operation that needs the rows, for the message.
 
         Raises:
             UsageError: the rows are on parameter servers.

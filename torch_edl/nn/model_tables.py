@@ -57,7 +57,7 @@ def swap_large(
 
 
 def check_shared(model: nn.Module) -> None:
-    """Raises UsageError if a forward pass would change parameters in this process alone."""
+    """Raise UsageError if a forward pass would change parameters in this process only."""
     for path, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
             raise UsageError(

@@ -1,4 +1,4 @@
-"""The empty parameter that stands for a table in the groups of an optimizer."""
+"""The empty parameter that represents a table in the parameter groups of an optimizer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from torch_edl.errors import UsageError
 
 
 class TableWeight(nn.Parameter):
-    """The parameter (0, dim) of a table, which only lookups differentiate.
+    """The empty parameter (0, dim) of a table, which only lookups may use.
 
-    What else computes with it has no effect on the rows: a penalty would be 0, in silence.
+    Other computations with the parameter do not reach the rows: a penalty would silently be 0.
 
-    Raises (``backward``, ``torch.autograd.grad``):
-        UsageError: a gradient reaches the parameter other than by a lookup, or is asked for.
+    Raises (in ``backward`` and ``torch.autograd.grad``):
+        UsageError: the parameter is used by another operation than a lookup, or its gradient is
+            requested.
     """
 
     @classmethod

@@ -16,7 +16,7 @@ class TorchModel:
     """A torch model; see :class:`~torch_edl.engine.ring.replicated.Replicated`.
 
     Args:
-        alone: no other process will train the model.
+        alone: True if no other process ever trains the model.
     """
 
     def __init__(self, replica: Replica, *, alone: bool = False) -> None:

@@ -157,9 +157,9 @@ class FlatVector:
         self._copied: list[tuple[DenseTensor, torch.Tensor]] = []
         self._parts: list[tuple[DenseTensor, torch.Tensor]] = []
         self._trained: list[tuple[str, DenseTensor, slice, int]] = []
-        """With the address of the part of the vector."""
+        """Name, tensor, range in the vector and address of each trained parameter."""
         self._runs: list[tuple[torch.Tensor, torch.Tensor]] = []
-        """The trained parts of the vector and of what was kept, as few as there can be."""
+        """Trained ranges of the current and the kept values, with adjacent ranges merged."""
         self._kept = self._values
         """Values as loaded from the server; a script may have changed the parameters since."""
         # Indices of the parameters with a gradient in the current update.
@@ -192,7 +192,7 @@ class FlatVector:
             self._kept = torch.empty_like(self._values)
             self._runs = [(self._values[run], self._kept[run]) for run in _runs(self._trained)]
             return
-        # At each pull, so all tensors are compared at once: as a rule they are views of the vector.
+        # Fast path, as this runs at each pull: usually, all parameters are views of the vector.
         moved = any(each.tensor.data_ptr() != pointer for _, each, _, pointer in self._trained)
         if not moved and all(_equal(own, kept) for own, kept in self._runs):
             return
@@ -261,14 +261,14 @@ class FlatVector:
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether the values are equal; numpy compares five times as fast as torch 2.13 on a CPU."""
+    """Return True for equal values; on a CPU, numpy is five times as fast as torch 2.13."""
     if one.device.type == "cpu":
         return np.array_equal(one.numpy(), other.numpy())
     return torch.equal(one, other)
 
 
 def _runs(trained: Sequence[tuple[str, DenseTensor, slice, int]]) -> list[slice]:
-    """The places of tensors, those that follow each other as one."""
+    """Return the ranges of trained parameters, with adjacent ranges merged."""
     runs: list[slice] = []
     for _, _, place, _ in trained:
         if runs and runs[-1].stop == place.start:
