@@ -52,6 +52,11 @@ def train(
     return told["evaluations"][-1]["metrics"]["loss"], told["samples_per_s"]
 
 
+def _shown(loss: float) -> float | None:
+    """A loss as JSON can say it; None if it is not finite."""
+    return round(loss, 4) if math.isfinite(loss) else None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=200_000)
@@ -71,8 +76,8 @@ def main() -> None:
                 runs[staleness].append(train(data, optimizer, rate, workers, staleness, seed))
             figures: dict[str, Any] = {
                 str(staleness): {
-                    "loss": round(statistics.mean(loss for loss, _ in made), 4),
-                    "losses": [round(loss, 4) for loss, _ in made],
+                    "loss": _shown(statistics.mean(loss for loss, _ in made)),
+                    "losses": [_shown(loss) for loss, _ in made],
                     "samples_per_s": round(statistics.median(rate for _, rate in made)),
                 }
                 for staleness, made in runs.items()
