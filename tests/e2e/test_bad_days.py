@@ -81,7 +81,7 @@ def test_a_model_file_that_is_no_use(place: Any, way: str, code_line: str, messa
             r"loss raised ValueError: .*\(labels \(20,\) float32, predictions \(20, 1\) float32\)",
             20,
         ),
-        pytest.param("nan", "", "the loss is nan; lower .* --on-nan skip", 1, marks=SLOW),
+        pytest.param("nan", "", "the loss is nan; lower .* --on-nan skip", 20, marks=SLOW),
         pytest.param("feed", "OSError", "feed raised OSError: the camera is off", 100, marks=SLOW),
         pytest.param(
             "exit in feed",

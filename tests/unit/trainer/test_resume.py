@@ -104,7 +104,7 @@ def test_a_file_that_was_written_anew_is_refused_though_it_has_as_many_records(
 ) -> None:
     folder = begun(jobs, tmp_path, data)
     written(Path(data), [0] * RECORDS)
-    with pytest.raises(UsageError, match="counts and sizes"):
+    with pytest.raises(UsageError, match="counts and contents"):
         resumed(jobs, folder, data, **FIRST)
 
 
