@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from master.state.agent_calls import AgentCalls
 from master.state.calls import Calls
 from master.state.job import Job, JobEvent
+from master.state.meeting_calls import MeetingCalls
 from master.state.server_calls import ServerCalls
 from master.state.spare_calls import SpareCalls
 from master.state.status import LogPath, describe
@@ -128,6 +129,7 @@ class Service:
         """Method name to handler."""
         calls, now, wait, leasing = self._calls, self._at_once, self._waiting, self._leasing
         servers, agents, user = ServerCalls(self.job), AgentCalls(self.job), UserCalls(self.job)
+        meetings = MeetingCalls(self.job)
         handlers: dict[str, Handler] = {
             "AwaitPlace": wait(
                 SpareCalls(self.job).await_place, _PLACE_WAIT_S, pb.AwaitPlaceResponse
@@ -161,6 +163,8 @@ class Service:
             "Heartbeat": now(
                 calls.heartbeat, keep=lambda answer: bool(answer.server_args), notify=False
             ),
+            "BeginPass": wait(meetings.begin_pass, _RING_WAIT_S, pb.BeginPassResponse),
+            "Meet": wait(meetings.meet, _RING_WAIT_S, pb.MeetResponse),
             "JoinRing": wait(calls.join_ring, _RING_WAIT_S, pb.JoinRingResponse),
             "StandBy": wait(calls.stand_by, _RING_WAIT_S, pb.JoinRingResponse),
             "LeaveRing": now(calls.leave_ring, keep=True),

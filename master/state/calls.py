@@ -188,7 +188,8 @@ class Calls:
         if member is None:
             return self._answer(pb.LeaseResponse.DRAIN)
         if job.milestones.settled:
-            return self._answer(pb.LeaseResponse.FINISHED)
+            over = pb.LeaseResponse.PASS_OVER if request.epochs else pb.LeaseResponse.FINISHED
+            return self._answer(over)
         if job.lifecycle.ending:
             return self._answer(pb.LeaseResponse.DRAIN)
         if request.fit:
@@ -204,6 +205,8 @@ class Calls:
             return answer
         if not job.ring.may_lease(member):
             return None
+        if request.epochs and job.tasks.is_at_next(request.epochs):
+            return self._answer(pb.LeaseResponse.PASS_OVER)
         for lease_id, task in zip(request.held, request.tasks, strict=False):
             self._recognize(request.worker_id, lease_id, task, now)
         leases = job.tasks.lease(
@@ -213,6 +216,7 @@ class Calls:
             want=request.want,
             ahead=request.ahead,
             workers=len(job.members),
+            epochs=request.epochs,
             draining=member.draining,
             snapshots=job.ring.may_snapshot(member),
         )

@@ -29,6 +29,7 @@ from master.state.evaluation import EvaluationResult
 from master.state.failover import Failover, FailoverEvent, ModelLost
 from master.state.fleet import Fleet
 from master.state.lifecycle import LEAVE_WITHIN_S, Lifecycle
+from master.state.meetings import Meetings
 from master.state.membership import Membership
 from master.state.milestones import Kept, MilestoneEvent, Milestones, MoveBegun, Trained
 from master.state.preparation import Decided, Preparation, PreparationEvent, TasksMade
@@ -90,6 +91,7 @@ class Job:
         self.fleet = fleet
         self.lifecycle = Lifecycle(wall_offset_s=wall_offset_s)
         self.members = Membership(heartbeat_timeout_s=cluster.heartbeat_timeout_s)
+        self.meetings = Meetings(self.members)
         self.checkpoints = CheckpointManager(config, folder=folder, resumed=resumed)
         self.failover = Failover(config, fleet)
         self.tasks = TaskScheduler(config, preprocessing)
@@ -293,6 +295,7 @@ class Job:
         kept = self.checkpoints
         point = kept.restore_from or "the beginning, there is no checkpoint"
         self.tasks.void()
+        self.meetings.void()
         self.fleet.renew(restore=kept.restore_from, values_only=kept.values_only)
         self.members.forget_open_work()
         if self.config.trains:

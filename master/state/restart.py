@@ -56,5 +56,6 @@ def _parts(job: Job) -> dict[str, Part]:
         "fitting": job.tasks.fitting,
         "preparation": job.preparation,
         "milestones": job.milestones,
+        "meetings": job.meetings,
     }
     return parts if job.workload is job.tasks else {**parts, "workload": job.workload}

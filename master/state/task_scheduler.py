@@ -82,6 +82,27 @@ class TaskScheduler:
         """All training tasks below this id are done."""
         return self.main.retired_before if self.main is not None else 0
 
+    def is_at_next(self, epochs: int) -> bool:
+        """Whether all tasks of the first epochs are done, and more epochs follow."""
+        main = self.main
+        if main is None or epochs >= main.space.epochs:
+            return False
+        return main.retired_before >= self._first_of(epochs)
+
+    def is_beyond(self, epochs: int) -> bool:
+        """Whether records of a later epoch are done."""
+        main = self.main
+        return main is not None and any(
+            task >= self._first_of(epochs)
+            for task in [main.retired_before - 1, *main.progress().offsets]
+        )
+
+    def _first_of(self, epoch: int) -> int:
+        """The first task of an epoch of a script, which are counted from 0."""
+        assert self.main is not None
+        assert isinstance(self.main.space, TaskSpace)
+        return epoch * self.main.space.tasks_per_epoch
+
     def done(self, members: Membership) -> tuple[int, int]:
         """(records, minibatches) of finished tasks, and of running ones as workers report them."""
         if self.main is None or self._unreported is None:
@@ -180,6 +201,7 @@ class TaskScheduler:
         want: int,
         ahead: int = 0,
         workers: int = 1,
+        epochs: int = 0,
         draining: bool,
         snapshots: bool = True,
     ) -> list[pb.LeaseMessage]:
@@ -190,6 +212,7 @@ class TaskScheduler:
                 case.
             ahead: so many more of the training tasks, as far as that leaves as much for each of
                 the ``workers``.
+            epochs: no training task of a later epoch; 0: of any epoch.
             draining: it gets nothing any more.
             snapshots: it has a model that can be written.
         """
@@ -204,14 +227,17 @@ class TaskScheduler:
                 share = each.todo // (2 * workers) - len(each.held_by(worker))
                 limit = max(want, min(want + ahead, len(leases) + share))
             while len(leases) < limit and (snapshots or each is not self.snapshot.queue):
-                lease = self._lease(each, worker, now)
+                lease = self._lease(each, worker, now, epochs)
                 if lease is None:
                     break
                 leases.append(lease)
         return leases
 
-    def _lease(self, queue: TaskQueue, worker: int, now: float) -> pb.LeaseMessage | None:
-        lease = queue.lease(worker, now)
+    def _lease(
+        self, queue: TaskQueue, worker: int, now: float, epochs: int = 0
+    ) -> pb.LeaseMessage | None:
+        before = self._first_of(epochs) if queue is self.main and epochs else None
+        lease = queue.lease(worker, now, before=before)
         if lease is None:
             return None
         if queue is self.snapshot.queue and self.main is not None and not self.lockstep:

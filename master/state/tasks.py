@@ -157,15 +157,20 @@ class TaskQueue:
 
     # ---- what happens to it ----
 
-    def lease(self, worker: int, now: float) -> Lease | None:
-        """The next task for a worker; None if there is none now."""
-        while self._back:
+    def lease(self, worker: int, now: float, *, before: int | None = None) -> Lease | None:
+        """The next task for a worker; None if there is none now.
+
+        Args:
+            before: only tasks below this id; None: all.
+        """
+        limit = self.space.total if before is None else min(before, self.space.total)
+        while self._back and self._back[0] < limit:
             id = heapq.heappop(self._back)
             if id in self._waiting:
                 self._late.pop(self._waiting.pop(id), None)
                 break
         else:
-            if self._next >= self.space.total:
+            if self._next >= limit:
                 return None
             id = self._next
             self._next += 1

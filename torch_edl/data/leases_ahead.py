@@ -51,13 +51,20 @@ class NoMoreTasks:
 
 
 @dataclass(frozen=True)
+class PassOver:
+    """All tasks of the first epochs are done."""
+
+    epochs: int
+
+
+@dataclass(frozen=True)
 class MasterLost:
     """The master cannot be asked."""
 
     error: Exception
 
 
-Answer = Leased | ServersChanged | NoMoreTasks | MasterLost
+Answer = Leased | ServersChanged | NoMoreTasks | PassOver | MasterLost
 
 
 class Pace:
@@ -148,7 +155,9 @@ class LeasesAhead:
                     return
                 missing, want = self._missing(), int(not self._answers)
             try:
-                more = self._answered(self._leases.lease(want, missing - want), missing)
+                epochs = self._leases.epochs
+                answer = self._leases.lease(want, missing - want)
+                more = self._answered(answer, missing, epochs)
             except Exception as error:
                 self._put(MasterLost(error))
 
@@ -159,13 +168,16 @@ class LeasesAhead:
             return 0
         return max(0, self._pace.tasks(AHEAD_S) - leased)
 
-    def _answered(self, response: pb.LeaseResponse, missing: int) -> bool:
+    def _answered(self, response: pb.LeaseResponse, missing: int, epochs: int) -> bool:
         """Notes what the master answered; False: it will have no more tasks."""
         if response.next in (pb.LeaseResponse.FINISHED, pb.LeaseResponse.DRAIN):
             self._put(NoMoreTasks(leave=response.next == pb.LeaseResponse.DRAIN))
             return False
         if response.next == pb.LeaseResponse.CLUSTER_CHANGED:
             self._put(ServersChanged(response.cluster))
+            return True
+        if response.next == pb.LeaseResponse.PASS_OVER:
+            self._put(PassOver(epochs))
             return True
         leases = [Lease.from_proto(message) for message in response.leases]
         with self._changed:
@@ -186,9 +198,11 @@ class LeasesAhead:
             place -= sum(kind in _IN_ORDER for kind in kinds)
         self._answers.insert(place, leased)
 
-    def _put(self, answer: ServersChanged | NoMoreTasks | MasterLost) -> None:
+    def _put(self, answer: ServersChanged | NoMoreTasks | PassOver | MasterLost) -> None:
         """Adds what is no task; after other servers, or at the end, the tasks leased are void."""
         with self._changed:
+            if isinstance(answer, PassOver):
+                self._idle = True  # until the next pass
             if not isinstance(answer, MasterLost):
                 self._drop()
             self._answers.append(answer)

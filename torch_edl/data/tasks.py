@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from torch_edl.data.feeder import Updates
-from torch_edl.data.leases_ahead import LeasesAhead, MasterLost, NoMoreTasks, ServersChanged
+from torch_edl.data.leases_ahead import (
+    LeasesAhead,
+    MasterLost,
+    NoMoreTasks,
+    PassOver,
+    ServersChanged,
+)
 from torch_edl.data.mode import MODES
 from torch_edl.master_client.leases import Lease, LeaseClient
 
@@ -39,7 +45,7 @@ class TaskFailed:
     lease: Lease | None
 
 
-Item = RecordTask | ModelTask | ServersChanged | NoMoreTasks | TaskFailed
+Item = RecordTask | ModelTask | ServersChanged | NoMoreTasks | PassOver | TaskFailed
 Prepare = Callable[[Lease], Updates]
 """Reads the records of a task."""
 
@@ -82,7 +88,7 @@ class LeasedTasks:
         answer = self._ahead.take(timeout_s)
         if isinstance(answer, MasterLost):
             return TaskFailed(answer.error, None)
-        if answer is None or isinstance(answer, NoMoreTasks | ServersChanged):
+        if answer is None or isinstance(answer, NoMoreTasks | PassOver | ServersChanged):
             return answer
         return self._prepared(answer.lease, answer.incarnation)
 

@@ -100,6 +100,8 @@ class LeaseClient:
         self.worker_id = worker_id
         self.incarnation = 0
         self.retired_before = 0
+        self.epochs = 0
+        """No task of a later epoch is leased; 0: of any epoch."""
 
     def lease(self, want: int = 1, ahead: int = 0, *, fit: bool = False) -> pb.LeaseResponse:
         """Request tasks from the master, which waits a few seconds if there are none.
@@ -122,6 +124,7 @@ class LeaseClient:
                 want=want,
                 ahead=ahead,
                 fit=fit,
+                epochs=self.epochs,
                 incarnation=self.incarnation,
                 held=held,
                 tasks=tasks,

@@ -52,6 +52,7 @@ class MasterSession:
     def __init__(self, worker_id: int = -1, departure: Departure | None = None) -> None:
         env = os.environ
         calls = services.WORKERS + services.TASKS + services.RINGS + services.SERVERS
+        calls += services.MEETINGS
         self.master = Stub(calls, env[ENV_MASTER], env.get(ENV_TOKEN, ""))
         request = pb.RegisterRequest(
             worker_id=worker_id,
@@ -139,6 +140,63 @@ class MasterSession:
         """
         self._ask(pb.ReportDataRequest(data=data))
         return self.wait_until_ready()
+
+    def begin_pass(self, number: int, epochs: int) -> bool:
+        """Waits until all scripts that were in the loop before have come to this one.
+
+        Args:
+            number: of the loop; 1 for the first.
+            epochs: of the data, in this loop and in the loops before.
+
+        Returns:
+            Whether the training is beyond this loop.
+
+        Raises:
+            DismissedError: the job continues without this process, or is over.
+        """
+        request = pb.BeginPassRequest(worker_id=self.worker_id, number=number, epochs=epochs)
+        while not (answer := self._meeting(request)).begun:
+            pass
+        return bool(answer.over)
+
+    def meet(
+        self,
+        passes: int,
+        number: int,
+        make: Callable[[int, int], bytes],
+        merge: Callable[[list[bytes]], str],
+    ) -> str:
+        """Computes a value with all scripts that are at the same point.
+
+        Args:
+            passes: loops over loaders that this script has begun.
+            number: of the value since then; 1 for the first.
+            make: from (rank, world size) to the part of this process.
+            merge: from the parts, in the order of ranks, to the value as JSON.
+
+        Returns:
+            The value as JSON, the same in all processes; ``null`` if the training is beyond this
+            point.
+
+        Raises:
+            DismissedError: the job continues without this process, or is over.
+        """
+        request = pb.MeetRequest(worker_id=self.worker_id, passes=passes, number=number)
+        while not (answer := self._meeting(request)).HasField("result"):
+            if answer.HasField("part"):
+                part = answer.part
+                request.round, request.part = part.round, make(part.rank, part.world)
+                request.ClearField("result")
+            elif answer.HasField("parts"):
+                request.result = merge(list(answer.parts.parts))
+                request.ClearField("part")
+        return str(answer.result)
+
+    def _meeting(self, request: Message) -> Any:
+        answer = self._ask(request)
+        if answer.leave or self.heartbeat.draining.is_set() or self.heartbeat.lost.is_set():
+            raise DismissedError("the job continues without this process, or is over")
+        return answer
 
     def wait_until_ready(self) -> pb.Start:
         """Wait until the strategy is known and its servers run.

@@ -213,15 +213,22 @@ class ElasticTrainer:
                 shown.end(epoch, figures)
             history.append({"epoch": epoch, **figures})
             self._tell("on_epoch_end", epoch, figures)
-            if self._stopped:
+            if self._callbacks and self._stops():
                 break
         self._tell("on_train_end", self.model)
         return history
 
     def stop(self) -> None:
-        """Ends :meth:`fit` after this epoch; for callbacks. All processes must call it in the same
-        epoch, as in ``on_epoch_end``, whose figures are equal in all processes."""
+        """Ends :meth:`fit` after this epoch, in all processes; for callbacks of any process."""
         self._stopped = True
+
+    def _stops(self) -> bool:
+        """Whether a process has called :meth:`stop`."""
+
+        def own(rank: int, world: int) -> bytes:
+            return b"stop" if self._stopped else b""
+
+        return bool(self.job.collect(own, any))
 
     def _epoch(self, loader: Loader, shown: Epochs) -> bool:
         """One pass; whether this process trained in it."""

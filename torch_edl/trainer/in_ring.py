@@ -32,8 +32,6 @@ log = logging.getLogger(__name__)
 
 Make = Callable[[int, int], bytes]
 """From (rank, world size) to a process's part of something that all compute together."""
-Merge = Callable[[list[bytes]], tuple[list[bytes] | None, Any]]
-"""From all parts, in the order of ranks, to the parts that are kept, and the result."""
 
 
 class ScriptInRing:
@@ -174,16 +172,22 @@ class ScriptInRing:
         self._skipped |= engine.catching_up and epochs > 0
         return number
 
-    def together(self, make: Make, merge: Merge) -> tuple[list[bytes] | None, Any]:
-        """What ``merge`` makes of the parts of all processes; (None, the result) in a process that
-        came after it was made."""
+    def collect(self, make: Make, merge: Callable[[list[bytes]], Any]) -> Any:
+        """What ``merge`` makes of the parts of all processes."""
+        return self._together(make, merge)[1]
+
+    def gather(self, make: Make) -> list[bytes] | None:
+        """The parts of all processes; None in a process that came after they were made."""
+        return self._together(make, lambda parts: None)[0]
+
+    def _together(
+        self, make: Make, merge: Callable[[list[bytes]], Any]
+    ) -> tuple[list[bytes] | None, Any]:
         number, engine = self._enter_pass(), self.engine
-        parts = None
-        made = engine.agree(make, lambda: engine.replica.position.pass_index == number)
+        parts = engine.agree(make, lambda: engine.replica.position.pass_index == number)
         position = engine.replica.position
-        if made is not None:
-            parts, result = merge(made)
-            position.results[str(number)] = json.loads(json.dumps(result))
+        if parts is not None:
+            position.results[str(number)] = json.loads(json.dumps(merge(parts)))
             position.pass_index, position.records = number + 1, 0
         else:
             engine.catching_up = True

@@ -25,7 +25,7 @@ from torch_edl.errors import UsageError
 from torch_edl.master_client.session import MasterSession
 from torch_edl.trainer import weights
 from torch_edl.trainer.ending import Ending
-from torch_edl.trainer.in_ring import Make, Merge, ScriptInRing
+from torch_edl.trainer.in_ring import Make, ScriptInRing
 from torch_edl.trainer.job_state import JobState
 from torch_edl.trainer.loader import Loader, close_loops, is_in_loop
 from torch_edl.trainer.metrics import Meter
@@ -269,7 +269,8 @@ class Job(JobState):
         Returns:
             The value of ``merge``, also in a process that joined later.
         """
-        return self._together(make, lambda parts: (None, merge(parts)))[1]
+        with self.ending.dismissal():
+            return self._prepared().collect(make, merge)
 
     def gather(self, make: Make) -> list[bytes] | None:
         """Collects the parts of all processes, in the order of ranks, without keeping them.
@@ -280,11 +281,8 @@ class Job(JobState):
         Returns:
             The parts; None in a process that joined later.
         """
-        return self._together(make, lambda parts: (parts, None))[0]
-
-    def _together(self, make: Make, merge: Merge) -> tuple[list[bytes] | None, Any]:
         with self.ending.dismissal():
-            return self._prepared().together(make, merge)
+            return self._prepared().gather(make)
 
     def batches(self, loader: Loader) -> Generator[Any]:
         with self.ending.dismissal():

@@ -19,7 +19,7 @@ from typing import NoReturn, TypeGuard
 
 from torch_edl.data.batch import Update
 from torch_edl.data.feeder import FeedError
-from torch_edl.data.leases_ahead import NoMoreTasks, ServersChanged
+from torch_edl.data.leases_ahead import NoMoreTasks, PassOver, ServersChanged
 from torch_edl.data.randomness import is_same_order
 from torch_edl.data.tasks import Item, ModelTask, RecordTask, TaskFailed, Tasks
 from torch_edl.engine.base import LeasedEngine
@@ -70,8 +70,6 @@ class LeasedUpdates:
         self._session = session
         self._heartbeat = session.heartbeat
         self._status = session.progress
-        self.last_epoch: int | None = None
-        """Tasks of later epochs wait for the next pass; None: all epochs are one pass."""
         self._one_off = one_off
         self._call_back = call_back
         self._connected = self._begun = False
@@ -166,8 +164,6 @@ class LeasedUpdates:
         if not _is_training(item):
             return False
         lease = item.lease
-        if self.last_epoch is not None and lease.epoch > self.last_epoch:
-            return False
         # A task that was prepared for an earlier incarnation of the servers is void.
         if item.incarnation == self._leases.incarnation:
             # Before the servers are asked: if they are lost, it is given back with the others.
@@ -225,18 +221,13 @@ class LeasedUpdates:
             self._ended = True
             if item.leave:
                 raise DismissedError("asked to leave")
+        elif isinstance(item, PassOver):
+            # A script may have left an earlier pass before it took the word of its end.
+            self._pass_over = item.epochs >= self._leases.epochs
         elif self._one_off is not None and not _is_training(item):
             self._one_off.do(item)
         elif isinstance(item, TaskFailed):
             raise item.error
-        else:
-            self._deferred, self._pass_over = item, True  # a task of a later epoch
-
-    @property
-    def next_epoch(self) -> int | None:
-        """Of the task that waits for the next pass; None: none does."""
-        item = self._deferred
-        return item.lease.epoch if isinstance(item, RecordTask) else None
 
     def has_last_model(self, dismissed: DismissedError | None) -> bool:
         """Whether this process is to write the model; the master says whether there is one."""

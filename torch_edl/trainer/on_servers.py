@@ -6,6 +6,7 @@ There is no ring: each process has tasks of its own, and continues without waiti
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import time
@@ -29,7 +30,7 @@ from torch_edl.master_client.leases import Lease, LeaseClient
 from torch_edl.master_client.session import MasterSession
 from torch_edl.nn.model_tables import set_defaults, swap_large
 from torch_edl.trainer.ending import Ending
-from torch_edl.trainer.in_ring import Make, Merge
+from torch_edl.trainer.in_ring import Make
 from torch_edl.trainer.leased import LeasedUpdates, servers_lost_level
 from torch_edl.trainer.loader import Loader
 from torch_edl.trainer.loop import loop
@@ -88,7 +89,7 @@ class ScriptOnServers:
             resolve=session.resolve,
         )
         session.heartbeat.on_servers = self._engine.follow
-        leases = LeaseClient(session.master, session.worker_id)
+        leases = self._leases = LeaseClient(session.master, session.worker_id)
         leases.incarnation = session.cluster.incarnation
         self._source = LeasedUpdates(
             self._engine,
@@ -100,18 +101,15 @@ class ScriptOnServers:
         self._steps = 0
         self._dataset: Any = None
         self._batches: Batches
-        self._passes = 0  # of the loader that this process went through
+        self._passes = self._epochs = 0  # loops over the loader that began, and their epochs
+        self._meetings = 0  # since the newest loop began
+        self.catching_up = False
+        """Whether this process came late, and the others have done the pass that it is at."""
 
     @property
     def step(self) -> int:
         """Batches of this process that are in the model, or about to be: it was stepped."""
         return self._steps + self._engine.steps_ahead
-
-    @property
-    def catching_up(self) -> bool:
-        """Whether this process came late, and the others have done the pass that it is at."""
-        epoch = self._source.next_epoch
-        return epoch is not None and epoch > self._passes
 
     def close(self) -> None:
         """Lets go of the servers, and tells the master that this process is through."""
@@ -119,11 +117,23 @@ class ScriptOnServers:
         self._source.close()
         self._rendezvous.leave(0, finished=self._ending.finished)
 
-    def together(self, make: Make, merge: Merge) -> tuple[list[bytes] | None, Any]:
-        """No process waits for another here: each does the whole of it, on the model of now."""
-        if self.catching_up:
-            return None, None
-        return merge([self.evaluate(lambda: make(0, 1))])
+    def collect(self, make: Make, merge: Callable[[list[bytes]], Any]) -> Any:
+        """The processes are at the same point, so the model rests while they compute."""
+        self._require_no_update()
+        self._meetings += 1
+        value = self._session.meet(
+            self._passes,
+            self._meetings,
+            lambda rank, world: self.evaluate(lambda: make(rank, world)),
+            lambda parts: json.dumps(merge(parts)),
+        )
+        return json.loads(value)
+
+    def gather(self, make: Make) -> list[bytes] | None:
+        """Each process does the whole of it, which may be large; none trains meanwhile."""
+        parts = None if self.catching_up else [self.evaluate(lambda: make(0, 1))]
+        self.collect(lambda rank, world: b"", lambda parts: None)
+        return parts
 
     def evaluate(self, compute: Callable[[], T]) -> T:
         """What ``compute`` makes of the model as it is now; again if servers are lost meanwhile.
@@ -131,17 +141,20 @@ class ScriptOnServers:
         Raises:
             UsageError: in the middle of a batch, whose gradient would be lost.
         """
-        if self._engine.in_update:
-            raise UsageError(
-                "an evaluation inside the loop over a loader: with parameter servers put it "
-                "after the loop"
-            )
+        self._require_no_update()
 
         def evaluated() -> T:
             with self._engine.evaluating():
                 return compute()
 
         return self._insist(evaluated)
+
+    def _require_no_update(self) -> None:
+        if self._engine.in_update:
+            raise UsageError(
+                "an evaluation inside the loop over a loader: with parameter servers put it "
+                "after the loop"
+            )
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return self._insist(lambda: self._model.gathered(self._engine.settled()))
@@ -165,13 +178,10 @@ class ScriptOnServers:
             UsageError: a second loader, or one that asks for what servers do not do.
         """
         self._begin(loader)
-        self._source.last_epoch = self._passes if loader.passes else None
         with contextlib.closing(loop(self._engine, self._source, self._meter)) as batches:
             yield from batches
-        self._passes += 1
-        if self._source.next_epoch is None:
-            # What the script does with the model from now on it does with its last values.
-            self.evaluate(lambda: None)
+        # What the script does with the model from now on it does with its last values.
+        self.evaluate(lambda: None)
 
     def _begin(self, loader: Loader) -> None:
         epochs = loader.passes or loader.data["epochs"]
@@ -199,6 +209,10 @@ class ScriptOnServers:
                 "a second loader: with parameter servers all epochs belong in one, "
                 "job.loader(dataset, epochs=...)"
             )
+        self._passes, self._meetings = self._passes + 1, 0
+        self._epochs += loader.data["epochs"]
+        self.catching_up = self._session.begin_pass(self._passes, self._epochs)
+        self._leases.epochs = self._epochs
 
     def _prepare(self, lease: Lease) -> Updates:
         """The updates of a task: one for each batch."""

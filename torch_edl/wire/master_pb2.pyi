@@ -1,6 +1,7 @@
 from torch_edl.wire import agents_pb2 as _agents_pb2
 from torch_edl.wire import cluster_pb2 as _cluster_pb2
 from torch_edl.wire import control_pb2 as _control_pb2
+from torch_edl.wire import meetings_pb2 as _meetings_pb2
 from torch_edl.wire import metrics_pb2 as _metrics_pb2
 from torch_edl.wire import pods_pb2 as _pods_pb2
 from torch_edl.wire import rings_pb2 as _rings_pb2
@@ -32,6 +33,12 @@ from torch_edl.wire.control_pb2 import StopRequest as StopRequest
 from torch_edl.wire.control_pb2 import StopResponse as StopResponse
 from torch_edl.wire.control_pb2 import AddEventsRequest as AddEventsRequest
 from torch_edl.wire.control_pb2 import AddEventsResponse as AddEventsResponse
+from torch_edl.wire.meetings_pb2 import BeginPassRequest as BeginPassRequest
+from torch_edl.wire.meetings_pb2 import BeginPassResponse as BeginPassResponse
+from torch_edl.wire.meetings_pb2 import MeetRequest as MeetRequest
+from torch_edl.wire.meetings_pb2 import MeetResponse as MeetResponse
+from torch_edl.wire.meetings_pb2 import MeetingPart as MeetingPart
+from torch_edl.wire.meetings_pb2 import MeetingParts as MeetingParts
 from torch_edl.wire.metrics_pb2 import StateTensor as StateTensor
 from torch_edl.wire.metrics_pb2 import MetricState as MetricState
 from torch_edl.wire.metrics_pb2 import Metrics as Metrics

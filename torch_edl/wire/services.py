@@ -10,6 +10,7 @@ from torch_edl.wire import (
     agents_pb2,
     cluster_pb2,
     control_pb2,
+    meetings_pb2,
     pods_pb2,
     pserver_pb2,
     replica_pb2,
@@ -33,11 +34,12 @@ SERVERS = _of(cluster_pb2.DESCRIPTOR)
 WORKERS = _of(workers_pb2.DESCRIPTOR)
 TASKS = _of(tasks_pb2.DESCRIPTOR)
 RINGS = _of(rings_pb2.DESCRIPTOR)
+MEETINGS = _of(meetings_pb2.DESCRIPTOR)
 AGENTS = _of(agents_pb2.DESCRIPTOR)
 ROUNDS = _of(rounds_pb2.DESCRIPTOR)
 PODS = _of(pods_pb2.DESCRIPTOR)
 CONTROL = _of(control_pb2.DESCRIPTOR)
-MASTER = SERVERS + WORKERS + TASKS + RINGS + AGENTS + ROUNDS + PODS + CONTROL
+MASTER = SERVERS + WORKERS + TASKS + RINGS + MEETINGS + AGENTS + ROUNDS + PODS + CONTROL
 """All services of the master of a job, on one port."""
 
 

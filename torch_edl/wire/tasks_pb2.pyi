@@ -80,7 +80,7 @@ class LeasedTask(_message.Message):
     def __init__(self, kind: _Optional[_Union[TaskKind, str]] = ..., task_id: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class LeaseRequest(_message.Message):
-    __slots__ = ("worker_id", "want", "incarnation", "held", "tasks", "ahead", "fit")
+    __slots__ = ("worker_id", "want", "incarnation", "held", "tasks", "ahead", "fit", "epochs")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     WANT_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -88,6 +88,7 @@ class LeaseRequest(_message.Message):
     TASKS_FIELD_NUMBER: _ClassVar[int]
     AHEAD_FIELD_NUMBER: _ClassVar[int]
     FIT_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     want: int
     incarnation: int
@@ -95,7 +96,8 @@ class LeaseRequest(_message.Message):
     tasks: _containers.RepeatedCompositeFieldContainer[LeasedTask]
     ahead: int
     fit: bool
-    def __init__(self, worker_id: _Optional[int] = ..., want: _Optional[int] = ..., incarnation: _Optional[int] = ..., held: _Optional[_Iterable[int]] = ..., tasks: _Optional[_Iterable[_Union[LeasedTask, _Mapping]]] = ..., ahead: _Optional[int] = ..., fit: _Optional[bool] = ...) -> None: ...
+    epochs: int
+    def __init__(self, worker_id: _Optional[int] = ..., want: _Optional[int] = ..., incarnation: _Optional[int] = ..., held: _Optional[_Iterable[int]] = ..., tasks: _Optional[_Iterable[_Union[LeasedTask, _Mapping]]] = ..., ahead: _Optional[int] = ..., fit: _Optional[bool] = ..., epochs: _Optional[int] = ...) -> None: ...
 
 class LeaseResponse(_message.Message):
     __slots__ = ("next", "leases", "retired_before", "cluster")
@@ -106,11 +108,13 @@ class LeaseResponse(_message.Message):
         FINISHED: _ClassVar[LeaseResponse.Next]
         DRAIN: _ClassVar[LeaseResponse.Next]
         CLUSTER_CHANGED: _ClassVar[LeaseResponse.Next]
+        PASS_OVER: _ClassVar[LeaseResponse.Next]
     LEASED: LeaseResponse.Next
     WAIT: LeaseResponse.Next
     FINISHED: LeaseResponse.Next
     DRAIN: LeaseResponse.Next
     CLUSTER_CHANGED: LeaseResponse.Next
+    PASS_OVER: LeaseResponse.Next
     NEXT_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
     RETIRED_BEFORE_FIELD_NUMBER: _ClassVar[int]

@@ -1,0 +1,133 @@
+"""Where the scripts of a job on servers wait for each other: loops over loaders, and values that
+they compute together. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from master.state.membership import Membership
+from torch_edl.wire import master_pb2 as pb
+
+Place = tuple[int, int]
+"""Where a script is: the loops over loaders that it has begun, and the meetings since then."""
+
+
+@dataclass(frozen=True)
+class _Group:
+    """The workers that compute a value, in the order of ranks."""
+
+    round: int
+    workers: list[int]
+    parts: dict[int, bytes] = field(default_factory=dict)
+
+
+class Meetings:
+    """The meetings of a job.
+
+    A script at a meeting waits for the scripts that are in the same loop over a loader. A script in
+    an earlier loop joined late, and does not delay the others. A script in a later loop, or one
+    that is over, does not come.
+
+    Args:
+        members: the workers that live.
+    """
+
+    def __init__(self, members: Membership) -> None:
+        self.begun = 0
+        """The number of the newest loop over a loader that has begun."""
+        self.epochs: dict[int, int] = {}
+        """Number of a loop to the epochs of the data up to its end."""
+        self._members = members
+        self._places: dict[int, Place] = {}
+        self._results: dict[Place, str] = {}
+        self._groups: dict[Place, _Group] = {}
+        self._rounds = 0  # of groups; a part of an earlier master's group belongs to none of ours
+
+    def begin_pass(self, worker: int, number: int, epochs: int) -> bool:
+        """Returns whether the worker may begin the loop of that number."""
+        self._places[worker] = number, 0
+        self.epochs[number] = epochs
+        if number > self.begun and not self._any_at((number - 1, 0), (number, 0)):
+            self.begun = number
+        return number <= self.begun
+
+    def meet(self, request: pb.MeetRequest, *, over: bool) -> pb.MeetResponse | None:
+        """Returns what the worker is to do next; None: it waits for others.
+
+        Args:
+            over: the training is beyond the loop of the meeting.
+        """
+        worker, place = request.worker_id, (request.passes, request.number)
+        self._places[worker] = place
+        if place not in self._results and place not in self._groups and over:
+            return pb.MeetResponse(result="null")
+        if place not in self._results:
+            answer = self._work(request, worker, place)
+            if place not in self._results:
+                return answer
+        return pb.MeetResponse(result=self._results[place])
+
+    def _work(self, request: pb.MeetRequest, worker: int, place: Place) -> pb.MeetResponse | None:
+        group = self._group(place)
+        if group is None or worker not in group.workers:
+            return None
+        rank, world = group.workers.index(worker), len(group.workers)
+        if request.round == group.round and request.HasField("result"):
+            self._results[place] = request.result
+            del self._groups[place]
+            return None
+        if request.round == group.round and request.HasField("part"):
+            group.parts[rank] = request.part
+        if rank not in group.parts:
+            part = pb.MeetingPart(round=group.round, rank=rank, world=world)
+            return pb.MeetResponse(part=part)
+        if rank or len(group.parts) < world:
+            return None
+        return pb.MeetResponse(parts=pb.MeetingParts(parts=[group.parts[i] for i in range(world)]))
+
+    def _group(self, place: Place) -> _Group | None:
+        """The workers at a place; others of them than before if one was lost."""
+        group = self._groups.get(place)
+        if group is None or not all(map(self._present, group.workers)):
+            self._groups.pop(place, None)
+            if self._any_at((place[0], 0), place):
+                return None
+            workers = sorted(w for w, at in self._places.items() if at == place)
+            self._rounds += 1
+            group = _Group(self._rounds, [w for w in workers if self._present(w)])
+            self._groups[place] = group
+        return group
+
+    def _any_at(self, first: Place, before: Place) -> bool:
+        """Whether a worker is at a place from ``first`` on, and before another one."""
+        return any(first <= at < before and self._present(w) for w, at in self._places.items())
+
+    def _present(self, worker: int) -> bool:
+        member = self._members.get(worker)
+        return member is not None and not member.draining
+
+    def void(self) -> None:
+        """The model is another one: what was computed of a value that is not complete is void."""
+        self._groups.clear()
+
+    # ---- a restart of the master ----
+
+    def to_state(self) -> dict[str, Any]:
+        """What a restarted master needs, as JSON can say it; parts are computed again."""
+        return {
+            "begun": self.begun,
+            "epochs": list(self.epochs.items()),
+            "places": list(self._places.items()),
+            "results": list(self._results.items()),
+            "rounds": self._rounds,
+        }
+
+    def from_state(self, state: Mapping[str, Any], now: float) -> None:
+        """The inverse of :meth:`to_state`."""
+        self.begun, self._rounds = state["begun"], state["rounds"]
+        self.epochs = dict(map(tuple, state["epochs"]))
+        self._places = {worker: (at[0], at[1]) for worker, at in state["places"]}
+        self._results = {(at[0], at[1]): result for at, result in state["results"]}
