@@ -257,6 +257,12 @@ class CheckpointManager:
         self._finish(self.newest)
         return True
 
+    def continued(self) -> None:
+        """There is more to train, after all was trained and saved."""
+        self.final = None
+        self._flushed = not self._flushes
+        self._written = self._stopped or not self._output
+
     def restore(self, incarnation: int) -> Saved | None:
         """The model is lost and goes back to the newest checkpoint, which is returned."""
         self._incarnation = incarnation

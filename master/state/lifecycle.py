@@ -218,9 +218,13 @@ class Lifecycle:
         """The work is done."""
         self._trained_at = now if self._trained_at is None else self._trained_at
 
+    def continued(self) -> None:
+        """There is work again, after all of it was done."""
+        self._trained_at = None
+
     def rolled_back(self, done: int) -> None:
         """The model goes back, when so many records were done: there is work again."""
-        self._trained_at = None
+        self.continued()
         self.rollbacks += 1
         self._fell_from = max(self._fell_from, done)
 

@@ -4,6 +4,7 @@ Pure."""
 from __future__ import annotations
 
 from master.state.job import Job
+from torch_edl.data.task_space import TaskSpace
 from torch_edl.wire import master_pb2 as pb
 
 
@@ -20,7 +21,24 @@ class MeetingCalls:
             return pb.BeginPassResponse(leave=True)
         if not job.meetings.begin_pass(request.worker_id, request.number, request.epochs):
             return None
+        if not self._extend(request.epochs):
+            return None
         return pb.BeginPassResponse(begun=True, over=self._is_over(request.number))
+
+    def _extend(self, epochs: int) -> bool:
+        """Adds the tasks of further epochs, if a script loops over the data more often than it has
+        announced; False: what is trained is saved first."""
+        job, main = self._job, self._job.tasks.main
+        if main is None or epochs <= main.space.epochs:
+            return True
+        if job.tasks.trained and not job.milestones.settled:
+            return False
+        assert isinstance(main.space, TaskSpace)
+        main.space.extend(epochs)
+        job.milestones.settled = False
+        job.checkpoints.continued()
+        job.lifecycle.continued()
+        return True
 
     def meet(self, request: pb.MeetRequest, now: float) -> pb.MeetResponse | None:
         """A script comes to a value that all scripts compute together."""

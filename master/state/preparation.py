@@ -18,6 +18,7 @@ from torch_edl.data.resuming import (
     check_data,
     check_extent,
     check_options,
+    epochs_of,
     identity,
     touched,
 )
@@ -204,6 +205,8 @@ class Preparation:
         self._data, self.config = data, config
         shards = [Shard("dataset", data.records)]
         space = self._in_order(shards, epochs=config.data.epochs)
+        if data.open and self._resumed is not None:
+            space.extend(max(space.epochs, epochs_of(self._resumed.manifest, space)))
         yield TasksMade(self._begin(space, None, shards, identity(config, shards, data.files)))
 
     # ---- a restart of the master ----

@@ -383,6 +383,7 @@ class TaskScheduler:
             return {}
         return {
             "records_before": self.records_before,
+            "epochs": self.main.space.epochs if self.main is not None else 0,
             "main": self.main.to_state() if self.main is not None else None,
             **(saved_plan(self.main.space) if self.main else {}),
             "evaluations": self.evaluations.to_state() if self.evaluations is not None else None,
@@ -401,6 +402,8 @@ class TaskScheduler:
         if self.main is not None:
             if isinstance(self.main.space, StreamSpace):
                 self.main.space.restore(state[PLAN])
+            elif state["epochs"] > self.main.space.epochs:
+                self.main.space.extend(state["epochs"])
             self.main.from_state(state["main"], now)
         if self.evaluations is not None:
             self.evaluations.from_state(state["evaluations"], now)

@@ -191,6 +191,13 @@ def _shard(named: Sequence[Any], content: Sequence[Any]) -> Shard:
     return Shard(*named, *content)
 
 
+def epochs_of(manifest: Manifest, space: TaskSpace) -> int:
+    """The epochs of which a checkpoint holds tasks."""
+    marks = manifest.watermarks
+    last = max([marks.retired_before - 1, *marks.offsets])
+    return last // space.tasks_per_epoch + 1
+
+
 def check_extent(config: JobConfig, path: Path, manifest: Manifest, space: TaskSpace) -> None:
     """Raises UsageError if the checkpoint holds training that is not of this job any more."""
     marks = manifest.watermarks

@@ -165,7 +165,6 @@ class TaskSpace:
     ) -> None:
         self.records_per_task = records_per_task
         self.batch_size = batch_size
-        self.epochs = epochs
         self._seed = seed
         self._shuffle = shuffle
         self._shards = [s for s in shards if s.records > 0]
@@ -181,12 +180,9 @@ class TaskSpace:
             if shard.records % records_per_task
         }
         self._orders: dict[int, tuple[Permutation, list[tuple[int, int]]]] = {}
-        self.total = self.tasks_per_epoch * epochs
         self.cut: Task | None = None
-        if max_steps:
-            self._cut_after(max_steps)
-        self.total_records = self.records_before(self.total)
-        self.total_steps = self.steps_before(self.total)
+        self._max_steps = max_steps
+        self.extend(epochs)
 
     @classmethod
     def for_training(cls, shards: Sequence[Shard], config: JobConfig) -> TaskSpace:
@@ -200,6 +196,14 @@ class TaskSpace:
             batch_size=config.data.batch_size,
             max_steps=config.train.max_steps,
         )
+
+    def extend(self, epochs: int) -> None:
+        """Makes the tasks of so many epochs, of which there were fewer."""
+        self.epochs, self.total = epochs, self.tasks_per_epoch * epochs
+        if self._max_steps:
+            self._cut_after(self._max_steps)
+        self.total_records = self.records_before(self.total)
+        self.total_steps = self.steps_before(self.total)
 
     def task(self, id: int) -> Task:
         """Task ``id``; 0 <= id < total."""

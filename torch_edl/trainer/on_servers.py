@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 from torch_edl.data.batch import Minibatch, Update
-from torch_edl.data.batches import Batches, open_batches
+from torch_edl.data.batches import Batches, is_paths, open_batches
 from torch_edl.data.feeder import Updates
 from torch_edl.data.tasks import LeasedTasks
 from torch_edl.engine.ring.rendezvous import RingRendezvous
@@ -99,8 +99,8 @@ class ScriptOnServers:
             call_back=self._note,
         )
         self._steps = 0
-        self._dataset: Any = None
-        self._batches: Batches
+        self._first: Loader | None = None
+        self._batches: Batches  # of the first loader, and of all after it
         self._passes = self._epochs = 0  # loops over the loader that began, and their epochs
         self._meetings = 0  # since the newest loop began
         self.catching_up = False
@@ -175,7 +175,7 @@ class ScriptOnServers:
         """The batches of this process's tasks, until all tasks of the pass are done.
 
         Raises:
-            UsageError: a second loader, or one that asks for what servers do not do.
+            UsageError: a loader of other data, or one that asks for what servers do not do.
         """
         self._begin(loader)
         with contextlib.closing(loop(self._engine, self._source, self._meter)) as batches:
@@ -184,13 +184,12 @@ class ScriptOnServers:
         self.evaluate(lambda: None)
 
     def _begin(self, loader: Loader) -> None:
-        epochs = loader.passes or loader.data["epochs"]
-        if self._dataset is None:
+        of_pass = loader.data["epochs"]
+        planned = of_pass * max(1, loader.passes)
+        if self._first is None:
             _check(loader.given, loader.data)
-            data = {**loader.data, "epochs": epochs}
-            batches = open_batches(loader.given, data, 0, loader.options)
-            assert isinstance(batches, Batches)
-            whole = batches.data
+            self._first = loader
+            whole = self._open(planned).data
             self._session.report_data(
                 pb.ScriptData(
                     records=whole.records,
@@ -201,18 +200,25 @@ class ScriptOnServers:
                     seed=whole.seed,
                     files=whole.files,
                     samples=whole.samples,
+                    open=planned == 1,
                 )
             )
-            self._dataset, self._batches = loader.given, batches
-        elif loader.given is not self._dataset or self._passes >= epochs:
-            raise UsageError(
-                "a second loader: with parameter servers all epochs belong in one, "
-                "job.loader(dataset, epochs=...)"
-            )
+        _check_same(self._first, loader)
         self._passes, self._meetings = self._passes + 1, 0
-        self._epochs += loader.data["epochs"]
+        self._epochs += of_pass
+        if self._epochs > self._batches.data.epochs:
+            self._batches.close()
+            self._open(self._epochs)
         self.catching_up = self._session.begin_pass(self._passes, self._epochs)
         self._leases.epochs = self._epochs
+
+    def _open(self, epochs: int) -> Batches:
+        loader = self._first
+        assert loader is not None
+        batches = open_batches(loader.given, {**loader.data, "epochs": epochs}, 0, loader.options)
+        assert isinstance(batches, Batches)
+        self._batches = batches
+        return batches
 
     def _prepare(self, lease: Lease) -> Updates:
         """The updates of a task: one for each batch."""
@@ -232,6 +238,23 @@ class ScriptOnServers:
         if event == "on_batch_end":
             self._steps += 1
             self._session.progress.note(self._meter.newest)
+
+
+def _check_same(first: Loader, loader: Loader) -> None:
+    """Raises UsageError unless both loaders go through the same data in the same way."""
+    if loader.given is not first.given and not (
+        is_paths(loader.given) and loader.given == first.given
+    ):
+        raise UsageError(
+            "a loader of a second dataset: with parameter servers all loops train on one dataset; "
+            "evaluate others with a DataLoader, outside of the loop"
+        )
+    for name, value in loader.data.items():
+        if name != "epochs" and value != first.data[name]:
+            raise UsageError(
+                f"{name}={value}: the first loader had {first.data[name]}; with parameter servers "
+                "all loops train in the same batches"
+            )
 
 
 def _check(dataset: Any, data: dict[str, Any]) -> None:

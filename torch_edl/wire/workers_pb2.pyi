@@ -80,7 +80,7 @@ class ReportModelResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ScriptData(_message.Message):
-    __slots__ = ("records", "epochs", "batch_size", "records_per_task", "shuffle", "seed", "files", "samples")
+    __slots__ = ("records", "epochs", "batch_size", "records_per_task", "shuffle", "seed", "files", "samples", "open")
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +89,7 @@ class ScriptData(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
     records: int
     epochs: int
     batch_size: int
@@ -97,7 +98,8 @@ class ScriptData(_message.Message):
     seed: int
     files: str
     samples: str
-    def __init__(self, records: _Optional[int] = ..., epochs: _Optional[int] = ..., batch_size: _Optional[int] = ..., records_per_task: _Optional[int] = ..., shuffle: _Optional[bool] = ..., seed: _Optional[int] = ..., files: _Optional[str] = ..., samples: _Optional[str] = ...) -> None: ...
+    open: bool
+    def __init__(self, records: _Optional[int] = ..., epochs: _Optional[int] = ..., batch_size: _Optional[int] = ..., records_per_task: _Optional[int] = ..., shuffle: _Optional[bool] = ..., seed: _Optional[int] = ..., files: _Optional[str] = ..., samples: _Optional[str] = ..., open: _Optional[bool] = ...) -> None: ...
 
 class ReportDataRequest(_message.Message):
     __slots__ = ("data",)

@@ -15,6 +15,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 import torch_edl
 from tests.waiting import HANG_S
+from torch_edl.checkpoint.layout import step_dir
 from torch_edl.errors import UsageError
 from torch_edl.trainer import opening
 from torch_edl.wire import master_pb2 as pb
@@ -141,6 +142,38 @@ def one_worker(**options: Any) -> tuple[Any, Model, torch.optim.Optimizer]:
     return job, model, optimizer
 
 
+def test_loops_over_a_loader_train_as_long_as_the_script_likes(
+    start: Callable[..., Stub], tmp_path: Path
+) -> None:
+    """Each ends with the model of all its batches, and with a checkpoint that holds it."""
+    folder = tmp_path / "kept"
+    master = start(staleness=0, checkpoint_dir=str(folder))
+    records = data()
+    ids, labels = records.tensors
+    job, model, optimizer = one_worker()
+    loader = job.loader(records, batch_size=BATCH)
+    losses = []
+
+    def validate() -> float:
+        with torch.no_grad():
+            return float((model.eval()(ids) - labels).pow(2).mean())
+
+    for number in range(1, 4):
+        model.train()
+        loop(loader, model, optimizer, Idle(), clip=False)
+        losses.append(validate())
+        status = master.call(pb.GetStatusRequest(), timeout_s=HANG_S)
+        assert (status.epochs, status.records_done) == (number, number * len(ids))
+        assert status.checkpoint == str(step_dir(folder, number * STEPS))
+    assert losses == sorted(losses, reverse=True)
+    assert validate() == losses[-1]
+    for number, _ in enumerate(loader):
+        if number == 3:
+            break
+    assert sum(1 for _ in loader) == 2 * STEPS - 3
+    job.close()
+
+
 def test_rates_set_by_hand_are_those_of_the_servers(start: Callable[..., Stub]) -> None:
     """The rate at the step counts, not a later one; other values are the servers' own."""
     start(servers=1)
@@ -192,8 +225,10 @@ def test_the_trainer_class_goes_epoch_by_epoch(start: Callable[..., Stub]) -> No
     assert float((predicted - labels).pow(2).mean()) == pytest.approx(losses[-1], rel=1e-5)
     status = master.call(pb.GetStatusRequest(), timeout_s=HANG_S)
     assert (status.strategy, status.epochs, status.records_done) == ("ps", 3, 3 * len(ids))
-    with pytest.raises(UsageError, match="a second loader"):
-        trainer.fit(records, batch_size=BATCH, verbose=False)
+    (more,) = trainer.fit(records, batch_size=BATCH, eval_dataset=records, verbose=False)
+    assert more["eval_loss"] != losses[-1]  # it was trained further
+    status = master.call(pb.GetStatusRequest(), timeout_s=HANG_S)
+    assert (status.epochs, status.records_done) == (4, 4 * len(ids))
 
 
 def test_the_model_decides_where_it_is(start: Callable[..., Stub]) -> None:
@@ -313,8 +348,10 @@ def test_second_things_are_refused(start: Callable[..., Stub]) -> None:
     next(batches)
     with pytest.raises(UsageError, match="an evaluation inside the loop"):
         job.collect(lambda rank, world: b"", lambda parts: None)
-    with pytest.raises(UsageError, match="a second loader"):
+    with pytest.raises(UsageError, match="a loader of a second dataset"):
         next(iter(job.loader(data(), batch_size=BATCH)))
+    with pytest.raises(UsageError, match="batch_size=7: the first loader had 15"):
+        next(iter(job.loader(records, batch_size=7)))
     with pytest.raises(UsageError, match="this process has 7 records, another had 750"):
         job._session.report_data(
             pb.ScriptData(records=7, epochs=1, batch_size=1, records_per_task=1)
