@@ -129,6 +129,7 @@ class Calls:
             torch_threads=job.config.cluster.worker_threads or max(1, cores),
             shards=[pb.SourceShard(**dataclasses.asdict(shard)) for shard in shards],
             preprocessing=fitting.content,
+            trial=job.tasks.trial(),
         )
         return pb.WaitUntilReadyResponse(start=start)
 

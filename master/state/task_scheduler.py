@@ -185,6 +185,24 @@ class TaskScheduler:
 
     # ---- leases ----
 
+    def trial(self) -> pb.LeaseMessage | None:
+        """The first minibatch of the evaluation data, before the first step of the training."""
+        main, evaluations = self.main, self.evaluations
+        if main is None or evaluations is None or main.records_done:
+            return None
+        task = evaluations.space.task(0)
+        end = min(task.end, task.start + self._config.data.batch_size)
+        shard = evaluations.space.shard(task.shard)
+        return pb.LeaseMessage(
+            kind=pb.TASK_EVALUATE,
+            shard=task.shard,
+            start=task.start,
+            end=end,
+            shard_records=shard.records,
+            shard_size=shard.size,
+            shard_mtime_ns=shard.mtime_ns,
+        )
+
     def lease_snapshot(self, worker: int, now: float) -> list[pb.LeaseMessage]:
         """The one-off task of writing a snapshot, if it is due, for a worker that leaves."""
         if self.snapshot.queue is None:

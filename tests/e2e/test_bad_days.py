@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+from tests.waiting import HANG_S, wait_for
+
+from .conftest import MODELS
 
 RECORDS = 400
 RUN = "run @bad --data n.parquet --batch-size 20 --records-per-task 100 --ps 2"
@@ -133,11 +140,72 @@ def test_the_row_of_a_label_is_named(place: Any, strategy: str, way: str, row: i
     assert named(said.split("error: ")[-1].splitlines()[0]) == [row], said
 
 
-@SLOW
-def test_a_metric_that_fails(place: Any) -> None:
-    said = failed(place, f"{RUN} --eval-data n.parquet --", "metric")
+@pytest.mark.parametrize(
+    "how",
+    ["--strategy ps", pytest.param("--strategy local", marks=SLOW)],
+)
+def test_a_metric_that_fails_does_so_before_the_first_step(place: Any, how: str) -> None:
+    said = failed(place, f"{RUN} {how} --eval-data n.parquet --", "metric")
     assert 'raise IndexError("no class 11")' in said
-    assert re.search(r"error: a metric raised IndexError: no class 11 \(records \d+ to \d+ ", said)
+    assert re.search(
+        r"error: a metric raised IndexError: no class 11 \(records 0 to 19 of \S+n.parquet, "
+        r"in a trial of the evaluation before the first step\)",
+        said,
+    )
+
+
+def test_a_hang_is_shown_and_ends_the_job_after_so_many_tries(place: Any) -> None:
+    options = "--job-name hangs --task-timeout 4 --max-task-failures 2"
+    said = failed(place, f"{RUN} --workers 1 {options} --", "hang")
+    lost = r"worker-\d declared lost: no step for 4 s \(--task-timeout\); its tasks were"
+    assert len(re.findall(lost, said)) == 2
+    last = said.split("error: ")[-1].splitlines()[0]
+    assert re.search(
+        r"no step for 4 s .* records \d+ to \d+ of \S+n.parquet; .* tried 2 times", last
+    )
+    assert said.count("time.sleep(3600)") == 3  # with each loss, and at the end
+    assert "Thread MainThread:" in said
+    assert "task-prefetcher" not in said  # of ours, and does nothing
+
+
+def test_what_workers_do_is_shown_on_request(place: Any) -> None:
+    words = [*shlex.split(RUN.replace("@bad", str(MODELS / "bad.py")))]
+    command = [sys.executable, "-m", "torch_edl.cli", *words, "--job-name", "asked", "--", "hang"]
+    with subprocess.Popen(
+        command,
+        cwd=place.folder,
+        env=place.env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as job:
+        try:
+            wait_for(lambda: "time.sleep(3600)" in stacks(place))
+            assert "job asked has no worker-7" in asked(place, "--id", "7").stderr
+        finally:
+            job.terminate()
+
+
+def asked(place: Any, *words: str) -> Any:
+    return subprocess.run(
+        [sys.executable, "-m", "torch_edl.cli", "stack", "asked", *words],
+        cwd=place.folder,
+        env=place.env,
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+    )
+
+
+def stacks(place: Any) -> str:
+    done = asked(place)
+    return str(done.stdout) if done.returncode == 0 else ""
+
+
+def test_a_dry_run_tries_the_metrics(place: Any) -> None:
+    said = failed(place, f"{RUN} --dry-run --", "metric")
+    assert "a metric raised IndexError: no class 11" in said
+    said = failed(place, f"{RUN} --dry-run --", "nested metric")
+    assert "metrics of the output 'probs', and the model returned (20,) float32" in said
 
 
 def test_a_callback_that_fails(place: Any) -> None:

@@ -13,12 +13,20 @@ from torch_edl.config import JobConfig
 from torch_edl.contract.framework import framework_of
 from torch_edl.contract.functions import argument_orders
 from torch_edl.contract.user_traceback import user_traceback
+from torch_edl.data.batch import Batch
 from torch_edl.data.feeder import FeedError
 from torch_edl.data.sources import open_source, parts
 from torch_edl.data.task_space import Shard
 from torch_edl.engine.choose import choose
-from torch_edl.errors import ContractError, NanLossError, UsageError, UserCodeError
+from torch_edl.errors import (
+    ContractError,
+    NanLossError,
+    UsageError,
+    UserCodeError,
+    describe_error,
+)
 from torch_edl.master_client.leases import Lease
+from torch_edl.trainer.task_results import TaskMetrics
 from torch_edl.trainer.user_model import UserModel
 from torch_edl.wire import master_pb2 as pb
 
@@ -144,14 +152,45 @@ def _user_errors(config: JobConfig) -> Iterator[None]:
 
 
 def _try_batch(file: UserModel, config: JobConfig) -> str:
-    """Runs the first minibatch through feed, model, loss and backward; the loss in words."""
+    """Runs the first minibatch through feed, model, loss and backward, and one through the metrics;
+    the loss in words."""
     names = [shard.name for shard in file.shards()] or config.data.train
+    batch = _first_batch(file, config, names, pb.TASK_TRAIN)
+    if batch is None:
+        return "feed skipped all of its records"
+    loss = file.try_batch(batch)
+    _try_metrics(file, _first_batch(file, config, config.data.eval or names, pb.TASK_EVALUATE))
+    if loss is None:
+        return "the loss is not finite"
+    return f"{batch.size:,} records, loss {loss:.4g}"
+
+
+def _try_metrics(file: UserModel, batch: Batch | None) -> None:
+    if batch is None:
+        return
+    metrics = TaskMetrics.of(file.functions, file.values)
+    with file.evaluating():
+        predictions = file.predict(batch.features)
+        try:
+            metrics.update(batch, predictions)
+        except (Exception, SystemExit) as error:
+            raise UserCodeError(f"a metric raised {describe_error(error)}") from error
+
+
+def _first_batch(
+    file: UserModel, config: JobConfig, names: Sequence[str], kind: pb.TaskKind
+) -> Batch | None:
+    """The first minibatch of some data; None: feed skipped all of it.
+
+    Raises:
+        UsageError: there are no records.
+    """
     shards = (Shard.of(file.feeder.reader.source(name)) for name in names)
     shard = next((shard for shard in shards if shard.records), None)
     if shard is None:
         raise UsageError("no data: name files with --data, or give the model file a data_source")
     lease = Lease(
-        kind=pb.TASK_TRAIN,
+        kind=kind,
         shard=shard.name,
         end=min(shard.records, config.data.batch_size),
         shard_records=shard.records,
@@ -162,10 +201,4 @@ def _try_batch(file: UserModel, config: JobConfig) -> str:
     if columns is not None and not columns.is_fitted:  # enough to run feed
         columns.fit([file.feeder.reader.source(shard.name).read(0, lease.end)])
     update = next(file.feeder.prepare(lease)(0))
-    batch = next((minibatch.batch for minibatch in update.minibatches), None)
-    if batch is None:
-        return f"feed skipped all of its {lease.end:,} records"
-    loss = file.try_batch(batch)
-    if loss is None:
-        return "the loss is not finite"
-    return f"{batch.size:,} records, loss {loss:.4g}"
+    return next((minibatch.batch for minibatch in update.minibatches), None)

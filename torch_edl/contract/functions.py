@@ -18,6 +18,16 @@ if TYPE_CHECKING:
 Metrics = Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class Metric:
+    """A metric of the user's."""
+
+    made: Any
+    """A function of labels and predictions, or an object that is updated, merged and computed."""
+    output: str = ""
+    """The output of the model that the metric gets; empty: all that the model returns."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class UserFunctions:
     """The functions of a model file that mean the same in all frameworks, under the first of their
@@ -54,17 +64,35 @@ class UserFunctions:
         if not (callable(metric) or hasattr(metric, "update")):
             raise self._wrong(what, metric, "a function or a metric")
 
-    def make_metrics(self) -> dict[str, Any]:
-        """Calls ``eval_metrics_fn``: name to a function of labels and predictions, or to an
-        object that is updated, merged and computed."""
+    def make_metrics(self) -> dict[str, Metric]:
+        """Calls ``eval_metrics_fn``. A metric of one output of the model, in a dict under the name
+        of the output, has the name OUTPUT_METRIC.
+
+        Raises:
+            ContractError: it raised, or returned something else than metrics by name.
+        """
         if self.eval_metrics_fn is None:
             return {}
-        made = self._call("eval_metrics_fn()", self.eval_metrics_fn)
+        metrics: dict[str, Metric] = {}
+        given = self._call("eval_metrics_fn()", self.eval_metrics_fn)
+        for name, made in self._named("eval_metrics_fn", given):
+            found = [(name, Metric(made))]
+            if isinstance(made, Mapping):
+                of_output = self._named(f"eval_metrics_fn()[{name!r}]", made)
+                found = [(f"{name}_{each}", Metric(metric, name)) for each, metric in of_output]
+            for each, metric in found:
+                self.check_metric(f"eval_metrics_fn()[{each!r}]", metric.made)
+                if each in metrics:
+                    raise ContractError(
+                        f"{self.path}: eval_metrics_fn() has two metrics {each!r}; rename one"
+                    )
+                metrics[each] = metric
+        return metrics
+
+    def _named(self, what: str, made: Any) -> list[tuple[str, Any]]:
         if not isinstance(made, Mapping) or not all(isinstance(k, str) for k in made):
-            raise self._wrong("eval_metrics_fn", made, "a dict of name to metric")
-        for name, metric in made.items():
-            self.check_metric(f"eval_metrics_fn()[{name!r}]", metric)
-        return dict(made)
+            raise self._wrong(what, made, "a dict of name to metric")
+        return list(made.items())
 
     def make_sources(self, paths: Sequence[str]) -> dict[str, Source]:
         """Calls ``data_source``, if there is one: the sources by name."""
@@ -115,8 +143,8 @@ def argument_orders(functions: UserFunctions) -> list[tuple[str, str]]:
     """Of the loss and of each metric that is a function: what it is, and how it is called."""
     found = [("loss", functions.loss)]
     found += [
-        (f"metric {name}", labels_first(metric))
+        (f"metric {name}", labels_first(metric.made))
         for name, metric in functions.make_metrics().items()
-        if not hasattr(metric, "update")
+        if not hasattr(metric.made, "update")
     ]
     return [(what, f"{f.name}{f.order}: {f.reason}") for what, f in found]

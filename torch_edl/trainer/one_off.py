@@ -9,17 +9,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch_edl.checkpoint import layout
 from torch_edl.config import JobConfig
+from torch_edl.config.training import EarlyStop
 from torch_edl.contract.functions import UserFunctions
 from torch_edl.contract.user_traceback import user_traceback
 from torch_edl.data.batch import Update
-from torch_edl.data.feeder import Feeder, FeedError
+from torch_edl.data.feeder import Feeder, FeedError, Updates
 from torch_edl.data.mode import MODES
 from torch_edl.data.task_reader import named
 from torch_edl.data.tasks import ModelTask, RecordTask, TaskFailed
@@ -162,6 +163,34 @@ class OneOffTasks:
         if self._leases.fail(lease, text, traceback, fatal=comes_again(error), done=done):
             raise DismissedError("the job has failed")
 
+    def try_evaluation(self, lease: Lease, prepare: Callable[[Lease], Updates]) -> None:
+        """Evaluates a minibatch, whose result counts for nothing, before the first step: what would
+        fail after all epochs fails now.
+
+        Raises:
+            UserCodeError: the evaluation failed as often as a task may.
+            ServersLostError: the model cannot be had.
+        """
+        for left in reversed(range(self._file.config.cluster.max_task_failures)):
+            try:
+                result = self._evaluate(RecordTask(lease, prepare(lease), 0))
+                self._require_metric([state.name for state in result.metrics])
+            except (ContractError, FeedError, UserCodeError) as error:
+                if left and not comes_again(error):
+                    continue
+                cause = error.__cause__ or error
+                text = f"{error} (records {lease.start} to {lease.end - 1} of {lease.shard}, "
+                text += "in a trial of the evaluation before the first step)"
+                raise UserCodeError(text) from cause
+            return
+
+    def _require_metric(self, known: Sequence[str]) -> None:
+        early_stop = self._file.config.train.early_stop
+        if early_stop and EarlyStop.of(early_stop).metric not in known:
+            raise ContractError(
+                f"--early-stop {early_stop}: no such metric; the evaluation has {', '.join(known)}"
+            )
+
     def do_last(self) -> None:
         """Writes the model, if the job is to end and no other worker has it."""
         for lease in self._leases.snapshots():
@@ -196,14 +225,14 @@ class OneOffTasks:
 
     def _done(self, task: RecordTask | ModelTask) -> TaskResult:
         if task.lease.kind == pb.TASK_SUMMARIZE:
-            metrics = self._file.functions.make_metrics()
+            made = self._file.functions.make_metrics()
+            metrics = {name: metric.made for name, metric in made.items()}
             return TaskResult(values=summarize(metrics, task.lease.states, self._file.values))
         assert isinstance(task, RecordTask)
         return self._evaluate(task) if task.lease.kind == pb.TASK_EVALUATE else self._predict(task)
 
     def _evaluate(self, task: RecordTask) -> TaskResult:
-        functions = self._file.functions
-        metrics = TaskMetrics(functions.loss, functions.make_metrics(), self._file.values)
+        metrics = TaskMetrics.of(self._file.functions, self._file.values)
         damaged = 0
         with self._evaluating() as prepare:
             for update in self._updates(task):
@@ -213,6 +242,8 @@ class OneOffTasks:
                     predictions = self._file.predict(prepare(batch.features))
                     try:
                         metrics.update(batch, predictions)
+                    except ContractError:
+                        raise
                     except (Exception, SystemExit) as error:
                         why, at = cause(batch, self._file.values.array)
                         why = f"; {why}; {WITHOUT}" if why else ""

@@ -5,13 +5,14 @@ Its loop is the one of scripts; its body is made of the functions of the model f
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.data.tasks import TaskPrefetcher
-from torch_edl.errors import DismissedError
-from torch_edl.master_client.leases import LeaseClient
+from torch_edl.errors import DismissedError, ServersLostError
+from torch_edl.master_client.leases import Lease, LeaseClient
 from torch_edl.master_client.session import MasterSession
 from torch_edl.trainer.leased import LeasedUpdates
 from torch_edl.trainer.lockstep import FileUpdates
@@ -52,6 +53,12 @@ def run(file: UserModel, master: MasterSession, start: pb.Start) -> None:
         body, close, batches = file.body(engine), engine.close, loop(engine, source, Meter())
     dismissed = None
     try:
+        if start.HasField("trial"):
+            # Before tasks are prepared in another thread, since feed may not be called in two.
+            with contextlib.suppress(ServersLostError):  # training waits for other servers
+                if isinstance(source, LeasedUpdates):
+                    source.connect()
+                one_off.try_evaluation(Lease.from_proto(start.trial), file.feeder.prepare)
         tasks.start()
         try:
             run_body(batches, body)

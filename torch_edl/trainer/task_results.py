@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_edl.contract.argument_order import labels_first
+from torch_edl.contract.functions import UserFunctions
 from torch_edl.data.batch import Batch
 from torch_edl.errors import ContractError, UsageError
 from torch_edl.files import replacing
@@ -73,26 +74,56 @@ class TaskMetrics:
     Args:
         loss: of labels and predictions; see :func:`labels_first` for their order.
         metrics: by name, functions such as ``loss``, or fresh objects.
+        outputs: by the name of a metric, the output of the model that it gets.
     """
 
     def __init__(
-        self, loss: Callable[[Any, Any], Any], metrics: Mapping[str, Any], values: Values
+        self,
+        loss: Callable[[Any, Any], Any],
+        metrics: Mapping[str, Any],
+        values: Values,
+        outputs: Mapping[str, str] | None = None,
     ) -> None:
         self._values = values
+        self._outputs = outputs or {}
         updates = {name: values.update_of(metric) for name, metric in metrics.items()}
         self._objects = {n: metrics[n] for n, update in updates.items() if update is not None}
         plain = {name: m for name, m in metrics.items() if name not in self._objects}
         self._functions = {n: labels_first(m) for n, m in {LOSS: loss, **plain}.items()}
-        self._updates = [labels_first(update) for update in updates.values() if update is not None]
+        self._updates = {n: labels_first(u) for n, u in updates.items() if u is not None}
         self._means: dict[str, list[float]] = {name: [0.0, 0] for name in self._functions}
+
+    @classmethod
+    def of(cls, functions: UserFunctions, values: Values) -> TaskMetrics:
+        """Makes the metrics of a model file."""
+        made = functions.make_metrics()
+        return cls(
+            functions.loss,
+            {name: metric.made for name, metric in made.items()},
+            values,
+            {name: metric.output for name, metric in made.items()},
+        )
 
     def update(self, batch: Batch, predictions: Any) -> None:
         for name, function in self._functions.items():
             total = self._means[name]
-            total[0] += self._values.mean(function(batch.labels, predictions)) * batch.size
+            value = function(batch.labels, self._of(name, predictions))
+            total[0] += self._values.mean(value) * batch.size
             total[1] += batch.size
-        for update in self._updates:
-            update(batch.labels, predictions)
+        for name, update in self._updates.items():
+            update(batch.labels, self._of(name, predictions))
+
+    def _of(self, name: str, predictions: Any) -> Any:
+        """What a metric gets of the predictions."""
+        output = self._outputs.get(name, "")
+        if not output:
+            return predictions
+        if not isinstance(predictions, Mapping) or output not in predictions:
+            raise ContractError(
+                f"eval_metrics_fn has metrics of the output {output!r}, and the model returned "
+                f"{self._values.describe(predictions)}; return a dict with {output!r}"
+            )
+        return predictions[output]
 
     def states(self) -> list[pb.MetricState]:
         """What is merged with those of the others."""

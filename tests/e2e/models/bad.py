@@ -101,7 +101,7 @@ def eval_metrics_fn():
             raise IndexError("no class 11")
         return (labels - predictions).abs().mean()
 
-    return {"error": error}
+    return {"probs": {"error": error}} if WAY == "nested metric" else {"error": error}
 
 
 class Callback:

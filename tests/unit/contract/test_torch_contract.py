@@ -11,9 +11,12 @@ import torch
 
 from torch_edl.contract.torch_contract import load_contract
 from torch_edl.contract.user_traceback import user_traceback
+from torch_edl.data.batch import Batch
 from torch_edl.errors import ContractError, UsageError, UserCodeError
 from torch_edl.trainer.model_report import report_model
 from torch_edl.trainer.step import Step
+from torch_edl.trainer.task_results import TaskMetrics, summarize
+from torch_edl.trainer.torch_values import TorchValues
 
 GOOD = """
 import torch
@@ -192,6 +195,39 @@ def test_metrics_must_be_a_dict_of_metrics(tmp_path: Path) -> None:
         text = f"{GOOD}\ndef eval_metrics_fn(): return {{'a': {made}}}"
         with pytest.raises(UsageError, match=message):
             load_contract(write(tmp_path, text)).make_metrics()
+
+
+def test_metrics_may_be_of_one_output_of_the_model(tmp_path: Path) -> None:
+    text = f"""{GOOD}
+from torch_edl.metrics import AUC
+def loss(labels, outputs): return outputs["logits"].mean()
+def share(labels, probs): return (probs > 0.5).double().mean()
+def eval_metrics_fn():
+    return {{"probs": {{"auc": AUC("probabilities"), "share": share}}, "both": lambda y, p: len(p)}}
+"""
+    contract = load_contract(write(tmp_path, text))
+    made = contract.make_metrics()
+    assert {name: metric.output for name, metric in made.items()} == {
+        "probs_auc": "probs",
+        "probs_share": "probs",
+        "both": "",
+    }
+    measured = TaskMetrics.of(contract, TorchValues())
+    outputs = {"logits": torch.tensor([-1.0, 2.0, 3.0]), "probs": torch.tensor([0.2, 0.9, 0.8])}
+    batch = Batch(None, torch.tensor([0, 1, 0]), 3)
+    measured.update(batch, outputs)
+    states = {state.name: state for state in measured.states()}
+    assert states["probs_share"].sum == pytest.approx(2)
+    assert states["both"].sum == 2 * 3
+    objects = {name: metric.made for name, metric in made.items()}
+    values = summarize(objects, [states["probs_auc"]], TorchValues())
+    assert values == {"probs_auc": pytest.approx(1.0)}
+    with pytest.raises(ContractError, match=r"'probs', and the model returned {logits: \(3,\)"):
+        measured.update(batch, {"logits": outputs["logits"]})
+    with pytest.raises(ContractError, match=r"two metrics 'probs_auc'; rename one"):
+        load_contract(
+            write(tmp_path, text.replace('"both"', '"probs_auc"'), "two.py")
+        ).make_metrics()
 
 
 WITH_COLUMNS = (
