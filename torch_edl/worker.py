@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# Of the time without a heartbeat after which a worker is declared lost.
+_DUMP_AT = 0.7
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one worker until the job is over, it is told to leave, or it cannot continue.
@@ -72,6 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         log.error("%s", error)
         return 1
     master.heartbeat.on_silence = _end_alone
+    master.heartbeat.dump_after_s = _DUMP_AT * master.config.cluster.heartbeat_timeout_s
     # What this worker has in hand is abandoned: the servers know how far it came.
     master.heartbeat.on_server_args = functools.partial(become, "torch_edl.ps_server")
     try:

@@ -178,6 +178,7 @@ class Service:
             "GetStatus": self._status,
             "Scale": now(user.scale, keep=True),
             "Stop": now(user.stop, keep=True),
+            "GetStacks": now(user.get_stacks, notify=False),
             "AddEvents": now(user.add_events),
         }
         return {name: _checked(handler) for name, handler in handlers.items()}

@@ -170,6 +170,7 @@ class Calls:
             broken_ring=ring.broken(now),
             stale_ring=ring.stale(),
             newest_server=job.fleet.servers.newest,
+            stacks_number=member.stacks_asked,
         )
 
     def _warn_of_loss(self, request: pb.HeartbeatRequest, now: float) -> None:

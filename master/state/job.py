@@ -55,6 +55,8 @@ from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
 from torch_edl.processes.spec import ProcessExit, ProcessRefused, ProcessRuns, ProcessWaits
 
+# Seconds before a worker is declared lost for want of a step at which it is asked for its stacks.
+_ASK_STACKS_S = 5.0
 _RESTARTED = {
     "ps": ("the servers", ""),
     "local": ("the worker", "s"),
@@ -112,6 +114,7 @@ class Job:
             config, fleet, self.lifecycle, self.tasks, self.members, self.checkpoints
         )
         self.damaged = 0
+        self._late: set[int] = set()  # workers without a step, which were asked for their stacks
         self.restarts = 0  # of the master
         self.reason = "a training script" if script else ""
         """Why the strategy was chosen."""
@@ -192,6 +195,7 @@ class Job:
                 self.apply_all(self.tasks.fitting.kept(event), now)
             case EvaluationResult():
                 self.lifecycle.note("info", str(event), now)
+                self.apply_all(self.milestones.evaluated(), now)
             case SnapshotFailed():
                 self.apply(CheckpointFailed(event.error, self.fleet.incarnation), now)
             case WorkerLost():
@@ -222,14 +226,14 @@ class Job:
         for event in events:
             self.apply(event, now)
 
-    def _worker_lost(self, event: WorkerLost, now: float) -> None:
+    def _worker_lost(self, event: WorkerLost, now: float, shown: str = "") -> None:
         member = self.members.get(event.worker)
         if event.ended_well is not None:
             asked = member is not None and member.draining
             self.ring.ring.exited(event.worker, well=event.ended_well and not asked)
         if member is not None and self.lifecycle.outcome is None:
             how = f"{'declared ' * event.declared}lost: {event.why}"
-            text = f"worker-{event.worker} {how}; {self._others_continue()}"
+            text = f"worker-{event.worker} {how}; {self._others_continue()}{shown}"
             self.lifecycle.note("warning", text, now)
         self._drop(event.worker)
 
@@ -379,11 +383,33 @@ class Job:
         why = f"no heartbeat for {cluster.heartbeat_timeout_s:g} s"
         unheard = self.members.silent(now) if self.lifecycle.counts_silence(now) else ()
         silent = [(member.id, why) for member in unheard]
-        why = f"no step for {cluster.task_timeout_s:g} s"
-        stuck = [(worker, why) for worker in self.tasks.expire(now)]
-        for worker, reason in [*silent, *stuck]:
-            self.workforce.declare_lost(worker, reason)
-            self._worker_lost(WorkerLost(worker, reason, declared=True), now)
+        for worker, reason in silent:
+            self._declare_lost(worker, reason, now)
+        self._end_stuck_workers(now)
+
+    def _end_stuck_workers(self, now: float) -> None:
+        """Declares workers lost that make no step, after they have told what their threads do."""
+        cluster = self.config.cluster
+        late = self.tasks.late(now + min(_ASK_STACKS_S, cluster.task_timeout_s / 2))
+        for asked in filter(None, map(self.members.get, late - self._late)):
+            asked.ask_stacks()
+        self._late = late
+        for lease, count in self.tasks.expire(now):
+            member, task = self.members.get(lease.worker), lease.task
+            stacks = member.newest_stacks if member is not None else ""
+            why = f"no step for {cluster.task_timeout_s:g} s (--task-timeout)"
+            shown = f". Its threads:\n{stacks.rstrip()}" if stacks else ""
+            self._declare_lost(lease.worker, why, now, shown)
+            if count >= cluster.max_task_failures:
+                last = f"{task.start} to {task.end - 1} of {task.shard}"
+                text = f"worker-{lease.worker}: {why} in a task of the records {last}"
+                tries = f"; the task was tried {count} times" if count > 1 else ""
+                fix = "the user's code hangs, or a longer --task-timeout is needed"
+                self.lifecycle.fail(f"{text}{tries}: {fix}", now, traceback=stacks)
+
+    def _declare_lost(self, worker: int, why: str, now: float, shown: str = "") -> None:
+        self.workforce.declare_lost(worker, why)
+        self._worker_lost(WorkerLost(worker, why, declared=True), now, shown)
 
     def _advance(self, now: float) -> None:
         """Evaluates and saves when it is time."""

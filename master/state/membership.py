@@ -32,6 +32,21 @@ class Member:
     reported_records: int = 0
     draining: bool = False
     """It has been asked to finish what it does and leave."""
+    stacks: str = ""
+    """The stacks of its threads, when it told them last."""
+    stacks_told: int = 0
+    """The number of the request that they answer; 0: it told none."""
+    stacks_asked: int = 0
+    """The number of the newest request for its stacks."""
+
+    def ask_stacks(self, number: int = 0) -> None:
+        """Asks the worker for the stacks of its threads, under a number or the next one."""
+        self.stacks_asked = max(number, self.stacks_asked + (not number))
+
+    @property
+    def newest_stacks(self) -> str:
+        """The answer to the newest request; empty: there is none."""
+        return self.stacks if self.stacks_told == self.stacks_asked else ""
 
 
 class Membership:
@@ -80,6 +95,9 @@ class Membership:
 
     def heartbeat(self, member: Member, heartbeat: pb.HeartbeatRequest, now: float) -> bool:
         """The worker lives. Returns whether the worker made progress."""
+        if heartbeat.stacks:
+            member.stacks, member.stacks_told = heartbeat.stacks, heartbeat.stacks_number
+            heartbeat.ClearField("stacks")
         before, member.heartbeat = member.heartbeat, heartbeat
         self._hear(member, now)
         self._moved.add(member.id)

@@ -196,9 +196,7 @@ class Milestones:
         notes = [Note("warning", self.left_out.text)] if self.left_out.text else []
         main = self._tasks.main
         if main is not None and not main.complete:
-            left = main.space.total - main.done
-            tasks = f"{left:,} task{'s' * (left != 1)}"
-            notes.append(Note("warning", f"the script left its loop with {tasks} to do"))
+            notes.append(_ended_early(main))
         return notes
 
     def snapshot_written(self, event: SnapshotWritten, strategy: str) -> None:
@@ -246,6 +244,15 @@ class Milestones:
 def _epochs_over(main: TaskQueue) -> int:
     """Epochs in which nothing is left to train: all, if a limit ends the job before."""
     return main.space.epochs if main.complete else _whole_epochs(main)
+
+
+def _ended_early(main: TaskQueue) -> Note:
+    """The script ended before its last task: between two epochs, or in a loop."""
+    whole, left = _whole_epochs(main), main.space.total - main.done
+    if whole and main.done == main.space.total * whole // main.space.epochs:
+        return Note("info", f"the script stopped after {whole:,} of {main.space.epochs:,} epochs")
+    tasks = f"{left:,} task{'s' * (left != 1)}"
+    return Note("warning", f"the script left its loop with {tasks} to do")
 
 
 def _whole_epochs(main: TaskQueue) -> int:

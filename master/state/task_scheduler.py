@@ -11,6 +11,7 @@ from typing import Any
 from master.state.actions import Failure, Note, Saved
 from master.state.evaluation import EvaluationResult, Evaluations
 from master.state.fitting import Fitting
+from master.state.leases import Lease
 from master.state.membership import Membership
 from master.state.snapshot_task import SnapshotFailed, SnapshotTask, SnapshotWritten
 from master.state.tasks import TaskQueue
@@ -278,9 +279,13 @@ class TaskScheduler:
         for each in self.queues():
             each.drop_worker(worker)
 
-    def expire(self, now: float) -> list[int]:
-        """Takes back what is held without progress, and returns by which workers."""
-        return [worker for each in self.queues() for worker in each.expire(now)]
+    def late(self, now: float) -> set[int]:
+        """The workers whose leases have expired by then, if they make no progress."""
+        return {worker for each in self.queues() for worker in each.late(now)}
+
+    def expire(self, now: float) -> list[tuple[Lease, int]]:
+        """Takes back what is held without progress: see :meth:`TaskQueue.expire`."""
+        return [expired for each in self.queues() for expired in each.expire(now)]
 
     def recognize(
         self, worker: int, lease_id: int, task: pb.LeasedTask, incarnation: int, now: float

@@ -279,10 +279,7 @@ class TaskQueue:
         """The user's code raised: the task comes back. Returns how often that happened to the
         task; 0: the lease is not known."""
         lease = self.release(lease_id, now, committed=committed)
-        if lease is None:
-            return 0
-        count = self._failures[lease.task.id] = self._failures.get(lease.task.id, 0) + 1
-        return count
+        return 0 if lease is None else self._failed(lease)
 
     def keep_only(self, worker: int, held: Iterable[int], now: float) -> None:
         """Takes back what a worker does not know that it has (an answer that was lost)."""
@@ -296,13 +293,24 @@ class TaskQueue:
             self._forget(lease)
             self._return(lease.task.id, lease.id)
 
-    def expire(self, now: float) -> Sequence[int]:
-        """Takes back what is held by workers without progress, and returns these workers."""
+    def late(self, now: float) -> list[int]:
+        """The workers whose leases have expired by then, if they make no progress."""
         hands = self._hands.items()
-        late = [worker for worker, _ in itertools.takewhile(lambda x: x[1].deadline <= now, hands)]
-        for worker in late:
+        return [worker for worker, _ in itertools.takewhile(lambda x: x[1].deadline <= now, hands)]
+
+    def expire(self, now: float) -> list[tuple[Lease, int]]:
+        """Takes back what is held by workers without progress. Returns the oldest lease of each of
+        these workers, and how often workers have failed with its task."""
+        expired = []
+        for worker in self.late(now):
+            lease = self.held_by(worker)[0]
             self.drop_worker(worker)
-        return late
+            expired.append((lease, self._failed(lease)))
+        return expired
+
+    def _failed(self, lease: Lease) -> int:
+        count = self._failures[lease.task.id] = self._failures.get(lease.task.id, 0) + 1
+        return count
 
     def void(self) -> None:
         """Takes back every lease, and no late report of them counts."""

@@ -40,6 +40,24 @@ class UserCalls:
         self._job.stop(request.reason or "asked to stop", now, at_once=request.at_once)
         return pb.StopResponse()
 
+    def get_stacks(self, request: pb.GetStacksRequest, now: float) -> pb.GetStacksResponse:
+        """Ask all workers for the stacks of their threads; those that have told them are in the
+        answer."""
+        for member in self._job.members:
+            if member.stacks_asked < request.number:
+                member.ask_stacks(request.number)
+        return pb.GetStacksResponse(
+            workers=[
+                pb.WorkerStacks(
+                    worker_id=member.id,
+                    pid=member.pid,
+                    told=member.stacks_told >= request.number,
+                    stacks=member.stacks,
+                )
+                for member in self._job.members
+            ]
+        )
+
     def add_events(self, request: pb.AddEventsRequest, now: float) -> pb.AddEventsResponse:
         """A command has done something to the job.
 

@@ -17,6 +17,8 @@ from torch_edl.scaling import check_servers
 from torch_edl.wire import master_pb2 as pb
 
 _POLL_S = 0.1
+# Workers send a heartbeat each second.
+_TELL_S = 5.0
 # A last checkpoint may be written; the master stops waiting for it earlier.
 _PATIENCE_S = 100.0
 # Seconds until a message says that the job is still stopping.
@@ -46,6 +48,36 @@ def scale(args: argparse.Namespace) -> int:
     answer = job.ask(request)
     stdout().print(answer.text, soft_wrap=True)
     return 0
+
+
+def stack(args: argparse.Namespace) -> int:
+    """Prints what the threads of all workers do now, or of one worker.
+
+    Returns:
+        1 if a worker did not answer.
+
+    Raises:
+        UsageError: no such job or worker, or the job is over.
+    """
+    job = which.find(args)
+    request, until = pb.GetStacksRequest(number=time.time_ns() // 10**6), time.monotonic() + _TELL_S
+    while True:
+        found = job.ask(request).workers
+        workers = [each for each in found if args.id in (None, each.worker_id)]
+        if all(each.told for each in workers) or time.monotonic() > until:
+            break
+        time.sleep(_POLL_S)
+    if not workers:
+        absent = "no worker" if args.id is None else f"no worker-{args.id}"
+        raise UsageError(f"job {job.name} has {absent} now; see torch-edl status {job.name}")
+    for each in workers:
+        head = f"worker-{each.worker_id} (process {each.pid})"
+        if each.told:
+            stdout().print(f"{head}:\n{each.stacks}", soft_wrap=True, markup=False, highlight=False)
+        else:
+            text = f"{head}: no answer within {_TELL_S:.0f} s; see its log"
+            stderr().print(text, style="yellow", soft_wrap=True)
+    return int(not all(each.told for each in workers))
 
 
 def stop(args: argparse.Namespace) -> int:

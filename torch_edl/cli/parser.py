@@ -193,6 +193,11 @@ def build_parser() -> argparse.ArgumentParser:
     add_option(scale, "--ps N", text, type=whole)
     which.add_options(scale)
 
+    stack = verb("stack", "control.stack", "print what the threads of the workers do now")
+    stack.add_argument("job", metavar="JOB", help="name of the job")
+    add_option(stack, "--id N", "of worker-N only (default: of all workers)", type=whole)
+    which.add_options(stack)
+
     proceed = of_job(
         "continue",
         "model_file.go_on",

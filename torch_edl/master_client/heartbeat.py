@@ -6,12 +6,14 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import grpc
 
+from torch_edl.processes.stacks import all_stacks, dump_unless_called_within
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.absence import MASTER_AWAY_S, Absence
 from torch_edl.wire.channel import Stub
@@ -57,6 +59,12 @@ class WorkerStatus:
     """Records of the passes after this one, as far as known."""
     leaving: bool = False
     """True if the worker received SIGTERM and leaves after its current work."""
+    stacks: str = ""
+    """The stacks of all threads, if the master has asked for them."""
+    stacks_number: int = 0
+    """The number of the newest request for stacks."""
+    epochs_heard: int = 0
+    """Ends of epochs that the worker has heard of."""
     _values: dict[str, list[Any]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Protects ``_values``, which the heartbeat thread reads."""
@@ -109,6 +117,7 @@ class Heartbeat:
         self._worker_id = worker_id
         self._progress = progress
         self._stop = threading.Event()
+        self._lock = threading.Lock()  # two threads may send heartbeats
         self.draining = threading.Event()
         self.lost = threading.Event()
         self.stopping = threading.Event()
@@ -117,7 +126,13 @@ class Heartbeat:
         self.on_servers: Callable[[int], None] = lambda newest: None
         self.on_silence: Callable[[], None] = lambda: None
         """Called in the heartbeat thread if the master is away for longer than allowed."""
+        self.dump_after_s = 0.0
+        """Seconds without a heartbeat after which the stacks of all threads are written to stderr;
+        0: never."""
         self.stale_ring = 0
+        self.epochs_open = 0
+        """Epochs whose records may be trained now; 0: all."""
+        self._epoch_ends: deque[tuple[int, dict[str, float]]] = deque()
         self._contact = time.monotonic()
         self._absence = Absence(HEARTBEAT_INTERVAL_S + _CALL_S)
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -139,6 +154,8 @@ class Heartbeat:
     def _run(self) -> None:
         while True:
             ended = self._stop.wait(HEARTBEAT_INTERVAL_S)
+            if self.dump_after_s:
+                dump_unless_called_within(0.0 if ended else self.dump_after_s)
             self.beat()
             if ended:
                 return
@@ -169,3 +186,22 @@ class Heartbeat:
             self.draining.set()
         if not answer.known:
             self.lost.set()
+        self.epochs_open = answer.epochs_open
+        with self._lock:
+            for number, end in enumerate(answer.epoch_ends, request.epochs_heard + 1):
+                if number > self._progress.epochs_heard:
+                    self._progress.epochs_heard = number
+                    self._epoch_ends.append((number, dict(end.values)))
+        if answer.stacks_number > self._progress.stacks_number:
+            self._tell_stacks(answer.stacks_number)
+
+    def take_epoch_ends(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """The epochs that ended since the last call, counted from 1, and the figures of the
+        evaluation after each; empty if there was none."""
+        while self._epoch_ends:
+            yield self._epoch_ends.popleft()
+
+    def _tell_stacks(self, number: int) -> None:
+        self._progress.stacks, self._progress.stacks_number = all_stacks(), number
+        self.beat()
+        self._progress.stacks = ""

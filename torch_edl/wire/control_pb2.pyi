@@ -175,6 +175,30 @@ class StopResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class GetStacksRequest(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
+
+class GetStacksResponse(_message.Message):
+    __slots__ = ("workers",)
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerStacks]
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStacks, _Mapping]]] = ...) -> None: ...
+
+class WorkerStacks(_message.Message):
+    __slots__ = ("worker_id", "pid", "told", "stacks")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    TOLD_FIELD_NUMBER: _ClassVar[int]
+    STACKS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    pid: int
+    told: bool
+    stacks: str
+    def __init__(self, worker_id: _Optional[int] = ..., pid: _Optional[int] = ..., told: _Optional[bool] = ..., stacks: _Optional[str] = ...) -> None: ...
+
 class AddEventsRequest(_message.Message):
     __slots__ = ("source", "events")
     SOURCE_FIELD_NUMBER: _ClassVar[int]

@@ -31,6 +31,9 @@ from torch_edl.wire.control_pb2 import ScaleRequest as ScaleRequest
 from torch_edl.wire.control_pb2 import ScaleResponse as ScaleResponse
 from torch_edl.wire.control_pb2 import StopRequest as StopRequest
 from torch_edl.wire.control_pb2 import StopResponse as StopResponse
+from torch_edl.wire.control_pb2 import GetStacksRequest as GetStacksRequest
+from torch_edl.wire.control_pb2 import GetStacksResponse as GetStacksResponse
+from torch_edl.wire.control_pb2 import WorkerStacks as WorkerStacks
 from torch_edl.wire.control_pb2 import AddEventsRequest as AddEventsRequest
 from torch_edl.wire.control_pb2 import AddEventsResponse as AddEventsResponse
 from torch_edl.wire.meetings_pb2 import BeginPassRequest as BeginPassRequest

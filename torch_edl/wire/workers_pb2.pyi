@@ -205,7 +205,7 @@ class Start(_message.Message):
     def __init__(self, strategy: _Optional[str] = ..., reason: _Optional[str] = ..., cluster: _Optional[_Union[_cluster_pb2.Cluster, _Mapping]] = ..., torch_threads: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[SourceShard, _Mapping]]] = ..., preprocessing: _Optional[bytes] = ..., trial: _Optional[_Union[_tasks_pb2.LeaseMessage, _Mapping]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("worker_id", "steps", "records", "loss", "version", "phase", "ring", "position", "pass_index", "pass_records", "left_out", "damaged", "epoch", "epochs", "records_before", "records_to_come", "logged", "leaving")
+    __slots__ = ("worker_id", "steps", "records", "loss", "version", "phase", "ring", "position", "pass_index", "pass_records", "left_out", "damaged", "epoch", "epochs", "records_before", "records_to_come", "logged", "leaving", "stacks", "stacks_number")
     class LoggedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -231,6 +231,8 @@ class HeartbeatRequest(_message.Message):
     RECORDS_TO_COME_FIELD_NUMBER: _ClassVar[int]
     LOGGED_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    STACKS_FIELD_NUMBER: _ClassVar[int]
+    STACKS_NUMBER_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     steps: int
     records: int
@@ -249,10 +251,12 @@ class HeartbeatRequest(_message.Message):
     records_to_come: int
     logged: _containers.ScalarMap[str, float]
     leaving: bool
-    def __init__(self, worker_id: _Optional[int] = ..., steps: _Optional[int] = ..., records: _Optional[int] = ..., loss: _Optional[float] = ..., version: _Optional[int] = ..., phase: _Optional[str] = ..., ring: _Optional[int] = ..., position: _Optional[int] = ..., pass_index: _Optional[int] = ..., pass_records: _Optional[int] = ..., left_out: _Optional[int] = ..., damaged: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., records_before: _Optional[int] = ..., records_to_come: _Optional[int] = ..., logged: _Optional[_Mapping[str, float]] = ..., leaving: _Optional[bool] = ...) -> None: ...
+    stacks: str
+    stacks_number: int
+    def __init__(self, worker_id: _Optional[int] = ..., steps: _Optional[int] = ..., records: _Optional[int] = ..., loss: _Optional[float] = ..., version: _Optional[int] = ..., phase: _Optional[str] = ..., ring: _Optional[int] = ..., position: _Optional[int] = ..., pass_index: _Optional[int] = ..., pass_records: _Optional[int] = ..., left_out: _Optional[int] = ..., damaged: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., records_before: _Optional[int] = ..., records_to_come: _Optional[int] = ..., logged: _Optional[_Mapping[str, float]] = ..., leaving: _Optional[bool] = ..., stacks: _Optional[str] = ..., stacks_number: _Optional[int] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("drain", "known", "broken_ring", "stale_ring", "stopping", "newest_server", "server_args")
+    __slots__ = ("drain", "known", "broken_ring", "stale_ring", "stopping", "newest_server", "server_args", "stacks_number")
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     BROKEN_RING_FIELD_NUMBER: _ClassVar[int]
@@ -260,6 +264,7 @@ class HeartbeatResponse(_message.Message):
     STOPPING_FIELD_NUMBER: _ClassVar[int]
     NEWEST_SERVER_FIELD_NUMBER: _ClassVar[int]
     SERVER_ARGS_FIELD_NUMBER: _ClassVar[int]
+    STACKS_NUMBER_FIELD_NUMBER: _ClassVar[int]
     drain: bool
     known: bool
     broken_ring: int
@@ -267,4 +272,5 @@ class HeartbeatResponse(_message.Message):
     stopping: bool
     newest_server: int
     server_args: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, drain: _Optional[bool] = ..., known: _Optional[bool] = ..., broken_ring: _Optional[int] = ..., stale_ring: _Optional[int] = ..., stopping: _Optional[bool] = ..., newest_server: _Optional[int] = ..., server_args: _Optional[_Iterable[str]] = ...) -> None: ...
+    stacks_number: int
+    def __init__(self, drain: _Optional[bool] = ..., known: _Optional[bool] = ..., broken_ring: _Optional[int] = ..., stale_ring: _Optional[int] = ..., stopping: _Optional[bool] = ..., newest_server: _Optional[int] = ..., server_args: _Optional[_Iterable[str]] = ..., stacks_number: _Optional[int] = ...) -> None: ...

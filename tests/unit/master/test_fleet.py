@@ -117,7 +117,7 @@ def test_a_dead_worker_is_replaced_under_a_new_id():
 
 def test_what_is_said_of_an_end_without_an_exit_code():
     """Only who started a process learns its exit code, and a master may be another one."""
-    f, why = running(workers=3), "the process that started it is gone"
+    f, why = running(workers=3), "the master that started it is gone"
     f.trained(0)
 
     def end(role: str, id: int) -> str:
@@ -125,7 +125,7 @@ def test_what_is_said_of_an_end_without_an_exit_code():
         return f.process(role, id).exit
 
     assert f.exited(ProcessExit(role="worker", id=0, why=why), 1.0, log="") == Gone(
-        "worker-0 ended, exit code not known: the process that started it is gone"
+        "worker-0 ended, exit code not known: the master that started it is gone"
     )
     assert f.process("worker", 0).exit == f"exit code not known: {why}"
     f.leaves(1, 1.0, by=9.0)

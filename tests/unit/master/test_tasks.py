@@ -95,7 +95,9 @@ class TestTaskQueue:
         q.lease(2, 0.0)
         q.touch(2, 5.0)
         assert q.expire(9.9) == []
-        assert q.expire(10.0) == [1]
+        assert [(lease.worker, lease.task.id, count) for lease, count in q.expire(10.0)] == [
+            (1, 0, 1)
+        ]
         assert q.expire(10.0) == []
         assert q.held_by(1) == ()
         again = q.lease(3, 10.0)
