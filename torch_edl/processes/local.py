@@ -118,7 +118,7 @@ class LocalLauncher:
             del self._running[key]
             code = child.code
             if code is None:
-                why = "the process that started it is gone"
+                why = "only the master that started it could learn it, and that master is gone"
                 ended.append(ProcessExit(role=key[0], id=key[1], why=why))
             elif code < 0:
                 ended.append(ProcessExit(role=key[0], id=key[1], signal=-code))
