@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from torch_edl.preprocessing import Columns
 
 Metrics = Mapping[str, Any]
+EVENTS = frozenset({"on_train_begin", "on_batch_end", "on_task_end", "on_train_end"})
+"""The methods of callbacks that a worker calls."""
 
 
 @dataclass(frozen=True)
@@ -117,12 +119,23 @@ class UserFunctions:
         return by_name
 
     def make_callbacks(self) -> list[Any]:
-        """Calls ``callbacks``, if there is one."""
+        """Calls ``callbacks``, if there is one.
+
+        Raises:
+            ContractError: it raised, returned no list, or has a method that is never called.
+        """
         if self.callbacks is None:
             return []
         made = self._call("callbacks()", self.callbacks)
         if not isinstance(made, Sequence):
             raise self._wrong("callbacks", made, "a list of objects")
+        for callback in made:
+            unknown = sorted(_own_events(callback) - EVENTS)
+            if unknown:
+                raise ContractError(
+                    f"{self.path}: {type(callback).__name__}.{unknown[0]} would never be called; "
+                    f"callbacks of a model file have {', '.join(sorted(EVENTS))}"
+                )
         return list(made)
 
     def _call(self, name: str, function: Callable[[], Any]) -> Any:
@@ -137,6 +150,12 @@ class UserFunctions:
             f"{self.path}: {self.named(name)} returned {type(got).__name__}, expected {expected}; "
             f"for example:\n    {example}"
         )
+
+
+def _own_events(callback: Any) -> set[str]:
+    """The methods for events that a class of the user's defines, and no base class of Keras."""
+    classes = (c for c in type(callback).__mro__ if not c.__module__.startswith("keras."))
+    return {name for each in classes for name in vars(each) if name.startswith("on_")}
 
 
 def argument_orders(functions: UserFunctions) -> list[tuple[str, str]]:

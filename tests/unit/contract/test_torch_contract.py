@@ -230,6 +230,26 @@ def eval_metrics_fn():
         ).make_metrics()
 
 
+def test_a_callback_that_would_never_be_called_is_refused(tmp_path: Path) -> None:
+    text = f"""{GOOD}
+class Board:
+    once = 3
+    def on_train_begin(self, model): ...
+    def on_batch_end(self, step, loss): ...
+    def flush(self): ...
+class Own(Board):
+    def on_epoch_ends(self, epoch): ...
+def callbacks(): return [{{}}()]
+"""
+    contract = load_contract(write(tmp_path, text.replace("{}", "Board")))
+    assert len(contract.make_callbacks()) == 1
+    contract = load_contract(write(tmp_path, text.replace("{}", "Own"), "own.py"))
+    with pytest.raises(
+        ContractError, match=r"Own.on_epoch_ends would never be called; .* on_batch_end, on_task"
+    ):
+        contract.make_callbacks()
+
+
 WITH_COLUMNS = (
     GOOD
     + """
