@@ -171,6 +171,11 @@ class Calls:
             stale_ring=ring.stale(),
             newest_server=job.fleet.servers.newest,
             stacks_number=member.stacks_asked,
+            epochs_open=job.tasks.epochs_open,
+            epoch_ends=[
+                pb.MetricValues(values=figures)
+                for figures in job.milestones.epoch_ends[request.epochs_heard :]
+            ],
         )
 
     def _warn_of_loss(self, request: pb.HeartbeatRequest, now: float) -> None:

@@ -43,16 +43,24 @@ class Evaluations:
     Args:
         space: the tasks of the evaluation data.
         every: training steps between two of them; 0: only the last one.
+        per_epoch: one at the end of each epoch.
         new_queue: makes a queue of tasks.
     """
 
     def __init__(
-        self, space: TaskSpace, *, every: int, new_queue: Callable[..., TaskQueue]
+        self,
+        space: TaskSpace,
+        *,
+        every: int,
+        new_queue: Callable[..., TaskQueue],
+        per_epoch: bool = False,
     ) -> None:
         self.space = space
         self.results: list[EvaluationResult] = []
         self._every = every
         self._next = every  # training steps
+        self.per_epoch = per_epoch
+        self._skipped = 0  # epochs that ended before this job, or without an evaluation
         self._final_begun = False
         self._new_queue = new_queue
         self._running: _Running | None = None
@@ -61,6 +69,11 @@ class Evaluations:
     def complete(self) -> bool:
         """The final evaluation is over."""
         return self._final_begun and self._running is None
+
+    @property
+    def epochs_over(self) -> int:
+        """Epochs whose evaluation is over."""
+        return self._skipped + len(self.results)
 
     def queues(self) -> list[TaskQueue]:
         """What workers can lease for the evaluation that runs."""
@@ -81,24 +94,35 @@ class Evaluations:
             return self._running.tasks.records_done
         return self.space.total_records if self.complete else 0
 
-    def _due(self, steps: int, *, trained: bool) -> bool:
+    def _due(self, steps: int, *, trained: bool, epochs: int) -> bool:
         """Whether one is to begin now. Said once for each; several missed ones are one."""
+        if self.per_epoch and self.epochs_over < epochs:
+            self._final_begun = self._final_begun or trained
+            return True
         if trained:
             due, self._final_begun = not self._final_begun, True
-            return due
+            return due and not self._has(steps)
         due = bool(self._every) and steps >= self._next
         if due:
             self._go_on_from(steps)
         return due
 
+    def _has(self, steps: int) -> bool:
+        """The evaluation of the newest epoch is of the model of now."""
+        return self.per_epoch and bool(self.results) and self.results[-1].steps >= steps
+
     def _go_on_from(self, steps: int) -> None:
         self._next = (steps // self._every + 1) * self._every if self._every else 0
 
-    def tick(self, steps: int, *, trained: bool) -> EvaluationResult | None:
-        """Begins one that is due, and returns the result of one that ended."""
+    def tick(self, steps: int, *, trained: bool, epochs: int = 0) -> EvaluationResult | None:
+        """Begins one that is due, and returns the result of one that ended.
+
+        Args:
+            epochs: those that are trained.
+        """
         running = self._running
         if running is None:
-            if self._due(steps, trained=trained):
+            if self._due(steps, trained=trained, epochs=epochs):
                 tasks = self._new_queue(self.space, kind=pb.TASK_EVALUATE)
                 self._running = _Running(steps, tasks, MetricStates())
             return None
@@ -120,10 +144,12 @@ class Evaluations:
         assert self._running is not None
         return self._end(self._running, values)
 
-    def restore(self, steps: int) -> None:
-        """Training went back to ``steps``: what was evaluated later, and what runs, is void."""
+    def restore(self, steps: int, epochs: int) -> None:
+        """Training is at ``steps``, and so many epochs are over: what was evaluated later, and what
+        runs, is void."""
         self._running = None
         self.results = [r for r in self.results if r.steps <= steps]
+        self._skipped = max(0, epochs - len(self.results))
         self._final_begun = False
         self._go_on_from(steps)
 
@@ -135,6 +161,7 @@ class Evaluations:
         return {
             "results": [[result.steps, dict(result.metrics)] for result in self.results],
             "next": self._next,
+            "skipped": self._skipped,
             "final_begun": self._final_begun,
             "running": None if running is None else running.steps,
             "states": states,
@@ -146,6 +173,7 @@ class Evaluations:
         """The inverse of :meth:`to_state`."""
         self.results = [EvaluationResult(steps, metrics) for steps, metrics in state["results"]]
         self._next, self._final_begun = state["next"], state["final_begun"]
+        self._skipped = state["skipped"]
         if state["running"] is None:
             return
         tasks = self._new_queue(self.space, kind=pb.TASK_EVALUATE)

@@ -17,7 +17,9 @@ from master.state.task_scheduler import TaskScheduler
 from master.state.tasks import TaskQueue, steps_of
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import JobConfig
+from torch_edl.config.training import EarlyStop
 from torch_edl.data.stream_space import saved_plan
+from torch_edl.data.task_space import TaskSpace
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 
@@ -56,6 +58,8 @@ class Milestones:
         self.left_out = LeftOut()
         self.settled = False
         """Everything is trained, evaluated, saved and written."""
+        self.epoch_ends: list[dict[str, float]] = []
+        """The figures of the evaluation at the end of each epoch; empty: there was none."""
         self._config = config
         self._tasks = tasks
         self._checkpoints = checkpoints
@@ -90,6 +94,8 @@ class Milestones:
         if main is None:
             return False
         self._epoch = _epochs_over(main)
+        whole = _whole_epochs(main)
+        self.epoch_ends = [*self.epoch_ends[:whole], *({} for _ in range(whole))][:whole]
         self.left_out.begin(main.space.total_records - main.records_done)
         at_end = not main.space.open  # a stream goes on
         return at_end and self._checkpoints.resume_at_end(main.space.total_steps)
@@ -127,7 +133,8 @@ class Milestones:
             return events
         settled = checkpoints.settle(cluster, trained=trained)
         if evaluations is not None and settled == trained and not stopping:
-            result = evaluations.tick(steps, trained=settled)
+            epochs = self._tasks.whole_epochs
+            result = evaluations.tick(steps, trained=settled, epochs=epochs)
             events += [result] if result is not None else []
         cuts = moves and not trained and not stopping and checkpoints.may_cut(now)
         due = cuts or checkpoints.due(steps, settled=settled, now=now)
@@ -163,12 +170,42 @@ class Milestones:
         both = Watermarks.union([newest.progress, main.progress()])
         return steps_of(main.space, both) <= newest.manifest.steps
 
+    def evaluated(self) -> list[Note]:
+        """An evaluation is over: an epoch is, too, if one belongs to each, or the training."""
+        main, train, evaluations = self._tasks.main, self._config.train, self._tasks.evaluations
+        if main is None or evaluations is None or not evaluations.per_epoch:
+            return []
+        epoch, space = evaluations.epochs_over, main.space
+        if len(self.epoch_ends) < epoch:
+            self.epoch_ends.append(dict(evaluations.results[-1].metrics))
+        if not train.early_stop or main.complete or not isinstance(space, TaskSpace):
+            return []
+        rule = EarlyStop.of(train.early_stop)
+        values = [result.metrics[rule.metric] for result in evaluations.results]
+        if not rule.is_due(values):
+            return []
+        space.extend(epoch)
+        best = rule.best(values)
+        at = epoch - len(values) + best + 1
+        return [
+            Note(
+                "info",
+                f"early stop after epoch {epoch}: {rule.metric} has not been better for "
+                f"{rule.patience} epoch{'s' * (rule.patience != 1)} than {values[best]:.6g} after "
+                f"epoch {at}",
+            )
+        ]
+
     def _epochs(self) -> list[Note]:
         """The ends of epochs since the last call, and the limit that cut the last one."""
         main = self._tasks.main
         if main is None or not self._config.trains:
             return []
         told, self._epoch = self._epoch, _epochs_over(main)
+        evaluations = self._tasks.evaluations
+        if evaluations is None or not evaluations.per_epoch:
+            while len(self.epoch_ends) < _whole_epochs(main):
+                self.epoch_ends.append({})
         epochs, whole = main.space.epochs, _whole_epochs(main)
         every = -(-epochs // _EPOCHS_TOLD)
         notes = [
@@ -228,12 +265,14 @@ class Milestones:
         return {
             "settled": self.settled,
             "epoch": self._epoch,
+            "epoch_ends": self.epoch_ends,
             "left_out": self.left_out.to_state(),
         }
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
         """The inverse of :meth:`to_state`."""
         self.settled, self._epoch = state["settled"], state["epoch"]
+        self.epoch_ends = state["epoch_ends"]
         self.left_out.from_state(state["left_out"])
 
     def _manifest(self, strategy: str) -> Manifest:

@@ -83,6 +83,19 @@ class TaskScheduler:
         """All training tasks below this id are done."""
         return self.main.retired_before if self.main is not None else 0
 
+    @property
+    def whole_epochs(self) -> int:
+        """Epochs all of whose records are trained."""
+        return self.main.space.epochs_before(self.main.retired_before) if self.main else 0
+
+    @property
+    def epochs_open(self) -> int:
+        """Epochs whose records may be trained now; 0: all."""
+        evaluations = self.evaluations
+        if evaluations is None or not evaluations.per_epoch:
+            return 0
+        return evaluations.epochs_over + 1
+
     def is_at_next(self, epochs: int) -> bool:
         """Whether all tasks of the first epochs are done, and more epochs follow."""
         main = self.main
@@ -173,8 +186,13 @@ class TaskScheduler:
         self.fitting.begin(preprocessing, pass_over)
         self.shards, self.identity = shards, identity
         if evaluation is not None:
-            every = config.train.eval_every if config.trains else 0
-            self.evaluations = Evaluations(evaluation, every=every, new_queue=self._new_queue)
+            train = config.train
+            self.evaluations = Evaluations(
+                evaluation,
+                every=train.eval_every if config.trains else 0,
+                new_queue=self._new_queue,
+                per_epoch=train.evaluates_epochs and config.trains,
+            )
         if main is not None:
             kind = pb.TASK_TRAIN if config.trains else pb.TASK_PREDICT
             self.main = self._new_queue(main, kind=kind)
@@ -255,6 +273,7 @@ class TaskScheduler:
     def _lease(
         self, queue: TaskQueue, worker: int, now: float, epochs: int = 0
     ) -> pb.LeaseMessage | None:
+        epochs = epochs or self.epochs_open
         before = self._first_of(epochs) if queue is self.main and epochs else None
         lease = queue.lease(worker, now, before=before)
         if lease is None:
@@ -389,7 +408,8 @@ class TaskScheduler:
         self.snapshot.drop()
         self.restore_main(saved)
         if self.evaluations is not None:
-            self.evaluations.restore(saved.manifest.steps if saved is not None else 0)
+            epochs = self.whole_epochs
+            self.evaluations.restore(saved.manifest.steps if saved is not None else 0, epochs)
 
     def restore_main(self, saved: Saved | None) -> None:
         """The tasks of training are as a checkpoint has them, or none is done."""
@@ -425,7 +445,7 @@ class TaskScheduler:
         if self.main is not None:
             if isinstance(self.main.space, StreamSpace):
                 self.main.space.restore(state[PLAN])
-            elif state["epochs"] > self.main.space.epochs:
+            elif state["epochs"] != self.main.space.epochs:
                 self.main.space.extend(state["epochs"])
             self.main.from_state(state["main"], now)
         if self.evaluations is not None:

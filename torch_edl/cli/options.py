@@ -92,7 +92,7 @@ def given(args: argparse.Namespace, kind: str) -> dict[str, Any]:
         if value is None:
             continue
         fields = found[part] if part else found
-        if ":" in option.metavar:
+        if "MIN:MAX" in option.metavar:
             fields[of.name], fields[of.name.replace("min_", "max_")] = value
         elif option.metavar in _PATHS:
             fields[of.name] = absolute(value)
@@ -231,7 +231,7 @@ def _value(option: Option, default: Any) -> dict[str, Any]:
     """How argparse reads the value: by the type of the default."""
     if isinstance(default, bool):
         return {"action": "store_const", "const": not default}
-    if ":" in option.metavar:
+    if "MIN:MAX" in option.metavar:
         return {"type": worker_range}
     if option.metavar.endswith("|stream"):
         return {"type": passes}

@@ -132,6 +132,15 @@ class JobConfig(Checked):
             f"--eval-every {self.train.eval_every}: there is nothing to evaluate on; add "
             "--eval-data, or leave it out",
         )
+        _require(
+            not self.train.evaluates_epochs or bool(self.data.eval),
+            f"--{'early-stop' if self.train.early_stop else 'eval-epochs'}: there is nothing to "
+            "evaluate on; add --eval-data, or leave it out",
+        )
+        _require(
+            not self.train.evaluates_epochs or not self.data.streams,
+            "--epochs stream: a stream has no epochs at whose end to evaluate; use --eval-every",
+        )
         durability, servers = self.durability.mode, self.cluster.servers
         _require(
             durability == "checkpoint" or self.train.strategy not in ("allreduce", "local"),

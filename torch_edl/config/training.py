@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch_edl.config.option import TRAIN, TRAINING, Checked, Option, option
@@ -12,6 +14,9 @@ STRATEGIES = ("auto", "ps", "allreduce", "local")
 SYNC_MODES = ("async", "sync")
 NAN_POLICIES = ("stop", "skip")
 FLOAT_DTYPES = ("fp32", "bf16", "fp16")
+# In the name of a metric: a lower value is better.
+_LOWER = ("loss", "error", "mse", "mae")
+_WAYS = ("", "min", "max")
 
 _train_option = functools.partial(option, kinds=TRAIN)
 _training_option = functools.partial(option, kinds=TRAINING)
@@ -97,6 +102,16 @@ class TrainConfig(Checked):
         "steps after which an evaluation is due (default: only at the end)",
         minimum=0,
     )
+    eval_epochs: bool = _train_option(
+        False, "--eval-epochs", "evaluate at the end of each epoch, before the next one begins"
+    )
+    early_stop: str = _train_option(
+        "",
+        "--early-stop METRIC:PATIENCE",
+        "stop after PATIENCE epochs without a better METRIC",
+    )
+    """Of the evaluation. What has loss or error in its name is better if it is lower, and all else
+    if it is higher; ``METRIC:PATIENCE:min`` and ``:max`` say so."""
     on_nan: str = _train_option(
         "stop",
         "--on-nan stop|skip",
@@ -118,8 +133,62 @@ class TrainConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.early_stop:
+            EarlyStop.of(self.early_stop)
+        if self.eval_every and self.evaluates_epochs:
+            option = f"--early-stop {self.early_stop}" if self.early_stop else "--eval-epochs"
+            raise UsageError(
+                f"--eval-every {self.eval_every}: {option} evaluates at the ends of epochs; leave "
+                "one of them out"
+            )
         if self.mode != "sync" and self.grads_to_wait != 1:
             raise UsageError(
                 f"--grads-to-wait {self.grads_to_wait}: only --mode sync waits for gradients; "
                 "add --mode sync"
             )
+
+    @property
+    def evaluates_epochs(self) -> bool:
+        """Whether the model is evaluated at the end of each epoch, before the next one begins."""
+        return self.eval_epochs or bool(self.early_stop)
+
+
+@dataclass(frozen=True)
+class EarlyStop:
+    """When the training stops before its last epoch."""
+
+    metric: str
+    patience: int
+    """Epochs without a better value after which the training stops."""
+    lower: bool
+    """A lower value is better."""
+
+    @classmethod
+    def of(cls, text: str) -> EarlyStop:
+        """Reads METRIC:PATIENCE, or METRIC:PATIENCE:min and :max.
+
+        Raises:
+            UsageError: it is neither.
+        """
+        metric, _, rest = text.partition(":")
+        patience, _, way = rest.partition(":")
+        if not metric or not patience.isdecimal() or not int(patience) or way not in _WAYS:
+            raise UsageError(
+                f"--early-stop {text}: expected a metric of the evaluation and a number of epochs, "
+                "as auc:3; or auc:3:max, where its name does not tell what is better"
+            )
+        lower = way == "min" or (not way and any(word in metric.lower() for word in _LOWER))
+        return cls(metric, int(patience), lower)
+
+    def best(self, values: Sequence[float]) -> int:
+        """The place of the best value, the first of several; NaN is never the best."""
+        found = 0
+        for place, value in enumerate(values):
+            better = value < values[found] if self.lower else value > values[found]
+            if better or math.isnan(values[found]):
+                found = place
+        return found
+
+    def is_due(self, values: Sequence[float]) -> bool:
+        """Whether so many of the last values are no better than the best one before them."""
+        return len(values) - 1 - self.best(values) >= self.patience

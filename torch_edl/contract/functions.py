@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from torch_edl.preprocessing import Columns
 
 Metrics = Mapping[str, Any]
-EVENTS = frozenset({"on_train_begin", "on_batch_end", "on_task_end", "on_train_end"})
+EVENTS = frozenset(
+    {"on_train_begin", "on_batch_end", "on_task_end", "on_epoch_end", "on_train_end"}
+)
 """The methods of callbacks that a worker calls."""
 
 

@@ -180,7 +180,7 @@ class TaskSpace:
             if shard.records % records_per_task
         }
         self._orders: dict[int, tuple[Permutation, list[tuple[int, int]]]] = {}
-        self.cut: Task | None = None
+        self.cut: Task | None
         self._max_steps = max_steps
         self.extend(epochs)
 
@@ -198,8 +198,8 @@ class TaskSpace:
         )
 
     def extend(self, epochs: int) -> None:
-        """Makes the tasks of so many epochs, of which there were fewer."""
-        self.epochs, self.total = epochs, self.tasks_per_epoch * epochs
+        """Makes the tasks of so many epochs, of which there were others before."""
+        self.epochs, self.total, self.cut = epochs, self.tasks_per_epoch * epochs, None
         if self._max_steps:
             self._cut_after(self._max_steps)
         self.total_records = self.records_before(self.total)

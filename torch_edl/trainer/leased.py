@@ -51,7 +51,8 @@ class LeasedUpdates:
         one_off: does the other tasks of a model file, and reports those that fail. None: a script,
             which has no other tasks, and whose errors are raised.
         call_back: called with the name of an event and its arguments: ``on_train_begin``,
-            ``on_batch_end`` with steps and loss, ``on_task_end`` with the task.
+            ``on_batch_end`` with steps and loss, ``on_task_end`` with the task, ``on_epoch_end``
+            with the epoch and the figures of the evaluation after it.
     """
 
     def __init__(
@@ -87,6 +88,8 @@ class LeasedUpdates:
         self._pass_over = False
         while True:
             self._leave_if_asked()
+            for end in self._heartbeat.take_epoch_ends():
+                self._call_back("on_epoch_end", *end)
             try:
                 self._advance()
             except ServersLostError as error:

@@ -137,6 +137,7 @@ class FileUpdates(PositionUpdates):
         )
         super().__init__(engine, file.batches(self._records, self._data, space))
         self._total = space.total_records
+        self._per_epoch = file.config.train.evaluates_epochs
         self._alone = False
         self._damaged = 0
         self._at_work: tuple[Span, bool] | None = None  # and whether each sample is of a record
@@ -147,7 +148,9 @@ class FileUpdates(PositionUpdates):
         engine.join()
         self._file.call_back("on_train_begin", engine.replica.model)
         while not self._heartbeat.lost.is_set():
-            done = engine.replica.position.records >= self._total
+            for end in self._heartbeat.take_epoch_ends():
+                self._file.call_back("on_epoch_end", *end)
+            done = engine.replica.position.records >= self._open
             item = self._tasks.get(timeout_s=_IDLE_S) if done else self._tasks.poll()
             if isinstance(item, NoMoreTasks):
                 # Told to leave while others train on: at the end of a step, which all of them
@@ -166,6 +169,13 @@ class FileUpdates(PositionUpdates):
                 self._alone, self._damaged = alone, 0
                 yield self._update_at(engine.replica.position.records, self._data)
 
+    @property
+    def _open(self) -> int:
+        """Records that may be trained now: the next epoch may wait for an evaluation."""
+        if not self._per_epoch:
+            return self._total
+        return min(self._total, max(1, self._heartbeat.epochs_open) * self._data.records)
+
     def after(self, update: Update, *, counted: bool) -> None:
         if counted:
             self._count(update)
@@ -183,7 +193,7 @@ class FileUpdates(PositionUpdates):
         if math.isfinite(loss):
             status.add_loss(loss)
         self._file.call_back("on_batch_end", position.step, loss)
-        if position.records >= self._total:
+        if position.records >= self._open:
             self._heartbeat.beat()
 
     def recover(self, update: Update, error: BaseException) -> None:

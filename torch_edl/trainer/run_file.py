@@ -68,6 +68,10 @@ def run(file: UserModel, master: MasterSession, start: pb.Start) -> None:
         tasks.stop()
         if source.has_last_model(dismissed) and not master.heartbeat.lost.is_set():
             one_off.do_last()
+        if dismissed is None:
+            master.heartbeat.beat()
+            for end in master.heartbeat.take_epoch_ends():
+                file.call_back("on_epoch_end", *end)
         file.call_back("on_train_end", file.model)
     finally:
         tasks.stop()

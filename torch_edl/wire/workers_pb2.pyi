@@ -1,4 +1,5 @@
 from torch_edl.wire import cluster_pb2 as _cluster_pb2
+from torch_edl.wire import metrics_pb2 as _metrics_pb2
 from torch_edl.wire import tasks_pb2 as _tasks_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -205,7 +206,7 @@ class Start(_message.Message):
     def __init__(self, strategy: _Optional[str] = ..., reason: _Optional[str] = ..., cluster: _Optional[_Union[_cluster_pb2.Cluster, _Mapping]] = ..., torch_threads: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[SourceShard, _Mapping]]] = ..., preprocessing: _Optional[bytes] = ..., trial: _Optional[_Union[_tasks_pb2.LeaseMessage, _Mapping]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("worker_id", "steps", "records", "loss", "version", "phase", "ring", "position", "pass_index", "pass_records", "left_out", "damaged", "epoch", "epochs", "records_before", "records_to_come", "logged", "leaving", "stacks", "stacks_number")
+    __slots__ = ("worker_id", "steps", "records", "loss", "version", "phase", "ring", "position", "pass_index", "pass_records", "left_out", "damaged", "epoch", "epochs", "records_before", "records_to_come", "logged", "leaving", "stacks", "stacks_number", "epochs_heard")
     class LoggedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -233,6 +234,7 @@ class HeartbeatRequest(_message.Message):
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     STACKS_FIELD_NUMBER: _ClassVar[int]
     STACKS_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_HEARD_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     steps: int
     records: int
@@ -253,10 +255,11 @@ class HeartbeatRequest(_message.Message):
     leaving: bool
     stacks: str
     stacks_number: int
-    def __init__(self, worker_id: _Optional[int] = ..., steps: _Optional[int] = ..., records: _Optional[int] = ..., loss: _Optional[float] = ..., version: _Optional[int] = ..., phase: _Optional[str] = ..., ring: _Optional[int] = ..., position: _Optional[int] = ..., pass_index: _Optional[int] = ..., pass_records: _Optional[int] = ..., left_out: _Optional[int] = ..., damaged: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., records_before: _Optional[int] = ..., records_to_come: _Optional[int] = ..., logged: _Optional[_Mapping[str, float]] = ..., leaving: _Optional[bool] = ..., stacks: _Optional[str] = ..., stacks_number: _Optional[int] = ...) -> None: ...
+    epochs_heard: int
+    def __init__(self, worker_id: _Optional[int] = ..., steps: _Optional[int] = ..., records: _Optional[int] = ..., loss: _Optional[float] = ..., version: _Optional[int] = ..., phase: _Optional[str] = ..., ring: _Optional[int] = ..., position: _Optional[int] = ..., pass_index: _Optional[int] = ..., pass_records: _Optional[int] = ..., left_out: _Optional[int] = ..., damaged: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., records_before: _Optional[int] = ..., records_to_come: _Optional[int] = ..., logged: _Optional[_Mapping[str, float]] = ..., leaving: _Optional[bool] = ..., stacks: _Optional[str] = ..., stacks_number: _Optional[int] = ..., epochs_heard: _Optional[int] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("drain", "known", "broken_ring", "stale_ring", "stopping", "newest_server", "server_args", "stacks_number")
+    __slots__ = ("drain", "known", "broken_ring", "stale_ring", "stopping", "newest_server", "server_args", "stacks_number", "epochs_open", "epoch_ends")
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     BROKEN_RING_FIELD_NUMBER: _ClassVar[int]
@@ -265,6 +268,8 @@ class HeartbeatResponse(_message.Message):
     NEWEST_SERVER_FIELD_NUMBER: _ClassVar[int]
     SERVER_ARGS_FIELD_NUMBER: _ClassVar[int]
     STACKS_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_OPEN_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_ENDS_FIELD_NUMBER: _ClassVar[int]
     drain: bool
     known: bool
     broken_ring: int
@@ -273,4 +278,6 @@ class HeartbeatResponse(_message.Message):
     newest_server: int
     server_args: _containers.RepeatedScalarFieldContainer[str]
     stacks_number: int
-    def __init__(self, drain: _Optional[bool] = ..., known: _Optional[bool] = ..., broken_ring: _Optional[int] = ..., stale_ring: _Optional[int] = ..., stopping: _Optional[bool] = ..., newest_server: _Optional[int] = ..., server_args: _Optional[_Iterable[str]] = ..., stacks_number: _Optional[int] = ...) -> None: ...
+    epochs_open: int
+    epoch_ends: _containers.RepeatedCompositeFieldContainer[_metrics_pb2.MetricValues]
+    def __init__(self, drain: _Optional[bool] = ..., known: _Optional[bool] = ..., broken_ring: _Optional[int] = ..., stale_ring: _Optional[int] = ..., stopping: _Optional[bool] = ..., newest_server: _Optional[int] = ..., server_args: _Optional[_Iterable[str]] = ..., stacks_number: _Optional[int] = ..., epochs_open: _Optional[int] = ..., epoch_ends: _Optional[_Iterable[_Union[_metrics_pb2.MetricValues, _Mapping]]] = ...) -> None: ...

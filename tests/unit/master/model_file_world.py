@@ -69,6 +69,7 @@ class World:
         now: float = 0.0,
         asks: bool = False,
         preprocessing: bytes = b"",
+        early_stop: str = "",
         **checkpoint,
     ) -> None:
         self.config = JobConfig(
@@ -82,7 +83,11 @@ class World:
                 eval=("eval.csv",) if eval_records else (),
             ),
             train=TrainConfig(
-                strategy=strategy, mode=mode, max_steps=max_steps, eval_every=eval_every
+                strategy=strategy,
+                mode=mode,
+                max_steps=max_steps,
+                eval_every=eval_every,
+                early_stop=early_stop,
             ),
             cluster=ClusterConfig(
                 max_workers=workers, servers=servers, heartbeat_timeout_s=10, task_timeout_s=60

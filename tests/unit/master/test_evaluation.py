@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 
 import numpy as np
 import pytest
 
 from master.state.evaluation import Evaluations
 from master.state.tasks import TaskQueue
+from torch_edl.config.training import EarlyStop
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import UsageError
 from torch_edl.wire import codec
@@ -75,10 +77,10 @@ class TestMetricStates:
             MetricStates().add(0, [tensors(s=("median", [1.0]))])
 
 
-def evaluations(every: int = 0, records: int = 4) -> Evaluations:
+def evaluations(every: int = 0, records: int = 4, *, per_epoch: bool = False) -> Evaluations:
     space = TaskSpace([Shard("test", records)], 2)
     new_queue = functools.partial(TaskQueue, lease_ids=itertools.count(1), timeout_s=10)
-    return Evaluations(space, every=every, new_queue=new_queue)
+    return Evaluations(space, every=every, new_queue=new_queue, per_epoch=per_epoch)
 
 
 def finish(e: Evaluations, value: float) -> None:
@@ -154,10 +156,59 @@ class TestEvaluations:
             e.tick(steps, trained=False)
         e.tick(30, trained=True)
         assert not e.complete
-        e.restore(15)
+        e.restore(15, 0)
         assert [r.steps for r in e.results] == [10]
         assert e.queues() == []
         e.tick(16, trained=False)
         assert e.queues() == []
         e.tick(20, trained=False)
         assert len(e.queues()) == 1
+
+    def test_one_at_the_end_of_each_epoch_and_none_more_at_the_end(self):
+        e = evaluations(per_epoch=True)
+        e.tick(7, trained=False, epochs=0)
+        assert e.queues() == []
+        for epoch in (1, 2, 3):
+            trained = epoch == 3
+            e.tick(10 * epoch, trained=trained, epochs=epoch)
+            finish(e, 1.0)
+            assert e.tick(10 * epoch, trained=trained, epochs=epoch).steps == 10 * epoch
+            assert e.epochs_over == epoch
+        assert e.tick(30, trained=True, epochs=3) is None
+        assert e.queues() == []
+        assert e.complete
+        e.restore(25, 2)
+        assert e.epochs_over == 2
+        assert not e.complete
+
+    def test_an_epoch_that_a_limit_cut_is_evaluated_too(self):
+        e = evaluations(per_epoch=True)
+        e.restore(10, 1)  # a job that continues after its first epoch
+        assert e.epochs_over == 1
+        e.tick(15, trained=True, epochs=1)
+        finish(e, 1.0)
+        assert e.tick(15, trained=True, epochs=1).steps == 15
+        assert e.complete
+
+
+@pytest.mark.parametrize(
+    ("rule", "values", "stops"),
+    [
+        ("auc:2", [0.5, 0.6, 0.6], False),
+        ("auc:2", [0.5, 0.6, 0.6, 0.55], True),
+        ("loss:1", [0.5, 0.6], True),
+        ("loss:1", [0.5, 0.4, 0.3], False),
+        ("mean_error:1:max", [0.5, 0.6], False),
+        ("auc:1:min", [0.5, 0.6], True),
+        ("auc:2", [math.nan, 0.4, math.nan], False),
+        ("auc:2", [math.nan, 0.4, math.nan, math.nan], True),
+    ],
+)
+def test_the_training_stops_where_so_many_epochs_are_no_better(rule, values, stops):
+    assert EarlyStop.of(rule).is_due(values) is stops
+
+
+@pytest.mark.parametrize("text", ["auc", "auc:0", "auc:x", ":3", "auc:3:up"])
+def test_a_rule_that_is_none_is_refused(text):
+    with pytest.raises(UsageError, match=f"--early-stop {text}: expected a metric"):
+        EarlyStop.of(text)
