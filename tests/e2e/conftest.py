@@ -16,11 +16,11 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.waiting import HANG_S
 from torch_edl.cli.__main__ import main
 
 ROOT = Path(__file__).parents[2]
 MODELS = Path(__file__).with_name("models")
-TIMEOUT_S = 60
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Place:
         start = time.monotonic()
         ended = subprocess.run(
             [sys.executable, "-m", "torch_edl.cli", *words],
-            cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=TIMEOUT_S,
+            cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=HANG_S,
         )  # fmt: skip
         done = Done(ended.returncode, ended.stdout, ended.stderr, time.monotonic() - start)
         assert (done.code == 0) == ok, f"exit code {done.code}\n{done.text[-4000:]}"
