@@ -34,9 +34,9 @@ class Stop:
 
 out, epochs = Path(sys.argv[1]), int(sys.argv[2])
 generator = torch.Generator().manual_seed(1)
-users = torch.randint(0, 400, (4000,), generator=generator)
-clicked = (torch.rand(4000, generator=generator) < (users % 7 + 1) / 9).float()
-train, test = TensorDataset(users[:3000], clicked[:3000]), TensorDataset(users, clicked)
+users = torch.randint(0, 100, (1000,), generator=generator)
+clicked = (torch.rand(1000, generator=generator) < (users % 7 + 1) / 9).float()
+train, test = TensorDataset(users[:700], clicked[:700]), TensorDataset(users, clicked)
 model = Clicks()
 trainer = torch_edl.ElasticTrainer(
     model,

@@ -16,6 +16,7 @@ from torch_edl.data.leases_ahead import (
     MasterLost,
     NoMoreTasks,
     Pace,
+    PassOver,
     ServersChanged,
 )
 from torch_edl.errors import MasterLostError
@@ -28,6 +29,7 @@ class Master:
 
     def __init__(self) -> None:
         self.incarnation = 1
+        self.epochs = 0
         self.asked: queue.Queue[tuple[int, int]] = queue.Queue()
         self.answers: queue.Queue[pb.LeaseResponse | Exception] = queue.Queue()
         self.declined: queue.Queue[int] = queue.Queue()
@@ -128,6 +130,19 @@ def test_what_is_missing_is_asked_for_once(master: Master, tasks: LeasesAhead) -
     master.answers.put(pb.LeaseResponse())
     assert lease_id(taken(tasks)) == third
     assert master.expect() == (1, MAX_AHEAD - 1)
+
+
+def test_nothing_is_asked_between_two_passes(master: Master, tasks: LeasesAhead) -> None:
+    """The end of a pass names the epochs that it is the end of."""
+    master.epochs = 2
+    master.answers.put(pb.LeaseResponse(next=pb.LeaseResponse.PASS_OVER))
+    assert taken(tasks) == PassOver(2)
+    assert master.expect() == (1, 0)
+    with pytest.raises(queue.Empty):
+        master.asked.get(timeout=0.1)
+    master.epochs = 3
+    (first,) = master.grant(pb.TASK_TRAIN)
+    assert lease_id(taken(tasks)) == first
 
 
 def test_tasks_in_hand_are_given_while_no_master_answers(
