@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import math
 import shutil
 import time
+from collections.abc import Iterator
 
 from torch_edl.config import JobConfig
 from torch_edl.environment import edl_home
@@ -41,6 +43,14 @@ def find(name: str | None) -> JobFolder:
     return named[0]
 
 
+@contextlib.contextmanager
+def one_at_a_time(what: str) -> Iterator[None]:
+    """Keeps all other processes of this user on this machine out of the blocks of that name."""
+    with open(make_jobs_home() / f".{what}.lock", "wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def require_free(name: str) -> None:
     """Raise UsageError if a job of that name is running."""
     if JobFolder(name).is_running():
@@ -51,13 +61,19 @@ def require_free(name: str) -> None:
 
 
 def create(config: JobConfig) -> JobFolder:
-    """Create the folder of a new job, replacing that of an older job with the same name.
+    """Create the folder of a new job, replacing that of an older job with the same name, and mark
+    the job as watched by this process. Of several processes that create one job at once, one does.
 
     Raises:
         UsageError: a job of that name is running, the disk is full, or this user cannot write to
             the parent of the folder.
         OSError: the folder cannot be written.
     """
+    with one_at_a_time("create"):
+        return _create(config)
+
+
+def _create(config: JobConfig) -> JobFolder:
     require_free(config.name)
     job = JobFolder(config.name)
     if job.dir.exists():
@@ -67,12 +83,12 @@ def create(config: JobConfig) -> JobFolder:
     for old in outdated(days=KEEP_DAYS, keep=KEEP_JOBS):
         with contextlib.suppress(OSError):  # removed by another process, or not our file
             shutil.rmtree(old.dir)
-    make_jobs_home()
     job.dir.mkdir(mode=0o700)
     try:
         if problem := job.no_room():
             raise UsageError(problem)
         write_text(job.config_file, config.to_json())
+        job.hold()
     except (OSError, UsageError):
         shutil.rmtree(job.dir, ignore_errors=True)
         raise

@@ -29,6 +29,9 @@ _AGENT_LOCKS = "agent-*.lock"
 _ROOM_BYTES = 256 << 10
 # Time after the creation of the folder within which a job may have no process yet.
 _STARTING_S = 60.0
+# Others look at a lock by taking it for a moment.
+_LOOK_S = 1.0
+_POLL_S = 0.01
 
 
 def jobs_home() -> Path:
@@ -83,6 +86,7 @@ class JobFolder:
         """Folder with the outputs of the processes."""
         self.predictions = self.dir / "predictions"
         """Folder with the predictions, one file per task."""
+        self._held: BinaryIO | None = None
 
     def config(self) -> JobConfig:
         """Return the configuration of the job.
@@ -154,8 +158,19 @@ class JobFolder:
         return ended or time.time() - self.touched() >= _STARTING_S
 
     def hold(self) -> BinaryIO:
-        """Mark the job as watched, until the file is closed or this process ends."""
-        return _lock(self.dir / _CLIENT_LOCK)
+        """Mark the job as watched, until the file is closed or this process ends.
+
+        Raises:
+            UsageError: another process watches the job.
+        """
+        if self._held is None or self._held.closed:
+            try:
+                self._held = _lock(self.dir / _CLIENT_LOCK)
+            except BlockingIOError:
+                raise UsageError(
+                    f"{self.name}: another process runs this job; see torch-edl status {self.name}"
+                ) from None
+        return self._held
 
     def take_part(self) -> BinaryIO:
         """Mark an agent as alive, until the file is closed or this process ends.
@@ -181,9 +196,21 @@ class JobFolder:
 
 
 def _lock(path: Path) -> BinaryIO:
+    """
+    Raises:
+        BlockingIOError: another process has the lock, and does not merely look at it.
+    """
     file = open(path, "wb")  # noqa: SIM115 - the caller closes it
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return file
+    until = time.monotonic() + _LOOK_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                file.close()
+                raise
+            time.sleep(_POLL_S)
 
 
 def _is_locked(path: Path) -> bool:

@@ -6,13 +6,11 @@ moment from both starting a master.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import fcntl
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -20,7 +18,7 @@ from torch_edl.config import JobConfig
 from torch_edl.environment import ENV_MASTER, ENV_NODE, ENV_TOKEN
 from torch_edl.errors import UsageError
 from torch_edl.jobs import calls, catalog
-from torch_edl.jobs.folder import ENDED, JobFolder, jobs_home
+from torch_edl.jobs.folder import ENDED, JobFolder
 from torch_edl.jobs.master_process import MasterProcess
 from torch_edl.wire.endpoint import (
     LOOPBACK,
@@ -112,12 +110,12 @@ def find_or_start(
             split(endpoint)[0],
         )
     place = names[0] if endpoint == ANY_PORT else f"port-{split(endpoint)[1]}"
-    with _one_at_a_time(place):
+    with catalog.one_at_a_time(place):
         found = _find(endpoint, names)
         if isinstance(found, JobFolder):
             found = _succeed(found, config(found.name), endpoint, follows=follows)
         if found is None:
-            with _one_at_a_time("start"):
+            with catalog.one_at_a_time("start"):
                 free = [name for name in names if not JobFolder(name).is_running()]
                 found = start(config([*free, *names][0]), listen=endpoint, follows=follows)
         presence = JobFolder(found.job).take_part() if found.job else None
@@ -227,12 +225,3 @@ def _named_token(endpoint: str) -> str:
         else f"{endpoint}: the token of the job is not known here; set {ENV_TOKEN} to one secret "
         "text on all machines before the agents start"
     )
-
-
-@contextlib.contextmanager
-def _one_at_a_time(what: str) -> Iterator[None]:
-    folder = jobs_home()
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / f".{what}.lock", "wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
