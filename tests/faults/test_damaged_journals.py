@@ -4,6 +4,7 @@ is left out with ``--repair``."""
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 from collections.abc import Callable
@@ -19,23 +20,23 @@ FLAGS += ["--workers", "2", "--ps", "2"]
 CHECKPOINTS = ["--checkpoint-dir", "DIR", "--checkpoint-every", "20"]
 
 
-def flip(path: Path) -> None:
-    """Changes a byte in the middle."""
+def flip(path: Path, bit: int, share: float = 0.5) -> None:
+    """Changes a bit of a byte, of the one in the middle by default."""
     with open(path, "r+b") as file:
-        at = path.stat().st_size // 2
+        at = int(path.stat().st_size * share)
         file.seek(at)
         (byte,) = file.read(1)
         file.seek(at)
-        file.write(bytes([byte ^ 1]))
+        file.write(bytes([byte ^ 1 << bit]))
 
 
-def damage(job: Any, shard: Path, name: str) -> None:
+def damage(job: Any, shard: Path, name: str, bit: int = 0, share: float = 0.5) -> None:
     """Of all servers, while they are dead: no successor reads before."""
     (master,) = job.pids("master")
     os.kill(master, signal.SIGSTOP)
     for pid in job.pids("ps"):
         os.kill(pid, signal.SIGKILL)
-    flip(sorted(shard.glob(name))[0])
+    flip(sorted(shard.glob(name))[0], bit, share)
     os.kill(master, signal.SIGCONT)
 
 
@@ -45,10 +46,15 @@ def said(job: Any, pattern: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "name", ["journal.json", pytest.param("incarnation-*/*.log", marks=pytest.mark.slow)]
+    ("name", "bit"),
+    [
+        pytest.param("journal.json", 0, marks=pytest.mark.slow, id="another run"),
+        pytest.param("journal.json", 7, id="no UTF-8"),
+        pytest.param("incarnation-*/*.log", 0, marks=pytest.mark.slow, id="a record"),
+    ],
 )
 def test_a_damaged_journal_is_named_and_the_model_restored(
-    start_job: Callable[..., Any], tmp_path: Path, name: str
+    start_job: Callable[..., Any], tmp_path: Path, name: str, bit: int
 ) -> None:
     journals = tmp_path / "disk" / "count"
     other = journals / "of-another-run"
@@ -56,7 +62,7 @@ def test_a_damaged_journal_is_named_and_the_model_restored(
     job = start_job(RECORDS, *FLAGS, *CHECKPOINTS, "--journal-dir", str(tmp_path / "disk"))
     job.wait_for(lambda: job.done() > 300)
     (shard,) = journals.glob("*/model-1/shard-0-of-2")
-    damage(job, shard, name)
+    damage(job, shard, name, bit)
     job.wait_for(lambda: said(job, "cannot restore shard 0.* the servers restart from .*step-"))
     if name.endswith("log"):
         assert said(job, r"record \d+, at byte .*; 1 record cannot be read, \d+ behind .*--repair")
@@ -64,6 +70,26 @@ def test_a_damaged_journal_is_named_and_the_model_restored(
     job.check()
     assert list(journals.iterdir()) == [other]
     assert f"{other}: journals of another run" in job.log.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_a_bit_that_flips_anywhere_costs_no_record(
+    start_job: Callable[..., Any], seed: int
+) -> None:
+    """In the description, or in a segment: where nobody could count what is lost, the model goes
+    back to its checkpoint."""
+    chance = random.Random(seed)
+    job = start_job(RECORDS, *FLAGS, *CHECKPOINTS)
+    job.wait_for(lambda: job.done() > 300)
+    (shard,) = (job.folder / "journal").glob("*/model-1/shard-0-of-2")
+    name = "incarnation-*/*.log" if seed % 3 == 2 else "journal.json"
+    before = set(job.pids("ps"))
+    damage(job, shard, name, chance.randrange(8), chance.uniform(0, 0.9))
+    job.wait_for(lambda: said(job, "cannot restore shard 0"))
+    job.wait_for(lambda: len(job.running("ps") - before) == 2)
+    job.go_on()
+    job.check()
 
 
 def test_a_repaired_server_lacks_one_update_and_counts_none_twice(

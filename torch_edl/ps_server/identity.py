@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+
+from isal.isal_zlib import crc32
 
 from torch_edl.errors import UsageError
 
-FORMAT = 1
+FORMAT = 2
 _RUN_DIGITS = 16
 _NAMES = {
     "job": "job",
@@ -18,6 +22,10 @@ _NAMES = {
     "model": "incarnation of the model",
     "run": "run",
 }
+
+
+def _checksum(content: Mapping[str, Any]) -> int:
+    return crc32(json.dumps(content).encode())
 
 
 def run_of(token: str) -> str:
@@ -39,22 +47,26 @@ class Identity:
 
     def to_json(self) -> str:
         """The text that :meth:`require` reads."""
-        return json.dumps({"format": FORMAT, **asdict(self)})
+        content = {"format": FORMAT, **asdict(self)}
+        return json.dumps({**content, "crc32": _checksum(content)})
 
     def require(self, text: str | bytes, where: Path) -> None:
         """Compares with what :meth:`to_json` wrote there.
 
         Raises:
             UsageError: it is another journal; the message names each difference.
-            KeyError, TypeError: the text is not that of an identity.
+            KeyError, TypeError: the text is not that of an identity, or is damaged.
         """
         try:
             found = json.loads(text)
         except ValueError as error:
             raise TypeError(f"not JSON: {error}") from None
-        if found["format"] != FORMAT:
+        format = found["format"]
+        if format != 1 and found.pop("crc32") != _checksum(found):
+            raise TypeError("its content does not match its checksum")
+        if format != FORMAT:
             raise UsageError(
-                f"{where}: a journal of format {found['format']}; this version of torch-edl reads "
+                f"{where}: a journal of format {format}; this version of torch-edl reads "
                 f"format {FORMAT}, so finish the job with the version that began it"
             )
         differ = [

@@ -71,6 +71,25 @@ def test_a_changed_byte_is_named_wherever_it_is(server: Server) -> None:
         assert damage.intact == len(left) - sequence + 1
 
 
+def test_a_bit_that_flipped_in_a_journal_cut_anywhere_is_damage_or_a_torn_tail(
+    server: Server, tmp_path: Path
+) -> None:
+    """Whatever the length of what is left behind the damage."""
+    write(server.open(), PAYLOADS[:2])
+    content, ends = server.segment().read_bytes(), boundaries()
+    segment = segments.Segment.named(tmp_path, 1, 1)
+    for cut in range(len(content) + 1):
+        for at in range(max(0, cut - 12), cut):
+            damaged = bytearray(content[:cut])
+            damaged[at] ^= 0x80
+            segment.path.write_bytes(damaged)
+            try:
+                found = [record.payload for record in segments.read([segment], MINE)]
+            except JournalDamagedError:
+                continue
+            assert found == PAYLOADS[: sum(end <= at for end in ends[1:])], (cut, at)
+
+
 def test_sectors_that_power_loss_left_empty_are_cut(server: Server) -> None:
     write(server.open(), [b"a" * 3000, b"b" * 3000])
     begin = len(segments.header(MINE)) + HEAD_BYTES + 3000

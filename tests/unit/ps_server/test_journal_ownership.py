@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 from dataclasses import replace
@@ -50,8 +51,9 @@ def test_another_format_and_a_damaged_description(server: Server) -> None:
     write(server.open(), [b"a"])
     path = server.root / "journal.json"
     text = path.read_text()
-    path.write_text(text.replace('"format": 1', '"format": 7'))
-    with pytest.raises(UsageError, match=r"a journal of format 7; .* reads format 1"):
+    before = {key: value for key, value in json.loads(text).items() if key != "crc32"}
+    path.write_text(json.dumps({**before, "format": 1}))
+    with pytest.raises(UsageError, match=r"a journal of format 1; .* reads format 2"):
         server.open()
     path.write_text(text[:20])
     with pytest.raises(JournalDamagedError, match="it is damaged"):
@@ -64,6 +66,20 @@ def test_another_format_and_a_damaged_description(server: Server) -> None:
     path.unlink()
     with pytest.raises(UsageError, match="holds other files than a journal"):
         server.open()
+
+
+def test_a_bit_of_the_description_that_flipped_is_damage_wherever_it_is(server: Server) -> None:
+    write(server.open(), [b"a"])
+    path = server.root / "journal.json"
+    content = path.read_bytes()
+    for bit in range(8 * len(content)):
+        damaged = bytearray(content)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        with pytest.raises(JournalDamagedError, match=r"journal\.json: .*; it is damaged"):
+            server.open()
+    path.write_bytes(content)
+    assert server.recovered() == [b"a"]
 
 
 def test_a_server_that_was_replaced_does_not_acknowledge(server: Server) -> None:

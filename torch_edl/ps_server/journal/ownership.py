@@ -90,7 +90,7 @@ def require(root: Path, identity: Identity) -> None:
     """Raises UsageError or JournalDamagedError unless the folder holds that journal."""
     path = root / _IDENTITY
     try:
-        identity.require(path.read_text(encoding="utf-8"), root)
+        identity.require(path.read_bytes(), root)
     except FileNotFoundError:
         raise UsageError(
             f"{root}: holds other files than a journal, {_IDENTITY} is missing; choose another "

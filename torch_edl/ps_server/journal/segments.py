@@ -297,8 +297,8 @@ def _heads(file: BinaryIO, begin: int, size: int, above: int) -> Iterator[tuple[
 def _likely(content: bytes, above: int, size: int) -> list[int]:
     """Where a head may begin, judged by its number."""
     places: list[int] = []
-    for shift in range(8):
-        numbers = np.frombuffer(content, "<u8", max(0, len(content) - shift) // 8, shift)
+    for shift in range(min(8, len(content))):
+        numbers = np.frombuffer(content, "<u8", (len(content) - shift) // 8, shift)
         # A record takes a byte at least, so no file has more of them than bytes.
         likely = np.flatnonzero((numbers > above) & (numbers <= above + size))
         places += [shift + 8 * place for place in likely.tolist()]
