@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import signal
 import subprocess
 import time
@@ -72,6 +73,8 @@ def test_servers_come_and_go(start_job: Callable[..., ModelJob], flags: list[str
     if flags == JOURNAL:
         job.wait_for(lambda: [f.name for f in job.folder.glob("journal/*/*")] == ["model-3"])
     check(job)
+    told = [line for line in job.log.read_text().splitlines() if re.search("warning|error", line)]
+    assert not told, "nothing happened that was not asked for"
 
 
 @pytest.mark.parametrize(

@@ -251,7 +251,8 @@ def _link(
     def fenced() -> None:
         if replica:
             replica.log.close("another server has the shard")
-        log.error("another server has shard %d: this one was replaced and ends", args.shard)
+        # The master says why, unless the user asked for other servers.
+        log.info("another server has shard %d: this one was replaced and ends", args.shard)
         end()
 
     link = MasterLink(

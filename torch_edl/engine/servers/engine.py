@@ -24,7 +24,7 @@ from torch_edl.config import JobConfig
 from torch_edl.data.batch import Minibatch, Update
 from torch_edl.engine.servers.plan import Plan
 from torch_edl.engine.servers.served import PlannedUpdate, ServedModel
-from torch_edl.errors import ServersLostError, UsageError
+from torch_edl.errors import ServersLostError, ServersReplacedError, UsageError
 from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.master_client.leases import Lease
 from torch_edl.ps_client.client import Pending, PsClient, PullResult
@@ -151,9 +151,9 @@ class ServersEngine:
         """Push the collected gradients. In sync mode, wait for the answer of the servers."""
         if self._incarnation != update.incarnation:
             known = f"of incarnation {update.incarnation}, the servers are at {self._incarnation}"
-            raise ServersLostError(f"the lease is {known}")
+            raise ServersReplacedError(f"the lease is {known}")
         if self._open is None and update.count:
-            raise ServersLostError("the connection was closed within an update")
+            raise ServersReplacedError("the connection was closed within an update")
         planned = self._opened(update)
         self._served.use(None, 0)
         self._forgiving = False
