@@ -5,6 +5,8 @@ the job to its end. It listens on loopback unless ``--listen HOST:PORT`` says ot
 again after it died, the master continues where it was, at the same address, with the processes that
 the master before started.
 
+With ``--continue`` the master also continues a job that failed and left journals.
+
 Exit code: 0 finished, 1 failed, 2 for what the user mends, 3 when another master has taken the job
 over, 128 + signal when it was stopped.
 """
@@ -25,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from master.runtime import persistence
+from master.runtime import leftovers, persistence
 from master.runtime.clock import Clock
 from master.runtime.cluster import FINAL, Cluster
 from master.runtime.effects import Effects
@@ -42,7 +44,7 @@ from master.state.actions import Saved
 from master.state.fleet import Fleet
 from master.state.job import Job
 from master.state.processes import PENDING
-from master.state.restart import from_state
+from master.state.restart import after_failure, from_state
 from master.state.script_fleet import ScriptFleet
 from master.state.server_command import ServerCommand
 from torch_edl.checkpoint import layout
@@ -60,7 +62,6 @@ from torch_edl.processes.launcher import Known, Launcher
 from torch_edl.processes.output import setup_logging
 from torch_edl.processes.revival import STOPS, revived
 from torch_edl.processes.signals import StopSignals
-from torch_edl.ps_server.identity import run_of
 
 log = logging.getLogger(__name__)
 
@@ -80,20 +81,32 @@ def main(
     parser = argparse.ArgumentParser(prog="master")
     parser.add_argument("--job", required=True)
     parser.add_argument("--listen", metavar="HOST:PORT", default="")
+    parser.add_argument("--continue", dest="continues", action="store_true")
     args = parser.parse_args(argv)
     setup_logging("master", 0)
     place: Place = Cluster.of_environment(os.environ) or Machine(args.listen)
 
     def run_once() -> int:
         return _run_once(
-            args.job, args.listen, place, worker_module=worker_module, server_module=server_module
+            args.job,
+            args.listen,
+            place,
+            continues=args.continues,
+            worker_module=worker_module,
+            server_module=server_module,
         )
 
     return revived(run_once, final=FINAL) if isinstance(place, Cluster) else run_once()
 
 
 def _run_once(
-    name: str, listen: str, place: Place, *, worker_module: str, server_module: str
+    name: str,
+    listen: str,
+    place: Place,
+    *,
+    continues: bool,
+    worker_module: str,
+    server_module: str,
 ) -> int:
     parent = os.getppid()
     stop = StopSignals(STOPS, even_ignored=True)
@@ -111,12 +124,14 @@ def _run_once(
         goes_on = folder.master_file.exists()
         lock = _with_room(lambda: _open(config, folder, place.store_key(name)), stop, waits=goes_on)
         left = persistence.left_behind(lock.store, token)
+        if continues:
+            left = _require_left(name, left)
         claim = _claim(config, token)
         resumed = _newest(config, left, claim) if left else _prepare_checkpoints(config)
         if resumed is not None and not (left and left["fleet"]["strategy"]):
             config = continued(config, resumed.path, resumed.manifest)
         _prepare_parts(config, anew=left is None)
-        journals = _journals(config, folder, token)
+        journals = leftovers.journals_of(config, folder, token)
         life = left["fleet"]["life"] if left is not None else secrets.token_hex(3)
         launcher = place.launcher(config, folder, token, life)
     except (EdlError, OSError) as error:
@@ -154,7 +169,7 @@ def _run_once(
     journal = Journal(folder.events_file)
     job.lifecycle.log.continue_after(journal.written)
     if left is None:
-        for text in [*_left_journals(config, journals), *place.warnings(config)]:
+        for text in [*leftovers.left_journals(config, journals), *place.warnings(config)]:
             job.lifecycle.note("warning", text, clock())
     else:
         from_state(job, left, clock())
@@ -225,34 +240,19 @@ def _run_once(
             launcher.stop_all(grace_s=0)
         launcher.close()
         service.close()
-        kept.close(over=over)
+        goes_on = over and not place.hands_over and leftovers.may_go_on(job, journals)
+        kept.close(over=over and not goes_on)
         if over:
-            _tidy(job, temporary, journals, claim)
+            leftovers.tidy(job, temporary, journals, claim, goes_on=goes_on)
     if not over and stop.name:
         place.hand_over()
     return place.exit_code(job.lifecycle.outcome if over else None, stop)
 
 
-def _tidy(job: Job, temporary: Path, journals: Path, claim: Claim | None) -> None:
-    """Removes what nobody needs of a job that is over."""
-    # The final state of a job that keeps no checkpoints.
-    shutil.rmtree(temporary / "final", ignore_errors=True)
-    (temporary / PREPROCESSING_FILE).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # it is the folder of the job, or has the cut of a move
-        temporary.rmdir()
-    failed = job.lifecycle.outcome is None or job.lifecycle.outcome.state == "failed"
-    if failed and journals.exists():
-        log.warning("the journals of this job stay in %s, since it failed", journals)
-    else:
-        shutil.rmtree(journals, ignore_errors=True)
-        with contextlib.suppress(OSError):  # journals of other runs are there
-            journals.parent.rmdir()
-    if job.config.checkpoint.parts and not failed:
-        shutil.rmtree(job.config.checkpoint.parts, ignore_errors=True)
-    if claim is not None and job.config.kind == "train":
-        with contextlib.suppress(CheckpointError):  # another job has the folder now
-            claim.check()
-            layout.remove_leftovers(job.config.checkpoint.dir)
+def _require_left(name: str, left: dict[str, Any] | None) -> dict[str, Any]:
+    if left is None:
+        raise UsageError(f"{name}: its state is gone, so it cannot continue; start it again")
+    return after_failure(left)
 
 
 def _open(config: JobConfig, folder: JobFolder, key: str) -> Lock:
@@ -381,26 +381,6 @@ def _preprocessing(
         with replacing(kept) as file:
             file.write(source.read_bytes())
     return kept.read_bytes() if kept.exists() else b""
-
-
-def _journals(config: JobConfig, folder: JobFolder, token: str) -> Path:
-    """The folder of the journals of this run. The folder of the job goes with the run; another one,
-    which jobs of other machines may share, has a folder for each run."""
-    parent = config.durability.journal_dir
-    if not parent:
-        return folder.dir / "journal" / run_of(token)
-    return Path(parent) / config.name / run_of(token)
-
-
-def _left_journals(config: JobConfig, own: Path) -> Sequence[str]:
-    """What is to be said of the journals of other runs of this name."""
-    shared = bool(config.durability.journal_dir) and own.parent.is_dir()
-    others = sorted(path.name for path in own.parent.iterdir() if path != own) if shared else ()
-    return [
-        f"{own.parent / name}: journals of another run of a job {config.name}, which failed, was "
-        "killed, or still runs; remove the folder if that run is over"
-        for name in others
-    ]
 
 
 def _newest(config: JobConfig, left: Mapping[str, Any], claim: Claim | None = None) -> Saved | None:

@@ -24,6 +24,22 @@ def to_state(job: Job) -> dict[str, Any]:
     return {"job": own, **{name: part.to_state() for name, part in _parts(job).items()}}
 
 
+def after_failure(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of a job that failed and is continued: what counted toward the failure is
+    forgotten. The state of any other job is returned as it is."""
+    outcome = state["lifecycle"]["outcome"]
+    if outcome is None or outcome["state"] != "failed":
+        return dict(state)
+    changes: dict[str, dict[str, Any]] = {
+        "lifecycle": {"outcome": None},
+        "fleet": {"retired": False, "hurry": False},
+        "checkpoints": {"failures": 0},
+    }
+    if main := state["tasks"].get("main"):
+        changes["tasks"] = {"main": {**main, "failures": []}}
+    return {**state, **{name: {**state[name], **new} for name, new in changes.items()}}
+
+
 def from_state(job: Job, state: Mapping[str, Any], now: float) -> None:
     """The inverse of :func:`to_state`, before :meth:`Job.start`; all processes are heard now."""
     own = state["job"]

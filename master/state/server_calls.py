@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from master.state.job import Job
+from master.state.lost_updates import in_both
+from master.state.processes import Process
 from torch_edl.errors import UsageError
+from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 
 
@@ -35,13 +38,38 @@ class ServerCalls:
         process.data_plane = request.data_plane
         if request.lost:
             job.apply_all(job.failover.not_restored(process, request.lost), now)
-        elif before is None:
+            return pb.RegisterServerResponse()
+        if request.HasField("watermarks") and not request.updates_lost:
+            self._take_back(process, Watermarks.from_proto(request.watermarks), now)
+        if before is None:
             self._note_ready(now)
         lost = job.fleet.servers.lacks(shard, request.updates_lost)
         if lost:
             job.lifecycle.updates_lost += lost
             job.lifecycle.note("error", _repaired(process.id, shard, lost, request.damage), now)
         return pb.RegisterServerResponse()
+
+    def _take_back(self, server: Process, marks: Watermarks, now: float) -> None:
+        """Has the records trained again that a server had acknowledged, and lacks: its machine lost
+        power before they were on the disk."""
+        job, main = self._job, self._job.tasks.main
+        if main is None or not job.config.trains or job.checkpoints.final is not None:
+            return
+        kept, lacks = in_both(main.space, main.progress(), marks)
+        if not lacks:
+            return
+        records = "1 record" if lacks == 1 else f"{lacks:,} records"
+        text = f"ps-{server.id} lacks {records} that it had: its machine lost power"
+        workers = [job.fleet.process("worker", member.id) for member in job.members]
+        if any(worker is None or worker.ready for worker in workers):
+            # Their pushes may say that the tasks of these records are over.
+            text = f"{text}, and shard {server.shard} goes on without them"
+            job.lifecycle.note("error", f"{text}; --fsync always loses none", now)
+            return
+        job.lifecycle.rolled_back(job.done()[0])
+        main.restore(kept)
+        job.milestones.restored()
+        job.lifecycle.note("warning", f"{text}; they are trained again", now)
 
     def _note_ready(self, now: float) -> None:
         cluster = self._job.fleet.cluster()

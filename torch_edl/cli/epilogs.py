@@ -46,7 +46,8 @@ master continues with the state of the job in its folder, or in the etcd of --st
   with --durability journal, with the updates in the journals: nothing is lost that was on the disk
   otherwise from the newest checkpoint, or from the beginning
 
-A job that has ended continues with torch-edl run --resume.
+A job with --durability journal that failed continues in the same way once the cause is mended. Any
+other job that has ended continues with torch-edl run --resume.
 """
 
 LOGS = """\

@@ -50,10 +50,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def go_on(args: argparse.Namespace) -> int:
-    """Continues the training of a job that lost all its processes, the client among them.
+    """Continues the training of a job that lost all its processes, the client among them, or that
+    failed and left journals.
 
     Raises:
-        UsageError: no such job, it runs, or it has ended.
+        UsageError: no such job, it runs, or it has ended in another way.
     """
     job = catalog.find(args.job)
     config, console = job.config(), stdout()

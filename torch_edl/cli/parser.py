@@ -201,7 +201,7 @@ def build_parser() -> argparse.ArgumentParser:
     proceed = of_job(
         "continue",
         "model_file.go_on",
-        "continue a training whose client and master are gone",
+        "continue a training that failed, or whose client and master are gone",
         epilog=epilogs.CONTINUE,
     )
     add_option(proceed, "--summary FILE", "write a JSON report to FILE", default="")

@@ -85,8 +85,8 @@ def run_job(config: JobConfig, display: Display) -> Outcome:
 
 
 def continue_job(job: JobFolder, display: Display) -> Outcome:
-    """As :func:`run_job`, with a job whose master and client are gone: a new master continues from
-    the state that they left.
+    """As :func:`run_job`, with a job whose master and client are gone, or that failed and left
+    journals: a new master continues from the state that they left.
 
     Raises:
         UsageError: there is nothing to continue, or somebody does already.
@@ -98,20 +98,25 @@ def continue_job(job: JobFolder, display: Display) -> Outcome:
     if job.is_running():
         raise UsageError(f"{job.name}: it runs; see torch-edl status {job.name}")
     last = job.last_status()
-    if last.get("state") in ENDED:
+    failed = last.get("state") == "failed" and config.durability.mode == "journal"
+    if last.get("state") in ENDED and not failed:
         kept = last.get("checkpoint")
         fix = f"continue from {kept} with --resume" if kept else "it kept no checkpoint; start anew"
         raise UsageError(f"{job.name}: it has {last['state']}; {fix}")
     if left is None:
         raise UsageError(f"{job.name}: it had not begun; start it again with torch-edl run")
-    return _stay_with(job, config, display, token=left.token)
+    return _stay_with(job, config, display, token=left.token, continues=failed)
 
 
-def _stay_with(job: JobFolder, config: JobConfig, display: Display, *, token: str = "") -> Outcome:
+def _stay_with(
+    job: JobFolder, config: JobConfig, display: Display, *, token: str = "", continues: bool = False
+) -> Outcome:
     environment = hash_environment(config.train.seed)
     with (
         StopSignals(_SIGNALS) as signals,
-        contextlib.closing(MasterProcess(job, token=token, env=environment)) as master,
+        contextlib.closing(
+            MasterProcess(job, token=token, env=environment, continues=continues)
+        ) as master,
     ):
         client = _Client(job=job, master=master, display=display, signals=signals)
         try:

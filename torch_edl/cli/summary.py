@@ -96,6 +96,9 @@ def _print(config: JobConfig, outcome: Outcome, console: Console) -> None:
     else:
         logs = "" if outcome.usage_error else f"\nlogs: {outcome.logs}"
         complain(outcome.error.rstrip() + logs, details=outcome.traceback)
+        journalled = config.durability.mode == "journal" and config.platform == "local"
+        if journalled and config.kind == "train" and status is not None and status.records_done:
+            advice = f"torch-edl continue {config.name} continues from the journals"
         rejected = config.checkpoint.resume and outcome.usage_error  # --resume was the error
         if advice and not rejected:
             console.print(advice, soft_wrap=True)

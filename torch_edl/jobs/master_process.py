@@ -42,6 +42,7 @@ class MasterProcess:
             a free port of the loopback interface.
         env: additional environment variables, inherited by the processes of the master.
         follows: True if the master ends with this process; False if it runs until all agents left.
+        continues: True if the job has failed and is to continue.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class MasterProcess:
         listen: str = "",
         env: Mapping[str, str] | None = None,
         follows: bool = True,
+        continues: bool = False,
     ) -> None:
         self.token = token or secrets.token_urlsafe(32)
         self.pid = 0
@@ -62,6 +64,7 @@ class MasterProcess:
         self._listen = listen
         self._env = env or {}
         self._follows = follows
+        self._continues = continues
         self._launcher = LocalLauncher(job.logs)
         self._hold = job.hold()
         self._starts_in_a_row = 0
@@ -78,6 +81,7 @@ class MasterProcess:
         args = ["--job", self._job.name]
         if self._listen:
             args += ["--listen", self._listen]
+        args += ["--continue"] * self._continues
         self.pid = self._launcher.start(
             ProcessSpec(
                 role="master",

@@ -181,7 +181,13 @@ def _serve(
             if journal:
                 link.problem = lambda: journal.problem
             damage = journal.damage.text if journal else ""
-            link.register(address, data_plane=endpoint, updates_lost=shard.lost, damage=damage)
+            link.register(
+                address,
+                data_plane=endpoint,
+                updates_lost=shard.lost,
+                damage=damage,
+                watermarks=shard.watermarks(received=True),
+            )
         number = asked.number or signal.sigwait(_STOP_SIGNALS)
         if link is not None and not failed.is_set():
             link.leave(_STOP_SIGNALS, within_s=_LEAVE_S)

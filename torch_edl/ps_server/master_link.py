@@ -12,6 +12,7 @@ import grpc
 
 from torch_edl.errors import EdlError
 from torch_edl.processes.child_group import end_own_group
+from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.absence import MASTER_AWAY_S, Absence
@@ -78,6 +79,7 @@ class MasterLink:
         lost: str = "",
         updates_lost: int = 0,
         damage: str = "",
+        watermarks: Watermarks | None = None,
     ) -> None:
         """Tells the master where this server listens.
 
@@ -86,6 +88,7 @@ class MasterLink:
             lost: why the state of the shard is lost; empty: this server has all of it, but for
                 ``updates_lost`` updates.
             damage: why these are lost; empty: an earlier server said so.
+            watermarks: the records that this server has; None if its state is lost.
 
         Raises:
             EdlError: the master does not know this server.
@@ -98,6 +101,7 @@ class MasterLink:
             lost=lost,
             updates_lost=updates_lost,
             damage=damage,
+            watermarks=None if watermarks is None else watermarks.to_proto(),
         )
         try:
             self._stub.insist(request, timeout_s=_REGISTER_TIMEOUT_S, away_s=MASTER_AWAY_S)

@@ -173,9 +173,9 @@ class LeasedUpdates:
             done = TaskResult(offset=lease.offset)
             self._open[lease.lease_id] = lease, done
             if lease.retried or self._engine.knows_marks:
-                # A master that was started again may have forgotten that it is done.
-                marked = min(self._engine.committed(lease), lease.end - lease.start)
-                done.offset = max(lease.offset, marked)
+                # A master that was started again may have forgotten what is done, and a server
+                # whose machine lost its power may have less than the master knows.
+                done.offset = min(self._engine.committed(lease), lease.end - lease.start)
             offset = done.offset
             if offset >= lease.end - lease.start:
                 # Who did all of it was gone before it could say so, or the master was.

@@ -1,3 +1,4 @@
+from torch_edl.wire import pserver_pb2 as _pserver_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -7,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RegisterServerRequest(_message.Message):
-    __slots__ = ("shard", "incarnation", "address", "lost", "updates_lost", "damage", "data_plane")
+    __slots__ = ("shard", "incarnation", "address", "lost", "updates_lost", "damage", "data_plane", "watermarks")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -15,6 +16,7 @@ class RegisterServerRequest(_message.Message):
     UPDATES_LOST_FIELD_NUMBER: _ClassVar[int]
     DAMAGE_FIELD_NUMBER: _ClassVar[int]
     DATA_PLANE_FIELD_NUMBER: _ClassVar[int]
+    WATERMARKS_FIELD_NUMBER: _ClassVar[int]
     shard: int
     incarnation: int
     address: str
@@ -22,7 +24,8 @@ class RegisterServerRequest(_message.Message):
     updates_lost: int
     damage: str
     data_plane: str
-    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., lost: _Optional[str] = ..., updates_lost: _Optional[int] = ..., damage: _Optional[str] = ..., data_plane: _Optional[str] = ...) -> None: ...
+    watermarks: _pserver_pb2.Watermarks
+    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., lost: _Optional[str] = ..., updates_lost: _Optional[int] = ..., damage: _Optional[str] = ..., data_plane: _Optional[str] = ..., watermarks: _Optional[_Union[_pserver_pb2.Watermarks, _Mapping]] = ...) -> None: ...
 
 class RegisterServerResponse(_message.Message):
     __slots__ = ()

@@ -1,0 +1,19 @@
+"""The counting model whose data raise an error as long as there is a file named like the gate, with
+the suffix .bad."""
+
+from tests.faults.counting_model import (  # noqa: F401
+    GATE,
+    eval_metrics_fn,
+    loss,
+    model,
+    optimizer,
+)
+from tests.faults.counting_model import feed as feed_numbers
+
+BAD = GATE.with_suffix(".bad")
+
+
+def feed(records, mode, metadata):
+    if BAD.exists():
+        raise RuntimeError("these records are bad")
+    return feed_numbers(records, mode, metadata)
