@@ -12,7 +12,7 @@ from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 
 _PARTS = ("records", "epochs", "batch_size", "records_per_task", "shuffle", "seed", "files")
-_MOST_RECORDS = 1 << 53
+MOST_RECORDS = 1 << 53
 
 
 def nothing_left(config: JobConfig) -> str:
@@ -34,10 +34,10 @@ def with_data(config: JobConfig, script: pb.ScriptData) -> JobConfig:
     """
     if min(script.records, script.records_per_task) < 1:
         raise UsageError(f"job.loader: {script.records:,} records; at least one is needed")
-    if script.records * max(script.epochs, 1) > _MOST_RECORDS:
+    if script.records * max(script.epochs, 1) > MOST_RECORDS:
         raise UsageError(
             f"job.loader: {script.records:,} records in {script.epochs:,} epochs; at most "
-            f"{_MOST_RECORDS:,} are counted"
+            f"{MOST_RECORDS:,} are counted"
         )
     data = dataclasses.replace(
         config.data,

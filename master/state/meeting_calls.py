@@ -3,8 +3,10 @@ Pure."""
 
 from __future__ import annotations
 
+from master.state.data_identity import MOST_RECORDS
 from master.state.job import Job
 from torch_edl.data.task_space import TaskSpace
+from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 
 
@@ -15,8 +17,16 @@ class MeetingCalls:
         self._job = job
 
     def begin_pass(self, request: pb.BeginPassRequest, now: float) -> pb.BeginPassResponse | None:
-        """A script begins a loop over a loader."""
+        """A script begins a loop over a loader.
+
+        Raises:
+            UsageError: there are more records in so many epochs than are counted.
+        """
         job = self._job
+        if job.tasks.records_of(request.epochs) > MOST_RECORDS:
+            raise UsageError(
+                f"job.loader: {request.epochs:,} epochs; at most {MOST_RECORDS:,} records count"
+            )
         if self._leaves(request.worker_id):
             return pb.BeginPassResponse(leave=True)
         if not job.meetings.begin_pass(request.worker_id, request.number, request.epochs):

@@ -83,6 +83,11 @@ class TaskScheduler:
         """All training tasks below this id are done."""
         return self.main.retired_before if self.main is not None else 0
 
+    def records_of(self, epochs: int) -> int:
+        """Records of so many epochs of a script; 0 before its data are known."""
+        main = self.main
+        return 0 if main is None else epochs * (main.space.total_records // main.space.epochs)
+
     @property
     def whole_epochs(self) -> int:
         """Epochs all of whose records are trained."""

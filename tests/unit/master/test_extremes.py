@@ -151,6 +151,7 @@ class World:
             "LeaseSnapshot": pb.LeaseSnapshotRequest(worker_id=worker),
             "ReportCheckpoint": pb.ReportCheckpointRequest(worker_id=worker, directory="/ck/1"),
             "GetStatus": pb.GetStatusRequest(),
+            "GetStacks": pb.GetStacksRequest(number=1),
             "Scale": pb.ScaleRequest(min_workers=1, max_workers=2),
         }
         if self.script:
@@ -160,6 +161,8 @@ class World:
                 node="n", min_nodes=1, max_nodes=2, last_call_s=1, store="s"
             )
             requests["GetRound"] = pb.GetRoundRequest(node="n", round=1)
+            requests["BeginPass"] = pb.BeginPassRequest(worker_id=worker, number=1, epochs=2)
+            requests["Meet"] = pb.MeetRequest(worker_id=worker, passes=1, number=1)
             requests["LeaveRound"] = pb.LeaveRoundRequest(node="n")
             requests["CloseRounds"] = pb.CloseRoundsRequest()
         return requests
