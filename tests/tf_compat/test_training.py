@@ -238,7 +238,7 @@ def test_an_export_has_the_rows_of_its_tables(deepfm: Contract, tmp_path: Path) 
     for source in (checkpoint, tmp_path / "output"):
         target = tmp_path / f"served-{source.name}"
         said = export(source, str(EXAMPLES / "deepfm" / "model_tf.py"), target)
-        assert "rows of tables; an id that training has not seen has zeros in" in said
+        assert "tables; factors, weights: rows of zeros for ids that training has not seen" in said
         served = tf.saved_model.load(str(target))
         with job.engine.evaluating() as prepare:
             wanted = job.trained.model(prepare(data[0][0]), training=False)
