@@ -96,10 +96,11 @@ def export(source: Path, model_file: str, target: Path) -> str:
     except Exception as error:
         raise _unwritten(contract, target, error) from error
     elements = sum(int(np.prod(place.shape)) for place in trained.places)
-    zeros = f"; {', '.join(unbounded)}: rows of zeros for ids that training has not seen"
-    return f"{target}: {elements:,} dense elements, {rows:,} rows of tables" + zeros * bool(
-        unbounded
-    )
+    said = f"{target}: {elements:,} dense elements, {rows:,} rows of tables"
+    if unbounded:
+        named = ", ".join(sorted(unbounded))
+        said += f"; {named}: rows of zeros for ids that training has not seen"
+    return said
 
 
 def _write(model: Any, inputs: Any, target: Path) -> None:
