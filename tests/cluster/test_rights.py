@@ -1,9 +1,12 @@
-"""The rights that docs/kubernetes.md names: commands run as an account that has no others."""
+"""The rights that docs/kubernetes.md names are enough: each command runs as an account that has no
+others."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
+import subprocess
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +19,7 @@ import yaml
 from kubernetes import client, utils
 
 from tests.cluster.cluster import Cluster
-from tests.cluster.jobs import FLAGS, JOB, Job, Namespace
+from tests.cluster.jobs import DELAY_S, EDL, FLAGS, JOB, RECORDS, Job, Namespace
 from tests.cluster.kinds import KINDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "kubernetes.md"
@@ -90,6 +93,47 @@ def become(orders: Cluster, namespace: Namespace, tmp_path: Path) -> Callable[[R
         return made
 
     return become
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_each_command_runs_with_its_documented_rights(
+    namespace: Namespace, become: Callable[[Rights], Account]
+) -> None:
+    namespace.prepare(3 * RECORDS)
+    become(documented("run"))
+    with contextlib.closing(namespace.submit(JOB, "--detach", *FLAGS, delay_s=DELAY_S)) as job:
+        assert job.finish(200) == 0, job.said()
+    become(documented("attach"))
+    command = [*EDL, "attach", JOB, "--namespace", namespace.name]
+    attached = subprocess.Popen(
+        command, env=namespace.env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    try:
+        logs = namespace.edl("logs", JOB)
+        assert (logs.returncode, "may not" in logs.stdout) == (0, False), logs.stdout
+        become(documented("status"))
+        namespace.wait_for(lambda: job.done() > 0, 200)
+        for words in (["list"], ["scale", JOB, "--workers", "3"]):
+            done = namespace.edl(*words)
+            assert done.returncode == 0, done.stdout
+        become(documented("chaos"))
+        done = namespace.edl("chaos", JOB, "--kill", "worker=1", "--for", "2s", timeout_s=300)
+        assert done.returncode == 0, done.stdout
+        become(documented("status"))
+        done = namespace.edl("stop", JOB, timeout_s=200)
+        assert done.returncode == 0, done.stdout
+        said, _ = attached.communicate(timeout=100)
+        assert "records" in said
+        assert "stopped" in said
+        assert "may not" not in said
+    finally:
+        attached.kill()
+        attached.wait()
+    become(documented("clean"))
+    done = namespace.edl("clean", JOB)
+    assert done.returncode == 0, done.stdout
+    namespace.wait_for(lambda: namespace.left_of(JOB) == [])
 
 
 @pytest.mark.slow
