@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -99,12 +99,17 @@ class Agents:
         if agent is not None and not agent.done:
             del self._agents[node]
 
-    def silent(self, now: float) -> Sequence[AgentRecord]:
-        """Takes out the agents whose last report is a timeout ago or more, and returns them."""
+    def silent(self, now: float, *, but: Container[str] = ()) -> Sequence[AgentRecord]:
+        """Takes out the agents whose last report is a timeout ago or more, and returns them.
+
+        Args:
+            but: names of agents that stay.
+        """
         lost = [
             agent
             for agent in self
-            if not agent.done and not agent.knows_end and now - agent.seen >= self._timeout_s
+            if not (agent.done or agent.knows_end or agent.node in but)
+            and now - agent.seen >= self._timeout_s
         ]
         for agent in lost:
             self._lost[agent.node] = self._agents.pop(agent.node)

@@ -273,16 +273,12 @@ class ScriptWorkforce(Workforce):
             yield from self._round_formed()
 
     def _lose_silent_agents(self, now: float) -> Iterator[WorkforceEvent]:
-        for agent in self._agents.silent(now):
+        # One that pauses is not lost while a worker on its machine is heard.
+        heard = {node for (node, _), worker in self._places.items() if worker in self._members}
+        for agent in self._agents.silent(now, but=heard):
             timeout_s = self._config.cluster.heartbeat_timeout_s
             why = f"no report of agent {agent.node} for {timeout_s:g} s"
             yield Note("warning", f"agent {agent.node} declared lost: {why}")
-            for worker in self._workers_of(agent.node):
-                if worker in self._members:
-                    self.declare_lost(worker, why)
-                    yield WorkerLost(worker, why, declared=True)
-            if not len(self._agents) and not self._fleet.replaces:
-                yield Failure(f"{why}, and there is no other agent: nobody is left")
 
     def _is_abandoned(self, now: float, newest: str) -> Iterator[Failure]:
         """No worker comes that could do what rank 0 was to do at the end."""

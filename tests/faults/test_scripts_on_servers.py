@@ -8,16 +8,19 @@ import contextlib
 import json
 import random
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.faults.conftest import EDL, Job
+from tests.waiting import HANG_S
 
 SCRIPT = Path(__file__).with_name("counting_on_servers.py")
 RECORDS = 1000
 EPOCHS = 2
+PAUSE_S = 8.0
 
 
 class ScriptJob(Job):
@@ -80,6 +83,22 @@ def test_workers_are_killed_at_random(start: Callable[..., ScriptJob], seed: int
         job.kill("worker")
     job.go_on()
     job.check(3)
+
+
+def test_the_agent_pauses_for_longer_than_it_may_be_silent(
+    start: Callable[..., ScriptJob],
+) -> None:
+    """Its workers are heard, so nobody is lost."""
+    job = start("--ps", "2", "--workers", "2", "--heartbeat-timeout", "4")
+    job.wait_for(lambda: job.done() > 100, HANG_S)
+    before = job.pids("worker")
+    job.process.send_signal(signal.SIGSTOP)
+    time.sleep(PAUSE_S)
+    job.process.send_signal(signal.SIGCONT)
+    job.wait_for(lambda: job.status().state == "running")
+    assert job.pids("worker") == before
+    job.go_on()
+    job.check(2)
 
 
 @pytest.mark.slow

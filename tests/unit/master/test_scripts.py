@@ -103,7 +103,20 @@ def test_a_silent_worker_is_declared_lost_and_its_agent_kills_it() -> None:
     assert list(w.agent("n", gone).kill) == []
 
 
-def test_the_workers_of_a_silent_agent_are_declared_lost() -> None:
+def test_an_agent_that_is_silent_stays_while_its_workers_are_heard() -> None:
+    w = World()
+    w.agent()
+    w.register(11)
+    w.ring(0)
+    for _ in range(4):
+        w.tick(TIMEOUT_S / 2)
+        w.beat(0)
+    assert list(w.agent().kill) == []
+    assert w.outcome is None
+    assert "lost" not in w.texts()
+
+
+def test_a_silent_agent_is_declared_lost_with_its_workers() -> None:
     w = World(most=4)
     w.agent("a")
     w.agent("b", pid=2)
@@ -113,8 +126,8 @@ def test_the_workers_of_a_silent_agent_are_declared_lost() -> None:
     for _ in range(4):
         w.tick(TIMEOUT_S / 3)
         w.beat(0)
-        w.beat(1)
         w.agent("a")
+    assert "agent b declared lost: no report of agent b for" in w.texts()
     assert w.beat(0).broken_ring == 1
     assert not w.beat(1).known
     back = w.agent("b", pid=2)
@@ -126,6 +139,13 @@ def test_without_any_agent_left_the_job_fails() -> None:
     w = World()
     w.agent()
     w.tick(TIMEOUT_S)
+    w.tick(50)
+    w.agent()
+    assert w.outcome is None, "it paused"
+    w.tick(TIMEOUT_S)
+    w.tick(50)
+    assert w.outcome is None
+    w.tick(11)
     assert "nobody is left" in w.outcome.error
     w.tick()
     assert w.job.lifecycle.over
