@@ -245,7 +245,7 @@ def callbacks(): return [{{}}()]
     assert len(contract.make_callbacks()) == 1
     contract = load_contract(write(tmp_path, text.replace("{}", "Own"), "own.py"))
     with pytest.raises(
-        ContractError, match=r"Own.on_epoch_ends would never be called; .* on_batch_end, on_task"
+        ContractError, match=r"Own.on_epoch_ends would never be called; .* on_epoch_end, on_task"
     ):
         contract.make_callbacks()
 
