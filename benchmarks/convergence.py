@@ -30,7 +30,7 @@ from typing import Any
 
 from benchmarks.cluster import plots
 from benchmarks.report import ROOT, report
-from torch_edl.jobs.folder import JobFolder
+from torch_edl.launch.jobs.folder import JobFolder
 
 _EDL = [sys.executable, "-m", "torch_edl.cli"]
 _BATCH, _EVALUATIONS = 128, 8

@@ -32,7 +32,7 @@ import zmq
 from report import report
 
 from torch_edl import _core
-from torch_edl.environment import ENV_MASTER, ENV_TOKEN
+from torch_edl.config.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.wire import codec, services
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import tensor_pb2 as tensor

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from report import report
 
-from torch_edl.environment import ENV_MASTER, ENV_TOKEN
+from torch_edl.config.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.ps_server.compaction import LOG_BYTES
 from torch_edl.wire import codec, services
 from torch_edl.wire import pserver_pb2 as pb

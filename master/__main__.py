@@ -31,9 +31,9 @@ from master.runtime import leftovers, persistence
 from master.runtime.clock import Clock
 from master.runtime.cluster import FINAL, Cluster
 from master.runtime.effects import Effects
-from master.runtime.journal import Journal
+from master.runtime.event_file import EventFile
 from master.runtime.loop import run
-from master.runtime.place import Machine, Place
+from master.runtime.platform import Machine, Platform
 from master.runtime.scan import scan
 from master.runtime.service import Service
 from master.runtime.store.base import Store
@@ -41,23 +41,23 @@ from master.runtime.store.lock import Lock
 from master.runtime.store.sqlite import SqliteStore
 from master.runtime.stream_watch import StreamWatch
 from master.state.actions import Saved
-from master.state.fleet import Fleet
-from master.state.job import Job
-from master.state.processes import PENDING
-from master.state.restart import after_failure, from_state
-from master.state.script_fleet import ScriptFleet
-from master.state.server_command import ServerCommand
+from master.state.job.job import Job
+from master.state.job.restart import after_failure, from_state
+from master.state.scripts.script_fleet import ScriptFleet
+from master.state.workforce.fleet import Fleet
+from master.state.workforce.processes import PENDING
+from master.state.workforce.server_command import ServerCommand
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.claim import Claim, run_id
 from torch_edl.config import JobConfig
 from torch_edl.config.checkpoint import PREPROCESSING_FILE
+from torch_edl.config.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.data.resuming import continued
-from torch_edl.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.errors import CheckpointError, EdlError, UsageError
 from torch_edl.files import replacing
-from torch_edl.jobs.folder import JobFolder, MasterAddress
-from torch_edl.jobs.master_process import SUPERSEDED
 from torch_edl.kubernetes.shared_pods import SharedPods
+from torch_edl.launch.jobs.folder import JobFolder, MasterAddress
+from torch_edl.launch.jobs.master_process import SUPERSEDED
 from torch_edl.processes.launcher import Known, Launcher
 from torch_edl.processes.output import setup_logging
 from torch_edl.processes.revival import STOPS, revived
@@ -74,7 +74,7 @@ T = TypeVar("T")
 def main(
     argv: Sequence[str] | None = None,
     *,
-    worker_module: str = "torch_edl.worker",
+    worker_module: str = "torch_edl.training.worker",
     server_module: str = "torch_edl.ps_server",
 ) -> int:
     """Runs one job to its end; see the module for the exit code."""
@@ -84,7 +84,7 @@ def main(
     parser.add_argument("--continue", dest="continues", action="store_true")
     args = parser.parse_args(argv)
     setup_logging("master", 0)
-    place: Place = Cluster.of_environment(os.environ) or Machine(args.listen)
+    place: Platform = Cluster.of_environment(os.environ) or Machine(args.listen)
 
     def run_once() -> int:
         return _run_once(
@@ -102,7 +102,7 @@ def main(
 def _run_once(
     name: str,
     listen: str,
-    place: Place,
+    place: Platform,
     *,
     continues: bool,
     worker_module: str,
@@ -166,7 +166,7 @@ def _run_once(
         preprocessing=_preprocessing(preprocessing, config, resumed, restarted=left is not None),
         wall_offset_s=time.time() - clock(),
     )
-    journal = Journal(folder.events_file)
+    journal = EventFile(folder.events_file)
     job.lifecycle.log.continue_after(journal.written)
     if left is None:
         for text in [*leftovers.left_journals(config, journals), *place.warnings(config)]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["torch", "torch.distributed", "torch.utils.data", "pytest", "torch_edl.trainer.job",
+    ["torch", "torch.distributed", "torch.utils.data", "pytest", "torch_edl.api.job",
      "torch_edl.cli.__main__", "torch_edl.cli.script"]
 )  # fmt: skip
 

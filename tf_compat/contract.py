@@ -10,10 +10,10 @@ from typing import Any
 import keras
 
 from tf_compat.datasets import of_dataset
-from torch_edl.contract.functions import UserFunctions
-from torch_edl.contract.loading import load_functions
-from torch_edl.contract.signatures import SIGNATURES
 from torch_edl.errors import ContractError
+from torch_edl.training.contract.functions import UserFunctions
+from torch_edl.training.contract.loading import load_functions
+from torch_edl.training.contract.signatures import SIGNATURES
 
 _DATASET_NAMES = ("dataset", "ds")
 

@@ -16,7 +16,7 @@ from tf_compat.contract import Contract, load_contract
 from tf_compat.embedding import TableLayer
 from tf_compat.replica import load_values
 from tf_compat.tables import tables_of
-from tf_compat.trained import Trained
+from tf_compat.trained import TrainedModel
 from torch_edl.checkpoint.reader import CheckpointReader, SavedTable
 from torch_edl.errors import CheckpointError, ContractError, describe_error
 
@@ -86,7 +86,7 @@ def export(source: Path, model_file: str, target: Path) -> str:
     with _inputs() as seen:
         model = contract.make_model()
     reader = CheckpointReader(source, values_only=True)
-    trained = Trained(model, contract.make_optimizer())
+    trained = TrainedModel(model, contract.make_optimizer())
     load_values(trained, reader, source)
     layers = tables_of(model)
     rows = sum(_fill(layer, reader, source) for layer in layers)

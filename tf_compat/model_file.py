@@ -18,13 +18,14 @@ from tf_compat.embedding import TableLayer
 from tf_compat.names import layers
 from tf_compat.optimizers import optimizer_config
 from tf_compat.replica import Replica
-from tf_compat.replicated import KerasModel as ReplicatedModel
-from tf_compat.served import KerasModel
+from tf_compat.replicated import ReplicatedKerasModel as ReplicatedModel
+from tf_compat.served import ServedKerasModel
 from tf_compat.step import Step, body
 from tf_compat.tables import set_defaults, swap_large, tables_of
-from tf_compat.trained import Trained
+from tf_compat.trained import TrainedModel
 from tf_compat.values import TensorFlowValues
 from torch_edl.config import JobConfig
+from torch_edl.config.environment import ENV_TOKEN
 from torch_edl.data.batch import Batch
 from torch_edl.data.passes import Pass
 from torch_edl.data.task_records import TaskBatches, TaskRecords
@@ -35,11 +36,10 @@ from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.ring.meeting import Meeting
 from torch_edl.engine.ring.rendezvous import MasterRendezvous, own_host
 from torch_edl.engine.servers.engine import ServersEngine
-from torch_edl.environment import ENV_TOKEN
 from torch_edl.errors import ContractError, UnsupportedOptimizerError, UsageError
 from torch_edl.master_client.session import MasterSession
-from torch_edl.trainer.lockstep import watermarks
-from torch_edl.trainer.user_model import UserModel
+from torch_edl.training.lockstep import watermarks
+from torch_edl.training.user_model import UserModel
 from torch_edl.wire import master_pb2 as pb
 
 __all__ = ["ModelFile", "load_contract", "warm_up"]
@@ -69,7 +69,7 @@ def _limit_threads(config: JobConfig) -> None:
 
 
 class ModelFile(UserModel):
-    """See :class:`~torch_edl.trainer.user_model.UserModel`."""
+    """See :class:`~torch_edl.training.user_model.UserModel`."""
 
     values = TensorFlowValues()
 
@@ -113,8 +113,8 @@ class ModelFile(UserModel):
         log.info("strategy %s: %s", ready.strategy, ready.reason)
 
     @cached_property
-    def _trained(self) -> Trained:
-        return Trained(self.model, self.optimizer)
+    def _trained(self) -> TrainedModel:
+        return TrainedModel(self.model, self.optimizer)
 
     @cached_property
     def _step(self) -> Step:
@@ -150,7 +150,7 @@ class ModelFile(UserModel):
         train = self.config.train
         if strategy == "local":
             return LocalEngine(Replica(self._trained, train.seed), status=master.progress)
-        served = KerasModel(self._trained, self._step.call, local_steps=train.local_steps)
+        served = ServedKerasModel(self._trained, self._step.call, local_steps=train.local_steps)
         engine = ServersEngine(
             served, config=self.config, token=os.environ[ENV_TOKEN], status=master.progress,
             resolve=master.resolve,

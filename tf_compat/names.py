@@ -39,7 +39,7 @@ _NORM_NAMES = {
 
 
 @dataclass(frozen=True)
-class Place:
+class VariableName:
     """A variable of a model."""
 
     name: str
@@ -85,7 +85,7 @@ def layers(model: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     yield from _walk(model, path, set())
 
 
-def places(model: Any, tables: Mapping[int, Any]) -> list[Place]:
+def places(model: Any, tables: Mapping[int, Any]) -> list[VariableName]:
     """The variables of a model but those of tables, by their names.
 
     Args:
@@ -94,7 +94,7 @@ def places(model: Any, tables: Mapping[int, Any]) -> list[Place]:
     Raises:
         UsageError: two variables have one name.
     """
-    found: dict[str, Place] = {}
+    found: dict[str, VariableName] = {}
     for path, layer in layers(model):
         if id(layer) in tables:
             continue
@@ -102,7 +102,7 @@ def places(model: Any, tables: Mapping[int, Any]) -> list[Place]:
         for variable in (*layer._trainable_variables, *buffers):
             name, axes = _named(layer, variable)
             is_buffer = any(variable is each for each in buffers)
-            place = Place(f"{path}.{name}" if path else name, variable, axes, is_buffer)
+            place = VariableName(f"{path}.{name}" if path else name, variable, axes, is_buffer)
             if place.name in found:
                 raise UsageError(
                     f"two variables are called {place.name!r}; give one of the layers another name"

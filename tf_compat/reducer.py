@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from tf_compat.trained import Trained, dense
+from tf_compat.trained import TrainedModel, dense
 from torch_edl.engine.ring.group import RingBrokenError
 from torch_edl.engine.ring.replicated import Phase, Phases, Receive, Send
 from torch_edl.engine.ring.stream_group import StreamGroup
@@ -17,7 +17,7 @@ Array = npt.NDArray[Any]
 
 
 class Reducer(Phases):
-    """See :class:`~torch_edl.engine.ring.replicated.Reducer`.
+    """See :class:`~torch_edl.engine.ring.replicated.GradientReducer`.
 
     Gradients travel in float32, or in float64 where a variable has that type. Slices, as those of a
     ``keras.layers.Embedding``, are made dense. Behind the gradients travel who has which of them,
@@ -25,7 +25,7 @@ class Reducer(Phases):
     that of one member, as in a ring of torch.
     """
 
-    def __init__(self, trained: Trained, controls: int, send: Send, receive: Receive) -> None:
+    def __init__(self, trained: TrainedModel, controls: int, send: Send, receive: Receive) -> None:
         self.covered = 1.0
         self._trained = trained
         self._send, self._receive = send, receive

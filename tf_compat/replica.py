@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tf_compat.trained import Trained
+from tf_compat.trained import TrainedModel
 from torch_edl.checkpoint import files, layout
 from torch_edl.checkpoint.manifest import Manifest, Snapshot
 from torch_edl.checkpoint.reader import CheckpointReader
@@ -35,7 +35,7 @@ class Replica:
     """See :class:`~torch_edl.engine.local.HeldModel` and
     :class:`~torch_edl.engine.ring.replicated.SharedReplica`."""
 
-    def __init__(self, trained: Trained, seed: int) -> None:
+    def __init__(self, trained: TrainedModel, seed: int) -> None:
         self.model = trained.model
         self._trained = trained
         self._seed = seed
@@ -151,7 +151,7 @@ class Replica:
         self.position = Position(**found["position"])
 
 
-def load_values(trained: Trained, source: CheckpointReader, where: object) -> None:
+def load_values(trained: TrainedModel, source: CheckpointReader, where: object) -> None:
     """Takes over the values of a saved model; the rows of tables stay where they are.
 
     Raises:

@@ -7,20 +7,20 @@ from typing import Any
 
 from tf_compat.reducer import Reducer
 from tf_compat.replica import Replica
-from tf_compat.trained import Trained
+from tf_compat.trained import TrainedModel
 from torch_edl.engine.ring.meeting import Meeting
 from torch_edl.engine.ring.replicated import Receive, Send
 from torch_edl.engine.ring.stream_group import StreamGroup
 
 
-class KerasModel:
+class ReplicatedKerasModel:
     """See :class:`~torch_edl.engine.ring.replicated.Replicated`.
 
     Args:
         meeting: where other members reach this process.
     """
 
-    def __init__(self, trained: Trained, replica: Replica, meeting: Meeting) -> None:
+    def __init__(self, trained: TrainedModel, replica: Replica, meeting: Meeting) -> None:
         self.replica = replica
         self._trained = trained
         self._meeting = meeting

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from torch_edl.checkpoint.reader import CheckpointReader
-from torch_edl.engine.servers.plan import Call, Ids, LastLookup, Plan, PullRows
+from torch_edl.engine.servers.plan import Ids, LastLookup, PullRows, RowLookup, RowPlan
 from torch_edl.tables.optimizers import FROZEN, Optimizers
 from torch_edl.tables.options import TableOptions
 from torch_edl.tables.row_block import RowBlock, look_up, update
@@ -20,7 +20,7 @@ from torch_edl.wire import pserver_pb2 as pb
 _UNTRAINED = Optimizers("sgd", ())
 
 
-class TableLayer(Protocol):
+class RowLayer(Protocol):
     """A layer with a table, as a store of rows sees it."""
 
     table: str
@@ -44,13 +44,13 @@ class RowStore(Protocol):
 
 
 @dataclass
-class KerasCall(Call):
-    """See :class:`~torch_edl.engine.servers.plan.Call`."""
+class KerasCall(RowLookup):
+    """See :class:`~torch_edl.engine.servers.plan.RowLookup`."""
 
     layer: Any
 
 
-KerasPlan = Plan[KerasCall, RowBlock]
+KerasPlan = RowPlan[KerasCall, RowBlock]
 
 
 class ServerRows:
@@ -80,7 +80,7 @@ class ServerRows:
         calls: list[list[KerasCall]] = [[] for _ in features]
         if forward is not None:
             calls = [self._calls(forward, each) for each in features]
-        return Plan(calls, self._servers, RowBlock)
+        return RowPlan(calls, self._servers, RowBlock)
 
     def use(self, plan: KerasPlan | None, number: int) -> None:
         """The next forward pass is minibatch ``number`` of ``plan``; None: of none."""
@@ -88,7 +88,7 @@ class ServerRows:
         self._call = 0
 
     def _none(self) -> KerasPlan:
-        return Plan([[]], self._servers, RowBlock)
+        return RowPlan([[]], self._servers, RowBlock)
 
     def lookup(self, layer: Any, ids: Ids) -> tuple[RowBlock, Ids] | None:
         _check_range(layer, ids)
@@ -106,7 +106,7 @@ class ServerRows:
             if call.layer is layer and np.array_equal(call.values, ids):
                 return self._plan.find(self._batch, position)
         assert self._pull is not None, "a forward pass before the servers are known"
-        return self._plan.pull(Call(layer.table, layer.dim, ids), self._pull)
+        return self._plan.pull(RowLookup(layer.table, layer.dim, ids), self._pull)
 
     def _calls(self, forward: Callable[[Any], Any], features: Any) -> list[KerasCall]:
         self._planning, self._noted = [], {}
@@ -128,7 +128,7 @@ class LocalRows:
         seed: an initial row is a function of seed, table and id.
     """
 
-    def __init__(self, layer: TableLayer, kernel: pb.OptimizerConfig | None, seed: int) -> None:
+    def __init__(self, layer: RowLayer, kernel: pb.OptimizerConfig | None, seed: int) -> None:
         self.training = True
         self._optimizers = _UNTRAINED if kernel is None else Optimizers.from_proto(kernel)
         group = FROZEN if kernel is None else 0
@@ -157,7 +157,7 @@ class LocalRows:
         self.table = source.restore_table(self.table.declared, self._optimizers)
 
 
-def _check_range(layer: TableLayer, ids: Ids) -> None:
+def _check_range(layer: RowLayer, ids: Ids) -> None:
     if layer.options.bound is not None and len(ids):
         low, high = int(ids.min()), int(ids.max())
         layer.options.check_range(layer.table, low, high, argument="input_dim")

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tf_compat.names import Place
+from tf_compat.names import VariableName
 from tf_compat.optimizers import learning_rates, optimizer_config
 from tf_compat.rows import KerasPlan, ServerRows
-from tf_compat.trained import Trained, dense
+from tf_compat.trained import TrainedModel, dense
 from torch_edl.engine.servers.plan import PullRows
 from torch_edl.errors import EdlError, UsageError, UserCodeError, describe_error
 from torch_edl.ps_client.client import BUFFER_GROUP, DenseGradient
-from torch_edl.ps_client.partition import Floats, Segment
+from torch_edl.ps_client.partition import DenseSegment, Floats
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 
@@ -25,7 +25,7 @@ _FLAT = {"float32", "float16", "bfloat16"}
 _FROZEN = -1
 
 
-class KerasModel:
+class ServedKerasModel:
     """See :class:`~torch_edl.engine.servers.served.ServedModel`.
 
     Args:
@@ -36,7 +36,7 @@ class KerasModel:
     is_script = False
 
     def __init__(
-        self, trained: Trained, forward: Callable[[Any], Any], *, local_steps: int
+        self, trained: TrainedModel, forward: Callable[[Any], Any], *, local_steps: int
     ) -> None:
         self.model = trained.model
         self.kernel = optimizer_config(trained.optimizer)
@@ -79,7 +79,7 @@ class KerasModel:
 
     def connect(
         self,
-        layout: Sequence[Sequence[Segment]],
+        layout: Sequence[Sequence[DenseSegment]],
         exact: Mapping[str, Array],
         pull_rows: PullRows,
     ) -> None:
@@ -151,7 +151,9 @@ class KerasModel:
 class _Flat:
     """The dense parameters of one server, as its flat vector."""
 
-    def __init__(self, places: Mapping[str, Place], segments: Sequence[Segment]) -> None:
+    def __init__(
+        self, places: Mapping[str, VariableName], segments: Sequence[DenseSegment]
+    ) -> None:
         self._parts = [(places[s.name], s, slice(s.start, s.start + s.size)) for s in segments]
         self._gradient = np.zeros(sum(s.size for s in segments), np.float32)
         self.reached: set[int] = set()
@@ -184,21 +186,21 @@ class _Flat:
         return DenseGradient(self._gradient, untouched)
 
 
-def _group(place: Place) -> int:
+def _group(place: VariableName) -> int:
     if place.is_buffer:
         return BUFFER_GROUP
     return 0 if place.trainable else _FROZEN
 
 
-def _is_flat(place: Place) -> bool:
+def _is_flat(place: VariableName) -> bool:
     return place.variable.dtype in _FLAT
 
 
-def _value(place: Place) -> Array:
+def _value(place: VariableName) -> Array:
     return place.value.astype(np.float32) if _is_flat(place) else place.value
 
 
-def _check_type(place: Place) -> None:
+def _check_type(place: VariableName) -> None:
     if place.trainable and not _is_flat(place):
         raise UsageError(
             f"parameter {place.name}: {place.variable.dtype}; parameter servers train in float32: "

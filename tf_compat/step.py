@@ -11,13 +11,13 @@ from typing import Any
 import tensorflow as tf
 
 from tf_compat.contract import Contract
-from tf_compat.trained import Trained
+from tf_compat.trained import TrainedModel
 from tf_compat.values import TensorFlowValues, describe
 from tf_compat.watched import WatchedLayers
 from torch_edl.data.batch import Batch, slice_tensors
 from torch_edl.engine.base import Engine
 from torch_edl.errors import EdlError, UserCodeError, describe_error
-from torch_edl.trainer.not_finite import not_finite, the_one
+from torch_edl.training.not_finite import not_finite, the_one
 
 Backward = Callable[[], list[Any]]
 
@@ -35,7 +35,7 @@ class Step:
     def __init__(
         self,
         contract: Contract,
-        trained: Trained,
+        trained: TrainedModel,
         *,
         on_nan: str,
         compiled: bool,
@@ -155,8 +155,8 @@ class Step:
         return UserCodeError(f"{what} raised {describe_error(error)} ({shown})")
 
 
-def body(step: Step, engine: Engine, trained: Trained) -> Callable[[Batch], float]:
-    """See :meth:`~torch_edl.trainer.user_model.UserModel.body`."""
+def body(step: Step, engine: Engine, trained: TrainedModel) -> Callable[[Batch], float]:
+    """See :meth:`~torch_edl.training.user_model.UserModel.body`."""
 
     def compute(batch: Batch) -> float:
         made = step.loss(batch) if batch.size else None
@@ -168,5 +168,5 @@ def body(step: Step, engine: Engine, trained: Trained) -> Callable[[Batch], floa
     return compute
 
 
-def _take(trained: Trained, backward: Backward) -> None:
+def _take(trained: TrainedModel, backward: Backward) -> None:
     trained.take(backward())

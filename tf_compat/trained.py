@@ -7,13 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_compat.names import Place, places
+from tf_compat.names import VariableName, places
 from tf_compat.optimizers import learning_rates, optimizer_config
 from tf_compat.rows import LocalRows
 from tf_compat.tables import tables_of
 
 
-class Trained:
+class TrainedModel:
     """What training changes.
 
     Args:
@@ -24,7 +24,7 @@ class Trained:
         self.model = model
         self.optimizer = optimizer
         self.tables = tables_of(model)
-        self.places: list[Place] = places(model, {id(layer): layer for layer in self.tables})
+        self.places: list[VariableName] = places(model, {id(layer): layer for layer in self.tables})
         self.gradients: dict[str, Any] = {}
         """Of the minibatch in hand, by the name of the variable; a variable that the loss does not
         depend on has none."""

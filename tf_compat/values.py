@@ -35,7 +35,7 @@ _SUMS = (
 
 
 class TensorFlowValues:
-    """See :class:`~torch_edl.trainer.task_results.Values`."""
+    """See :class:`~torch_edl.training.task_results.Values`."""
 
     def mean(self, value: Any) -> float:
         return float(np.asarray(value, np.float64).mean())

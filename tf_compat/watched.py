@@ -11,7 +11,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tf_compat.names import layers
-from torch_edl.trainer.layer_log import LayerLog
+from torch_edl.training.layer_log import LayerLog
 
 
 class WatchedLayers:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch_edl import metrics, nn, optim, preprocessing
+    from torch_edl.api.elastic_trainer import ElasticTrainer
+    from torch_edl.api.job import Job
+    from torch_edl.api.opening import current_job, init
     from torch_edl.data.mode import Mode
-    from torch_edl.trainer.fit import ElasticTrainer
-    from torch_edl.trainer.job import Job
-    from torch_edl.trainer.opening import current_job, init
 
 __version__ = "0.1.0"
 __all__ = [
@@ -35,11 +35,11 @@ _LAZY = {
     "optim": ("torch_edl.optim", ""),
     "metrics": ("torch_edl.metrics", ""),
     "preprocessing": ("torch_edl.preprocessing", ""),
-    "ElasticTrainer": ("torch_edl.trainer.fit", "ElasticTrainer"),
-    "current_job": ("torch_edl.trainer.opening", "current_job"),
-    "init": ("torch_edl.trainer.opening", "init"),
+    "ElasticTrainer": ("torch_edl.api.elastic_trainer", "ElasticTrainer"),
+    "current_job": ("torch_edl.api.opening", "current_job"),
+    "init": ("torch_edl.api.opening", "init"),
     "Mode": ("torch_edl.data.mode", "Mode"),
-    "Job": ("torch_edl.trainer.job", "Job"),
+    "Job": ("torch_edl.api.job", "Job"),
 }
 
 

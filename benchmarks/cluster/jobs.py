@@ -18,16 +18,16 @@ from benchmarks.cluster.servers import Server, Watermarks
 from benchmarks.cluster.speed import Speed
 from benchmarks.cluster.usage import Usage
 from benchmarks.cluster.workers import Worker
-from master.runtime import pace
+from master.runtime import throttle as pace
 from master.state.actions import DataScanned, Start, Started, Stop
-from master.state.calls import Calls
-from master.state.fleet import Fleet
-from master.state.job import Job
-from master.state.processes import RUNNING as RUNS
-from master.state.processes import Process
-from master.state.restart import to_state
-from master.state.server_calls import ServerCalls
-from master.state.server_command import ServerCommand
+from master.state.calls.calls import Calls
+from master.state.calls.server_calls import ServerCalls
+from master.state.job.job import Job
+from master.state.job.restart import to_state
+from master.state.workforce.fleet import Fleet
+from master.state.workforce.processes import RUNNING as RUNS
+from master.state.workforce.processes import Process
+from master.state.workforce.server_command import ServerCommand
 from torch_edl.config import ClusterConfig, DataConfig, JobConfig, TrainConfig
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.processes.spec import ProcessExit, ProcessRuns

@@ -1,8 +1,8 @@
 """A worker: leases tasks ahead, trains them, reports them, and leaves when it is asked to.
 
 The session is that of a real worker: the messages are those of ``torch_edl.wire``, the leases are
-kept by the real ``LeaseClient``, and the real ``Pace`` says how many tasks to have in hand. Only
-time and the computation are simulated.
+kept by the real ``LeaseClient``, and the real ``TaskDuration`` says how many tasks to have in hand.
+Only time and the computation are simulated.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from benchmarks.cluster.events import Clock, Event
 from benchmarks.cluster.machines import Pod
 from benchmarks.cluster.servers import Watermarks
 from benchmarks.cluster.speed import Speed
-from torch_edl.data.leases_ahead import AHEAD_S, Pace
-from torch_edl.master_client.leases import Lease, LeaseClient, TaskResult
+from torch_edl.data.leases_ahead import AHEAD_S, TaskDuration
+from torch_edl.master_client.leases import HeldLease, LeaseClient, TaskResult
 from torch_edl.wire import master_pb2 as pb
 
 _LEAVE_S = 0.5  # from the word that the job is over until the process has ended
@@ -61,7 +61,7 @@ class Host(Protocol):
 class _Training:
     """The task that a worker trains."""
 
-    lease: Lease
+    lease: HeldLease
     offset: int
     """Its first record that was not done before."""
     began: float
@@ -80,8 +80,8 @@ class Worker:
         self.id = id
         self._host = host
         self._leases = LeaseClient(host, id)  # type: ignore[arg-type]
-        self._pace = Pace()
-        self._queue: deque[Lease] = deque()
+        self._pace = TaskDuration()
+        self._queue: deque[HeldLease] = deque()
         self._pod: Pod | None = None
         self._current: _Training | None = None
         self._done: Event | None = None
@@ -203,7 +203,7 @@ class Worker:
             self._host.clock.after(_LEAVE_S, lambda: self._exit(0))
             return True
         assert answer.next == pb.LeaseResponse.LEASED, "the servers stay"
-        self._queue.extend(map(Lease.from_proto, answer.leases))
+        self._queue.extend(map(HeldLease.from_proto, answer.leases))
         self._sated = bool(self._queue) and len(answer.leases) < missing
         if self._current is None:
             self._take()
@@ -224,7 +224,7 @@ class Worker:
 
     # ---- training ----
 
-    def _begin(self, lease: Lease) -> None:
+    def _begin(self, lease: HeldLease) -> None:
         host, size = self._host, lease.end - lease.start
         offset = lease.offset
         if lease.retried:

@@ -12,19 +12,19 @@ from typing import Any
 from master.state.lifecycle import Outcome
 from torch_edl.checkpoint import layout
 from torch_edl.config import CheckpointConfig, JobConfig
-from torch_edl.environment import ENV_HOST, ENV_TOKEN
+from torch_edl.config.environment import ENV_HOST, ENV_TOKEN
 from torch_edl.errors import CheckpointError, StoreConflictError, UsageError
 from torch_edl.files import write_text
-from torch_edl.jobs import final_status
-from torch_edl.jobs.folder import JobFolder
-from torch_edl.jobs.master_process import SUPERSEDED
-from torch_edl.jobs.own_job import OwnJob
 from torch_edl.kubernetes import names, shared_paths
 from torch_edl.kubernetes.api import Api
 from torch_edl.kubernetes.job import ENV_JOB_UID, ENV_NAMESPACE
 from torch_edl.kubernetes.launcher import KubernetesLauncher, Manifest
 from torch_edl.kubernetes.pod import Owner, process_pod
 from torch_edl.kubernetes.shared_pods import SharedPods
+from torch_edl.launch.jobs import final_status
+from torch_edl.launch.jobs.folder import JobFolder
+from torch_edl.launch.jobs.master_process import SUPERSEDED
+from torch_edl.launch.jobs.own_job import OwnJob
 from torch_edl.processes.launcher import Launcher
 from torch_edl.processes.signals import StopSignals
 from torch_edl.processes.spec import ProcessSpec

@@ -9,13 +9,13 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from master.state.job import Job
+from master.state.job.job import Job
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.claim import Claim
 from torch_edl.config import JobConfig
 from torch_edl.config.checkpoint import PREPROCESSING_FILE
 from torch_edl.errors import CheckpointError
-from torch_edl.jobs.folder import JobFolder
+from torch_edl.launch.jobs.folder import JobFolder
 from torch_edl.ps_server.identity import run_of
 
 log = logging.getLogger(__name__)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import time
 
-from master.runtime import pace
+from master.runtime import throttle as pace
 from master.runtime.clock import Clock
 from master.runtime.effects import Effects
-from master.runtime.journal import Journal
+from master.runtime.event_file import EventFile
 from master.runtime.service import Service
 from master.state.actions import (
     Action,
@@ -39,7 +39,7 @@ def run(
     launcher: Launcher,
     effects: Effects,
     stop: StopSignals,
-    journal: Journal,
+    journal: EventFile,
     clock: Clock,
     *,
     hands_over: bool = False,

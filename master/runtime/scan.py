@@ -19,8 +19,8 @@ from dataclasses import asdict
 
 from master.state.actions import DataScanned
 from torch_edl.config import JobConfig
+from torch_edl.config.environment import ENV_PROCESS, ENV_TOKEN
 from torch_edl.data.task_space import Shard
-from torch_edl.environment import ENV_PROCESS, ENV_TOKEN
 from torch_edl.errors import EdlError
 from torch_edl.processes import exec_child
 from torch_edl.processes.output import setup_logging

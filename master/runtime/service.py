@@ -12,14 +12,14 @@ from typing import Any, Protocol
 import grpc
 from google.protobuf.message import Message
 
-from master.state.agent_calls import AgentCalls
-from master.state.calls import Calls
-from master.state.job import Job, JobEvent
-from master.state.meeting_calls import MeetingCalls
-from master.state.server_calls import ServerCalls
-from master.state.spare_calls import SpareCalls
-from master.state.status import LogPath, describe
-from master.state.user_calls import UserCalls
+from master.state.calls.agent_calls import AgentCalls
+from master.state.calls.calls import Calls
+from master.state.calls.meeting_calls import MeetingCalls
+from master.state.calls.server_calls import ServerCalls
+from master.state.calls.spare_calls import SpareCalls
+from master.state.calls.user_calls import UserCalls
+from master.state.job.job import Job, JobEvent
+from master.state.job.status import LogPath, describe
 from torch_edl.errors import UsageError
 from torch_edl.kubernetes.shared_pods import SharedPods
 from torch_edl.wire import master_pb2 as pb

@@ -1,7 +1,7 @@
 """What the job wants done (actions), and what came of it (events). Pure.
 
 An action holds everything that it needs: :mod:`master.runtime` executes it without the lock of the
-job, and hands the event back to :meth:`master.state.job.Job.apply`.
+job, and hands the event back to :meth:`master.state.job.job.Job.apply`.
 """
 
 from __future__ import annotations

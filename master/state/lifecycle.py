@@ -58,7 +58,7 @@ class Stopping:
         return self.began + LEAVE_WITHIN_S
 
 
-class Part(Protocol):
+class StatefulPart(Protocol):
     """A part of a job that a restarted master rebuilds."""
 
     def to_state(self) -> Any:

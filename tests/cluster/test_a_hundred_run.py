@@ -21,7 +21,8 @@ MODEL = Path(__file__).parent / "models" / "gated.py"
 GATE = "/data/gate"
 # What a worker imports: nodes that fork workers share the memory of it.
 IMPORTED = (
-    "torch_edl.worker", "torch", "torch_edl.trainer.run_file", "torch_edl.trainer.model_file",
+    "torch_edl.training.worker", "torch", "torch_edl.training.run_file",
+    "torch_edl.pytorch.model_file",
     "torch_edl.engine.servers.engine", "torch_edl.nn", "torch_edl.data.feeder", "numpy.random",
     "pyarrow.parquet", "zmq",
 )  # fmt: skip

@@ -223,7 +223,7 @@ def test_workers_share_pods_and_are_lost_alone_and_together(
     job.wait_for(lambda: job.done() > 0, 100)
     pods = namespace.running(JOB, "worker")
     began = time.monotonic()
-    namespace.kill_process(JOB, "torch_edl.worker", "--id", "1")
+    namespace.kill_process(JOB, "torch_edl.training.worker", "--id", "1")
     job.wait_for(lambda: job.workers() == [0, 2, 3, 4], 100)
     figure("one of two workers of a pod killed", replaced_s=time.monotonic() - began)
     assert namespace.running(JOB, "worker") == pods

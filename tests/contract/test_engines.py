@@ -12,19 +12,19 @@ from torch import nn
 
 from tests.unit.engine.conftest import TOKEN, start_servers
 from torch_edl.config import JobConfig, TrainConfig
-from torch_edl.contract.argument_order import labels_first
-from torch_edl.contract.torch_contract import Contract
 from torch_edl.data.batch import Batch, Minibatch, Update
 from torch_edl.engine.base import Engine, LeasedEngine
 from torch_edl.engine.local import LocalEngine
-from torch_edl.engine.replica import Replica
 from torch_edl.engine.ring.engine import RingEngine
-from torch_edl.engine.ring.torch_model import TorchModel as ReplicatedModel
 from torch_edl.engine.servers.engine import ServersEngine
-from torch_edl.engine.servers.torch_model import TorchModel
 from torch_edl.master_client.heartbeat import WorkerStatus
-from torch_edl.master_client.leases import Lease
-from torch_edl.trainer.step import Step, contract_body
+from torch_edl.master_client.leases import HeldLease
+from torch_edl.pytorch.contract import Contract
+from torch_edl.pytorch.replica import Replica
+from torch_edl.pytorch.ring.replicated import ReplicatedTorchModel as ReplicatedModel
+from torch_edl.pytorch.servers.served import ServedTorchModel
+from torch_edl.pytorch.step import Step, contract_body
+from torch_edl.training.contract.argument_order import labels_first
 from torch_edl.wire import master_pb2 as pb
 
 __all__ = ["start_servers"]
@@ -65,7 +65,7 @@ class Driven:
         else:
             config = JobConfig(name="t", model_file="m.py", train=TrainConfig(strategy="ps"))
             forward = step.forward if kind == "servers" else None
-            served = TorchModel(self.model, optimizer, None, forward=forward)
+            served = ServedTorchModel(self.model, optimizer, None, forward=forward)
             self.engine = self.leased = ServersEngine(
                 served, config=config, token=TOKEN, status=status
             )
@@ -90,7 +90,7 @@ def update(number: int, value: float = 1.0) -> Update:
     first = number * BATCH
     x = torch.full((BATCH, 1), value)
     minibatch = Minibatch(0, first, BATCH, Batch(x, x, BATCH))
-    lease = Lease(lease_id=1, task_id=0, end=100)
+    lease = HeldLease(lease_id=1, task_id=0, end=100)
     return Update(first, first + BATCH, [minibatch], 1, BATCH, lease, incarnation=1)
 
 
@@ -127,7 +127,7 @@ def test_what_was_committed_is_acknowledged_once_and_in_order(driven: Driven) ->
         done += driven.leased.acknowledged()
     done += driven.leased.acknowledged(wait=True)
     assert done == updates
-    assert driven.leased.committed(Lease(lease_id=1, task_id=0, end=100)) == 4 * BATCH
+    assert driven.leased.committed(HeldLease(lease_id=1, task_id=0, end=100)) == 4 * BATCH
 
 
 def test_a_body_that_leaves_within_an_update_may_begin_another(driven: Driven) -> None:

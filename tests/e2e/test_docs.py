@@ -201,11 +201,11 @@ def test_the_protocol_document_names_every_call() -> None:
     assert not [name for name in every if f"`{name}`" not in text]
 
 
-def test_the_architecture_document_names_every_layer() -> None:
+def test_the_architecture_document_names_every_floor() -> None:
     """In the order in which setup.cfg holds them."""
     text = (ROOT / "docs" / "architecture.md").read_text()
     config = (ROOT / "setup.cfg").read_text()
-    listed = re.search(r"name = The layers of torch_edl\ntype = layers\nlayers =\n(.*?)\n\n",
+    listed = re.search(r"name = The floors of torch_edl\ntype = layers\nlayers =\n(.*?)\n\n",
                        config, re.DOTALL)  # fmt: skip
     assert listed
     layers = re.findall(r"torch_edl\.(\w+)", listed[1])

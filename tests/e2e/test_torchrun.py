@@ -128,7 +128,7 @@ def test_a_plain_script_runs_as_under_torchrun(launches: Launches) -> None:
         assert differing <= _OF_THE_RUN
 
 
-@pytest.mark.slow  # what our agent reports of a failure is in tests/unit/agent
+@pytest.mark.slow  # what our agent reports of a failure is in tests/unit/launch/agent
 def test_a_plain_script_fails_as_under_torchrun(launches: Launches) -> None:
     def run(*command: str) -> tuple[int, list[str]]:
         code, _, err = launches.finish(

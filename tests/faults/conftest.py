@@ -184,7 +184,7 @@ class ModelJob(Job):
             "--", str(records - 1), str(self._gate(folder, name)), "--delay", str(delay_s),
             "--quorum", str(quorum),
         ]  # fmt: skip
-        super().__init__(folder, name, command, "torch_edl.worker")
+        super().__init__(folder, name, command, "torch_edl.training.worker")
 
     def scale(self, option: str, number: int) -> None:
         """`torch-edl scale`, once a master takes it."""

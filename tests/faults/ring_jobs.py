@@ -42,7 +42,7 @@ class RingJob(Job):
             "--output", str(self._output), "--heartbeat-timeout", "10", *flags,
             "--", str(records), str(self._gate(folder, name)), str(delay_s),
         ]  # fmt: skip
-        super().__init__(folder, name, command, "torch_edl.worker")
+        super().__init__(folder, name, command, "torch_edl.training.worker")
 
     def rings(self) -> list[int]:
         """How many members each ring had so far."""

@@ -121,7 +121,7 @@ def test_evaluations_and_predictions_are_complete(tmp_path: Path, jobs: Any) -> 
     def start(verb: str, *flags: str) -> Job:
         words = [str(tmp_path / "echo.py"), "--data", str(tmp_path / "n.csv"), "--job-name", verb]
         command = [*EDL, verb, *words, *flags]
-        job = Job(tmp_path, verb, command, "torch_edl.worker")
+        job = Job(tmp_path, verb, command, "torch_edl.training.worker")
         return jobs.enter_context(contextlib.closing(job))
 
     trained = start("run", "--output", str(output))

@@ -138,7 +138,9 @@ def test_a_model_file_that_a_spare_cannot_load(tmp_path: Path, jobs: contextlib.
         "allreduce", "--workers", "2", "--spares", "2", "--job-name", "ring", "--batch-size", "4",
         "--no-shuffle", "--", str(tmp_path),
     ]  # fmt: skip
-    job = jobs.enter_context(contextlib.closing(Job(tmp_path, "ring", command, "torch_edl.worker")))
+    job = jobs.enter_context(
+        contextlib.closing(Job(tmp_path, "ring", command, "torch_edl.training.worker"))
+    )
     job.wait_for(lambda: job.done() > 0)
     (tmp_path / "broken").touch()
     said = "RuntimeError: somebody edits this file; a spare found this, the workers continue"

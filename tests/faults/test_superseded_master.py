@@ -18,7 +18,7 @@ import pytest
 from tests.etcd_server import Etcd
 from tests.faults.conftest import ModelJob
 from tests.waiting import HANG_S
-from torch_edl.jobs.master_process import SUPERSEDED
+from torch_edl.launch.jobs.master_process import SUPERSEDED
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.channel import Stub

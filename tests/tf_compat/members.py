@@ -8,8 +8,8 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from tf_compat.replica import Replica
-from tf_compat.replicated import KerasModel
-from tf_compat.trained import Trained
+from tf_compat.replicated import ReplicatedKerasModel
+from tf_compat.trained import TrainedModel
 from torch_edl.data.batch import Batch, Minibatch, Update
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.ring.meeting import Meeting
@@ -36,11 +36,11 @@ class Rendezvous(RingRendezvous):
 
 @contextmanager
 def keras_engine(
-    trained: Trained, worker_id: int, make_rings: Callable[[str], Iterator[pb.Ring]]
+    trained: TrainedModel, worker_id: int, make_rings: Callable[[str], Iterator[pb.Ring]]
 ) -> Iterator[RingEngine]:
     """The engine of a member; ``make_rings`` is given the address of the member."""
     with closing(Meeting(HOST, TOKEN)) as meeting:
-        model = KerasModel(trained, Replica(trained, 7), meeting)
+        model = ReplicatedKerasModel(trained, Replica(trained, 7), meeting)
         rendezvous = Rendezvous(worker_id, make_rings(meeting.address))
         with closing(RingEngine(model, rendezvous)) as engine:
             yield engine

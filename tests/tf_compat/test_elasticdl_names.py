@@ -20,7 +20,7 @@ from torch_edl.config import DataConfig, JobConfig
 from torch_edl.data.feeder import Feeder, FeedError
 from torch_edl.data.sources import IndexedSource
 from torch_edl.errors import ContractError
-from torch_edl.master_client.leases import Lease
+from torch_edl.master_client.leases import HeldLease
 from torch_edl.wire import master_pb2 as pb
 
 FILE = """
@@ -49,7 +49,7 @@ def feed(dataset, mode, _):
     dataset = dataset.map(parse)
     return dataset.shuffle(1024) if mode == Mode.TRAINING else dataset
 """
-LEASE = Lease(lease_id=1, task_id=0, shard="s", end=8, shard_records=8)
+LEASE = HeldLease(lease_id=1, task_id=0, shard="s", end=8, shard_records=8)
 
 
 def write(folder: Path, text: str) -> str:

@@ -26,26 +26,26 @@ from tests.tf_compat.members import (
 )
 from tests.unit.engine.conftest import TOKEN, start_servers
 from tf_compat.contract import load_contract as load_keras
-from tf_compat.names import Place
+from tf_compat.names import VariableName
 from tf_compat.replica import Replica as KerasReplica
-from tf_compat.served import KerasModel
+from tf_compat.served import ServedKerasModel
 from tf_compat.step import Step as KerasStep
 from tf_compat.step import body as keras_body
-from tf_compat.trained import Trained
+from tf_compat.trained import TrainedModel
 from torch_edl.config import JobConfig, TrainConfig
-from torch_edl.contract.torch_contract import load_contract as load_torch
 from torch_edl.data.batch import Batch, Minibatch, Update
 from torch_edl.engine.base import LeasedEngine
 from torch_edl.engine.local import LocalEngine
-from torch_edl.engine.replica import Replica
 from torch_edl.engine.ring.engine import RingEngine
-from torch_edl.engine.ring.process_group import StoreServer
-from torch_edl.engine.ring.torch_model import TorchModel as ReplicatedModel
 from torch_edl.engine.servers.engine import ServersEngine
-from torch_edl.engine.servers.torch_model import TorchModel
 from torch_edl.master_client.heartbeat import WorkerStatus
-from torch_edl.master_client.leases import Lease
-from torch_edl.trainer.step import Step, contract_body
+from torch_edl.master_client.leases import HeldLease
+from torch_edl.pytorch.contract import load_contract as load_torch
+from torch_edl.pytorch.replica import Replica
+from torch_edl.pytorch.ring.process_group import StoreServer
+from torch_edl.pytorch.ring.replicated import ReplicatedTorchModel as ReplicatedModel
+from torch_edl.pytorch.servers.served import ServedTorchModel
+from torch_edl.pytorch.step import Step, contract_body
 from torch_edl.wire import master_pb2 as pb
 
 __all__ = ["start_servers"]
@@ -63,7 +63,7 @@ class Side:
 
     def train(self, batches: list[tuple[Any, Any]]) -> list[float]:
         losses = []
-        lease = Lease(lease_id=1, task_id=0, end=len(batches) * BATCH)
+        lease = HeldLease(lease_id=1, task_id=0, end=len(batches) * BATCH)
         for number, (features, labels) in enumerate(batches):
             first = number * BATCH
             batch = Batch(features, labels, BATCH)
@@ -93,7 +93,7 @@ class TorchSide(Side):
         step = Step(contract, self.model, on_nan="stop", log_layers="")
         status = WorkerStatus()
         if servers:
-            served = TorchModel(self.model, optimizer, None, forward=step.forward)
+            served = ServedTorchModel(self.model, optimizer, None, forward=step.forward)
             self.engine = ServersEngine(served, config=config(), token=TOKEN, status=status)
         else:
             self.engine = LocalEngine(Replica(self.model, [optimizer]), status=status)
@@ -111,11 +111,11 @@ class KerasSide(Side):
     def __init__(self, name: str, servers: int, optimizer: Any, compiled: bool) -> None:
         contract = load_keras(str(EXAMPLES / name / "model_tf.py"))
         model = contract.make_model()
-        self.trained = Trained(model, optimizer)
+        self.trained = TrainedModel(model, optimizer)
         step = KerasStep(contract, self.trained, on_nan="stop", compiled=compiled)
         status = WorkerStatus()
         if servers:
-            served = KerasModel(self.trained, step.call, local_steps=1)
+            served = ServedKerasModel(self.trained, step.call, local_steps=1)
             self.engine = ServersEngine(served, config=config(), token=TOKEN, status=status)
         else:
             self.engine = LocalEngine(KerasReplica(self.trained, 7), status=status)
@@ -284,7 +284,7 @@ def keras_ring(name: str, make: Callable[[], Any], stack: ExitStack) -> Members:
 
     for rank in range(2):
         keras.utils.set_random_seed(rank)
-        trained = Trained(contract.make_model(), make())
+        trained = TrainedModel(contract.make_model(), make())
         engine = stack.enter_context(keras_engine(trained, rank, rings))
         step = KerasStep(contract, trained, on_nan="stop", compiled=False)
         made.engines.append(engine)
@@ -320,8 +320,8 @@ def test_rings_of_both_frameworks_learn_the_same(
         ]
         begin = {label: value.copy() for label, value in first.items()}
 
-        def places(rank: int) -> dict[str, Place]:
-            found = Trained(ours.engines[rank].model, keras_optimizer()).places
+        def places(rank: int) -> dict[str, VariableName]:
+            found = TrainedModel(ours.engines[rank].model, keras_optimizer()).places
             return {place.name.replace("weights_of_ids", "weights"): place for place in found}
 
         for label, place in places(0).items():

@@ -12,14 +12,14 @@ from tests.tf_compat.installed import keras, tf
 from tf_compat.contract import Contract
 from tf_compat.datasets import TensorFlowDatasets, of_dataset
 from tf_compat.step import Step
-from tf_compat.trained import Trained
+from tf_compat.trained import TrainedModel
 from torch_edl.config import DataConfig, JobConfig
-from torch_edl.contract.argument_order import labels_first
 from torch_edl.data.batch import Batch, Update
 from torch_edl.data.feeder import Feeder
 from torch_edl.data.randomness import is_same_order
 from torch_edl.data.sources import IndexedSource
-from torch_edl.master_client.leases import Lease
+from torch_edl.master_client.leases import HeldLease
+from torch_edl.training.contract.argument_order import labels_first
 
 RECORDS = [str(number).encode() for number in range(60)]
 
@@ -38,8 +38,8 @@ def shuffled_tensor(records: Any, mode: str, metadata: Any) -> Any:
     return numbers, numbers
 
 
-def lease(task: int) -> Lease:
-    return Lease(lease_id=1, task_id=task, shard="s", end=60, shard_records=60)
+def lease(task: int) -> HeldLease:
+    return HeldLease(lease_id=1, task_id=task, shard="s", end=60, shard_records=60)
 
 
 def values(update: Update) -> list[int]:
@@ -80,7 +80,7 @@ def train_beside(feeder: Feeder, stop: threading.Event) -> threading.Thread:
         optimizer=keras.optimizers.SGD, feed=lambda *_: None, eval_metrics_fn=None, callbacks=None,
         data_source=None, prediction_outputs_processor=None, preprocessing=None,
     )  # fmt: skip
-    trained = Trained(Noisy(), keras.optimizers.SGD())
+    trained = TrainedModel(Noisy(), keras.optimizers.SGD())
     apart = feeder.generators.apart
     step = Step(contract, trained, on_nan="stop", compiled=False, apart=apart)
 

@@ -18,7 +18,7 @@ from tests.tf_compat.members import first_ring, keras_engine, part, run, togethe
 from tests.waiting import HANG_S
 from tf_compat.replica import Replica
 from tf_compat.step import Step, body
-from tf_compat.trained import Trained
+from tf_compat.trained import TrainedModel
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.data.batch import Batch
@@ -30,7 +30,7 @@ from torch_edl.wire import master_pb2 as pb
 Body = Callable[[Batch], float]
 
 
-def network(seed: int, *, norm: bool = True, dtype: str = "float32") -> Trained:
+def network(seed: int, *, norm: bool = True, dtype: str = "float32") -> TrainedModel:
     keras.utils.set_random_seed(seed)
     norms = [keras.layers.BatchNormalization()] if norm else []
     model = keras.Sequential(
@@ -43,7 +43,7 @@ def network(seed: int, *, norm: bool = True, dtype: str = "float32") -> Trained:
             keras.layers.Dense(1),
         ]
     )
-    return Trained(model, keras.optimizers.Adam(0.01))
+    return TrainedModel(model, keras.optimizers.Adam(0.01))
 
 
 def batch(seed: int, size: int) -> Batch:
@@ -58,9 +58,9 @@ class Office:
     def __init__(self, stack: ExitStack, rings: Callable[[list[str], int], list[pb.Ring]]) -> None:
         self._stack, self._rings = stack, rings
         self.addresses: list[str] = []
-        self.members: list[tuple[RingEngine, Trained, Body]] = []
+        self.members: list[tuple[RingEngine, TrainedModel, Body]] = []
 
-    def add(self, trained: Trained) -> None:
+    def add(self, trained: TrainedModel) -> None:
         worker = len(self.members)
 
         def rings(address: str) -> Iterator[pb.Ring]:
@@ -89,14 +89,14 @@ def one_ring(size: int) -> Callable[[list[str], int], list[pb.Ring]]:
     return lambda addresses, worker: [first_ring(addresses[0], range(size))]
 
 
-def values(trained: Trained) -> dict[str, Any]:
+def values(trained: TrainedModel) -> dict[str, Any]:
     found = {place.name: place.value.copy() for place in trained.places}
     for number, variable in enumerate(trained.optimizer.variables):
         found[f"optimizer.{number}"] = np.asarray(variable).copy()
     return found
 
 
-def same(one: Trained, other: Trained) -> None:
+def same(one: TrainedModel, other: TrainedModel) -> None:
     theirs = values(other)
     for name, value in values(one).items():
         np.testing.assert_array_equal(value, theirs[name], err_msg=name)
@@ -204,7 +204,7 @@ def test_a_member_with_another_model_is_named(office: Callable[..., Office]) -> 
     one = office(one_ring(2))
     one.add(network(1))
     other = network(1)
-    one.add(Trained(other.model, keras.optimizers.SGD(0.01)))
+    one.add(TrainedModel(other.model, keras.optimizers.SGD(0.01)))
 
     def refused() -> None:
         with pytest.raises(CheckpointError, match="have another model, or not SGD: start all"):

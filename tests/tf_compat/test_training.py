@@ -14,15 +14,14 @@ from tests.unit.engine.conftest import TOKEN, start_servers
 from tf_compat.contract import Contract, load_contract
 from tf_compat.export import export
 from tf_compat.replica import Replica
-from tf_compat.served import KerasModel
+from tf_compat.served import ServedKerasModel
 from tf_compat.step import Step, body
 from tf_compat.tables import swap_large
-from tf_compat.trained import Trained
+from tf_compat.trained import TrainedModel
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.export import write_output
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import JobConfig, TrainConfig
-from torch_edl.contract.argument_order import labels_first
 from torch_edl.data.batch import Batch, Minibatch, Update
 from torch_edl.engine.local import LocalEngine
 from torch_edl.engine.servers.engine import ServersEngine
@@ -34,8 +33,9 @@ from torch_edl.errors import (
     UserCodeError,
 )
 from torch_edl.master_client.heartbeat import WorkerStatus
-from torch_edl.master_client.leases import Lease
+from torch_edl.master_client.leases import HeldLease
 from torch_edl.ps_client.partition import PartitionedIds, TableIds
+from torch_edl.training.contract.argument_order import labels_first
 from torch_edl.wire import master_pb2 as pb
 
 __all__ = ["start_servers"]
@@ -62,7 +62,7 @@ class Job:
         *, compiled: bool = False, on_nan: str = "stop", restored_from: Path | None = None,
         log_layers: str = "",
     ) -> None:  # fmt: skip
-        self.trained = Trained(model, optimizer)
+        self.trained = TrainedModel(model, optimizer)
         step = Step(
             contract(loss), self.trained, on_nan=on_nan, compiled=compiled, log_layers=log_layers
         )
@@ -71,7 +71,7 @@ class Job:
         config = JobConfig(name="t", model_file="m.py", train=TrainConfig(staleness=0))
         self.engine: Any
         if servers:
-            served = KerasModel(self.trained, step.call, local_steps=1)
+            served = ServedKerasModel(self.trained, step.call, local_steps=1)
             self.engine = ServersEngine(served, config=config, token=TOKEN, status=status)
         else:
             self.engine = LocalEngine(Replica(self.trained, 3), status=status)
@@ -86,7 +86,7 @@ class Job:
         for features, labels in batches:
             first, self.number = self.number * BATCH, self.number + 1
             minibatch = Minibatch(0, first, BATCH, Batch(features, labels, BATCH))
-            lease = Lease(lease_id=1, task_id=0, end=1000)
+            lease = HeldLease(lease_id=1, task_id=0, end=1000)
             one = Update(first, first + BATCH, [minibatch], 1, BATCH, lease, incarnation=1)
             losses.append(self.body(self.engine.begin(one, minibatch)))
             assert self.engine.commit(one)
@@ -223,7 +223,7 @@ def test_a_local_job_goes_on_from_its_checkpoint_bit_by_bit(
     folder = saved(first, tmp_path / "checkpoint")
     second = local(deepfm, restored_from=folder)
     second.number = 4
-    assert second.engine.committed(Lease(lease_id=1, task_id=0, end=1000)) == 4 * BATCH
+    assert second.engine.committed(HeldLease(lease_id=1, task_id=0, end=1000)) == 4 * BATCH
     assert second.train(*data[4:]) == losses[4:]
     with pytest.raises(CheckpointError, match="the state of Adam, and this model file has SGD"):
         Job(deepfm.make_model(), keras.optimizers.SGD(0.1), deepfm.loss, [], restored_from=folder)

@@ -32,10 +32,10 @@ _HEAVY = {
         ("master.__main__", set()),
         ("torch_edl.ps_server.__main__", {"numpy"}),
         # Before its first heartbeat.
-        ("torch_edl.worker", set()),
+        ("torch_edl.training.worker", set()),
         # The worker of a model file of any framework, and that of torch.
-        ("torch_edl.worker, torch_edl.trainer.run_file", {"numpy"}),
-        ("torch_edl.worker, torch_edl.trainer.model_file", {"numpy", "torch"}),
+        ("torch_edl.training.worker, torch_edl.training.run_file", {"numpy"}),
+        ("torch_edl.training.worker, torch_edl.pytorch.model_file", {"numpy", "torch"}),
     ],
 )
 def test_a_process_starts_without_what_it_does_not_need(modules: str, needed: set[str]) -> None:

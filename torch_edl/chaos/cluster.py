@@ -12,17 +12,17 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from torch_edl.chaos.plan import Plan
+from torch_edl.chaos.plan import StormPlan
 from torch_edl.chaos.site import EXITED
 from torch_edl.chaos.storm import Blow, Target
 from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
-from torch_edl.jobs.calls import CALL_TIMEOUT_S, refused
-from torch_edl.jobs.cluster_job import ClusterJob, Connection
 from torch_edl.kubernetes import names
-from torch_edl.kubernetes.causes import PodState
 from torch_edl.kubernetes.failures import ClusterError, MissingError, NoAnswerError
-from torch_edl.kubernetes.watch import Change, PodGone, PodSeen, Watch
+from torch_edl.kubernetes.pod_state import PodState
+from torch_edl.kubernetes.watch import Change, PodGone, PodSeen, PodWatch
+from torch_edl.launch.jobs.calls import CALL_TIMEOUT_S, refused
+from torch_edl.launch.jobs.cluster_job import ClusterJob, MasterConnection
 from torch_edl.wire import master_pb2 as pb
 
 # How often the Job is looked at.
@@ -40,7 +40,7 @@ class ClusterSite:
         ClusterError: the cluster does not answer, or refuses.
     """
 
-    def __init__(self, job: ClusterJob, plan: Plan) -> None:
+    def __init__(self, job: ClusterJob, plan: StormPlan) -> None:
         if paused := plan.roles(killed=False):
             raise UsageError(
                 f"--pause {next(iter(paused))}: a cluster pauses no process; leave it out, or use "
@@ -52,10 +52,10 @@ class ClusterSite:
         self._job, self._token = job, job.token()
         self._pods: dict[str, PodState] = {}
         self._lock = threading.Lock()
-        self._connection: Connection | None = None
+        self._connection: MasterConnection | None = None
         self._gone, self._looked = False, time.monotonic()
         self._listed = threading.Event()
-        self._watch = Watch(
+        self._watch = PodWatch(
             job.api, names.selector(job.name), changed=self._saw, failed=self._failed
         )
         if not self._listed.wait(_LISTED_S):

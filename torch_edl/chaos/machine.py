@@ -12,9 +12,9 @@ from torch_edl.chaos.storm import Blow, Target
 from torch_edl.chaos.targets import Processes
 from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
-from torch_edl.jobs import calls
-from torch_edl.jobs.folder import ENDED, JobFolder, MasterAddress
-from torch_edl.jobs.status import report
+from torch_edl.launch.jobs import calls
+from torch_edl.launch.jobs.folder import ENDED, JobFolder, MasterAddress
+from torch_edl.launch.jobs.status import report
 from torch_edl.wire import master_pb2 as pb
 
 

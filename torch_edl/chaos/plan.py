@@ -37,7 +37,7 @@ class Fault:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class StormPlan:
     """The faults of a storm."""
 
     faults: tuple[Fault, ...]
@@ -99,7 +99,7 @@ def faults(
     return tuple(found)
 
 
-def read(path: Path, *, seed: int | None, for_s: float | None) -> Plan:
+def read(path: Path, *, seed: int | None, for_s: float | None) -> StormPlan:
     """The plan of a TOML file.
 
     Args:
@@ -120,7 +120,7 @@ def read(path: Path, *, seed: int | None, for_s: float | None) -> Plan:
         raise UsageError(f"--plan {path}: {error}") from error
 
 
-def _plan(content: Mapping[str, Any], *, seed: int | None, for_s: float | None) -> Plan:
+def _plan(content: Mapping[str, Any], *, seed: int | None, for_s: float | None) -> StormPlan:
     _known(content, {"seed", "for", "fault"}, "the plan")
     entries = content.get("fault", [])
     if not isinstance(entries, list) or not entries:
@@ -142,7 +142,7 @@ def _plan(content: Mapping[str, Any], *, seed: int | None, for_s: float | None) 
         if rounds and "for" not in content:
             raise UsageError('for: missing; say how long the rounds last, such as for = "60s"')
         for_s = duration(_text(content, "for"), "for =") if "for" in content else last
-    return Plan(faults=tuple(found), for_s=for_s, seed=own if seed is None else seed)
+    return StormPlan(faults=tuple(found), for_s=for_s, seed=own if seed is None else seed)
 
 
 def _faults(entry: Any) -> tuple[Fault, ...]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch_edl.chaos.plan import Plan
+from torch_edl.chaos.plan import StormPlan
 from torch_edl.config import JobConfig
 from torch_edl.wire import master_pb2 as pb
 
 
-def risks(plan: Plan, config: JobConfig, status: pb.GetStatusResponse) -> Sequence[str]:
+def risks(plan: StormPlan, config: JobConfig, status: pb.GetStatusResponse) -> Sequence[str]:
     """What the plan will cost, a sentence each; empty: nothing, whatever it does."""
     found = []
     killed = plan.roles(killed=True)
@@ -36,7 +36,7 @@ def risks(plan: Plan, config: JobConfig, status: pb.GetStatusResponse) -> Sequen
     return found
 
 
-def restraint(plan: Plan, config: JobConfig) -> str:
+def restraint(plan: StormPlan, config: JobConfig) -> str:
     """Which faults of the plan wait until the set-up promises to survive them; empty: none."""
     if config.durability.mode != "replica":
         return ""

@@ -10,13 +10,13 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from torch_edl.chaos.plan import Plan
+from torch_edl.chaos.plan import StormPlan
 from torch_edl.chaos.promise import restraint, risks
 from torch_edl.chaos.site import EXITED, Site
 from torch_edl.chaos.storm import Blow, Storm, Target
-from torch_edl.chaos.verdict import Verdict, Watch
+from torch_edl.chaos.verdict import StatusWatch, Verdict
 from torch_edl.errors import EdlError, UsageError
-from torch_edl.jobs.folder import ENDED
+from torch_edl.launch.jobs.folder import ENDED
 from torch_edl.wire import master_pb2 as pb
 
 _LOOK_S = 0.25
@@ -25,7 +25,7 @@ _SETTLE_S = 60.0
 _VERBS = {signal.SIGKILL: "killed", signal.SIGTERM: "told to end", signal.SIGCONT: "continues"}
 
 
-class Display(Protocol):
+class StormDisplay(Protocol):
     """What a user sees of a storm."""
 
     def line(self, at_s: float, text: str) -> None:
@@ -48,7 +48,7 @@ class Chaos:
             done.
     """
 
-    def __init__(self, site: Site, plan: Plan, *, display: Display) -> None:
+    def __init__(self, site: Site, plan: StormPlan, *, display: StormDisplay) -> None:
         self._site, self._plan, self._display = site, plan, display
         status: pb.GetStatusResponse = site.ask(pb.GetStatusRequest())
         if status.state in ENDED:
@@ -64,7 +64,9 @@ class Chaos:
         self._storm = Storm(plan)
         self._seen: set[int] = set()  # ids of servers that lived
         self._began = time.monotonic()
-        self.watch = Watch(status, self._began, seed=plan.seed, may_roll_back=bool(self.risks))
+        self.watch = StatusWatch(
+            status, self._began, seed=plan.seed, may_roll_back=bool(self.risks)
+        )
         self._events = _Events(site)
         self._lock = threading.Lock()  # of the watch, which the thread of the status feeds
         self._stopped, self._over = threading.Event(), threading.Event()

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from torch_edl.chaos.plan import Fault, Plan
+from torch_edl.chaos.plan import Fault, StormPlan
 
 # A fault waits this long for a process to happen to.
 _PATIENCE_S = 10.0
@@ -56,7 +56,7 @@ class Blow:
     pause_s: float = 0.0
 
 
-def strikes(plan: Plan) -> list[Strike]:
+def strikes(plan: StormPlan) -> list[Strike]:
     """All faults of a storm in the order of their times."""
     chance = random.Random(plan.seed)
     found = []
@@ -80,7 +80,7 @@ def _times(fault: Fault, for_s: float, chance: random.Random) -> Iterable[float]
 class Storm:
     """The faults that are still to come."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: StormPlan) -> None:
         self._open = strikes(plan)
         self._struck: set[Target] = set()
         self._paused: dict[Target, float] = {}

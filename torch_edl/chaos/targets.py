@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch_edl.chaos.site import EXITED
 from torch_edl.chaos.storm import Target
-from torch_edl.environment import ENV_TOKEN
+from torch_edl.config.environment import ENV_TOKEN
 from torch_edl.wire import master_pb2 as pb
 
 

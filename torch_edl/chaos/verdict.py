@@ -78,7 +78,7 @@ def _process(status: pb.ProcessStatus) -> tuple[str, int, int]:
     return status.role, status.id, status.pid if status.role == "master" else 0
 
 
-class Watch:
+class StatusWatch:
     """Follows the status of a job during a storm.
 
     Args:

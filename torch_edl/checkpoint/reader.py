@@ -18,7 +18,7 @@ from torch_edl import _core
 from torch_edl.checkpoint import files, layout
 from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.tables.optimizers import Optimizers
-from torch_edl.tables.table import Counts, EmbeddingTable, Rows, is_table_name
+from torch_edl.tables.table import AdmissionCounts, EmbeddingTable, Rows, is_table_name
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
@@ -135,7 +135,7 @@ class SavedTable:
         for path in self.parts:
             yield from files.read_rows(path, "vectors", rows)
 
-    def counts(self) -> Iterator[tuple[Path, Counts]]:
+    def counts(self) -> Iterator[tuple[Path, AdmissionCounts]]:
         """The ids of each part that are counted and have no row.
 
         Raises:
@@ -144,7 +144,7 @@ class SavedTable:
         for path in self.counts_parts:
             tensors = files.read(path)
             try:
-                yield path, Counts(tensors["ids"], tensors["count"], tensors["last_used"])
+                yield path, AdmissionCounts(tensors["ids"], tensors["count"], tensors["last_used"])
             except KeyError as error:
                 raise CheckpointError(f"{path}: no tensor {error}; it is damaged") from None
 
@@ -325,7 +325,7 @@ class CheckpointReader:
         table = EmbeddingTable(trained, int(saved.info["seed"]), optimizers, info, self._shards)
         for path, counts in saved.counts():
             mine = np.flatnonzero(_core.owner(counts.ids, self._shards) == self._shard)
-            counted = Counts(
+            counted = AdmissionCounts(
                 counts.ids[mine], counts.count[mine], np.minimum(counts.last_used[mine], saved.step)
             )
             try:

@@ -1,5 +1,5 @@
 """The files of a checkpoint that one worker writes, which holds the whole model and its optimizer;
-see :mod:`torch_edl.engine.replica` and :mod:`tf_compat.replica`."""
+see :mod:`torch_edl.pytorch.replica` and :mod:`tf_compat.replica`."""
 
 from __future__ import annotations
 

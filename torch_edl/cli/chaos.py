@@ -10,15 +10,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from torch_edl.chaos.plan import Plan, duration, faults, read
+from torch_edl.chaos.plan import StormPlan, duration, faults, read
 from torch_edl.chaos.run import Chaos
 from torch_edl.chaos.site import Site
 from torch_edl.chaos.verdict import STALL_S, Gaps, Verdict
-from torch_edl.cli import which
+from torch_edl.cli import job_lookup as which
 from torch_edl.cli.progress import duration as clock
 from torch_edl.cli.terminal import stderr, stdout
 from torch_edl.errors import UsageError
-from torch_edl.jobs import catalog
+from torch_edl.launch.jobs import catalog
 from torch_edl.processes.signals import StopSignals
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def main(args: argparse.Namespace) -> int:
     return stopped.exit_code or (0 if verdict.held else _FAILED)
 
 
-def _site(args: argparse.Namespace, plan: Plan) -> Site:
+def _site(args: argparse.Namespace, plan: StormPlan) -> Site:
     """Where the job is."""
     if not which.on_cluster(args):
         from torch_edl.chaos.machine import MachineSite
@@ -65,14 +65,14 @@ def _site(args: argparse.Namespace, plan: Plan) -> Site:
         return MachineSite(catalog.find(args.job))
     # Only here: the client of Kubernetes takes long to import, and is an extra.
     from torch_edl.chaos.cluster import ClusterSite
-    from torch_edl.jobs import cluster_job
     from torch_edl.kubernetes.api import Api
+    from torch_edl.launch.jobs import cluster_job
 
     api = Api.of_kubeconfig(context=args.context, namespace=args.namespace)
     return ClusterSite(cluster_job.find(api, args.job), plan)
 
 
-def _plan(args: argparse.Namespace) -> Plan:
+def _plan(args: argparse.Namespace) -> StormPlan:
     kill, pause = ",".join(args.kill), ",".join(args.pause)
     for_s = duration(args.storm_for, "--for") if args.storm_for else None
     if args.plan:
@@ -89,7 +89,7 @@ def _plan(args: argparse.Namespace) -> Plan:
         signal=args.signal or "KILL",
         every_s=duration(args.every or _EVERY, "--every"),
     )
-    return Plan(faults=found, for_s=for_s or duration(_FOR, "--for"), seed=args.seed or 0)
+    return StormPlan(faults=found, for_s=for_s or duration(_FOR, "--for"), seed=args.seed or 0)
 
 
 class _Display:

@@ -12,23 +12,23 @@ from pathlib import Path, PurePosixPath
 from rich.console import Console
 
 from torch_edl.cli import code, preflight, summary, tensorboard, user_file
-from torch_edl.cli.attend import Attendance
+from torch_edl.cli.follow_cluster import ClusterFollower
 from torch_edl.cli.manifests import as_yaml
 from torch_edl.cli.options import model_file_job
 from torch_edl.cli.progress import Display, Observer
-from torch_edl.cli.submit import Outcome
+from torch_edl.cli.submit import JobOutcome
 from torch_edl.cli.tensorboard import Scalars
 from torch_edl.cli.terminal import stdout
 from torch_edl.config import JobConfig
-from torch_edl.contract.framework import framework_of
 from torch_edl.data.sources.schemes import checked_name, is_database, is_object
 from torch_edl.errors import UsageError
-from torch_edl.jobs import cluster_job
 from torch_edl.kubernetes import job, shared_paths, template
 from torch_edl.kubernetes.api import Api
 from torch_edl.kubernetes.failures import ClusterError
 from torch_edl.kubernetes.submit import submit
+from torch_edl.launch.jobs import cluster_job
 from torch_edl.processes.signals import StopSignals
+from torch_edl.training.contract.framework import framework_of
 
 _DOES = {"train": "trains", "evaluate": "evaluates", "predict": "predicts with"}
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -95,7 +95,7 @@ def run_script(args: argparse.Namespace) -> int:
 
 def start(
     args: argparse.Namespace, kind: str, console: Console
-) -> tuple[JobConfig, Outcome | None]:
+) -> tuple[JobConfig, JobOutcome | None]:
     """Runs a job in pods and stays with it.
 
     Args:
@@ -123,7 +123,7 @@ def _run(
     console: Console,
     *,
     detach: bool,
-) -> Outcome | None:
+) -> JobOutcome | None:
     """
     Args:
         what: the file is.
@@ -275,10 +275,10 @@ def _stay(
     *,
     detach: bool,
     leaves: bool,
-) -> Outcome | None:
+) -> JobOutcome | None:
     at = f"{found.name} {found.where}"
     with StopSignals(_SIGNALS) as signals:
-        attendance = Attendance(
+        attendance = ClusterFollower(
             job=found,
             display=Display(console, observers),
             signals=signals,

@@ -12,13 +12,13 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 from torch_edl.errors import EdlError, UsageError
-from torch_edl.jobs import cluster_job
-from torch_edl.jobs.pod_output import PodOutput, by_process
 from torch_edl.kubernetes import names
 from torch_edl.kubernetes.api import Api
-from torch_edl.kubernetes.causes import PodState
 from torch_edl.kubernetes.failures import ClusterError, MissingError, NoAnswerError
-from torch_edl.kubernetes.watch import Change, PodSeen, Watch
+from torch_edl.kubernetes.pod_state import PodState
+from torch_edl.kubernetes.watch import Change, PodSeen, PodWatch
+from torch_edl.launch.jobs import cluster_job
+from torch_edl.launch.jobs.pod_output import PodOutput, by_process
 from torch_edl.wire import master_pb2 as pb
 
 _EVENTS = "events"
@@ -69,7 +69,7 @@ class _Logs:
 
     def follow(self) -> None:
         output = PodOutput(self.job.api)
-        watch = Watch(
+        watch = PodWatch(
             self.job.api,
             self._selector(),
             changed=self._changes.put,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch_edl.contract import source_files
 from torch_edl.errors import UsageError
+from torch_edl.training.contract import source_files
 
 MAX_BYTES = 900 << 10
 """A ConfigMap holds 1 MiB; the configuration of the job needs the rest."""

@@ -12,7 +12,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch_edl import yaml_file
+from torch_edl.config import yaml_file
 from torch_edl.errors import UsageError
 
 FLAG = "--config"

@@ -8,12 +8,12 @@ import shutil
 import time
 from collections.abc import Callable
 
-from torch_edl.cli import which
+from torch_edl.cli import job_lookup as which
 from torch_edl.cli.terminal import stderr, stdout
 from torch_edl.config import ClusterConfig
+from torch_edl.config.scaling import check_servers
 from torch_edl.errors import EdlError, UsageError
-from torch_edl.jobs import catalog
-from torch_edl.scaling import check_servers
+from torch_edl.launch.jobs import catalog
 from torch_edl.wire import master_pb2 as pb
 
 _POLL_S = 0.1
@@ -143,8 +143,8 @@ def _of_machine(args: argparse.Namespace) -> list[_Removal]:
 
 
 def _of_cluster(args: argparse.Namespace) -> list[_Removal]:
-    from torch_edl.jobs import cluster_job
     from torch_edl.kubernetes.api import Api
+    from torch_edl.launch.jobs import cluster_job
 
     api = Api.of_kubeconfig(context=args.context, namespace=args.namespace)
     if args.job:

@@ -10,9 +10,6 @@ from collections.abc import Iterator, Sequence
 from torch_edl.cli.progress import counted
 from torch_edl.cli.terminal import stdout, table
 from torch_edl.config import JobConfig
-from torch_edl.contract.framework import framework_of
-from torch_edl.contract.functions import argument_orders
-from torch_edl.contract.user_traceback import user_traceback
 from torch_edl.data.batch import Batch
 from torch_edl.data.feeder import FeedError
 from torch_edl.data.sources import open_source, parts
@@ -25,9 +22,12 @@ from torch_edl.errors import (
     UserCodeError,
     describe_error,
 )
-from torch_edl.master_client.leases import Lease
-from torch_edl.trainer.task_results import TaskMetrics
-from torch_edl.trainer.user_model import UserModel
+from torch_edl.master_client.leases import HeldLease
+from torch_edl.training.contract.framework import framework_of
+from torch_edl.training.contract.functions import argument_orders
+from torch_edl.training.contract.user_traceback import user_traceback
+from torch_edl.training.task_results import TaskMetrics
+from torch_edl.training.user_model import UserModel
 from torch_edl.wire import master_pb2 as pb
 
 
@@ -189,7 +189,7 @@ def _first_batch(
     shard = next((shard for shard in shards if shard.records), None)
     if shard is None:
         raise UsageError("no data: name files with --data, or give the model file a data_source")
-    lease = Lease(
+    lease = HeldLease(
         kind=kind,
         shard=shard.name,
         end=min(shard.records, config.data.batch_size),

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from torch_edl import __version__
 from torch_edl.cli.terminal import stdout
-from torch_edl.contract.framework import TENSORFLOW, framework_of
 from torch_edl.data.sources.schemes import extras_of
 from torch_edl.errors import UsageError
 from torch_edl.files import write_text
+from torch_edl.training.contract.framework import TENSORFLOW, framework_of
 
 # Where PyTorch publishes its wheels, a folder for each variant.
 _WHEELS = "https://download.pytorch.org/whl"

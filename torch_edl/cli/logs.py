@@ -13,14 +13,14 @@ from typing import Any
 
 from rich.text import Text
 
-from torch_edl.cli import which
+from torch_edl.cli import job_lookup as which
 from torch_edl.cli.progress import colour_of
 from torch_edl.cli.terminal import stdout
 from torch_edl.errors import UsageError
-from torch_edl.jobs import catalog
-from torch_edl.jobs.folder import ENDED, JobFolder
-from torch_edl.jobs.log_tail import WholeLines
-from torch_edl.jobs.status import report
+from torch_edl.launch.jobs import catalog
+from torch_edl.launch.jobs.folder import ENDED, JobFolder
+from torch_edl.launch.jobs.log_tail import WholeLines
+from torch_edl.launch.jobs.status import report
 
 _EVENTS = "events"
 _ROLES = ("master", "ps", "worker", "spare")

@@ -16,9 +16,9 @@ from torch_edl.cli.progress import Display, Observer
 from torch_edl.cli.tensorboard import Scalars
 from torch_edl.cli.terminal import stderr, stdout, table
 from torch_edl.config import JobConfig
-from torch_edl.contract.framework import TENSORFLOW, framework_of
 from torch_edl.errors import JobFailedError, UsageError
-from torch_edl.jobs import catalog
+from torch_edl.launch.jobs import catalog
+from torch_edl.training.contract.framework import TENSORFLOW, framework_of
 
 _EXPORTS, _KERAS_EXPORTS = (".pt", ".pth", ".safetensors"), (".keras", "")
 
@@ -114,8 +114,8 @@ def export(args: argparse.Namespace) -> int:
     preflight.check_output_file(args.file, _EXPORTS, option="FILE")
     directory = preflight.find_model(args.source, option="SOURCE")
     # Imported after all checks: these modules import torch.
-    from torch_edl.engine.replica import read_model
-    from torch_edl.trainer import weights
+    from torch_edl.pytorch import weights
+    from torch_edl.pytorch.replica import read_model
 
     state = read_model(Path(directory))
     weights.write(state, Path(args.file).expanduser())
@@ -150,7 +150,7 @@ def _scalars(config: JobConfig) -> list[Observer]:
 
 def _run_job(
     args: argparse.Namespace, kind: str, console: Console
-) -> tuple[JobConfig, submit.Outcome | None]:
+) -> tuple[JobConfig, submit.JobOutcome | None]:
     """The job of ``evaluate`` or ``predict``, and how it ended; None: it goes on in its pods."""
     if args.platform == "kubernetes":
         from torch_edl.cli import cluster

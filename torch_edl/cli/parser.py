@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 from rich_argparse import RawDescriptionRichHelpFormatter
 
 from torch_edl import __version__
-from torch_edl.cli import config_file, epilogs, which
+from torch_edl.cli import config_file, epilogs
+from torch_edl.cli import job_lookup as which
 from torch_edl.cli.options import add_option, add_options, whole, worker_range
 from torch_edl.cli.script_arguments import script_words
 from torch_edl.errors import UsageError

@@ -11,11 +11,11 @@ from torch_edl.checkpoint import claim, layout
 from torch_edl.cli import tensorboard, user_file
 from torch_edl.cli.options import model_file_job
 from torch_edl.config import DataConfig, JobConfig
-from torch_edl.contract.framework import TENSORFLOW, TORCH, framework_of
 from torch_edl.data.resuming import continued
 from torch_edl.errors import CheckpointError, UsageError
-from torch_edl.jobs import catalog
-from torch_edl.jobs.folder import JobFolder
+from torch_edl.launch.jobs import catalog
+from torch_edl.launch.jobs.folder import JobFolder
+from torch_edl.training.contract.framework import TENSORFLOW, TORCH, framework_of
 
 SUFFIXES = (".parquet", ".csv", ".npz")
 """Of the file of predictions."""

@@ -1,6 +1,7 @@
 """``torch-edl run`` for a training script: runs an agent on this machine.
 
-A script that uses torch_edl gets our agent (torch_edl/agent), any other script torch's own agent.
+A script that uses torch_edl gets our agent (torch_edl/launch/agent), any other script gets
+torch's own agent.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, r
 from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import run as run_torchrun
 
-from torch_edl.agent.agent import Agent, AgentSpec
-from torch_edl.agent.workers import failure_text
 from torch_edl.cli import preflight, summary, torchrun_arguments, user_file
 from torch_edl.cli.detach import detach
 from torch_edl.cli.options import default_name, given_flags, script_job
 from torch_edl.cli.progress import Display, Observer
 from torch_edl.cli.script_arguments import would_train
-from torch_edl.cli.submit import Outcome
+from torch_edl.cli.submit import JobOutcome
 from torch_edl.cli.tensorboard import Scalars
 from torch_edl.cli.terminal import stderr
 from torch_edl.config import JobConfig, TrainConfig
-from torch_edl.environment import ENV_UNSEEN, agent_of_pod, hash_environment
+from torch_edl.config.environment import ENV_UNSEEN, agent_of_pod, hash_environment
 from torch_edl.errors import UsageError
-from torch_edl.jobs import master_host
-from torch_edl.jobs.folder import ENDED, JobFolder
-from torch_edl.jobs.log_tail import is_chatter, text_of
-from torch_edl.torchrun_plugin import options as rendezvous
+from torch_edl.launch.agent.agent import Agent, AgentSpec
+from torch_edl.launch.agent.workers import failure_text
+from torch_edl.launch.jobs import master_host
+from torch_edl.launch.jobs.folder import ENDED, JobFolder
+from torch_edl.launch.jobs.log_tail import is_chatter, text_of
+from torch_edl.launch.torchrun import options as rendezvous
 from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -192,7 +193,7 @@ def _run_ours(
         )
     )
     assert config.logs_specs is not None
-    outcome = Outcome(state="finished", status=None, logs=config.logs_specs.root_log_dir)
+    outcome = JobOutcome(state="finished", status=None, logs=config.logs_specs.root_log_dir)
     # An agent that another launcher started reports the failure to that launcher.
     run = record(agent.run) if "TORCHELASTIC_ERROR_FILE" in os.environ else agent.run
     try:

@@ -12,7 +12,7 @@ from torch_edl.cli.options import add_options, default_name, script_job
 from torch_edl.cli.torchrun_arguments import before_script
 from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
-from torch_edl.torchrun_plugin import options as rendezvous
+from torch_edl.launch.torchrun import options as rendezvous
 
 # Pods that the cluster has no room for join when there is some, if it takes days.
 _JOIN_TIMEOUT_S = 30 * 86400

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.text import Text
 
-from torch_edl.cli import which
+from torch_edl.cli import job_lookup as which
 from torch_edl.cli.progress import TRAINS, duration, metrics_text, number
 from torch_edl.cli.terminal import stdout, table
 

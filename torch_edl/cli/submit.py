@@ -14,13 +14,13 @@ import grpc
 
 from torch_edl.cli.progress import Display
 from torch_edl.config import JobConfig
-from torch_edl.environment import hash_environment
+from torch_edl.config.environment import hash_environment
 from torch_edl.errors import UsageError
 from torch_edl.files import write_text
-from torch_edl.jobs import calls, catalog
-from torch_edl.jobs.folder import ENDED, JobFolder
-from torch_edl.jobs.log_tail import LogTail
-from torch_edl.jobs.master_process import USAGE_CODE, MasterProcess
+from torch_edl.launch.jobs import calls, catalog
+from torch_edl.launch.jobs.folder import ENDED, JobFolder
+from torch_edl.launch.jobs.log_tail import LogTail
+from torch_edl.launch.jobs.master_process import USAGE_CODE, MasterProcess
 from torch_edl.processes.signals import StopSignals
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import REFUSED, Stub, unanswered
@@ -46,7 +46,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class JobOutcome:
     """How a job ended, as far as the client could see."""
 
     state: str
@@ -72,7 +72,7 @@ class Outcome:
         return 2 if self.usage_error else 1
 
 
-def run_job(config: JobConfig, display: Display) -> Outcome:
+def run_job(config: JobConfig, display: Display) -> JobOutcome:
     """Starts the job and watches it to its end; when this returns, no process of it is left.
 
     Must be called from the main thread: it handles signals, and children follow their thread.
@@ -84,7 +84,7 @@ def run_job(config: JobConfig, display: Display) -> Outcome:
     return _stay_with(catalog.create(config), config, display)
 
 
-def continue_job(job: JobFolder, display: Display) -> Outcome:
+def continue_job(job: JobFolder, display: Display) -> JobOutcome:
     """As :func:`run_job`, with a job whose master and client are gone, or that failed and left
     journals: a new master continues from the state that they left.
 
@@ -110,7 +110,7 @@ def continue_job(job: JobFolder, display: Display) -> Outcome:
 
 def _stay_with(
     job: JobFolder, config: JobConfig, display: Display, *, token: str = "", continues: bool = False
-) -> Outcome:
+) -> JobOutcome:
     environment = hash_environment(config.train.seed)
     with (
         StopSignals(_SIGNALS) as signals,
@@ -149,7 +149,7 @@ class _Client:
     _is_stopped: bool = False
     _held: list[pb.Event] = field(default_factory=list)
 
-    def until_over(self) -> Outcome:
+    def until_over(self) -> JobOutcome:
         while not self._ended():
             ended = self.master.revive()
             self._poll_status()
@@ -267,7 +267,7 @@ class _Client:
         request = pb.StopRequest(reason=self.signals.name, at_once=at_once)
         self._asked = self._stub.start(request, timeout_s=_CALL_TIMEOUT_S)
 
-    def _keep(self, outcome: Outcome) -> None:
+    def _keep(self, outcome: JobOutcome) -> None:
         """Writes how the job ended to its folder if the master did not."""
         seen = self.job.last_status()
         if seen.get("state") in ENDED:
@@ -289,9 +289,9 @@ class _Client:
             self._show_output()
             time.sleep(_STARTING_POLL_S)
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self) -> JobOutcome:
         status, ended = self._status, self.master.exit
-        seen = Outcome(
+        seen = JobOutcome(
             state="failed",
             status=status,
             signal=self.signals.first,

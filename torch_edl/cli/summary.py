@@ -10,11 +10,11 @@ from typing import Any
 from rich.console import Console
 
 from torch_edl.cli.progress import TRAINS, counted, duration, number
-from torch_edl.cli.submit import Outcome
+from torch_edl.cli.submit import JobOutcome
 from torch_edl.cli.terminal import complain
 from torch_edl.config import JobConfig
 from torch_edl.files import write_text
-from torch_edl.jobs.status import as_dict
+from torch_edl.launch.jobs.status import as_dict
 from torch_edl.wire import master_pb2 as pb
 
 _DONE = {
@@ -25,7 +25,7 @@ _DONE = {
 }
 
 
-def build(config: JobConfig, outcome: Outcome) -> dict[str, Any]:
+def build(config: JobConfig, outcome: JobOutcome) -> dict[str, Any]:
     """The summary of ``--summary``; it has every key, however the job ended."""
     seen = as_dict(outcome.status or pb.GetStatusResponse())
     records, wall_s, evaluations = seen["records"]["done"], seen["wall_s"], seen["evaluations"]
@@ -62,7 +62,7 @@ def forget(path: str) -> None:
         Path(path).expanduser().unlink(missing_ok=True)
 
 
-def finish(config: JobConfig, outcome: Outcome, console: Console, *, file: str = "") -> int:
+def finish(config: JobConfig, outcome: JobOutcome, console: Console, *, file: str = "") -> int:
     """Writes the summary to ``file`` unless it is empty, prints how the job ended, and returns the
     exit code.
 
@@ -79,7 +79,7 @@ def finish(config: JobConfig, outcome: Outcome, console: Console, *, file: str =
     return outcome.exit_code
 
 
-def _print(config: JobConfig, outcome: Outcome, console: Console) -> None:
+def _print(config: JobConfig, outcome: JobOutcome, console: Console) -> None:
     """How the job ended; a failure on stderr."""
     status = outcome.status
     kept = status.checkpoint if status is not None else ""

@@ -21,10 +21,10 @@ from torch_edl.cli.options import add_options, default_name
 from torch_edl.cli.parser import plain, run_options
 from torch_edl.cli.script_arguments import why_not
 from torch_edl.config import Experiment
-from torch_edl.environment import this_experiment
+from torch_edl.config.environment import this_experiment
 from torch_edl.errors import UsageError
-from torch_edl.jobs import master_host
-from torch_edl.torchrun_plugin import options as rendezvous
+from torch_edl.launch.jobs import master_host
+from torch_edl.launch.torchrun import options as rendezvous
 
 # torchrun's defaults of --master-addr and --master-port.
 _STATIC_ADDRESS, _STATIC_PORT = "127.0.0.1", 29500

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch_edl.contract.framework import framework_of
-from torch_edl.contract.signatures import SIGNATURES, Signature, missing, takes_others
-from torch_edl.contract.source_files import imported, local_trees, starred
 from torch_edl.errors import ContractError, UsageError
+from torch_edl.training.contract.framework import framework_of
+from torch_edl.training.contract.signatures import SIGNATURES, Signature, missing, takes_others
+from torch_edl.training.contract.source_files import imported, local_trees, starred
 
 # A file that uses one of these has its own loop, whatever else it defines.
 _OWN_LOOP = ("init", "ElasticTrainer")

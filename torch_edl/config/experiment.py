@@ -1,6 +1,6 @@
 """The experiment that an agent runs. All agents of a job must run the same experiment.
 
-Pure: :func:`torch_edl.environment.this_experiment` creates the experiment of a process.
+Pure: :func:`torch_edl.config.environment.this_experiment` creates the experiment of a process.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import numpy as np
 
 from torch_edl.data.randomness import Generator, TaskRandom
 from torch_edl.errors import EdlError, UsageError, describe_error
-from torch_edl.master_client.leases import Lease
+from torch_edl.master_client.leases import HeldLease
 from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class Update:
     """How many minibatches there are."""
     records: int
     """Records that give a gradient, of all processes that take part."""
-    lease: Lease | None = None
+    lease: HeldLease | None = None
     """Whose records these are, where tasks are leased."""
     incarnation: int = 0
     """Incarnation of the servers at which the task was leased."""

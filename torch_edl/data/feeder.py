@@ -32,7 +32,7 @@ from torch_edl.data.sources import Records, Source, open_source
 from torch_edl.data.task_reader import TaskReader, named
 from torch_edl.data.task_space import Shard, Task
 from torch_edl.errors import DataError, EdlError, describe_error
-from torch_edl.master_client.leases import Lease
+from torch_edl.master_client.leases import HeldLease
 from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class Feeder:
         data = self._config.data
         return open_source(shard, format=data.format, skip_damaged=data.skip_damaged)
 
-    def records(self, lease: Lease) -> Records:
+    def records(self, lease: HeldLease) -> Records:
         """The records of a task.
 
         Raises:
@@ -95,7 +95,7 @@ class Feeder:
         counted = Shard(lease.shard, lease.shard_records, lease.shard_size, lease.shard_mtime_ns)
         return self.reader.read(_task(lease), counted, shuffled=_trains(lease))
 
-    def prepare(self, lease: Lease) -> Updates:
+    def prepare(self, lease: HeldLease) -> Updates:
         """Reads a task and calls ``feed``; the updates from the first record of any of them on.
 
         Raises:
@@ -124,7 +124,7 @@ class Feeder:
             return self._length(self._split(fed, mode)[0])
         return None
 
-    def _is_whole(self, lease: Lease, count: int) -> bool:
+    def _is_whole(self, lease: HeldLease, count: int) -> bool:
         """Whether a task has the records that it had in the attempt before.
 
         Offsets in a task count its records, so the rest of a task that lost some is not known.
@@ -182,7 +182,7 @@ class Feeder:
             raise FeedError(f"the dataset of {self._name} {error}", index) from error.__cause__
 
     def _group(
-        self, batches: Iterator[Batch], lease: Lease, offset: int, is_by_record: bool
+        self, batches: Iterator[Batch], lease: HeldLease, offset: int, is_by_record: bool
     ) -> Iterator[Update]:
         length, size = lease.end - lease.start, self._config.data.batch_size
         each = self._config.train.local_steps if _trains(lease) else 1
@@ -207,13 +207,13 @@ class Feeder:
         # The last update answers for the rest of the records, also those that feed left out.
         yield with_name(_update(lease, offset, length, size, taken))
 
-    def _named(self, lease: Lease, first: int, last: int) -> str:
+    def _named(self, lease: HeldLease, first: int, last: int) -> str:
         """What a person calls the records of a task from one offset up to another."""
         rows = self.reader.rows(_task(lease), first, last, shuffled=_trains(lease))
         return named(rows, lease.shard)
 
     def _batches(
-        self, fed: Any, lease: Lease, offset: int, random: TaskRandom, records: int
+        self, fed: Any, lease: HeldLease, offset: int, random: TaskRandom, records: int
     ) -> Iterator[Batch]:
         mode, size = MODES[lease.kind], self._config.data.batch_size
         if self._datasets.is_dataset(fed):
@@ -232,7 +232,7 @@ class Feeder:
             known = None
 
     def _tensor_batches(
-        self, fed: Any, mode: str, lease: Lease, offset: int
+        self, fed: Any, mode: str, lease: HeldLease, offset: int
     ) -> tuple[Iterator[Batch], pb.FirstRecords | None]:
         features, labels = self._split(fed, mode)
         count, size = self._length(features), self._config.data.batch_size
@@ -247,7 +247,7 @@ class Feeder:
 
         return batches(), self._first_records(Batch(features, labels, count), lease)
 
-    def _first_records(self, batch: Batch, lease: Lease) -> pb.FirstRecords | None:
+    def _first_records(self, batch: Batch, lease: HeldLease) -> pb.FirstRecords | None:
         """What tells the first records of a training task from others; None: it is no such task."""
         if not _trains(lease):
             return None
@@ -260,7 +260,7 @@ class Feeder:
         return slice_tensors(value, start, end, self._datasets.tensor)
 
     def _dataset_batches(
-        self, dataset: Any, mode: str, skip: int, lease: Lease, random: TaskRandom
+        self, dataset: Any, mode: str, skip: int, lease: HeldLease, random: TaskRandom
     ) -> Iterator[Batch]:
         records = lease.end - lease.start
         # Predictions must stay in line with the records.
@@ -318,15 +318,15 @@ class Feeder:
             raise FeedError(f"{self._name} raised {said}") from error
 
 
-def _trains(lease: Lease) -> bool:
+def _trains(lease: HeldLease) -> bool:
     return lease.kind == pb.TASK_TRAIN
 
 
-def _task(lease: Lease) -> Task:
+def _task(lease: HeldLease) -> Task:
     return Task(lease.task_id, lease.epoch, lease.shard, lease.start, lease.end)
 
 
-def _update(lease: Lease, first: int, last: int, size: int, batches: Sequence[Batch]) -> Update:
+def _update(lease: HeldLease, first: int, last: int, size: int, batches: Sequence[Batch]) -> Update:
     """Minibatches of which nothing is left are none."""
     kept = [(n, b) for n, b in enumerate(batches) if b.size or not b.damaged]
     return Update(

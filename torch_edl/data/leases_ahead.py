@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch_edl.master_client.leases import Lease, LeaseClient
+from torch_edl.master_client.leases import HeldLease, LeaseClient
 from torch_edl.wire import master_pb2 as pb
 
 # Seconds of work in hand; a master that died listens again within one to four.
@@ -31,7 +31,7 @@ _IN_ORDER = (pb.TASK_TRAIN, pb.TASK_PREDICT)
 class Leased:
     """A task, at the incarnation of the model at which it was leased."""
 
-    lease: Lease
+    lease: HeldLease
     incarnation: int
 
 
@@ -67,7 +67,7 @@ class MasterLost:
 Answer = Leased | ServersChanged | NoMoreTasks | PassOver | MasterLost
 
 
-class Pace:
+class TaskDuration:
     """How long a task takes: from being handed out until the next is asked for. Pure."""
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class LeasesAhead:
         self._clock = clock
         self._changed = threading.Condition()  # guards all below
         self._answers: deque[Answer] = deque()
-        self._pace = Pace()
+        self._pace = TaskDuration()
         self._sated = False  # the master granted less than was asked for
         self._idle = True  # nobody takes
         self._stopped = False
@@ -141,7 +141,7 @@ class LeasesAhead:
             self._stopped = True
             self._changed.notify_all()
 
-    def _drop(self) -> list[Lease]:
+    def _drop(self) -> list[HeldLease]:
         dropped = [each.lease for each in self._answers if isinstance(each, Leased)]
         self._answers = deque(each for each in self._answers if not isinstance(each, Leased))
         return dropped
@@ -179,7 +179,7 @@ class LeasesAhead:
         if response.next == pb.LeaseResponse.PASS_OVER:
             self._put(PassOver(epochs))
             return True
-        leases = [Lease.from_proto(message) for message in response.leases]
+        leases = [HeldLease.from_proto(message) for message in response.leases]
         with self._changed:
             if not self._idle:
                 for lease in leases:

@@ -20,7 +20,7 @@ Span = tuple[int, int]
 """Positions from the first to one after the last."""
 
 
-class Part(NamedTuple):
+class MemberPart(NamedTuple):
     """The part of one member in an update."""
 
     records: int
@@ -103,7 +103,7 @@ class Pass:
                 return epoch_end
         return position
 
-    def part(self, start: int, rank: int, world: int) -> Part:
+    def part(self, start: int, rank: int, world: int) -> MemberPart:
         """The part of a member in the update that begins at ``start`` (see :meth:`next_start`).
 
         An update ends with its epoch.
@@ -114,7 +114,7 @@ class Pass:
         cut = self._cuts.get((records, rank, world))
         if cut is None:
             cut = self._cuts[records, rank, world] = self._cut(records, rank, world)
-        return Part(records, [(start + first, start + last) for first, last in cut])
+        return MemberPart(records, [(start + first, start + last) for first, last in cut])
 
     def spans(self, start: int, first: Span, rank: int, world: int) -> Iterator[Span]:
         """The minibatches of a member from ``first`` on, which is in the update at ``start``."""

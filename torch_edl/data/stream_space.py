@@ -25,7 +25,7 @@ PLAN = "plan"
 
 
 @dataclass(frozen=True)
-class Plan:
+class StreamPlan:
     """The tasks from ``first`` on, and what is before and behind them. Never changed: a thread that
     has one reads it without a lock."""
 
@@ -47,7 +47,7 @@ class Plan:
         """One after the last task."""
         return self.first + len(self.tasks)
 
-    def with_task(self, shard: str, start: int, end: int, batch_size: int) -> Plan:
+    def with_task(self, shard: str, start: int, end: int, batch_size: int) -> StreamPlan:
         """The plan with one more task."""
         before = self.sums_before(self.end, batch_size)
         task = Task(self.end, 0, shard, start, end)
@@ -67,7 +67,7 @@ class Plan:
         (records, steps), last = self.sums[-1], self.tasks[-1].records
         return records + last, steps + -(-last // batch_size)
 
-    def since(self, id: int, batch_size: int) -> Plan:
+    def since(self, id: int, batch_size: int) -> StreamPlan:
         """The plan without the tasks below ``id``; first <= id <= end."""
         records, steps = self.sums_before(id, batch_size)
         dropped = id - self.first
@@ -93,7 +93,7 @@ class Plan:
         }
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any], batch_size: int) -> Plan:
+    def from_state(cls, state: Mapping[str, Any], batch_size: int) -> StreamPlan:
         """The inverse of :meth:`to_state`."""
         plan = cls(first=state["first"], records=state["records"], steps=state["steps"])
         names = [name for name, *_ in state["next"]]
@@ -132,7 +132,7 @@ class StreamSpace:
     ) -> None:
         self.records_per_task = records_per_task
         self.batch_size = batch_size
-        self.plan = Plan()
+        self.plan = StreamPlan()
         self.total = 0
         """Tasks that may be leased: those before are kept in the store."""
         self.life = 0
@@ -295,9 +295,9 @@ class StreamSpace:
     def restore(self, state: Mapping[str, Any] | None) -> None:
         """Goes to the plan of a checkpoint, or of the store; None: to the beginning."""
         origin = self.plan.origin
-        self.plan = Plan(next=origin, origin=origin)
+        self.plan = StreamPlan(next=origin, origin=origin)
         if state is not None:
-            self.plan = Plan.from_state(state, self.batch_size)
+            self.plan = StreamPlan.from_state(state, self.batch_size)
         self.life += 1
         self.total = self.plan.end
         self.known = self.records_before(self.plan.end)

@@ -17,14 +17,14 @@ from torch_edl.data.leases_ahead import (
     ServersChanged,
 )
 from torch_edl.data.mode import MODES
-from torch_edl.master_client.leases import Lease, LeaseClient
+from torch_edl.master_client.leases import HeldLease, LeaseClient
 
 
 @dataclass(frozen=True)
 class RecordTask:
     """A task whose records are read: training, evaluation and prediction tasks."""
 
-    lease: Lease
+    lease: HeldLease
     updates: Updates
     incarnation: int
     """Incarnation of the servers at which the task was leased."""
@@ -34,7 +34,7 @@ class RecordTask:
 class ModelTask:
     """A task without records: summarize, snapshot."""
 
-    lease: Lease
+    lease: HeldLease
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class TaskFailed:
     """The records of a task could not be prepared; or, without a lease, the master is lost."""
 
     error: Exception
-    lease: Lease | None
+    lease: HeldLease | None
 
 
 Item = RecordTask | ModelTask | ServersChanged | NoMoreTasks | PassOver | TaskFailed
-Prepare = Callable[[Lease], Updates]
+Prepare = Callable[[HeldLease], Updates]
 """Reads the records of a task."""
 
 
@@ -98,7 +98,7 @@ class LeasedTasks:
     def stop(self) -> None:
         self._ahead.stop()
 
-    def _prepared(self, lease: Lease, incarnation: int) -> Item:
+    def _prepared(self, lease: HeldLease, incarnation: int) -> Item:
         if lease.kind not in MODES:
             return ModelTask(lease)
         try:
@@ -178,7 +178,7 @@ class TaskPrefetcher:
             except queue.Full:
                 continue
 
-    def _prepare_unless_stopped(self, lease: Lease) -> Updates:
+    def _prepare_unless_stopped(self, lease: HeldLease) -> Updates:
         with self._preparing:
             if self._stop.is_set():
                 raise RuntimeError("nobody takes this task any more")

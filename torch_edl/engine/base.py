@@ -1,6 +1,6 @@
 """Interface of an engine, which turns the gradients of minibatches into model updates.
 
-The training loop (:mod:`torch_edl.trainer.loop`) gives the minibatches of each update to its body:
+The training loop (:mod:`torch_edl.training.loop`) gives the minibatches of each update to its body:
 the user's script, or the functions of a model file. The engine never runs the body. The loop tells
 the engine when an update begins and ends, and a hook of the engine on the optimizer takes the
 gradients when the body calls ``step``. The same body therefore runs on all engines:
@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from torch_edl.checkpoint.manifest import Snapshot
 from torch_edl.data.batch import Minibatch, Update
-from torch_edl.master_client.leases import Lease
+from torch_edl.master_client.leases import HeldLease
 from torch_edl.wire import master_pb2 as pb
 
 
@@ -117,7 +117,7 @@ class LeasedEngine(Engine, Protocol):
         """
         ...
 
-    def committed(self, lease: Lease) -> int:
+    def committed(self, lease: HeldLease) -> int:
         """Return the number of leading records of a task that are committed to the model."""
         ...
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from torch_edl.checkpoint.manifest import Manifest, Snapshot
 from torch_edl.data.batch import Minibatch, Update
 from torch_edl.master_client.heartbeat import WorkerStatus
-from torch_edl.master_client.leases import Lease
+from torch_edl.master_client.leases import HeldLease
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 
@@ -34,11 +34,11 @@ class HeldModel(Protocol):
         ...
 
     def restore(self, folder: Path, *, values_only: bool) -> Manifest | None:
-        """See :meth:`~torch_edl.engine.replica.Replica.restore`."""
+        """See :meth:`~torch_edl.pytorch.replica.Replica.restore`."""
         ...
 
     def snapshot(self, watermarks: Watermarks) -> Callable[[Path], Snapshot]:
-        """See :meth:`~torch_edl.engine.replica.Replica.snapshot`."""
+        """See :meth:`~torch_edl.pytorch.replica.Replica.snapshot`."""
         ...
 
     def check_tables(self) -> None:
@@ -73,7 +73,7 @@ class LocalEngine:
             if manifest is not None:
                 self._watermarks = manifest.watermarks.copy()
 
-    def committed(self, lease: Lease) -> int:
+    def committed(self, lease: HeldLease) -> int:
         """Return the number of records that this process trained or restored."""
         return self._watermarks.offset(lease.task_id)
 

@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import Any
 
 from torch_edl.config import JobConfig
-from torch_edl.environment import ENV_HOME, hash_environment
+from torch_edl.config.environment import ENV_HOME, hash_environment
 from torch_edl.kubernetes import names, template
 from torch_edl.kubernetes.api import CORE, KINDS
 from torch_edl.kubernetes.pod import pod_spec

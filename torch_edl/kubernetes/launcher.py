@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch_edl.kubernetes import names
-from torch_edl.kubernetes.causes import PodState, end, progress, read_pod
 from torch_edl.kubernetes.failures import (
     SETTLING_S,
     ClusterError,
@@ -30,6 +29,7 @@ from torch_edl.kubernetes.failures import (
     MissingError,
     QuotaError,
 )
+from torch_edl.kubernetes.pod_state import PodState, end, progress, read_pod
 from torch_edl.kubernetes.requests import Requests, settled
 from torch_edl.kubernetes.watch import Change, Follower, PodGone, PodSeen, PodsListed, PodSource
 from torch_edl.processes.launcher import Known

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_edl.config import KubernetesConfig
-from torch_edl.environment import ENV_HOME, ENV_HOST, ENV_MASTER_AWAY, ENV_PROCESS, ENV_TOKEN
+from torch_edl.config.environment import (
+    ENV_HOME,
+    ENV_HOST,
+    ENV_MASTER_AWAY,
+    ENV_PROCESS,
+    ENV_TOKEN,
+)
 from torch_edl.kubernetes import names, template
 
 Manifest = dict[str, Any]

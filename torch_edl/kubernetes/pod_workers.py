@@ -20,7 +20,7 @@ from typing import Any
 
 import grpc
 
-from torch_edl.environment import ENV_MASTER, ENV_TOKEN, master_away_s
+from torch_edl.config.environment import ENV_MASTER, ENV_TOKEN, master_away_s
 from torch_edl.processes.local import LocalLauncher
 from torch_edl.processes.output import setup_logging
 from torch_edl.processes.signals import StopSignals

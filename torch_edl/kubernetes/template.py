@@ -15,7 +15,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from torch_edl import yaml_file
+from torch_edl.config import yaml_file
 from torch_edl.errors import UsageError
 from torch_edl.kubernetes import names
 

@@ -1,8 +1,8 @@
 """All pods of a job, followed by one watch: a list, then each change from the version of the list
 on. No polling.
 
-:class:`Mirror` knows the pods, and :class:`Pace` decides what is asked for next, and when: both are
-pure. :class:`Watch` has the thread.
+:class:`Mirror` knows the pods, and :class:`ListPause` decides what is asked for next, and when:
+both are pure. :class:`PodWatch` has the thread.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from torch_edl.kubernetes.causes import PodState, read_pod
 from torch_edl.kubernetes.failures import ClusterError, ExpiredError, ForbiddenError
+from torch_edl.kubernetes.pod_state import PodState, read_pod
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class Mirror:
         return [PodSeen(pod)]
 
 
-class Pace:
+class ListPause:
     """Whether the pods are to be listed, or watched on; and how long to wait before that.
 
     Args:
@@ -173,7 +173,7 @@ class Pace:
         return wait_s * (0.5 + 0.5 * self._jitter())
 
 
-class Stream(Protocol):
+class WatchStream(Protocol):
     """A watch of the API."""
 
     def __iter__(self) -> Iterator[WatchEvent]:
@@ -194,10 +194,10 @@ class PodSource(Protocol):
 
     def watch(
         self, kind: str, selector: str, version: str, *, timeout_s: int, silence_s: float
-    ) -> Stream: ...
+    ) -> WatchStream: ...
 
 
-class Watch:
+class PodWatch:
     """A thread that follows the pods of a job.
 
     Args:
@@ -219,10 +219,10 @@ class Watch:
         self._changed = changed
         self._failed = failed
         self._mirror = Mirror()
-        self._pace = Pace()
+        self._pace = ListPause()
         self._closed = threading.Event()
         self._lock = threading.Lock()
-        self._stream: Stream | None = None
+        self._stream: WatchStream | None = None
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
 
@@ -300,10 +300,10 @@ class Follower:
         self._has_listed = False
         self._away_since: float | None = None
         self._has_warned = False
-        self._watch = Watch(api, selector, changed=self._changed, failed=self._failed)
+        self._watch = PodWatch(api, selector, changed=self._changed, failed=self._failed)
 
     def close(self) -> None:
-        """As :meth:`Watch.close`."""
+        """As :meth:`PodWatch.close`."""
         self._watch.close()
 
     def _changed(self, changes: Iterable[Change]) -> None:

@@ -24,7 +24,7 @@ _CALL_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lease:
+class HeldLease:
     """A task that is leased to a worker; ``tasks.proto`` describes the fields."""
 
     lease_id: int = 0
@@ -44,7 +44,7 @@ class Lease:
     first: pb.FirstRecords = field(default_factory=pb.FirstRecords)
 
     @classmethod
-    def from_proto(cls, message: pb.LeaseMessage) -> Lease:
+    def from_proto(cls, message: pb.LeaseMessage) -> HeldLease:
         """Decode a lease message."""
         return cls(**{field.name: getattr(message, field.name) for field in fields(cls)})
 
@@ -146,7 +146,7 @@ class LeaseClient:
             kind=lease.kind, task_id=lease.task_id, incarnation=self.incarnation
         )
 
-    def begin(self, lease: Lease, first: pb.FirstRecords) -> None:
+    def begin(self, lease: HeldLease, first: pb.FirstRecords) -> None:
         """Report the first records of a task, without waiting for the master.
 
         Raises:
@@ -159,7 +159,7 @@ class LeaseClient:
             request.task.CopyFrom(self._held[lease.lease_id])
         self._send(self._call, request)
 
-    def report(self, lease: Lease, result: TaskResult) -> None:
+    def report(self, lease: HeldLease, result: TaskResult) -> None:
         """Report that a task is complete, without waiting for the master.
 
         Raises:
@@ -188,7 +188,7 @@ class LeaseClient:
         if self._reports is not None:
             self._reports.shutdown(wait=False, cancel_futures=True)
 
-    def complete(self, lease: Lease, result: TaskResult) -> bool:
+    def complete(self, lease: HeldLease, result: TaskResult) -> bool:
         """Report that a task is complete; False if the master had revoked the lease."""
         request = pb.CompleteTaskRequest(
             worker_id=self.worker_id, lease_id=lease.lease_id, counts=result.counts()
@@ -203,7 +203,7 @@ class LeaseClient:
             request.statistics = result.statistics
         return bool(self._end(request).known)
 
-    def decline(self, leases: Iterable[Lease]) -> None:
+    def decline(self, leases: Iterable[HeldLease]) -> None:
         """Return tasks that the worker has not started.
 
         Raises:
@@ -212,7 +212,7 @@ class LeaseClient:
         for lease in leases:
             self._end(pb.ReleaseTaskRequest(worker_id=self.worker_id, lease_id=lease.lease_id))
 
-    def release(self, lease: Lease, done: TaskResult | None = None) -> None:
+    def release(self, lease: HeldLease, done: TaskResult | None = None) -> None:
         """Return a task to the queue, which does not count as a failure.
 
         Args:
@@ -228,7 +228,7 @@ class LeaseClient:
 
     def fail(
         self,
-        lease: Lease,
+        lease: HeldLease,
         error: str,
         traceback: str,
         *,
@@ -262,7 +262,7 @@ class LeaseClient:
             self._held.pop(request.lease_id, None)
         return answer
 
-    def snapshots(self) -> Iterator[Lease]:
+    def snapshots(self) -> Iterator[HeldLease]:
         """Yield the snapshots that this worker must write before it leaves, because no other
         worker has the model."""
         request = pb.LeaseSnapshotRequest(worker_id=self.worker_id)
@@ -270,7 +270,7 @@ class LeaseClient:
             if answer.HasField("lease"):
                 with self._lock:
                     self._hold(answer.lease)
-                yield Lease.from_proto(answer.lease)
+                yield HeldLease.from_proto(answer.lease)
 
     def _call(self, request: Message) -> Any:
         try:

@@ -7,7 +7,7 @@ import os
 import grpc
 
 from torch_edl.config import JobConfig
-from torch_edl.environment import ENV_MASTER, ENV_TOKEN
+from torch_edl.config.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.errors import DismissedError, MasterLostError
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
@@ -18,7 +18,7 @@ from torch_edl.wire.channel import Stub
 _CALL_S = 10.0
 
 
-class Place:
+class SpareSession:
     """Waits at the master, which the environment names, until a worker slot is free.
 
     Args:

@@ -10,7 +10,7 @@ import grpc
 from google.protobuf.message import Message
 
 from torch_edl.config import JobConfig
-from torch_edl.environment import ENV_MASTER, ENV_NODE, ENV_TOKEN
+from torch_edl.config.environment import ENV_MASTER, ENV_NODE, ENV_TOKEN
 from torch_edl.errors import (
     DismissedError,
     JobFailedError,

@@ -15,6 +15,7 @@ from torch_edl.preprocessing.fitted import Fitted
 from torch_edl.preprocessing.steps import (
     STEPS,
     Bucketize,
+    ColumnStep,
     Fill,
     Hash,
     Integers,
@@ -22,7 +23,6 @@ from torch_edl.preprocessing.steps import (
     Missing,
     Normalize,
     Quantiles,
-    Step,
     Vocabulary,
 )
 
@@ -37,7 +37,7 @@ class Column:
 
     source: str | tuple[Column, ...]
     """Its name in the records; or the columns that are crossed."""
-    steps: tuple[Step, ...] = ()
+    steps: tuple[ColumnStep, ...] = ()
 
     # ---- steps ----
 
@@ -110,7 +110,7 @@ class Column:
             return self._with(Quantiles(count=quantiles, cells=cells))
         return self._with(Bucketize(boundaries=boundaries))
 
-    def _with(self, step: Step) -> Column:
+    def _with(self, step: ColumnStep) -> Column:
         if self.gives_ids:
             raise UsageError(f"{self}: {self.steps[-1].name} makes ids; no step can follow it")
         if step.fitted and any(each.fitted for each in self.steps):
@@ -145,7 +145,7 @@ class Column:
         return self.steps[-1].buckets if self.steps else 0
 
     @property
-    def fitted_step(self) -> Step | None:
+    def fitted_step(self) -> ColumnStep | None:
         """The step that needs a statistic."""
         return next((step for step in self.steps if step.fitted), None)
 

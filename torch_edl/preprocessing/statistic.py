@@ -219,7 +219,7 @@ def _numbers(cells: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
     return np.where(cells & _SIGN, cells & ~_SIGN, ~cells).view(np.float64)
 
 
-class Counts:
+class ValueCounts:
     """How often each value occurs, exactly."""
 
     def __init__(self, step: Vocabulary) -> None:

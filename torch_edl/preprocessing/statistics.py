@@ -13,13 +13,13 @@ from torch_edl.errors import UsageError
 from torch_edl.preprocessing import arrays
 from torch_edl.preprocessing.column import Column
 from torch_edl.preprocessing.fitted import Fitted
-from torch_edl.preprocessing.statistic import Counts, Histogram, Moments, Statistic
-from torch_edl.preprocessing.steps import Normalize, Quantiles, Step, Vocabulary
+from torch_edl.preprocessing.statistic import Histogram, Moments, Statistic, ValueCounts
+from torch_edl.preprocessing.steps import ColumnStep, Normalize, Quantiles, Vocabulary
 
-_STATISTICS: Mapping[type[Step], Callable[[Any], Statistic]] = {
+_STATISTICS: Mapping[type[ColumnStep], Callable[[Any], Statistic]] = {
     Normalize: Moments,
     Quantiles: Histogram,
-    Vocabulary: Counts,
+    Vocabulary: ValueCounts,
 }
 
 

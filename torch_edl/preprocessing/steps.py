@@ -29,7 +29,7 @@ MOST_IDS = 1 << 62
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step(ABC):
+class ColumnStep(ABC):
     """One step."""
 
     name: ClassVar[str]
@@ -58,7 +58,7 @@ class Step(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fill(Step):
+class Fill(ColumnStep):
     """A value in place of what is missing (null, NaN)."""
 
     name: ClassVar[str] = "fill"
@@ -84,7 +84,7 @@ class Fill(Step):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Missing(Step):
+class Missing(ColumnStep):
     """1 where the column is missing, else 0."""
 
     name: ClassVar[str] = "missing"
@@ -98,7 +98,7 @@ class Missing(Step):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Log(Step):
+class Log(ColumnStep):
     """``log(1 + x)`` of what is not negative, ``-log(1 - x)`` of what is."""
 
     name: ClassVar[str] = "log"
@@ -112,7 +112,7 @@ class Log(Step):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Normalize(Step):
+class Normalize(ColumnStep):
     """Mean 0 and variance 1, over all records that have a value."""
 
     name: ClassVar[str] = "normalize"
@@ -126,7 +126,7 @@ class Normalize(Step):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Integers(Step):
+class Integers(ColumnStep):
     """Ids as they are."""
 
     name: ClassVar[str] = "ids"
@@ -151,7 +151,7 @@ class Integers(Step):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hash(Step):
+class Hash(ColumnStep):
     """A number in 0 to ``count - 1`` that depends on the text, or the integer, and the seed."""
 
     name: ClassVar[str] = "hash"
@@ -184,7 +184,7 @@ def _hashes(values: Values, seeds: Hashes, name: str) -> Hashes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Vocabulary(Step):
+class Vocabulary(ColumnStep):
     """The most frequent values in order, behind ``oov`` ids for all others."""
 
     name: ClassVar[str] = "vocabulary"
@@ -224,7 +224,7 @@ class Vocabulary(Step):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bucketize(Step):
+class Bucketize(ColumnStep):
     """Between which boundaries a number is: 0 where it is missing, 1 below all, and so on."""
 
     name: ClassVar[str] = "bucketize"
@@ -249,7 +249,7 @@ class Bucketize(Step):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quantiles(Step):
+class Quantiles(ColumnStep):
     """Buckets of about equally many records: 0 where it is missing, 1 the lowest, and so on."""
 
     name: ClassVar[str] = "quantiles"
@@ -284,7 +284,7 @@ def _check(good: bool, what: str) -> None:
         raise UsageError(f"{what} is out of range")
 
 
-STEPS: Mapping[str, type[Step]] = {
+STEPS: Mapping[str, type[ColumnStep]] = {
     kind.name: kind
     for kind in (
         Fill, Missing, Log, Normalize, Integers, Hash, Vocabulary, Bucketize, Quantiles

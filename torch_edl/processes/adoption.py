@@ -12,8 +12,8 @@ import select
 import signal
 from pathlib import Path
 
-from torch_edl.environment import ENV_PROCESS, ENV_TOKEN
-from torch_edl.processes.child_group import Group
+from torch_edl.config.environment import ENV_PROCESS, ENV_TOKEN
+from torch_edl.processes.child_group import GroupLeader
 
 _PROC = Path("/proc")
 
@@ -56,7 +56,7 @@ def find(token: str) -> dict[str, tuple[int, int]]:
     return found
 
 
-class AdoptedGroup(Group):
+class AdoptedGroup(GroupLeader):
     """A process that was started by another process, with the process group that it leads.
 
     Args:

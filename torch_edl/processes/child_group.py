@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from typing import NoReturn
 
 
-class Group(ABC):
+class GroupLeader(ABC):
     """A process and the process group that it leads. Not thread-safe."""
 
     def __init__(self, pid: int) -> None:
@@ -71,7 +71,7 @@ class Group(ABC):
             os.killpg(self.pid, number)
 
 
-class ChildGroup(Group):
+class ChildGroup(GroupLeader):
     """A child of this process.
 
     Until the child is reaped, the kernel does not reuse its pid and process group, so signals

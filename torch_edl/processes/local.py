@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
-from torch_edl.environment import ENV_PROCESS
+from torch_edl.config.environment import ENV_PROCESS
 from torch_edl.processes import adoption, exec_child
-from torch_edl.processes.child_group import ChildGroup, Group
+from torch_edl.processes.child_group import ChildGroup, GroupLeader
 from torch_edl.processes.launcher import Known
 from torch_edl.processes.spec import ProcessExit, ProcessSpec
 
@@ -53,7 +53,7 @@ class LocalLauncher:
         self._token = token
         self._lines = lines
         self._readers: list[threading.Thread] = []
-        self._running: dict[tuple[str, int], Group] = {}
+        self._running: dict[tuple[str, int], GroupLeader] = {}
         self._logs: dict[tuple[str, int], str] = {}  # of processes whose role changed
 
     def start(self, spec: ProcessSpec) -> int:

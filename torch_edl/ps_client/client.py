@@ -16,9 +16,9 @@ import numpy.typing as npt
 from torch_edl.errors import ServersLostError, ServersReplacedError
 from torch_edl.ps_client.connection import Answer, Call, Resolve, ShardConnection
 from torch_edl.ps_client.partition import (
+    DenseSegment,
     Floats,
     Ids,
-    Segment,
     TableIds,
     add_tables,
     dense_owners,
@@ -119,7 +119,7 @@ class PsClient:
             )
             for shard, server in enumerate(servers)
         ]
-        self.layout: list[list[Segment]] = [[] for _ in servers]
+        self.layout: list[list[DenseSegment]] = [[] for _ in servers]
         self.exact: dict[str, Array] = {}
         """Buffers that are not float32, by name, as stored on the servers at :meth:`initialize`."""
         self._has_buffers = [False for _ in servers]

@@ -53,7 +53,7 @@ class TableIds:
 
 
 @dataclass(frozen=True)
-class Segment:
+class DenseSegment:
     """Position of a dense parameter in the flat vector of its server."""
 
     name: str
@@ -91,13 +91,13 @@ def elements(parameter: pb.DenseParameter) -> int:
     return math.prod(d.size for d in parameter.value.tensor_shape.dim)
 
 
-def segments(parameters: Iterable[pb.DenseParameter]) -> list[Segment]:
+def segments(parameters: Iterable[pb.DenseParameter]) -> list[DenseSegment]:
     """Return the layout of one server's flat vector: its float32 values, in this order."""
     made, start = [], 0
     for each in parameters:
         if each.value.dtype == tensor_pb2.DT_FLOAT:
             shape = tuple(d.size for d in each.value.tensor_shape.dim)
-            made.append(Segment(each.name, shape, start, elements(each)))
+            made.append(DenseSegment(each.name, shape, start, elements(each)))
             start += made[-1].size
     return made
 

@@ -15,20 +15,20 @@ from torch_edl import _core
 from torch_edl.checkpoint.reader import CheckpointReader
 from torch_edl.config.cluster import TRANSPORTS
 from torch_edl.config.durability import FSYNC_MODES
+from torch_edl.config.environment import ENV_MASTER, ENV_TOKEN, own_host
 from torch_edl.config.training import SYNC_MODES, TrainConfig
-from torch_edl.environment import ENV_MASTER, ENV_TOKEN, own_host
 from torch_edl.errors import EdlError, JournalDamagedError, StateLostError, UsageError
 from torch_edl.processes.output import setup_logging
 from torch_edl.ps_server.data_plane import DataPlane
-from torch_edl.ps_server.identity import Identity, run_of
-from torch_edl.ps_server.impatience import Impatience
+from torch_edl.ps_server.identity import JournalIdentity, run_of
 from torch_edl.ps_server.journal.journal import Journal
 from torch_edl.ps_server.master_link import MasterLink
 from torch_edl.ps_server.recovery import recover
-from torch_edl.ps_server.replica.replica import Replica
+from torch_edl.ps_server.replica.replica import ShardReplica
 from torch_edl.ps_server.service import PserverService
-from torch_edl.ps_server.shard import Shard
-from torch_edl.ps_server.snapshots import Log
+from torch_edl.ps_server.shard import ModelShard
+from torch_edl.ps_server.signal_watch import SignalWatch
+from torch_edl.ps_server.snapshots import SnapshotLog
 from torch_edl.wire import pserver_pb2, services
 from torch_edl.wire.server import serve
 
@@ -114,7 +114,9 @@ def _run(args: argparse.Namespace) -> int:
         staleness=args.staleness,
         learning_rate_by_staleness=args.learning_rate_by_staleness,
     )
-    replica = Replica(_identity(args, token), args.incarnation, token) if args.replica else None
+    replica = (
+        ShardReplica(_identity(args, token), args.incarnation, token) if args.replica else None
+    )
     link = _link(args, token, fail, replica)
     try:
         return _serve(args, token, rules, link, replica, failed, fail)
@@ -130,11 +132,11 @@ def _serve(
     token: str,
     rules: TrainConfig,
     link: MasterLink | None,
-    replica: Replica | None,
+    replica: ShardReplica | None,
     failed: threading.Event,
     fail: Callable[[], None],
 ) -> int:
-    asked = Impatience(_STOP_SIGNALS, replica.log.close if replica else lambda: None)
+    asked = SignalWatch(_STOP_SIGNALS, replica.log.close if replica else lambda: None)
     try:
         with asked:
             journal = _journal(args, fail, token)
@@ -207,15 +209,15 @@ def _serve(
 
 
 def _restored(
-    args: argparse.Namespace, rules: TrainConfig, end: Callable[[], None], sink: Log | None
-) -> Shard:
+    args: argparse.Namespace, rules: TrainConfig, end: Callable[[], None], sink: SnapshotLog | None
+) -> ModelShard:
     source = None
     # A log with a snapshot has all that was restored: the checkpoint may be gone by now.
     if args.restore and not (sink and sink.base.path):
         source = CheckpointReader(
             args.restore, args.shard, args.shards, values_only=args.values_only
         )
-    shard = Shard(rules, source, end, args.shards, sink)
+    shard = ModelShard(rules, source, end, args.shards, sink)
     if sink:
         recover(shard, sink, sink.damage if isinstance(sink, Journal) else None)
     return shard
@@ -235,8 +237,8 @@ def _journal(args: argparse.Namespace, end: Callable[[], None], token: str) -> J
     )
 
 
-def _identity(args: argparse.Namespace, token: str) -> Identity:
-    return Identity(
+def _identity(args: argparse.Namespace, token: str) -> JournalIdentity:
+    return JournalIdentity(
         job=args.job,
         shard=args.shard,
         shards=args.shards,
@@ -246,7 +248,7 @@ def _identity(args: argparse.Namespace, token: str) -> Identity:
 
 
 def _link(
-    args: argparse.Namespace, token: str, end: Callable[[], None], replica: Replica | None
+    args: argparse.Namespace, token: str, end: Callable[[], None], replica: ShardReplica | None
 ) -> MasterLink | None:
     """The connection to the master, which hears from now on that this process lives; None: there is
     no master, which the caller of this process is told where it listens instead."""

@@ -6,7 +6,7 @@ Without a sink, and while changes are made again, nothing is appended. All metho
 
 from __future__ import annotations
 
-from torch_edl.ps_server.records import Entry, Kind, Sink
+from torch_edl.ps_server.records import Kind, LogEntry, Sink
 from torch_edl.tables.table import Ids
 from torch_edl.wire import pserver_pb2 as pb
 
@@ -20,7 +20,7 @@ class Changes:
         """Of the last change, which is made when nobody holds the lock."""
         self.replaying = False
         """The changes that are made are those of the sink."""
-        self._evictions: list[Entry] = []  # that the sink lacks
+        self._evictions: list[LogEntry] = []  # that the sink lacks
 
     @property
     def appended(self) -> bool:
@@ -32,11 +32,11 @@ class Changes:
         """Whether :meth:`wait_durable` waits for a disk or a peer."""
         return self._sink is not None and self._sink.is_slow
 
-    def entry(self, kind: Kind, request: bytes) -> Entry | None:
+    def entry(self, kind: Kind, request: bytes) -> LogEntry | None:
         """What :meth:`append` takes. The checksum costs time: better without the lock."""
-        return Entry.of(kind, request) if self.appended else None
+        return LogEntry.of(kind, request) if self.appended else None
 
-    def append(self, entry: Entry | None) -> None:
+    def append(self, entry: LogEntry | None) -> None:
         """Gives the sink a change that the caller makes next.
 
         Raises:
@@ -54,7 +54,7 @@ class Changes:
         a record of their own, right before the next one."""
         if self.appended and len(ids):
             entry = pb.TableIds(name=table, ids=ids.astype("<i8").tobytes())
-            self._evictions.append(Entry.of(Kind.EVICTION, entry.SerializeToString()))
+            self._evictions.append(LogEntry.of(Kind.EVICTION, entry.SerializeToString()))
 
     def wait_durable(self) -> None:
         """Returns when all changes so far survive this process; see :class:`Sink` for errors."""

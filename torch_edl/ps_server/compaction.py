@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from torch_edl.errors import StaleIncarnationError
 from torch_edl.ps_server import snapshots
-from torch_edl.ps_server.shard import Shard
-from torch_edl.ps_server.snapshots import Log
+from torch_edl.ps_server.shard import ModelShard
+from torch_edl.ps_server.snapshots import SnapshotLog
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Compactor:
         is_held: whether pushes are kept out for a checkpoint, which comes first.
     """
 
-    def __init__(self, shard: Shard, log: Log, is_held: Callable[[], bool]) -> None:
+    def __init__(self, shard: ModelShard, log: SnapshotLog, is_held: Callable[[], bool]) -> None:
         self._shard, self._snapshots_of = shard, log
         self._is_held = is_held
         self.lock = threading.Lock()

@@ -34,7 +34,7 @@ def run_of(token: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Identity:
+class JournalIdentity:
     """One journal: of one shard, from one checkpoint on."""
 
     job: str

@@ -53,7 +53,7 @@ class Kind(enum.IntEnum):
 
 
 @dataclass(frozen=True)
-class Entry:
+class LogEntry:
     """What is appended. The checksum is computed here, before any lock is taken."""
 
     kind: int
@@ -61,7 +61,7 @@ class Entry:
     crc: int
 
     @classmethod
-    def of(cls, kind: int, payload: Piece) -> Entry:
+    def of(cls, kind: int, payload: Piece) -> LogEntry:
         """The entry with the checksum of its payload."""
         return cls(kind, payload, crc32(payload))
 
@@ -82,7 +82,7 @@ class Sink(Protocol):
     def is_slow(self) -> bool:
         """Whether :meth:`wait_durable` waits for a disk or a peer."""
 
-    def append(self, entry: Entry) -> int:
+    def append(self, entry: LogEntry) -> int:
         """Appends, in the order of the calls; returns the sequence number of the record.
 
         Raises:
@@ -102,11 +102,11 @@ class Sink(Protocol):
 
 def pack(record: Record) -> bytes:
     """A record as it stands in a segment."""
-    entry = Entry.of(record.kind, record.payload)
+    entry = LogEntry.of(record.kind, record.payload)
     return b"".join((pack_head(record.sequence, entry), entry.payload))
 
 
-def batch(kept: Iterable[tuple[int, Entry]], after: int, until: int) -> list[memoryview]:
+def batch(kept: Iterable[tuple[int, LogEntry]], after: int, until: int) -> list[memoryview]:
     """Records between two numbers as they stand in a segment, each in two pieces: not all of them,
     if they are many.
 
@@ -127,7 +127,7 @@ def batch(kept: Iterable[tuple[int, Entry]], after: int, until: int) -> list[mem
     return pieces
 
 
-def unpack(pieces: Iterable[Piece]) -> Iterator[tuple[int, Entry]]:
+def unpack(pieces: Iterable[Piece]) -> Iterator[tuple[int, LogEntry]]:
     """The records that came, and their numbers. Their payloads are views of the pieces.
 
     Args:
@@ -150,7 +150,7 @@ def unpack(pieces: Iterable[Piece]) -> Iterator[tuple[int, Entry]]:
             if len(payload) < head.length or crc32(payload) != head.crc:
                 raise UsageError(f"records: record {head.sequence} does not match its checksum")
             at += head.length
-            yield head.sequence, Entry(head.kind, payload, head.crc)
+            yield head.sequence, LogEntry(head.kind, payload, head.crc)
 
 
 def last(content: Piece) -> int:
@@ -179,7 +179,7 @@ class Head:
     crc: int
 
 
-def pack_head(sequence: int, entry: Entry) -> bytes:
+def pack_head(sequence: int, entry: LogEntry) -> bytes:
     """The head of the record with that number, HEAD_BYTES long."""
     fields = _FIELDS.pack(sequence, len(entry.payload), entry.kind, entry.crc)
     return fields + _CRC.pack(crc32(fields))

@@ -9,8 +9,8 @@ from torch_edl.errors import EdlError, JournalDamagedError, UsageError
 from torch_edl.ps_server import snapshots
 from torch_edl.ps_server.journal.segments import Damage
 from torch_edl.ps_server.records import Kind, Record
-from torch_edl.ps_server.shard import Shard
-from torch_edl.ps_server.snapshots import Log
+from torch_edl.ps_server.shard import ModelShard
+from torch_edl.ps_server.snapshots import SnapshotLog
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 _SET_UP = 2
 
 
-def recover(shard: Shard, log: Log, damage: Damage | None = None) -> None:
+def recover(shard: ModelShard, log: SnapshotLog, damage: Damage | None = None) -> None:
     """Loads the base of the log, and makes the changes since then again, in a shard that nobody
     uses yet.
 
@@ -63,7 +63,7 @@ def recover(shard: Shard, log: Log, damage: Damage | None = None) -> None:
         )
 
 
-def _lose(shard: Shard, records: int, newest: int, damage: Damage) -> None:
+def _lose(shard: ModelShard, records: int, newest: int, damage: Damage) -> None:
     """The next records cannot be read."""
     if not records:
         return
@@ -79,7 +79,7 @@ def _lose(shard: Shard, records: int, newest: int, damage: Damage) -> None:
     shard.lost += records
 
 
-def replay(shard: Shard, record: Record) -> None:
+def replay(shard: ModelShard, record: Record) -> None:
     """Makes a change again. The caller has read the state before it, and nobody else is here.
 
     Raises:
@@ -92,7 +92,7 @@ def replay(shard: Shard, record: Record) -> None:
         raise EdlError(f"record {record.sequence} cannot be applied again: {error}") from error
 
 
-def _replay(shard: Shard, kind: int, payload: bytes) -> None:
+def _replay(shard: ModelShard, kind: int, payload: bytes) -> None:
     if kind == Kind.GRADIENTS:
         answer = shard.push(pb.PushGradientsRequest.FromString(payload), payload)
         if not answer.accepted or answer.duplicate:

@@ -21,8 +21,8 @@ from torch_edl.errors import StaleIncarnationError, UsageError
 from torch_edl.ps_server.compaction import Compactor
 from torch_edl.ps_server.push_barrier import PushBarrier
 from torch_edl.ps_server.replica.keeper import ReplicaKeeper
-from torch_edl.ps_server.shard import Shard
-from torch_edl.ps_server.snapshots import Log
+from torch_edl.ps_server.shard import ModelShard
+from torch_edl.ps_server.snapshots import SnapshotLog
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
@@ -64,11 +64,11 @@ class PserverService:
 
     def __init__(
         self,
-        shard: Shard,
+        shard: ModelShard,
         *,
         fence: pb.Fence,
         stem: str,
-        log: Log | None = None,
+        log: SnapshotLog | None = None,
         keeper: ReplicaKeeper | None = None,
     ) -> None:
         self._shard = shard

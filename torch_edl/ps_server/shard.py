@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from torch_edl.checkpoint.reader import CheckpointReader
 from torch_edl.config import TrainConfig
 from torch_edl.errors import EdlError, UsageError
-from torch_edl.ps_server import agreement
+from torch_edl.ps_server import same_model as agreement
 from torch_edl.ps_server.changes import Changes
-from torch_edl.ps_server.cut import Cut, Frozen
 from torch_edl.ps_server.gradients import Push, decode, mean, split
 from torch_edl.ps_server.records import Kind, Sink
+from torch_edl.ps_server.shard_snapshot import Cut, Frozen
 from torch_edl.tables.dense import DenseShard, Floats
 from torch_edl.tables.optimizers import Optimizers
 from torch_edl.tables.table import EmbeddingTable, apply_all
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 _TASK_LOCKS = 64
 
 
-class Shard:
+class ModelShard:
     """Dense parameters, tables, version and watermarks.
 
     Args:

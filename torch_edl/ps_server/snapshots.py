@@ -23,10 +23,10 @@ from torch_edl.checkpoint import files
 from torch_edl.checkpoint.reader import SavedTable
 from torch_edl.errors import CheckpointError, JournalDamagedError
 from torch_edl.files import sync
-from torch_edl.ps_server.cut import Frozen
 from torch_edl.ps_server.journal.journal import Base
 from torch_edl.ps_server.records import Record, Sink
-from torch_edl.ps_server.shard import Shard
+from torch_edl.ps_server.shard import ModelShard
+from torch_edl.ps_server.shard_snapshot import Frozen
 from torch_edl.tables.dense import DenseShard
 from torch_edl.tables.optimizers import Optimizers
 from torch_edl.tables.table import EmbeddingTable
@@ -42,7 +42,7 @@ _STEM = "shard"
 _STATE = "state.safetensors"
 
 
-class Log(Sink, Protocol):
+class SnapshotLog(Sink, Protocol):
     """A sink that keeps a base, and can be read back."""
 
     @property
@@ -75,7 +75,9 @@ class Log(Sink, Protocol):
         ``newest``, which must not be lost any more."""
 
 
-def write(shard: Shard, log: Log, after_file: Callable[[], None] = lambda: None) -> int:
+def write(
+    shard: ModelShard, log: SnapshotLog, after_file: Callable[[], None] = lambda: None
+) -> int:
     """Makes a snapshot the base of the log; returns its size in bytes.
 
     Args:
@@ -110,7 +112,7 @@ def write(shard: Shard, log: Log, after_file: Callable[[], None] = lambda: None)
 
 
 def _write_dense(
-    shard: Shard, folder: Path, written: Callable[[Path], None], steadily: bool
+    shard: ModelShard, folder: Path, written: Callable[[Path], None], steadily: bool
 ) -> dict[str, int]:
     assert shard.dense is not None
     sizes: dict[str, int] = {}
@@ -130,7 +132,7 @@ def _write_dense(
     return sizes
 
 
-def load(shard: Shard, base: Base) -> int:
+def load(shard: ModelShard, base: Base) -> int:
     """Takes the state of a base, in a shard that nobody uses yet; returns the number of the newest
     record that is in a part of it.
 

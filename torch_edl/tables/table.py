@@ -37,7 +37,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Counts:
+class AdmissionCounts:
     """Ids without a row whose updates ``min_count`` counts, as flat arrays."""
 
     ids: Ids
@@ -169,10 +169,10 @@ class EmbeddingTable:
         """
         return self.core.evict(self._step, self._is_round(self._step))
 
-    def snapshot_counts(self, ids_per_chunk: int) -> Iterator[Counts]:
+    def snapshot_counts(self, ids_per_chunk: int) -> Iterator[AdmissionCounts]:
         """Yield the ids counted at ``core.begin_snapshot()``. The snapshot stays open."""
         while (chunk := self.core.next_counts(ids_per_chunk)) is not None:
-            yield Counts(*chunk)
+            yield AdmissionCounts(*chunk)
 
     def snapshot_rows(self, rows_per_chunk: int) -> Generator[Rows, None, None]:
         """Yield the rows as of ``core.begin_snapshot()``; the snapshot ends with the iteration."""
@@ -196,7 +196,7 @@ class EmbeddingTable:
                 slots[:, k] = initial
         self.core.load(rows.ids, rows.vectors, slots, rows.last_used, rows.count)
 
-    def load_counts(self, counts: Counts) -> None:
+    def load_counts(self, counts: AdmissionCounts) -> None:
         """Set the counts of ids without a row. Without ``min_count`` there are no counts.
 
         Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from torch_edl.environment import master_away_s
+from torch_edl.config.environment import master_away_s
 
 MASTER_AWAY_S = master_away_s()
 """Seconds for which the processes of a job wait for a master to be restarted."""

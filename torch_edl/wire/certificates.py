@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from torch_edl.environment import ENV_TLS
+from torch_edl.config.environment import ENV_TLS
 from torch_edl.errors import UsageError
 from torch_edl.wire.keys import derived
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from torch_edl.environment import ENV_TLS, ENV_TOKEN
+from torch_edl.config.environment import ENV_TLS, ENV_TOKEN
 from torch_edl.errors import UsageError
 from torch_edl.wire import keepalive
 from torch_edl.wire.endpoint import bare, is_remote

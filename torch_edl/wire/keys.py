@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 
-from torch_edl.environment import ENV_TOKEN
+from torch_edl.config.environment import ENV_TOKEN
 from torch_edl.errors import UsageError
 
 MIN_TOKEN = 32

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_edl.chaos.plan import Fault, Plan, duration, faults, read
+from torch_edl.chaos.plan import Fault, StormPlan, duration, faults, read
 from torch_edl.errors import UsageError
 
 
@@ -50,7 +50,7 @@ def test_a_wrong_word_is_named(words: dict[str, str], message: str) -> None:
         faults(**words, every_s=3.0)  # type: ignore[arg-type]
 
 
-def plan(folder: Path, text: str) -> Plan:
+def plan(folder: Path, text: str) -> StormPlan:
     file = folder / "storm.toml"
     file.write_text(text)
     return read(file, seed=None, for_s=None)
@@ -74,7 +74,7 @@ def test_a_file(tmp_path: Path) -> None:
         Fault(role="master", at_s=10.0),
     )
     found = plan(tmp_path, text)
-    assert found == Plan(faults=expected, for_s=60.0, seed=7)
+    assert found == StormPlan(faults=expected, for_s=60.0, seed=7)
     assert found.roles(killed=True) == {"worker": 2, "ps": 1, "master": 1}
     assert found.roles(killed=False) == {}
     assert read(tmp_path / "storm.toml", seed=1, for_s=5.0).seed == 1

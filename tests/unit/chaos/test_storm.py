@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 
-from torch_edl.chaos.plan import Fault, Plan
+from torch_edl.chaos.plan import Fault, StormPlan
 from torch_edl.chaos.storm import Blow, Storm, Target, strikes
 
 WORKERS = [Target("worker", n, 100 + n) for n in range(3)]
@@ -13,8 +13,8 @@ SERVERS = [Target("ps", n, 200 + n) for n in range(2)]
 ALL = [*WORKERS, *SERVERS]
 
 
-def plan(*faults: Fault, for_s: float = 60.0, seed: int = 0) -> Plan:
-    return Plan(faults=faults, for_s=for_s, seed=seed)
+def plan(*faults: Fault, for_s: float = 60.0, seed: int = 0) -> StormPlan:
+    return StormPlan(faults=faults, for_s=for_s, seed=seed)
 
 
 def run(storm: Storm, living: list[Target]) -> list[tuple[float, Blow]]:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from torch_edl.chaos.plan import Plan, faults
+from torch_edl.chaos.plan import StormPlan, faults
 from torch_edl.chaos.promise import restraint, risks
 from torch_edl.chaos.storm import Blow, Target
-from torch_edl.chaos.verdict import Verdict, Watch
+from torch_edl.chaos.verdict import StatusWatch, Verdict
 from torch_edl.config import ClusterConfig, DurabilityConfig, JobConfig
 from torch_edl.wire import master_pb2 as pb
 
@@ -23,12 +23,12 @@ def status(done: int, *processes: tuple[str, int, int], **fields: Any) -> pb.Get
     return found
 
 
-def watch(*, may_roll_back: bool = False, **fields: Any) -> Watch:
+def watch(*, may_roll_back: bool = False, **fields: Any) -> StatusWatch:
     first = status(10, ("master", 0, 1), ("ps", 0, 2), **fields)
-    return Watch(first, 0.0, seed=3, may_roll_back=may_roll_back)
+    return StatusWatch(first, 0.0, seed=3, may_roll_back=may_roll_back)
 
 
-def verdict(of: Watch, now: float, *, state: str = "running", error: str = "") -> Verdict:
+def verdict(of: StatusWatch, now: float, *, state: str = "running", error: str = "") -> Verdict:
     return of.verdict(now, state=state, error=error, missed=0)
 
 
@@ -146,7 +146,7 @@ def test_a_job_that_ended() -> None:
 
 
 class TestRisks:
-    plan = Plan(faults=faults(kill="ps=1,worker=2", every_s=3.0), for_s=9.0)
+    plan = StormPlan(faults=faults(kill="ps=1,worker=2", every_s=3.0), for_s=9.0)
 
     def told(self, strategy: str, *, checkpoint: str = "", **durability: Any) -> list[str]:
         config = JobConfig(
@@ -166,7 +166,7 @@ class TestRisks:
         assert self.told("ps", mode="journal") == []
 
     def test_workers_that_hold_the_model(self) -> None:
-        plan = Plan(faults=faults(kill="worker=2", every_s=3.0), for_s=9.0)
+        plan = StormPlan(faults=faults(kill="worker=2", every_s=3.0), for_s=9.0)
         for strategy, words in (("local", "the one worker"), ("allreduce", "if all 2 die")):
             seen = status(1, ("worker", 0, 1), ("worker", 1, 2), strategy=strategy)
             config = JobConfig(name="j", kind="train", model_file="/m.py")
@@ -184,7 +184,7 @@ class TestRisks:
     def test_servers_with_replicas_are_struck_one_at_a_time(
         self, mode: str, pause: str, waits: bool
     ) -> None:
-        plan = Plan(faults=faults(pause=pause, every_s=3.0), for_s=9)
+        plan = StormPlan(faults=faults(pause=pause, every_s=3.0), for_s=9)
         config = JobConfig(
             name="j",
             kind="train",

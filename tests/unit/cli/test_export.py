@@ -12,10 +12,10 @@ import torch_edl
 from torch_edl._core import init_rows
 from torch_edl.cli.__main__ import main
 from torch_edl.config import CheckpointConfig, JobConfig
-from torch_edl.engine.replica import read_model as state_dict
 from torch_edl.errors import CheckpointError
-from torch_edl.jobs.folder import JobFolder
-from torch_edl.trainer import weights
+from torch_edl.launch.jobs.folder import JobFolder
+from torch_edl.pytorch import weights
+from torch_edl.pytorch.replica import read_model as state_dict
 
 START = {"kind": "uniform", "args": {"low": -0.5, "high": 0.5}}
 

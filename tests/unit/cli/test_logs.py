@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from master.runtime.journal import Journal
+from master.runtime.event_file import EventFile
 from torch_edl.cli.__main__ import main
 from torch_edl.config import JobConfig
 from torch_edl.files import write_text
-from torch_edl.jobs import catalog
-from torch_edl.jobs.folder import JobFolder
-from torch_edl.jobs.status import as_dict
+from torch_edl.launch.jobs import catalog
+from torch_edl.launch.jobs.folder import JobFolder
+from torch_edl.launch.jobs.status import as_dict
 from torch_edl.wire import master_pb2 as pb
 
 Make = Callable[..., pb.GetStatusResponse]
@@ -50,7 +50,7 @@ def job(home: Path, tmp_path: Path, make_status: Make) -> JobFolder:
     status.processes[2].log = str(elsewhere)
     text = json.dumps(as_dict(status))
     write_text(job.status_file, text)
-    Journal(job.events_file).write(
+    EventFile(job.events_file).write(
         [
             pb.Event(sequence=1, time=1.0, level="info", text="ring 1: 2 workers"),
             pb.Event(sequence=2, time=2.0, level="error", text="no", traceback="Traceback\n  x\n"),

@@ -17,7 +17,7 @@ from torch_edl.cli import preflight
 from torch_edl.cli.parser import parse
 from torch_edl.config import CheckpointConfig, JobConfig
 from torch_edl.errors import UsageError
-from torch_edl.jobs.folder import JobFolder
+from torch_edl.launch.jobs.folder import JobFolder
 
 Check = Callable[..., JobConfig]
 

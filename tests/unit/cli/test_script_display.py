@@ -29,7 +29,7 @@ def test_stdout_is_the_scripts_and_stderr_has_ranks(
     display.output(3, "stdout", b"")
     display.output(3, "stderr", b"  1%\r 50%\r100%")
     display.output(3, "stderr", b"I0000 00:00:1732.123456 77 fork_posix.cc:75] Other threads")
-    logging.getLogger("torch_edl.agent").warning("rank %d ended", 1)
+    logging.getLogger("torch_edl.launch.agent").warning("rank %d ended", 1)
     display.close()
     out, err = capfdbinary.readouterr()
     assert out == b"1,2\t\xff\n\n"

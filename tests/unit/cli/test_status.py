@@ -11,8 +11,8 @@ import pytest
 from torch_edl.cli.__main__ import main
 from torch_edl.config import JobConfig, KubernetesConfig, TrainConfig
 from torch_edl.files import write_text
-from torch_edl.jobs.folder import JobFolder
-from torch_edl.jobs.status import as_dict
+from torch_edl.launch.jobs.folder import JobFolder
+from torch_edl.launch.jobs.status import as_dict
 from torch_edl.wire import master_pb2 as pb
 
 Make = Callable[..., pb.GetStatusResponse]
@@ -169,7 +169,7 @@ def test_a_job_whose_client_lives_is_starting(
     job: JobFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = (
-        "from torch_edl.jobs.folder import JobFolder\n"
+        "from torch_edl.launch.jobs.folder import JobFolder\n"
         f"with JobFolder({job.name!r}).hold():\n    print(1, flush=True)\n    input()"
     )
     client = subprocess.Popen(

@@ -26,9 +26,9 @@ from torch_edl.checkpoint.claim import OWNER_FILE
 from torch_edl.cli import submit
 from torch_edl.cli.progress import Display
 from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
-from torch_edl.jobs import catalog
-from torch_edl.jobs.folder import JobFolder
-from torch_edl.jobs.master_process import MasterProcess
+from torch_edl.launch.jobs import catalog
+from torch_edl.launch.jobs.folder import JobFolder
+from torch_edl.launch.jobs.master_process import MasterProcess
 from torch_edl.processes.signals import StopSignals
 
 MODEL = """
@@ -96,7 +96,9 @@ def job_processes(place: Path) -> list[psutil.Process]:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             words = process.cmdline()
-            ours = any(w in ("master", "torch_edl.worker", "torch_edl.ps_server") for w in words)
+            ours = any(
+                w in ("master", "torch_edl.training.worker", "torch_edl.ps_server") for w in words
+            )
             if ours and process.environ().get("TORCH_EDL_HOME") == home:
                 found.append(process)
     return found
@@ -133,7 +135,7 @@ def test_a_signal_ends_all_processes(
 
 def test_a_second_ctrl_c_does_not_wait(torch_edl: Run, place: Path) -> None:
     process = start_slow(torch_edl, place)
-    worker = next(p for p in job_processes(place) if "torch_edl.worker" in p.cmdline())
+    worker = next(p for p in job_processes(place) if "torch_edl.training.worker" in p.cmdline())
     worker.suspend()  # it would not hear the end of the job
     process.send_signal(signal.SIGINT)
     assert process.stdout is not None
@@ -161,7 +163,7 @@ def master_pid(place: Path) -> int:
 
 def test_a_master_that_dies_again_and_again_ends_the_job(torch_edl: Run, place: Path) -> None:
     process = start_slow(torch_edl, place)
-    worker = next(p for p in job_processes(place) if "torch_edl.worker" in p.cmdline())
+    worker = next(p for p in job_processes(place) if "torch_edl.training.worker" in p.cmdline())
     deaths: set[int] = set()
     while process.poll() is None:  # as soon as it is there: it never answers
         for each in job_processes(place):
@@ -185,7 +187,7 @@ def test_a_master_that_dies_again_and_again_ends_the_job(torch_edl: Run, place: 
 
 def test_a_master_that_is_killed_is_started_again(torch_edl: Run, place: Path) -> None:
     process = start_slow(torch_edl, place)
-    worker = next(p for p in job_processes(place) if "torch_edl.worker" in p.cmdline())
+    worker = next(p for p in job_processes(place) if "torch_edl.training.worker" in p.cmdline())
     killed = master_pid(place)
     os.kill(killed, signal.SIGKILL)
     status = torch_edl("status", "slow", "--json").communicate(timeout=HANG_S)[0]

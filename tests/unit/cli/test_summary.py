@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from torch_edl.cli import summary
-from torch_edl.cli.submit import Outcome
+from torch_edl.cli.submit import JobOutcome
 from torch_edl.config import CheckpointConfig, JobConfig
 from torch_edl.wire import master_pb2 as pb
 
@@ -38,24 +38,24 @@ Make = Callable[..., pb.GetStatusResponse]
 
 
 @pytest.fixture
-def finished(make_status: Make) -> Outcome:
+def finished(make_status: Make) -> JobOutcome:
     """A job that did all it should."""
     status = make_status(state="finished", records_done=30_000, wall_s=20.0)
     status.evaluations.add(steps=100, metrics={"auc": 0.5})
     status.evaluations.add(steps=469, metrics={"auc": 0.75, "loss": float("nan")})
-    return Outcome(
+    return JobOutcome(
         state="finished", status=status, master_pid=77, master_exit="exit code 0", logs="/logs"
     )
 
 
-def conclude(outcome: Outcome) -> tuple[int, str]:
+def conclude(outcome: JobOutcome) -> tuple[int, str]:
     console = Console(file=io.StringIO(), width=80)
     code = summary.finish(CONFIG, outcome, console)
     assert isinstance(console.file, io.StringIO)
     return code, console.file.getvalue()
 
 
-def test_summary_of_a_finished_job(finished: Outcome) -> None:
+def test_summary_of_a_finished_job(finished: JobOutcome) -> None:
     built = summary.build(CONFIG, finished)
     assert tuple(built) == KEYS
     assert built["records"] == 30_000
@@ -69,7 +69,7 @@ def test_summary_of_a_finished_job(finished: Outcome) -> None:
 
 
 @pytest.mark.parametrize("status", [True, False])
-def test_every_key_is_there_when_it_failed(finished: Outcome, status: bool) -> None:
+def test_every_key_is_there_when_it_failed(finished: JobOutcome, status: bool) -> None:
     failed = dataclasses.replace(finished, state="failed", error="no", usage_error=True)
     failed = failed if status else dataclasses.replace(failed, status=None)
     built = summary.build(CONFIG, failed)
@@ -78,7 +78,7 @@ def test_every_key_is_there_when_it_failed(finished: Outcome, status: bool) -> N
     assert built["processes"][0]["pid"] == 77
 
 
-def test_the_file_is_json_and_replaced_whole(finished: Outcome, tmp_path: Path) -> None:
+def test_the_file_is_json_and_replaced_whole(finished: JobOutcome, tmp_path: Path) -> None:
     file = tmp_path / "new" / "s.json"
     console = Console(file=io.StringIO(), width=80)
     summary.finish(CONFIG, finished, console, file=str(file))
@@ -91,7 +91,7 @@ def test_the_file_is_json_and_replaced_whole(finished: Outcome, tmp_path: Path) 
 
 
 def test_a_summary_that_cannot_be_written_does_not_hide_the_end(
-    finished: Outcome, tmp_path: Path
+    finished: JobOutcome, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
     console = Console(file=io.StringIO(), width=80)
@@ -101,7 +101,7 @@ def test_a_summary_that_cannot_be_written_does_not_hide_the_end(
     assert "trained on 30,000 records" in console.file.getvalue()
 
 
-def test_closing_words(finished: Outcome) -> None:
+def test_closing_words(finished: JobOutcome) -> None:
     code, text = conclude(finished)
     assert code == 0
     assert text.splitlines() == [
@@ -112,7 +112,7 @@ def test_closing_words(finished: Outcome) -> None:
 
 
 def test_without_an_evaluation_the_loss_of_training_is_told(
-    finished: Outcome, make_status: Make
+    finished: JobOutcome, make_status: Make
 ) -> None:
     status = make_status(state="finished", records_done=30_000, wall_s=20.0)
     _, text = conclude(dataclasses.replace(finished, status=status))
@@ -121,7 +121,7 @@ def test_without_an_evaluation_the_loss_of_training_is_told(
 
 
 def test_a_failure_is_one_line_with_what_the_user_did_below(
-    finished: Outcome, capsys: pytest.CaptureFixture[str]
+    finished: JobOutcome, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = 'Traceback\n  File "net.py", line 3\nValueError: [b]oom[/b]\n'
     failed = dataclasses.replace(
@@ -135,7 +135,7 @@ def test_a_failure_is_one_line_with_what_the_user_did_below(
 
 
 def test_what_the_user_mends_has_its_own_exit_code(
-    finished: Outcome, capsys: pytest.CaptureFixture[str]
+    finished: JobOutcome, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, _ = conclude(
         dataclasses.replace(finished, state="failed", error="a: bad; b", usage_error=True)
@@ -146,7 +146,7 @@ def test_what_the_user_mends_has_its_own_exit_code(
 
 @pytest.mark.parametrize("resume", [True, False])
 def test_a_resume_that_was_refused_is_not_advised_again(
-    finished: Outcome, make_status: Make, resume: bool
+    finished: JobOutcome, make_status: Make, resume: bool
 ) -> None:
     status = make_status(state="failed", checkpoint="/ckpt/step-9")
     failed = dataclasses.replace(
@@ -161,7 +161,7 @@ def test_a_resume_that_was_refused_is_not_advised_again(
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (0, 1)])
 def test_a_stopped_job_says_what_is_kept(
-    finished: Outcome, make_status: Make, number: int, code: int
+    finished: JobOutcome, make_status: Make, number: int, code: int
 ) -> None:
     status = make_status(state="stopped", checkpoint="/ckpt/step-9")
     outcome = dataclasses.replace(finished, state="stopped", status=status, signal=number)
@@ -173,5 +173,5 @@ def test_a_stopped_job_says_what_is_kept(
     )
 
 
-def test_a_job_that_finished_in_spite_of_ctrl_c_is_a_success(finished: Outcome) -> None:
+def test_a_job_that_finished_in_spite_of_ctrl_c_is_a_success(finished: JobOutcome) -> None:
     assert dataclasses.replace(finished, signal=signal.SIGINT).exit_code == 0

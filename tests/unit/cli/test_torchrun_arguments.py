@@ -14,7 +14,7 @@ from torch_edl.cli.options import add_options
 from torch_edl.cli.torchrun_arguments import endpoint as endpoint_of
 from torch_edl.cli.torchrun_arguments import launch_config, may_restart_here, parse
 from torch_edl.errors import UsageError
-from torch_edl.jobs.master_host import ANY_PORT
+from torch_edl.launch.jobs.master_host import ANY_PORT
 
 DOCS = Path(__file__).parents[3] / "docs" / "torchrun.md"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from torch_edl.config import Experiment, JobConfig
-from torch_edl.environment import this_experiment
+from torch_edl.config.environment import this_experiment
 
 FIRST = Experiment(
     script="/a/train.py",

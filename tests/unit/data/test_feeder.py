@@ -14,12 +14,11 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from master.state.tasks import TaskQueue
+from master.state.work.tasks import TaskQueue
 from tests.waiting import HANG_S
 from torch_edl.config import DataConfig, JobConfig, TrainConfig
 from torch_edl.data import task_reader
 from torch_edl.data.batch import Update
-from torch_edl.data.datasets import TorchDatasets
 from torch_edl.data.feeder import Feeder, FeedError
 from torch_edl.data.sources import IndexedSource, open_source
 from torch_edl.data.task_reader import TaskReader
@@ -27,7 +26,8 @@ from torch_edl.data.task_records import TaskRecords
 from torch_edl.data.task_space import Shard, Task, TaskSpace
 from torch_edl.data.tasks import TaskPrefetcher
 from torch_edl.errors import DataError
-from torch_edl.master_client.leases import Lease
+from torch_edl.master_client.leases import HeldLease
+from torch_edl.pytorch.datasets import TorchDatasets
 from torch_edl.wire import master_pb2 as pb
 
 RECORDS = [i.to_bytes(4, "little") for i in range(1000)]
@@ -79,8 +79,8 @@ FEEDS: dict[str, Callable[..., Any]] = {
 }
 
 
-def lease(start: int, end: int, kind: int = pb.TASK_TRAIN, task_id: int = 5) -> Lease:
-    return Lease(
+def lease(start: int, end: int, kind: int = pb.TASK_TRAIN, task_id: int = 5) -> HeldLease:
+    return HeldLease(
         lease_id=1, task_id=task_id, shard="s", start=start, end=end, kind=kind,
         shard_records=len(RECORDS),
     )  # fmt: skip
@@ -363,7 +363,7 @@ def test_a_prefetcher_that_is_stopped_prepares_nothing_any_more() -> None:
             leases = [pb.LeaseMessage(kind=pb.TASK_TRAIN)]
             return pb.LeaseResponse(next=pb.LeaseResponse.LEASED, leases=leases)
 
-    def prepare(lease: Lease) -> None:
+    def prepare(lease: HeldLease) -> None:
         started.set()
         never.wait(0.3)
         told.append("prepared")

@@ -15,12 +15,12 @@ from torch_edl.data.leases_ahead import (
     LeasesAhead,
     MasterLost,
     NoMoreTasks,
-    Pace,
     PassOver,
     ServersChanged,
+    TaskDuration,
 )
 from torch_edl.errors import MasterLostError
-from torch_edl.master_client.leases import Lease
+from torch_edl.master_client.leases import HeldLease
 from torch_edl.wire import master_pb2 as pb
 
 
@@ -44,7 +44,7 @@ class Master:
             self.incarnation = answer.cluster.incarnation
         return answer
 
-    def decline(self, leases: list[Lease]) -> None:
+    def decline(self, leases: list[HeldLease]) -> None:
         for lease in leases:
             self.declined.put(lease.lease_id)
 
@@ -99,7 +99,7 @@ def begin(master: Master, tasks: LeasesAhead, *kinds: pb.TaskKind) -> list[int]:
 
 
 def test_a_pace_is_the_mean_of_what_tasks_took() -> None:
-    pace = Pace()
+    pace = TaskDuration()
     assert pace.tasks(10) == 1
     pace.given(100.0)
     pace.asked(102.0)
@@ -112,7 +112,7 @@ def test_a_pace_is_the_mean_of_what_tasks_took() -> None:
 
 
 def test_tasks_that_take_no_time_are_leased_up_to_a_limit() -> None:
-    pace = Pace()
+    pace = TaskDuration()
     pace.given(1.0)
     pace.asked(1.0)
     assert pace.tasks(10) == MAX_AHEAD

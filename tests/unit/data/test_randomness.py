@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import IterableDataset
 
 from tests.unit.data.test_feeder import config, feeder, lease, values
-from torch_edl.data.datasets import TorchGenerator
 from torch_edl.data.randomness import Generators, is_same_order, order_of
+from torch_edl.pytorch.datasets import TorchGenerator
 from torch_edl.wire import master_pb2 as pb
 
 RECORDS = 60

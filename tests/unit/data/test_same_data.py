@@ -14,9 +14,9 @@ import pytest
 from master.runtime.scan import count
 from tests.http_server import HttpServer
 from torch_edl.config import DataConfig, JobConfig
-from torch_edl.data.batches import open_batches
 from torch_edl.data.resuming import check_data, identity, touched
 from torch_edl.errors import UsageError
+from torch_edl.pytorch.batches import open_batches
 
 ROWS = 40_000
 

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from torch_edl.data.stream_space import TASKS_AHEAD, Plan, StreamSpace, saved_plan
+from torch_edl.data.stream_space import TASKS_AHEAD, StreamPlan, StreamSpace, saved_plan
 from torch_edl.data.task_space import Task
 from torch_edl.errors import DataError
 
@@ -172,5 +172,5 @@ def test_every_offset_is_in_one_task_whatever_happens() -> None:
 
 
 def test_a_plan_is_itself_when_read_again() -> None:
-    plan = Plan(next={"a": 3, "b": 0}, origin={"a": 0, "b": 0}).with_task("a", 3, 9, 4)
-    assert Plan.from_state(json.loads(json.dumps(plan.to_state())), 4) == plan
+    plan = StreamPlan(next={"a": 3, "b": 0}, origin={"a": 0, "b": 0}).with_task("a", 3, 9, 4)
+    assert StreamPlan.from_state(json.loads(json.dumps(plan.to_state())), 4) == plan

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from torch_edl.checkpoint.reader import FORMAT
-from torch_edl.engine import state_dict
 from torch_edl.engine.local import LocalEngine
-from torch_edl.engine.replica import Replica
 from torch_edl.errors import CheckpointError
 from torch_edl.master_client.heartbeat import WorkerStatus
+from torch_edl.pytorch import state_dict
+from torch_edl.pytorch.replica import Replica
 from torch_edl.wire import master_pb2 as pb
 
 THERE = {"weight": (1, 2), "bias": (1,)}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from torch_edl.contract.torch_contract import load_contract
+from torch_edl.pytorch.contract import load_contract
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "deepfm"
 

@@ -14,7 +14,7 @@ def made(config: KubernetesConfig | None = None, **more: Any) -> dict[str, Any]:
         "role": "worker",
         "id": 3,
         "incarnation": "ab12c",
-        "command": ["python", "-P", "-m", "torch_edl.worker", "--id", "3"],
+        "command": ["python", "-P", "-m", "torch_edl.training.worker", "--id", "3"],
         "env": {"TORCH_EDL_MASTER": "ctr-master.ml.svc:29400"},
         "grace_s": 25.0,
         "owner": Owner(name="ctr-master", uid="1-2-3"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import HANG_S
-from torch_edl.environment import ENV_MASTER, ENV_TOKEN
+from torch_edl.config.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.kubernetes.shared_pods import SharedPods
 from torch_edl.processes.local import LocalLauncher
 from torch_edl.processes.spec import ProcessEvent, ProcessExit, ProcessRuns, ProcessSpec

@@ -16,11 +16,11 @@ from tests.cluster.cluster import Cluster
 from tests.waiting import wait_for
 from torch_edl.config import JobConfig, KubernetesConfig
 from torch_edl.errors import UsageError
-from torch_edl.jobs import cluster_job
 from torch_edl.kubernetes import job, names
 from torch_edl.kubernetes.api import KINDS, Api
 from torch_edl.kubernetes.failures import ForbiddenError, NoAnswerError
 from torch_edl.kubernetes.submit import submit
+from torch_edl.launch.jobs import cluster_job
 
 TOKEN = "a-token-of-forty-characters-and-more-0123456789"
 CODE = {"model.py": b"import net\n", "net.py": b""}

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from torch_edl.kubernetes import names
-from torch_edl.kubernetes.causes import read_pod
 from torch_edl.kubernetes.failures import ExpiredError, NoAnswerError
-from torch_edl.kubernetes.watch import Change, Mirror, Pace, PodGone, PodSeen, WatchEvent
+from torch_edl.kubernetes.pod_state import read_pod
+from torch_edl.kubernetes.watch import Change, ListPause, Mirror, PodGone, PodSeen, WatchEvent
 
 
 def pod(id: int, version: int, *, uid: str = "", phase: str = "Pending") -> dict[str, Any]:
@@ -94,8 +94,8 @@ def test_a_pod_of_the_same_name_is_another_one() -> None:
 # ---- the pace ----
 
 
-def pace() -> Pace:
-    return Pace(jitter=lambda: 1.0)
+def pace() -> ListPause:
+    return ListPause(jitter=lambda: 1.0)
 
 
 def test_pods_are_listed_once_and_watched_from_there() -> None:
@@ -183,6 +183,6 @@ def test_watches_that_end_at_once_are_not_repeated_at_once() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_jitter_spreads_the_waiting(share: float) -> None:
-    found = Pace(jitter=lambda: share)
+    found = ListPause(jitter=lambda: share)
     found.begins(0.0)
     assert found.failed(NoAnswerError("refused"), 0.0) == 0.5 * (0.5 + 0.5 * share)

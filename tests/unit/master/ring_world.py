@@ -15,12 +15,12 @@ from master.state.actions import (
     Started,
     Stop,
 )
-from master.state.calls import Calls
-from master.state.fleet import Fleet
-from master.state.job import Job
-from master.state.server_command import ServerCommand
-from master.state.tasks import steps_of
-from master.state.user_calls import UserCalls
+from master.state.calls.calls import Calls
+from master.state.calls.user_calls import UserCalls
+from master.state.job.job import Job
+from master.state.work.tasks import steps_of
+from master.state.workforce.fleet import Fleet
+from master.state.workforce.server_command import ServerCommand
 from torch_edl.checkpoint.layout import step_dir
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import CheckpointConfig, ClusterConfig, DataConfig, JobConfig, TrainConfig

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from master.state.actions import CheckpointSaved, Saved, SaveServers, Start, Stop
-from master.state.agent_calls import AgentCalls
-from master.state.calls import Calls
-from master.state.job import Job
-from master.state.restart import from_state
-from master.state.script_fleet import ScriptFleet
-from master.state.server_calls import ServerCalls
-from master.state.server_command import ServerCommand
-from master.state.status import describe
-from master.state.user_calls import UserCalls
+from master.state.calls.agent_calls import AgentCalls
+from master.state.calls.calls import Calls
+from master.state.calls.server_calls import ServerCalls
+from master.state.calls.user_calls import UserCalls
+from master.state.job.job import Job
+from master.state.job.restart import from_state
+from master.state.job.status import describe
+from master.state.scripts.script_fleet import ScriptFleet
+from master.state.workforce.server_command import ServerCommand
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig, TrainConfig
 from torch_edl.data.resuming import identity

@@ -16,7 +16,7 @@ from master.state.actions import (
     SaveServers,
     WriteOutput,
 )
-from master.state.checkpoint_manager import CheckpointManager
+from master.state.job.checkpoint_manager import CheckpointManager
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import CheckpointConfig, JobConfig
 from torch_edl.data.task_space import Shard, TaskSpace

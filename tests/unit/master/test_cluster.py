@@ -17,8 +17,8 @@ from torch_edl.config import (
     KubernetesConfig,
 )
 from torch_edl.errors import StoreConflictError, UsageError
-from torch_edl.jobs.folder import JobFolder
 from torch_edl.kubernetes import names
+from torch_edl.launch.jobs.folder import JobFolder
 from torch_edl.processes.signals import StopSignals
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from master.state.restart import to_state
+from master.state.job.restart import to_state
 from tests.unit.master.model_file_world import World, every_record
 from torch_edl.wire import master_pb2 as pb
 

@@ -20,9 +20,9 @@ from master.state.actions import (
     PreprocessingKept,
     Saved,
 )
-from master.state.fleet import Fleet
-from master.state.job import Job
-from master.state.server_command import ServerCommand
+from master.state.job.job import Job
+from master.state.workforce.fleet import Fleet
+from master.state.workforce.server_command import ServerCommand
 from tests.waiting import HANG_S
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest

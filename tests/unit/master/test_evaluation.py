@@ -9,8 +9,8 @@ import math
 import numpy as np
 import pytest
 
-from master.state.evaluation import Evaluations
-from master.state.tasks import TaskQueue
+from master.state.work.evaluation import Evaluations
+from master.state.work.tasks import TaskQueue
 from torch_edl.config.training import EarlyStop
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import UsageError

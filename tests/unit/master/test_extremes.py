@@ -13,11 +13,11 @@ import pytest
 
 from master.runtime.service import Service
 from master.state.actions import DataScanned
-from master.state.fleet import Fleet
-from master.state.job import Job
-from master.state.restart import to_state
-from master.state.script_fleet import ScriptFleet
-from master.state.server_command import ServerCommand
+from master.state.job.job import Job
+from master.state.job.restart import to_state
+from master.state.scripts.script_fleet import ScriptFleet
+from master.state.workforce.fleet import Fleet
+from master.state.workforce.server_command import ServerCommand
 from tests.unit.wire.extremes import variants
 from torch_edl.config import CheckpointConfig, ClusterConfig, DataConfig, JobConfig, TrainConfig
 from torch_edl.data.sources import open_source

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from master.state.actions import Become, Flush, Flushed, NotStarted, SaveServers, Start
-from master.state.fleet import Fleet
-from master.state.server_command import ServerCommand
+from master.state.workforce.fleet import Fleet
+from master.state.workforce.server_command import ServerCommand
 from tests.unit.master.model_file_world import World, every_record
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from master.state.actions import KeepPreprocessing, PreprocessingKept
-from master.state.restart import to_state
+from master.state.job.restart import to_state
 from tests.unit.master.model_file_world import SHARDS, World, every_record
 from torch_edl.preprocessing import Columns, column
 from torch_edl.wire import master_pb2 as pb
@@ -131,7 +131,7 @@ def test_statistics_that_are_too_large_for_the_state_are_taken_again(
     world: FittingWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert world.observe(0, world.lease_fit(0)[0])
-    monkeypatch.setattr("master.state.fitting._MOST_BYTES", 10)
+    monkeypatch.setattr("master.state.work.fitting._MOST_BYTES", 10)
     after = restarted(world)
     queue = after.job.tasks.fitting.queue
     assert queue is not None

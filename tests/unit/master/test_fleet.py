@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from master.state.actions import Failure, Start, Stop
-from master.state.fleet import Fleet
-from master.state.processes import STOPPING, Gone
-from master.state.server_command import ServerCommand
+from master.state.workforce.fleet import Fleet
+from master.state.workforce.processes import STOPPING, Gone
+from master.state.workforce.server_command import ServerCommand
+from torch_edl.config.scaling import check_workers
 from torch_edl.errors import UsageError
 from torch_edl.processes.spec import ProcessExit
-from torch_edl.scaling import check_workers
 from torch_edl.wire import master_pb2 as pb
 
 

@@ -13,7 +13,7 @@ from master.state.actions import (
     SaveServers,
     WriteOutput,
 )
-from master.state.processes import RUNNING
+from master.state.workforce.processes import RUNNING
 from tests.unit.master.model_file_world import SNAPSHOT, World
 from torch_edl.wire import master_pb2 as pb
 

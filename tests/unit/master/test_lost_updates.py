@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from master.state.lost_updates import in_both
-from master.state.restart import after_failure, to_state
+from master.state.job.restart import after_failure, to_state
+from master.state.work.lost_updates import in_both
 from tests.unit.master.model_file_world import World
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.tables.watermarks import Watermarks

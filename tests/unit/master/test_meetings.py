@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from master.state.meetings import Meetings
 from master.state.membership import Membership
+from master.state.scripts.meetings import Meetings
 from torch_edl.wire import master_pb2 as pb
 
 

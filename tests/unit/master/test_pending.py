@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from master.state.actions import Become, Failure, Start, Stop
-from master.state.failover import Failover
-from master.state.fleet import Fleet
-from master.state.machines import Machines
-from master.state.processes import Gone
-from master.state.server_command import ServerCommand
-from master.state.waiting import Census, Waiting
+from master.state.workforce.failover import Failover
+from master.state.workforce.fleet import Fleet
+from master.state.workforce.machines import Machines
+from master.state.workforce.processes import Gone
+from master.state.workforce.server_command import ServerCommand
+from master.state.workforce.waiting import Census, Waiting
 from tests.unit.master.model_file_world import World
 from torch_edl.config import DurabilityConfig, JobConfig
 from torch_edl.processes.spec import ProcessExit, ProcessRefused, ProcessRuns, ProcessWaits
@@ -336,7 +336,7 @@ def test_a_worker_that_the_user_wants_no_more_is_no_loss() -> None:
 
 
 def test_what_a_process_waits_for_is_in_the_status() -> None:
-    from master.state.status import describe
+    from master.state.job.status import describe
     from torch_edl.wire import master_pb2 as pb
 
     w = world()

@@ -13,9 +13,9 @@ from master.runtime.persistence import Persistence
 from master.runtime.service import Service
 from master.runtime.store.lock import Lock
 from master.runtime.store.sqlite import SqliteStore
-from master.state.job import Job
-from master.state.script_fleet import ScriptFleet
-from master.state.server_command import ServerCommand
+from master.state.job.job import Job
+from master.state.scripts.script_fleet import ScriptFleet
+from master.state.workforce.server_command import ServerCommand
 from tests.waiting import HANG_S, wait_for
 from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
 from torch_edl.errors import StoreConflictError, UsageError

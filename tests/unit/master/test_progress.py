@@ -7,11 +7,11 @@ import random
 
 import pytest
 
-from master.state.fleet import Fleet
 from master.state.membership import Membership
-from master.state.processes import EXITED, RUNNING
-from master.state.server_command import ServerCommand
-from master.state.task_scheduler import TaskScheduler
+from master.state.work.task_scheduler import TaskScheduler
+from master.state.workforce.fleet import Fleet
+from master.state.workforce.processes import EXITED, RUNNING
+from master.state.workforce.server_command import ServerCommand
 from torch_edl.config import JobConfig
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.tables.watermarks import Watermarks

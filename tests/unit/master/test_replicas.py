@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from master.state.job.restart import to_state
+from master.state.job.status import describe
 from master.state.lifecycle import RETURN_WITHIN_S
-from master.state.restart import to_state
-from master.state.status import describe
 from tests.unit.master.model_file_world import World
 from torch_edl.wire import master_pb2 as pb
 

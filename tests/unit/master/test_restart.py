@@ -22,8 +22,8 @@ import pytest
 from tests.waiting import HANG_S, wait_for
 from torch_edl.config import ClusterConfig, JobConfig
 from torch_edl.errors import UsageError
-from torch_edl.jobs import catalog
-from torch_edl.jobs.folder import JobFolder
+from torch_edl.launch.jobs import catalog
+from torch_edl.launch.jobs.folder import JobFolder
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.channel import Stub

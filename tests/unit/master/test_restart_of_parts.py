@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from master.state.actions import CommitLocal, Release, SaveServers, Start
-from master.state.restart import to_state
-from master.state.tasks import TaskQueue
+from master.state.job.restart import to_state
+from master.state.work.tasks import TaskQueue
 from tests.unit.master.model_file_world import SHARDS, World, every_record
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.wire import master_pb2 as pb

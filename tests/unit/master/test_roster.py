@@ -1,7 +1,7 @@
 """Which processes a job has: those that ended are remembered for a while, and cost nothing."""
 
-from master.state.processes import EXITED, Process
-from master.state.roster import Roster
+from master.state.workforce.processes import EXITED, Process
+from master.state.workforce.roster import Roster
 
 
 def test_processes_by_kind() -> None:

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from master.state.rounds import FULL_SILENT_S, LOST_S, SILENT_S, Rounds
+from master.state.scripts.rounds import FULL_SILENT_S, LOST_S, SILENT_S, Rounds
 from torch_edl.wire import master_pb2 as pb
 
 

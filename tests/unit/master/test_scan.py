@@ -17,8 +17,8 @@ from master.runtime.scan import count, scan
 from master.state.actions import DataScanned
 from tests.waiting import HANG_S
 from torch_edl.config import DataConfig, JobConfig
+from torch_edl.config.environment import ENV_PROCESS, ENV_TOKEN
 from torch_edl.data.sources import expand
-from torch_edl.environment import ENV_PROCESS, ENV_TOKEN
 
 
 @pytest.fixture(autouse=True)

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from master.state.actions import Failure, Start, Stop
-from master.state.agent_calls import AgentCalls
-from master.state.calls import Calls
-from master.state.job import Job
-from master.state.processes import CRASH_LIMIT
-from master.state.script_fleet import ScriptFleet
-from master.state.server_command import ServerCommand
-from master.state.user_calls import UserCalls
+from master.state.calls.agent_calls import AgentCalls
+from master.state.calls.calls import Calls
+from master.state.calls.user_calls import UserCalls
+from master.state.job.job import Job
+from master.state.scripts.script_fleet import ScriptFleet
+from master.state.workforce.processes import CRASH_LIMIT
+from master.state.workforce.server_command import ServerCommand
 from torch_edl.config import ClusterConfig, JobConfig, KubernetesConfig, TrainConfig
 from torch_edl.processes.spec import ProcessExit, ProcessRuns
 from torch_edl.wire import master_pb2 as pb

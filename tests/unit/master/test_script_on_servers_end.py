@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from master.state.actions import Flush, SaveServers
-from master.state.restart import to_state
+from master.state.job.restart import to_state
 from tests.unit.master.script_on_servers_world import (
     DRAIN,
     FINISHED,

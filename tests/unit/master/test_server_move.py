@@ -18,10 +18,10 @@ from master.state.actions import (
     Saved,
     SaveServers,
 )
-from master.state.job import Job
-from master.state.restart import to_state
-from master.state.server_calls import ServerCalls
-from master.state.server_move import ServerMove
+from master.state.calls.server_calls import ServerCalls
+from master.state.job.job import Job
+from master.state.job.restart import to_state
+from master.state.job.server_move import ServerMove
 from tests.unit.master.model_file_world import World, every_record
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from master.state.actions import Failure, Start
-from master.state.fleet import Fleet
-from master.state.server_command import ServerCommand
+from master.state.workforce.fleet import Fleet
+from master.state.workforce.server_command import ServerCommand
 from torch_edl.processes.spec import ProcessExit, ProcessRuns
 
 

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from master.state.actions import Become, NotStarted, Start, Started
-from master.state.processes import Process
-from master.state.restart import to_state
-from master.state.spare_calls import SpareCalls
+from master.state.calls.spare_calls import SpareCalls
+from master.state.job.restart import to_state
+from master.state.workforce.processes import Process
 from tests.unit.master.model_file_world import World, every_record
 from torch_edl.wire import master_pb2 as pb
 
@@ -84,7 +84,7 @@ class TestStart:
         assert w.spares() == []
         (start,) = starts(w.tick(0.5))
         assert list(start.spec.args) == ["--job", "j", "--id", "2", "--spare"]
-        assert (start.spec.role, start.spec.module) == ("worker", "torch_edl.worker")
+        assert (start.spec.role, start.spec.module) == ("worker", "torch_edl.training.worker")
         w.pass_time(5.0)
         assert [p.id for p in w.spares()] == [2]
 
@@ -311,7 +311,7 @@ def test_a_spare_becomes_a_server_before_a_worker_does():
 
 
 def test_the_status_names_spares():
-    from master.state.status import describe
+    from master.state.job.status import describe
 
     w, _ = ready()
     w.job.apply(Started("worker", 2, 77), w.now)

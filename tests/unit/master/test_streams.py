@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from master.state.actions import Failure, KeepPlan, PlanKept, SaveServers
-from master.state.checkpoint_manager import CheckpointManager
-from master.state.streams import StreamGrown, Streams
-from master.state.task_scheduler import TaskScheduler
+from master.state.job.checkpoint_manager import CheckpointManager
+from master.state.job.streams import StreamGrown, Streams
+from master.state.work.task_scheduler import TaskScheduler
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import CheckpointConfig, DataConfig, JobConfig, TrainConfig
 from torch_edl.data.stream_space import StreamSpace

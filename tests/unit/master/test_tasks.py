@@ -11,7 +11,7 @@ from collections import Counter
 
 import pytest
 
-from master.state.tasks import TaskQueue
+from master.state.work.tasks import TaskQueue
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb

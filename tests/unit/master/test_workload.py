@@ -7,7 +7,7 @@ import math
 import pytest
 
 from master.state.membership import Membership
-from master.state.workload import ScriptProgress
+from master.state.work.workload import ScriptProgress
 from torch_edl.wire import master_pb2 as pb
 
 

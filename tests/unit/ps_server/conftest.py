@@ -20,7 +20,7 @@ from tests.unit.ps_server import journals
 from tests.waiting import HANG_S
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest
-from torch_edl.environment import ENV_MASTER, ENV_TOKEN
+from torch_edl.config.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.ps_client.partition import dense_owners
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec, services

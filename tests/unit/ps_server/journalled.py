@@ -13,17 +13,17 @@ import pytest
 
 from tests.waiting import HANG_S
 from torch_edl.config import TrainConfig
-from torch_edl.ps_server.identity import Identity, run_of
+from torch_edl.ps_server.identity import JournalIdentity, run_of
 from torch_edl.ps_server.journal.journal import Journal
-from torch_edl.ps_server.records import Entry, Kind
+from torch_edl.ps_server.records import Kind, LogEntry
 from torch_edl.ps_server.recovery import recover
-from torch_edl.ps_server.shard import Shard
+from torch_edl.ps_server.shard import ModelShard
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import tensor_pb2 as tensor
 
-IDENTITY = Identity(job="job", shard=0, shards=1, model=1, run=run_of("secret"))
+IDENTITY = JournalIdentity(job="job", shard=0, shards=1, model=1, run=run_of("secret"))
 DENSE = {"b": np.zeros(3, np.float32), "w": np.ones((20, 30), np.float32)}
 IDS = np.arange(-50, 50)
 ADAM = {"kind": "adam", "hyper": {"lr": 0.1}}
@@ -37,7 +37,7 @@ ARGUMENTS = {
 }
 
 
-def dump(shard: Shard) -> dict[str, Any]:
+def dump(shard: ModelShard) -> dict[str, Any]:
     """All that a shard is."""
     assert shard.dense is not None
     found: dict[str, Any] = {
@@ -60,9 +60,9 @@ def dump(shard: Shard) -> dict[str, Any]:
     return found
 
 
-def reopen(root: Path, mode: str, incarnation: int = 1000) -> tuple[Shard, Journal]:
+def reopen(root: Path, mode: str, incarnation: int = 1000) -> tuple[ModelShard, Journal]:
     journal = Journal(root, IDENTITY, incarnation, fsync="never")
-    shard = Shard(RULES[mode], None, lambda: pytest.fail("half-way"), sink=journal)
+    shard = ModelShard(RULES[mode], None, lambda: pytest.fail("half-way"), sink=journal)
     recover(shard, journal)
     return shard, journal
 
@@ -160,9 +160,9 @@ class Local:
     def change(self, method: str, request: Any) -> Any:
         return getattr(self.shard, method)(request, request.SerializeToString())
 
-    def nothing(self) -> Entry:
+    def nothing(self) -> LogEntry:
         """A change of nothing: the evictions of the last push are appended before it."""
-        return Entry.of(Kind.TABLES, b"")
+        return LogEntry.of(Kind.TABLES, b"")
 
     def push(self) -> None:
         number, rng = self.pushes, self.rng
@@ -205,7 +205,7 @@ class Local:
         self.shard.table("aged").core.pull_into(self.rng.choice(60, 20, replace=False), out)
 
 
-def dump_of_changes(shard: Shard) -> dict[str, Any]:
+def dump_of_changes(shard: ModelShard) -> dict[str, Any]:
     """Without what pulls leave behind: rows as they start, and when rows were used."""
     found = dump(shard)
     for table in shard.tables.values():

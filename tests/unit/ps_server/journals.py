@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from torch_edl.ps_server.identity import Identity
+from torch_edl.ps_server.identity import JournalIdentity
 from torch_edl.ps_server.journal.journal import Journal
 from torch_edl.ps_server.journal.ownership import find
-from torch_edl.ps_server.records import Entry, Kind
+from torch_edl.ps_server.records import Kind, LogEntry
 
-MINE = Identity(job="job", shard=0, shards=2, model=1)
+MINE = JournalIdentity(job="job", shard=0, shards=2, model=1)
 PAYLOADS = [b"first", b"", b"\0" * 40, bytes(range(60)), b"last"]
 
 
@@ -43,4 +43,4 @@ def write(journal: Journal, payloads: list[bytes]) -> None:
     for _ in journal.records():
         pass
     for payload in payloads:
-        journal.wait_durable(journal.append(Entry.of(Kind.GRADIENTS, payload)))
+        journal.wait_durable(journal.append(LogEntry.of(Kind.GRADIENTS, payload)))

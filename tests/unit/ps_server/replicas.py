@@ -11,8 +11,8 @@ import grpc
 
 from tests.waiting import HANG_S
 from torch_edl.errors import StaleIncarnationError
-from torch_edl.ps_server.identity import Identity
-from torch_edl.ps_server.records import Entry, Kind
+from torch_edl.ps_server.identity import JournalIdentity
+from torch_edl.ps_server.records import Kind, LogEntry
 from torch_edl.ps_server.replica.keeper import ReplicaKeeper
 from torch_edl.ps_server.replica.log import ReplicaLog
 from torch_edl.wire import cluster_pb2, pserver_pb2, services
@@ -21,7 +21,7 @@ from torch_edl.wire.framed import Framed
 from torch_edl.wire.server import serve
 
 TOKEN = "t"
-MINE = Identity(job="job", shard=0, shards=2, model=1)
+MINE = JournalIdentity(job="job", shard=0, shards=2, model=1)
 
 
 class Peer:
@@ -136,7 +136,7 @@ def until(log: ReplicaLog, condition: Callable[[], bool]) -> None:
 
 def push(log: ReplicaLog, *payloads: bytes) -> None:
     for payload in payloads:
-        log.wait_durable(log.append(Entry.of(Kind.GRADIENTS, payload)))
+        log.wait_durable(log.append(LogEntry.of(Kind.GRADIENTS, payload)))
 
 
 def pushing(log: ReplicaLog, *payloads: bytes) -> threading.Thread:

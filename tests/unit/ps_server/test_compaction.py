@@ -29,7 +29,7 @@ from torch_edl.ps_server import compaction, snapshots
 from torch_edl.ps_server.compaction import Compactor
 from torch_edl.ps_server.journal.journal import Journal
 from torch_edl.ps_server.recovery import recover
-from torch_edl.ps_server.shard import Shard
+from torch_edl.ps_server.shard import ModelShard
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 
@@ -182,7 +182,7 @@ def test_there_is_no_snapshot_before_a_worker_asked_for_the_restored_tables(
     monkeypatch.setattr(compaction, "_LOOK_S", 0.001)
     root = tmp_path / "journal"
     journal = Journal(root, IDENTITY, 2, fsync="never")
-    shard = Shard(RULES["async"], CheckpointReader(checkpoint), pytest.fail, sink=journal)
+    shard = ModelShard(RULES["async"], CheckpointReader(checkpoint), pytest.fail, sink=journal)
     recover(shard, journal)
     compactor = Compactor(shard, journal, lambda: False)
     dense = [pb.DenseParameter(name=n, value=codec.to_proto(v)) for n, v in sorted(DENSE.items())]

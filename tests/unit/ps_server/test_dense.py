@@ -12,7 +12,7 @@ import torch
 from torch_edl.checkpoint import files, layout, reader
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import TrainConfig
-from torch_edl.ps_server.shard import Shard
+from torch_edl.ps_server.shard import ModelShard
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 
@@ -35,7 +35,7 @@ class Server:
         rules = TrainConfig(
             mode="sync" if quorum else "async", grads_to_wait=quorum or 1, staleness=0
         )
-        self.shard = Shard(rules, source, lambda: pytest.fail("an update failed half-way"))
+        self.shard = ModelShard(rules, source, lambda: pytest.fail("an update failed half-way"))
         config = pb.OptimizerConfig(kind=kind, groups=[pb.ParamGroup(hyper=hyper)])
         one = codec.to_proto(np.ones(2, np.float32))
         parameters = [

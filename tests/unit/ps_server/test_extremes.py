@@ -14,7 +14,7 @@ from torch_edl.config import TrainConfig
 from torch_edl.errors import StaleIncarnationError, UsageError
 from torch_edl.ps_server.push_barrier import HoldEndedError
 from torch_edl.ps_server.service import PserverService
-from torch_edl.ps_server.shard import Shard
+from torch_edl.ps_server.shard import ModelShard
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire.server import TakesBytes
@@ -45,7 +45,7 @@ class World:
         rules = TrainConfig(
             mode="sync" if sync else "async", staleness=0, learning_rate_by_staleness=not sync
         )
-        self.shard = Shard(rules, None, self.fatal.set)
+        self.shard = ModelShard(rules, None, self.fatal.set)
         service = PserverService(
             self.shard, fence=pb.Fence(job="j", incarnation=1), stem="shard-0-of-1"
         )

@@ -15,7 +15,7 @@ from torch_edl.errors import UsageError
 from torch_edl.ps_server.journal import journal as journal_module
 from torch_edl.ps_server.journal.journal import Journal
 from torch_edl.ps_server.journal.segments import SegmentWriter
-from torch_edl.ps_server.records import Entry, Kind, Record
+from torch_edl.ps_server.records import Kind, LogEntry, Record
 
 
 def test_it_is_read_back_over_segments_and_servers(
@@ -48,7 +48,7 @@ def test_one_sync_is_for_all_that_wait(server: Server, monkeypatch: pytest.Monke
     monkeypatch.setattr(SegmentWriter, "sync", slow)
 
     def push() -> None:
-        journal.wait_durable(journal.append(Entry.of(Kind.FLUSH, b"")))
+        journal.wait_durable(journal.append(LogEntry.of(Kind.FLUSH, b"")))
 
     threads = [threading.Thread(target=push) for _ in range(8)]
     threads[0].start()
@@ -73,7 +73,7 @@ def test_the_interval_goes_on_when_the_clock_jumps(
     write(journal, [])
     for now in (1e10, 0.0, -5.0):
         monkeypatch.setattr(time, "time", lambda now=now: now)
-        journal.wait_durable(journal.append(Entry.of(Kind.FLUSH, b"")))
+        journal.wait_durable(journal.append(LogEntry.of(Kind.FLUSH, b"")))
         assert synced.wait(HANG_S)
         synced.clear()
 
@@ -87,10 +87,10 @@ def test_records_of_another_journal_keep_their_numbers(server: Server, tmp_path:
     with source.reading() as (base, records):
         assert (base.sequence, base.path) == (0, None)
         for record in records:
-            peer.append_record(record.sequence, Entry.of(record.kind, record.payload))
-    peer.append_record(2, Entry.of(Kind.GRADIENTS, b"again"))
+            peer.append_record(record.sequence, LogEntry.of(record.kind, record.payload))
+    peer.append_record(2, LogEntry.of(Kind.GRADIENTS, b"again"))
     with pytest.raises(UsageError, match="ends with record 5; send the records in between first"):
-        peer.append_record(7, Entry.of(Kind.FLUSH, b""))
+        peer.append_record(7, LogEntry.of(Kind.FLUSH, b""))
     peer.close()
     copy = Server(tmp_path / "peer")
     assert copy.recovered() == PAYLOADS

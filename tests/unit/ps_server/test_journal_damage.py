@@ -13,7 +13,7 @@ from tests.unit.ps_server.journals import MINE, PAYLOADS, Server, write
 from torch_edl.errors import JournalDamagedError
 from torch_edl.ps_server.journal import journal as journal_module
 from torch_edl.ps_server.journal import segments
-from torch_edl.ps_server.records import HEAD_BYTES, Entry, Kind
+from torch_edl.ps_server.records import HEAD_BYTES, Kind, LogEntry
 
 
 def copies(server: Server) -> Iterator[tuple[Server, Path]]:
@@ -45,7 +45,7 @@ def test_a_cut_at_every_byte_leaves_the_records_before_it(server: Server) -> Non
         whole = sum(end <= cut for end in ends[1:])
         journal = copy.open()
         assert [r.payload for r in journal.records()] == PAYLOADS[:whole], cut
-        assert journal.append(Entry.of(Kind.FLUSH, b"next")) == whole + 1
+        assert journal.append(LogEntry.of(Kind.FLUSH, b"next")) == whole + 1
         # The successor's segment supersedes what is left of the torn record.
         assert copy.recovered() == [*PAYLOADS[:whole], b"next"], cut
 

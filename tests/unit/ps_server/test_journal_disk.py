@@ -16,7 +16,7 @@ from tests.unit.ps_server.journals import MINE, Server, write
 from torch_edl.errors import StaleIncarnationError, UsageError
 from torch_edl.ps_server.journal.journal import Journal
 from torch_edl.ps_server.journal.segments import SegmentWriter
-from torch_edl.ps_server.records import HEAD_BYTES, Entry, Kind
+from torch_edl.ps_server.records import HEAD_BYTES, Kind, LogEntry
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def test_an_append_without_room_leaves_nothing(server: Server, room: int) -> Non
     journal = server.open()
     write(journal, [b"a"])
     size = server.segment().stat().st_size
-    entry = Entry.of(Kind.GRADIENTS, b"b" * 100)
+    entry = LogEntry.of(Kind.GRADIENTS, b"b" * 100)
     with limited(size + room), pytest.raises(OSError, match="the change was not made") as caught:
         journal.append(entry)
     assert caught.value.errno == errno.EFBIG
@@ -50,7 +50,7 @@ def test_no_room_for_a_new_segment(server: Server) -> None:
     journal = server.open()
     write(journal, [])
     with limited(10), pytest.raises(OSError, match="File too large"):
-        journal.append(Entry.of(Kind.FLUSH, b""))
+        journal.append(LogEntry.of(Kind.FLUSH, b""))
     assert not list(server.root.glob("*/*.log"))
     write(journal, [b"a"])
     assert server.recovered() == [b"a"]
@@ -73,12 +73,12 @@ def test_a_full_disk(tmp_path: Path) -> None:
         write(journal, [b"a" * 1000] * 10)
         ballast = disk / "ballast"
         fill(lambda: ballast.write_bytes(b"\0" * (2 << 20)))
-        entry = Entry.of(Kind.GRADIENTS, b"b" * 1000)
+        entry = LogEntry.of(Kind.GRADIENTS, b"b" * 1000)
         fill(lambda: [journal.append(entry) for _ in range(10)])
         written = journal.last
         assert journal.problem.startswith("journal: No space left on device")
         ballast.unlink()
-        assert journal.append(Entry.of(Kind.GRADIENTS, b"c")) == written + 1
+        assert journal.append(LogEntry.of(Kind.GRADIENTS, b"c")) == written + 1
         assert server.recovered() == [b"a" * 1000] * 10 + [b"b" * 1000] * (written - 10) + [b"c"]
     finally:
         server.close()
@@ -123,12 +123,12 @@ def test_a_disk_that_loses_what_was_written_ends_the_server(
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(SegmentWriter, "sync", fail)
-    position = journal.append(Entry.of(Kind.FLUSH, b""))
+    position = journal.append(LogEntry.of(Kind.FLUSH, b""))
     for error in (OSError, StaleIncarnationError):
         with pytest.raises(error):
             journal.wait_durable(position)
     with pytest.raises(StaleIncarnationError):
-        journal.append(Entry.of(Kind.FLUSH, b""))
+        journal.append(LogEntry.of(Kind.FLUSH, b""))
     assert len(lost) == 1
     assert "Input/output error" in lost[0]
     monkeypatch.undo()
@@ -141,7 +141,7 @@ def test_what_a_disk_lost_is_acknowledged_to_nobody_whoever_hears_of_it(
     lost: list[str] = []
     journal = server.open(fsync="always", on_lost=lost.append)
     write(journal, [b"a"])
-    position = journal.append(Entry.of(Kind.FLUSH, b""))
+    position = journal.append(LogEntry.of(Kind.FLUSH, b""))
     real, told = os.fdatasync, []
 
     def fail_once(file: int) -> None:

@@ -17,7 +17,7 @@ from torch_edl.errors import JournalDamagedError, StaleIncarnationError, UsageEr
 from torch_edl.ps_server.journal import journal as journal_module
 from torch_edl.ps_server.journal.journal import Journal
 from torch_edl.ps_server.journal.ownership import find
-from torch_edl.ps_server.records import Entry, Kind
+from torch_edl.ps_server.records import Kind, LogEntry
 
 
 @pytest.mark.parametrize(
@@ -89,13 +89,13 @@ def test_a_server_that_was_replaced_does_not_acknowledge(server: Server) -> None
     second = server.open()
     assert [r.payload for r in second.records()] == [b"a", b"b"]
     # It writes to the file that it has open, and looks before it acknowledges.
-    late = first.append(Entry.of(Kind.GRADIENTS, b"late"))
+    late = first.append(LogEntry.of(Kind.GRADIENTS, b"late"))
     with pytest.raises(StaleIncarnationError, match="a later server has taken the shard over"):
         first.wait_durable(late)
     with pytest.raises(StaleIncarnationError):
-        first.append(Entry.of(Kind.GRADIENTS, b"later"))
+        first.append(LogEntry.of(Kind.GRADIENTS, b"later"))
     assert len(lost) == 1
-    assert second.append(Entry.of(Kind.GRADIENTS, b"c")) == late
+    assert second.append(LogEntry.of(Kind.GRADIENTS, b"c")) == late
     second.wait_durable(late)
     assert server.recovered() == [b"a", b"b", b"c"]
     with pytest.raises(StaleIncarnationError, match="this server has incarnation 2"):
@@ -112,7 +112,7 @@ def test_a_server_that_was_replaced_can_neither_begin_nor_delete(
         list(second.records())
         monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 1)
         with pytest.raises(StaleIncarnationError):
-            first.append(Entry.of(Kind.GRADIENTS, b"late"))
+            first.append(LogEntry.of(Kind.GRADIENTS, b"late"))
         with pytest.raises(StaleIncarnationError):
             first.commit_snapshot(snapshot, 2)
     with pytest.raises(OSError, match="No such file"), first.new_base():
@@ -124,10 +124,10 @@ def test_a_record_of_a_replaced_server_counts_if_the_successor_saw_it(server: Se
     first = server.open()
     write(first, [b"a"])
     second = server.open()
-    first.append(Entry.of(Kind.GRADIENTS, b"late"))
+    first.append(LogEntry.of(Kind.GRADIENTS, b"late"))
     assert [r.payload for r in second.records()] == [b"a", b"late"]
-    first.append(Entry.of(Kind.GRADIENTS, b"too late"))
-    assert second.append(Entry.of(Kind.GRADIENTS, b"b")) == 3
+    first.append(LogEntry.of(Kind.GRADIENTS, b"too late"))
+    assert second.append(LogEntry.of(Kind.GRADIENTS, b"b")) == 3
     assert server.recovered() == [b"a", b"late", b"b"]
 
 
@@ -154,7 +154,7 @@ def test_servers_that_begin_at_once_do_not_both_own_it(tmp_path: Path) -> None:
         acknowledged = 0
         for journal in owners:
             try:
-                journal.wait_durable(journal.append(Entry.of(Kind.FLUSH, b"")))
+                journal.wait_durable(journal.append(LogEntry.of(Kind.FLUSH, b"")))
                 acknowledged += 1
             except StaleIncarnationError:
                 pass

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import HANG_S
-from torch_edl.environment import ENV_MASTER, ENV_TOKEN
+from torch_edl.config.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.waiting import HANG_S
-from torch_edl.environment import ENV_TOKEN
+from torch_edl.config.environment import ENV_TOKEN
 
 
 def ones(ids: np.ndarray, dim: int = 4) -> np.ndarray:

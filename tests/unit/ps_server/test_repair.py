@@ -10,18 +10,18 @@ import pytest
 from torch_edl.config import TrainConfig
 from torch_edl.errors import JournalDamagedError, UsageError
 from torch_edl.ps_server import snapshots
-from torch_edl.ps_server.identity import Identity
+from torch_edl.ps_server.identity import JournalIdentity
 from torch_edl.ps_server.journal import segments
 from torch_edl.ps_server.journal.journal import Journal
 from torch_edl.ps_server.journal.segments import Damage
 from torch_edl.ps_server.records import Kind
 from torch_edl.ps_server.recovery import recover
-from torch_edl.ps_server.shard import Shard
+from torch_edl.ps_server.shard import ModelShard
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 
-MINE = Identity(job="job", shard=0, shards=1, model=1)
+MINE = JournalIdentity(job="job", shard=0, shards=1, model=1)
 ASYNC = TrainConfig()
 SYNC = TrainConfig(mode="sync", grads_to_wait=2, staleness=50)
 
@@ -37,7 +37,9 @@ class Life:
     def open(self, *, repair: bool = False) -> None:
         self.servers += 1
         self.journal = Journal(self.root, MINE, self.servers, fsync="never", repair=repair)
-        self.shard = Shard(self.rules, None, lambda: pytest.fail("half-way"), sink=self.journal)
+        self.shard = ModelShard(
+            self.rules, None, lambda: pytest.fail("half-way"), sink=self.journal
+        )
         recover(self.shard, self.journal, self.journal.damage)
 
     def set_up(self) -> None:

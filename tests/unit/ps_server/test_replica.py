@@ -24,7 +24,7 @@ from tests.unit.ps_server.replicas import (
 )
 from tests.waiting import HANG_S
 from torch_edl.errors import StaleIncarnationError, StateLostError, UsageError
-from torch_edl.ps_server.records import Entry, Kind, Record, batch, pack, unpack
+from torch_edl.ps_server.records import Kind, LogEntry, Record, batch, pack, unpack
 from torch_edl.ps_server.replica.log import ReplicaLog
 from torch_edl.ps_server.replica.peer import PeerGoneError
 from torch_edl.wire import pserver_pb2, services
@@ -41,7 +41,7 @@ def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
 
 def test_records_travel_as_they_stand_in_a_segment() -> None:
     records = [Record(n, Kind.GRADIENTS, os.urandom(n * 7)) for n in range(1, 5)]
-    entries = [(r.sequence, Entry.of(r.kind, r.payload)) for r in records]
+    entries = [(r.sequence, LogEntry.of(r.kind, r.payload)) for r in records]
     content = b"".join(map(pack, records))
     pieces = batch(entries, after=0, until=4)
     assert b"".join(pieces) == content
@@ -87,7 +87,7 @@ def test_pushes_wait_for_a_peer_and_memory_is_bounded(job: Job) -> None:
     thread = pushing(log, b"x" * 900)
     until(log, lambda: log._last >= 1)
     with pytest.raises(OSError, match="no room in memory, no peer listens"):
-        log.append(Entry.of(Kind.GRADIENTS, b"y" * 200))
+        log.append(LogEntry.of(Kind.GRADIENTS, b"y" * 200))
     peer = job.peer()
     settle(log, peer)
     thread.join(HANG_S)
@@ -267,7 +267,7 @@ def test_a_base_comes_after_the_records_that_parts_of_it_have(
 
     monkeypatch.setattr(log, "_catch_up", die)
     sequence = log.rotate()
-    newest = log.append(Entry.of(Kind.GRADIENTS, b"2"))
+    newest = log.append(LogEntry.of(Kind.GRADIENTS, b"2"))
     with log.new_base() as folder:
         (folder / "state").write_bytes(b"1, and a part of 2")
         with pytest.raises(OSError, match="replica of shard 0"):

@@ -20,7 +20,7 @@ import pytest
 
 from tests.unit.ps_server.conftest import TOKEN, Server
 from tests.waiting import HANG_S
-from torch_edl.environment import ENV_MASTER, ENV_TOKEN
+from torch_edl.config.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.wire import master_pb2, services
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire.server import serve

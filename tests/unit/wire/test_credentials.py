@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from tests.waiting import HANG_S
-from torch_edl.environment import ENV_TLS
+from torch_edl.config.environment import ENV_TLS
 from torch_edl.errors import UsageError
 from torch_edl.wire import certificates, keys, services
 from torch_edl.wire import master_pb2 as pb

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Sequence
 
 from torch_edl.data.task_space import SEED_SAMPLES
-from torch_edl.engine.ring.membership import Membership
+from torch_edl.engine.ring.membership import RingMembership
 from torch_edl.engine.ring.rendezvous import RingRendezvous
 from torch_edl.engine.ring.replicated import SharedReplica
 from torch_edl.errors import EdlError
@@ -38,7 +38,7 @@ class ControlFlags:
         self,
         replica: SharedReplica,
         rendezvous: RingRendezvous | None,
-        membership: Membership,
+        membership: RingMembership,
         check_every: int,
     ) -> None:
         self.skip = False

@@ -19,7 +19,7 @@ from torch_edl.checkpoint.manifest import Snapshot
 from torch_edl.data.batch import Minibatch, Update
 from torch_edl.engine.ring.control_flags import UNAUTHORIZED, ControlFlags
 from torch_edl.engine.ring.group import RingBrokenError
-from torch_edl.engine.ring.membership import Membership
+from torch_edl.engine.ring.membership import RingMembership
 from torch_edl.engine.ring.rendezvous import RingRendezvous
 from torch_edl.engine.ring.replicated import Phase, Replicated
 from torch_edl.errors import DismissedError, UsageError
@@ -56,7 +56,7 @@ class RingEngine:
         self._watermarks = watermarks
         self.catching_up = False
         """True while the script replays what the ring did before this process joined."""
-        self.membership = Membership(model, rendezvous, checkpoint)
+        self.membership = RingMembership(model, rendezvous, checkpoint)
         self._rendezvous = rendezvous
         self._on_resize = on_resize
         self._flags = ControlFlags(replica, rendezvous, self.membership, check_every)
@@ -76,7 +76,7 @@ class RingEngine:
         return self.membership.group is None or self._flags.leaving == self.membership.world
 
     def join(self, *, handing_over: bool = False) -> None:
-        """Join the next ring; see :meth:`Membership.join`."""
+        """Join the next ring; see :meth:`RingMembership.join`."""
         if self._rendezvous is None:
             return
         self._reducer.use(None)
@@ -117,7 +117,7 @@ class RingEngine:
             self.join()
 
     def close(self, *, finished: bool = False) -> None:
-        """Remove the optimizer hooks and leave the ring; see :meth:`Membership.leave`."""
+        """Remove the optimizer hooks and leave the ring; see :meth:`RingMembership.leave`."""
         self._detach()
         self._reducer.use(None)
         self.membership.leave(finished=finished)

@@ -15,7 +15,7 @@ MEET_S = 10.0
 """Seconds for which the members of a new ring wait for each other. All members have just requested
 the ring, so a member that has not connected by then is dead."""
 MAX_PAYLOAD_BYTES = 1 << 31
-"""Largest payload of one member in :meth:`Group.gather`."""
+"""Largest payload of one member in :meth:`RingGroup.gather`."""
 
 
 class RingBrokenError(EdlError):
@@ -29,7 +29,7 @@ class MeetingPlace(Protocol):
     """Address for the other members."""
 
 
-class Group(Protocol):
+class RingGroup(Protocol):
     """The connections of one ring.
 
     A failed call raises RingBrokenError, sooner or later in every member. A broken group is never

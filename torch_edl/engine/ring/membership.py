@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from torch_edl.data.resuming import records_of
-from torch_edl.engine.ring.group import Group, RingBrokenError
+from torch_edl.engine.ring.group import RingBrokenError, RingGroup
 from torch_edl.engine.ring.recovery import NO_MODEL, synchronize
 from torch_edl.engine.ring.rendezvous import RingRendezvous
 from torch_edl.engine.ring.replicated import Replicated
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 _MAX_STEPS = 16
 
 
-class Membership:
+class RingMembership:
     """The current ring of this process and its rank there.
 
     Args:
@@ -38,7 +38,7 @@ class Membership:
         self.world = 1
         self.ring = 0
         """Number of the newest ring; 0 before the first."""
-        self.group: Group | None = None
+        self.group: RingGroup | None = None
         """Connections to the other members; None if there are none."""
         self.joined = rendezvous is None
         """True if this process is in a ring, or always trains alone."""

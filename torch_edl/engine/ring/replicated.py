@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from torch_edl.checkpoint.manifest import Manifest, Snapshot
 from torch_edl.engine.position import Position
-from torch_edl.engine.ring.group import Bytes, Group
+from torch_edl.engine.ring.group import Bytes, RingGroup
 from torch_edl.tables.watermarks import Watermarks
 
 
@@ -34,11 +34,11 @@ class SharedReplica(Protocol):
         ...
 
     def restore(self, folder: Path, *, values_only: bool) -> Manifest | None:
-        """See :meth:`~torch_edl.engine.replica.Replica.restore`."""
+        """See :meth:`~torch_edl.pytorch.replica.Replica.restore`."""
         ...
 
     def snapshot(self, watermarks: Watermarks) -> Callable[[Path], Snapshot]:
-        """See :meth:`~torch_edl.engine.replica.Replica.snapshot`."""
+        """See :meth:`~torch_edl.pytorch.replica.Replica.snapshot`."""
         ...
 
     def digest(self) -> int:
@@ -75,7 +75,7 @@ _UNUSABLE = (Phase.ACCUMULATED, Phase.BROKEN)
 
 
 class Phases(ABC):
-    """Common phase transitions; the :class:`Reducer` of each framework inherits from this class."""
+    """Common phase transitions; the :class:`GradientReducer` of each framework inherits from it."""
 
     phase = Phase.IDLE
     failure = ""
@@ -106,7 +106,7 @@ class Phases(ABC):
             self.clear_gradients()
 
 
-class Reducer(Protocol):
+class GradientReducer(Protocol):
     """Sums the gradients of all members, each weighted by its share of the records.
 
     Control numbers are summed together with the gradients.
@@ -190,7 +190,7 @@ class Replicated(Protocol):
         """State of the model and its optimizers."""
         ...
 
-    def reducer(self, controls: int, send: Send, receive: Receive) -> Reducer:
+    def reducer(self, controls: int, send: Send, receive: Receive) -> GradientReducer:
         """Create the reducer of the model's gradients.
 
         Args:
@@ -206,7 +206,7 @@ class Replicated(Protocol):
 
     def connect(
         self, store: str, ring: int, rank: int, size: int, *, host: str, meet_s: float
-    ) -> Group:
+    ) -> RingGroup:
         """Form a ring with the other members.
 
         Args:

@@ -33,7 +33,7 @@ _SLICE_BYTES = 1 << 20  # small enough to be added while in the CPU cache
 
 
 class StreamGroup:
-    """A :class:`~torch_edl.engine.ring.group.Group` whose tensors are arrays.
+    """A :class:`~torch_edl.engine.ring.group.RingGroup` whose tensors are arrays.
 
     Args:
         meeting: meeting place of this process.

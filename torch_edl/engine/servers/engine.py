@@ -22,11 +22,11 @@ import numpy as np
 from torch_edl.checkpoint.manifest import Snapshot
 from torch_edl.config import JobConfig
 from torch_edl.data.batch import Minibatch, Update
-from torch_edl.engine.servers.plan import Plan
+from torch_edl.engine.servers.plan import RowPlan
 from torch_edl.engine.servers.served import PlannedUpdate, ServedModel
 from torch_edl.errors import ServersLostError, ServersReplacedError, UsageError
 from torch_edl.master_client.heartbeat import WorkerStatus
-from torch_edl.master_client.leases import Lease
+from torch_edl.master_client.leases import HeldLease
 from torch_edl.ps_client.client import Pending, PsClient, PullResult
 from torch_edl.ps_client.connection import Resolve
 from torch_edl.ps_client.partition import Floats, TableIds
@@ -114,7 +114,7 @@ class ServersEngine:
         self._done.clear()
         self._incarnation = self._trained = self._acked = 0
 
-    def committed(self, lease: Lease) -> int:
+    def committed(self, lease: HeldLease) -> int:
         """Return the smallest offset of all servers."""
         return self._servers.watermarks(lease.task_id)
 
@@ -264,7 +264,7 @@ class ServersEngine:
             if planned.pull is None and acked >= index - self.depth:
                 planned.pull = self._pull(planned.plan)
 
-    def _pull(self, plan: Plan[Any, Any]) -> Pending[PullResult]:
+    def _pull(self, plan: RowPlan[Any, Any]) -> Pending[PullResult]:
         # Predicted ids may be wrong and must not create rows. A push creates missing rows.
         return self._servers.pull(plan.tables, known=self._known, read_only=self._served.is_script)
 
@@ -285,7 +285,7 @@ class ServersEngine:
                 self._lost = error
         return [np.zeros((len(t.ids.unique), t.dim), np.float32) for t in tables]
 
-    def _plan(self, update: Update) -> Plan[Any, Any]:
+    def _plan(self, update: Update) -> RowPlan[Any, Any]:
         batches = [minibatch.batch for minibatch in update.minibatches]
         is_script = self._served.is_script
         return self._served.plan(batches if is_script else [b.features for b in batches])

@@ -25,7 +25,7 @@ class LastLookup(BaseException):
 
 
 @dataclass
-class Call:
+class RowLookup:
     """One lookup in a minibatch."""
 
     table: str
@@ -34,12 +34,12 @@ class Call:
     """Ids (n,), a copy; lookups of the same ids should share the array."""
 
 
-C = TypeVar("C", bound=Call)
+C = TypeVar("C", bound=RowLookup)
 B = TypeVar("B", bound=RowBlock)
 
 
 @dataclass
-class Plan(Generic[C, B]):
+class RowPlan(Generic[C, B]):
     """The rows that an update needs, and the rows that were pulled."""
 
     calls: list[list[C]]
@@ -82,7 +82,7 @@ class Plan(Generic[C, B]):
         table, block = self._blocks[number]
         return block, table.ids.inverse[span]
 
-    def pull(self, call: Call, pull: PullRows, *, keep: bool = True) -> tuple[B, Ids]:
+    def pull(self, call: RowLookup, pull: PullRows, *, keep: bool = True) -> tuple[B, Ids]:
         """Pull and return the rows of a lookup that was not planned.
 
         Args:

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from torch_edl.data.batch import Update
-from torch_edl.engine.servers.plan import Plan, PullRows
+from torch_edl.engine.servers.plan import PullRows, RowPlan
 from torch_edl.ps_client.client import DenseGradient, Pending, PullResult
-from torch_edl.ps_client.partition import Floats, Segment
+from torch_edl.ps_client.partition import DenseSegment, Floats
 from torch_edl.wire import pserver_pb2 as pb
 
 Array = npt.NDArray[Any]
@@ -52,7 +52,7 @@ class ServedModel(Protocol):
 
     def connect(
         self,
-        layout: Sequence[Sequence[Segment]],
+        layout: Sequence[Sequence[DenseSegment]],
         exact: Mapping[str, Array],
         pull_rows: PullRows,
     ) -> None:
@@ -65,7 +65,7 @@ class ServedModel(Protocol):
         """
         ...
 
-    def plan(self, batches: Sequence[Any]) -> Plan[Any, Any]:
+    def plan(self, batches: Sequence[Any]) -> RowPlan[Any, Any]:
         """Find the rows that minibatches need.
 
         Args:
@@ -129,7 +129,7 @@ class PlannedUpdate:
     """An update with the rows that its minibatches need and its pull in flight."""
 
     update: Update
-    plan: Plan[Any, Any]
+    plan: RowPlan[Any, Any]
     pull: Pending[PullResult] | None = None
     versions: list[int] | None = None
     """Version of each server's parameters in the pull; None before the pull has ended."""

@@ -21,11 +21,11 @@ from pathlib import Path
 from torch_edl.config.durability import FSYNC_MODES
 from torch_edl.errors import JournalDamagedError, StaleIncarnationError, UsageError
 from torch_edl.files import rename, sync
-from torch_edl.ps_server.identity import Identity
+from torch_edl.ps_server.identity import JournalIdentity
 from torch_edl.ps_server.journal import segments
 from torch_edl.ps_server.journal.ownership import Ownership
 from torch_edl.ps_server.journal.segments import Damage, Segment, SegmentWriter
-from torch_edl.ps_server.records import Entry, Record
+from torch_edl.ps_server.records import LogEntry, Record
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class Journal:
     def __init__(
         self,
         root: Path,
-        identity: Identity,
+        identity: JournalIdentity,
         incarnation: int,
         *,
         fsync: str = "interval",
@@ -191,12 +191,12 @@ class Journal:
 
     # ---- appending ----
 
-    def append(self, entry: Entry) -> int:
+    def append(self, entry: LogEntry) -> int:
         """See :meth:`torch_edl.ps_server.records.Sink.append`."""
         with self._write_lock:
             return self._append(self._last + 1, entry)
 
-    def append_record(self, sequence: int, entry: Entry) -> None:
+    def append_record(self, sequence: int, entry: LogEntry) -> None:
         """Appends a record of another journal, which must be the next one; a record that is there
         is left alone.
 
@@ -213,7 +213,7 @@ class Journal:
             if sequence == self._last + 1:
                 self._append(sequence, entry)
 
-    def _append(self, sequence: int, entry: Entry) -> int:
+    def _append(self, sequence: int, entry: LogEntry) -> int:
         assert self._read, "read the journal to its end first"
         self._require_kept()
         try:

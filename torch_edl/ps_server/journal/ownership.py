@@ -18,7 +18,7 @@ from pathlib import Path
 
 from torch_edl.errors import JournalDamagedError, StaleIncarnationError, UsageError
 from torch_edl.files import rename, sync_tree
-from torch_edl.ps_server.identity import Identity
+from torch_edl.ps_server.identity import JournalIdentity
 
 _IDENTITY = "journal.json"
 _TRIES = 1000  # each is lost to another server, so a few are enough
@@ -47,7 +47,7 @@ class Ownership:
         OSError: the folder cannot be made, read or written.
     """
 
-    def __init__(self, root: Path, identity: Identity, incarnation: int) -> None:
+    def __init__(self, root: Path, identity: JournalIdentity, incarnation: int) -> None:
         self.folder = root / f"incarnation-{incarnation}"
         if not root.exists() or not any(root.iterdir()):
             _begin(root, identity)
@@ -72,7 +72,7 @@ class Ownership:
             )
 
 
-def _begin(root: Path, identity: Identity) -> None:
+def _begin(root: Path, identity: JournalIdentity) -> None:
     """Makes the folder of a journal that nobody owns, unless another server is faster."""
     temporary = root.with_name(f".{root.name}.{os.urandom(4).hex()}.part")
     (temporary / "incarnation-0").mkdir(parents=True)
@@ -86,7 +86,7 @@ def _begin(root: Path, identity: Identity) -> None:
             raise
 
 
-def require(root: Path, identity: Identity) -> None:
+def require(root: Path, identity: JournalIdentity) -> None:
     """Raises UsageError or JournalDamagedError unless the folder holds that journal."""
     path = root / _IDENTITY
     try:

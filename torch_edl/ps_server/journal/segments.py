@@ -23,11 +23,11 @@ import numpy as np
 from isal.isal_zlib import crc32
 
 from torch_edl.errors import JournalDamagedError
-from torch_edl.ps_server.identity import Identity
+from torch_edl.ps_server.identity import JournalIdentity
 from torch_edl.ps_server.records import (
     HEAD_BYTES,
-    Entry,
     Head,
+    LogEntry,
     Piece,
     Record,
     pack_head,
@@ -81,7 +81,7 @@ def chain(folder: Path, after: int = 0) -> tuple[list[Segment], list[Segment]]:
     return used[::-1], useless
 
 
-def header(identity: Identity) -> bytes:
+def header(identity: JournalIdentity) -> bytes:
     """The beginning of a segment."""
     text = identity.to_json().encode()
     return _MAGIC + _LENGTHS.pack(len(text), crc32(text)) + text
@@ -125,7 +125,10 @@ class Damage:
 
 
 def read(
-    segments: Sequence[Segment], identity: Identity, after: int = 0, damage: Damage | None = None
+    segments: Sequence[Segment],
+    identity: JournalIdentity,
+    after: int = 0,
+    damage: Damage | None = None,
 ) -> Iterator[Record]:
     """The records after number ``after`` of a chain. A torn tail of the last segment is left out.
 
@@ -151,7 +154,7 @@ def read(
 
 
 def read_segment(
-    segment: Segment, identity: Identity, damage: Damage | None = None
+    segment: Segment, identity: JournalIdentity, damage: Damage | None = None
 ) -> Iterator[tuple[Record, int]]:
     """The records of a segment, each with the byte at which it ends.
 
@@ -202,7 +205,7 @@ def _find_intact(file: BinaryIO, begin: int, size: int, segment: Segment, least:
     return None
 
 
-def _read_header(file: BinaryIO, size: int, segment: Segment, identity: Identity) -> bool:
+def _read_header(file: BinaryIO, size: int, segment: Segment, identity: JournalIdentity) -> bool:
     """False if the writer died before the whole header was on the disk."""
     expected = header(identity)
     content = file.read(len(expected))
@@ -216,7 +219,7 @@ def _read_header(file: BinaryIO, size: int, segment: Segment, identity: Identity
     raise _damaged(segment, segment.first, 0, "the header of the segment does not match")
 
 
-def _require_header(file: BinaryIO, segment: Segment, identity: Identity) -> None:
+def _require_header(file: BinaryIO, segment: Segment, identity: JournalIdentity) -> None:
     """Raises UsageError if the header is good, but of another journal."""
     file.seek(0)
     start = file.read(len(_MAGIC) + _LENGTHS.size)
@@ -324,7 +327,7 @@ class SegmentWriter:
         OSError: the disk is full or read-only; no segment was made.
     """
 
-    def __init__(self, segment: Segment, identity: Identity) -> None:
+    def __init__(self, segment: Segment, identity: JournalIdentity) -> None:
         self.segment = segment
         self._fd = os.open(segment.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         self.size = 0
@@ -336,7 +339,7 @@ class SegmentWriter:
             os.unlink(segment.path)
             raise
 
-    def append(self, sequence: int, entry: Entry) -> None:
+    def append(self, sequence: int, entry: LogEntry) -> None:
         """Appends a record whole.
 
         Raises:

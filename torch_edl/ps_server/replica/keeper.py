@@ -16,7 +16,7 @@ from typing import Any
 
 from torch_edl.errors import StaleIncarnationError, UsageError
 from torch_edl.ps_server import records
-from torch_edl.ps_server.identity import Identity
+from torch_edl.ps_server.identity import JournalIdentity
 from torch_edl.ps_server.journal.journal import Journal
 from torch_edl.ps_server.records import Record
 from torch_edl.ps_server.replica import transfer
@@ -198,7 +198,7 @@ class ReplicaKeeper:
             )
 
     def _new(self, owner: pb.ReplicaOwner) -> Journal:
-        identity = Identity(
+        identity = JournalIdentity(
             job=self._job, shard=owner.shard, shards=owner.shards, model=owner.model
         )
         self._made += 1

@@ -24,9 +24,9 @@ from pathlib import Path
 import grpc
 
 from torch_edl.errors import StaleIncarnationError, StateLostError, UsageError
-from torch_edl.ps_server.identity import Identity
+from torch_edl.ps_server.identity import JournalIdentity
 from torch_edl.ps_server.journal.journal import Base
-from torch_edl.ps_server.records import Entry, Record
+from torch_edl.ps_server.records import LogEntry, Record
 from torch_edl.ps_server.replica import transfer
 from torch_edl.ps_server.replica.copy_note import CopyNote
 from torch_edl.ps_server.replica.peer import PeerGoneError, ReplicaPeer
@@ -60,7 +60,7 @@ class ReplicaLog:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: JournalIdentity,
         incarnation: int,
         *,
         token: str,
@@ -274,7 +274,7 @@ class ReplicaLog:
 
     # ---- appending ----
 
-    def append(self, entry: Entry) -> int:
+    def append(self, entry: LogEntry) -> int:
         """See :meth:`torch_edl.ps_server.records.Sink.append`."""
         size = len(entry.payload)
         if size > MAX_MESSAGE_BYTES - _BESIDE_RECORDS:

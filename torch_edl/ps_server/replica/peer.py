@@ -10,7 +10,7 @@ import grpc
 from google.protobuf.message import Message
 
 from torch_edl.errors import StaleIncarnationError, StateLostError, UsageError
-from torch_edl.ps_server.identity import Identity
+from torch_edl.ps_server.identity import JournalIdentity
 from torch_edl.wire import cluster_pb2, pserver_pb2, services
 from torch_edl.wire import replica_pb2 as pb
 from torch_edl.wire.framed import Framed
@@ -33,7 +33,7 @@ class ReplicaPeer:
         token: of the job.
     """
 
-    def __init__(self, identity: Identity, incarnation: int, token: str) -> None:
+    def __init__(self, identity: JournalIdentity, incarnation: int, token: str) -> None:
         self._job = identity.job
         self._owner = pb.ReplicaOwner(
             shard=identity.shard,

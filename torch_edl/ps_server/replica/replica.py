@@ -3,13 +3,13 @@ here, and the folder that both need."""
 
 from __future__ import annotations
 
-from torch_edl.ps_server.identity import Identity
+from torch_edl.ps_server.identity import JournalIdentity
 from torch_edl.ps_server.replica.keeper import ReplicaKeeper
 from torch_edl.ps_server.replica.log import ReplicaLog
 from torch_edl.scratch import Scratch
 
 
-class Replica:
+class ShardReplica:
     """Makes all three.
 
     Args:
@@ -17,7 +17,7 @@ class Replica:
         token: of the job.
     """
 
-    def __init__(self, identity: Identity, incarnation: int, token: str) -> None:
+    def __init__(self, identity: JournalIdentity, incarnation: int, token: str) -> None:
         self._scratch = Scratch(f"{identity.job}-shard-{identity.shard}")
         own, other = self._scratch.path / "own", self._scratch.path / "peer"
         own.mkdir()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from torch_edl.ps_server import records
-from torch_edl.ps_server.records import Entry
+from torch_edl.ps_server.records import LogEntry
 
 
 class Unsent:
@@ -17,7 +17,7 @@ class Unsent:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._entries: deque[tuple[int, Entry]] = deque()  # by number
+        self._entries: deque[tuple[int, LogEntry]] = deque()  # by number
         self._bytes = 0
         self.forgotten = 0
         """Records up to this number are not here any more."""
@@ -26,7 +26,7 @@ class Unsent:
         """Whether a record of so many bytes fits; one always does."""
         return not self._entries or self._bytes + size <= self._most
 
-    def append(self, number: int, entry: Entry) -> None:
+    def append(self, number: int, entry: LogEntry) -> None:
         """The next record."""
         self._entries.append((number, entry))
         self._bytes += len(entry.payload)

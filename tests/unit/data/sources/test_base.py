@@ -9,9 +9,9 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from torch_edl.data.batches import open_batches
 from torch_edl.data.sources import IndexedSource
 from torch_edl.errors import UsageError
+from torch_edl.pytorch.batches import open_batches
 
 
 class Lazy(Sequence[bytes]):

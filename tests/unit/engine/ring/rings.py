@@ -21,16 +21,16 @@ from typing import Any
 
 import torch
 
-from master.state.ring import Ring
+from master.state.ring.ring import Ring
 from tests.forks import FORKS
 from tests.waiting import HANG_S
+from torch_edl.api.job import Job
 from torch_edl.config import CheckpointConfig, JobConfig, TrainConfig
-from torch_edl.engine.ring import process_group as group_module
-from torch_edl.engine.ring.process_group import StoreServer
 from torch_edl.errors import DismissedError
 from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.processes.departure import Departure
-from torch_edl.trainer.job import Job
+from torch_edl.pytorch.ring import process_group as group_module
+from torch_edl.pytorch.ring.process_group import StoreServer
 from torch_edl.wire import master_pb2 as pb
 
 MEET_S = HANG_S

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 from tests.unit.engine.ring.rings import Member, office
-from tests.unit.engine.ring.test_reducer import MODELS, WORLD, inputs, loss_of, ring, run
-from torch_edl.engine.ring import buckets
-from torch_edl.engine.ring.reducer import Reducer
+from tests.unit.pytorch.ring.test_reducer import MODELS, WORLD, inputs, loss_of, ring, run
 from torch_edl.engine.ring.replicated import Phase
+from torch_edl.pytorch.ring import buckets
+from torch_edl.pytorch.ring.reducer import Reducer
 
 
 def controls(member: Member) -> None:

@@ -15,14 +15,14 @@ from torch_edl.config import DataConfig, JobConfig
 from torch_edl.data.resuming import identity
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.engine.local import LocalEngine
-from torch_edl.engine.replica import Replica
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.ring.rendezvous import RingRendezvous
-from torch_edl.engine.ring.torch_model import TorchModel
 from torch_edl.master_client.heartbeat import WorkerStatus
-from torch_edl.master_client.leases import Lease
+from torch_edl.master_client.leases import HeldLease
+from torch_edl.pytorch.replica import Replica
+from torch_edl.pytorch.ring.replicated import ReplicatedTorchModel
 from torch_edl.tables.watermarks import WHOLE, Watermarks
-from torch_edl.trainer.lockstep import watermarks
+from torch_edl.training.lockstep import watermarks
 from torch_edl.wire import master_pb2 as pb
 
 CONFIG = JobConfig(name="j", model_file="/m.py", data=DataConfig(batch_size=32))
@@ -67,7 +67,9 @@ def test_a_ring_and_one_worker_continue_each_others_checkpoints(tmp_path: Path) 
     one = saved(tmp_path, "local", 3, alone.snapshot(Watermarks(1, {1: 1024, 2: 64})))
     other = replica(0)
     space = TaskSpace.for_training(SHARDS, CONFIG)
-    engine = RingEngine(TorchModel(other), One(one), watermarks=partial(watermarks, space))
+    engine = RingEngine(
+        ReplicatedTorchModel(other), One(one), watermarks=partial(watermarks, space)
+    )
     engine.join()
     assert (other.position.records, other.position.step) == (2 * 1024 + 64, 3)
     same(other, alone)
@@ -76,7 +78,7 @@ def test_a_ring_and_one_worker_continue_each_others_checkpoints(tmp_path: Path) 
     engine.close()
     again = LocalEngine(replica(0), status=WorkerStatus())
     again.connect(pb.Cluster(restored_from=str(ring)))
-    assert [again.committed(Lease(kind=pb.TASK_TRAIN, task_id=id)) for id in (1, 2, 3)] == [
+    assert [again.committed(HeldLease(kind=pb.TASK_TRAIN, task_id=id)) for id in (1, 2, 3)] == [
         WHOLE,
         96,
         0,

@@ -18,9 +18,9 @@ from torch_edl.checkpoint.export import write_output
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.data.batch import Batch
 from torch_edl.data.task_space import Shard, TaskSpace
-from torch_edl.engine.replica import read_model
 from torch_edl.errors import UsageError
 from torch_edl.nn.model_tables import dense_names
+from torch_edl.pytorch.replica import read_model
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 

@@ -19,13 +19,13 @@ from tests.unit.engine.servers.trained import IDS, TOKEN, update
 from torch_edl.config import JobConfig, TrainConfig
 from torch_edl.data.batch import Batch, Minibatch, Update
 from torch_edl.engine.servers.engine import ServersEngine
-from torch_edl.engine.servers.torch_model import TorchModel
 from torch_edl.master_client.heartbeat import WorkerStatus
-from torch_edl.master_client.leases import Lease
+from torch_edl.master_client.leases import HeldLease
 from torch_edl.nn import rows
 from torch_edl.nn.rows import LookupOnDevice
 from torch_edl.ps_client.client import PsClient
 from torch_edl.ps_client.partition import PartitionedIds, TableIds
+from torch_edl.pytorch.servers.served import ServedTorchModel
 from torch_edl.wire import master_pb2 as pb
 
 GPU = pytest.param(
@@ -67,7 +67,7 @@ class Script:
         self.model = Counting().to(device)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
         config = JobConfig(name="t", model_file="m.py", train=TrainConfig(**train))
-        self.served = TorchModel(self.model, self.optimizer, None)
+        self.served = ServedTorchModel(self.model, self.optimizer, None)
         self.engine = ServersEngine(self.served, config=config, token=TOKEN, status=WorkerStatus())
         self.engine.connect(pb.Cluster(incarnation=1, servers=servers))
         self.number = 0  # of the batch in hand
@@ -82,7 +82,7 @@ class Script:
         monkeypatch.setattr(PsClient, "pull", noted)
 
     def updates(self, given: list[Any]) -> list[Update]:
-        lease = Lease(lease_id=1, task_id=0, start=0, end=len(given) * SIZE)
+        lease = HeldLease(lease_id=1, task_id=0, start=0, end=len(given) * SIZE)
         made = []
         for n, value in enumerate(given):
             one = update(lease, [Batch(None, None, SIZE)], first=n * SIZE, last=(n + 1) * SIZE)
@@ -91,7 +91,7 @@ class Script:
         return made
 
     def loop(self, given: list[Any]) -> Iterator[Any]:
-        """As :func:`torch_edl.trainer.loop.loop` does it."""
+        """As :func:`torch_edl.training.loop.loop` does it."""
         updates, ahead = self.updates(given), 0
         for self.number, one in enumerate(updates):
             while ahead < len(updates) and ahead <= self.number + self.engine.depth:

@@ -27,7 +27,7 @@ from tests.unit.engine.servers.trained import (
 )
 from torch_edl.data.batch import Batch
 from torch_edl.errors import NanLossError, UsageError, UserCodeError
-from torch_edl.master_client.leases import Lease
+from torch_edl.master_client.leases import HeldLease
 from torch_edl.wire import master_pb2 as pb
 
 OPTIMIZERS: dict[str, tuple[Make, bool]] = {
@@ -211,7 +211,7 @@ def test_a_loss_that_is_not_finite(start_servers: Callable[..., list[pb.Server]]
     model = Model()
     servers = start_servers(1)
     bad = Batch(torch.zeros(BATCH, 3, dtype=torch.int64), torch.full((BATCH, 1), torch.inf), BATCH)
-    lease = Lease(lease_id=1, task_id=0, end=BATCH)
+    lease = HeldLease(lease_id=1, task_id=0, end=BATCH)
     with pytest.raises(NanLossError, match="--on-nan skip"):
         Trained(model, sgd, servers).compute(update(lease, [bad]))
     before = {n: p.clone() for n, p in model.named_parameters()}
@@ -228,7 +228,7 @@ def test_errors_of_the_users_model_are_told_apart(
     start_servers: Callable[..., list[pb.Server]],
 ) -> None:
     made = Trained(Model(), sgd, start_servers(1))
-    lease = Lease(lease_id=1, task_id=0, end=BATCH)
+    lease = HeldLease(lease_id=1, task_id=0, end=BATCH)
     labels = torch.zeros(BATCH, 1)
     high = Batch(torch.full((BATCH, 3), IDS), labels, BATCH)
     with pytest.raises(UsageError, match=rf"deep: id {IDS} is outside \[0, {IDS}\)"):
@@ -276,7 +276,7 @@ def test_views_of_one_tensor_are_told_apart(start_servers: Callable[..., list[pb
     made = Trained(Twice(), lambda p: torch.optim.SGD(p, lr=1.0), start_servers(1), staleness=0)
     made.step._loss = lambda labels, predictions: predictions
     ids = torch.arange(6).view(2, 3)
-    lease = Lease(lease_id=1, task_id=0, end=2)
+    lease = HeldLease(lease_id=1, task_id=0, end=2)
     made.compute(update(lease, [Batch(ids, ids, 2)], last=2))
     made.engine.acknowledged(wait=True)
     assert rows_of(made, "a", 1)[:6].flatten().tolist() == [0, -1, -2, -3, -4, -5]

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from torch_edl.engine.servers.dense import FlatVector, dense_parameters
 from torch_edl.errors import UsageError
-from torch_edl.ps_client.partition import Segment
+from torch_edl.ps_client.partition import DenseSegment
+from torch_edl.pytorch.servers.dense import FlatVector, dense_parameters
 
 
 def served() -> tuple[nn.Module, FlatVector, int]:
@@ -24,7 +24,7 @@ def served() -> tuple[nn.Module, FlatVector, int]:
     for name, each in found.items():
         if not each.is_exact:
             shape = tuple(each.tensor.shape)
-            segments.append(Segment(name, shape, end, each.tensor.numel()))
+            segments.append(DenseSegment(name, shape, end, each.tensor.numel()))
             end += each.tensor.numel()
     flat = FlatVector(found, segments)
     for value in (1.0, np.nan):

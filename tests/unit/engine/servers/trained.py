@@ -10,15 +10,15 @@ from torch import nn
 
 import torch_edl
 from torch_edl.config import DataConfig, JobConfig, TrainConfig
-from torch_edl.contract.argument_order import labels_first
-from torch_edl.contract.torch_contract import Contract
 from torch_edl.data.batch import Batch, Minibatch, Update
 from torch_edl.engine.servers.engine import ServersEngine
-from torch_edl.engine.servers.torch_model import TorchModel
 from torch_edl.master_client.heartbeat import WorkerStatus
-from torch_edl.master_client.leases import Lease
+from torch_edl.master_client.leases import HeldLease
 from torch_edl.ps_client.partition import PartitionedIds, TableIds
-from torch_edl.trainer.step import Step, contract_body
+from torch_edl.pytorch.contract import Contract
+from torch_edl.pytorch.servers.served import ServedTorchModel
+from torch_edl.pytorch.step import Step, contract_body
+from torch_edl.training.contract.argument_order import labels_first
 from torch_edl.wire import master_pb2 as pb
 
 TOKEN = "strategy-test"
@@ -87,7 +87,7 @@ class Trained:
         optimizer = make(model.parameters())
         made = scheduler(optimizer) if callable(scheduler) else None
         self.step = Step(contract(model, make), model, on_nan=config.train.on_nan, log_layers="")
-        self.served = TorchModel(
+        self.served = ServedTorchModel(
             model, optimizer, made, forward=self.step.forward, local_steps=config.train.local_steps
         )
         self.engine = ServersEngine(self.served, config=config, token=TOKEN, status=WorkerStatus())
@@ -104,7 +104,7 @@ class Trained:
 
     def train_in_step(self, steps: list[Batch]) -> list[Update]:
         """Trains with parameters that are exactly as old as the staleness allows."""
-        lease = Lease(lease_id=1, task_id=0, start=0, end=len(steps) * BATCH)
+        lease = HeldLease(lease_id=1, task_id=0, start=0, end=len(steps) * BATCH)
         updates = [
             update(lease, [step], first=k * BATCH, last=(k + 1) * BATCH)
             for k, step in enumerate(steps)
@@ -119,7 +119,7 @@ class Trained:
         return updates
 
     def train(self, steps: list[Batch], each: int = 1) -> None:
-        lease = Lease(lease_id=1, task_id=0, start=0, end=len(steps) * BATCH)
+        lease = HeldLease(lease_id=1, task_id=0, start=0, end=len(steps) * BATCH)
         updates = [
             update(lease, steps[i : i + each], first=i * BATCH, last=(i + each) * BATCH)
             for i in range(0, len(steps), each)
@@ -136,7 +136,7 @@ class Trained:
         assert self.engine.committed(lease) == len(steps) * BATCH
 
 
-def update(lease: Lease, batches: list[Batch], *, first: int = 0, last: int = BATCH) -> Update:
+def update(lease: HeldLease, batches: list[Batch], *, first: int = 0, last: int = BATCH) -> Update:
     minibatches = [Minibatch(n, first + n * BATCH, b.size, b) for n, b in enumerate(batches)]
     return Update(first, last, minibatches, len(batches), last - first, lease, incarnation=1)
 

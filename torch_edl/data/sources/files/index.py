@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from torch_edl.config.environment import edl_home
 from torch_edl.data.sources.base import Stamp
 from torch_edl.data.sources.storage import objects
 from torch_edl.data.sources.storage.data_file import DataFile
-from torch_edl.environment import edl_home
 from torch_edl.files import replacing
 
 log = logging.getLogger(__name__)

@@ -43,7 +43,7 @@ _TAR_ERRORS = (
 )
 
 
-class Member(NamedTuple):
+class TarMember(NamedTuple):
     """A member of a sample."""
 
     key: str
@@ -130,7 +130,7 @@ class WebDatasetSource(BlockSource):
         return pa.table(columns, self._schema)
 
 
-def _members(file: DataFile, data: bytes | None = None, offset: int = 0) -> Iterator[Member]:
+def _members(file: DataFile, data: bytes | None = None, offset: int = 0) -> Iterator[TarMember]:
     """The members of samples, of a file or of ``data`` at ``offset`` of it.
 
     Raises:
@@ -156,7 +156,7 @@ def _members(file: DataFile, data: bytes | None = None, offset: int = 0) -> Iter
                 found = _NAME.fullmatch(header.name) if header.isreg() else None
                 if found is not None and not header.name.rpartition("/")[2].startswith("__"):
                     _check_name(file.path, header.name)
-                    yield Member(found[1], found[2].lower(), header, end)
+                    yield TarMember(found[1], found[2].lower(), header, end)
             place = int(tar.offset)
     except _TAR_ERRORS as error:
         raise DataError(file.path, f"no whole tar: {error}", offset + place) from error

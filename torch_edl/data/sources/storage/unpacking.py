@@ -22,9 +22,9 @@ from typing import BinaryIO, Protocol
 
 from isal.isal_zlib import crc32
 
+from torch_edl.config.environment import edl_home
 from torch_edl.data.sources.base import Stamp
 from torch_edl.data.sources.storage.random_access import RandomAccess
-from torch_edl.environment import edl_home
 from torch_edl.errors import DataError
 from torch_edl.files import replacing
 

@@ -1,0 +1,404 @@
+"""The calls of workers: each is an event of the job, and its answer. Pure. The schemas in
+``torch_edl/wire`` say what each call is for."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+from master.state.job.job import Job
+from master.state.membership import Member
+from master.state.work.tasks import TaskQueue
+from master.state.workforce.processes import STARTING
+from torch_edl.config import JobConfig
+from torch_edl.data.task_space import Shard
+from torch_edl.errors import UsageError
+from torch_edl.wire import master_pb2 as pb
+
+# A worker that was asked to leave ends by itself when its grace is over; then it is ended.
+_OVERTIME_S = 2.0
+
+Ask = Callable[[int, int, int, str, float], pb.Ring | None]
+
+
+class Calls:
+    """Answers calls about one job; None: there is no answer yet, the service asks again.
+
+    Args:
+        cores: CPU cores to divide among the workers.
+    """
+
+    def __init__(self, job: Job, *, cores: int) -> None:
+        self._job = job
+        self._cores = cores
+        self._config: tuple[JobConfig, str] | None = None  # and as workers read it
+        self._loss_told = False
+
+    # ---- workers ----
+
+    def register(self, request: pb.RegisterRequest, now: float) -> pb.RegisterResponse:
+        """A worker joins the job.
+
+        Raises:
+            UsageError: the worker does not belong to the job, or was declared lost.
+        """
+        job = self._job
+        worker, events = job.workforce.register(request)
+        job.apply_all(events, now)
+        process = job.fleet.process("worker", worker)
+        if process is not None and process.was_spare and process.state == STARTING:
+            job.lifecycle.note("info", f"spare-{worker} takes the place of a worker", now)
+        known = job.fleet.registered(worker)
+        if not known or not job.members.register(worker, request.pid, now):
+            raise UsageError(f"worker {worker}: not a worker that this job waits for")
+        if self._config is None or self._config[0] is not job.config:
+            self._config = job.config, job.config.to_json()
+        return pb.RegisterResponse(
+            config_json=self._config[1], worker_id=worker, ring=job.ring.ring.number
+        )
+
+    def report_model(self, request: pb.ReportModelRequest, now: float) -> pb.ReportModelResponse:
+        job = self._job
+        job.prepare(job.preparation.model_reported(request, job.fleet.workers_wanted), now)
+        return pb.ReportModelResponse()
+
+    def report_data(self, request: pb.ReportDataRequest, now: float) -> pb.ReportDataResponse:
+        """A worker reports what its loader goes through; the first report makes the tasks.
+
+        Raises:
+            UsageError: the job trains a model file, or another worker reported other data.
+        """
+        self._require_script()
+        job = self._job
+        if job.lifecycle.outcome is None:
+            job.prepare(job.preparation.data_reported(request.data), now)
+        return pb.ReportDataResponse()
+
+    def report_failure(
+        self, request: pb.ReportFailureRequest, now: float
+    ) -> pb.ReportFailureResponse:
+        self._job.lifecycle.fail(
+            request.error, now, traceback=request.traceback, usage=not request.running
+        )
+        return pb.ReportFailureResponse()
+
+    def fit_preprocessing(
+        self, request: pb.FitPreprocessingRequest, now: float
+    ) -> pb.FitPreprocessingResponse | None:
+        """A script asks for its preprocessing; the first call begins the pass that fits it.
+
+        Raises:
+            UsageError: the job trains a model file.
+        """
+        self._require_script()
+        job, fitting = self._job, self._job.tasks.fitting
+        member = job.members.get(request.worker_id)
+        if member is None or member.draining or job.lifecycle.ending:
+            return pb.FitPreprocessingResponse(leave=True)
+        shards = [Shard(s.name, s.records, s.size, s.mtime_ns) for s in request.shards]
+        try:
+            fitting.ask(request.preprocessing, shards, trains=job.tasks.ready)
+        except UsageError as error:
+            job.lifecycle.fail(str(error), now, usage=True)
+            return pb.FitPreprocessingResponse(leave=True)
+        if fitting.ready:
+            return pb.FitPreprocessingResponse(fitted=fitting.content)
+        return pb.FitPreprocessingResponse(fit=True) if fitting.todo else None
+
+    def wait_until_ready(
+        self, request: pb.WaitUntilReadyRequest, now: float
+    ) -> pb.WaitUntilReadyResponse | None:
+        job = self._job
+        if job.lifecycle.outcome is not None:
+            return pb.WaitUntilReadyResponse(leave=True)
+        fitting = job.tasks.fitting
+        # A script asks for its preprocessing by itself.
+        if job.agents is None and job.preparation.complete and not fitting.ready:
+            return pb.WaitUntilReadyResponse(fit=True) if fitting.todo else None
+        cluster = job.fleet.cluster()
+        if cluster is None or not job.preparation.complete:
+            return None
+        job.fleet.ready(request.worker_id)
+        shards = job.tasks.shards if job.tasks.lockstep else ()
+        cores = self._cores // max(1, job.fleet.workers_wanted)
+        start = pb.Start(
+            strategy=job.fleet.strategy,
+            reason=job.reason,
+            cluster=cluster,
+            torch_threads=job.config.cluster.worker_threads or max(1, cores),
+            shards=[pb.SourceShard(**dataclasses.asdict(shard)) for shard in shards],
+            preprocessing=fitting.content,
+            trial=job.tasks.trial(),
+        )
+        return pb.WaitUntilReadyResponse(start=start)
+
+    def heartbeat(self, request: pb.HeartbeatRequest, now: float) -> pb.HeartbeatResponse:
+        job, worker = self._job, request.worker_id
+        ring, member = job.ring.ring, job.members.get(worker)
+        if member is None and (duty := job.fleet.duties.of(worker)):
+            return pb.HeartbeatResponse(known=True, server_args=duty)
+        if member is None:
+            # A worker that has left may continue with its script: it is neither lost nor unknown.
+            left = worker in ring.left
+            if left and ring.current is not None and worker in ring.current.workers:
+                job.workload.heard(request, counts=job.workload.members_save)
+                job.members.last_words(loss=request.loss, logged=request.logged)
+                self._warn_of_loss(request, now)
+            return pb.HeartbeatResponse(known=left, drain=not left)
+        self._warn_of_loss(request, now)
+        before = member.heartbeat
+        job.damaged += request.damaged - before.damaged
+        if job.members.heartbeat(member, request, now):
+            job.tasks.touch(worker, now)
+            if request.steps > before.steps:
+                job.fleet.trained(worker)
+        if request.leaving and not member.draining:
+            member.draining = True
+            by = now + job.config.cluster.grace_s + _OVERTIME_S
+            job.fleet.leaves(worker, now, by=by)
+            if not job.lifecycle.ending:  # then the master asks
+                job.lifecycle.note("info", f"worker-{worker} was asked to leave (SIGTERM)", now)
+        newest = request.ring == ring.number
+        if job.ring.has(worker) and job.workload.heard(request, counts=newest):
+            size = job.config.data.batch_size
+            job.milestones.left_out.reached(request.left_out, request.position, size)
+        return pb.HeartbeatResponse(
+            known=True,
+            drain=member.draining or job.lifecycle.outcome is not None,
+            stopping=job.lifecycle.stopping is not None,
+            broken_ring=ring.broken(now),
+            stale_ring=ring.stale(),
+            newest_server=job.fleet.servers.newest,
+            stacks_number=member.stacks_asked,
+            epochs_open=job.tasks.epochs_open,
+            epoch_ends=[
+                pb.MetricValues(values=figures)
+                for figures in job.milestones.epoch_ends[request.epochs_heard :]
+            ],
+        )
+
+    def _warn_of_loss(self, request: pb.HeartbeatRequest, now: float) -> None:
+        """A script sees to its loss by itself; a model file fails or skips by --on-nan."""
+        loss = request.logged.get("loss", 0.0)
+        if self._loss_told or math.isfinite(loss):
+            return
+        self._loss_told = True
+        text = f"worker-{request.worker_id}: the loss is {loss} at step {request.steps:,}"
+        advice = "lower the learning rate, or look at the data"
+        self._job.lifecycle.note("warning", f"{text}; {advice}", now)
+
+    # ---- tasks ----
+
+    def lease(self, request: pb.LeaseRequest, now: float) -> pb.LeaseResponse | None:
+        job, member = self._job, self._job.members.get(request.worker_id)
+        if member is None:
+            return self._answer(pb.LeaseResponse.DRAIN)
+        if job.milestones.settled:
+            over = pb.LeaseResponse.PASS_OVER if request.epochs else pb.LeaseResponse.FINISHED
+            return self._answer(over)
+        if job.lifecycle.ending:
+            return self._answer(pb.LeaseResponse.DRAIN)
+        if request.fit:
+            return self._lease_fit(request, member, now)
+        if not job.tasks.ready:
+            return None
+        if request.incarnation != job.fleet.incarnation:
+            cluster = job.fleet.cluster()
+            if cluster is None:
+                return None
+            answer = self._answer(pb.LeaseResponse.CLUSTER_CHANGED)
+            answer.cluster.CopyFrom(cluster)
+            return answer
+        if not job.ring.may_lease(member):
+            return None
+        if request.epochs and job.tasks.is_at_next(request.epochs):
+            return self._answer(pb.LeaseResponse.PASS_OVER)
+        for lease_id, task in zip(request.held, request.tasks, strict=False):
+            self._recognize(request.worker_id, lease_id, task, now)
+        leases = job.tasks.lease(
+            request.worker_id,
+            request.held,
+            now,
+            want=request.want,
+            ahead=request.ahead,
+            workers=len(job.members),
+            epochs=request.epochs,
+            draining=member.draining,
+            snapshots=job.ring.may_snapshot(member),
+        )
+        if member.draining:
+            return self._answer(pb.LeaseResponse.DRAIN)
+        if leases:
+            job.lifecycle.began(now)
+        elif request.want:
+            return None
+        return self._answer(pb.LeaseResponse.LEASED, leases)
+
+    def _lease_fit(
+        self, request: pb.LeaseRequest, member: Member, now: float
+    ) -> pb.LeaseResponse | None:
+        """Tasks to fit the preprocessing; without any, the worker waits until it may begin."""
+        if member.draining:
+            return self._answer(pb.LeaseResponse.DRAIN)
+        job = self._job
+        leases = job.tasks.fitting.lease(member.id, request.held, now, want=request.want)
+        if leases:
+            job.lifecycle.began(now)
+        return self._answer(pb.LeaseResponse.LEASED, leases)
+
+    def lease_snapshot(
+        self, request: pb.LeaseSnapshotRequest, now: float
+    ) -> pb.LeaseSnapshotResponse | None:
+        """A worker that leaves writes the model, if no other worker has it; None: not ready."""
+        job, member = self._job, self._job.members.get(request.worker_id)
+        stopping = job.lifecycle.stopping is not None and job.lifecycle.outcome is None
+        holds = job.fleet.strategy in ("local", "allreduce") and not job.checkpoints.complete
+        if member is None or job.milestones.settled or not stopping or not holds:
+            return pb.LeaseSnapshotResponse(leave=True)
+        if not job.ring.may_lease(member):
+            return pb.LeaseSnapshotResponse(leave=True)
+        # The worker has returned what it held.
+        job.tasks.drop_worker(member.id)
+        leases = job.tasks.lease_snapshot(member.id, now)
+        if not leases:
+            return None
+        job.checkpoints.promote()
+        return pb.LeaseSnapshotResponse(lease=leases[0])
+
+    def nothing_to_lease(self) -> pb.LeaseResponse:
+        """The answer when there was nothing to lease for a while."""
+        return self._answer(pb.LeaseResponse.WAIT)
+
+    def _answer(
+        self, next: pb.LeaseResponse.Next, leases: list[pb.LeaseMessage] | None = None
+    ) -> pb.LeaseResponse:
+        retired = self._job.tasks.retired_before
+        return pb.LeaseResponse(next=next, retired_before=retired, leases=leases or ())
+
+    def begin_task(self, request: pb.BeginTaskRequest, now: float) -> pb.BeginTaskResponse:
+        self._recognize(request.worker_id, request.lease_id, request.task, now)
+        self._job.tasks.begun(request)
+        return pb.BeginTaskResponse()
+
+    def complete_task(self, request: pb.CompleteTaskRequest, now: float) -> pb.CompleteTaskResponse:
+        job, over = self._job, self._job.lifecycle.outcome is not None
+        self._recognize(request.worker_id, request.lease_id, request.task, now)
+        found = None if over else job.tasks.complete(request, now)
+        if found is None:
+            return pb.CompleteTaskResponse(known=False)
+        queue, event = found
+        if event is not None:
+            job.apply(event, now)
+        self._count(queue, request.worker_id, request.counts, now)
+        job.fleet.trained(request.worker_id)
+        return pb.CompleteTaskResponse(known=True)
+
+    def release_task(self, request: pb.ReleaseTaskRequest, now: float) -> pb.ReleaseTaskResponse:
+        job, over = self._job, self._job.lifecycle.outcome is not None
+        self._recognize(request.worker_id, request.lease_id, request.task, now)
+        queue = None if over else job.tasks.release(request, now)
+        if queue is not None:
+            self._count(queue, request.worker_id, request.counts, now)
+        return pb.ReleaseTaskResponse()
+
+    def fail_task(self, request: pb.FailTaskRequest, now: float) -> pb.FailTaskResponse:
+        job, over = self._job, self._job.lifecycle.outcome is not None
+        self._recognize(request.worker_id, request.lease_id, request.task, now)
+        found = None if over else job.tasks.fail(request, now)
+        if found is not None:
+            queue, event = found
+            if event is not None:
+                job.apply(event, now)
+            self._count(queue, request.worker_id, request.counts, now)
+        return pb.FailTaskResponse(over=job.lifecycle.outcome is not None)
+
+    def _recognize(self, worker: int, lease_id: int, task: pb.LeasedTask, now: float) -> None:
+        job = self._job
+        if worker in job.members:
+            job.tasks.recognize(worker, lease_id, task, job.fleet.incarnation, now)
+
+    def _count(self, queue: TaskQueue, worker: int, counts: pb.TaskCounts, now: float) -> None:
+        job = self._job
+        job.damaged += counts.damaged
+        trained = counts if queue is job.tasks.main else pb.TaskCounts()
+        job.milestones.left_out.reported(trained)
+        job.members.reported(worker, now, steps=trained.steps, records=trained.records)
+
+    # ---- the ring ----
+
+    def join_ring(self, request: pb.JoinRingRequest, now: float) -> pb.JoinRingResponse | None:
+        return self._next_ring(request, now, self._job.ring.ring.ask, over=False)
+
+    def stand_by(self, request: pb.StandByRequest, now: float) -> pb.JoinRingResponse | None:
+        ring = self._job.ring.ring
+        return self._next_ring(request, now, ring.stand_by, over=ring.finished)
+
+    def _next_ring(
+        self,
+        request: pb.JoinRingRequest | pb.StandByRequest,
+        now: float,
+        ask: Ask,
+        *,
+        over: bool,
+    ) -> pb.JoinRingResponse | None:
+        """
+        Args:
+            over: the scripts of all workers are over, this one's too.
+        """
+        job, ring, member = self._job, self._job.ring.ring, self._job.members.get(request.worker_id)
+        if member is None:
+            return pb.JoinRingResponse(leave=True)
+        # Others may have died since the worker was asked to leave: a worker that alone has the
+        # model gives the model to those that wait, before it leaves.
+        if member.draining and job.ring.may_drain(member.id):
+            self._leave(member, now, finished=False)
+            return pb.JoinRingResponse(leave=True)
+        if job.lifecycle.outcome is not None:
+            return pb.JoinRingResponse(leave=True)
+        if over or not ring.wanted(member.id):
+            # The worker ends now, and its silence is no loss.
+            self._leave(member, now, finished=over)
+            return pb.JoinRingResponse(leave=True)
+        member.last_heartbeat = now
+        formed = ask(member.id, request.ring, request.step, request.store, now)
+        if formed is None and job.form_ring(now):
+            formed = ring.current
+        if formed is None or member.id not in formed.workers:
+            return None
+        return pb.JoinRingResponse(ring=formed)
+
+    def leave_ring(self, request: pb.LeaveRingRequest, now: float) -> pb.LeaveRingResponse:
+        member = self._job.members.get(request.worker_id)
+        if member is not None:
+            ends = not member.draining
+            self._leave(member, now, finished=ends and request.finished, ends=ends)
+        return pb.LeaveRingResponse()
+
+    def _leave(self, member: Member, now: float, *, finished: bool, ends: bool = False) -> None:
+        job = self._job
+        if job.workforce.leave_ring(member.id, now, finished=finished, ends=ends):
+            job.members.remove(member.id)
+            job.tasks.drop_worker(member.id)
+            if not finished:
+                job.lifecycle.note("info", f"worker-{member.id} left", now)
+
+    def report_checkpoint(
+        self, request: pb.ReportCheckpointRequest, now: float
+    ) -> pb.ReportCheckpointResponse:
+        """Rank 0 of the newest ring has committed a checkpoint.
+
+        A member that joined an earlier ring is in all rings since, and so its checkpoint is of
+        their model, whichever ring it was taken in. That of a member that was rank 0 before may be
+        older than the newest one, which has perhaps removed it.
+        """
+        job = self._job
+        over = job.lifecycle.outcome is not None
+        accepted = job.workload.members_save and job.ring.leads(request.worker_id) and not over
+        if accepted:
+            job.apply_all(job.checkpoints.written_by_ring(request.directory), now)
+        return pb.ReportCheckpointResponse(accepted=accepted)
+
+    def _require_script(self) -> None:
+        if self._job.agents is None:
+            raise UsageError(f"job {self._job.config.name} trains a model file, not a script")

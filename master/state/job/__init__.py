@@ -1,0 +1,1 @@
+"""One job: a state machine that is composed of the other folders."""

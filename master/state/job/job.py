@@ -1,0 +1,448 @@
+"""The job: one state machine, composed of a workload, a workforce, a ring and checkpoints. Pure.
+
+Every method is an event with the time at which it happened; the service calls them under its lock.
+:meth:`Job.tick` returns what is to be done in the world; what came of it comes back through
+:meth:`Job.apply`. A model file and a script differ in the workload and the workforce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from master.state.actions import (
+    Action,
+    ActionEvent,
+    Become,
+    CheckpointFailed,
+    DataScanned,
+    Failure,
+    Note,
+    NotStarted,
+    PlanKept,
+    PreprocessingKept,
+    Saved,
+    Started,
+)
+from master.state.job.checkpoint_manager import CheckpointManager, CutTaken
+from master.state.job.milestones import Kept, MilestoneEvent, Milestones, MoveBegun, TrainingDone
+from master.state.job.preparation import Decided, Preparation, PreparationEvent, TasksMade
+from master.state.job.server_move import ServerMove
+from master.state.job.streams import StreamGrown, Streams
+from master.state.lifecycle import LEAVE_WITHIN_S, Lifecycle
+from master.state.membership import Membership
+from master.state.ring.ring_coordinator import RingCoordinator
+from master.state.scripts.meetings import Meetings
+from master.state.scripts.script_fleet import ScriptFleet
+from master.state.scripts.script_workforce import ScriptWorkforce
+from master.state.work.evaluation import EvaluationResult
+from master.state.work.snapshot_task import SnapshotFailed, SnapshotWritten
+from master.state.work.task_scheduler import TaskEvent, TaskScheduler
+from master.state.work.workload import ScriptProgress, Workload
+from master.state.workforce.failover import Failover, FailoverEvent, ModelLost
+from master.state.workforce.fleet import Fleet
+from master.state.workforce.processes import Gone
+from master.state.workforce.workforce import (
+    Finished,
+    LaunchedWorkforce,
+    RoundFormed,
+    StopRequested,
+    WorkerLost,
+    Workforce,
+    WorkforceEvent,
+)
+from torch_edl.config import JobConfig
+from torch_edl.errors import UsageError
+from torch_edl.processes.spec import ProcessExit, ProcessRefused, ProcessRuns, ProcessWaits
+
+# Seconds before a worker is declared lost for want of a step at which it is asked for its stacks.
+_ASK_STACKS_S = 5.0
+_RESTARTED = {
+    "ps": ("the servers", ""),
+    "local": ("the worker", "s"),
+    "allreduce": ("the workers", ""),
+}
+
+_Happened = PreparationEvent | TaskEvent | MilestoneEvent | WorkforceEvent | FailoverEvent
+JobEvent = ActionEvent | StreamGrown | _Happened
+
+
+class Job:
+    """One job.
+
+    Args:
+        fleet: its processes, none of them started yet.
+        folder: of the job, for what is temporary.
+        resumed: the checkpoint to continue from.
+        preprocessing: that of the job, fitted by a master before or with the model that is loaded.
+        wall_offset_s: Unix time minus the clock of the events.
+    """
+
+    def __init__(
+        self,
+        config: JobConfig,
+        fleet: Fleet,
+        *,
+        folder: Path,
+        resumed: Saved | None = None,
+        preprocessing: bytes = b"",
+        wall_offset_s: float = 0.0,
+    ) -> None:
+        script, cluster, least = config.kind == "script", config.cluster, config.cluster.min_workers
+        self.config = config
+        self.fleet = fleet
+        self.lifecycle = Lifecycle(wall_offset_s=wall_offset_s)
+        self.members = Membership(heartbeat_timeout_s=cluster.heartbeat_timeout_s)
+        self.meetings = Meetings(self.members)
+        self.checkpoints = CheckpointManager(config, folder=folder, resumed=resumed)
+        self.failover = Failover(config, fleet)
+        self.tasks = TaskScheduler(config, preprocessing)
+        """What workers lease; nothing, where a script goes through its data in a ring."""
+        self.workload: Workload = ScriptProgress() if script else self.tasks
+        self.ring = RingCoordinator(self.members, self.tasks, min_workers=least)
+        self.workforce: Workforce = LaunchedWorkforce(fleet, self.ring.ring, min_workers=least)
+        self.agents: ScriptWorkforce | None = None
+        """The workforce, where agents or torchrun start the workers."""
+        if isinstance(fleet, ScriptFleet):
+            self.workforce = self.agents = ScriptWorkforce(
+                config, fleet, self.ring.ring, members=self.members, lifecycle=self.lifecycle
+            )
+        self.preparation = Preparation(config, self.tasks, resumed=resumed)
+        self.streams = Streams(self.tasks, self.checkpoints)
+        self.milestones = Milestones(config, self.tasks, self.checkpoints)
+        self.server_move = ServerMove(
+            config, fleet, self.lifecycle, self.tasks, self.members, self.checkpoints
+        )
+        self.damaged = 0
+        self._late: set[int] = set()  # workers without a step, which were asked for their stacks
+        self.restarts = 0  # of the master
+        self.reason = "a training script" if script else ""
+        """Why the strategy was chosen."""
+        self.changed = False
+        """Workers that wait for a ring or a round have an answer."""
+
+    # ---- queries ----
+
+    @property
+    def state(self) -> str:
+        """starting, running, stopping, finishing, finished, failed or stopped."""
+        closed = self.workforce.closed and not self.lifecycle.ending
+        return "finishing" if closed else self.lifecycle.state
+
+    def done(self) -> tuple[int, int]:
+        """(records, minibatches) that are in the model."""
+        return self.workload.done(self.members)
+
+    # ---- the model and the data ----
+
+    def start(self, now: float) -> None:
+        """The master listens: what is certain to be needed starts at once."""
+        if not self.fleet.strategy:  # not started again
+            self.prepare(self.preparation.start(), now)
+
+    def prepare(self, events: Iterable[PreparationEvent], now: float) -> None:
+        """Takes what the preparation has found, unless the job is over."""
+        if self.lifecycle.outcome is not None:
+            return
+        try:
+            self.apply_all(events, now)
+        except UsageError as error:
+            self.lifecycle.fail(str(error), now, usage=True)
+
+    def _decide(self, event: Decided, now: float) -> None:
+        self.reason = event.reason
+        if not self.fleet.strategy:
+            kept = self.checkpoints
+            self.compose(event.strategy)
+            self.fleet.decide(
+                event.strategy, restore=kept.restore_from, values_only=kept.values_only
+            )
+
+    def compose(self, strategy: str) -> None:
+        """The strategy is known, and with it what the workers go through."""
+        self.tasks.lockstep = strategy == "allreduce"
+        if strategy == "ps":
+            self.workload = self.tasks
+
+    # ---- what came of actions, and what happened in the parts ----
+
+    def apply(self, event: JobEvent, now: float) -> None:
+        """Takes an event of a part, or what came of an action."""
+        match event:
+            case Note():
+                self.lifecycle.note(event.level, event.text, now, event.traceback)
+            case Failure():
+                self.lifecycle.fail(event.error, now, traceback=event.traceback, usage=event.usage)
+            case Started():
+                self.fleet.started(event.role, event.id, event.pid, event.since)
+            case NotStarted():
+                self.fleet.not_started(event.role, event.id, event.error, now)
+                self.apply_all(self.failover.not_started(event, now), now)
+            case DataScanned():
+                self.damaged += event.damaged
+                self.prepare(self.preparation.scanned(event), now)
+            case StreamGrown() | PlanKept():
+                self.apply_all([] if self.lifecycle.ending else self.streams.apply(event), now)
+            case Decided():
+                self._decide(event, now)
+            case TasksMade():
+                self.config = self.preparation.config
+                self.apply_all(self.milestones.begun(), now)
+                self.lifecycle.note("info", event.text, now)
+            case SnapshotWritten():
+                self.milestones.snapshot_written(event, self.fleet.strategy)
+            case PreprocessingKept():
+                self.apply_all(self.tasks.fitting.kept(event), now)
+            case EvaluationResult():
+                self.lifecycle.note("info", str(event), now)
+                self.apply_all(self.milestones.evaluated(), now)
+            case SnapshotFailed():
+                self.apply(CheckpointFailed(event.error, self.fleet.incarnation), now)
+            case WorkerLost():
+                self._worker_lost(event, now)
+            case ModelLost():
+                self._renew(event.text, now)
+            case ProcessWaits() | ProcessRuns() | ProcessRefused():
+                self.apply_all(self.workforce.progress(event, now), now)
+            case RoundFormed():
+                self.changed = True
+                self.lifecycle.note("info", f"round {event.number} of torchrun's nodes", now)
+            case Finished():
+                self.lifecycle.finish(now, leave_s=event.leave_s)
+            case TrainingDone():
+                self.lifecycle.trained(now)
+            case Kept():
+                self.milestones.kept()
+                self.lifecycle.stopped(now)
+            case StopRequested():
+                self.stop(event.reason, now)
+            case MoveBegun() | CutTaken():
+                self.server_move.apply(event, now)
+            case _:
+                self.apply_all(self.checkpoints.apply(event, now), now)
+
+    def apply_all(self, events: Iterable[JobEvent], now: float) -> None:
+        """Takes events in their order."""
+        for event in events:
+            self.apply(event, now)
+
+    def _worker_lost(self, event: WorkerLost, now: float, shown: str = "") -> None:
+        member = self.members.get(event.worker)
+        if event.ended_well is not None:
+            asked = member is not None and member.draining
+            self.ring.ring.exited(event.worker, well=event.ended_well and not asked)
+        if member is not None and self.lifecycle.outcome is None:
+            how = f"{'declared ' * event.declared}lost: {event.why}"
+            text = f"worker-{event.worker} {how}; {self._others_continue()}{shown}"
+            self.lifecycle.note("warning", text, now)
+        self._drop(event.worker)
+
+    def _others_continue(self) -> str:
+        together = self.tasks.lockstep or not self.tasks.ready
+        return "the other workers continue" if together else "its tasks were returned to the queue"
+
+    def _drop(self, worker: int) -> None:
+        self.members.remove(worker)
+        self.tasks.drop_worker(worker)
+        self.ring.ring.drop(worker)
+
+    def exited(self, exit: ProcessExit, now: float, *, log: str) -> None:
+        """A process that the master started has ended."""
+        self.apply_all(self.workforce.ended(exit, now), now)
+        result = self.fleet.exited(exit, now, log=log)
+        if exit.role == "worker":
+            self._drop(exit.id)
+        if self.lifecycle.outcome is not None or result is None:
+            return
+        match result:
+            case Failure() | Note():
+                self.apply(result, now)
+                return
+            case Gone() if exit.role == "ps":
+                self.apply_all(self.failover.gone(exit.id, result.text), now)
+            case _ if self.lifecycle.stopping is not None:
+                return
+            case _ if self._worker_had_model:
+                self._renew(result.text, now)
+            case _ if result.expected:
+                self.lifecycle.note("info", f"{result.text}, as asked", now)
+            case _:
+                self.lifecycle.note("warning", f"{result.text}; {self._others_continue()}", now)
+        self.apply_all(self.workforce.left(exit), now)
+
+    @property
+    def _worker_had_model(self) -> bool:
+        """A worker that is lost takes the model with it; before it is trained there is none."""
+        local = self.fleet.strategy == "local" and self.config.kind == "train"
+        return local and self.tasks.fitting.ready
+
+    def form_ring(self, now: float) -> bool:
+        """Forms the next ring if it is time; returns whether it did."""
+        ring, fleet = self.ring.ring, self.fleet
+        if not self.ring.due(now, workers_wanted=fleet.workers_wanted):
+            return False
+        if ring.model_lost:
+            self._renew("no worker that is left has the model", now)
+        formed = ring.form(restored_from=fleet.restored_from, values_only=fleet.values_only)
+        text = f"ring {formed.number}: {(n := len(formed.workers))} worker{'s' * (n != 1)}"
+        self.lifecycle.note("info", text, now)
+        self.lifecycle.began(now)
+        self.changed = True
+        return True
+
+    def _renew(self, text: str, now: float) -> None:
+        """The model is lost: a new incarnation begins from the newest checkpoint."""
+        if self.lifecycle.stopping is not None:
+            self.lifecycle.stopped(now, text)
+            return
+        done, _ = self.done()
+        kept = self.checkpoints
+        point = kept.restore_from or "the beginning, there is no checkpoint"
+        self.tasks.void()
+        self.meetings.void()
+        self.fleet.renew(restore=kept.restore_from, values_only=kept.values_only)
+        self.members.forget_open_work()
+        if self.config.trains:
+            self.lifecycle.rolled_back(done)
+            self.workload.restore(kept.restore(self.fleet.incarnation))
+            self.milestones.restored()
+        (who, s), again = _RESTARTED[self.fleet.strategy], done - self.done()[0]
+        more = f", and train{s} {again:,} records again" if again > 0 and self.tasks.ready else ""
+        self.lifecycle.note("error", f"{text}; {who} restart{s} from {point}{more}", now)
+        if self.milestones.settled and not self.tasks.trained:
+            when = "after the training was over and before the scripts were"
+            fix = "the model is lost; name a --checkpoint-dir to keep it"
+            self.lifecycle.fail(f"{text}, {when}: {fix}", now)
+
+    # ---- the user ----
+
+    def stop(self, reason: str, now: float, *, at_once: bool = False) -> None:
+        """The job is to end; may be repeated.
+
+        Args:
+            at_once: without a final checkpoint, and no process is waited for.
+        """
+        if at_once:
+            self.fleet.hurry()
+        if self.lifecycle.outcome is not None:
+            return
+        if first := self.lifecycle.stopping is None:
+            self.lifecycle.stop(reason, now)
+        if at_once or (first and not self._has_more_than_is_kept()):
+            self.lifecycle.stopped(now)
+        elif first:
+            self.fleet.retire(now, by=now + LEAVE_WITHIN_S)
+            for member in self.members:
+                member.draining = True
+            self.checkpoints.stop()
+
+    def _has_more_than_is_kept(self) -> bool:
+        if self.workload.members_save:  # the members know whether there are checkpoints
+            return bool(self.ring.ring.living())
+        return self.milestones.has_more_than_is_kept(self.done()[0])
+
+    # ---- time ----
+
+    def tick(self, now: float) -> list[Action]:
+        """What is to be done now."""
+        lifecycle, newest = self.lifecycle, self.checkpoints.shown
+        if lifecycle.outcome is None:
+            self._lose_silent_workers(now)
+            self.apply_all(self.failover.tick(now, lifecycle.counts_silence(now)), now)
+        self.apply_all(self.workforce.tick(now, newest=newest), now)
+        if lifecycle.outcome is None:
+            self.form_ring(now)
+            self._advance(now)
+            self.conclude(now)
+        lifecycle.heed_stopping(
+            now,
+            workers=len(self.members),
+            members_save=self.workload.members_save,
+            awaits_snapshot=self.tasks.snapshot.is_left,
+        )
+        if lifecycle.outcome is not None:
+            self.fleet.end(lifecycle.ended_at, leave_s=lifecycle.leave_s)
+        actions: list[Action] = list(self.fleet.plan(now))
+        for action in actions:
+            if isinstance(action, Become):
+                what = self._others_continue() if action.worker in self.members else "a spare"
+                text = f"worker-{action.worker} becomes ps-{action.server}; {what}"
+                lifecycle.note("warning", text, now)
+                self._drop(action.worker)
+        for id in self.fleet.draining():
+            if (member := self.members.get(id)) is not None and self.ring.may_drain(id):
+                member.draining = True
+        ended = lifecycle.outcome is not None and not self.fleet.launched()
+        lifecycle.over = ended and self.workforce.has_heard(now)
+        actions += self.streams.take_actions()
+        actions += self.tasks.fitting.take_actions()
+        return [*actions, *self.server_move.tidy(), *self.checkpoints.take_actions()]
+
+    def _lose_silent_workers(self, now: float) -> None:
+        cluster = self.config.cluster
+        why = f"no heartbeat for {cluster.heartbeat_timeout_s:g} s"
+        unheard = self.members.silent(now) if self.lifecycle.counts_silence(now) else ()
+        silent = [(member.id, why) for member in unheard]
+        for worker, reason in silent:
+            self._declare_lost(worker, reason, now)
+        self._end_stuck_workers(now)
+
+    def _end_stuck_workers(self, now: float) -> None:
+        """Declares workers lost that make no step, after they have told what their threads do."""
+        cluster = self.config.cluster
+        late = self.tasks.late(now + min(_ASK_STACKS_S, cluster.task_timeout_s / 2))
+        for asked in filter(None, map(self.members.get, late - self._late)):
+            asked.ask_stacks()
+        self._late = late
+        for lease, count in self.tasks.expire(now):
+            member, task = self.members.get(lease.worker), lease.task
+            stacks = member.newest_stacks if member is not None else ""
+            why = f"no step for {cluster.task_timeout_s:g} s (--task-timeout)"
+            shown = f". Its threads:\n{stacks.rstrip()}" if stacks else ""
+            self._declare_lost(lease.worker, why, now, shown)
+            if count >= cluster.max_task_failures:
+                last = f"{task.start} to {task.end - 1} of {task.shard}"
+                text = f"worker-{lease.worker}: {why} in a task of the records {last}"
+                tries = f"; the task was tried {count} times" if count > 1 else ""
+                fix = "the user's code hangs, or a longer --task-timeout is needed"
+                self.lifecycle.fail(f"{text}{tries}: {fix}", now, traceback=stacks)
+
+    def _declare_lost(self, worker: int, why: str, now: float, shown: str = "") -> None:
+        self.workforce.declare_lost(worker, why)
+        self._worker_lost(WorkerLost(worker, why, declared=True), now, shown)
+
+    def _advance(self, now: float) -> None:
+        """Evaluates and saves when it is time."""
+        records, steps = self.done()
+        if records or not self.workload.members_save:  # members say what they have after a while
+            self.lifecycle.resumed_from(records)
+        if records or self.tasks.ready:
+            self.lifecycle.rates.sample(now, records, steps)
+        if self.tasks.ready:
+            events = self.milestones.advance(
+                self.fleet.cluster(),
+                self.fleet.strategy,
+                steps=steps,
+                trained=self._is_trained(now),
+                stopping=self.lifecycle.stopping is not None,
+                moves=self.server_move.due,
+                now=now,
+            )
+            self.apply_all(events, now)
+
+    def _is_trained(self, now: float) -> bool:
+        """Whether nothing is trained any more: all is done, or all workers that train have left."""
+        stopping = self.lifecycle.stopping
+        if stopping is None:
+            return self.tasks.trained or self.workforce.scripts_over(now)  # it may leave its loop
+        # A worker that has the model in its own process writes it while it leaves.
+        return self.fleet.strategy != "ps" or not len(self.members) or now >= stopping.leave_by
+
+    def conclude(self, now: float) -> None:
+        """Ends the job if the workforce, or the work, is over."""
+        if self.lifecycle.ending:
+            return
+        open, over = self.milestones.work_is_open, self.milestones.settled
+        event = self.workforce.conclusion(now, work_open=open, work_over=over)
+        if event is not None:
+            self.apply(event, now)

@@ -1,0 +1,299 @@
+"""What follows from the progress of a job: epochs, evaluations, checkpoints, the end. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from master.state.actions import Failure, Note
+from master.state.job.checkpoint_manager import CheckpointManager, CutTaken
+from master.state.work.data_identity import nothing_left
+from master.state.work.evaluation import EvaluationResult
+from master.state.work.nan_steps import NanSteps
+from master.state.work.snapshot_task import SnapshotWritten
+from master.state.work.task_scheduler import TaskScheduler
+from master.state.work.tasks import TaskQueue, steps_of
+from torch_edl.checkpoint.manifest import Manifest
+from torch_edl.config import JobConfig
+from torch_edl.config.training import EarlyStop
+from torch_edl.data.stream_space import saved_plan
+from torch_edl.data.task_space import TaskSpace
+from torch_edl.tables.watermarks import Watermarks
+from torch_edl.wire import master_pb2 as pb
+
+# The log tells of at most this many ends of epochs, however many epochs there are.
+_EPOCHS_TOLD = 10
+
+
+@dataclass(frozen=True)
+class TrainingDone:
+    """All training is done."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The newest checkpoint holds all that a job which is to stop has done."""
+
+
+@dataclass(frozen=True)
+class MoveBegun:
+    """The servers are about to be sealed: the move is to be carried through."""
+
+
+MilestoneEvent = TrainingDone | Kept | MoveBegun | CutTaken | EvaluationResult | Note | Failure
+
+
+class Milestones:
+    """Begins evaluations and checkpoints when they are due.
+
+    Args:
+        tasks: of the job; nothing happens before they are made.
+    """
+
+    def __init__(
+        self, config: JobConfig, tasks: TaskScheduler, checkpoints: CheckpointManager
+    ) -> None:
+        self.left_out = NanSteps()
+        self.settled = False
+        """Everything is trained, evaluated, saved and written."""
+        self.epoch_ends: list[dict[str, float]] = []
+        """The figures of the evaluation at the end of each epoch; empty: there was none."""
+        self._config = config
+        self._tasks = tasks
+        self._checkpoints = checkpoints
+        self._epoch = 0
+
+    @property
+    def work_is_open(self) -> bool:
+        """There is work that is not over."""
+        return self._tasks.ready and not self.settled
+
+    def has_more_than_is_kept(self, records: int) -> bool:
+        """Whether a checkpoint of now would hold more than the one that the job began with.
+
+        Args:
+            records: those that are in the model.
+        """
+        config, more = self._config, records > self._tasks.records_before
+        keeps = config.checkpoint.dir and config.trains and not self._checkpoints.complete
+        return bool(keeps) and self._tasks.ready and more
+
+    def begun(self) -> list[Note]:
+        """The tasks are made."""
+        main = self._tasks.main
+        if main is None or not self._config.trains:
+            return []
+        self._tasks.records_before = main.records_done
+        return [Note("warning", nothing_left(self._config))] if self.restored() else []
+
+    def restored(self) -> bool:
+        """Training is where the queue is now; returns whether nothing is left to train."""
+        main = self._tasks.main
+        if main is None:
+            return False
+        self._epoch = _epochs_over(main)
+        whole = _whole_epochs(main)
+        self.epoch_ends = [*self.epoch_ends[:whole], *({} for _ in range(whole))][:whole]
+        self.left_out.begin(main.space.total_records - main.records_done)
+        at_end = not main.space.open  # a stream goes on
+        return at_end and self._checkpoints.resume_at_end(main.space.total_steps)
+
+    def advance(
+        self,
+        cluster: pb.Cluster | None,
+        strategy: str,
+        *,
+        steps: int,
+        trained: bool,
+        stopping: bool,
+        moves: bool,
+        now: float,
+    ) -> list[MilestoneEvent]:
+        """What has come about since the last call.
+
+        Args:
+            steps: minibatches done, those of running tasks included.
+            cluster: None while the servers start.
+            trained: nothing is trained any more.
+            stopping: the job is to stop: what is done is kept, and not evaluated.
+            moves: the model is to move to other servers.
+        """
+        main, evaluations = self._tasks.main, self._tasks.evaluations
+        checkpoints = self._checkpoints
+        events: list[MilestoneEvent] = [*self._epochs()]
+        if trained and main is not None:
+            if self.left_out.is_all:
+                return [*events, Failure(self.left_out.text)]
+            events.append(TrainingDone())
+        if stopping and trained and strategy == "ps" and self._is_kept():
+            return [*events, Kept()]
+        if cluster is None:
+            return events
+        settled = checkpoints.settle(cluster, trained=trained)
+        if evaluations is not None and settled == trained and not stopping:
+            epochs = self._tasks.whole_epochs
+            result = evaluations.tick(steps, trained=settled, epochs=epochs)
+            events += [result] if result is not None else []
+        cuts = moves and not trained and not stopping and checkpoints.may_cut(now)
+        due = cuts or checkpoints.due(steps, settled=settled, now=now)
+        if due and main is not None and self._config.trains:
+            folder = checkpoints.take(
+                cluster,
+                main.progress(),
+                self._manifest(strategy),
+                main.space,
+                steps=steps,
+                settled=settled,
+                moves=cuts,
+            )
+            if cuts:
+                events.append(MoveBegun())
+            if folder is not None:
+                self._tasks.snapshot.ask(str(folder))
+        if settled and not stopping and main is not None:
+            checkpoints.merge(main.space.total)
+        if settled and checkpoints.complete:
+            if stopping:
+                events.append(Kept())
+            elif evaluations is None or evaluations.complete:
+                events += [TrainingDone(), *self._settle()]
+        return events
+
+    def _is_kept(self) -> bool:
+        """Whether the newest checkpoint holds all that is done, such as the cut of a model that has
+        moved to servers which no worker has reached yet."""
+        main, newest = self._tasks.main, self._checkpoints.newest
+        if main is None or newest is None:
+            return False
+        both = Watermarks.union([newest.progress, main.progress()])
+        return steps_of(main.space, both) <= newest.manifest.steps
+
+    def evaluated(self) -> list[Note]:
+        """An evaluation is over: an epoch is, too, if one belongs to each, or the training."""
+        main, train, evaluations = self._tasks.main, self._config.train, self._tasks.evaluations
+        if main is None or evaluations is None or not evaluations.per_epoch:
+            return []
+        epoch, space = evaluations.epochs_over, main.space
+        if len(self.epoch_ends) < epoch:
+            self.epoch_ends.append(dict(evaluations.results[-1].metrics))
+        if not train.early_stop or main.complete or not isinstance(space, TaskSpace):
+            return []
+        rule = EarlyStop.of(train.early_stop)
+        values = [result.metrics[rule.metric] for result in evaluations.results]
+        if not rule.is_due(values):
+            return []
+        space.extend(epoch)
+        best = rule.best(values)
+        at = epoch - len(values) + best + 1
+        return [
+            Note(
+                "info",
+                f"early stop after epoch {epoch}: {rule.metric} has not been better for "
+                f"{rule.patience} epoch{'s' * (rule.patience != 1)} than {values[best]:.6g} after "
+                f"epoch {at}",
+            )
+        ]
+
+    def _epochs(self) -> list[Note]:
+        """The ends of epochs since the last call, and the limit that cut the last one."""
+        main = self._tasks.main
+        if main is None or not self._config.trains:
+            return []
+        told, self._epoch = self._epoch, _epochs_over(main)
+        evaluations = self._tasks.evaluations
+        if evaluations is None or not evaluations.per_epoch:
+            while len(self.epoch_ends) < _whole_epochs(main):
+                self.epoch_ends.append({})
+        epochs, whole = main.space.epochs, _whole_epochs(main)
+        every = -(-epochs // _EPOCHS_TOLD)
+        notes = [
+            Note("info", f"epoch {number:,} of {epochs:,} is done")
+            for number in range(told + 1, whole + 1)
+            if number % every == 0 or number == epochs
+        ]
+        if whole < self._epoch != told:
+            notes.append(Note("info", self._limit(main)))
+        return notes
+
+    def _limit(self, main: TaskQueue) -> str:
+        """What ended the training before its last epoch was done."""
+        most = self._config.train.max_steps
+        if not most or main.steps_done < most:
+            return f"--max-records {self._config.data.max_records} is reached"
+        epochs, whole = main.space.epochs, _whole_epochs(main)
+        after = f" after {whole:,} of {epochs:,} epochs" if whole else ""
+        return f"--max-steps {most} is reached{after}"
+
+    def _settle(self) -> list[Note]:
+        if self.settled:
+            return []
+        self.settled = True
+        notes = [Note("warning", self.left_out.text)] if self.left_out.text else []
+        main = self._tasks.main
+        if main is not None and not main.complete:
+            notes.append(_ended_early(main))
+        return notes
+
+    def snapshot_written(self, event: SnapshotWritten, strategy: str) -> None:
+        """A worker wrote the model: a checkpoint is made of it."""
+        assert self._tasks.main is not None
+        snapshot = event.snapshot
+        manifest = self._manifest(strategy)
+        plan = saved_plan(self._tasks.main.space, snapshot.watermarks.retired_before)
+        manifest = replace(
+            manifest,
+            data=manifest.data | plan,
+            steps=steps_of(self._tasks.main.space, snapshot.watermarks),
+            watermarks=snapshot.watermarks,
+            files=snapshot.files,
+            versions=(snapshot.version,),
+        )
+        self._checkpoints.snapshot_written(Path(event.directory), manifest)
+
+    def kept(self) -> None:
+        """What the newest checkpoint holds is what a job that stops has done."""
+        newest = self._checkpoints.newest
+        if newest is not None and self._tasks.main is not None:
+            self._tasks.restore_main(newest)
+
+    # ---- a restart of the master ----
+
+    def to_state(self) -> dict[str, Any]:
+        """What a restarted master needs, as JSON can say it."""
+        return {
+            "settled": self.settled,
+            "epoch": self._epoch,
+            "epoch_ends": self.epoch_ends,
+            "left_out": self.left_out.to_state(),
+        }
+
+    def from_state(self, state: Mapping[str, Any], now: float) -> None:
+        """The inverse of :meth:`to_state`."""
+        self.settled, self._epoch = state["settled"], state["epoch"]
+        self.epoch_ends = state["epoch_ends"]
+        self.left_out.from_state(state["left_out"])
+
+    def _manifest(self, strategy: str) -> Manifest:
+        data = dict(self._tasks.identity)
+        return Manifest(job=self._config.name, strategy=strategy, steps=0, data=data)
+
+
+def _epochs_over(main: TaskQueue) -> int:
+    """Epochs in which nothing is left to train: all, if a limit ends the job before."""
+    return main.space.epochs if main.complete else _whole_epochs(main)
+
+
+def _ended_early(main: TaskQueue) -> Note:
+    """The script ended before its last task: between two epochs, or in a loop."""
+    whole, left = _whole_epochs(main), main.space.total - main.done
+    if whole and main.done == main.space.total * whole // main.space.epochs:
+        return Note("info", f"the script stopped after {whole:,} of {main.space.epochs:,} epochs")
+    tasks = f"{left:,} task{'s' * (left != 1)}"
+    return Note("warning", f"the script left its loop with {tasks} to do")
+
+
+def _whole_epochs(main: TaskQueue) -> int:
+    """Epochs all of whose records are trained."""
+    return main.space.epochs_before(main.retired_before)

@@ -1,0 +1,287 @@
+"""What a job needs to know before it can train: its strategy, from the model, and its tasks, from
+the data. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict, ParseDict
+
+from master.state.actions import DataScanned, Note, Saved
+from master.state.work.data_identity import check_same, with_data
+from master.state.work.task_scheduler import TaskScheduler
+from torch_edl.config import JobConfig
+from torch_edl.data.resuming import (
+    check_data,
+    check_extent,
+    check_options,
+    epochs_of,
+    identity,
+    touched,
+)
+from torch_edl.data.stream_space import AnySpace, StreamSpace
+from torch_edl.data.task_space import Shard, TaskSpace
+from torch_edl.engine.choose import Choice, choose
+from torch_edl.errors import UsageError
+from torch_edl.wire import master_pb2 as pb
+
+_DATA = {"train": "train", "evaluate": "eval", "predict": "predict"}
+
+
+@dataclass(frozen=True)
+class Decided:
+    """The strategy is known."""
+
+    strategy: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class TasksMade:
+    """The tasks are known."""
+
+    text: str
+    """How many there are."""
+
+
+PreparationEvent = DataScanned | Decided | TasksMade | Note
+
+
+class Preparation:
+    """Chooses the strategy, and makes the tasks once the data has been counted.
+
+    An iterator of events that raises UsageError ends in a mistake that the user can mend: the job
+    fails.
+
+    Args:
+        resumed: the checkpoint to continue from.
+    """
+
+    def __init__(self, config: JobConfig, tasks: TaskScheduler, *, resumed: Saved | None) -> None:
+        self.config = config
+        """With the data of its loader, where the job is a script on servers."""
+        self._tasks = tasks
+        self._resumed = resumed
+        self._model: pb.ReportModelRequest | None = None
+        self._data: pb.ScriptData | None = None
+        self._scanned: DataScanned | None = None
+        self._state: dict[str, Any] | None = None
+        self._state_of: tuple[Any, ...] = ()
+
+    @property
+    def needs_scan(self) -> bool:
+        """The data are to be counted."""
+        return self._scanned is None and self.config.kind != "script"
+
+    @property
+    def complete(self) -> bool:
+        """Workers may begin; a script reports its data later."""
+        return self._model is not None and (self._tasks.ready or self.config.kind == "script")
+
+    def start(self) -> Iterator[PreparationEvent]:
+        """The master listens; a strategy that needs no look at the model is decided at once."""
+        wanted = self.config.train.strategy
+        if wanted == "ps" or (wanted == "allreduce" and self.config.kind == "script"):
+            yield Decided(wanted, "a training script" if wanted == "allreduce" else "")
+        if self._resumed is not None:
+            yield Note("info", f"training continues from {self._resumed.path}")
+        elif self.config.checkpoint.resume:
+            yield Note("warning", "no checkpoint yet: training starts from the beginning")
+
+    def scanned(self, event: DataScanned) -> Iterator[PreparationEvent]:
+        """The sources are counted."""
+        self._scanned = event
+        if event.damaged:
+            yield Note("warning", f"damaged records left out: {event.damaged:,}")
+        yield from self._make_tasks()
+
+    def model_reported(
+        self, model: pb.ReportModelRequest, workers: int
+    ) -> Iterator[PreparationEvent]:
+        """A worker has reported its model; the first one decides the strategy.
+
+        Args:
+            workers: how many are wanted.
+        """
+        if self._model is not None:
+            return
+        self._model = model
+        choice = self._choose(model, workers)
+        reason = choice.reason
+        if self._resumed is not None:
+            reason = f"continues a checkpoint of the strategy {self._resumed.manifest.strategy}"
+        yield Decided(choice.name, reason)
+        yield Note("info", f"strategy {choice.name}: {reason}")
+        yield from self._make_tasks()
+
+    def data_reported(self, data: pb.ScriptData) -> Iterable[PreparationEvent]:
+        """A worker of a script on servers has reported its data; the first one makes the tasks.
+
+        Raises:
+            UsageError: no model was reported, the data cannot be counted, or another worker
+                reported other data.
+        """
+        if self._model is None:
+            raise UsageError("the model is to be reported before its data")
+        if self._data is not None:
+            check_same(self._data, data)
+            return ()
+        return self._make_script_tasks(with_data(self.config, data), data)
+
+    def _choose(self, model: pb.ReportModelRequest, workers: int) -> Choice:
+        config = self.config
+        return choose(
+            config.train.strategy,
+            model.embeddings,
+            max_workers=workers,
+            large_embedding=config.train.large_embedding,
+            # Nothing is optimized in an evaluation or a prediction.
+            optimizer_error=model.optimizer_error if config.trains else "",
+            trains=config.trains,
+            script=config.kind == "script",
+        )
+
+    def _make_tasks(self) -> Iterator[PreparationEvent]:
+        """Makes the tasks of a model file, unless it is too early."""
+        scanned, model, config = self._scanned, self._model, self.config
+        if scanned is None or model is None or self._tasks.ready:
+            return
+        if model.custom_source:
+            shards = [
+                Shard(s.name, s.records, s.size, s.mtime_ns, s.fingerprint) for s in model.shards
+            ]
+        elif scanned.error:
+            raise UsageError(scanned.error)
+        else:
+            shards = list(scanned.shards.get(_DATA[config.kind], ()))
+        if config.data.streams:
+            if model.custom_source:
+                raise UsageError(
+                    "--epochs stream: the model file has a data_source, which has an end; leave "
+                    "one of them out"
+                )
+            shards = [Shard(name, 0) for name in config.data.train]
+        if not shards:
+            raise UsageError(
+                "no data: name files with --data, or give the model file a data_source"
+            )
+        if not config.data.streams and not sum(s.records for s in shards):
+            names = ", ".join(s.name for s in shards[:3])
+            raise UsageError(f"{names}: no records in there; name data that has some")
+        main: AnySpace | None = None
+        evaluation: TaskSpace | None = None
+        if config.kind == "evaluate":
+            evaluation = self._in_order(shards)
+        elif config.kind == "predict":
+            main = self._in_order(shards)
+        else:
+            streams = config.data.streams
+            main = (
+                StreamSpace.for_training(config)
+                if streams
+                else TaskSpace.for_training(shards, config)
+            )
+            if scanned.shards.get("eval"):
+                evaluation = self._in_order(scanned.shards["eval"])
+        if evaluation is not None and not evaluation.total:
+            raise UsageError("--eval-data: no records in there; name data that has some")
+        made = self._begin(main, evaluation, shards, identity(config, shards))
+        what = "stream" if config.data.streams else "file"
+        yield TasksMade(f"{made}, {_counted(len(shards), what)}")
+        if self._resumed is not None:
+            yield from _touched(self._resumed.manifest.data, identity(config, shards))
+
+    def _make_script_tasks(
+        self, config: JobConfig, data: pb.ScriptData
+    ) -> Iterator[PreparationEvent]:
+        """Makes the tasks of a script on servers.
+
+        Tasks are cut from positions in each epoch, in order: the worker knows which record is at
+        a position, and shuffles by itself.
+        """
+        self._data, self.config = data, config
+        shards = [Shard("dataset", data.records)]
+        space = self._in_order(shards, epochs=config.data.epochs)
+        if data.open and self._resumed is not None:
+            space.extend(max(space.epochs, epochs_of(self._resumed.manifest, space)))
+        yield TasksMade(self._begin(space, None, shards, identity(config, shards, data.files)))
+
+    # ---- a restart of the master ----
+
+    def to_state(self) -> dict[str, Any]:
+        """What a restarted master needs, as JSON can say it. It may name many files, and changes
+        once or twice in a job: the same object means that it has not changed."""
+        known = (self._model, self._data, self._scanned)
+        if self._state is None or self._state_of != known:
+            model, data, scanned = known
+            self._state_of = known
+            self._state = {
+                "model": None if model is None else MessageToDict(model),
+                "data": None if data is None else MessageToDict(data),
+                "scanned": None if scanned is None else asdict(scanned),
+            }
+        return self._state
+
+    def from_state(self, state: Mapping[str, Any], now: float) -> None:
+        """The inverse of :meth:`to_state`: makes the tasks as before."""
+        if state["model"] is not None:
+            self._model = ParseDict(state["model"], pb.ReportModelRequest())
+        if state["scanned"] is not None:
+            self._scanned = DataScanned.of(state["scanned"])
+        made = self._make_tasks()
+        if state["data"] is not None:
+            data = ParseDict(state["data"], pb.ScriptData())
+            made = self._make_script_tasks(with_data(self.config, data), data)
+        for _ in made:
+            pass  # said before
+
+    def _begin(
+        self,
+        main: AnySpace | None,
+        evaluation: TaskSpace | None,
+        shards: Sequence[Shard],
+        identity: Mapping[str, Any],
+    ) -> str:
+        if self._resumed is not None:
+            path, manifest = self._resumed.path, self._resumed.manifest
+            if self.config.kind == "train":
+                check_options(self.config, path, manifest.data)
+            check_data(path, manifest.data, identity)
+            if isinstance(main, TaskSpace) and self.config.trains:
+                check_extent(self.config, path, manifest, main)
+        self._tasks.begin(
+            main,
+            evaluation,
+            shards=shards,
+            identity=identity,
+            resumed=self._resumed,
+            preprocessing=self._model.preprocessing if self._model is not None else "",
+        )
+        space = main or evaluation
+        assert space is not None
+        return f"{_counted(space.total_records, 'record')} in {_counted(space.total, 'task')}"
+
+    def _in_order(self, shards: Sequence[Shard], *, epochs: int = 1) -> TaskSpace:
+        """Tasks in the order of the data."""
+        config = self.config
+        return TaskSpace(
+            shards, config.records_per_task, epochs=epochs, batch_size=config.data.batch_size
+        )
+
+
+def _touched(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Note]:
+    """A warning of files that were written since the checkpoint and look the same."""
+    if names := touched(then, now):
+        more = f" and {len(names) - 1:,} more" * (len(names) > 1)
+        yield Note(
+            "warning",
+            f"{names[0]}{more}: written since the checkpoint, with the same size, first and last "
+            "block; if other records are in there, start afresh with another --checkpoint-dir",
+        )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"

@@ -1,0 +1,77 @@
+"""What a restarted master rebuilds of a job: every part by itself. Pure.
+
+The state may be a second old. What a worker says that the state does not know is decided when the
+worker says it: :meth:`~master.state.work.task_scheduler.TaskScheduler.recognize` takes leases over,
+and the marks of the engines keep a task that is leased again from being trained again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from master.state.actions import Note
+from master.state.job.job import Job
+from master.state.lifecycle import StatefulPart
+
+# More leases than a master grants. Numbers of leases are below 2**53, see the service.
+_LEASES_OF_A_MASTER = 1 << 32
+
+
+def to_state(job: Job) -> dict[str, Any]:
+    """What a restarted master needs, as JSON can say it."""
+    own = {"reason": job.reason, "damaged": job.damaged, "restarts": job.restarts}
+    return {"job": own, **{name: part.to_state() for name, part in _parts(job).items()}}
+
+
+def after_failure(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of a job that failed and is continued: what counted toward the failure is
+    forgotten. The state of any other job is returned as it is."""
+    outcome = state["lifecycle"]["outcome"]
+    if outcome is None or outcome["state"] != "failed":
+        return dict(state)
+    changes: dict[str, dict[str, Any]] = {
+        "lifecycle": {"outcome": None},
+        "fleet": {"retired": False, "hurry": False},
+        "checkpoints": {"failures": 0},
+    }
+    if main := state["tasks"].get("main"):
+        changes["tasks"] = {"main": {**main, "failures": []}}
+    return {**state, **{name: {**state[name], **new} for name, new in changes.items()}}
+
+
+def from_state(job: Job, state: Mapping[str, Any], now: float) -> None:
+    """The inverse of :func:`to_state`, before :meth:`Job.start`; all processes are heard now."""
+    own = state["job"]
+    job.reason, job.damaged, job.restarts = own["reason"], own["damaged"], own["restarts"] + 1
+    job.compose(state["fleet"]["strategy"])
+    for name, part in _parts(job).items():
+        part.from_state(state[name], now)
+    job.lifecycle.restarted(now)
+    job.config = job.preparation.config
+    job.tasks.begin_leases_after(job.restarts * _LEASES_OF_A_MASTER)
+    job.checkpoints.begin_life(job.restarts)
+    cluster = job.fleet.cluster()
+    if cluster is not None and cluster.servers:
+        job.checkpoints.release(cluster)
+    count = len(job.members)
+    text = "worker continues" if count == 1 else "workers continue"
+    job.apply(Note("warning", f"the master was restarted: {count} {text}"), now)
+
+
+def _parts(job: Job) -> dict[str, StatefulPart]:
+    """In the order in which they are rebuilt: the tasks are made by the preparation."""
+    parts: dict[str, StatefulPart] = {
+        "lifecycle": job.lifecycle,
+        "fleet": job.fleet,
+        "members": job.members,
+        "workforce": job.workforce,
+        "ring": job.ring.ring,
+        "checkpoints": job.checkpoints,
+        "tasks": job.tasks,
+        "fitting": job.tasks.fitting,
+        "preparation": job.preparation,
+        "milestones": job.milestones,
+        "meetings": job.meetings,
+    }
+    return parts if job.workload is job.tasks else {**parts, "workload": job.workload}

@@ -1,0 +1,1 @@
+"""The members of a ring, and what each member may do."""

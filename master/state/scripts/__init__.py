@@ -1,0 +1,1 @@
+"""The workers of a script: its agents, and the rounds of torchrun."""

@@ -1,0 +1,137 @@
+"""The processes of a script's job: the servers and, on a cluster, the agents. Pure.
+
+On machines, users start agents (``torch-edl run --nnodes ...``). On a cluster the master asks for
+them: each is a pod that starts as many workers as a pod is to have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from master.state.actions import Action, Failure, Note, Stop
+from master.state.workforce.fleet import Fleet
+from master.state.workforce.processes import (
+    DRAINING,
+    EXITED,
+    PENDING,
+    RUNNING,
+    STARTING,
+    STOPPING,
+    Gone,
+    Process,
+)
+from master.state.workforce.server_command import ServerCommand
+from torch_edl.processes.spec import ProcessExit
+
+AGENT = "agent"
+_MODULE = "torch_edl.cli"
+
+
+class ScriptFleet(Fleet):
+    """The fleet of a script.
+
+    Args:
+        agents: how many to keep; 0: users start them.
+        workers_per_agent: that each of them starts.
+        agent_args: the arguments of an agent.
+        agent_grace_s: an agent that is to leave has so long.
+        options: of :class:`Fleet`.
+    """
+
+    external = True
+
+    def __init__(
+        self,
+        server_command: ServerCommand,
+        *,
+        agents: int = 0,
+        workers_per_agent: int = 1,
+        agent_args: Sequence[str] = (),
+        agent_grace_s: float = 30.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(server_command, **options)
+        self.agents_wanted = agents
+        self.workers_per_agent = workers_per_agent
+        self._agent_args, self._agent_grace_s = agent_args, agent_grace_s
+        self._complete = False  # an agent has come to the end of the script
+        self._next_id[AGENT] = 0
+
+    @property
+    def replaces(self) -> bool:
+        """An agent that is lost is replaced."""
+        return bool(self.agents_wanted) and not self._complete
+
+    def scale_agents(self, workers: int) -> int:
+        """Keep as many agents as have so many workers; returns how many workers they have."""
+        self.agents_wanted = -(-workers // self.workers_per_agent)
+        self.workers_wanted = self.agents_wanted * self.workers_per_agent
+        return self.workers_wanted
+
+    def agent_heard(self, node: str) -> None:
+        """An agent has reported."""
+        process = self.process(AGENT, _id_of(node))
+        if process is not None and process.register():
+            process.ready = process.trained = True
+
+    def adopt(self, id: int, pid: int, log: str = "") -> None:
+        """An agent started this worker."""
+        self._processes.add(Process("worker", id, state=RUNNING, pid=pid, log=log))
+
+    def abandon(self, worker: int, exit: str) -> None:
+        """A worker that an agent started ended, or is counted on no longer."""
+        process = self._processes.get("worker", worker)
+        if process is not None and process.state != EXITED:
+            process.state, process.exit = EXITED, exit
+
+    def launched(self) -> list[Process]:
+        return [*self.alive("ps"), *self.alive(AGENT)]
+
+    def exited(self, exit: ProcessExit, now: float, *, log: str) -> Gone | Failure | Note | None:
+        if exit.role != AGENT:
+            return super().exited(exit, now, log=log)
+        process = self._processes[AGENT, exit.id]
+        was = process.ended(exit, over=self._ending is not None)
+        text = f"{process.name} {exit.how}"
+        self._complete |= exit.code == 0 and not exit.was_taken
+        asked = exit.was_terminated or was in (DRAINING, STOPPING)
+        if self._ending is not None or asked or self._complete:
+            return Gone(text, expected=True)
+        return self._deaths.of_worker(exit, text, f"{text}; its log is {log}", now, process=process)
+
+    def _fit(self, now: float) -> Sequence[Action]:
+        agents = self.alive(AGENT)
+        staying = [each for each in agents if each.state in (PENDING, STARTING, RUNNING)]
+        for process in self._places.beyond(self.agents_wanted, staying):
+            process.retire(now, by=now)
+        # Not before those that leave are gone: never more than the maximum run at once.
+        missing = self.agents_wanted - len(agents) if self.replaces else 0
+        missing *= now >= self._deaths.start_after
+        places = self._places.free(max(0, missing), agents)
+        return [self._start(AGENT, _MODULE, self._agent_args, now, place)[1] for place in places]
+
+    def _stop(self, process: Process) -> Stop:
+        if process.role != AGENT or process.lost:
+            return super()._stop(process)
+        process.state = STOPPING
+        return Stop(process.role, process.id, self._agent_grace_s)
+
+    def to_state(self) -> dict[str, Any]:
+        agents = {"wanted": self.agents_wanted, "complete": self._complete}
+        return {**super().to_state(), "agents": agents}
+
+    def from_state(self, state: Mapping[str, Any], now: float) -> None:
+        super().from_state(state, now)
+        self.agents_wanted = state["agents"]["wanted"]
+        self._complete = state["agents"]["complete"]
+
+
+def node_of(agent: int) -> str:
+    """The name by which the agent of a pod reports."""
+    return f"{AGENT}-{agent}"
+
+
+def _id_of(node: str) -> int:
+    number = node.removeprefix(f"{AGENT}-")
+    return int(number) if number.isdecimal() else -1

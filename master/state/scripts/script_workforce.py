@@ -1,0 +1,356 @@
+"""The workers of a training script, which agents start, or torchrun. Pure.
+
+Decided here: places (which worker is where), the agents, the rounds of torchrun's nodes, and when
+all scripts are over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from master.state.actions import Failure, Note
+from master.state.lifecycle import Lifecycle
+from master.state.membership import Membership
+from master.state.ring.ring import Ring
+from master.state.scripts.agents import AgentRecord, Agents, require_same_experiment
+from master.state.scripts.rounds import Rounds
+from master.state.scripts.script_fleet import AGENT, ScriptFleet, node_of
+from master.state.workforce.waiting import Census, Waiting
+from master.state.workforce.workforce import (
+    Finished,
+    RoundFormed,
+    StopRequested,
+    WorkerLost,
+    Workforce,
+    WorkforceEvent,
+)
+from torch_edl.config import JobConfig
+from torch_edl.errors import UsageError
+from torch_edl.processes.spec import ProcessExit
+from torch_edl.wire import master_pb2 as pb
+
+# Agents and nodes call twice a second; one that has not called for this long hears of no end.
+_LINGER_S = 5.0
+# How long the agents of a cluster have to leave by themselves.
+_LEAVE_S = 10.0
+# A job without any agent, worker or node fails after this.
+_DESERTED_S = 60.0
+
+
+class _Lasting:
+    """Whether something has been the case for some time without a break."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def lasts(self, holds: bool, limit_s: float, now: float) -> bool:
+        """Whether it holds now and did at every call of the last ``limit_s`` seconds."""
+        if not holds:
+            self._since = None
+        elif self._since is None:
+            self._since = now
+        else:
+            return now - self._since >= limit_s
+        return False
+
+
+class ScriptWorkforce(Workforce):
+    """Workers of agents, or of torchrun.
+
+    Args:
+        fleet: launches no workers; on a cluster, the agents that do.
+        ring: that the workers form.
+        members: the workers that have registered.
+    """
+
+    _fleet: ScriptFleet
+
+    def __init__(
+        self,
+        config: JobConfig,
+        fleet: ScriptFleet,
+        ring: Ring,
+        *,
+        members: Membership,
+        lifecycle: Lifecycle,
+    ) -> None:
+        super().__init__(fleet, ring)
+        self._waiting = Waiting(min_workers=0)
+        self._census = fleet.of_all(lambda: Census.of(fleet.launched()))
+        self.rounds = Rounds()
+        self._config = config
+        self._members = members
+        self._lifecycle = lifecycle
+        self._agents = Agents(timeout_s=config.cluster.heartbeat_timeout_s)
+        self._torchrun_error = ""
+        """Why the first of torchrun's agents gave up; others may have come to the end."""
+        self._places: dict[tuple[str, int], int] = {}
+        self._next_id = 0
+        self._scaled = False
+        self._deserted, self._abandoned, self._waits = _Lasting(), _Lasting(), _Lasting()
+
+    @property
+    def closed(self) -> bool:
+        return self.rounds.closed
+
+    @property
+    def awaits_outcome(self) -> bool:
+        return len(self._agents) > 0  # torchrun's agents do not ask
+
+    # ---- workers ----
+
+    def register(self, request: pb.RegisterRequest) -> tuple[int, Sequence[WorkforceEvent]]:
+        """A worker replaces the one that was in its place before, unless the same process
+        registers again."""
+        if request.worker_id >= 0:
+            return request.worker_id, ()
+        if self._lifecycle.ending:
+            raise UsageError(f"job {self._config.name} is over: no worker may join any more")
+        events = []
+        place = (request.node or request.host, request.local_rank)
+        before = self._places.get(place)
+        if before is not None:
+            member = self._members.get(before)
+            if member is not None and member.pid == request.pid:
+                return before, ()
+            why = "left" if member is None else "another worker took its place"
+            events.append(self._lost(before, why))
+        worker, self._next_id = self._next_id, self._next_id + 1
+        self._places[place] = worker
+        agent = self._agents.get(request.node)
+        log = agent.logs.get(request.pid, "") if agent is not None else ""
+        self._fleet.adopt(worker, request.pid, log)
+        return worker, events
+
+    def declare_lost(self, worker: int, why: str) -> None:
+        member = self._members.get(worker)
+        agent = self._agents.get(self._node_of(worker))
+        if member is not None and agent is not None:
+            agent.kill.add(member.pid)  # the agent hears of it
+        self._fleet.abandon(worker, why)
+
+    def leave_ring(self, worker: int, now: float, *, finished: bool, ends: bool) -> bool:
+        if self._agents.get(self._node_of(worker)) is not None:
+            self._ring.leave(worker, now, finished=finished, ends=ends)
+        else:
+            # No agent reports how the process ends.
+            self._ring.leave(worker, now, finished=finished)
+            self._ring.exited(worker, well=True)
+        return True  # the process may continue, which is its own affair
+
+    def _lost(self, worker: int, why: str, *, ended_well: bool | None = None) -> WorkerLost:
+        self._fleet.abandon(worker, why)
+        return WorkerLost(worker, why, ended_well)
+
+    def _node_of(self, worker: int) -> str:
+        return next((node for (node, _), id in self._places.items() if id == worker), "")
+
+    def _workers_of(self, node: str) -> list[int]:
+        return [id for (name, _), id in self._places.items() if name == node]
+
+    # ---- agents ----
+
+    def agent_report(self, request: pb.AgentReportRequest, now: float) -> Iterator[WorkforceEvent]:
+        """An agent reports what its workers do.
+
+        Raises:
+            UsageError: the agent was asked to run something else than this job.
+        """
+        require_same_experiment(self._config, request)
+        if self._agents.get(request.node) is None:
+            yield Note("info", f"agent {request.node} on {request.host} joined")
+        agent, replaced = self._agents.report(request.node, request.pid, now)
+        self._fleet.agent_heard(request.node)
+        agent.done, agent.address, agent.port = request.done, request.address, request.port
+        agent.logs = {report.pid: report.log for report in request.workers}
+        agent.begun = agent.begun or bool(request.workers)
+        if replaced:
+            for worker in self._workers_of(request.node):
+                yield self._lost(worker, "its agent was started again")
+        if request.error:  # before the ends of workers: the job fails
+            yield Failure(request.error, request.traceback)
+        for report in request.workers:
+            yield from self._worker_report(agent, report)
+
+    def _worker_report(self, agent: AgentRecord, report: pb.AgentWorker) -> Iterator[WorkerLost]:
+        if report.exited:
+            agent.kill.discard(report.pid)
+        for worker in self._workers_of(agent.node):
+            process = self._fleet.process("worker", worker)
+            if process is None or process.pid != report.pid:
+                continue
+            process.log = report.log or process.log
+            if report.exited:
+                how = f"signal {-report.code}" if report.code < 0 else f"exit code {report.code}"
+                yield self._lost(worker, f"ended with {how}", ended_well=report.code == 0)
+
+    def agent_answer(self, node: str) -> pb.AgentReportResponse:
+        """The answer to the report of an agent."""
+        agent, outcome = self._agents.get(node), self._lifecycle.outcome
+        stopping = self._lifecycle.stopping
+        assert agent is not None
+        agent.knows_end = agent.knows_end or outcome is not None
+        rank, first = self._agents.rank(agent), self._agents.first
+        return pb.AgentReportResponse(
+            kill=sorted(agent.kill),
+            node_rank=rank,
+            master_addr=first.address if first is not None else "",
+            master_port=first.port if first is not None else 0,
+            nodes=self._agents.machines,
+            workers_wanted=self._fleet.workers_wanted if self._scaled else 0,
+            over=outcome is not None,
+            error="" if outcome is None else outcome.reason,
+            stopping=stopping.reason if stopping is not None else "",
+        )
+
+    def ended(self, exit: ProcessExit, now: float) -> Iterator[WorkforceEvent]:
+        yield from super().ended(exit, now)
+        if exit.role == AGENT:
+            node = node_of(exit.id)
+            for worker in self._workers_of(node):
+                if worker in self._members:
+                    yield self._lost(worker, f"{node} {exit.how}")
+            self._agents.drop(node)
+
+    def scale(self, request: pb.ScaleRequest) -> None:
+        if self._fleet.agents_wanted:
+            super().scale(request)
+            self._fleet.scale_agents(request.max_workers)
+            return
+        machines = self._agents.machines
+        if machines != 1:
+            raise UsageError(
+                f"{machines} agents start the workers of this job, each as many as its "
+                "--nproc-per-node says; start or end an agent to change their number"
+            )
+        super().scale(request)
+        self._scaled = True  # the agent hears of the number
+
+    # ---- torchrun ----
+
+    def join_round(
+        self, request: pb.JoinRoundRequest, now: float
+    ) -> tuple[pb.JoinRoundResponse | None, Sequence[WorkforceEvent]]:
+        """An agent of torchrun asks for a place in the next round; None while it is not formed."""
+        if self._lifecycle.outcome is not None:
+            self.rounds.closed = True
+        before = self.rounds.number
+        answer = self.rounds.ask(request, now)
+        return answer, self._round_formed() if self.rounds.number != before else ()
+
+    def leave_round(self, request: pb.LeaveRoundRequest) -> Sequence[WorkforceEvent]:
+        """An agent of torchrun leaves, after it has ended its workers."""
+        self.rounds.leave(request.node)
+        return [self._lost(worker, "its agent left") for worker in self._workers_of(request.node)]
+
+    def close_rounds(self, request: pb.CloseRoundsRequest) -> None:
+        """An agent of torchrun says that the job is over."""
+        self.rounds.closed = True
+        self._torchrun_error = self._torchrun_error or request.error
+
+    def _round_formed(self) -> Sequence[WorkforceEvent]:
+        """Torchrun starts the workers of its nodes again; those of others will not come back."""
+        lost = [
+            self._lost(worker, f"{node} is not in the round")
+            for (node, _), worker in self._places.items()
+            if worker in self._members and node not in self.rounds
+        ]
+        return [RoundFormed(self.rounds.number), *lost]
+
+    # ---- time ----
+
+    def tick(self, now: float, *, newest: str) -> Iterator[WorkforceEvent]:
+        yield from self._waiting.tick(self._census(), now)
+        if self._lifecycle.outcome is None:
+            if self._lifecycle.counts_silence(now):
+                yield from self._lose_silent_agents(now)
+            yield from self._is_abandoned(now, newest)
+            yield from self._nothing_begins(now)
+        if self._lifecycle.ending:
+            self.rounds.closed = True
+        elif self.rounds.form(now):
+            yield from self._round_formed()
+
+    def _lose_silent_agents(self, now: float) -> Iterator[WorkforceEvent]:
+        # One that pauses is not lost while a worker on its machine is heard.
+        heard = {node for (node, _), worker in self._places.items() if worker in self._members}
+        for agent in self._agents.silent(now, but=heard):
+            timeout_s = self._config.cluster.heartbeat_timeout_s
+            why = f"no report of agent {agent.node} for {timeout_s:g} s"
+            yield Note("warning", f"agent {agent.node} declared lost: {why}")
+
+    def _is_abandoned(self, now: float, newest: str) -> Iterator[Failure]:
+        """No worker comes that could do what rank 0 was to do at the end."""
+        abandoned = self._ring.abandoned and not self._fleet.replaces
+        if self._abandoned.lasts(abandoned, _DESERTED_S, now):
+            yield Failure(
+                "rank 0 was lost before its script came to its end, and no worker took its "
+                f"place for {_DESERTED_S:g} s: what rank 0 saves may be missing"
+                + (f"; the newest checkpoint is {newest}" if newest else "")
+            )
+
+    def _nothing_begins(self, now: float) -> Iterator[Failure]:
+        """Workers wait for a first ring, and those that the ring needs do not come.
+
+        Others may have begun without one: a script is free to make a process group of its own.
+        """
+        limit_s, waiting = self._config.cluster.join_timeout_s, self._ring.waiting
+        if self._waits.lasts(waiting > 0 and not self._ring.number, limit_s, now):
+            least = self._config.cluster.min_workers
+            yield Failure(
+                f"nothing began within {limit_s:g} s (--rdzv-conf join_timeout): "
+                f"{waiting} of at least {least} workers came to the loader of the "
+                "script, the others ended before it or are still on their way"
+            )
+
+    # ---- the end ----
+
+    def scripts_over(self, now: float) -> bool:
+        if len(self._agents):
+            return self._agents.done
+        # Without agents (torchrun) the workers' own word counts.
+        done = self._ring.finished and not len(self._members)
+        return done or (self.rounds.closed and self.rounds.deserted(now))
+
+    def conclusion(
+        self, now: float, *, work_open: bool, work_over: bool
+    ) -> Finished | StopRequested | Failure | None:
+        present = len(self._agents) or len(self._members) or self._fleet.replaces
+        if self.scripts_over(now):
+            if work_open:
+                return None  # the final checkpoint is still being written
+            if self._torchrun_error and not self._ring.finished:
+                return Failure(self._torchrun_error)
+            return Finished(leave_s=_LEAVE_S if self._fleet.agents_wanted else 0.0)
+        if self.rounds.left and not present:
+            return StopRequested("all agents of torchrun left")
+        if self._deserted.lasts(not present and self.rounds.deserted(now), _DESERTED_S, now):
+            return Failure(f"no agent and no worker for {_DESERTED_S:g} s: nobody is left")
+        return None
+
+    def has_heard(self, now: float) -> bool:
+        outcome = self._lifecycle.outcome
+        assert outcome is not None
+        if len(self._agents) or outcome.state == "finished":
+            return self._agents.over(now, linger_s=_LINGER_S)
+        left = not len(self._members) and self.rounds.deserted(now)
+        return left or now - self._lifecycle.ended_at >= _LINGER_S
+
+    # ---- a restart of the master ----
+
+    def to_state(self) -> dict[str, Any]:
+        return {
+            "agents": self._agents.to_state(),
+            "rounds": self.rounds.to_state(),
+            "places": [[node, rank, id] for (node, rank), id in self._places.items()],
+            "next_id": self._next_id,
+            "scaled": self._scaled,
+        }
+
+    def from_state(self, state: Mapping[str, Any], now: float) -> None:
+        self._agents.from_state(state["agents"], now)
+        self.rounds.from_state(state["rounds"], now)
+        self._places = {(node, rank): id for node, rank, id in state["places"]}
+        self._next_id = state["next_id"]
+        self._scaled = state["scaled"]

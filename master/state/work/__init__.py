@@ -1,0 +1,1 @@
+"""What there is to do: tasks and their leases, evaluations, and the pass that fits columns."""

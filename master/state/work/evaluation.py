@@ -1,0 +1,198 @@
+"""When to evaluate, and what came of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from master.state.work.tasks import TaskQueue
+from torch_edl.data.task_space import TaskSpace, one_off
+from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire.metric_states import MetricStates
+
+# Of the metrics of an evaluation that runs, in the state of the job.
+_MOST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """An evaluation is over."""
+
+    steps: int
+    """Training steps of the job when it began; 0: the job only evaluates."""
+    metrics: Mapping[str, float]
+
+    def __str__(self) -> str:
+        values = ", ".join(f"{name} {value:.6g}" for name, value in sorted(self.metrics.items()))
+        at = f" at step {self.steps:,}" if self.steps else ""
+        return f"evaluation{at}: {values}"
+
+
+@dataclass
+class _Running:
+    steps: int
+    tasks: TaskQueue
+    states: MetricStates
+    summary: TaskQueue | None = None
+
+
+class Evaluations:
+    """The evaluations of a job, one at a time.
+
+    Args:
+        space: the tasks of the evaluation data.
+        every: training steps between two of them; 0: only the last one.
+        per_epoch: one at the end of each epoch.
+        new_queue: makes a queue of tasks.
+    """
+
+    def __init__(
+        self,
+        space: TaskSpace,
+        *,
+        every: int,
+        new_queue: Callable[..., TaskQueue],
+        per_epoch: bool = False,
+    ) -> None:
+        self.space = space
+        self.results: list[EvaluationResult] = []
+        self._every = every
+        self._next = every  # training steps
+        self.per_epoch = per_epoch
+        self._skipped = 0  # epochs that ended before this job, or without an evaluation
+        self._final_begun = False
+        self._new_queue = new_queue
+        self._running: _Running | None = None
+
+    @property
+    def complete(self) -> bool:
+        """The final evaluation is over."""
+        return self._final_begun and self._running is None
+
+    @property
+    def epochs_over(self) -> int:
+        """Epochs whose evaluation is over."""
+        return self._skipped + len(self.results)
+
+    def queues(self) -> list[TaskQueue]:
+        """What workers can lease for the evaluation that runs."""
+        running = self._running
+        if running is None:
+            return []
+        return [running.tasks] if running.summary is None else [running.summary]
+
+    @property
+    def queue(self) -> TaskQueue | None:
+        """The tasks of the evaluation that runs."""
+        return self._running.tasks if self._running is not None else None
+
+    @property
+    def records_done(self) -> int:
+        """Records of the running evaluation that are done; all of them once the last is over."""
+        if self._running is not None:
+            return self._running.tasks.records_done
+        return self.space.total_records if self.complete else 0
+
+    def _due(self, steps: int, *, trained: bool, epochs: int) -> bool:
+        """Whether one is to begin now. Said once for each; several missed ones are one."""
+        if self.per_epoch and self.epochs_over < epochs:
+            self._final_begun = self._final_begun or trained
+            return True
+        if trained:
+            due, self._final_begun = not self._final_begun, True
+            return due and not self._has(steps)
+        due = bool(self._every) and steps >= self._next
+        if due:
+            self._go_on_from(steps)
+        return due
+
+    def _has(self, steps: int) -> bool:
+        """The evaluation of the newest epoch is of the model of now."""
+        return self.per_epoch and bool(self.results) and self.results[-1].steps >= steps
+
+    def _go_on_from(self, steps: int) -> None:
+        self._next = (steps // self._every + 1) * self._every if self._every else 0
+
+    def tick(self, steps: int, *, trained: bool, epochs: int = 0) -> EvaluationResult | None:
+        """Begins one that is due, and returns the result of one that ended.
+
+        Args:
+            epochs: those that are trained.
+        """
+        running = self._running
+        if running is None:
+            if self._due(steps, trained=trained, epochs=epochs):
+                tasks = self._new_queue(self.space, kind=pb.TASK_EVALUATE)
+                self._running = _Running(steps, tasks, MetricStates())
+            return None
+        if not running.tasks.complete:
+            return None
+        if running.states.has_objects and running.summary is None:
+            running.summary = self._summary(running)
+        if running.states.has_objects:
+            return None
+        return self._end(running, {})
+
+    def evaluated(self, task_id: int, states: Iterable[pb.MetricState]) -> None:
+        """A task of the running evaluation is done."""
+        assert self._running is not None
+        self._running.states.add(task_id, states)
+
+    def summarized(self, values: Mapping[str, float]) -> EvaluationResult:
+        """The values of the metric objects are there: the evaluation is over."""
+        assert self._running is not None
+        return self._end(self._running, values)
+
+    def restore(self, steps: int, epochs: int) -> None:
+        """Training is at ``steps``, and so many epochs are over: what was evaluated later, and what
+        runs, is void."""
+        self._running = None
+        self.results = [r for r in self.results if r.steps <= steps]
+        self._skipped = max(0, epochs - len(self.results))
+        self._final_begun = False
+        self._go_on_from(steps)
+
+    def to_state(self) -> dict[str, Any]:
+        """What a restarted master needs, as JSON can say it. An evaluation whose metrics keep more
+        than a megabyte is not kept: a restarted master begins it again."""
+        running = self._running
+        states = running.states.to_state(_MOST_BYTES) if running is not None else None
+        return {
+            "results": [[result.steps, dict(result.metrics)] for result in self.results],
+            "next": self._next,
+            "skipped": self._skipped,
+            "final_begun": self._final_begun,
+            "running": None if running is None else running.steps,
+            "states": states,
+            "tasks": running.tasks.to_state() if running is not None else None,
+            "summary": running.summary.to_state() if running and running.summary else None,
+        }
+
+    def from_state(self, state: Mapping[str, Any], now: float) -> None:
+        """The inverse of :meth:`to_state`."""
+        self.results = [EvaluationResult(steps, metrics) for steps, metrics in state["results"]]
+        self._next, self._final_begun = state["next"], state["final_begun"]
+        self._skipped = state["skipped"]
+        if state["running"] is None:
+            return
+        tasks = self._new_queue(self.space, kind=pb.TASK_EVALUATE)
+        running = self._running = _Running(state["running"], tasks, MetricStates())
+        if state["states"] is None:
+            return
+        running.states = MetricStates.from_state(state["states"])
+        tasks.from_state(state["tasks"], now)
+        if state["summary"] is not None:
+            running.summary = self._summary(running)
+            running.summary.from_state(state["summary"], now)
+
+    def _summary(self, running: _Running) -> TaskQueue:
+        return self._new_queue(
+            one_off("summary"), kind=pb.TASK_SUMMARIZE, states=running.states.objects()
+        )
+
+    def _end(self, running: _Running, values: Mapping[str, float]) -> EvaluationResult:
+        result = EvaluationResult(running.steps, {**running.states.means(), **values})
+        self.results.append(result)
+        self._running = None
+        return result

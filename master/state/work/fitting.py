@@ -1,0 +1,200 @@
+"""The preprocessing of a job: fitted once, before any worker trains with it. Pure.
+
+Workers observe the tasks of one pass over the training data, and what each of them reports is
+merged once, when its task is done. A worker trains when the outcome is kept in a file, so a
+restarted master and every checkpoint have it. A model file declares it, and a script asks for it.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple
+from typing import TYPE_CHECKING, Any
+
+from master.state.actions import Failure, KeepPreprocessing, Note, PreprocessingKept
+from master.state.work.tasks import TaskQueue
+from torch_edl.data.task_space import Shard, TaskSpace
+from torch_edl.errors import CheckpointError, UsageError
+from torch_edl.wire import master_pb2 as pb
+
+if TYPE_CHECKING:
+    from torch_edl.preprocessing import Columns, Statistics
+
+# Of the statistics of a pass that runs, in the state of the job.
+_MOST_BYTES = 1 << 20
+# Of a script, whose data may be small: so many tasks, of so many records at most.
+_TASKS, _RECORDS_PER_TASK = 64, 1 << 15
+
+
+class Fitting:
+    """What the job knows of its preprocessing.
+
+    Args:
+        kept: in the file of the job, from a checkpoint or from a master before this one; empty:
+            nothing.
+        new_queue: makes the tasks of a pass.
+    """
+
+    def __init__(self, kept: bytes, new_queue: Callable[..., TaskQueue]) -> None:
+        self._new_queue = new_queue
+        self.content = kept
+        """The declaration and what was fitted, for workers; empty: not yet, or there is none."""
+        self.queue: TaskQueue | None = None
+        """The tasks of the pass; None: no pass runs."""
+        self._kept = bool(kept)
+        self._columns: Columns | None = None
+        self._statistics: Statistics | None = None
+        self._actions: list[KeepPreprocessing] = []
+        self._asked: tuple[str, Sequence[Shard]] | None = None
+        self._left: tuple[Mapping[str, Any], float] | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Workers may train."""
+        return self._columns is None or self._kept
+
+    @property
+    def todo(self) -> int:
+        """Tasks of the pass that nobody has."""
+        return self.queue.todo if self.queue is not None else 0
+
+    def ask(self, spec: str, shards: Sequence[Shard], *, trains: bool = False) -> None:
+        """A script asks for its preprocessing, as all its processes do; the first one begins.
+
+        Args:
+            spec: the declaration.
+            shards: the records that it is fitted by.
+            trains: processes have tasks of training, beside which there is no pass.
+
+        Raises:
+            UsageError: another process, or a model that is loaded, has others; or it is too late.
+        """
+        asked = (spec, tuple(shards))
+        if self._asked is None:
+            if trains:
+                raise UsageError(
+                    "job.fit(): training has begun; call it before the loop over the loader"
+                )
+            total = sum(shard.records for shard in shards)
+            each = min(_RECORDS_PER_TASK, -(-total // _TASKS))
+            self.begin(spec, TaskSpace(shards, each))
+            self._asked = asked
+        elif self._asked[0] != spec:
+            raise UsageError(
+                "job.fit(): this job fits other columns already; declare all outputs in one "
+                "Columns(...), the same in every process"
+            )
+        elif self._asked != asked:
+            raise UsageError(
+                "job.fit(): the data are not the same in every process: their names, numbers of "
+                "records or sizes differ"
+            )
+
+    def begin(self, spec: str, space: TaskSpace | None) -> None:
+        """The model and the data are known.
+
+        Args:
+            spec: the declaration; empty: the model file has none.
+            space: the training data, in order; None: nothing is trained, or without end.
+
+        Raises:
+            UsageError: what is kept is of other columns; or nothing is kept, and nothing is
+                trained.
+        """
+        if not spec:
+            return
+        # Only here: the master starts without numpy.
+        from torch_edl.preprocessing import Columns
+
+        self._columns = Columns.from_spec(spec)
+        if self._kept:
+            try:
+                self._columns.load_bytes(self.content, source="the preprocessing of the model")
+            except CheckpointError as error:
+                raise UsageError(str(error)) from None
+        elif not self._columns.needs_fit:
+            self._keep()
+        elif space is None:
+            raise UsageError(
+                "the model has no preprocessing with it, and its file declares one that is fitted; "
+                "train the model with this file, on data that have an end"
+            )
+        else:
+            self.queue = self._new_queue(space, kind=pb.TASK_FIT)
+            self._statistics = self._columns.statistics()
+            self._continue()
+
+    def observed(self, statistics: bytes) -> Note | None:
+        """A task is done; the last one ends the pass.
+
+        Raises:
+            UsageError: there are more distinct values than can be counted.
+        """
+        assert self.queue is not None
+        assert self._statistics is not None
+        assert self._columns is not None
+        self._statistics.merge(statistics)
+        if not self.queue.complete:
+            return None
+        records = self.queue.space.total_records
+        self._columns.finish(self._statistics)
+        self.queue = self._statistics = None
+        self._keep()
+        return Note("info", f"preprocessing: fitted by {records:,} records")
+
+    def _keep(self) -> None:
+        assert self._columns is not None
+        self.content = self._columns.to_bytes()
+        self._actions.append(KeepPreprocessing(self.content))
+
+    def take_actions(self) -> list[KeepPreprocessing]:
+        """What is to be executed, each once."""
+        taken, self._actions = self._actions, []
+        return taken
+
+    def kept(self, event: PreprocessingKept) -> list[Failure]:
+        """The file is written; a job whose file cannot be written fails."""
+        self._kept = not event.error
+        return [Failure(f"the preprocessing cannot be kept: {event.error}")] * bool(event.error)
+
+    def lease(
+        self, worker: int, held: Iterable[int], now: float, *, want: int
+    ) -> list[pb.LeaseMessage]:
+        """Tasks of the pass, for a worker that has ``held``."""
+        queue = self.queue
+        leases: list[pb.LeaseMessage] = []
+        if queue is not None:
+            queue.keep_only(worker, set(held), now)
+            while len(leases) < want and (lease := queue.lease(worker, now)) is not None:
+                leases.append(queue.message(lease))
+        return leases
+
+    # ---- a restart of the master ----
+
+    def to_state(self) -> dict[str, Any]:
+        """What a restarted master needs, as JSON can say it. A pass whose statistics have more than
+        a megabyte is not kept: a restarted master begins it again, and fits the same."""
+        state: dict[str, Any] = {"asked": None, "pass": None}
+        if self._asked is not None:
+            spec, shards = self._asked
+            state["asked"] = [spec, [astuple(shard) for shard in shards]]
+        queue, statistics = self.queue, self._statistics
+        if queue is not None and statistics is not None and statistics.nbytes <= _MOST_BYTES:
+            content = base64.b64encode(statistics.to_bytes()).decode()
+            state["pass"] = {"tasks": queue.to_state(), "statistics": content}
+        return state
+
+    def from_state(self, state: Mapping[str, Any], now: float) -> None:
+        """The inverse of :meth:`to_state`; the pass of a model file continues when it begins."""
+        self._left = (state["pass"], now) if state["pass"] is not None else None
+        if state["asked"] is not None:
+            spec, shards = state["asked"]
+            self.ask(spec, [Shard(*shard) for shard in shards])
+
+    def _continue(self) -> None:
+        if self._left is None or self.queue is None or self._statistics is None:
+            return
+        (state, now), self._left = self._left, None
+        self.queue.from_state(state["tasks"], now)
+        self._statistics.merge(base64.b64decode(state["statistics"]))

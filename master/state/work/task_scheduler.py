@@ -1,0 +1,467 @@
+"""Everything that workers can lease: training or prediction, the evaluation that runs, the one-off
+task of writing a snapshot. Pure.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from master.state.actions import Failure, Note, Saved
+from master.state.membership import Membership
+from master.state.work.evaluation import EvaluationResult, Evaluations
+from master.state.work.fitting import Fitting
+from master.state.work.leases import Lease
+from master.state.work.snapshot_task import SnapshotFailed, SnapshotTask, SnapshotWritten
+from master.state.work.tasks import TaskQueue
+from master.state.work.unreported import Unreported
+from torch_edl.config import JobConfig
+from torch_edl.data.stream_space import PLAN, AnySpace, StreamSpace, saved_plan
+from torch_edl.data.task_space import Shard, TaskSpace
+from torch_edl.errors import UsageError
+from torch_edl.tables.watermarks import Watermarks
+from torch_edl.wire import master_pb2 as pb
+
+# So many causes of failures are remembered, each of which is told once.
+_MOST_CAUSES = 100
+
+
+class TaskScheduler:
+    """The queues of a job, made once the data has been counted and the model file looked at.
+
+    Implements :class:`master.state.work.workload.Workload`.
+
+    Args:
+        preprocessing: what is fitted already, see :class:`~master.state.work.fitting.Fitting`.
+    """
+
+    members_save = False
+
+    def __init__(self, config: JobConfig, preprocessing: bytes = b"") -> None:
+        self.records_before = 0
+        self.main: TaskQueue | None = None
+        """Training or prediction; an evaluation job has none."""
+        self.evaluations: Evaluations | None = None
+        self.shards: Sequence[Shard] = ()
+        """Of :attr:`main`."""
+        self.identity: Mapping[str, Any] = {}
+        """What fixes the meaning of a task id."""
+        self.lockstep = False
+        """:attr:`main` is not leased: a ring goes through it together, in the order of tasks."""
+        self._config = config
+        self._restored: tuple[Mapping[str, Any], float] | None = None
+        self._leases = self._first_lease = 0
+        self._new_queue = functools.partial(
+            TaskQueue, lease_ids=self._numbers(), timeout_s=config.cluster.task_timeout_s
+        )
+        self.fitting = Fitting(preprocessing, self._new_queue)
+        """Of the preprocessing, which is over before anything else is leased."""
+        self._unreported: Unreported | None = None
+        self.snapshot = SnapshotTask(self._new_queue)
+        self._causes: set[str] = set()  # of failures that were told
+
+    # ---- what it says ----
+
+    @property
+    def ready(self) -> bool:
+        """The data is known: tasks can be leased."""
+        return self.main is not None or self.evaluations is not None
+
+    @property
+    def trained(self) -> bool:
+        """Every training (or prediction) task is done."""
+        return self.ready and (self.main is None or self.main.complete)
+
+    @property
+    def available(self) -> bool:
+        """There is something that nobody has."""
+        return any(each.todo for each in self.queues())
+
+    @property
+    def retired_before(self) -> int:
+        """All training tasks below this id are done."""
+        return self.main.retired_before if self.main is not None else 0
+
+    def records_of(self, epochs: int) -> int:
+        """Records of so many epochs of a script; 0 before its data are known."""
+        main = self.main
+        return 0 if main is None else epochs * (main.space.total_records // main.space.epochs)
+
+    @property
+    def whole_epochs(self) -> int:
+        """Epochs all of whose records are trained."""
+        return self.main.space.epochs_before(self.main.retired_before) if self.main else 0
+
+    @property
+    def epochs_open(self) -> int:
+        """Epochs whose records may be trained now; 0: all."""
+        evaluations = self.evaluations
+        if evaluations is None or not evaluations.per_epoch:
+            return 0
+        return evaluations.epochs_over + 1
+
+    def is_at_next(self, epochs: int) -> bool:
+        """Whether all tasks of the first epochs are done, and more epochs follow."""
+        main = self.main
+        if main is None or epochs >= main.space.epochs:
+            return False
+        return main.retired_before >= self._first_of(epochs)
+
+    def is_beyond(self, epochs: int) -> bool:
+        """Whether records of a later epoch are done."""
+        main = self.main
+        return main is not None and any(
+            task >= self._first_of(epochs)
+            for task in [main.retired_before - 1, *main.progress().offsets]
+        )
+
+    def _first_of(self, epoch: int) -> int:
+        """The first task of an epoch of a script, which are counted from 0."""
+        assert self.main is not None
+        assert isinstance(self.main.space, TaskSpace)
+        return epoch * self.main.space.tasks_per_epoch
+
+    def done(self, members: Membership) -> tuple[int, int]:
+        """(records, minibatches) of finished tasks, and of running ones as workers report them."""
+        if self.main is None or self._unreported is None:
+            return (self.evaluations.records_done if self.evaluations is not None else 0), 0
+        records, steps = self._unreported.done(members)
+        return self.main.records_done + records, self.main.steps_done + steps
+
+    def describe(self, status: pb.GetStatusResponse, *, finished: bool) -> None:
+        evaluations, queue = self.evaluations, self.main
+        status.epochs = self._config.data.epochs if self._config.trains else 1
+        if queue is not None:
+            status.epochs = queue.space.epochs
+        elif evaluations is not None:
+            queue = evaluations.queue
+        if queue is not None:
+            status.records_total = queue.space.total_records
+            status.epoch = queue.epoch
+            leased = self.fitting.queue or queue
+            status.tasks_todo, status.tasks_doing = leased.todo, leased.doing
+            status.tasks_done = leased.done
+        elif evaluations is not None:  # an evaluation job before its one evaluation, or after it
+            status.records_total = evaluations.space.total_records
+            over = evaluations.complete
+            status.epoch = int(over)
+            status.tasks_done = evaluations.space.total if over else 0
+            status.tasks_todo = 0 if over else evaluations.space.total
+
+    def queues(self) -> list[TaskQueue]:
+        """All queues that are leased, the most urgent first."""
+        queues = [self.snapshot.queue] if self.snapshot.queue is not None else []
+        if self.fitting.queue is not None:
+            return [*queues, self.fitting.queue]
+        if self.evaluations is not None:
+            queues += self.evaluations.queues()
+        if self.main is not None and not self.lockstep:
+            queues.append(self.main)
+        return queues
+
+    # ---- the data ----
+
+    def begin(
+        self,
+        main: AnySpace | None,
+        evaluation: TaskSpace | None,
+        *,
+        shards: Sequence[Shard],
+        identity: Mapping[str, Any],
+        resumed: Saved | None,
+        preprocessing: str = "",
+    ) -> None:
+        """Makes the queues.
+
+        Args:
+            main: the tasks of training or prediction.
+            evaluation: the tasks of the evaluation data.
+            shards: those of ``main``.
+            identity: see :func:`torch_edl.data.resuming.identity`.
+            resumed: the checkpoint to continue from.
+            preprocessing: its declaration; empty: the model file has none.
+
+        Raises:
+            UsageError: the preprocessing does not fit the model that is loaded.
+        """
+        config = self._config
+        fits = preprocessing and config.trains and not config.data.streams
+        pass_over = TaskSpace(shards, config.records_per_task) if fits else None
+        self.fitting.begin(preprocessing, pass_over)
+        self.shards, self.identity = shards, identity
+        if evaluation is not None:
+            train = config.train
+            self.evaluations = Evaluations(
+                evaluation,
+                every=train.eval_every if config.trains else 0,
+                new_queue=self._new_queue,
+                per_epoch=train.evaluates_epochs and config.trains,
+            )
+        if main is not None:
+            kind = pb.TASK_TRAIN if config.trains else pb.TASK_PREDICT
+            self.main = self._new_queue(main, kind=kind)
+            self._unreported = Unreported(self.main)
+        if resumed is not None and config.trains:
+            self.restore(resumed)
+        if self._restored is not None:
+            self._rebuild(*self._restored)
+
+    # ---- leases ----
+
+    def trial(self) -> pb.LeaseMessage | None:
+        """The first minibatch of the evaluation data, before the first step of the training."""
+        main, evaluations = self.main, self.evaluations
+        if main is None or evaluations is None or main.records_done:
+            return None
+        task = evaluations.space.task(0)
+        end = min(task.end, task.start + self._config.data.batch_size)
+        shard = evaluations.space.shard(task.shard)
+        return pb.LeaseMessage(
+            kind=pb.TASK_EVALUATE,
+            shard=task.shard,
+            start=task.start,
+            end=end,
+            shard_records=shard.records,
+            shard_size=shard.size,
+            shard_mtime_ns=shard.mtime_ns,
+        )
+
+    def lease_snapshot(self, worker: int, now: float) -> list[pb.LeaseMessage]:
+        """The one-off task of writing a snapshot, if it is due, for a worker that leaves."""
+        if self.snapshot.queue is None:
+            return []
+        lease = self._lease(self.snapshot.queue, worker, now)
+        return [] if lease is None else [lease]
+
+    def lease(
+        self,
+        worker: int,
+        held: Iterable[int],
+        now: float,
+        *,
+        want: int,
+        ahead: int = 0,
+        workers: int = 1,
+        epochs: int = 0,
+        draining: bool,
+        snapshots: bool = True,
+    ) -> list[pb.LeaseMessage]:
+        """Tasks for a worker that has ``held``: the most urgent ones.
+
+        Args:
+            want: so many if there are so many; of what is more urgent than training one in any
+                case.
+            ahead: so many more of the training tasks, as far as that leaves as much for each of
+                the ``workers``.
+            epochs: no training task of a later epoch; 0: of any epoch.
+            draining: it gets nothing any more.
+            snapshots: it has a model that can be written.
+        """
+        queues = [each for each in self.queues() if each is not self.fitting.queue]
+        held = set(held)
+        for each in queues:
+            each.keep_only(worker, held, now)
+        leases: list[pb.LeaseMessage] = []
+        for each in queues if not draining else ():
+            limit = max(1, want)
+            if each is self.main:
+                share = each.todo // (2 * workers) - len(each.held_by(worker))
+                limit = max(want, min(want + ahead, len(leases) + share))
+            while len(leases) < limit and (snapshots or each is not self.snapshot.queue):
+                lease = self._lease(each, worker, now, epochs)
+                if lease is None:
+                    break
+                leases.append(lease)
+        return leases
+
+    def _lease(
+        self, queue: TaskQueue, worker: int, now: float, epochs: int = 0
+    ) -> pb.LeaseMessage | None:
+        epochs = epochs or self.epochs_open
+        before = self._first_of(epochs) if queue is self.main and epochs else None
+        lease = queue.lease(worker, now, before=before)
+        if lease is None:
+            return None
+        if queue is self.snapshot.queue and self.main is not None and not self.lockstep:
+            self.snapshot.begun(self.main.progress())
+        return queue.message(lease)
+
+    def heard(self, heartbeat: pb.HeartbeatRequest, *, counts: bool) -> bool:
+        if self.main is None or not self.lockstep or not counts or heartbeat.pass_index != 0:
+            return False
+        self.main.advance(heartbeat.position)
+        return True
+
+    def touch(self, worker: int, now: float) -> None:
+        """The worker made progress: its leases are extended."""
+        for each in self.queues():
+            each.touch(worker, now)
+
+    def drop_worker(self, worker: int) -> None:
+        """Takes back all that a worker has."""
+        for each in self.queues():
+            each.drop_worker(worker)
+
+    def late(self, now: float) -> set[int]:
+        """The workers whose leases have expired by then, if they make no progress."""
+        return {worker for each in self.queues() for worker in each.late(now)}
+
+    def expire(self, now: float) -> list[tuple[Lease, int]]:
+        """Takes back what is held without progress: see :meth:`TaskQueue.expire`."""
+        return [expired for each in self.queues() for expired in each.expire(now)]
+
+    def recognize(
+        self, worker: int, lease_id: int, task: pb.LeasedTask, incarnation: int, now: float
+    ) -> None:
+        """Takes over a lease that a master before this one granted after it had last noted its
+        state. Only training and predictions: an evaluation is begun again where it is not known.
+
+        Args:
+            incarnation: of the model; a lease of an earlier one is void.
+        """
+        main = self.main
+        known = not lease_id or lease_id > self._first_lease
+        if known or main is None or self.lockstep or main.has(lease_id):
+            return
+        if (task.kind, task.incarnation) == (main.kind, incarnation):
+            main.adopt(lease_id, task.task_id, worker, now)
+
+    # ---- reports ----
+
+    def begun(self, request: pb.BeginTaskRequest) -> None:
+        """A worker has the first records of a training task."""
+        if self.main is not None:
+            self.main.begun(request.lease_id, request.first)
+
+    def complete(
+        self, request: pb.CompleteTaskRequest, now: float
+    ) -> tuple[TaskQueue, TaskEvent | None] | None:
+        """A task is done: its queue, and what follows; None: the lease is not known."""
+        for each in self.queues():
+            lease = each.complete_lease(request.lease_id, now)
+            if lease is not None:
+                return each, self._completed(each, lease.task.id, request)
+        return None
+
+    def _completed(
+        self, queue: TaskQueue, task_id: int, request: pb.CompleteTaskRequest
+    ) -> TaskEvent | None:
+        if queue.kind == pb.TASK_SNAPSHOT:
+            return self.snapshot.written(request.snapshot)
+        if queue is self.fitting.queue:
+            try:
+                return self.fitting.observed(request.statistics)
+            except UsageError as error:
+                return Failure(str(error), usage=True)
+        if queue.kind == pb.TASK_EVALUATE and self.evaluations is not None:
+            try:
+                self.evaluations.evaluated(task_id, request.metrics.states)
+            except UsageError as error:
+                return Failure(str(error), usage=True)
+        if queue.kind == pb.TASK_SUMMARIZE and self.evaluations is not None:
+            return self.evaluations.summarized(request.values.values)
+        return None
+
+    def release(self, request: pb.ReleaseTaskRequest, now: float) -> TaskQueue | None:
+        """A worker returns a task that is not finished: its queue; None: the lease is not known."""
+        for each in self.queues():
+            if each.release(request.lease_id, now, committed=request.counts.offset) is not None:
+                return each
+        return None
+
+    def fail(
+        self, request: pb.FailTaskRequest, now: float
+    ) -> tuple[TaskQueue, TaskEvent | None] | None:
+        """The user's code raised: the task comes back; None: the lease is not known."""
+        for each in self.queues():
+            count = each.fail(request.lease_id, now, committed=request.counts.offset)
+            if count:
+                return each, self._failed(each, count, request)
+        return None
+
+    def _failed(
+        self, queue: TaskQueue, count: int, request: pb.FailTaskRequest
+    ) -> TaskEvent | None:
+        """What follows from a failure; None: that of another try, or another task, was like it."""
+        limit = self._config.cluster.max_task_failures
+        if queue is self.snapshot.queue and not request.fatal:
+            self.snapshot.drop()
+            return SnapshotFailed(request.error)
+        if request.fatal or count >= limit:
+            tries = f"; the task was tried {count} times" if count > 1 else ""
+            return Failure(request.error + tries, request.traceback)
+        cause = request.error.partition(" (record")[0]
+        if cause in self._causes:
+            return None
+        self._causes = {*self._causes, cause} if len(self._causes) < _MOST_CAUSES else {cause}
+        text = (
+            f"worker-{request.worker_id}: {request.error}; failure {count} of {limit} of this "
+            "task, which is tried again"
+        )
+        return Note("warning", text, request.traceback)
+
+    # ---- what is lost ----
+
+    def void(self) -> None:
+        """Takes back every lease; late reports of them are ignored."""
+        for each in self.queues():
+            each.void()
+
+    def restore(self, saved: Saved | None) -> None:
+        """Training goes back to a checkpoint, or to the beginning; every lease is void."""
+        self.snapshot.drop()
+        self.restore_main(saved)
+        if self.evaluations is not None:
+            epochs = self.whole_epochs
+            self.evaluations.restore(saved.manifest.steps if saved is not None else 0, epochs)
+
+    def restore_main(self, saved: Saved | None) -> None:
+        """The tasks of training are as a checkpoint has them, or none is done."""
+        if self.main is None:
+            return
+        if isinstance(self.main.space, StreamSpace):
+            self.main.space.restore(saved.manifest.data[PLAN] if saved is not None else None)
+        self.main.restore(saved.progress if saved is not None else Watermarks())
+
+    # ---- a restart of the master ----
+
+    def to_state(self) -> dict[str, Any]:
+        if not self.ready:
+            return {}
+        return {
+            "records_before": self.records_before,
+            "epochs": self.main.space.epochs if self.main is not None else 0,
+            "main": self.main.to_state() if self.main is not None else None,
+            **(saved_plan(self.main.space) if self.main else {}),
+            "evaluations": self.evaluations.to_state() if self.evaluations is not None else None,
+            "snapshot": self.snapshot.to_state(),
+        }
+
+    def from_state(self, state: Mapping[str, Any], now: float) -> None:
+        self._restored = (state, now) if state else None  # takes effect once the data is known
+
+    def begin_leases_after(self, lease_id: int) -> None:
+        """Numbers of leases begin here, above those of every earlier master of the job."""
+        self._leases = self._first_lease = lease_id
+
+    def _rebuild(self, state: Mapping[str, Any], now: float) -> None:
+        self.records_before = state["records_before"]
+        if self.main is not None:
+            if isinstance(self.main.space, StreamSpace):
+                self.main.space.restore(state[PLAN])
+            elif state["epochs"] != self.main.space.epochs:
+                self.main.space.extend(state["epochs"])
+            self.main.from_state(state["main"], now)
+        if self.evaluations is not None:
+            self.evaluations.from_state(state["evaluations"], now)
+        self.snapshot.from_state(state["snapshot"], now)
+
+    def _numbers(self) -> Iterator[int]:
+        while True:
+            self._leases += 1
+            yield self._leases
+
+
+TaskEvent = SnapshotWritten | SnapshotFailed | EvaluationResult | Note | Failure
+"""What follows from a task that is done, or failed."""

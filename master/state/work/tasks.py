@@ -1,0 +1,420 @@
+"""Who has which task, and what is done. Pure: nothing here reads a clock, and nothing is held per
+task that is neither in flight nor left over.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from master.state.work.leases import FirstRecords, Hand, Lease
+from torch_edl.data.stream_space import AnySpace
+from torch_edl.data.task_space import Task
+from torch_edl.tables.watermarks import Watermarks
+from torch_edl.wire import master_pb2 as pb
+
+
+class TaskQueue:
+    """Todo, doing and done of one sequence of tasks.
+
+    Tasks are leased in the order of their ids, those that came back first. Holds only what is
+    leased, what came back, and what is done beyond the first task that is not.
+
+    Args:
+        lease_ids: numbers for leases; shared by the queues of a job.
+        timeout_s: a worker that made no progress for so long loses its leases.
+        kind: what the tasks are for.
+        states: TASK_SUMMARIZE: the merged states to compute values from.
+        directory: TASK_SNAPSHOT: where to write.
+    """
+
+    def __init__(
+        self,
+        space: AnySpace,
+        *,
+        lease_ids: Iterator[int],
+        timeout_s: float = 600.0,
+        kind: pb.TaskKind = pb.TASK_TRAIN,
+        states: Sequence[pb.MetricState] = (),
+        directory: str = "",
+    ) -> None:
+        self.space = space
+        self.timeout_s = timeout_s
+        self.kind = kind
+        self.directory = directory
+        self._states = states
+        self._lease_ids = lease_ids
+        self._failures: dict[int, int] = {}
+        self._hands: dict[int, Hand] = {}  # of workers that have leases, by their deadlines
+        self._moved: set[int] = set()
+        self._first = FirstRecords()
+        self._clear(Watermarks())
+
+    def _clear(self, progress: Watermarks) -> None:
+        self._doing: dict[int, Lease] = {}
+        self._moved.update(self._hands)
+        self._hands.clear()
+        self._back: list[int] = []  # heap of tasks that came back
+        self._waiting: dict[int, int] = {}  # task that came back -> its last lease, 0: none
+        self._late: dict[int, int] = {}  # last lease -> task that came back
+        self._retried: set[int] = set()
+        self._ahead: set[int] = set()  # done, beyond the first that is not
+        self._offsets: dict[int, int] = {}
+        self._retired = min(progress.retired_before, self.space.total)
+        self._next = self._retired
+        self._done_records = self.space.records_before(self._retired)
+        self._done_steps = self.space.steps_before(self._retired)
+        watermarks = {
+            id: mark
+            for id, mark in progress.offsets.items()
+            if self._retired <= id < self.space.total and mark > 0
+        }
+        if not watermarks:
+            return
+        self._next = max(watermarks) + 1
+        for id in range(self._retired, self._next):
+            if watermarks.get(id, 0) >= self.space.task(id).records:
+                self._finish(self.space.task(id))
+                continue
+            if id in watermarks:
+                self._commit(id, watermarks[id])
+            self._return(id, 0)
+
+    # ---- what it says ----
+
+    @property
+    def complete(self) -> bool:
+        """Every task is done."""
+        return not self.space.open and self._retired >= self.space.total
+
+    @property
+    def retired_before(self) -> int:
+        """All tasks below this id are done.
+
+        A task that ``max_steps`` cut is never counted: with a later limit it continues.
+        """
+        cut = self.space.cut
+        return self._retired if cut is None else min(self._retired, cut.id)
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the first task that is not done."""
+        return self.space.epoch_of(self._retired)
+
+    @property
+    def doing(self) -> int:
+        """Tasks that are leased."""
+        return len(self._doing)
+
+    @property
+    def done(self) -> int:
+        """Tasks that are done."""
+        return self._retired + len(self._ahead)
+
+    @property
+    def todo(self) -> int:
+        """Tasks that nobody has."""
+        return self.space.total - self.done - self.doing
+
+    @property
+    def records_done(self) -> int:
+        """Records of done tasks, and the committed part of the others."""
+        return self._done_records + sum(self._offsets.values())
+
+    @property
+    def steps_done(self) -> int:
+        """Minibatches of done tasks, and the committed part of the others."""
+        return self._done_steps + sum(map(self.space.steps_of, self._offsets.values()))
+
+    def has(self, lease_id: int) -> bool:
+        """Whether a worker has this lease."""
+        return lease_id in self._doing
+
+    def held_by(self, worker: int) -> Sequence[Lease]:
+        """What a worker has, oldest first."""
+        hand = self._hands.get(worker)
+        return () if hand is None else tuple(hand.leases.values())
+
+    def open_steps(self, worker: int) -> tuple[int, int]:
+        """(records, minibatches) that a worker has not reported yet of what it holds."""
+        hand = self._hands.get(worker)
+        return (0, 0) if hand is None else (hand.records, hand.steps)
+
+    def take_moved(self) -> set[int]:
+        """Workers whose :meth:`open_steps` may have changed since the last call."""
+        moved, self._moved = self._moved, set()
+        return moved
+
+    def progress(self) -> Watermarks:
+        """What is done, for a checkpoint; the inverse of :meth:`restore`."""
+        watermarks = {id: self.space.task(id).records for id in self._ahead}
+        cut = self.space.cut
+        if cut is not None and self._retired > cut.id:
+            watermarks[cut.id] = cut.records
+        return Watermarks(self.retired_before, watermarks | self._offsets)
+
+    # ---- what happens to it ----
+
+    def lease(self, worker: int, now: float, *, before: int | None = None) -> Lease | None:
+        """The next task for a worker; None if there is none now.
+
+        Args:
+            before: only tasks below this id; None: all.
+        """
+        limit = self.space.total if before is None else min(before, self.space.total)
+        while self._back and self._back[0] < limit:
+            id = heapq.heappop(self._back)
+            if id in self._waiting:
+                self._late.pop(self._waiting.pop(id), None)
+                break
+        else:
+            if self._next >= limit:
+                return None
+            id = self._next
+            self._next += 1
+        lease = Lease(
+            next(self._lease_ids),
+            self.space.task(id),
+            worker,
+            self._offsets.get(id, 0),
+            id in self._retried,
+        )
+        self._hold(lease, now)
+        return lease
+
+    def message(self, lease: Lease) -> pb.LeaseMessage:
+        """The lease as a worker hears of it."""
+        task = lease.task
+        shard = self.space.shard(task.shard)
+        return pb.LeaseMessage(
+            lease_id=lease.id,
+            kind=self.kind,
+            task_id=task.id,
+            shard=task.shard,
+            start=task.start,
+            end=task.end,
+            epoch=task.epoch,
+            offset=lease.offset,
+            retried=lease.retried,
+            states=self._states,
+            directory=self.directory,
+            shard_records=shard.records,
+            shard_size=shard.size,
+            shard_mtime_ns=shard.mtime_ns,
+            first=self._first.of(task.id),
+        )
+
+    def begun(self, lease_id: int, first: pb.FirstRecords) -> None:
+        """A worker has the first records of a task, and is about to train."""
+        if (lease := self._doing.get(lease_id)) is not None:
+            self._first.begun(lease.task.id, first)
+
+    def _hold(self, lease: Lease, now: float) -> None:
+        self._doing[lease.id] = lease
+        hand = self._hands.get(lease.worker)
+        if hand is None:
+            hand = self._hands[lease.worker] = Hand(now + self.timeout_s)
+        hand.take(lease, self._open_steps(lease))
+        self._moved.add(lease.worker)
+
+    def _open_steps(self, lease: Lease) -> int:
+        return self.space.steps_of(lease.task.records) - self.space.steps_of(lease.offset)
+
+    def advance(self, records: int) -> None:
+        """The first ``records`` records in the order of tasks are done; never goes back.
+
+        For a sequence that a ring goes through in lockstep: nothing of it is leased.
+        """
+        if records <= self.records_done:
+            return
+        self._offsets.clear()
+        while self._retired < self.space.total:
+            task = self.space.task(self._retired)
+            if self._done_records + task.records > records:
+                break
+            self._finish(task)
+        if self._retired < self.space.total and records > self._done_records:
+            self._offsets[self._retired] = records - self._done_records
+        self._next = max(self._next, self._retired)
+
+    def touch(self, worker: int, now: float) -> None:
+        """The worker made progress: its leases live on."""
+        if (hand := self._hands.pop(worker, None)) is not None:
+            hand.deadline = now + self.timeout_s
+            self._hands[worker] = hand
+
+    def complete_lease(self, lease_id: int, now: float) -> Lease | None:
+        """The task is done; None if the lease is not known, and the report counts for nothing.
+
+        A lease that was taken away is still good while nobody else has the task.
+        """
+        lease = self._doing.get(lease_id)
+        if lease is not None:
+            self._forget(lease)
+            self.touch(lease.worker, now)
+        else:
+            id = self._late.pop(lease_id, None)
+            if id is None:
+                return None
+            del self._waiting[id]
+            lease = Lease(lease_id, self.space.task(id), -1, self._offsets.get(id, 0), True)
+        self._finish(lease.task)
+        return lease
+
+    def release(self, lease_id: int, now: float, *, committed: int = 0) -> Lease | None:
+        """The task comes back unfinished, its first ``committed`` records done."""
+        lease = self._doing.get(lease_id)
+        if lease is None:
+            return None
+        self.touch(lease.worker, now)
+        self._forget(lease)
+        if committed:
+            self._commit(lease.task.id, committed)
+        self._return(lease.task.id, lease.id)
+        return lease
+
+    def fail(self, lease_id: int, now: float, *, committed: int = 0) -> int:
+        """The user's code raised: the task comes back. Returns how often that happened to the
+        task; 0: the lease is not known."""
+        lease = self.release(lease_id, now, committed=committed)
+        return 0 if lease is None else self._failed(lease)
+
+    def keep_only(self, worker: int, held: Iterable[int], now: float) -> None:
+        """Takes back what a worker does not know that it has (an answer that was lost)."""
+        if (hand := self._hands.get(worker)) is not None:
+            for lease_id in sorted(hand.leases.keys() - set(held)):
+                self.release(lease_id, now)
+
+    def drop_worker(self, worker: int) -> None:
+        """Takes back all that a worker has."""
+        for lease in self.held_by(worker):
+            self._forget(lease)
+            self._return(lease.task.id, lease.id)
+
+    def late(self, now: float) -> list[int]:
+        """The workers whose leases have expired by then, if they make no progress."""
+        hands = self._hands.items()
+        return [worker for worker, _ in itertools.takewhile(lambda x: x[1].deadline <= now, hands)]
+
+    def expire(self, now: float) -> list[tuple[Lease, int]]:
+        """Takes back what is held by workers without progress. Returns the oldest lease of each of
+        these workers, and how often workers have failed with its task."""
+        expired = []
+        for worker in self.late(now):
+            lease = self.held_by(worker)[0]
+            self.drop_worker(worker)
+            expired.append((lease, self._failed(lease)))
+        return expired
+
+    def _failed(self, lease: Lease) -> int:
+        count = self._failures[lease.task.id] = self._failures.get(lease.task.id, 0) + 1
+        return count
+
+    def void(self) -> None:
+        """Takes back every lease, and no late report of them counts."""
+        for worker in list(self._hands):
+            self.drop_worker(worker)
+        self._late.clear()
+        self._waiting = dict.fromkeys(self._waiting, 0)
+
+    def restore(self, progress: Watermarks) -> None:
+        """Goes to what a checkpoint holds; every lease is void."""
+        self._clear(progress)
+
+    def adopt(self, lease_id: int, task_id: int, worker: int, now: float) -> bool:
+        """Takes over a lease that an earlier master granted and did not note; returns whether the
+        worker has the task.
+
+        Of two leases of a task the later one counts: the worker of the earlier one had lost it.
+        """
+        if not self._retired <= task_id < self.space.total or task_id in self._ahead:
+            return False  # done
+        if task_id in self._waiting:
+            self._late.pop(self._waiting.pop(task_id), None)
+        elif task_id >= self._next:
+            # Those between may have been leased as well.
+            for id in range(self._next, task_id):
+                self._return(id, 0)
+            self._next = task_id + 1
+        else:
+            holder = next(x for x in self._doing.values() if x.task.id == task_id)
+            if holder.id > lease_id:
+                return False
+            self._forget(holder)
+        self._retried.add(task_id)
+        offset = self._offsets.get(task_id, 0)
+        self._hold(Lease(lease_id, self.space.task(task_id), worker, offset, True), now)
+        return True
+
+    def to_state(self) -> dict[str, Any]:
+        """What a restarted master needs, as JSON can say it: of the tasks before ``next`` those
+        that are not done, of which there are as many as workers have in hand."""
+        leases = self._doing.values()
+        return {
+            "retired": self._retired,
+            "next": self._next,
+            "back": sorted(self._waiting),
+            "leases": [[x.id, x.task.id, x.worker, x.offset, x.retried] for x in leases],
+            "offsets": sorted(self._offsets.items()),
+            "failures": sorted(self._failures.items()),
+            "first": self._first.to_state([*self._waiting, *(x.task.id for x in leases)]),
+        }
+
+    def from_state(self, state: Mapping[str, Any], now: float) -> None:
+        """The inverse of :meth:`to_state`; every worker made progress now."""
+        self._clear(Watermarks(state["retired"]))
+        self._next = state["next"]
+        self._offsets = dict(map(tuple, state["offsets"]))
+        self._failures = dict(map(tuple, state["failures"]))
+        self._first.from_state(state["first"])
+        for id, task, worker, offset, retried in state["leases"]:
+            self._hold(Lease(id, self.space.task(task), worker, offset, retried), now)
+            if retried:
+                self._retried.add(task)
+        for task in state["back"]:
+            self._return(task, 0)
+        open = [*state["back"], *(lease.task.id for lease in self._doing.values())]
+        self._ahead = set(range(self._retired, self._next)).difference(open)
+        space, records = self.space, [self.space.task(id).records for id in open]
+        self._done_records = space.records_before(self._next) - sum(records)
+        self._done_steps = space.steps_before(self._next) - sum(map(space.steps_of, records))
+
+    def _forget(self, lease: Lease) -> None:
+        del self._doing[lease.id]
+        hand = self._hands[lease.worker]
+        hand.drop(lease, self._open_steps(lease))
+        self._moved.add(lease.worker)
+        if not hand.leases:
+            del self._hands[lease.worker]
+
+    def _return(self, id: int, lease_id: int) -> None:
+        heapq.heappush(self._back, id)
+        self._waiting[id] = lease_id
+        self._retried.add(id)
+        if lease_id:
+            self._late[lease_id] = id
+
+    def _commit(self, id: int, offset: int) -> None:
+        # All of it is not done: the worker has not said so.
+        offset = min(offset, self.space.task(id).records)
+        self._offsets[id] = max(offset, self._offsets.get(id, 0))
+
+    def _finish(self, task: Task) -> None:
+        self._offsets.pop(task.id, None)
+        self._failures.pop(task.id, None)
+        self._retried.discard(task.id)
+        self._done_records += task.records
+        self._done_steps += self.space.steps_of(task.records)
+        self._ahead.add(task.id)
+        while self._retired in self._ahead:
+            self._ahead.remove(self._retired)
+            self._retired += 1
+
+
+def steps_of(space: AnySpace, progress: Watermarks) -> int:
+    """Minibatches in ``progress``."""
+    queue = TaskQueue(space, lease_ids=iter(()))
+    queue.restore(progress)
+    return queue.steps_done

@@ -1,0 +1,114 @@
+"""What the loss of a parameter server means: another one takes over its shard, or the model is
+restored from the newest checkpoint. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from master.state.actions import Failure, Note, NotStarted
+from master.state.workforce.fleet import Fleet
+from master.state.workforce.processes import Process
+from torch_edl.config import JobConfig
+
+# A process that was started is heard within this, or it is not placed on any machine. On a busy
+# machine it may begin more slowly, and its successor as slowly: each of those has twice the time.
+_PLACE_S = 15.0
+_LONGEST_PLACE_S = 240.0
+
+
+@dataclass(frozen=True)
+class ModelLost:
+    """A part of the model is lost: the whole model is to be restored."""
+
+    text: str
+
+
+FailoverEvent = Note | ModelLost | Failure
+
+
+class Failover:
+    """Replaces servers that died or hang.
+
+    With ``--durability journal`` or ``replica`` a successor has everything that its predecessor
+    acknowledged: the other servers, the tasks and their leases are untouched.
+    """
+
+    def __init__(self, config: JobConfig, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._timeout_s = config.cluster.heartbeat_timeout_s
+        self._durable = config.durability.mode != "checkpoint"
+        self._prefers_workers = config.durability.failover == "worker"
+        # By shard: how long the next server of it has, where the last one was not heard.
+        self._place_s: dict[int, float] = {}
+
+    def gone(self, id: int, text: str) -> Sequence[FailoverEvent]:
+        """The process of a server ended."""
+        process = self._fleet.process("ps", id)
+        assert process is not None
+        return self._lost(process, text)
+
+    def not_restored(self, process: Process, why: str) -> Sequence[FailoverEvent]:
+        """A server does not have what its predecessor acknowledged."""
+        return [ModelLost(f"ps-{process.id} cannot restore shard {process.shard}: {why}")]
+
+    def not_started(self, event: NotStarted, now: float) -> Sequence[FailoverEvent]:
+        """A process could not be started: the job may do without it for a while."""
+        process = self._fleet.process(event.role, event.id)
+        assert process is not None
+        text = f"{process.name} cannot be started: {event.error}"
+        if event.role == "ps":
+            if self._durable and self._fleet.future_server(now) is not None:
+                return self._lost(process, text, placed=False)
+        elif process.spare or self._fleet.alive("worker"):
+            return [Note("warning", f"{text}; the next attempt follows")]
+        return [Failure(text)]
+
+    def tick(self, now: float, counts_silence: bool) -> Sequence[FailoverEvent]:
+        """Declares servers lost that are silent, and those that do not begin to run.
+
+        Args:
+            counts_silence: servers that are silent are lost; they may not have found the master
+                yet.
+        """
+        events: list[FailoverEvent] = []
+        servers = self._fleet.servers
+        silent = servers.silent(now, self._timeout_s) if counts_silence else ()
+        for process, s in silent:
+            text = f"ps-{process.id} declared lost: no heartbeat for {s:g} s"
+            events += self._lost(process, text)
+            if not self._durable:  # all servers are replaced
+                return events
+        for process in servers:
+            if process.heard_at is not None:
+                self._place_s.pop(process.shard, None)
+        for process in servers.not_placed(now, lambda shard: self._place_s.get(shard, _PLACE_S)):
+            # What a server holds that no machine has room for is nothing: all workers wait for it.
+            if not (self._durable or process.unplaced):
+                continue
+            if process.was_worker or self._fleet.future_server(now) is not None:
+                waited_s = self._place_s.get(process.shard, _PLACE_S)
+                self._place_s[process.shard] = min(2 * waited_s, _LONGEST_PLACE_S)
+                text = f"ps-{process.id} does not run {waited_s:g} s after its start"
+                events += self._lost(process, text, placed=False)
+        return events
+
+    def _lost(self, process: Process, text: str, *, placed: bool = True) -> Sequence[FailoverEvent]:
+        """
+        Args:
+            placed: the process did run.
+        """
+        if not self._durable and placed:
+            return [ModelLost(text)]
+        fleet, shard = self._fleet, process.shard
+        if fleet.servers.is_alone(shard):
+            return [ModelLost(f"{text}, before another server had a new copy of shard {shard}")]
+        # What could not be had in one way is tried in the other one.
+        if self._prefers_workers if placed else not process.was_worker:
+            fleet.duties.shards.add(shard)
+        else:
+            fleet.duties.shards.discard(shard)
+        fleet.server_lost(process)
+        return [
+            Note("warning", f"{text}; another server takes over shard {shard}, and nothing is lost")
+        ]

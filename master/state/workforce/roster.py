@@ -1,0 +1,90 @@
+"""The processes that a job has, and those that it had not long ago. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from master.state.workforce.processes import EXITED, Process
+
+T = TypeVar("T")
+
+# Processes that have ended and are still listed. A job of a day on preemptible machines has a
+# hundred times as many processes as run at once.
+_REMEMBERED = 1_000
+_TIDY_FROM = 1_000
+
+
+class Roster:
+    """Processes by role and id. What is done to all that run takes no time for those that ended."""
+
+    def __init__(self) -> None:
+        self._all: dict[tuple[str, int], Process] = {}
+        self._running: dict[str, dict[int, Process]] = {}
+        """By role; some may have ended since."""
+        self._ended: deque[tuple[str, int]] = deque()
+        self._tidy_at = _TIDY_FROM
+        self._alive: dict[str | None, OfAll[list[Process]]] = {}
+        self.changes = 0
+        """How often a process came, or changed in anything but the time when it was heard."""
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    def __iter__(self) -> Iterator[Process]:
+        return iter(self._all.values())
+
+    def __getitem__(self, key: tuple[str, int]) -> Process:
+        return self._all[key]
+
+    def get(self, role: str, id: int) -> Process | None:
+        """A process, unless it ended long ago."""
+        return self._all.get((role, id))
+
+    def add(self, process: Process) -> None:
+        """Another process of the job."""
+        self._all[process.role, process.id] = process
+        process.join(self._changed)
+        self._changed()
+        running = self._running.setdefault(process.role, {})
+        running[process.id] = process
+        if len(running) >= self._tidy_at:
+            self._tidy()
+
+    def alive(self, kind: str | None = None) -> list[Process]:
+        """Processes that have not ended: ``worker``, ``spare``, ``ps``, or all."""
+        if kind not in self._alive:
+            self._alive[kind] = OfAll(self, lambda: self._find(kind))
+        return self._alive[kind]()
+
+    def _find(self, kind: str | None) -> list[Process]:
+        if kind is None:
+            return [p for of in self._running.values() for p in of.values() if p.state != EXITED]
+        spare = kind == "spare"
+        of = self._running.get("worker" if spare else kind, {})
+        return [p for p in of.values() if p.spare is spare and p.state != EXITED]
+
+    def _tidy(self) -> None:
+        for role, running in self._running.items():
+            for id in [id for id, process in running.items() if process.state == EXITED]:
+                del running[id]
+                self._ended.append((role, id))
+        while len(self._ended) > _REMEMBERED:
+            del self._all[self._ended.popleft()]
+        most = max(map(len, self._running.values()))
+        self._tidy_at = max(_TIDY_FROM, 2 * most)
+
+
+class OfAll(Generic[T]):
+    """Something that is found in a roster, and is the same as long as no process changes."""
+
+    def __init__(self, roster: Roster, find: Callable[[], T]) -> None:
+        self._roster = roster
+        self._find = find
+        self._found: tuple[int, T] | None = None
+
+    def __call__(self) -> T:
+        if self._found is None or self._found[0] != self._roster.changes:
+            self._found = self._roster.changes, self._find()
+        return self._found[1]

@@ -1,0 +1,76 @@
+"""What the tests of scripts train: a model that counts its records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from tests.unit.engine.ring.rings import Member
+from torch_edl.api.job import Job
+
+
+class Count(nn.Module):
+    """A weight for each record: it goes up by one for each time that the record counts, in
+    updates of ``size`` records."""
+
+    def __init__(self, records: int, size: int) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(records))
+        self.size = size
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return -self.w[batch].sum() * self.size / len(batch)
+
+
+def numbers(records: int) -> TensorDataset:
+    return TensorDataset(torch.arange(records))
+
+
+def counted(records: int, size: int, job: Job, **parts: Any) -> tuple[Any, Any]:
+    model = Count(records, size)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    job.prepare(model, optimizer, **parts)
+    return model, optimizer
+
+
+def train(model: Any, optimizer: Any, batch: Any) -> None:
+    optimizer.zero_grad()
+    model(batch).backward()
+    assert model.w.grad.norm() >= 0, "a script may look at its gradients in every batch"
+    optimizer.step()
+    assert model.w.grad is not None
+
+
+def counting(member: Member, records: int, size: int, options: dict[str, Any], at: int) -> None:
+    """Tells its steps; at step ``at`` it waits for the test before each of its batches."""
+    job = member.job()
+    model, optimizer = counted(records, size, job)
+    logged = 0
+    for (batch,) in job.loader(numbers(records), **options):
+        if job.step >= at >= 0 and logged < 2**30:
+            member.tell(("step", job.step))
+            if member.hear() == "on":
+                logged = 2**30
+        train(model, optimizer, batch)
+        job.log(one=1.0)
+    member.tell(("done", job.step, model.w.tolist(), len(member.seats)))
+    job.close()
+
+
+def finish(members: list[Any]) -> list[tuple[Any, ...]]:
+    """Lets them continue; what they say at the end."""
+    ends = []
+    for each in members:
+        while True:
+            said = each.hear()
+            if said[0] == "done":
+                ends.append(said)
+                break
+            each.tell("on")
+    return ends
+
+
+OPTIONS = {"batch_size": 3, "global_batch_size": 8, "shuffle": True, "epochs": 2}

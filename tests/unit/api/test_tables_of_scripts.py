@@ -1,0 +1,90 @@
+"""What a script may not do to tables that are on servers, and to weights that processes share."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import torch_edl
+from torch_edl.config import JobConfig
+from torch_edl.errors import UsageError
+from torch_edl.pytorch.contract import load_contract
+from torch_edl.pytorch.model_file import ModelFile
+from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire.channel import Stub
+
+REFUSED: dict[str, tuple[Callable[[Any, torch.Tensor], Any], str]] = {
+    "penalty": (
+        lambda model, ids: (model(ids).sum() + model[0].weight.norm()).backward(),
+        "a penalty adds nothing",
+    ),
+    "autograd": (
+        lambda model, ids: torch.autograd.grad(model(ids).sum(), list(model.parameters())),
+        "leave it out of the inputs, or call backward",
+    ),
+    "save": (
+        lambda model, ids: torch.save(model, io.BytesIO()),
+        r"torch.save\(model\).*'0' are on parameter servers; job.state_dict\(\) gathers",
+    ),
+    "copy": (lambda model, ids: copy.deepcopy(model), r"copy.deepcopy\(model\): the rows of"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_would_be_lost_on_servers_is_refused(start: Callable[..., Stub], what: str) -> None:
+    start(servers=1)
+    job = torch_edl.init()
+    model = nn.Sequential(torch_edl.nn.Embedding(None, 2), nn.Linear(2, 1))
+    job.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    (ids,) = next(iter(job.loader(TensorDataset(torch.arange(8)), batch_size=4)))
+    do, text = REFUSED[what]
+    with pytest.raises(UsageError, match=text):
+        do(model, ids)
+    job.close()
+
+
+@pytest.mark.parametrize("strategy", ["ps", "allreduce"])
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_max_norm_is_refused_where_others_have_the_model(
+    start: Callable[..., Stub], strategy: str, kind: type[nn.Module]
+) -> None:
+    start(servers=1, strategy=strategy)
+    model = nn.Sequential(kind(8, 2, max_norm=1.0), nn.Linear(2, 1))
+    with pytest.raises(UsageError, match=r"embedding 0: max_norm=1\.0 shortens rows"):
+        torch_edl.init().prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+
+
+def test_max_norm_works_in_one_process(jobs: Any) -> None:
+    model = nn.Sequential(nn.Embedding(8, 2, max_norm=1.0), nn.Linear(2, 1))
+    jobs().prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+
+
+MODEL = """
+import torch
+def model(): return torch.nn.Embedding(8, 2, max_norm=1.0)
+loss = torch.nn.MSELoss()
+def optimizer(params): return torch.optim.SGD(params, lr=0.1)
+def feed(records, mode, metadata): ...
+"""
+
+
+@pytest.mark.parametrize("strategy", ["ps", "allreduce", "local"])
+def test_max_norm_in_a_model_file_is_refused_where_others_have_the_model(
+    tmp_path: Path, strategy: str
+) -> None:
+    path = tmp_path / "short.py"
+    path.write_text(MODEL)
+    made = ModelFile(load_contract(str(path)), JobConfig(name="t", model_file=str(path)))
+    if strategy == "local":
+        made.apply(pb.Start(strategy=strategy))
+        return
+    with pytest.raises(UsageError, match=r"max_norm=1\.0 shortens rows"):
+        made.apply(pb.Start(strategy=strategy))

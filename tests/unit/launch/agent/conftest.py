@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.forks import FORKS, run_torch_edl
+from tests.waiting import HANG_S, wait_for
+from torch_edl.errors import UsageError
+from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire import services
+from torch_edl.wire.server import serve
+
+ROOT = Path(__file__).parents[4]
+WORKER = Path(__file__).with_name("programs") / "worker.py"
+TOKEN = "0123456789abcdef" * 2
+
+
+class ScriptedMaster:
+    """Answers agents over real gRPC as a test says, and keeps what they told."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._told: list[pb.AgentReportRequest] = []
+        self.answer = pb.AgentReportResponse(nodes=1)
+        self.stops: list[str] = []
+        handlers = dict.fromkeys(services.methods(services.MASTER), _refuse)
+        handlers |= {
+            "AgentReport": self._report,
+            "Stop": self._stop,
+            "GetStatus": lambda request, _: pb.GetStatusResponse(job="scripted"),
+        }
+        self._server, self.port = serve(
+            services.MASTER, handlers, address="127.0.0.1:0", token=TOKEN, threads=8
+        )
+
+    @property
+    def told(self) -> list[pb.AgentReportRequest]:
+        with self._lock:
+            return list(self._told)
+
+    def ends(self) -> dict[int, int]:
+        """The codes of the workers whose end was told, by pid."""
+        workers = [worker for request in self.told for worker in request.workers]
+        return {worker.pid: worker.code for worker in workers if worker.exited}
+
+    def close(self) -> None:
+        self._server.stop(grace=None).wait()
+
+    def _report(self, request: pb.AgentReportRequest, _: Any) -> pb.AgentReportResponse:
+        with self._lock:
+            self._told.append(request)
+        answer = pb.AgentReportResponse()
+        answer.CopyFrom(self.answer)
+        answer.master_addr, answer.master_port = request.address, request.port
+        answer.over = answer.over or request.done or bool(request.error) or bool(self.stops)
+        return answer
+
+    def _stop(self, request: pb.StopRequest, _: Any) -> pb.StopResponse:
+        self.stops.append(request.reason)
+        return pb.StopResponse()
+
+
+def _refuse(request: Any, _: Any) -> None:
+    raise UsageError(f"{type(request).__name__}: agents report, ask for the status, and stop jobs")
+
+
+class RunningAgent:
+    """``torch-edl run`` of the script that tells of itself."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def workers(self, count: int) -> dict[int, dict[str, str]]:
+        """Environments by pid of those that run, once they are as many."""
+
+        def running() -> dict[int, dict[str, str]] | None:
+            found = {
+                int(file.stem.split("-")[1]): json.loads(file.read_text())
+                for file in self.folder.glob("*-*.json")
+            }
+            found = {pid: env for pid, env in found.items() if is_running(pid)}
+            return found if len(found) == count else None
+
+        return wait_for(running)  # type: ignore[no-any-return]
+
+    def end(self, code: int, local_rank: int | None = None) -> None:
+        """Ends all workers, or the next one of a local rank."""
+        name = "end" if local_rank is None else f"end-{local_rank}"
+        part = self.folder / f"{name}.part"
+        part.write_text(str(code))
+        os.replace(part, self.folder / name)
+
+
+class ForkedAgent(RunningAgent):
+    """An agent in a forked process."""
+
+    def __init__(self, folder: Path, *words: str, env: dict[str, str]) -> None:
+        super().__init__(folder)
+        self._output = (folder.with_name("out"), folder.with_name("err"))
+        self.process = FORKS.Process(
+            target=run_torch_edl, args=(["run", *words], env, *self._output)
+        )
+        self.process.start()
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to the agent."""
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+    def finish(self) -> tuple[int, str, str]:
+        """Exit code, stdout and stderr, once it has ended."""
+        self.process.join(HANG_S)
+        assert self.process.exitcode is not None, "it has not ended"
+        out, err = (path.read_text() for path in self._output)
+        return self.process.exitcode, out, err
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture
+def master() -> Iterator[ScriptedMaster]:
+    master = ScriptedMaster()
+    yield master
+    master.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path, master: ScriptedMaster) -> Iterator[Callable[..., ForkedAgent]]:
+    """Starts an agent whose master is ours; words are options, ``script`` words for the script."""
+    started: list[ForkedAgent] = []
+
+    def start_agent(*words: str, script: tuple[str, ...] = ()) -> ForkedAgent:
+        folder = tmp_path / "workers"
+        folder.mkdir()
+        agent = ForkedAgent(
+            folder,
+            *("--rdzv-endpoint", f"127.0.0.1:{master.port}"),
+            *words,
+            str(WORKER),
+            *script,
+            env={
+                **os.environ,
+                "TORCH_EDL_HOME": str(tmp_path / "home"),
+                "TORCH_EDL_TOKEN": TOKEN,
+                "WORKER_FOLDER": str(folder),
+                "PYTHONPATH": str(ROOT),
+                "OMP_NUM_THREADS": "1",
+            },
+        )
+        started.append(agent)
+        return agent
+
+    yield start_agent
+    for agent in started:
+        agent.process.kill()
+        agent.process.join()

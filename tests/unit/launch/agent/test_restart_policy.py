@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import pytest
+
+from torch_edl.launch.agent.restart_policy import MAX_KILLED, RestartDecision, RestartPolicy
+
+REPLACE = RestartDecision.REPLACE
+
+
+def decide(
+    policy: RestartPolicy,
+    code: int,
+    *,
+    stopping: bool = False,
+    steps: int = 0,
+    started_at: float | None = None,
+    now: float = 0.0,
+) -> RestartDecision:
+    """A worker that is half a second old, if nothing else is said."""
+    started_at = now - 0.5 if started_at is None else started_at
+    return policy.decide(code, stopping=stopping, steps=steps, started_at=started_at, now=now)
+
+
+@pytest.mark.parametrize(
+    ("code", "stopping", "decision"),
+    [
+        (0, False, RestartDecision.DONE),
+        (0, True, RestartDecision.DONE),
+        (-9, False, REPLACE),
+        (-15, False, REPLACE),
+        (143, False, REPLACE),
+        (137, False, REPLACE),
+        (130, False, RestartDecision.FAIL),
+        (-15, True, RestartDecision.STOPPED),
+        (1, True, RestartDecision.STOPPED),
+        (1, False, RestartDecision.FAIL),
+        (-11, False, RestartDecision.FAIL),
+    ],
+)
+def test_what_follows_from_an_end(code: int, stopping: bool, decision: RestartDecision) -> None:
+    assert decide(RestartPolicy(max_restarts=0), code, stopping=stopping) is decision
+
+
+def test_failures_use_up_the_restarts_and_losses_do_not() -> None:
+    policy = RestartPolicy(max_restarts=2)
+    codes = [1, -9, -11, -15, 1]
+    decisions = [decide(policy, code, now=now) for now, code in enumerate(codes)]
+    assert decisions == [REPLACE] * 4 + [RestartDecision.FAIL]
+
+
+def test_failures_of_one_round_count_once() -> None:
+    policy = RestartPolicy(max_restarts=2)
+    # What is known of the steps comes late.
+    for now, steps in ((50, 100), (50, 100), (51, 103), (55, 103)):
+        assert decide(policy, 1, steps=steps, started_at=0, now=now) is REPLACE
+    assert policy.restarts == 1
+    # The second round: one of the replacements, then the other one.
+    for started_at in (50.2, 51.5):
+        assert decide(policy, 1, steps=103, started_at=started_at, now=60) is REPLACE
+    assert policy.restarts == 2
+    assert decide(policy, 1, steps=103, started_at=61, now=70) is RestartDecision.FAIL
+
+
+def test_a_failure_long_after_another_one_is_a_round_of_its_own() -> None:
+    policy = RestartPolicy(max_restarts=1)
+    assert decide(policy, 1, steps=100, now=50) is REPLACE
+    assert decide(policy, 1, steps=900, now=500) is RestartDecision.FAIL
+
+
+def test_losses_in_a_row_are_replaced_after_a_pause() -> None:
+    policy = RestartPolicy(max_restarts=0)
+    for _ in range(4):
+        assert decide(policy, -15, steps=7) is REPLACE
+    assert policy.pause_s > 0
+    assert decide(policy, -9, steps=8) is REPLACE, "there was progress"
+    assert policy.pause_s == 0
+
+
+def test_kills_before_the_first_step_end_the_job() -> None:
+    policy = RestartPolicy(max_restarts=0)
+    for _ in range(MAX_KILLED):
+        assert decide(policy, -9) is REPLACE
+        assert decide(policy, -15) is REPLACE, "that was no lack of memory"
+    assert decide(policy, 137) is RestartDecision.FAIL
+
+
+@pytest.mark.parametrize("code", [-9, -15, 137, 143])
+def test_preemptions_end_no_job_that_has_made_a_step(code: int) -> None:
+    policy = RestartPolicy(max_restarts=0)
+    assert {decide(policy, code, steps=1) for _ in range(1000)} == {REPLACE}
+
+
+def test_preemptions_long_after_the_start_end_no_job() -> None:
+    """A script that does not use torch_edl reports no steps."""
+    policy = RestartPolicy(max_restarts=0)
+    ends = [decide(policy, -9, started_at=0, now=61) for _ in range(1000)]
+    assert set(ends) == {REPLACE}

@@ -1,0 +1,65 @@
+"""What a person reads whose model or loss cannot take what feed gave."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from torch_edl.config import DataConfig
+from torch_edl.data.batch import Batch, slice_tensors
+from torch_edl.errors import UserCodeError
+from torch_edl.pytorch.contract import Contract
+from torch_edl.pytorch.datasets import TorchDatasets
+from torch_edl.pytorch.step import Step
+from torch_edl.training.contract.argument_order import labels_first
+
+
+def step(model: nn.Module, loss: Any = None) -> Step:
+    contract = Contract(
+        path="m.py", model=lambda: model, loss=labels_first(loss or nn.MSELoss()),
+        optimizer=torch.optim.SGD, feed=lambda *_: None, eval_metrics_fn=None, scheduler=None,
+        callbacks=None, data_source=None, prediction_outputs_processor=None, preprocessing=None,
+    )  # fmt: skip
+    return Step(contract, model, on_nan="stop", log_layers="")
+
+
+def batch(features: Any, labels: torch.Tensor) -> Batch:
+    return Batch(features, labels, len(labels))
+
+
+FLOATS, DOUBLES = torch.ones(4, 2), torch.ones(4, 2).double()
+
+
+def test_numbers_of_float64_are_named_with_what_to_write() -> None:
+    trained = step(nn.Linear(2, 2))
+    with pytest.raises(
+        UserCodeError,
+        match=r"features \(4, 2\) float64\); feed returned features of float64, .* \.float\(\)$",
+    ):
+        trained.loss(batch(DOUBLES, FLOATS))
+    with pytest.raises(UserCodeError, match=r"features \(\(4, 2\) float64, \(4, 2\) float32\)"):
+        step(nn.Bilinear(2, 2, 1)).loss(batch((DOUBLES, FLOATS), FLOATS))
+    matrix = step(nn.Linear(2, 4), lambda labels, predictions: (predictions @ labels).sum())
+    with pytest.raises(UserCodeError, match=r"loss raised .*labels of float64.*\.float\(\)$"):
+        matrix.loss(batch(FLOATS, DOUBLES))
+
+
+def test_nothing_is_said_of_types_where_they_are_not_the_matter() -> None:
+    with pytest.raises(UserCodeError, match=r"cannot be multiplied .*\(4, 2\) float64\)$"):
+        step(nn.Linear(3, 2).double()).loss(batch(DOUBLES, FLOATS))
+    with pytest.raises(UserCodeError, match=r"got Long.* \(features \(4, 2\) int64\)$"):
+        step(nn.Linear(2, 2)).loss(batch(FLOATS.long(), FLOATS))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_column_of_a_table_becomes_a_tensor_that_may_be_written_to() -> None:
+    column = np.arange(4)
+    column.flags.writeable = False
+    part = slice_tensors(column, 1, 3, TorchDatasets(DataConfig()).tensor)
+    part += 1
+    assert part.tolist() == [2, 3]
+    assert column.tolist() == [0, 1, 2, 3]

@@ -1,0 +1,108 @@
+"""Whose order a loss or a metric is called in."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchmetrics import MeanSquaredError
+from torchmetrics.functional import mean_squared_error
+
+from torch_edl.data.batch import Batch
+from torch_edl.metrics import AUC
+from torch_edl.pytorch.values import TorchValues
+from torch_edl.training.contract.argument_order import labels_first
+from torch_edl.training.task_results import TaskMetrics
+
+LABELS = torch.tensor([0.0, 1.0, 1.0])
+LOGITS = torch.tensor([2.0, -1.0, 0.5])
+RIGHT = float(F.binary_cross_entropy_with_logits(LOGITS, LABELS))
+
+
+def ours(labels: Tensor, predictions: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(predictions, labels)
+
+
+def theirs(predictions: Tensor, labels: Tensor) -> Tensor:
+    return ours(labels, predictions)
+
+
+class Own(nn.Module):
+    """Neither name tells: called as torch's modules are."""
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return ours(b, a)
+
+
+class OwnLabelsFirst(nn.Module):
+    def forward(self, target: Tensor, logits: Tensor) -> Tensor:
+        return ours(target, logits)
+
+
+@pytest.mark.parametrize(
+    ("loss", "order"),
+    [
+        (nn.BCEWithLogitsLoss(), "(predictions, labels)"),
+        (F.binary_cross_entropy_with_logits, "(predictions, labels)"),
+        (functools.partial(F.binary_cross_entropy_with_logits), "(predictions, labels)"),
+        (ours, "(labels, predictions)"),
+        (theirs, "(predictions, labels)"),
+        (functools.partial(theirs), "(predictions, labels)"),
+        (functools.wraps(theirs)(lambda *args: theirs(*args)), "(predictions, labels)"),
+        (Own(), "(predictions, labels)"),
+        (OwnLabelsFirst(), "(labels, predictions)"),
+        (torch.jit.script(ours), "(labels, predictions)"),
+        (torch.jit.script(theirs), "(predictions, labels)"),
+        (torch.jit.script(OwnLabelsFirst()), "(labels, predictions)"),
+        (torch.jit.script(nn.BCEWithLogitsLoss()), "(predictions, labels)"),
+        (torch.compile(OwnLabelsFirst(), backend="eager"), "(labels, predictions)"),
+        (torch.compile(nn.BCEWithLogitsLoss(), backend="eager"), "(predictions, labels)"),
+        (lambda y_pred, y_true: theirs(y_pred, y_true), "(predictions, labels)"),
+        (lambda y_true, y_score: ours(y_true, y_score), "(labels, predictions)"),
+        # One name is enough.
+        (lambda x, y: theirs(x, y), "(predictions, labels)"),
+        (lambda y, x: ours(y, x), "(labels, predictions)"),
+        (lambda output, _: theirs(output, _), "(predictions, labels)"),
+        # These tell nothing: the documented order.
+        (lambda a, b: ours(a, b), "(labels, predictions)"),
+        (lambda y, t: ours(y, t), "(labels, predictions)"),
+        (lambda target_scores, b: ours(target_scores, b), "(labels, predictions)"),
+        (lambda *both: ours(*both), "(labels, predictions)"),
+    ],
+)
+def test_the_order(loss: Callable[[Any, Any], Any], order: str) -> None:
+    made = labels_first(loss)
+    assert made.order == order, made.reason
+    assert float(made(LABELS, LOGITS)) == RIGHT
+    assert labels_first(made) is made
+
+
+def test_the_reason_names_what_it_rests_on() -> None:
+    assert labels_first(nn.MSELoss()).reason == "the order of torch"
+    assert labels_first(nn.MSELoss()).name == "MSELoss"
+    assert labels_first(theirs).reason == "it takes (predictions, labels)"
+    assert labels_first(lambda a, b: a).reason == "(a, b) do not tell; labels come first"
+    assert labels_first(Own()).reason == "(a, b) do not tell; as modules of torch"
+
+
+def test_an_evaluation_calls_each_metric_in_its_order() -> None:
+    metrics = {
+        "torch": nn.BCEWithLogitsLoss(),
+        "theirs": theirs,
+        "functional": lambda y, p: mean_squared_error(p, y),
+        "auc": AUC(),
+        "object": MeanSquaredError(),
+    }
+    measured = TaskMetrics(nn.BCEWithLogitsLoss(), metrics, TorchValues())
+    measured.update(Batch(None, LABELS, 3), LOGITS)
+    states = {state.name: state for state in measured.states()}
+    for name in ("loss", "torch", "theirs"):
+        assert states[name].sum / states[name].records == pytest.approx(RIGHT)
+    expected = AUC()
+    expected.update(LABELS, LOGITS)
+    assert metrics["auc"].compute() == expected.compute()

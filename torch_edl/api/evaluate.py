@@ -1,0 +1,165 @@
+"""Evaluation and prediction over all processes: each takes a part of the records."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from torch_edl.api.job import Job
+from torch_edl.data.batch import Batch
+from torch_edl.errors import UsageError
+from torch_edl.pytorch.batches import open_batches
+from torch_edl.pytorch.values import TorchValues, describe
+from torch_edl.training.task_results import TaskMetrics, summarize
+from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire.metric_states import MetricStates
+
+_IN_ORDER = {"shuffle": False, "accumulate": 1, "drop_last": False, "seed": 0}
+_ALL = 1 << 62
+# What was logged in training travels with the metrics of an evaluation, under this name.
+_TRAINED = "train/"
+
+Metrics = Callable[[], dict[str, Any]]
+"""Fresh metrics by name."""
+
+
+def part_of(
+    dataset: Any, rank: int, world: int, batch_size: int, options: Mapping[str, Any]
+) -> Iterator[Any]:
+    """One process's batches: of a contiguous part of the records; of a stream, each batch whose
+    turn it is.
+
+    Raises:
+        UsageError: the dataset is of no kind that can be read, or has no records.
+    """
+    if isinstance(dataset, IterableDataset):
+        stream = DataLoader(dataset, batch_size=batch_size, **options)
+        yield from itertools.islice(stream, rank, None, world)
+        return
+    # One update of all records: each process has a contiguous part of it.
+    once = {"batch_size": batch_size, "epochs": 1, "global_batch_size": _ALL}
+    batches = open_batches(dataset, {**_IN_ORDER, **once}, 0, options)
+    try:
+        for span in batches.data.part(0, rank, world).spans:
+            yield batches.take(span, 0, rank, world)
+    finally:
+        batches.close()
+
+
+def evaluate(
+    job: Job,
+    batches: Callable[[int, int], Iterator[Batch]],
+    predict: Callable[[Any], Any],
+    loss: Callable[[Any, Any], Any],
+    metrics: Metrics,
+    others: Sequence[pb.MetricState] = (),
+) -> dict[str, float]:
+    """Loss and metrics over all records, the same in every process.
+
+    Args:
+        batches: from (rank, world size) to the batches of this process's part.
+        predict: from features to predictions.
+        others: means of this process's that are to be merged along.
+
+    Raises:
+        UsageError: there are no records.
+    """
+
+    values = TorchValues()
+
+    def measure(rank: int, world: int) -> bytes:
+        own = TaskMetrics(loss, metrics(), values)
+        records = 0
+        for batch in batches(rank, world):
+            own.update(batch, predict(batch.features))
+            records += batch.size
+        # States of a process without records would weigh in means.
+        states = own.states() if records else []
+        return pb.Metrics(states=[*states, *others]).SerializeToString()
+
+    def merge(parts: list[bytes]) -> dict[str, float]:
+        merged = MetricStates()
+        for rank, part in enumerate(parts):
+            merged.add(rank, pb.Metrics.FromString(part).states)
+        return {**merged.means(), **summarize(metrics(), merged.objects(), values)}
+
+    figures: dict[str, float] = job.collect(measure, merge) or {}
+    return figures
+
+
+def trained_states(job: Job) -> list[pb.MetricState]:
+    """What this process logged since it was last asked, to be merged with the others'."""
+    return [
+        pb.MetricState(name=_TRAINED + name, sum=total, records=records)
+        for name, (total, records) in job.meter.totals().items()
+    ]
+
+
+def epoch_figures(found: Mapping[str, float]) -> dict[str, float]:
+    """The merged figures of an epoch: of training by their names, of the evaluation with
+    ``eval_`` before them."""
+    trained = {n.removeprefix(_TRAINED): v for n, v in found.items() if n.startswith(_TRAINED)}
+    return trained | {f"eval_{n}": v for n, v in found.items() if not n.startswith(_TRAINED)}
+
+
+def predict(
+    job: Job, batches: Callable[[int, int], Iterator[Any]], call: Callable[[Any], Any]
+) -> Any:
+    """Predictions for all records, in the order of the dataset, on the CPU, in every process.
+
+    Args:
+        batches: from (rank, world size) to the features of this process's part.
+        call: from features to predictions.
+
+    Raises:
+        UsageError: the model gives no tensors.
+    """
+
+    def compute(rank: int, world: int) -> bytes:
+        parts: dict[str, list[torch.Tensor]] = {}
+        for features in batches(rank, world):
+            for name, value in _named(call(features)).items():
+                parts.setdefault(name, []).append(value)
+        return safetensors.torch.save({name: torch.cat(p) for name, p in parts.items()})
+
+    # A process that came after the others did this computes all of it, with its model of now.
+    made = job.gather(compute) or [compute(0, 1)]
+    loaded = [part for part in map(safetensors.torch.load, made) if part]
+    if not loaded:
+        raise UsageError("the dataset is empty")
+    return _unnamed({name: torch.cat([part[name] for part in loaded]) for name in loaded[0]})
+
+
+# How predictions of any form become tensors by name, and back.
+_SINGLE, _ITEM, _KEY = "tensor", "item.", "key."
+
+
+def _named(outputs: Any) -> dict[str, torch.Tensor]:
+    if isinstance(outputs, torch.Tensor):
+        named = {_SINGLE: outputs}
+    elif isinstance(outputs, Mapping):
+        named = {_KEY + str(key): value for key, value in outputs.items()}
+    elif isinstance(outputs, tuple | list) and outputs:
+        named = {f"{_ITEM}{number}": value for number, value in enumerate(outputs)}
+    else:
+        named = {_SINGLE: outputs}
+    for value in named.values():
+        if not isinstance(value, torch.Tensor) or not value.ndim:
+            raise UsageError(
+                f"the model gives {describe(outputs)}; expected a tensor (or a tuple or dict of "
+                "tensors) whose first dimension is samples"
+            )
+    return {name: value.detach().cpu().contiguous() for name, value in named.items()}
+
+
+def _unnamed(tensors: dict[str, torch.Tensor]) -> Any:
+    if _SINGLE in tensors:
+        return tensors[_SINGLE]
+    if next(iter(tensors)).startswith(_KEY):
+        return {name.removeprefix(_KEY): value for name, value in tensors.items()}
+    return tuple(tensors[f"{_ITEM}{number}"] for number in range(len(tensors)))

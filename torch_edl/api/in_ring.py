@@ -1,0 +1,288 @@
+"""A training script in a ring, or alone: a ring of one.
+
+Every process goes through the same loaders and evaluations. A process that joins late runs through
+what the others did before, and takes part from where they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from torch_edl.api.ending import Ending, Interrupts
+from torch_edl.api.loader import Loader
+from torch_edl.api.saver import Saver
+from torch_edl.data.batch import Update
+from torch_edl.data.sources.base import ENDLESS
+from torch_edl.engine.ring.engine import RingEngine
+from torch_edl.engine.ring.rendezvous import RingRendezvous
+from torch_edl.master_client.session import MasterSession
+from torch_edl.pytorch.batches import Batches, StreamBatches, open_batches
+from torch_edl.pytorch.state_dict import copied
+from torch_edl.training.lockstep import PositionUpdates
+from torch_edl.training.loop import loop
+from torch_edl.training.metrics import Meter
+
+log = logging.getLogger(__name__)
+
+Make = Callable[[int, int], bytes]
+"""From (rank, world size) to a process's part of something that all compute together."""
+
+
+class ScriptInRing:
+    """This process's part in a job whose processes train in step.
+
+    :class:`~torch_edl.api.job.Job` documents what has the same name there. All calls raise
+    DismissedError where the job continues without this process.
+
+    Args:
+        rendezvous: where rings are formed; None: this process trains alone.
+    """
+
+    on_servers = False
+
+    def __init__(
+        self,
+        engine: RingEngine,
+        rendezvous: RingRendezvous | None,
+        session: MasterSession | None,
+        saver: Saver,
+        meter: Meter,
+        ending: Ending,
+    ) -> None:
+        self.engine = engine
+        self.session = session
+        self.saver = saver
+        self._rendezvous = rendezvous
+        self.meter = meter
+        self._ending = ending
+        self.interrupts = Interrupts(
+            lambda: saver.save_last(engine, last=True), active=rendezvous is None and saver.keeps
+        )
+        self._passes = 0  # that this process went into: of loaders, and evaluations
+        self._epochs = 0  # of all loops over loaders
+        self.records_before = self.records_here = 0  # of the loops before, and of the newest
+        self._skipped = False  # a loader, whose records were in the model before
+        self._first_step = 0
+        if session is not None:
+            session.heartbeat.on_broken_ring = engine.membership.interrupt
+        restored = saver.newest()
+        self.restored = restored is not None
+        if restored is not None and rendezvous is None:
+            engine.replica.restore(restored, values_only=False)
+            self._first_step = self.step
+            log.info("going on from %s, step %d", restored, self.step)
+
+    # ---- what a job says ----
+
+    @property
+    def place(self) -> tuple[int, int] | None:
+        """Rank and world size; None before the first ring."""
+        membership = self.engine.membership
+        formed = self._rendezvous is None or membership.ring
+        return (membership.rank, membership.world) if formed else None
+
+    @property
+    def step(self) -> int:
+        return self.engine.steps
+
+    @property
+    def sync_gradients(self) -> bool:
+        return self.engine.sync_gradients
+
+    @property
+    def late(self) -> bool:
+        joined = self.engine.membership.joined
+        return self.session is not None and self.session.ring > 0 and not joined
+
+    @property
+    def catching_up(self) -> bool:
+        return self.late or self.engine.catching_up
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return copied(self.engine.model)
+
+    # ---- passes ----
+
+    def batches(self, loader: Loader) -> Iterator[Any]:
+        """One pass over a loader."""
+        first, epochs = self._epochs, loader.data["epochs"]
+        self._epochs += epochs
+        self.records_before, self.records_here = self.records_before + self.records_here, 0
+        loader.until = loader.until or first + loader.passes * epochs
+        until = loader.until
+        if until < self._epochs:  # the loop is the script's own
+            until = self._epochs if epochs > 1 else 0
+        if self.late:
+            try:
+                yield from self._warm_up(loader)
+            except GeneratorExit:
+                # The script left its loop there; it is in the same pass as the others all the same.
+                self._enter_pass()
+                raise
+        number = self._enter_pass(epochs=epochs)
+        if self.engine.replica.position.pass_index != number:
+            self.records_here = loader.whole.total if loader.whole.records < ENDLESS else 0
+            return
+        updates = _PassUpdates(self, loader, number, first, until)
+        batches = loop(self.engine, updates, self.meter)
+        with (
+            self.interrupts.put_off(),
+            contextlib.closing(updates),
+            contextlib.closing(batches),
+        ):
+            yield from batches
+
+    def _warm_up(self, loader: Loader) -> Iterator[Any]:
+        """One batch that counts for nothing: what is slow the first time is over when this
+        process asks in, and the others wait for it."""
+        batches = open_batches(loader.given, loader.data, 0, loader.options)
+        whole = batches.known_end(0, 1)
+        self.meter.open(0)
+        with self.engine.warming_up(), contextlib.closing(batches):
+            try:
+                yield batches.sample((0, min(whole.batch_size, whole.records)))
+            finally:
+                self.meter.settle(counted=False)
+
+    def _enter_pass(self, *, epochs: int = 0) -> int:
+        """The number of a pass that begins; the engine is in its ring then.
+
+        Args:
+            epochs: of a pass over data; 0: it is an evaluation.
+        """
+        engine = self.engine
+        number, self._passes = self._passes, self._passes + 1
+        if not engine.membership.joined:
+            engine.join()
+            self._first_step = self.step
+        position = engine.replica.position
+        position.extend(number, epochs)
+        if position.pass_index < number:
+            # The loop before was left early; a traceback may keep its iterator from ending.
+            engine.settle()
+            position.pass_index, position.records = number, 0
+        # A process that joins late runs through what the others did before it came.
+        engine.catching_up = position.pass_index > number
+        self._skipped |= engine.catching_up and epochs > 0
+        return number
+
+    def collect(self, make: Make, merge: Callable[[list[bytes]], Any]) -> Any:
+        """What ``merge`` makes of the parts of all processes."""
+        return self._together(make, merge)[1]
+
+    def gather(self, make: Make) -> list[bytes] | None:
+        """The parts of all processes; None in a process that came after they were made."""
+        return self._together(make, lambda parts: None)[0]
+
+    def _together(
+        self, make: Make, merge: Callable[[list[bytes]], Any]
+    ) -> tuple[list[bytes] | None, Any]:
+        number, engine = self._enter_pass(), self.engine
+        parts = engine.agree(make, lambda: engine.replica.position.pass_index == number)
+        position = engine.replica.position
+        if parts is not None:
+            position.results[str(number)] = json.loads(json.dumps(merge(parts)))
+            position.pass_index, position.records = number + 1, 0
+        else:
+            engine.catching_up = True
+        return parts, position.results.get(str(number))
+
+    # ---- the end ----
+
+    def close(self) -> None:
+        """Ends this process's part."""
+        ending, session, engine = self._ending, self.session, self.engine
+        if ending.finished and self.restored and self._skipped:
+            self._note_if_over()
+        if ending.finished or ending.last:
+            if ending.last and session is not None:
+                session.heartbeat.beat()  # does the user stop the whole job?
+            asked = self._rendezvous is not None and self._rendezvous.stopping
+            self.saver.save_last(engine, last=ending.last, asked=asked)
+        if ending.finished and session is not None:
+            output = session.config.checkpoint.output
+            self.saver.write_output(engine, output, job=session.config.name)
+        with ending.dismissal():
+            engine.close(finished=ending.finished)
+
+    def _note_if_over(self) -> None:
+        """Says so where there was nothing left to train."""
+        newest, rank = self.saver.newest(), self.engine.membership.rank
+        if rank == 0 and newest is not None and self.step == self._first_step:
+            log.warning(
+                "%s holds all that this script trains; raise epochs to train on from there", newest
+            )
+
+
+class _PassUpdates(PositionUpdates):
+    """The updates of one pass over a loader.
+
+    Args:
+        first: epochs of the loops before.
+        until: epochs of the job as far as known; 0: not known.
+    """
+
+    _batches: Batches | StreamBatches
+
+    def __init__(
+        self, script: ScriptInRing, loader: Loader, number: int, first: int, until: int
+    ) -> None:
+        batches = open_batches(loader.given, loader.data, number, loader.options)
+        super().__init__(script.engine, batches)
+        self._script = script
+        self._number = number
+        self._first, self._until = first, until
+        self._epochs = loader.data["epochs"]
+        self._data = batches.data
+        self._engine.replica.position.go_through(self._data.identity, self._epochs)
+
+    def updates(self) -> Iterator[Update]:
+        engine, ring = self._engine, self._engine.membership
+        while (position := engine.replica.position).pass_index == self._number:
+            self._data = self._batches.known_end(position.records, ring.world)
+            start = self._data.next_start(position.records, ring.world)
+            if start >= self._data.total:
+                position.end()
+                return
+            yield self._update_at(start, self._data)
+        # A ring broke, and the state that came then is of a member that is in a later pass.
+        engine.catching_up = True
+
+    def after(self, update: Update, *, counted: bool) -> None:
+        if counted:
+            self._script.saver.after_step(self._engine)
+            if self._script.session is not None:
+                self._tell(self._script.session)
+        self._engine.reform_if_asked()
+        self._script.interrupts.heed()
+
+    def leave(self) -> bool:
+        """The next pass begins where it begins; until then the rest of this one is what a
+        checkpoint continues with."""
+        if self._engine.replica.position.pass_index != self._number:
+            return False
+        return self._engine.settle()
+
+    def _tell(self, session: MasterSession) -> None:
+        """How far this pass is; the end of a stream is known when it is there."""
+        position, data, script = self._engine.replica.position, self._data, self._script
+        script.records_here = position.records
+        records = 0 if data.records >= ENDLESS else data.records
+        start = data.next_start(position.records, self._engine.membership.world)
+        over = self._epochs if start >= data.total else start // data.records
+        status = session.progress
+        status.phase = "training"
+        status.steps = status.version = position.step
+        status.position = status.records = position.records
+        status.pass_index = position.pass_index
+        status.pass_records = data.total if records else 0
+        status.records_before = script.records_before
+        status.records_to_come = records * max(0, self._until - self._first - self._epochs)
+        status.epoch, status.epochs = self._first + over, self._until
+        status.note(script.meter.newest)

@@ -1,0 +1,140 @@
+"""From what a DataLoader yields to what a model and a loss are called with; models that compute
+their loss themselves where they are given labels, as those of Hugging Face do."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_edl.data.batch import LABEL_KEYS, Batch, BatchError, length, split
+from torch_edl.errors import UsageError
+from torch_edl.pytorch.values import describe
+
+
+def labelled(value: Any, device: torch.device) -> Batch:
+    """A batch with its labels, on the device.
+
+    Raises:
+        UsageError: it has none.
+    """
+    try:
+        features, labels = split(value)
+        size = length(labels if isinstance(labels, torch.Tensor) and labels.ndim else features)
+    except BatchError as error:
+        raise UsageError(f"a batch of the dataset is {error}") from None
+    return Batch(moved(features, device), moved(labels, device), size)
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """The same with every tensor in it on the device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, Mapping):
+        return {key: moved(part, device) for key, part in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(moved(part, device) for part in value)
+    return value
+
+
+def required_inputs(model: nn.Module) -> int:
+    """How many inputs ``forward`` cannot do without; 1 if that cannot be said."""
+    found = [
+        p
+        for p in inspect.signature(model.forward).parameters.values()
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
+    ]
+    return max(1, len(found))
+
+
+def features_of(value: Any, inputs: int) -> Any:
+    """The features of a batch that may have labels: a dict without ``labels``; of a tuple with
+    more parts than ``forward`` needs, all but the last."""
+    if isinstance(value, Mapping):
+        return {key: part for key, part in value.items() if key not in LABEL_KEYS}
+    if not isinstance(value, tuple | list):
+        return value
+    parts = tuple(value) if len(value) <= inputs else tuple(value[:-1])
+    return parts[0] if len(parts) == 1 else parts
+
+
+class OwnLoss:
+    """The two parts of what such a model gives, where a loss of the user's would be called.
+
+    Args:
+        call: from a whole batch, with its labels, to what the model makes of it.
+    """
+
+    def __init__(self, call: Callable[[Any], Any]) -> None:
+        self._outputs = call
+        self._newest: torch.Tensor | None = None
+
+    def call(self, features: Any) -> Any:
+        """The predictions for features without labels."""
+        return _predictions_of(self._outputs(features), with_loss=False)
+
+    def predict(self, batch: Any) -> Any:
+        """The predictions for a batch, whose loss is that of the next :meth:`loss`.
+
+        Raises:
+            UsageError: the model gave no loss.
+        """
+        output = self._outputs(batch)
+        self._newest = _loss_of(output)
+        return _predictions_of(output, with_loss=True)
+
+    def loss(self, labels: Any, predictions: Any) -> torch.Tensor:
+        """The loss of the batch that was predicted last."""
+        newest, self._newest = self._newest, None
+        assert newest is not None
+        return newest
+
+
+def whole(value: Any, device: torch.device) -> Batch:
+    """A batch whose features are all of it, its labels too.
+
+    Raises:
+        UsageError: it has no labels.
+    """
+    batch = labelled(value, device)
+    parts = tuple(value) if isinstance(value, list) else value
+    return Batch(moved(parts, device), batch.labels, batch.size)
+
+
+def _predictions_of(output: Any, *, with_loss: bool) -> Any:
+    """Of what a model gave: ``logits`` where it has them, else all but the loss."""
+    if isinstance(output, Mapping):
+        rest = {key: value for key, value in output.items() if key != "loss"}
+        return rest.get("logits", rest)
+    logits = getattr(output, "logits", None)
+    if logits is not None:
+        return logits
+    if type(output) in (tuple, list) and output:
+        # Without labels there may be no loss; one logit of one record is none: it has dimensions.
+        begins = with_loss or (_is_scalar(output[0]) and not output[0].dim())
+        rest = output[1:] if begins else output
+        return rest[0] if len(rest) == 1 else tuple(rest)
+    return output
+
+
+def _loss_of(output: Any) -> torch.Tensor:
+    if isinstance(output, Mapping):
+        loss = output.get("loss")
+    elif isinstance(output, tuple | list) and output:
+        loss = output[0]
+    else:
+        loss = getattr(output, "loss", output)
+    if not _is_scalar(loss):
+        raise UsageError(
+            f"loss=None: the model gave {describe(output)}; expected its loss as `.loss`, under "
+            "'loss', as the first of a tuple, or alone: a scalar tensor; or pass a loss"
+        )
+    assert isinstance(loss, torch.Tensor)
+    return loss
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.numel() == 1

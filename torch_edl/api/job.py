@@ -1,0 +1,352 @@
+"""The job as a training script sees it: ``prepare``, ``loader``, and the state of the job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import torch
+from torch import nn
+
+from torch_edl.api.ending import Ending
+from torch_edl.api.in_ring import Make, ScriptInRing
+from torch_edl.api.job_state import JobState
+from torch_edl.api.loader import Loader, close_loops, is_in_loop
+from torch_edl.api.saver import Saver, run_of, under_torchrun
+from torch_edl.api.script_fitting import fit_script
+from torch_edl.api.user_parts import (
+    check_companions,
+    check_parts,
+    check_schedule,
+    check_tables,
+    forbid_lone_steps,
+    gate_steps,
+)
+from torch_edl.config import CheckpointConfig
+from torch_edl.engine.ring.engine import RingEngine
+from torch_edl.engine.ring.rendezvous import (
+    MasterRendezvous,
+    RingRendezvous,
+    TorchrunRendezvous,
+    own_host,
+)
+from torch_edl.errors import UsageError
+from torch_edl.master_client.session import MasterSession
+from torch_edl.pytorch import weights
+from torch_edl.pytorch.model_report import report_model
+from torch_edl.pytorch.replica import Replica
+from torch_edl.pytorch.ring.process_group import StoreServer
+from torch_edl.pytorch.ring.replicated import ReplicatedTorchModel
+from torch_edl.training.metrics import Meter
+
+if TYPE_CHECKING:
+    from torch_edl.api.on_servers import ScriptOnServers
+    from torch_edl.preprocessing import Columns
+
+
+M = TypeVar("M", bound=nn.Module)
+O = TypeVar("O", bound=torch.optim.Optimizer | Sequence[torch.optim.Optimizer])  # noqa: E741
+S = TypeVar("S")
+G = TypeVar("G")
+
+
+class Job(JobState):
+    """The job of this process; :func:`init` makes it."""
+
+    def __init__(
+        self,
+        session: MasterSession | None,
+        checkpoint: CheckpointConfig,
+        *,
+        seed: int,
+        check_every: int,
+        on_resize: Callable[[Job], None] | None,
+    ) -> None:
+        self.closed = False
+        super().__init__(session, Meter(warns=session is None))
+        self._seed = seed or (0 if session is None else session.config.train.seed)
+        self._check_every = check_every
+        self._on_resize = (lambda: None) if on_resize is None else partial(on_resize, self)
+        self._unscheduled: list[torch.optim.Optimizer] = []
+        rendezvous: RingRendezvous | None = None
+        if session is not None:
+            checkpoint = session.config.checkpoint if session.config.checkpoint.dir else checkpoint
+            rendezvous = MasterRendezvous(session, StoreServer(own_host(session)))
+        elif "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            rendezvous = TorchrunRendezvous()
+            checkpoint = under_torchrun(checkpoint)
+        self._rendezvous = rendezvous
+        first = session is None or (not session.ring and not session.config.checkpoint.dir)
+        # Torchrun fixes the ranks; with a master, any process may become rank 0.
+        writes = session is not None or int(os.environ.get("RANK", "0")) == 0
+        run = run_of(session)
+        self._saver = Saver(checkpoint, rendezvous, run=run, writes=writes, first=first)
+        self.ending = Ending(
+            self.close, lambda: self._session is not None and self._session.departure.asked.is_set()
+        )
+        if rendezvous is not None or checkpoint.dir:
+            # Otherwise there is nothing to end, and a notebook can free the model.
+            self.ending.watch()
+
+    # ---- training ----
+
+    def fit(self, columns: Columns, data: Any) -> Columns:
+        """Fits the preprocessing, in one pass that the processes share; the loader and the model
+        come afterwards.
+
+        The outcome is the same for any number of processes, and whichever of them are killed. It
+        is part of the checkpoints of the job and of ``--output``. A job that resumes takes it from
+        its checkpoint.
+
+        Args:
+            columns: all that the job fits, declared alike in every process.
+            data: paths of data files, or a dataset with ``__len__`` and ``__getitem__``. The
+                columns get what a ``collate_fn`` gets: tables, or lists of bytes, of files; lists
+                of samples of a dataset.
+
+        Returns:
+            The columns, fitted.
+
+        Raises:
+            UsageError: the records do not have the columns, or cannot be cut into tasks; or the
+                checkpoint has other columns.
+            UserCodeError: the user's code that parses records raised.
+        """
+        with self.ending.dismissal():
+            fit_script(columns, data, self._session, self._saver)
+        return columns
+
+    @overload
+    def prepare(
+        self, model: M, optimizer: O, scheduler: None = None, scaler: None = None
+    ) -> tuple[M, O]: ...
+    @overload
+    def prepare(
+        self, model: M, optimizer: O, scheduler: S, scaler: None = None
+    ) -> tuple[M, O, S]: ...
+    @overload
+    def prepare(
+        self, model: M, optimizer: O, scheduler: None = None, *, scaler: G
+    ) -> tuple[M, O, G]: ...
+    @overload
+    def prepare(self, model: M, optimizer: O, scheduler: S, scaler: G) -> tuple[M, O, S, G]: ...
+    def prepare(
+        self,
+        model: nn.Module,
+        optimizer: Any,
+        scheduler: Any = None,
+        scaler: Any = None,
+    ) -> tuple[Any, ...]:
+        """Registers the parts of training: the model and what trains it.
+
+        Args:
+            model: the model, on its device. Parameters that require gradients now are trained.
+            optimizer: the optimizer, or a list of optimizers.
+            scheduler: scheduler of learning rates, or a list of them; steps count when the update
+                counts.
+            scaler: a ``torch.amp.GradScaler``.
+
+        Returns:
+            A tuple of the arguments that are not None, the same objects in the order of the
+            parameters: ``(model, optimizer)``, or ``(model, optimizer, scaler)`` without a
+            scheduler. A list of optimizers or schedulers is one element.
+
+        Raises:
+            UsageError: an argument has the wrong type; or the second call, unless the process
+                trains alone without checkpoints (a notebook), where it replaces the model.
+        """
+        if self._part is not None:
+            if self._rendezvous is not None or self._saver.keeps:
+                raise UsageError("prepare(): called twice; give all parts in one call")
+            close_loops(self)
+            self._part.close()
+        optimizers = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+        check_parts(model, optimizers, alone=self._rendezvous is None)
+        schedulers = check_companions(scheduler, scaler)
+        self._unscheduled = [] if schedulers else optimizers
+        if self._rendezvous is not None:
+            forbid_lone_steps(optimizers, lambda: self.catching_up or is_in_loop(self))
+        given = tuple(part for part in (model, optimizer, scheduler, scaler) if part is not None)
+        if self._session is not None and self._session.config.train.strategy != "allreduce":
+            report = report_model(model, optimizers[0])
+            with self.ending.dismissal():
+                ready = self._session.start(report)
+            if ready.strategy == "ps":
+                self._part = self._serve(self._session, model, optimizers, schedulers)
+                return given
+        if self._saver.keeps:
+            check_tables(model)
+        stateful = schedulers if scaler is None else [*schedulers, scaler]
+        engine = RingEngine(
+            ReplicatedTorchModel(
+                Replica(model, optimizers, stateful), alone=self._rendezvous is None
+            ),
+            self._rendezvous,
+            check_every=self._check_every,
+            on_resize=self._on_resize,
+            checkpoint=self._saver.newest,
+        )
+        gate_steps(schedulers, scaler, engine)
+        self._part = ScriptInRing(
+            engine, self._rendezvous, self._session, self._saver, self.meter, self.ending
+        )
+        return given
+
+    def _serve(
+        self,
+        session: MasterSession,
+        model: nn.Module,
+        optimizers: list[torch.optim.Optimizer],
+        schedulers: list[Any],
+    ) -> ScriptOnServers:
+        for what, parts in (("optimizers", optimizers), ("schedulers", schedulers)):
+            if len(parts) > 1:
+                raise UsageError(
+                    f"prepare(): {len(parts)} {what}; parameter servers run one, "
+                    "use --strategy allreduce"
+                )
+        self._saver.leave_to_servers(session.config.checkpoint)
+        # Imported here, since rings do not need it.
+        from torch_edl.api.on_servers import ScriptOnServers
+
+        assert self._rendezvous is not None
+        scheduler = schedulers[0] if schedulers else None
+        return ScriptOnServers(
+            session, model, optimizers[0], scheduler, self._rendezvous, self.meter, self.ending
+        )
+
+    def loader(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int = 1,
+        epochs: int = 1,
+        shuffle: bool = False,
+        accumulate: int = 1,
+        global_batch_size: int = 0,
+        drop_last: bool = False,
+        **options: Any,
+    ) -> Loader:
+        """Makes the batches of the training loop, in the place of a ``DataLoader``.
+
+        Args:
+            dataset: a dataset with ``__len__`` and ``__getitem__``, an ``IterableDataset``, or
+                paths of data files.
+            batch_size: largest number of records in a batch of this process.
+            epochs: number of passes over the dataset.
+            shuffle: shuffle the records of each epoch; the order depends on the job's seed.
+            accumulate: number of batches of this process in an update; ``optimizer.step()``
+                changes the model after the last one.
+            global_batch_size: number of records in an update over all processes, whatever their
+                number; batches of at most ``batch_size`` are accumulated where needed.
+            drop_last: drop the records at the end of an epoch that do not fill an update.
+            options: arguments of ``torch.utils.data.DataLoader``: ``num_workers``,
+                ``collate_fn``, ...
+
+        Raises:
+            UsageError: an argument is invalid.
+        """
+        data = {
+            "batch_size": batch_size,
+            "epochs": epochs,
+            "shuffle": shuffle,
+            "accumulate": accumulate,
+            "global_batch_size": global_batch_size,
+            "drop_last": drop_last,
+            "seed": self._seed,
+        }
+        return Loader(self, dataset, data, options)
+
+    def collect(self, make: Make, merge: Callable[[list[bytes]], Any]) -> Any:
+        """Computes a value over all processes once, as an evaluation does.
+
+        Args:
+            make: function from (rank, world size) to the part of this process; called again if
+                the ring changes meanwhile.
+            merge: function from all parts, in the order of ranks, to a value that JSON can
+                represent; the value must be the same in all processes.
+
+        Returns:
+            The value of ``merge``, also in a process that joined later.
+        """
+        with self.ending.dismissal():
+            return self._prepared().collect(make, merge)
+
+    def gather(self, make: Make) -> list[bytes] | None:
+        """Collects the parts of all processes, in the order of ranks, without keeping them.
+
+        Args:
+            make: see :meth:`collect`.
+
+        Returns:
+            The parts; None in a process that joined later.
+        """
+        with self.ending.dismissal():
+            return self._prepared().gather(make)
+
+    def batches(self, loader: Loader) -> Generator[Any]:
+        with self.ending.dismissal():
+            part = self._prepared()
+            check_schedule(self._unscheduled)
+            yield from part.batches(loader)
+
+    def _prepared(self) -> ScriptInRing | ScriptOnServers:
+        if self._part is None:
+            raise UsageError("call job.prepare(model, optimizer) before the first batch")
+        return self._part
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Returns the whole model as one ``state_dict`` on the CPU, wherever its values are.
+
+        Values on parameter servers are gathered: after the loop in their final state, inside the
+        loop in their current state. An embedding with ``num_embeddings`` has the key
+        ``NAME.weight``; an embedding without a bound has ``NAME.ids`` (n,) and ``NAME.vectors``
+        (n, dim). A process may call it alone.
+
+        Raises:
+            UsageError: no model was prepared, or the model is on servers and the job is closed.
+        """
+        if self._part is None:
+            raise UsageError("state_dict(): call job.prepare(model, optimizer) before")
+        if self.closed and self.on_servers:
+            raise UsageError("state_dict(): the job is closed; call it before job.close()")
+        with self.ending.dismissal():
+            return self._part.state_dict()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes :meth:`state_dict` to a file on rank 0; the file appears whole or not at all.
+
+        Args:
+            path: a path that ends with ``.safetensors``, or with ``.pt`` (``.pth``) for
+                ``torch.load``.
+
+        Raises:
+            UsageError: the suffix is unknown.
+            EdlError: the file cannot be written.
+        """
+        file = weights.checked(path)
+        if self.is_main and not self.catching_up:
+            weights.write(self.state_dict(), file)
+
+    def close(self) -> None:
+        """Ends the part of this process in the job, after a last checkpoint.
+
+        The end of the script calls it. A process that is not rank 0 waits here until the script of
+        rank 0 is over: if rank 0 dies while it saves, another process takes its place, with the
+        model that is still here.
+        """
+        if self.closed:
+            return
+        close_loops(self)
+        self.closed = True
+        self.ending.forget()
+        try:
+            if self._part is not None:
+                self._part.close()
+        finally:
+            self._saver.close()
+            self._saver.release()
+            if self._session is not None:
+                self._session.close()

@@ -1,0 +1,100 @@
+"""What a job says of itself: its place among the processes, its progress, its metrics."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from torch_edl.api.in_ring import ScriptInRing
+from torch_edl.master_client.session import MasterSession
+from torch_edl.training.metrics import Meter
+
+if TYPE_CHECKING:
+    from torch_edl.api.on_servers import ScriptOnServers
+
+
+class JobState:
+    """The base of :class:`~torch_edl.api.job.Job`, which changes what is shown here."""
+
+    def __init__(self, session: MasterSession | None, meter: Meter) -> None:
+        self.meter = meter
+        self._session = session
+        self._part: ScriptInRing | ScriptOnServers | None = None
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process among the processes that train now; the rank may change."""
+        return self._place[0]
+
+    @property
+    def world_size(self) -> int:
+        """The number of processes that train now; the number may change."""
+        return self._place[1]
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        formed = None if self._part is None else self._part.place
+        # Before the first ring, and on servers, the environment of the launcher holds.
+        env = os.environ
+        return formed or (int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1")))
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process is rank 0, which prints and writes files.
+
+        The answer may change with ``rank``, so a script asks whenever it has something to write.
+        """
+        return self.rank == 0 and not self.late
+
+    @property
+    def prepared(self) -> bool:
+        """Whether :meth:`prepare` was called."""
+        return self._part is not None
+
+    @property
+    def on_servers(self) -> bool:
+        """Whether the model is on parameter servers."""
+        return self._part is not None and self._part.on_servers
+
+    @property
+    def restored(self) -> bool:
+        """Whether the job was restored from a checkpoint."""
+        return self._part is not None and self._part.restored
+
+    @property
+    def step(self) -> int:
+        """Number of updates of the model; on parameter servers, of this process. Right after
+        ``optimizer.step()`` the newest update is included."""
+        return 0 if self._part is None else self._part.step
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether the current batch is the last one of its update, so that ``optimizer.step()``
+        changes the model."""
+        return self._part is None or self._part.sync_gradients
+
+    def metrics(self) -> dict[str, float]:
+        """Means of the values that this process has logged since the last call, weighted by
+        records. Where it has logged nothing, as in an epoch that was trained before the job
+        resumed, every value is NaN."""
+        return self.meter.take()
+
+    @property
+    def catching_up(self) -> bool:
+        """Whether this process joined late, and its script repeats what the other processes have
+        done, without training."""
+        return self.late if self._part is None else self._part.catching_up
+
+    @property
+    def late(self) -> bool:
+        """Whether other processes have trained, and this process has not joined them yet."""
+        if self._part is None:
+            return self._session is not None and self._session.ring > 0
+        return self._part.late
+
+    def log(self, **values: Any) -> None:
+        """Records metrics of the current batch: numbers, or tensors of one number.
+
+        The values count once the batch is in the model, and never twice.
+        """
+        self.meter.note(values)

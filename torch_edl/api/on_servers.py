@@ -1,0 +1,271 @@
+"""A training script whose model is on parameter servers.
+
+There is no ring: each process has tasks of its own, and continues without waiting for the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.utils.data import IterableDataset
+
+from torch_edl.api.ending import Ending
+from torch_edl.api.in_ring import Make
+from torch_edl.api.loader import Loader
+from torch_edl.config.environment import ENV_TOKEN
+from torch_edl.data.batch import Minibatch, Update
+from torch_edl.data.feeder import Updates
+from torch_edl.data.tasks import LeasedTasks
+from torch_edl.engine.ring.rendezvous import RingRendezvous
+from torch_edl.engine.servers.engine import ServersEngine
+from torch_edl.errors import ServersLostError, UsageError
+from torch_edl.master_client.leases import HeldLease, LeaseClient
+from torch_edl.master_client.session import MasterSession
+from torch_edl.nn.model_tables import set_defaults, swap_large
+from torch_edl.pytorch.batches import Batches, is_paths, open_batches
+from torch_edl.pytorch.servers.served import ServedTorchModel
+from torch_edl.training.leased import LeasedUpdates, servers_lost_level
+from torch_edl.training.loop import loop
+from torch_edl.training.metrics import Meter
+from torch_edl.wire import master_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_RETRY_S = 0.2
+_BATCHES_PER_TASK = 32
+
+
+class ScriptOnServers:
+    """This process's part in a job whose model is on servers.
+
+    :class:`~torch_edl.api.job.Job` documents what has the same name there. All calls raise
+    DismissedError where the job continues without this process.
+
+    Args:
+        scheduler: of learning rates; it follows the updates of the servers.
+    """
+
+    on_servers = sync_gradients = True
+    late = restored = False
+    place: tuple[int, int] | None = None
+
+    def __init__(
+        self,
+        session: MasterSession,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scheduler: Any,
+        rendezvous: RingRendezvous,
+        meter: Meter,
+        ending: Ending,
+    ) -> None:
+        self._session = session
+        self._rendezvous = rendezvous
+        self._meter = meter
+        self._ending = ending
+        # As for a model file: rows that decay towards zero become denormal numbers, which are many
+        # times slower, and which the servers do not keep either.
+        torch.set_flush_denormal(True)
+        train = session.config.train
+        restored = bool(session.cluster.restored_from)
+        swap_large(model, train.large_embedding, optimizer, restored=restored)
+        set_defaults(model, train.max_rows, train.storage_dtype)
+        self._model = ServedTorchModel(model, optimizer, scheduler)
+        self._engine = ServersEngine(
+            self._model,
+            config=session.config,
+            token=os.environ.get(ENV_TOKEN, ""),
+            status=session.progress,
+            resolve=session.resolve,
+        )
+        session.heartbeat.on_servers = self._engine.follow
+        leases = self._leases = LeaseClient(session.master, session.worker_id)
+        leases.incarnation = session.cluster.incarnation
+        self._source = LeasedUpdates(
+            self._engine,
+            LeasedTasks(leases, self._prepare),
+            leases,
+            session,
+            call_back=self._note,
+        )
+        self._steps = 0
+        self._first: Loader | None = None
+        self._batches: Batches  # of the first loader, and of all after it
+        self._passes = self._epochs = 0  # loops over the loader that began, and their epochs
+        self._meetings = 0  # since the newest loop began
+        self.catching_up = False
+        """Whether this process came late, and the others have done the pass that it is at."""
+
+    @property
+    def step(self) -> int:
+        """Batches of this process that are in the model, or about to be: it was stepped."""
+        return self._steps + self._engine.steps_ahead
+
+    def close(self) -> None:
+        """Lets go of the servers, and tells the master that this process is through."""
+        self._engine.close()
+        self._source.close()
+        self._rendezvous.leave(0, finished=self._ending.finished)
+
+    def collect(self, make: Make, merge: Callable[[list[bytes]], Any]) -> Any:
+        """The processes are at the same point, so the model rests while they compute."""
+        self._require_no_update()
+        self._meetings += 1
+        value = self._session.meet(
+            self._passes,
+            self._meetings,
+            lambda rank, world: self.evaluate(lambda: make(rank, world)),
+            lambda parts: json.dumps(merge(parts)),
+        )
+        return json.loads(value)
+
+    def gather(self, make: Make) -> list[bytes] | None:
+        """Each process does the whole of it, which may be large; none trains meanwhile."""
+        parts = None if self.catching_up else [self.evaluate(lambda: make(0, 1))]
+        self.collect(lambda rank, world: b"", lambda parts: None)
+        return parts
+
+    def evaluate(self, compute: Callable[[], T]) -> T:
+        """What ``compute`` makes of the model as it is now; again if servers are lost meanwhile.
+
+        Raises:
+            UsageError: in the middle of a batch, whose gradient would be lost.
+        """
+        self._require_no_update()
+
+        def evaluated() -> T:
+            with self._engine.evaluating():
+                return compute()
+
+        return self._insist(evaluated)
+
+    def _require_no_update(self) -> None:
+        if self._engine.in_update:
+            raise UsageError(
+                "an evaluation inside the loop over a loader: with parameter servers put it "
+                "after the loop"
+            )
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return self._insist(lambda: self._model.gathered(self._engine.settled()))
+
+    def _insist(self, ask: Callable[[], T]) -> T:
+        """Asks the servers, and those that come after them if they are lost."""
+        while True:
+            try:
+                self._source.connect()
+                return ask()
+            except ServersLostError as error:
+                log.log(servers_lost_level(error), "parameter servers lost: %s", error)
+                self._source.disconnect()
+                time.sleep(_RETRY_S)
+                self._session.wait_until_ready()
+
+    def batches(self, loader: Loader) -> Iterator[Any]:
+        """The batches of this process's tasks, until all tasks of the pass are done.
+
+        Raises:
+            UsageError: a loader of other data, or one that asks for what servers do not do.
+        """
+        self._begin(loader)
+        with contextlib.closing(loop(self._engine, self._source, self._meter)) as batches:
+            yield from batches
+        # What the script does with the model from now on it does with its last values.
+        self.evaluate(lambda: None)
+
+    def _begin(self, loader: Loader) -> None:
+        of_pass = loader.data["epochs"]
+        planned = of_pass * max(1, loader.passes)
+        if self._first is None:
+            _check(loader.given, loader.data)
+            self._first = loader
+            whole = self._open(planned).data
+            self._session.report_data(
+                pb.ScriptData(
+                    records=whole.records,
+                    epochs=whole.epochs,
+                    batch_size=whole.batch_size,
+                    records_per_task=_BATCHES_PER_TASK * whole.batch_size,
+                    shuffle=whole.shuffle,
+                    seed=whole.seed,
+                    files=whole.files,
+                    samples=whole.samples,
+                    open=planned == 1,
+                )
+            )
+        _check_same(self._first, loader)
+        self._passes, self._meetings = self._passes + 1, 0
+        self._epochs += of_pass
+        if self._epochs > self._batches.data.epochs:
+            self._batches.close()
+            self._open(self._epochs)
+        self.catching_up = self._session.begin_pass(self._passes, self._epochs)
+        self._leases.epochs = self._epochs
+
+    def _open(self, epochs: int) -> Batches:
+        loader = self._first
+        assert loader is not None
+        batches = open_batches(loader.given, {**loader.data, "epochs": epochs}, 0, loader.options)
+        assert isinstance(batches, Batches)
+        self._batches = batches
+        return batches
+
+    def _prepare(self, lease: HeldLease) -> Updates:
+        """The updates of a task: one for each batch."""
+        whole, size = self._batches.data, lease.end - lease.start
+        first, step = lease.epoch * whole.records + lease.start, whole.batch_size
+
+        def updates(offset: int) -> Iterator[Update]:
+            spans = [(at, min(at + step, size)) for at in range(offset, size, step)]
+            batches = self._batches.of([(first + start, first + end) for start, end in spans])
+            for (start, end), batch in zip(spans, batches, strict=True):
+                minibatch = Minibatch(0, start, end - start, batch)
+                yield Update(start, end, [minibatch], 1, end - start, lease)
+
+        return updates
+
+    def _note(self, event: str, *args: Any) -> None:
+        if event == "on_batch_end":
+            self._steps += 1
+            self._session.progress.note(self._meter.newest)
+
+
+def _check_same(first: Loader, loader: Loader) -> None:
+    """Raises UsageError unless both loaders go through the same data in the same way."""
+    if loader.given is not first.given and not (
+        is_paths(loader.given) and loader.given == first.given
+    ):
+        raise UsageError(
+            "a loader of a second dataset: with parameter servers all loops train on one dataset; "
+            "evaluate others with a DataLoader, outside of the loop"
+        )
+    for name, value in loader.data.items():
+        if name != "epochs" and value != first.data[name]:
+            raise UsageError(
+                f"{name}={value}: the first loader had {first.data[name]}; with parameter servers "
+                "all loops train in the same batches"
+            )
+
+
+def _check(dataset: Any, data: dict[str, Any]) -> None:
+    if isinstance(dataset, IterableDataset):
+        raise UsageError(
+            "an IterableDataset cannot be cut into tasks, which parameter servers need; use a "
+            "dataset with __getitem__, or --strategy allreduce"
+        )
+    for name, usual in (("accumulate", 1), ("global_batch_size", 0), ("drop_last", False)):
+        if data[name] != usual:
+            raise UsageError(
+                f"{name}={data[name]}: with parameter servers each batch is an update; "
+                "leave it out, or use --strategy allreduce"
+            )

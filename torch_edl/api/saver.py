@@ -1,0 +1,281 @@
+"""Checkpoints of a script: rank 0 copies its replica between two updates, then writes and commits
+the copy in the background."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from torch_edl.checkpoint import layout
+from torch_edl.checkpoint.claim import Claim, run_id
+from torch_edl.checkpoint.export import replacing_output, write_metadata
+from torch_edl.checkpoint.manifest import Manifest
+from torch_edl.config import CheckpointConfig
+from torch_edl.config.checkpoint import PREPROCESSING_FILE
+from torch_edl.config.environment import ENV_TOKEN
+from torch_edl.engine.ring.engine import RingEngine
+from torch_edl.engine.ring.rendezvous import RingRendezvous
+from torch_edl.errors import CheckpointError, EdlError, UsageError
+from torch_edl.master_client.session import MasterSession
+from torch_edl.pytorch import weights
+from torch_edl.pytorch.state_dict import copied
+
+log = logging.getLogger(__name__)
+
+
+def settings(
+    directory: str | os.PathLike[str], every: int, keep: int, *, resume: bool
+) -> CheckpointConfig:
+    """What a script says of its checkpoints.
+
+    Raises:
+        UsageError: a value is out of range, or needs another one.
+    """
+    try:
+        return CheckpointConfig(dir=os.fspath(directory), every=every, keep=keep, resume=resume)
+    except UsageError as error:  # which names options of the command line: --checkpoint-every
+        text = re.sub(r"--([\w-]+)", lambda option: option[1].replace("-", "_"), str(error))
+        raise UsageError(text) from None
+
+
+def under_torchrun(config: CheckpointConfig) -> CheckpointConfig:
+    """The settings, with ``resume`` where torchrun has restarted the processes.
+
+    Torchrun restarts all processes after a failure, and when a node joins or leaves: they resume
+    from the newest checkpoint of the same run of torchrun.
+    """
+    if not config.dir:
+        return config
+    found = layout.newest(config.dir)
+    mine = found is not None and layout.read(found).job == run_name() != ""
+    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    return replace(config, resume=True) if mine or restarted else config
+
+
+def run_name() -> str:
+    """The id of this run of torchrun, the same after restarts of processes; empty: unknown."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    return "" if name == "none" else name
+
+
+def run_of(session: MasterSession | None) -> Run | None:
+    """The run that this process is part of; None: unknown, or the process trains alone."""
+    if session is not None:
+        name = session.config.name
+        return Run(name, run_id(name, os.environ.get(ENV_TOKEN, "")))
+    name = run_name()
+    return Run(name, run_id(name, "")) if name else None
+
+
+class Run(NamedTuple):
+    """A run of a job."""
+
+    job: str
+    id: str
+    """See :func:`~torch_edl.checkpoint.claim.run_id`."""
+
+
+class Saver:
+    """The checkpoints of one process; only rank 0 writes.
+
+    Args:
+        run: the job and its run, whose processes share the folder of checkpoints; None: no other
+            process of the job uses the folder.
+        writes: False if another process is rank 0 as long as this one lives.
+        first: no process of this job has trained yet, so a checkpoint in the folder is of another
+            job.
+
+    Raises:
+        UsageError: another job that runs has the folder; or the folder holds checkpoints of an
+            earlier job, and ``resume`` is not set.
+        OSError: the folder cannot be written.
+    """
+
+    def __init__(
+        self,
+        config: CheckpointConfig,
+        rendezvous: RingRendezvous | None,
+        *,
+        run: Run | None = None,
+        writes: bool = True,
+        first: bool = True,
+    ) -> None:
+        self._config = config
+        self._rendezvous = rendezvous
+        self._run = run or Run(sys.argv[0], uuid.uuid4().hex)
+        self._claim: Claim | None = None
+        self._writing: threading.Thread | None = None
+        self._last = -1  # step of the newest checkpoint
+        self.preprocessing = b""
+        """What was fitted, which is part of every checkpoint; empty: nothing."""
+        if config.dir and first:
+            if writes:
+                self._own()
+            try:
+                layout.newest_to_resume(
+                    config.dir,
+                    resume=config.resume,
+                    option="checkpoint_dir=",
+                    fix="pass resume=True",
+                )
+            except UsageError:
+                self.release()
+                raise
+        self._restored = str(self.newest() or "")
+
+    def _own(self) -> Claim:
+        """The claim on the folder of checkpoints, which is taken now unless it was before.
+
+        Raises:
+            UsageError, OSError: see the class.
+        """
+        if self._claim is None:
+            self._claim = Claim(
+                self._config.dir, job=self._run.job, run=self._run.id, option="checkpoint_dir="
+            )
+        return self._claim
+
+    def release(self) -> None:
+        """Leaves the folder of checkpoints to other jobs; nothing is written from now on."""
+        if self._claim is not None:
+            self._claim.release()
+            self._claim = None
+
+    @property
+    def keeps(self) -> bool:
+        """Whether checkpoints are written."""
+        return bool(self._config.dir)
+
+    def leave_to_servers(self, config: CheckpointConfig) -> None:
+        """Leaves checkpoints to the master, which takes those of parameter servers.
+
+        Raises:
+            UsageError: the script asks for checkpoints, and the command line does not.
+        """
+        if self.keeps and not config.dir:
+            raise UsageError(
+                f"checkpoint_dir={self._config.dir}: the master takes the checkpoints of "
+                "parameter servers; give --checkpoint-dir to torch-edl run instead"
+            )
+
+    def newest(self) -> Path | None:
+        """The checkpoint to resume from, or None."""
+        return layout.newest(self._config.dir) if self._config.resume else None
+
+    def after_step(self, engine: RingEngine) -> None:
+        """Takes a checkpoint if one is due and this is rank 0; training continues while it is
+        written."""
+        every, step = self._config.every, engine.replica.position.step
+        if not every or step % every or engine.membership.rank:
+            return
+        if self._writing is not None and self._writing.is_alive():
+            log.warning(
+                "checkpoint of step %d skipped: the previous one is still being written", step
+            )
+            return
+        save = self._copy(engine)
+        self._writing = threading.Thread(target=save, name="checkpoint", daemon=True)
+        self._writing.start()
+
+    def save_last(self, engine: RingEngine, *, last: bool = False, asked: bool = False) -> None:
+        """Writes the model at the end of training, in this thread.
+
+        Args:
+            last: the job is not over, but this process leaves and no other has the model.
+            asked: the user stopped the job, so a missing checkpoint is no surprise.
+        """
+        self.close()
+        step = engine.replica.position.step
+        if last and not asked and not self.keeps and step:
+            log.warning(
+                "no other process has the model: the result of %d updates is lost; pass "
+                "checkpoint_dir= to keep it",
+                step,
+            )
+        if self.keeps and engine.membership.rank == 0 and step and step != self._last:
+            self._copy(engine)()
+
+    def close(self) -> None:
+        """Waits until the checkpoint in progress is written."""
+        if self._writing is not None:
+            self._writing.join()
+
+    def _copy(self, engine: RingEngine) -> Callable[[], None]:
+        """Copies the model; returns what writes and commits the copy, from any thread."""
+        write_files, position = engine.snapshot(), engine.replica.position
+        preprocessing = self.preprocessing
+        step, data = position.step, {"pass": position.pass_index, "records": position.records}
+
+        def write(folder: Path) -> Manifest:
+            found = dict(write_files(folder).files)
+            if preprocessing:
+                size = (folder / PREPROCESSING_FILE).write_bytes(preprocessing)
+                found[PREPROCESSING_FILE] = size
+            return Manifest(
+                job=run_name(),
+                strategy="allreduce",
+                steps=step,
+                files=found,
+                versions=(step,),
+                data=data,
+            )
+
+        return lambda: self._save(step, write)
+
+    def _save(self, step: int, write: Callable[[Path], Manifest]) -> None:
+        rendezvous, root = self._rendezvous, Path(self._config.dir)
+        try:
+            claim = self._own()
+
+            def fence() -> None:
+                self._require_membership()
+                claim.check()
+
+            folder, _ = layout.save(
+                root, step, write, run=claim.run, restored=self._restored, fence=fence
+            )
+            self._last = step
+            log.info("checkpoint %s", folder)
+            # Unless the master takes the new checkpoint, it may still have to name an older one.
+            if rendezvous is None or rendezvous.report_checkpoint(str(folder)):
+                layout.remove_leftovers(root)
+                layout.prune(folder, self._config.keep)
+        except (OSError, EdlError) as error:
+            log.warning("no checkpoint of step %d: %s", step, error)
+
+    def _require_membership(self) -> None:
+        """A process that the master has replaced must not overrule the newest ring."""
+        if self._rendezvous is not None and not self._rendezvous.may_commit():
+            raise CheckpointError(
+                "the master does not know this process any more, or does not answer"
+            )
+
+    def write_output(self, engine: RingEngine, output: str, *, job: str) -> None:
+        """Writes the trained model to the folder that ``--output`` names, on rank 0.
+
+        Raises:
+            EdlError: the folder cannot be written.
+        """
+        step = engine.replica.position.step
+        if not output or engine.membership.rank:
+            return
+        if not step:
+            log.warning("--output %s: not written, since nothing was trained", output)
+            return
+        try:
+            with replacing_output(Path(output)) as folder:
+                weights.write(copied(engine.replica.model), folder / layout.EXPORTED_MODEL)
+                if self.preprocessing:
+                    (folder / PREPROCESSING_FILE).write_bytes(self.preprocessing)
+                write_metadata(folder, job=job, steps=step, tables={})
+        except OSError as error:
+            raise EdlError(f"--output {output}: cannot be written: {error.strerror}") from error
+        log.info("model written to %s", output)

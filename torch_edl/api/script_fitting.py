@@ -1,0 +1,94 @@
+"""The preprocessing of a script: fitted by all its processes together, or by the only one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import IterableDataset
+
+from torch_edl.api.saver import Saver
+from torch_edl.config.checkpoint import PREPROCESSING_FILE
+from torch_edl.data.sources import Source
+from torch_edl.data.task_space import Shard, Task, TaskSpace
+from torch_edl.errors import UsageError
+from torch_edl.master_client.leases import HeldLease
+from torch_edl.master_client.session import MasterSession
+from torch_edl.pytorch.batches import as_rows, is_paths, open_sources, samples
+from torch_edl.training.fitting import fit
+from torch_edl.wire import master_pb2 as pb
+
+if TYPE_CHECKING:
+    from torch_edl.preprocessing import Columns
+
+_DATASET = "dataset"
+_RECORDS = 1 << 15  # in memory at once, in a process that fits alone
+
+
+def fit_script(columns: Columns, data: Any, session: MasterSession | None, saver: Saver) -> None:
+    """See :meth:`~torch_edl.api.job.Job.fit`.
+
+    Args:
+        session: None: no master, so each process fits alone.
+        saver: keeps what is fitted with the model.
+
+    Raises:
+        DismissedError: the job continues without this process.
+    """
+    newest = saver.newest()
+    masters = session is not None and session.config.checkpoint.dir
+    if not masters and newest is not None and (newest / PREPROCESSING_FILE).exists():
+        columns.load(newest)
+    elif session is None:
+        columns.fit(_Records(data))
+    else:
+        records = _Records(data)
+        shards = [pb.SourceShard(**asdict(shard)) for shard in records.shards]
+        work = partial(fit, columns, records.read, session)
+        columns.load_bytes(session.fit_preprocessing(columns.spec, shards, work))
+    saver.preprocessing = columns.to_bytes()
+
+
+class _Records:
+    """Records by task, as a ``collate_fn`` gets them: tables, or lists, of data files, and lists of
+    the samples of a dataset.
+
+    Args:
+        data: paths of data files, or a dataset with ``__len__`` and ``__getitem__``.
+
+    Raises:
+        UsageError: it is neither, or has no records.
+    """
+
+    def __init__(self, data: Any) -> None:
+        self._dataset: Any = None
+        self._sources: dict[str, Source] = {}
+        if is_paths(data):
+            self._sources = {source.name: source for source in open_sources(data)}
+            # Another machine may have a copy of a file.
+            found = [replace(Shard.of(each), mtime_ns=0) for each in self._sources.values()]
+            self.shards = [shard for shard in found if shard.records]
+        elif isinstance(data, IterableDataset) or not hasattr(data, "__getitem__"):
+            raise UsageError(
+                f"job.fit(): the records of {type(data).__name__} cannot be cut into tasks; give "
+                "data files or a dataset with __getitem__, or fit in each process with "
+                "columns.fit(records)"
+            )
+        else:
+            self._dataset = as_rows(data)
+            self.shards = [Shard(_DATASET, len(data))] if len(data) else []
+        if not self.shards:
+            raise UsageError("job.fit(): there are no records")
+
+    def read(self, task: Task | HeldLease) -> Any:
+        """The records of a task."""
+        if self._dataset is not None:
+            return samples(self._dataset, list(range(task.start, task.end)))
+        return self._sources[task.shard].read(task.start, task.end)
+
+    def __iter__(self) -> Iterator[Any]:
+        """All records, in parts."""
+        space = TaskSpace(self.shards, _RECORDS)
+        return (self.read(space.task(number)) for number in range(space.total))

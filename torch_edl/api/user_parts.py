@@ -1,0 +1,256 @@
+"""What a user hands to the trainer or to ``prepare``: checked, made uniform, and tied to the
+updates."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from torch_edl.engine.ring.engine import RingEngine
+from torch_edl.errors import UsageError
+from torch_edl.nn.embedding import Table
+from torch_edl.nn.model_tables import check_shared
+from torch_edl.training.contract.argument_order import LabelsFirst, labels_first, refuse_class
+
+
+def check_parts(model: Any, optimizers: Sequence[Any], *, alone: bool = True) -> None:
+    """Raises UsageError if a part is of the wrong type, or an optimizer trains what is not part of
+    the model, or a part cannot be run in step with those of other processes (unless ``alone``)."""
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"model: expected a torch.nn.Module, not {type(model).__name__}")
+    if not alone:
+        check_shared(model)
+    own = {id(parameter) for parameter in model.parameters()}
+    for optimizer in optimizers:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            name = optimizer.__name__ if isinstance(optimizer, type) else type(optimizer).__name__
+            raise UsageError(
+                f"optimizer: expected an object such as torch.optim.Adam(model.parameters()), "
+                f"not {name}"
+            )
+        if not alone and isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam):
+            raise UsageError(
+                f"optimizer: {type(optimizer).__name__} cannot be run by several processes in "
+                "step: gradients are summed densely, and once for each batch; use another optimizer"
+            )
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        foreign = [p for p in parameters if id(p) not in own]
+        if len(foreign) == len(parameters):
+            raise UsageError(
+                "optimizer: it has none of the parameters of this model; make it from "
+                "model.parameters(), after the model"
+            )
+        if foreign:
+            raise UsageError(
+                f"optimizer: {type(optimizer).__name__} trains a parameter of shape "
+                f"{tuple(foreign[0].shape)} that the model does not have; it would differ "
+                "from process to process; make it part of the model (one nn.Module of all)"
+            )
+
+
+def check_companions(scheduler: Any, scaler: Any) -> list[Any]:
+    """The schedulers that were given: none, one, or a list of them.
+
+    Raises:
+        UsageError: what is given as a scheduler or as the scaler is something else.
+    """
+    given = [] if scheduler is None else [scheduler]
+    schedulers = list(scheduler) if isinstance(scheduler, list | tuple) else given
+    for each in schedulers:
+        is_other = isinstance(each, torch.optim.Optimizer) or hasattr(each, "unscale_")
+        if is_other or not (hasattr(each, "step") and hasattr(each, "state_dict")):
+            raise UsageError(
+                f"scheduler: expected a scheduler such as torch.optim.lr_scheduler.StepLR, not "
+                f"{type(each).__name__}; write prepare(model, [first, second]) for several "
+                "optimizers, and prepare(model, optimizer, scaler=scaler) for a scaler"
+            )
+    if scaler is not None and not all(hasattr(scaler, m) for m in ("scale", "unscale_", "step")):
+        raise UsageError(
+            f"scaler: expected a torch.amp.GradScaler, not {type(scaler).__name__}; write "
+            "prepare(model, optimizer, scheduler, scaler)"
+        )
+    return schedulers
+
+
+def check_schedule(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Raises UsageError if an optimizer has a scheduler, where ``prepare`` was given none.
+
+    Processes that join late, batches that are repeated, checkpoints and parameter servers need it.
+    """
+    for optimizer in optimizers:
+        # Schedulers of torch wrap the method, whenever they are made.
+        if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+            raise UsageError(
+                f"{type(optimizer).__name__} has a scheduler of learning rates that the job does "
+                "not know, so that its state would differ from process to process; make it before "
+                "and write job.prepare(model, optimizer, scheduler), or ElasticTrainer(..., "
+                "scheduler=scheduler)"
+            )
+
+
+def check_tables(model: nn.Module) -> None:
+    """Raises UsageError if a checkpoint of this process would lack a part of the model."""
+    for path, module in model.named_modules():
+        if isinstance(module, Table):
+            raise UsageError(
+                f"checkpoint_dir: rows of {path or 'the model'} ({type(module).__name__} of "
+                "torch_edl.nn) are in the checkpoints of parameter servers only; run the script "
+                "with torch-edl run, or keep the model with job.save(path)"
+            )
+
+
+def move(model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device | str) -> None:
+    if device == "auto":
+        device = "cpu"
+        if torch.cuda.is_available():
+            local = int(os.environ.get("LOCAL_RANK", "0"))
+            device = f"cuda:{local % torch.cuda.device_count()}"
+    if optimizer.state:
+        raise UsageError("device=: the optimizer has a state already; move the model before it")
+    model.to(device)
+
+
+def check_function(what: str, function: Any) -> LabelsFirst:
+    """A loss or a metric of the user's as a function of (labels, predictions).
+
+    Raises:
+        UsageError: it cannot be called, or is a class.
+    """
+    if not callable(function):
+        raise UsageError(
+            f"{what}: expected a function of (labels, predictions), not {type(function).__name__}"
+        )
+    refuse_class(what, function)
+    return labels_first(function)
+
+
+def check_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    if "loss" in metrics:
+        raise UsageError("metrics: 'loss' is always there; choose another name")
+    for name, metric in metrics.items():
+        refuse_class(f"metric {name!r}", metric)
+        if not hasattr(metric, "update"):
+            check_function(f"metric {name!r}", metric)
+    return dict(metrics)
+
+
+def fresh_metrics(metrics: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """The same metrics; objects as copies that have counted nothing."""
+    made = {}
+    for name, metric in metrics.items():
+        if hasattr(metric, "update"):
+            metric = copy.deepcopy(metric)
+            metric.reset()
+            if isinstance(metric, nn.Module):
+                metric = metric.to(device)
+        made[name] = metric
+    return made
+
+
+def forbid_lone_steps(
+    optimizers: Sequence[torch.optim.Optimizer], counts: Callable[[], bool]
+) -> None:
+    """Has the step of an optimizer raise UsageError where it would move the model of this process
+    alone.
+
+    Args:
+        counts: whether a step is part of an update of the job now, or is left out.
+    """
+
+    def check(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if counts():
+            return
+        if any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
+            raise UsageError(
+                "optimizer.step() outside of a loop over job.loader(): the model of this process "
+                "would part from that of the others; write `for batch in job.loader(dataset, "
+                "batch_size=...)` in the place of the DataLoader"
+            )
+
+    for optimizer in optimizers:
+        optimizer.register_step_pre_hook(check)
+
+
+def gate_steps(schedulers: Sequence[Any], scaler: Any, engine: RingEngine) -> None:
+    """Makes schedulers and a scaler (None: there is none) act only when the update does that their
+    call belongs to. A scaler may leave the optimizer's step out."""
+    for scheduler in schedulers:
+        _gate(scheduler, ("step",), engine)
+    if scaler is None:
+        return
+    step = scaler.step
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        engine.stepped()
+        return step(*args, **kwargs)
+
+    scaler.step = noted
+    _gate(scaler, ("step", "update", "unscale_"), engine)
+
+
+def _gate(part: Any, names: tuple[str, ...], engine: RingEngine) -> None:
+    for name in names:
+        setattr(part, name, _gated(getattr(part, name), engine))
+    # The state of a scheduler is all that it has as attributes.
+    state_dict, hidden = part.state_dict, {*names, "state_dict"}
+    part.state_dict = lambda: {k: v for k, v in state_dict().items() if k not in hidden}
+
+
+def _gated(method: Callable[..., Any], engine: RingEngine) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return method(*args, **kwargs) if engine.live else None
+
+    return call
+
+
+class Schedule:
+    """A scheduler and its interval; see :class:`torch_edl.ElasticTrainer`.
+
+    Raises:
+        UsageError: the two do not go together.
+    """
+
+    def __init__(self, scheduler: Any, interval: str) -> None:
+        if interval not in ("step", "epoch"):
+            raise UsageError(f"scheduler_interval={interval!r}: 'step' or 'epoch'")
+        self._judges = isinstance(scheduler, ReduceLROnPlateau)
+        if self._judges and interval == "step":
+            raise UsageError(
+                "scheduler=ReduceLROnPlateau(...): it judges the loss of an epoch, but "
+                "scheduler_interval is 'step'; write scheduler_interval='epoch'"
+            )
+        self._scheduler = scheduler
+        self._interval = interval
+
+    def check_servers(self) -> None:
+        """Raises UsageError if parameter servers cannot follow it."""
+        if self._scheduler is not None and self._interval == "epoch":
+            raise UsageError(
+                "scheduler_interval='epoch': on parameter servers the updates of all processes "
+                "drive the scheduler; use 'step', with as many steps as an epoch has"
+            )
+
+    def after_update(self) -> None:
+        if self._scheduler is not None and self._interval == "step":
+            self._scheduler.step()
+
+    def after_epoch(self, figures: Mapping[str, float]) -> None:
+        """An epoch is over.
+
+        Args:
+            figures: of it, the same in all processes, or their rates would part.
+        """
+        if self._scheduler is None or self._interval != "epoch":
+            return
+        if not self._judges:
+            self._scheduler.step()
+            return
+        loss = figures.get("eval_loss", figures.get("loss"))
+        if loss is not None:  # a job may continue from the very end of an epoch
+            self._scheduler.step(loss)

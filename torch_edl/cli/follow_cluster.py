@@ -1,0 +1,360 @@
+"""Follows a job on a cluster: what its master waits for, events, progress, Ctrl-C, and its end."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import grpc
+
+from torch_edl.cli.progress import Display
+from torch_edl.cli.submit import JobOutcome
+from torch_edl.kubernetes import names
+from torch_edl.kubernetes import pod_state as causes
+from torch_edl.kubernetes.failures import (
+    SETTLING_S,
+    ClusterError,
+    ForbiddenError,
+    MissingError,
+    NoAnswerError,
+)
+from torch_edl.kubernetes.watch import Change, PodGone, PodSeen, PodWatch
+from torch_edl.launch.jobs.cluster_job import ClusterJob, MasterConnection
+from torch_edl.launch.jobs.folder import ENDED
+from torch_edl.launch.jobs.log_tail import shown, text_of, text_of_line
+from torch_edl.launch.jobs.pod_output import PodOutput, by_process
+from torch_edl.processes.signals import StopSignals
+from torch_edl.processes.spec import ProcessRefused, ProcessWaits
+from torch_edl.wire import master_pb2 as pb
+
+_POLL_S = 0.2
+_CALL_TIMEOUT_S = 5.0
+_SILENT_S = 30.0
+# How often the Job is looked at while its master has no pod, or has said nothing.
+_LOOK_S = 2.0
+# Between two calls of which the first one has failed.
+_AGAIN_S = 1.0
+# Pods whose output is shown at once; torch-edl logs reads any.
+_MOST_OUTPUTS = 32
+# At the end of the job, without a line.
+_REST_S = 2.0
+_PENDING = "pending"
+_STOPPING = "stopping: "  # how its event begins
+USAGE_CODE = 2
+
+
+@dataclass(kw_only=True)
+class ClusterFollower:
+    """Stays with a job.
+
+    Args:
+        leaves: Ctrl-C leaves the job alone; otherwise it stops the job, as that of this machine.
+        shared: pods may have several workers.
+    """
+
+    job: ClusterJob
+    display: Display
+    signals: StopSignals
+    leaves: bool
+    shared: bool = False
+    _token: str = ""
+    _pods: dict[str, causes.PodState] = field(default_factory=dict)
+    _heard: queue.SimpleQueue[list[Change] | ClusterError] = field(
+        default_factory=queue.SimpleQueue
+    )
+    _listed: bool = False
+    _connection: MasterConnection | None = None
+    _status: pb.GetStatusResponse | None = None
+    _events_after: int = 0
+    _held: list[pb.Event] = field(default_factory=list)
+    _told: set[str] = field(default_factory=set)
+    _answered: float = field(default_factory=time.monotonic)
+    _looked: float = field(default_factory=time.monotonic)
+    _silence_told: bool = False
+    _rejected_at: float | None = None
+    _blind: bool = False
+    """This user may forward no port: the master cannot be asked."""
+    _signals_seen: int = 0
+    _asked: Future[Any] | None = None
+    _refused: str = ""
+    _over: bool = False
+    # Then warnings of processes that lose each other are left out.
+    _is_stopped: bool = False
+    _output: PodOutput = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._output = PodOutput(self.job.api, most=_MOST_OUTPUTS)
+
+    def until_running(self) -> JobOutcome | None:
+        """Waits for the first answer of the master.
+
+        Returns:
+            None: the job runs, or this client was told to leave; else how it ended before.
+
+        Raises:
+            ClusterError: the cluster refuses what this needs.
+        """
+        return self._follow(only_start=True)
+
+    def until_over(self) -> JobOutcome | None:
+        """Waits for the end of the job.
+
+        Returns:
+            How it ended; None: this client was told to leave.
+
+        Raises:
+            ClusterError: the cluster refuses what this needs.
+        """
+        return self._follow(only_start=False)
+
+    def _follow(self, *, only_start: bool) -> JobOutcome | None:
+        # The master says of its processes what matters; a job may have thousands of pods.
+        selector = f"{names.selector(self.job.name)},{names.ROLE}=master"
+        watch = PodWatch(self.job.api, selector, changed=self._heard.put, failed=self._heard.put)
+        try:
+            while not self._over:
+                self._hear()
+                self._ask()
+                self._show(self._output.new())
+                answered = self._status is not None or self._blind
+                if self._wants_to_leave() or (only_start and answered):
+                    return None
+                time.sleep(_POLL_S)
+            self._show(self._output.rest(_REST_S))
+            return self._outcome()
+        finally:
+            watch.close()
+            self._output.close()
+            if self._connection is not None:
+                self._connection.close()
+            self.display.close()
+
+    # ---- what the cluster says of the master's pod ----
+
+    def _hear(self) -> None:
+        while not self._heard.empty():
+            heard = self._heard.get()
+            if isinstance(heard, ClusterError):
+                # Of a watch that was possible before, _ask() finds out for how long it is not.
+                rejected = isinstance(heard, ForbiddenError) and self._listed
+                if not (rejected or isinstance(heard, NoAnswerError)):
+                    raise heard
+                self._tell("watch", f"{heard}; still trying")
+                continue
+            self._listed = True
+            for change in heard:
+                if isinstance(change, PodSeen):
+                    self._pods[change.pod.name] = change.pod
+                elif isinstance(change, PodGone):
+                    self._pods.pop(change.pod.name, None)
+        pod = self._pod()
+        if pod is None or pod.running:
+            return
+        ended = causes.end(pod, "master", 0, gone=False)
+        if ended is not None:
+            return
+        how = causes.progress(pod, "master", 0)
+        if isinstance(how, ProcessRefused):
+            self._refused = how.why
+            self._over = True
+        elif isinstance(how, ProcessWaits) and how.why:
+            self._tell(how.fix, f"the master waits: {how.why}; {how.fix}")
+
+    def _show(self, lines: Iterable[tuple[causes.PodState, bytes]]) -> None:
+        for pod, raw in lines:
+            name, own = by_process(pod, raw)
+            line = shown(text_of(own), own=not self._is_stopped)
+            if line is not None:
+                self.display.line(name, line)
+
+    def _pod(self) -> causes.PodState | None:
+        """The pod of the master that counts: the one that runs, or that may."""
+        pods = sorted(self._pods.values(), key=lambda pod: (*pod.standing, not pod.ended))
+        return pods[-1] if pods else None
+
+    def _ask(self) -> None:
+        """Ask the master and, where it does not answer, the cluster.
+
+        Raises:
+            ClusterError: the cluster rejects what this needs, for longer than a restarted API
+                server does.
+        """
+        try:
+            self._poll()
+            self._look()
+        except (NoAnswerError, ForbiddenError) as error:
+            now = time.monotonic()
+            if isinstance(error, NoAnswerError):
+                self._rejected_at = None
+            elif self._rejected_at is None:
+                self._rejected_at = now
+            elif now - self._rejected_at >= SETTLING_S:
+                raise
+            self._tell("cluster", f"{error}; still trying")
+            time.sleep(max(_AGAIN_S, error.retry_after_s))
+
+    def _look(self) -> None:
+        """Looks at the Job, where nothing else tells whether it goes on."""
+        pod = self._pod()
+        now = time.monotonic()
+        quiet = pod is None or not pod.running or now - self._answered > _SILENT_S
+        if not self._listed or not quiet or now - self._looked < _LOOK_S:
+            return
+        self._looked = now
+        if not self.job.refresh():
+            self._over, self._refused = True, self._refused or "the job was deleted"
+            return
+        self._rejected_at = None
+        if self.job.is_over():
+            self._over = True
+        elif pod is None and (why := self.job.why_no_pod()):
+            self._tell("no pod", f"the master has no pod: {why}")
+        elif pod is not None and (why := self.job.why_stuck(pod)):
+            self._tell(why, f"the master has not answered for {_SILENT_S:.0f} s: {why}")
+        elif pod is not None and pod.ended and pod.exit_code != 0:  # then the job is over soon
+            how = causes.end(pod, "master", 0, gone=False)
+            why = text_of_line(how.why) if how is not None else ""
+            why = why or f"exit code {pod.exit_code}"
+            self._tell(pod.uid, f"the master has ended, and is started again: {why}")
+
+    def _tell(self, about: str, text: str) -> None:
+        """Says something once; an image that cannot be pulled has two texts in turn."""
+        if about not in self._told:
+            self._told.add(about)
+            self.display.note(text)
+
+    # ---- what the master says ----
+
+    def _poll(self) -> None:
+        pod = self._pod()
+        if pod is None or not pod.running or self._blind:
+            return
+        if self._connection is None or self._connection.pod != pod.name:
+            if self._connection is not None:
+                self._connection.close()
+            self._token = self._token or self.job.token()
+            self._connection = self.job.connect(pod.name, self._token)
+            self._answered = time.monotonic()
+        request = pb.GetStatusRequest(events_after=self._events_after)
+        try:
+            status = self._connection.stub.call(request, timeout_s=_CALL_TIMEOUT_S)
+        except grpc.RpcError as error:
+            self._is_silent(self._connection.error, error)
+            return
+        self._answered, self._silence_told = time.monotonic(), False
+        self._take(status)
+
+    def _saw(self, process: pb.ProcessStatus, tail: int | None) -> None:
+        """The output of a process that runs, or did, is to be shown if it is that of a pod."""
+        scheme, _, name = process.log.partition("/")
+        if scheme == "pod" and name:
+            # No two pods of a job have one name.
+            pod = causes.PodState(
+                name=name,
+                uid=name,
+                role=process.role,
+                id=process.id,
+                shared=self.shared,
+                running=True,
+            )
+            self._output.saw(pod, tail=tail)
+
+    def _is_silent(self, cause: ClusterError | None, error: grpc.RpcError) -> None:
+        """A pod that has just ended, or whose master does not listen yet, is no news."""
+        silent_s = time.monotonic() - self._answered
+        if isinstance(cause, ForbiddenError):
+            if self._status is None:
+                self._tell("port", f"{cause}; without it, the progress of the job is not shown")
+                self._blind = silent_s >= SETTLING_S
+        elif cause is not None and not isinstance(cause, (NoAnswerError, MissingError)):
+            raise cause
+        if self._blind and self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        elif silent_s > _SILENT_S and not self._silence_told:
+            self._silence_told = True
+            why = str(cause) if cause is not None else error.code().name.lower()
+            self.display.note(
+                f"the master has not answered for {silent_s:.0f} s ({why}); still waiting"
+            )
+
+    def _take(self, status: pb.GetStatusResponse) -> None:
+        # What pods have written before a client attaches is in their logs.
+        tail = 0 if self.leaves and self._status is None else None
+        for process in status.processes:
+            if process.role != "master" and process.state != _PENDING:
+                self._saw(process, tail)
+        self._status = status
+        for event in status.events:
+            self._events_after = max(self._events_after, event.sequence)
+            if event.level == "error" and status.state in ("finishing", *ENDED):
+                self._held.append(event)  # the cause of the end is told once, in the last line
+                continue
+            if event.text.startswith(_STOPPING):
+                self._is_stopped = True
+            if event.text != _STOPPING + self.signals.name:
+                self.display.event(event)
+        self.display.update(status)
+        if status.state in ENDED:
+            self._over = True
+
+    # ---- what the user says ----
+
+    def _wants_to_leave(self) -> bool:
+        """Heeds new signals; whether this client is to leave the job alone."""
+        new, self._signals_seen = self.signals.count - self._signals_seen, self.signals.count
+        if not new:
+            return False
+        if self.leaves or self.signals.name != "SIGINT":
+            return True
+        if self._connection is None or self._status is None or self.signals.count > 2:
+            self.display.note(f"{self.signals.name}: deleting the job")
+            self.job.delete()
+            self._over = True
+            return False
+        again = "; Ctrl-C again ends it at once" if self.signals.count == 1 else ""
+        self.display.note(f"{self.signals.name}: stopping the job{again}")
+        request = pb.StopRequest(reason=self.signals.name, at_once=self.signals.count > 1)
+        # Without waiting: the next status shows whether the master stops.
+        self._asked = self._connection.stub.start(request, timeout_s=_CALL_TIMEOUT_S)
+        return False
+
+    def _outcome(self) -> JobOutcome:
+        pod = self._pod()
+        # The end came between two calls, or this client could not reach the master.
+        with contextlib.suppress(NoAnswerError, ForbiddenError):
+            self.job.refresh()
+        status = self.job.final(pod) or self._status
+        seen = JobOutcome(
+            state="failed",
+            status=status,
+            signal=self.signals.first,
+            master_exit="" if pod is None or pod.exit_code is None else str(pod.exit_code),
+            logs=self.job.logs,
+        )
+        if status is not None and status.state in ENDED:
+            return replace(
+                seen,
+                state=status.state,
+                error=status.error,
+                traceback=status.traceback,
+                usage_error=status.usage_error,
+            )
+        if self._refused:
+            return replace(seen, error=self._refused, usage_error=True)
+        if self.signals.count and not self.leaves:
+            return replace(seen, state="stopped")
+        state, error = self.job.state(pod)
+        usage = pod is not None and pod.exit_code == USAGE_CODE
+        cause = self._held[-1].text if self._held else error
+        return replace(
+            seen,
+            state=state if state in ENDED else "failed",
+            error=cause or "the master of the job ended unexpectedly",
+            usage_error=usage,
+        )

@@ -1,0 +1,396 @@
+"""The loop of the agent: one thread manages the workers and decides."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import queue
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import grpc
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.launcher.api import LaunchConfig
+
+from torch_edl.config import Experiment
+from torch_edl.errors import JobFailedError
+from torch_edl.launch.agent.reporter import Reporter
+from torch_edl.launch.agent.restart_policy import RestartDecision, RestartPolicy
+from torch_edl.launch.agent.workers import Placement, Worker, Workers, failure_text
+from torch_edl.launch.jobs.master_host import JobMaster
+from torch_edl.launch.jobs.master_process import MasterProcess
+from torch_edl.processes.signals import StopSignals, describe_exit, parse_signals
+from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire import services
+from torch_edl.wire.channel import Stub
+from torch_edl.wire.endpoint import free_port, own_address
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 0.5
+# Interval for reading the output of workers.
+_LOOK_S = 0.1
+# Poll interval while a replacement is due to start.
+_POLL_FAST_S = 0.05
+_MASTER_LEAVES_S = 10.0
+# Time to wait for a silent master after all workers of this machine have completed the script.
+_DONE_SILENCE_S = 30.0
+# Time without an answer of the master after which the agent logs a warning and keeps waiting.
+_SILENT_S = 30.0
+# Time for a worker to leave after the job is over.
+_OVER_GRACE_S = 30.0
+_STOP_CALL_S = 2.0
+# Time for the master to report the end of the job after the last worker has ended.
+_FAREWELL_S = 3.0
+# The same if the master may first write a last checkpoint of its servers.
+_FAREWELL_STOPPING_S = 90.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentSpec:
+    """The task of an agent."""
+
+    config: LaunchConfig
+    """Configuration from torchrun; ``nproc_per_node`` workers are started on this machine."""
+    command: Sequence[str]
+    """Command of a worker."""
+    name: str
+    """Name of the script, for failure reports."""
+    show_status: Callable[[pb.GetStatusResponse], None]
+    """Shows the status of the job, with new events if this agent hosts the master."""
+    show_output: Callable[[int, str, bytes], None] | None
+    """Shows a line of a worker: rank, ``stdout`` or ``stderr``, and the line. None if the
+    workers write to the terminal themselves."""
+    experiment: Experiment
+    """Experiment of this agent, which the master compares with those of other agents."""
+    master: JobMaster
+    silence_s: float
+    """Seconds without an answer of the master after which this agent fails."""
+    join_timeout_s: float
+    """Seconds to wait for the minimum number of machines, and for a free slot."""
+    node: str = ""
+    """Name of this agent; empty to create a unique name."""
+    replaced: bool = False
+    """True if the master replaces this agent after its end; a signal then stops this agent only,
+    and not the job."""
+
+
+class Agent:
+    """Runs the workers of one machine until they end. Must be used from the main thread."""
+
+    def __init__(self, spec: AgentSpec) -> None:
+        self._spec = spec
+        self._config = spec.config
+        self._master = spec.master
+        node = spec.node or f"{socket.gethostname()}-{os.getpid()}"
+        self._workers = Workers(spec.config, spec.command, spec.master.environment(node))
+        self._shown: list[Worker] = []
+        """Workers whose output is shown: running workers, and those that ended last."""
+        self._restart_policy = RestartPolicy(max_restarts=spec.config.max_restarts)
+        self._wanted = spec.config.nproc_per_node
+        self._done: set[int] = set()
+        self._start_at: dict[int, float] = {}
+        self._failures: dict[int, ProcessFailure] = {}
+        self._placement: Placement | None = None
+        self._began = time.monotonic()
+        self._nodes = 0
+        """Number of machines in the job, from the last answer of the master; 0 before."""
+        self._silence_told = False
+        self._stopping = ""
+        """Reason why all workers must end; empty while they should run."""
+        self._is_stopped = False  # the whole job
+        self._hurried = False
+        self._over: str | None = None
+        """Why the job failed, empty if it ended well; None: the job is not over."""
+        self._stop_at: float | None = None
+        self._ended_at: float | None = None
+        # Unlike an event, it may be written to by the handler of a signal.
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._signals = StopSignals(
+            parse_signals(spec.config.signals_to_handle, "--signals-to-handle"), wake=self._wake
+        )
+        master, address = spec.master, spec.config.local_addr
+        self._stub = Stub(services.AGENTS + services.CONTROL, master.address, master.token)
+        self._reporter = Reporter(
+            self._stub,
+            pb.AgentReportRequest(
+                node=node,
+                pid=os.getpid(),
+                host=address or socket.gethostname(),
+                experiment=pb.Experiment(**dataclasses.asdict(spec.experiment)),
+                address=address or own_address(master.address),
+                port=free_port(),
+            ),
+            wake=self._wake,
+            show=spec.show_status,
+            wants_events=master.hosted is not None,
+        )
+
+    def run(self) -> int:
+        """Run until all workers have ended; return the exit code: 0, or 128 + N after signal N.
+
+        Raises:
+            ChildFailedError: a worker failed, and no restart is left; torch's report of it.
+            JobFailedError: the job ended elsewhere, or its master cannot be reached.
+        """
+        self._signals.install()
+        before = signal.signal(signal.SIGCHLD, lambda *_: self._wake())
+        self._wake()
+        try:
+            while not self._is_finished():
+                self._wait()
+                self._turn(time.monotonic())
+            return self._conclude()
+        finally:
+            self._workers.close()
+            self._reporter.close()
+            if self._master.hosted is not None:
+                self._master.hosted.close(grace_s=_MASTER_LEAVES_S)
+            self._master.leave()
+            self._show(final=True)
+            self._stub.close()
+            signal.signal(signal.SIGCHLD, before)
+            self._signals.restore()
+
+    def _show(self, *, final: bool = False) -> None:
+        if self._spec.show_output is None:
+            return
+        for worker in self._shown:
+            for stream, line in worker.output(final=final):
+                self._spec.show_output(worker.rank, stream, line)
+
+    # ---- one turn ----
+
+    def _turn(self, now: float) -> None:
+        self._heed_signals(now)
+        self._take_ends(self._workers.reap(now), now)
+        if self._master.hosted is not None:
+            self._heed_master(self._master.hosted, now)
+        response = self._reporter.turn(now)
+        if response is not None:
+            self._obey(response, now)
+        self._show()
+        self._heed_silence(now)
+        self._heed_absence(now)
+        if self._stop_at is not None and now >= self._stop_at:
+            self._workers.stop(self._workers.local_ranks, grace_s=self._grace_s, now=now)
+        if not self._stopping and self._placement is not None:
+            self._balance(self._placement, now)
+
+    def _wait(self) -> None:
+        look_s = _POLL_S if self._spec.show_output is None else _LOOK_S
+        timeout_s = _POLL_FAST_S if self._start_at else look_s
+        with contextlib.suppress(queue.Empty):
+            self._wakes.get(timeout=timeout_s)
+
+    def _wake(self) -> None:
+        self._wakes.put(None)
+
+    def _heed_signals(self, now: float) -> None:
+        if not self._signals.count:
+            return
+        name = self._signals.name
+        if not self._stopping:
+            count = len(self._workers.local_ranks)
+            log.warning("%s: stopping %d worker%s", name, count, "s" * (count != 1))
+            if self._stops_all:
+                # Sent first: the worker with the model asks the master if all others leave.
+                request = pb.StopRequest(reason=name)
+                with contextlib.suppress(grpc.RpcError):
+                    self._stub.call(request, timeout_s=_STOP_CALL_S)
+                self._is_stopped = True
+            else:  # other machines continue the job
+                self._reporter.tell(self._workers.running, done=not self._spec.replaced)
+        if self._signals.count > 1 and self._stops_all and not self._hurried:
+            self._hurried = True
+            request = pb.StopRequest(reason=name, at_once=True)
+            self._stub.start(request, timeout_s=_STOP_CALL_S)
+        self._stop(name, now, grace_s=0 if self._signals.count > 1 else None)
+
+    @property
+    def _stops_all(self) -> bool:
+        """True if the job ends with this agent."""
+        alone = self._config.max_nodes == 1 or self._master.hosted is not None
+        return alone and not self._spec.replaced
+
+    def _take_ends(self, ends: Sequence[Worker], now: float) -> None:
+        if not ends:
+            return
+        for worker in ends:
+            assert worker.code is not None
+            decision = self._restart_policy.decide(
+                worker.code,
+                stopping=worker.child.stopping,
+                steps=self._reporter.steps,
+                started_at=worker.started_at,
+                now=now,
+            )
+            if decision is RestartDecision.DONE:
+                self._done.add(worker.local_rank)
+            elif decision is RestartDecision.REPLACE and not self._stopping:
+                log.warning("rank %d (pid %d) ended (%s): starting a replacement", worker.rank,
+                            worker.child.pid, describe_exit(worker.code))  # fmt: skip
+                self._start_at[worker.local_rank] = now + self._restart_policy.pause_s
+            elif decision is RestartDecision.FAIL or (
+                self._failures and decision is RestartDecision.STOPPED
+            ):
+                self._failures[worker.rank] = worker.failure()
+        error = trace = ""
+        if self._failures and not self._stopping:
+            error, trace = failure_text(self._spec.name, self._failures)
+        # Reported at once, because other workers may be waiting for an ended worker.
+        self._reporter.tell(self._workers.running, ends, error=error, traceback=trace)
+        if error:
+            self._stop("failure", now)
+        elif self._is_done():
+            self._reporter.tell([], done=True)
+        for worker in ends:
+            worker.close()
+
+    def _heed_master(self, hosted: MasterProcess, now: float) -> None:
+        ended = hosted.revive()
+        if ended is not None:
+            error = "" if ended.code == 0 else hosted.cause() or f"the master ended ({ended})"
+            self._leave(error, now)
+
+    def _obey(self, response: pb.AgentReportResponse, now: float) -> None:
+        if self._master.hosted is not None:
+            self._master.hosted.answered()
+        first, self._nodes = not self._nodes, response.nodes
+        has_place = response.node_rank < self._config.max_nodes and bool(response.master_addr)
+        # As in torchrun, no worker starts before the minimum number of machines has joined.
+        if has_place and (self._placement or response.nodes >= self._config.min_nodes):
+            self._placement = Placement.of(response, self._config, before=self._placement)
+        elif self._placement is None and first and response.nodes < self._config.min_nodes:
+            log.info("waiting for machines: %d of at least %d joined", response.nodes,
+                     self._config.min_nodes)  # fmt: skip
+        elif self._placement is None and first:
+            log.warning("%d machines joined before: waiting for a free place", response.node_rank)
+        for pid in response.kill:
+            log.warning("worker of pid %d declared lost by the master: killing it", pid)
+            self._workers.kill(pid)
+        if response.workers_wanted and response.nodes == 1:
+            self._wanted = response.workers_wanted
+        if response.over:
+            self._leave(response.error, now)
+        elif response.stopping and not self._stopping:
+            log.warning("%s: stopping %d workers", response.stopping, len(self._workers.running))
+            self._is_stopped = True
+            self._stop(response.stopping, now)
+
+    def _heed_silence(self, now: float) -> None:
+        silent_s = now - self._reporter.heard
+        if silent_s < _SILENT_S:
+            self._silence_told = False
+        elif self._reporter.problem and not self._silence_told:
+            self._silence_told = True
+            how = f"has not answered for {silent_s:.0f} s, still waiting: {self._reporter.problem}"
+            log.warning("the master at %s %s", self._master.address, how)
+        error = self._reporter.refusal
+        if not error and silent_s > self._spec.silence_s:
+            error = f"no answer for {silent_s:.0f} s: {self._reporter.problem}"
+        if error:
+            self._leave(f"the master at {self._master.address}: {error}", now)
+        elif self._is_done() and silent_s > _DONE_SILENCE_S:
+            self._leave("", now)
+
+    def _heed_absence(self, now: float) -> None:
+        """Leave if the job has not started in time because too few or too many machines joined."""
+        timeout_s = self._spec.join_timeout_s
+        if self._placement or self._stopping or now - self._began < timeout_s:
+            return
+        least, most = self._config.min_nodes, self._config.max_nodes
+        within = f"within {timeout_s:g} s (--rdzv-conf join_timeout)"
+        if self._reporter.problem and not self._nodes:
+            where = self._master.address
+            error = f"the master at {where} never answered {within}: {self._reporter.problem}"
+        elif self._nodes < least:
+            error = f"{self._nodes} of at least {least} machines joined {within}"
+        else:
+            error = f"--nnodes {least}:{most}: no place became free {within}"
+        # The job ends with its master; without hosting the master, only this agent leaves.
+        hosts = self._master.hosted is not None
+        self._reporter.tell(self._workers.running, done=not hosts, error=error if hosts else "")
+        self._leave(error, now)
+
+    def _balance(self, placement: Placement, now: float) -> None:
+        """Start missing workers and stop surplus workers."""
+        running = self._workers.local_ranks
+        surplus = {rank for rank in running if rank >= self._wanted}
+        self._workers.stop(surplus, grace_s=self._grace_s, now=now)
+        due = {
+            rank
+            for rank in set(range(self._wanted)) - running - self._done
+            if self._start_at.get(rank, now) <= now
+        }
+        # After one worker has completed the script, a new worker would have nothing to do.
+        if self._done:
+            due &= self._start_at.keys()
+        if not due:
+            return
+        for rank in due:
+            self._start_at.pop(rank, None)
+        started = self._workers.start(due, placement)
+        self._shown = [worker for worker in self._shown if worker.code is None] + started
+        self._reporter.tell(self._workers.running)
+
+    # ---- the end ----
+
+    @property
+    def _grace_s(self) -> float:
+        return float(self._config.shutdown_timeout or 0)
+
+    def _stop(self, reason: str, now: float, *, grace_s: float | None = None) -> None:
+        self._stopping = self._stopping or reason
+        self._start_at.clear()
+        grace_s = self._grace_s if grace_s is None else grace_s
+        self._workers.stop(self._workers.local_ranks, grace_s=grace_s, now=now)
+
+    def _leave(self, error: str, now: float) -> None:
+        """Record that the job is over. After success, workers have time to leave by themselves.
+
+        Args:
+            error: reason why the job failed; empty if it succeeded.
+        """
+        if self._over is not None:
+            return
+        self._over = error
+        self._start_at.clear()
+        if error:
+            self._stop(error, now)
+        else:
+            self._stopping = self._stopping or "the job is over"
+            self._stop_at = now + _OVER_GRACE_S
+
+    def _is_done(self) -> bool:
+        return not self._workers.local_ranks and self._done.issuperset(range(self._wanted))
+
+    def _is_finished(self) -> bool:
+        if self._workers.local_ranks or not (self._stopping or self._over is not None):
+            self._ended_at = None
+            return False
+        if self._over is not None:
+            return True
+        # The master must receive the report of the ends; it answers that the job is over.
+        now = time.monotonic()
+        if self._ended_at is None:
+            self._ended_at = now
+        waits = self._is_stopped and not self._hurried
+        return now - self._ended_at > (_FAREWELL_STOPPING_S if waits else _FAREWELL_S)
+
+    def _conclude(self) -> int:
+        hosted = self._master.hosted
+        if hosted is not None and self._over is not None:
+            hosted.wait(_MASTER_LEAVES_S)
+        if self._signals.count:
+            return self._signals.exit_code
+        if self._failures:
+            raise ChildFailedError(name=self._spec.name, failures=self._failures)
+        if self._over:
+            raise JobFailedError(self._over)
+        return 0

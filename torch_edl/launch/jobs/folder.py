@@ -1,0 +1,239 @@
+"""The folder of a job: its files, and which processes of the job are alive."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import fcntl
+import json
+import os
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from torch_edl.config import JobConfig
+from torch_edl.config.environment import edl_home
+from torch_edl.errors import UsageError
+from torch_edl.files import write_text
+
+ENDED = ("finished", "failed", "stopped")
+"""States of an ended job."""
+
+CONFIG = "job.json"
+"""Configuration file; a folder without this file does not belong to a job."""
+_CLIENT_LOCK = "client.lock"
+_AGENT_LOCKS = "agent-*.lock"
+# Space for the state and the first lines of the logs.
+_ROOM_BYTES = 256 << 10
+# Time after the creation of the folder within which a job may have no process yet.
+_STARTING_S = 60.0
+# Others look at a lock by taking it for a moment.
+_LOOK_S = 1.0
+_POLL_S = 0.01
+
+
+def jobs_home() -> Path:
+    """Return the parent of the folders of all jobs."""
+    return edl_home() / "jobs"
+
+
+def make_jobs_home() -> Path:
+    """Make the parent of all folders of jobs, and return it.
+
+    Raises:
+        UsageError: this user cannot write there.
+    """
+    home = jobs_home()
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        if not os.access(home, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise UsageError(
+            f"{home}, for the folders of jobs: {error.strerror}; name a folder that you may write "
+            "to with TORCH_EDL_HOME"
+        ) from error
+    return home
+
+
+@dataclass(frozen=True, kw_only=True)
+class MasterAddress:
+    """Address of a master, written by the master when it started to listen."""
+
+    address: str
+    pid: int
+    token: str
+    listen: str = ""
+    """Interface and port to listen on, for a restarted master; empty if unknown."""
+
+
+class JobFolder:
+    """The folder of a job with a given name. Files are read when a method needs them."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.dir = jobs_home() / name
+        self.config_file = self.dir / CONFIG
+        self.master_file = self.dir / "master.json"
+        """File with address, pid and token of the newest master."""
+        self.status_file = self.dir / "status.json"
+        """File with the last status of the job."""
+        self.events_file = self.dir / "events.jsonl"
+        """File with the events of the job, one JSON object per line."""
+        self.logs = self.dir / "logs"
+        """Folder with the outputs of the processes."""
+        self.predictions = self.dir / "predictions"
+        """Folder with the predictions, one file per task."""
+        self._held: BinaryIO | None = None
+
+    def config(self) -> JobConfig:
+        """Return the configuration of the job.
+
+        Raises:
+            UsageError: there is no such job, or another version wrote its configuration.
+        """
+        try:
+            return JobConfig.from_json(self.config_file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            problem = "no such job; start one with torch-edl run"
+            raise UsageError(f"{self.config_file}: {problem}") from None
+        except ValueError as error:
+            raise UsageError(f"{self.config_file}: {error}") from error
+
+    def master(self) -> MasterAddress | None:
+        """Return the address of the newest master, alive or not; None if there was none."""
+        try:
+            return MasterAddress(**json.loads(self.master_file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def note_master(self, master: MasterAddress) -> None:
+        """Write the address of the master, readable by this user only.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        write_text(self.master_file, json.dumps(dataclasses.asdict(master)), 0o600)
+
+    def last_status(self) -> dict[str, Any]:
+        """Return the last status that the master or the client wrote; empty without one."""
+        try:
+            raw = json.loads(self.status_file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return raw if isinstance(raw, dict) else {}
+
+    def started(self) -> float:
+        """Return the start time in Unix seconds; 0 if the folder does not exist."""
+        return _modified(self.config_file)
+
+    def touched(self) -> float:
+        """Return the time of the job's last write in Unix seconds."""
+        return max(map(_modified, (self.config_file, self.status_file, self.events_file)))
+
+    def is_alive(self) -> bool:
+        """Return True if the master is running: the process with its pid is this job's master."""
+        master = self.master()
+        return master is not None and _runs_master(master.pid, self.name)
+
+    def is_watched(self) -> bool:
+        """Return True if the process that started the master is alive."""
+        return _is_locked(self.dir / _CLIENT_LOCK)
+
+    def has_master(self) -> bool:
+        """Return True if the master is running, or the process that can restart it."""
+        return self.is_watched() or self.is_alive()
+
+    def is_running(self) -> bool:
+        """Return True if the name of the job is in use: by a master or by waiting agents."""
+        return self.has_master() or any(map(_is_locked, self.dir.glob(_AGENT_LOCKS)))
+
+    def is_over(self) -> bool:
+        """Return True if the folder may be removed: no process is alive or about to start."""
+        if self.is_running():
+            return False
+        ended = self.last_status().get("state") in ENDED
+        return ended or time.time() - self.touched() >= _STARTING_S
+
+    def hold(self) -> BinaryIO:
+        """Mark the job as watched, until the file is closed or this process ends.
+
+        Raises:
+            UsageError: another process watches the job.
+        """
+        if self._held is None or self._held.closed:
+            try:
+                self._held = _lock(self.dir / _CLIENT_LOCK)
+            except BlockingIOError:
+                raise UsageError(
+                    f"{self.name}: another process runs this job; see torch-edl status {self.name}"
+                ) from None
+        return self._held
+
+    def take_part(self) -> BinaryIO:
+        """Mark an agent as alive, until the file is closed or this process ends.
+
+        Raises:
+            OSError: the folder does not exist or is not writable.
+        """
+        return _lock(self.dir / _AGENT_LOCKS.replace("*", secrets.token_hex(4)))
+
+    def no_room(self) -> str:
+        """Return why the job cannot write to its folder, with advice; empty if it can."""
+        probe = self.dir / ".room"
+        try:
+            probe.write_bytes(bytes(_ROOM_BYTES))
+        except OSError as error:
+            return (
+                f"{self.dir}: {error.strerror}: a job keeps its state and its logs there; make "
+                "room, or set TORCH_EDL_HOME to a folder on another disk"
+            )
+        finally:
+            probe.unlink(missing_ok=True)
+        return ""
+
+
+def _lock(path: Path) -> BinaryIO:
+    """
+    Raises:
+        BlockingIOError: another process has the lock, and does not merely look at it.
+    """
+    file = open(path, "wb")  # noqa: SIM115 - the caller closes it
+    until = time.monotonic() + _LOOK_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                file.close()
+                raise
+            time.sleep(_POLL_S)
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        with open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _runs_master(pid: int, name: str) -> bool:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return name.encode() in command.split(b"\0")

@@ -1,0 +1,1 @@
+"""Models of torch in a ring: the process group, gradient buckets and their reduction."""

@@ -1,0 +1,319 @@
+"""Rows of embedding tables on servers, for the minibatches of one update.
+
+The ids of an update are found before the update is trained: the model is run up to its last
+embedding, without looking up rows (:meth:`ServerRows.plan`). All rows of all tables are then pulled
+in one call. An id that only the real run looks up is pulled at its lookup.
+
+The model of a script cannot be run in advance. Its first minibatches show which ids it looks up
+(:class:`PlainIds`), and the rows of later minibatches are pulled on this prediction. Each lookup
+compares its ids with the prediction, and pulls other rows if they differ.
+
+Functions that clip or scale gradients use ``parameter.grad``. The parameter of a table is empty; in
+a script, its gradient is the gradient of the rows in use, summed by id. The gradient may be changed
+in place, or replaced by a tensor of the same shape (:class:`TableParameter`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from torch_edl.engine.servers.plan import Floats, Ids, LastLookup, PullRows, RowLookup
+from torch_edl.errors import UsageError
+from torch_edl.nn.embedding import Table
+from torch_edl.nn.model_tables import tables_of
+from torch_edl.nn.rows import DeviceBlock, lookup
+from torch_edl.nn.table_weight import TableWeight
+from torch_edl.pytorch.servers.features import copied, tensors, version
+from torch_edl.pytorch.servers.plain_ids import Lookup, PlainIds, shares_memory
+from torch_edl.pytorch.servers.plan import Place, TorchCall, TorchPlan
+
+_grad: Any = torch.Tensor.grad
+Given = dict[int, list[tuple[torch.Tensor, int]]]
+
+
+class ServerRows:
+    """The :class:`~torch_edl.nn.rows.RowStore` of all tables of a model.
+
+    Args:
+        forward: runs the model on the features of a minibatch; None for a script, which runs its
+            model itself and whose features are the whole minibatch.
+    """
+
+    def __init__(self, model: nn.Module, forward: Callable[[Any], Any] | None) -> None:
+        self._model = model
+        self._forward = forward
+        self.tables = tables_of(model)
+        for module in self.tables:
+            if module.local_rows is not None and module.local_rows.loaded:
+                raise UsageError(
+                    f"table {module.table}: load_state_dict() gave it rows in this process, which "
+                    "do not come to the servers; begin with a trained model by torch-edl run "
+                    "--load DIR"
+                )
+            module.store = self
+        # A planning run must not update running statistics or draw random numbers.
+        self._quiet = any(
+            isinstance(m, nn.modules.dropout._DropoutNd) or m._buffers for m in model.modules()
+        )
+        # True if the model changes its features in place; None if that is unknown yet.
+        self._alters: bool | None = None if self.tables else False
+        self._planning: list[TorchCall] | None = None
+        self._noted: dict[Place, Ids] = {}
+        self._plain = PlainIds()
+        self._lookups = 0  # lookups per forward pass; 0 if unknown yet
+        self._plan: TorchPlan | None = None
+        self._batch = self._call = 0
+        # Lookups of a script's minibatch without a prediction.
+        self._seen: list[Lookup] = []
+        self._seen_in_training = True
+        self._pull: PullRows | None = None
+        self._servers = 1
+        self.gradients_taken = False
+        """True after the step took the gradients, which are then hidden from the parameters."""
+
+    def connect(self, servers: int, pull: PullRows) -> None:
+        """Connect to the servers; ``pull`` returns the rows of lookups that were not planned."""
+        self._servers, self._pull = servers, pull
+        self.leave()
+
+    def plan(self, features: Sequence[Any]) -> TorchPlan:
+        """Find the rows that some minibatches need."""
+        given: Given = {}
+        calls: list[list[TorchCall]] = [[] for _ in features]
+        if self.tables:
+            calls = [self._calls(given, number, each) for number, each in enumerate(features)]
+        return TorchPlan(calls, self._servers, DeviceBlock, given=given)
+
+    def given(self, features: Any) -> Any:
+        """Return the input of the model: a copy of the features if the model may change them in
+        place, because another run of the model needs the original."""
+        return features if self._alters is False else copied(features)
+
+    def use(self, plan: TorchPlan, batch: int) -> None:
+        """Select minibatch ``batch`` of ``plan`` for the next forward pass."""
+        if self._plan is not None:
+            self._look_back(self._plan)
+        self._plan, self._batch, self._call = plan, batch, 0
+        self._seen = []
+        self.gradients_taken = False
+
+    def leave(self) -> None:
+        """End the current minibatch. Rows of later lookups are pulled at each lookup."""
+        self.use(TorchPlan([[]], self._servers, DeviceBlock), 0)
+
+    def show_gradients(self) -> None:
+        """Make ``grad`` of the tables' parameters return the gradients of their rows.
+
+        If modules share a table, only the first module has the gradient.
+        """
+        for table, module in {m.table: m for m in reversed(self.tables)}.items():
+            weight: Any = module.weight
+            weight.__class__ = TableParameter
+            weight.table, weight.rows = table, self
+
+    def gradient(self, table: str) -> Floats | None:
+        """Return the gradient (u, dim) of a table's rows in use; None after it was taken."""
+        if self._plan is None or self.gradients_taken:
+            return None
+        found = self._plan.gradient(table)
+        return None if found is None else found[1]
+
+    def drop_gradient(self, table: str) -> None:
+        """Discard the gradient of a table, unless it was taken."""
+        if self._plan is not None and not self.gradients_taken:
+            self._plan.drop_gradient(table)
+
+    def lookup(self, module: Table, ids: torch.Tensor) -> torch.Tensor:
+        """Return rows of a table; see :class:`~torch_edl.nn.rows.RowStore`."""
+        if self._planning is not None:
+            return self._note(module, ids)
+        if self._plan is None:
+            raise UsageError(
+                f"table {module.table}: its rows are on parameter servers, which this process "
+                "meets with the first batch; run the model in a loop over job.loader(), or after it"
+            )
+        if self._forward is None and not torch.is_grad_enabled():
+            # An evaluation needs current rows and is no example for later minibatches.
+            return lookup(module, *self._unplanned(module, ids.cpu()), ids)
+        host = ids.cpu()
+        calls, position = self._plan.calls[self._batch], self._call
+        self._call += 1
+        if position < len(calls) and _same(calls[position], module, host):
+            block, inverse = self._plan.find(self._batch, position)
+        else:
+            if calls:
+                self._plain.give_up()
+            elif self._batch in self._plan.given and not self._plain.is_over:
+                self._note_seen(self._plan.given[self._batch], module, ids)
+            block, inverse = self._unplanned(module, host)
+        return lookup(module, block, inverse, ids)
+
+    def _look_back(self, plan: TorchPlan) -> None:
+        """Check the prediction for the minibatch that has ended, or learn from its lookups."""
+        given, planned = plan.given.get(self._batch, ()), len(plan.calls[self._batch])
+        if 0 < self._call < planned:
+            self._plain.give_up()
+        elif self._forward is None:
+            if self._seen:
+                unchanged = [tensor for tensor, _ in given]
+                self._plain.learn(unchanged, self._seen_in_training, self._seen)
+        elif any(version(tensor) != before for tensor, before in given):
+            # The prediction skipped the planning run, which would have detected this change.
+            self._plain.give_up()
+
+    def _note_seen(
+        self, given: Sequence[tuple[torch.Tensor, int]], module: Table, ids: torch.Tensor
+    ) -> None:
+        if not self._seen:
+            self._seen_in_training = self._model.training
+        self._seen.append((module, ids))
+        changed = [tensor for tensor, before in given if version(tensor) != before]
+        if any(shares_memory(ids, tensor) for tensor in changed):
+            self._plain.give_up()  # the ids are not those that the loader returned
+
+    def _guessed(self, given: Sequence[torch.Tensor]) -> list[TorchCall]:
+        """Predict the lookups of a script's minibatch; empty without a prediction."""
+        found = self._plain.find(given, self._model.training) or []
+        values: dict[Place, Ids] = {}
+        for module, ids in found:
+            try:
+                _check_range(module, ids)
+            except UsageError:  # raised again if the script really looks up these ids
+                self._plain.give_up()
+                return []
+            values.setdefault(_place(ids), _flat(ids).copy())
+        return [_call(module, ids, None, values[_place(ids)]) for module, ids in found]
+
+    def _calls(self, noted: Given, number: int, features: Any) -> list[TorchCall]:
+        """Find the lookups of a minibatch."""
+        given = list(tensors(features))
+        if self._forward is None:
+            noted[number] = [(t, version(t)) for t in given]
+            return self._guessed(given)
+        # If the model changes its features, ids cannot be read before the model has run.
+        plain = self._alters is False and self._plain.find(given, self._model.training)
+        self._noted = {}
+        if not plain:
+            return self._dry_run(self._forward, features)
+        noted[number] = [(t, version(t)) for t in given]
+        return [self._call_of(*each) for each in plain]
+
+    def _dry_run(self, forward: Callable[[Any], Any], features: Any) -> list[TorchCall]:
+        unchanged = self._alters is False
+        features = self.given(features)
+        given = list(tensors(features))
+        versions = [version(t) for t in given]
+        self._planning = []
+        was_training = self._model.training
+        if self._quiet:
+            self._model.eval()
+        try:
+            with torch.no_grad():
+                forward(features)
+        except LastLookup:
+            pass
+        finally:
+            calls, self._planning = self._planning, None
+            if self._quiet:
+                self._model.train(was_training)
+        self._lookups = self._lookups or len(calls)
+        if self._alters is not True:
+            altered = versions != [version(t) for t in given]
+            if altered and self._alters is False:
+                raise UsageError(
+                    "the model changes a minibatch in place, and did not change the first one: "
+                    "its ids cannot be found ahead of time; clone() in forward what it changes"
+                )
+            self._alters = altered
+        if unchanged:
+            self._plain.learn(given, was_training, [(c.module, c.ids) for c in calls])
+        return calls
+
+    def _note(self, module: Table, ids: torch.Tensor) -> torch.Tensor:
+        assert self._planning is not None
+        self._planning.append(self._call_of(module, ids.cpu()))
+        if len(self._planning) == self._lookups:
+            raise LastLookup
+        return torch.zeros(()).expand(*ids.shape, module.embedding_dim)
+
+    def _call_of(self, module: Table, ids: torch.Tensor) -> TorchCall:
+        _check_range(module, ids)
+        place = _place(ids)
+        values = self._noted.get(place)
+        if values is None:
+            values = self._noted[place] = _flat(ids).copy()
+        return _call(module, ids, place, values)
+
+    def _unplanned(self, module: Table, ids: torch.Tensor) -> tuple[DeviceBlock, Ids]:
+        assert self._plan is not None
+        assert self._pull is not None
+        _check_range(module, ids)
+        call = RowLookup(module.table, module.embedding_dim, _flat(ids))
+        return self._plan.pull(call, self._pull, keep=torch.is_grad_enabled())
+
+
+class TableParameter(TableWeight):
+    """The empty parameter of a table on servers, whose ``grad`` is that of the rows in use."""
+
+    table: str
+    rows: ServerRows
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        """Gradient (n, dim) of the rows that were looked up; None after it was taken."""
+        rows = self.__dict__.get("rows")
+        if rows is None:  # a copied parameter
+            own: torch.Tensor | None = _grad.__get__(self)
+            return own
+        gradient = rows.gradient(self.table)
+        return None if gradient is None else torch.from_numpy(gradient)
+
+    @grad.setter
+    def grad(self, value: torch.Tensor | None) -> None:
+        _grad.__set__(self, None)
+        rows = self.__dict__.get("rows")
+        if rows is None:
+            return
+        if value is None:
+            rows.drop_gradient(self.table)
+            return
+        own = self.grad
+        if own is None or own.shape != value.shape or value.is_sparse:
+            raise UsageError(
+                f"table {self.table}: its gradient is that of the rows of this batch, "
+                f"{None if own is None else tuple(own.shape)}; it cannot become a tensor "
+                f"{tuple(value.shape)}"
+            )
+        own.copy_(value.detach())
+
+
+def _flat(ids: torch.Tensor) -> Ids:
+    # A column of a batch is not contiguous.
+    return np.ascontiguousarray(ids.reshape(-1).cpu().numpy())
+
+
+def _call(module: Table, ids: torch.Tensor, place: Place | None, values: Ids) -> TorchCall:
+    return TorchCall(module.table, module.embedding_dim, values, module, ids, place)
+
+
+def _same(call: TorchCall, module: Table, ids: torch.Tensor) -> bool:
+    if call.module is not module or call.ids.shape != ids.shape:
+        return False
+    return call.place == _place(ids) or np.array_equal(call.values, _flat(ids))
+
+
+def _place(ids: torch.Tensor) -> Place:
+    """Return address, version and layout of a tensor, which are equal only for equal values. A view
+    may have the same address and other values."""
+    return ids.data_ptr(), version(ids), tuple(ids.shape), ids.stride(), ids.dtype
+
+
+def _check_range(module: Table, ids: torch.Tensor) -> None:
+    if module.num_embeddings is not None and ids.numel():
+        low, high = ids.aminmax()
+        module.options.check_range(module.table, int(low), int(high), argument="num_embeddings")

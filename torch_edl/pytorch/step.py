@@ -1,0 +1,210 @@
+"""One minibatch through the functions of a model file: what it computes, and what is said of an
+error."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_edl.data.batch import Batch, slice_tensors
+from torch_edl.engine.base import Engine
+from torch_edl.errors import EdlError, UserCodeError, describe_error
+from torch_edl.pytorch.contract import Contract
+from torch_edl.pytorch.values import TorchValues, describe
+from torch_edl.training.layer_log import LayerLog
+from torch_edl.training.not_finite import not_finite, the_one
+
+
+class Step:
+    """One minibatch through the user's model: forward, loss and backward, checked.
+
+    Args:
+        on_nan: ``stop`` raises :class:`NanLossError`, ``skip`` returns None.
+        log_layers: glob over module names whose outputs are logged now and then.
+        apart: within it, nothing else draws random numbers of torch.
+    """
+
+    def __init__(
+        self,
+        contract: Contract,
+        model: nn.Module,
+        *,
+        on_nan: str,
+        log_layers: str,
+        apart: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        self._loss = contract.loss
+        self._path = contract.path
+        self._on_nan = on_nan
+        self._model = model
+        self._apart = apart
+        self._forward = caller(model)
+        self.last_loss = math.nan
+        modules = {name: module for name, module in model.named_modules() if name}
+        self._layers = LayerLog(log_layers, list(modules))
+        for name in self._layers.watched:
+            modules[name].register_forward_hook(self._log_layer(name))
+
+    def forward(self, features: Any) -> Any:
+        """The model on a minibatch."""
+        with self._apart():
+            return self._forward(features)
+
+    def predict(self, features: Any) -> Any:
+        """What the model says of a minibatch.
+
+        Raises:
+            UserCodeError: it raised.
+        """
+        try:
+            return self.forward(features)
+        except EdlError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise UserCodeError(
+                f"the model raised {describe_error(error)} (features {describe(features)})"
+                + self._dtypes(error, features=features)
+            ) from error
+
+    def backward(self, loss: torch.Tensor, batch: Batch) -> None:
+        """The gradient of what :meth:`loss` gave for a minibatch.
+
+        Raises:
+            UserCodeError: it raised.
+        """
+        try:
+            with self._apart():  # activation checkpoints draw again
+                loss.backward()  # type: ignore[no-untyped-call]
+        except Exception as error:
+            raise UserCodeError(
+                f"backward raised {describe_error(error)}"
+                + self._dtypes(error, features=batch.features, labels=batch.labels)
+            ) from error
+
+    def loss(self, batch: Batch) -> torch.Tensor | None:
+        """The loss of a minibatch, a finite scalar; None if it is to be left out.
+
+        Raises:
+            UserCodeError: the user's code raised, or returned no scalar.
+            NanLossError: the loss is not finite.
+        """
+        self._layers.count += 1
+        predictions = self.predict(batch.features)
+        try:
+            with self._apart():
+                loss = self._loss(batch.labels, predictions)
+        except (Exception, SystemExit) as error:
+            raise UserCodeError(
+                f"loss raised {describe_error(error)} "
+                f"(labels {describe(batch.labels)}, predictions {describe(predictions)})"
+                + self._dtypes(error, labels=batch.labels),
+                self._the_one(batch, predictions),
+            ) from error
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise UserCodeError(f"loss returned {describe(loss)}; expected a scalar tensor")
+        self.last_loss = loss.item()
+        if not math.isfinite(self.last_loss):
+            if self._on_nan == "stop":
+                at = self._the_one(batch, predictions)
+                raise not_finite(self.last_loss, batch, TorchValues().array, at)
+            return None
+        return loss
+
+    def _the_one(self, batch: Batch, predictions: Any) -> int | None:
+        """The sample whose loss cannot be computed, or is not finite, where the others' can."""
+
+        def fails(index: int) -> bool:
+            labels, predicted = (
+                slice_tensors(each, index, index + 1, torch.from_numpy)
+                for each in (batch.labels, predictions)
+            )
+            return not math.isfinite(self._loss(labels, predicted))
+
+        with torch.no_grad():
+            return the_one(batch.size, fails)
+
+    def _dtypes(self, error: BaseException, **fed: Any) -> str:
+        """What to do about numbers of float64, the type of numpy and of tables, where torch raised
+        over types."""
+        said = str(error).lower()
+        known = {p.dtype for p in self._model.parameters() if p.is_floating_point()}
+        if not ("dtype" in said or "double" in said) or torch.float64 in known:
+            return ""
+        wide = [name for name, value in fed.items() if "float64" in describe(value)]
+        if not wide:
+            return ""
+        return (
+            f"; feed returned {' and '.join(wide)} of float64, and the model computes in float32: "
+            "convert them with .float()"
+        )
+
+    def _log_layer(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            if module.training and isinstance(output, torch.Tensor) and self._layers.due:
+                values = output.detach().float()
+                spread = values.std().item() if values.numel() > 1 else 0.0
+                low, high = (end.item() for end in values.aminmax())
+                self._layers.log(name, values.shape, values.mean().item(), spread, low, high)
+
+        return hook
+
+
+def contract_body(
+    step: Step, engine: Engine, optimizer: torch.optim.Optimizer, scheduler: Any | None
+) -> Callable[[Batch], float]:
+    """What stands between two batches of a model file: computes a minibatch and returns its loss.
+    NaN: the minibatch gave no gradient.
+
+    Raises:
+        UserCodeError: the user's code raised.
+        NanLossError: the loss is not finite, and the user wants to stop then.
+    """
+
+    def body(batch: Batch) -> float:
+        optimizer.zero_grad()
+        loss = step.loss(batch) if batch.size else None
+        if engine.backward(None if loss is None else partial(step.backward, loss, batch)):
+            optimizer.step()
+            if scheduler is not None:
+                scheduler.step()
+        return math.nan if loss is None else step.last_loss
+
+    return body
+
+
+def caller(model: nn.Module) -> Callable[[Any], Any]:
+    """The function from the features of a minibatch to what the model makes of them: a tuple is
+    unpacked unless ``forward`` takes a single argument, a dict becomes keyword arguments where
+    the names fit."""
+    unpack = _unpacks(model)
+
+    def call(features: Any) -> Any:
+        if isinstance(features, tuple) and unpack(features):
+            return model(*features)
+        if isinstance(features, Mapping) and unpack(features):
+            return model(**features)
+        return model(features)
+
+    return call
+
+
+def _unpacks(model: nn.Module) -> Callable[[Any], bool]:
+    parameters = list(inspect.signature(model.forward).parameters.values())
+    names = {p.name for p in parameters}
+    keywords = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    several = len(positional) > 1 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+
+    def unpacks(features: Any) -> bool:
+        if isinstance(features, Mapping):
+            return keywords or set(features) <= names
+        return several
+
+    return unpacks

@@ -1,0 +1,171 @@
+"""The functions of a model file that all frameworks call alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch_edl.data.sources import Source
+from torch_edl.errors import ContractError, describe_error
+from torch_edl.training.contract.argument_order import LabelsFirst, labels_first, refuse_class
+from torch_edl.training.contract.signatures import Signature
+
+if TYPE_CHECKING:
+    from torch_edl.preprocessing import Columns
+
+Metrics = Mapping[str, Any]
+EVENTS = frozenset(
+    {"on_train_begin", "on_batch_end", "on_task_end", "on_epoch_end", "on_train_end"}
+)
+"""The methods of callbacks that a worker calls."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric of the user's."""
+
+    made: Any
+    """A function of labels and predictions, or an object that is updated, merged and computed."""
+    output: str = ""
+    """The output of the model that the metric gets; empty: all that the model returns."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserFunctions:
+    """The functions of a model file that mean the same in all frameworks, under the first of their
+    accepted names."""
+
+    path: str
+    model: Callable[[], Any]
+    loss: LabelsFirst
+    feed: Callable[[Any, str, Any], Any]
+    eval_metrics_fn: Callable[[], Metrics] | None
+    callbacks: Callable[[], Sequence[Any]] | None
+    data_source: Callable[..., Any] | None
+    prediction_outputs_processor: Any | None
+    preprocessing: Columns | None
+    """What the file makes of columns, fitted before training where it has to be."""
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    """The names that the file has for its functions, by the documented ones."""
+
+    signatures: ClassVar[Mapping[str, Signature]]
+    """Of the functions in the framework of the file."""
+
+    def named(self, name: str) -> str:
+        """The name that the file has for a function."""
+        return self.names.get(name) or name
+
+    def check_metric(self, what: str, metric: Any) -> None:
+        """Refuses what cannot be a metric.
+
+        Raises:
+            UsageError: it is a class, or nothing that is called or updated.
+        """
+        refuse_class(f"{self.path}: {what}", metric)
+        if not (callable(metric) or hasattr(metric, "update")):
+            raise self._wrong(what, metric, "a function or a metric")
+
+    def make_metrics(self) -> dict[str, Metric]:
+        """Calls ``eval_metrics_fn``. A metric of one output of the model, in a dict under the name
+        of the output, has the name OUTPUT_METRIC.
+
+        Raises:
+            ContractError: it raised, or returned something else than metrics by name.
+        """
+        if self.eval_metrics_fn is None:
+            return {}
+        metrics: dict[str, Metric] = {}
+        given = self._call("eval_metrics_fn()", self.eval_metrics_fn)
+        for name, made in self._named("eval_metrics_fn", given):
+            found = [(name, Metric(made))]
+            if isinstance(made, Mapping):
+                of_output = self._named(f"eval_metrics_fn()[{name!r}]", made)
+                found = [(f"{name}_{each}", Metric(metric, name)) for each, metric in of_output]
+            for each, metric in found:
+                self.check_metric(f"eval_metrics_fn()[{each!r}]", metric.made)
+                if each in metrics:
+                    raise ContractError(
+                        f"{self.path}: eval_metrics_fn() has two metrics {each!r}; rename one"
+                    )
+                metrics[each] = metric
+        return metrics
+
+    def _named(self, what: str, made: Any) -> list[tuple[str, Any]]:
+        if not isinstance(made, Mapping) or not all(isinstance(k, str) for k in made):
+            raise self._wrong(what, made, "a dict of name to metric")
+        return list(made.items())
+
+    def make_sources(self, paths: Sequence[str]) -> dict[str, Source]:
+        """Calls ``data_source``, if there is one: the sources by name."""
+        if self.data_source is None:
+            return {}
+        made = self._call("data_source()", partial(self.data_source, paths))
+        sources = list(made) if isinstance(made, list | tuple) else [made]
+        by_name: dict[str, Source] = {}
+        for source in sources:
+            if not isinstance(source, Source):
+                raise self._wrong(
+                    "data_source", source,
+                    "an object (or a list) with name, count, damaged, metadata and "
+                    "read(start, end)",
+                )  # fmt: skip
+            if source.name in by_name:
+                raise ContractError(
+                    f"{self.path}: data_source returned two sources named {source.name!r}; give "
+                    "each a name of its own"
+                )
+            by_name[source.name] = source
+        return by_name
+
+    def make_callbacks(self) -> list[Any]:
+        """Calls ``callbacks``, if there is one.
+
+        Raises:
+            ContractError: it raised, returned no list, or has a method that is never called.
+        """
+        if self.callbacks is None:
+            return []
+        made = self._call("callbacks()", self.callbacks)
+        if not isinstance(made, Sequence):
+            raise self._wrong("callbacks", made, "a list of objects")
+        for callback in made:
+            unknown = sorted(_own_events(callback) - EVENTS)
+            if unknown:
+                raise ContractError(
+                    f"{self.path}: {type(callback).__name__}.{unknown[0]} would never be called; "
+                    f"callbacks of a model file have {', '.join(sorted(EVENTS))}"
+                )
+        return list(made)
+
+    def _call(self, name: str, function: Callable[[], Any]) -> Any:
+        try:
+            return function()
+        except (Exception, SystemExit) as error:
+            raise ContractError(f"{self.path}: {name} raised {describe_error(error)}") from error
+
+    def _wrong(self, name: str, got: Any, expected: str) -> ContractError:
+        example = self.signatures[name.partition("(")[0]].example
+        return ContractError(
+            f"{self.path}: {self.named(name)} returned {type(got).__name__}, expected {expected}; "
+            f"for example:\n    {example}"
+        )
+
+
+def _own_events(callback: Any) -> set[str]:
+    """The methods for events that a class of the user's defines, and no base class of Keras."""
+    classes = (c for c in type(callback).__mro__ if not c.__module__.startswith("keras."))
+    return {name for each in classes for name in vars(each) if name.startswith("on_")}
+
+
+def argument_orders(functions: UserFunctions) -> list[tuple[str, str]]:
+    """Of the loss and of each metric that is a function: what it is, and how it is called."""
+    found = [("loss", functions.loss)]
+    found += [
+        (f"metric {name}", labels_first(metric.made))
+        for name, metric in functions.make_metrics().items()
+        if not hasattr(metric.made, "update")
+    ]
+    return [(what, f"{f.name}{f.order}: {f.reason}") for what, f in found]

@@ -1,0 +1,160 @@
+"""Executes a model file of any framework and finds its functions.
+
+A file that breaks the contract is refused with the name of what is missing and an example line.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from torch_edl.errors import ContractError, describe_error
+from torch_edl.training.contract.argument_order import called_by, labels_first, refuse_class
+from torch_edl.training.contract.signatures import PROCESSORS, Signature, missing, takes_others
+
+if TYPE_CHECKING:
+    from torch_edl.preprocessing import Columns
+
+
+def load_functions(
+    path: str,
+    args: Sequence[str],
+    signatures: Mapping[str, Signature],
+    is_model: Callable[[Any], bool],
+) -> dict[str, Any]:
+    """Executes a model file and finds its functions.
+
+    Args:
+        args: becomes ``sys.argv[1:]`` of the file.
+        is_model: whether an object is a model, rather than a function that makes one.
+
+    Returns:
+        What the class of the framework's contract is made of.
+
+    Raises:
+        ContractError: the file raised, or a function is missing or takes other arguments.
+    """
+    module = _execute(path, args)
+    names = {name: _find(path, module, name, each, is_model) for name, each in signatures.items()}
+    found = {name: getattr(module, bound) if bound else None for name, bound in names.items()}
+    refuse_class(f"{path}: loss", found["loss"])
+    for name, function in found.items():
+        if function is not None:
+            _check_arguments(path, name, names[name], signatures[name], function)
+    found["loss"] = labels_first(getattr(module, names["loss"]))
+    processors = [getattr(module, name, None) for name in PROCESSORS]
+    processor = next((each for each in processors if each is not None), None)
+    made = processor() if isinstance(processor, type) else processor
+    columns = _columns(path, module)
+    rest = {"prediction_outputs_processor": made, "preprocessing": columns, "names": names}
+    return {"path": path, **found, **rest}
+
+
+def _columns(path: str, module: ModuleType) -> Columns | None:
+    """The preprocessing of the file, under any name."""
+    # A file that has one has imported it, and with it pyarrow.
+    library = sys.modules.get("torch_edl.preprocessing")
+    if library is None:
+        return None
+    found = {n: each for n, each in vars(module).items() if isinstance(each, library.Columns)}
+    if len({id(each) for each in found.values()}) > 1:
+        raise ContractError(
+            f"{path}: {' and '.join(found)} are preprocessing; one Columns(...) of the file can "
+            "be fitted: give it the outputs of all"
+        )
+    return next(iter(found.values()), None)
+
+
+def _find(
+    path: str,
+    module: ModuleType,
+    name: str,
+    signature: Signature,
+    is_model: Callable[[Any], bool],
+) -> str:
+    """The name that the file has for a function; empty: there is none, and it is optional."""
+    bound = {each: getattr(module, each, None) for each in (name, *signature.others)}
+    for each, found in bound.items():
+        if name == "model" and is_model(found):
+            kind = type(found).__name__
+            raise ContractError(
+                f"{path}: {each} is a model ({kind}), not a function that makes one; every worker "
+                f"makes its own:\n    def model(): return {kind}(...)"
+            )
+        if callable(found):
+            return each
+    for each, found in bound.items():
+        if found is not None and not isinstance(found, ModuleType):
+            raise ContractError(
+                f"{path}: {each} is an object ({type(found).__name__}), not a function; "
+                f"write for example:\n    {signature.example}"
+            )
+    if signature.required:
+        raise ContractError(missing(path, name, signature))
+    return ""
+
+
+def _execute(path: str, args: Sequence[str]) -> ModuleType:
+    folder = str(Path(path).resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    sys.argv = [path, *args]
+    name = Path(path).stem
+    # Under its own name, so that classes defined there can be pickled to DataLoader processes;
+    # a name that is taken (a model.py beside another) must not hide a library.
+    name = name if name.isidentifier() and name not in sys.modules else f"_edl_{name}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ContractError(f"{path}: not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except SystemExit as error:
+        raise ContractError(
+            f"{path}: called sys.exit({error.code!r}) while it was loaded; its arguments, after "
+            f"--, were: {' '.join(args) or 'none'}" + (_behind(path) if error.code == 2 else "")
+        ) from error
+    except Exception as error:
+        reads = "sys.argv" in (traceback.extract_tb(error.__traceback__)[-1].line or "")
+        raise ContractError(
+            f"{path}: {describe_error(error)}"
+            + (_behind(path) if reads else "")
+            + _own_names(error)
+        ) from error
+    return module
+
+
+def _own_names(error: Exception) -> str:
+    """What has the place of the modules of ElasticDL that its model files import."""
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if (missing or "").partition(".")[0] not in ("elasticdl", "elasticai_api"):
+        return ""
+    return (
+        "; of ElasticDL's names, torch-edl has Mode (from torch_edl import Mode) and, for Keras, "
+        "Embedding (from tf_compat import Embedding)"
+    )
+
+
+def _behind(path: str) -> str:
+    return f"; pass its arguments behind --: torch-edl run {Path(path).name} ... -- ARGUMENTS"
+
+
+def _check_arguments(
+    path: str, name: str, bound: str, expected: Signature, function: Callable[..., Any]
+) -> None:
+    called = called_by(function)
+    try:
+        signature = inspect.signature(called)
+    except ValueError:
+        return  # a builtin has no signature to check
+    try:
+        signature.bind(*range(expected.arguments))
+    except TypeError:
+        raise ContractError(takes_others(path, name, f"{bound}{signature}", expected)) from None

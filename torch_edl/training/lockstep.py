@@ -1,0 +1,259 @@
+"""Updates by position: every member of a ring takes the same ones, in the same order.
+
+Which records an update has is a function of the position in the data, which is part of what the
+members share. So an update that failed is taken again from the same place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from torch_edl.config import JobConfig
+from torch_edl.data.batch import SKIP, Batch, Minibatch, Update, note
+from torch_edl.data.feeder import Feeder, FeedError
+from torch_edl.data.leases_ahead import NoMoreTasks
+from torch_edl.data.passes import Pass, Span
+from torch_edl.data.task_records import TaskRecords
+from torch_edl.data.task_space import TaskSpace
+from torch_edl.data.tasks import ModelTask, RecordTask, TaskFailed, Tasks
+from torch_edl.engine.ring.engine import RingEngine
+from torch_edl.errors import DismissedError, MinibatchError
+from torch_edl.master_client.session import MasterSession
+from torch_edl.tables.watermarks import Watermarks
+from torch_edl.training.one_off import OneOffTasks
+
+_IDLE_S = 0.1
+
+
+class MemberBatches(Protocol):
+    """The minibatches of one member by their place in the data."""
+
+    def take(self, span: Span, start: int, rank: int, world: int) -> Any:
+        """The minibatch at ``span``, of the update at ``start``. In general the next one is of the
+        next update, of the same member of the same ring."""
+        ...
+
+    def sample(self, span: Span) -> Any:
+        """A minibatch beside the order, read in this process."""
+        ...
+
+    def close(self) -> None:
+        """Ends the readers."""
+        ...
+
+
+class PositionUpdates:
+    """What sources of updates by position have in common; see
+    :class:`~torch_edl.training.source.UpdateSource`."""
+
+    def __init__(self, engine: RingEngine, batches: MemberBatches) -> None:
+        self._engine = engine
+        self._batches = batches
+
+    def recover(self, update: Update, error: BaseException) -> None:
+        """Every member would fail in the same way; a ring that breaks raises nothing."""
+        raise error
+
+    def close(self) -> None:
+        """Ends the readers."""
+        self._batches.close()
+
+    def _update_at(self, start: int, data: Pass) -> Update:
+        """This member's part of the update that begins at ``start``."""
+        ring = self._engine.membership
+        part = data.part(start, ring.rank, ring.world)
+
+        def minibatches() -> Iterator[Minibatch]:
+            for number, span in enumerate(part.spans):
+                yield Minibatch(number, span[0], span[1] - span[0], self._take(span, start))
+            if not part.spans:
+                spare = self._spare((start, start + min(2, part.records)))
+                yield Minibatch(0, start, 0, spare)
+
+        return Update(
+            first=self._engine.replica.position.records,
+            last=start + part.records,
+            minibatches=minibatches(),
+            count=len(part.spans) or 1,
+            records=part.records,
+        )
+
+    def _take(self, span: Span, start: int) -> Any:
+        """The minibatch at ``span``, of the update at ``start``."""
+        ring = self._engine.membership
+        return self._batches.take(span, start, ring.rank, ring.world)
+
+    def _spare(self, span: Span) -> Any:
+        """The batch of a member that has no record of the update, and takes the others' gradients
+        all the same; ``span`` is of records that are in the update."""
+        return self._batches.sample(span)
+
+
+class LockstepModel(Protocol):
+    """A model file whose model is trained; see
+    :class:`~torch_edl.training.user_model.UserModel`."""
+
+    config: JobConfig
+    feeder: Feeder
+
+    def batches(self, records: TaskRecords, data: Pass, space: TaskSpace) -> MemberBatches: ...
+
+    def call_back(self, event: str, *args: Any) -> None: ...
+
+
+class FileUpdates(PositionUpdates):
+    """The updates of a model file in a ring; see :class:`~torch_edl.training.source.UpdateSource`.
+
+    Training tasks are not leased here. Evaluations, snapshots and the like are leased by the
+    master as ever, and done between two updates.
+
+    Args:
+        space: the training tasks, in whose order the records are.
+    """
+
+    def __init__(
+        self,
+        file: LockstepModel,
+        engine: RingEngine,
+        space: TaskSpace,
+        tasks: Tasks,
+        one_off: OneOffTasks,
+        session: MasterSession,
+    ) -> None:
+        self._file = file
+        self._tasks = tasks
+        self._one_off = one_off
+        self._heartbeat = session.heartbeat
+        self._status = session.progress
+        data = file.config.data
+        self._records = TaskRecords(space, file.feeder.reader)
+        self._space = space
+        self._data = Pass(
+            records=space.records_before(space.tasks_per_epoch) if space.total else 1,
+            batch_size=data.batch_size,
+            epochs=data.epochs,
+            end=space.total_records,
+        )
+        super().__init__(engine, file.batches(self._records, self._data, space))
+        self._total = space.total_records
+        self._per_epoch = file.config.train.evaluates_epochs
+        self._alone = False
+        self._damaged = 0
+        self._at_work: tuple[Span, bool] | None = None  # and whether each sample is of a record
+        self._ended = False
+
+    def updates(self) -> Iterator[Update]:
+        engine = self._engine
+        engine.join()
+        self._file.call_back("on_train_begin", engine.replica.model)
+        while not self._heartbeat.lost.is_set():
+            for end in self._heartbeat.take_epoch_ends():
+                self._file.call_back("on_epoch_end", *end)
+            done = engine.replica.position.records >= self._open
+            item = self._tasks.get(timeout_s=_IDLE_S) if done else self._tasks.poll()
+            if isinstance(item, NoMoreTasks):
+                # Told to leave while others train on: at the end of a step, which all of them
+                # agree on, so that no member waits in a collective.
+                self._ended = True
+            alone = engine.membership.world == 1
+            if self._ended and (done or alone):
+                return
+            if isinstance(item, RecordTask | ModelTask | TaskFailed):
+                self._one_off.do(item)
+            elif done:
+                self._status.phase = "waiting"
+                engine.idle()
+            else:
+                self._status.phase = "training"
+                self._alone, self._damaged = alone, 0
+                yield self._update_at(engine.replica.position.records, self._data)
+
+    @property
+    def _open(self) -> int:
+        """Records that may be trained now: the next epoch may wait for an evaluation."""
+        if not self._per_epoch:
+            return self._total
+        return min(self._total, max(1, self._heartbeat.epochs_open) * self._data.records)
+
+    def after(self, update: Update, *, counted: bool) -> None:
+        if counted:
+            self._count(update)
+        self._engine.reform_if_asked()
+
+    def _count(self, update: Update) -> None:
+        status, position, loss = self._status, self._engine.replica.position, update.loss
+        status.damaged += self._damaged
+        if self._alone and self._damaged < update.records and not math.isfinite(loss):
+            position.left_out += update.records
+        status.position = status.records = position.records
+        status.steps = status.version = position.step
+        status.pass_records = self._total
+        status.left_out = position.left_out
+        if math.isfinite(loss):
+            status.add_loss(loss)
+        self._file.call_back("on_batch_end", position.step, loss)
+        if position.records >= self._open:
+            self._heartbeat.beat()
+
+    def recover(self, update: Update, error: BaseException) -> None:
+        """Every member would fail in the same way: the error names the records of this one."""
+        if not isinstance(error, MinibatchError) or self._at_work is None:
+            raise error
+        span, is_by_record = self._at_work
+        pieces = self._space.pieces(span)
+        if error.sample is None or not is_by_record:
+            where = self._records.names(pieces)
+        else:
+            where = self._records.name(pieces, error.sample)
+        raise type(error)(f"{error} ({where})") from error.__cause__
+
+    def leave(self) -> bool:
+        return self._engine.settle()
+
+    def has_last_model(self, dismissed: DismissedError | None) -> bool:
+        """Whether this process is to write the model, since all members leave."""
+        last = self._ended and self._engine.last if dismissed is None else dismissed.last
+        return last and self._engine.membership.rank == 0
+
+    # ---- minibatches ----
+
+    def _spare(self, span: Span) -> Batch:
+        return Batch(None, None, 0)
+
+    def _take(self, span: Span, start: int) -> Batch:
+        """A minibatch; samples that are left out of it, or cannot be read, are named."""
+
+        def name(index: int) -> str:
+            return self._records.name(self._space.pieces(span), index)
+
+        try:
+            batch: Batch = super()._take(span, start)
+            note(batch.damaged, name)
+            self._damaged += len(batch.damaged)
+            self._at_work = span, batch.size == span[1] - span[0]
+            return batch
+        except FeedError as error:
+            failed = error
+        # Read once more, in this process, where a DataLoader's left only a text of it.
+        found = self._reread(span) or failed
+        where = "" if found.index is None else f" for {name(found.index)}; {SKIP}"
+        raise FeedError(f"{found}{where}") from found.__cause__
+
+    def _reread(self, span: Span) -> FeedError | None:
+        try:
+            self._batches.sample(span)
+        except FeedError as error:
+            return error
+        return None
+
+
+def watermarks(space: TaskSpace, position: int) -> Watermarks:
+    """What a model has that has had the records up to a position: whole tasks in their order, and
+    the beginning of one."""
+    if position >= space.total_records:
+        cut = space.cut  # the task that continues with a later limit
+        return Watermarks(space.total) if cut is None else Watermarks(cut.id, {cut.id: cut.records})
+    task, offset = space.at(position)
+    return Watermarks(task, {task: offset} if offset else {})

@@ -1,0 +1,80 @@
+"""The worker of a model file: a training script that is built in.
+
+Its loop is the one of scripts; its body is made of the functions of the model file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+
+from torch_edl.data.task_space import Shard, TaskSpace
+from torch_edl.data.tasks import TaskPrefetcher
+from torch_edl.errors import DismissedError, ServersLostError
+from torch_edl.master_client.leases import HeldLease, LeaseClient
+from torch_edl.master_client.session import MasterSession
+from torch_edl.training.leased import LeasedUpdates
+from torch_edl.training.lockstep import FileUpdates
+from torch_edl.training.loop import loop, run_body
+from torch_edl.training.metrics import Meter
+from torch_edl.training.one_off import OneOffTasks
+from torch_edl.training.source import FileSource
+from torch_edl.training.user_model import UserModel
+from torch_edl.wire import master_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+
+def run(file: UserModel, master: MasterSession, start: pb.Start) -> None:
+    """Does the tasks of a job until there are none, or this worker is to leave.
+
+    Raises:
+        EdlError: the job cannot continue.
+    """
+    leases = LeaseClient(master.master, master.worker_id)
+    leases.incarnation = start.cluster.incarnation
+    tasks = TaskPrefetcher(leases, file.feeder.prepare)
+    source: FileSource
+    close: Callable[[], None]
+    if start.strategy == "allreduce":
+        shards = [Shard(s.name, s.records, s.size, s.mtime_ns) for s in start.shards]
+        space = TaskSpace.for_training(shards, file.config)
+        ring = file.ring_engine(master, space)
+        one_off = OneOffTasks(file, ring, leases, master)
+        source = FileUpdates(file, ring, space, tasks, one_off, master)
+        body, close, batches = file.body(ring), ring.close, loop(ring, source, Meter())
+    else:
+        engine = file.leased_engine(start.strategy, master)
+        one_off = OneOffTasks(file, engine, leases, master)
+        source = LeasedUpdates(
+            engine, tasks, leases, master, one_off=one_off, call_back=file.call_back
+        )
+        body, close, batches = file.body(engine), engine.close, loop(engine, source, Meter())
+    dismissed = None
+    try:
+        if start.HasField("trial"):
+            # Before tasks are prepared in another thread, since feed may not be called in two.
+            with contextlib.suppress(ServersLostError):  # training waits for other servers
+                if isinstance(source, LeasedUpdates):
+                    source.connect()
+                one_off.try_evaluation(HeldLease.from_proto(start.trial), file.feeder.prepare)
+        tasks.start()
+        try:
+            run_body(batches, body)
+        except DismissedError as error:
+            log.info("leaving: %s", error)
+            dismissed = error
+        tasks.stop()
+        if source.has_last_model(dismissed) and not master.heartbeat.lost.is_set():
+            one_off.do_last()
+        if dismissed is None:
+            master.heartbeat.beat()
+            for end in master.heartbeat.take_epoch_ends():
+                file.call_back("on_epoch_end", *end)
+        file.call_back("on_train_end", file.model)
+    finally:
+        tasks.stop()
+        source.close()
+        one_off.close()
+        close()

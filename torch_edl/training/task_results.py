@@ -1,0 +1,249 @@
+"""A process's part in an evaluation or a prediction.
+
+The metrics of some records are states that merge exactly. A plain function is averaged by the
+number of records. An object (our ``Metric``, torchmetrics, a metric of Keras) is updated with every
+minibatch; its states are merged over all workers, and one worker computes the figure. The
+predictions of a task are one file, named by the task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_edl.data.batch import Batch
+from torch_edl.errors import ContractError, UsageError
+from torch_edl.files import replacing
+from torch_edl.training.contract.argument_order import labels_first
+from torch_edl.training.contract.functions import UserFunctions
+from torch_edl.wire import codec
+from torch_edl.wire import master_pb2 as pb
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+LOSS = "loss"
+SINGLE_OUTPUT = "prediction"
+
+Array = npt.NDArray[Any]
+
+
+class Values(Protocol):
+    """How tensors and metrics of a framework become numbers and arrays."""
+
+    def mean(self, value: Any) -> float:
+        """The mean of a number or a tensor."""
+        ...
+
+    def array(self, value: Any) -> Any:
+        """A tensor as an array; anything else as it is."""
+        ...
+
+    def describe(self, value: Any) -> str:
+        """Shape and dtype of a tensor, the type of anything else: for messages."""
+        ...
+
+    def update_of(self, metric: Any) -> Callable[..., Any] | None:
+        """What counts a minibatch in, of a metric that is an object; None: it is a function."""
+        ...
+
+    def states(self, name: str, metric: Any) -> Iterable[tuple[str, Array, str]]:
+        """Name, value and reduction (``sum``, ``mean``, ``max``, ``min``, ``cat``) of each state.
+
+        Raises:
+            ContractError: the states of a metric cannot be merged.
+        """
+        ...
+
+    def compute(self, name: str, metric: Any, merged: Mapping[str, Array]) -> float:
+        """The figure of a fresh metric that takes over merged states.
+
+        Raises:
+            ContractError: it is not one number.
+        """
+        ...
+
+
+class TaskMetrics:
+    """The metrics of one evaluation task, or of one process's part of an evaluation.
+
+    Args:
+        loss: of labels and predictions; see :func:`labels_first` for their order.
+        metrics: by name, functions such as ``loss``, or fresh objects.
+        outputs: by the name of a metric, the output of the model that it gets.
+    """
+
+    def __init__(
+        self,
+        loss: Callable[[Any, Any], Any],
+        metrics: Mapping[str, Any],
+        values: Values,
+        outputs: Mapping[str, str] | None = None,
+    ) -> None:
+        self._values = values
+        self._outputs = outputs or {}
+        updates = {name: values.update_of(metric) for name, metric in metrics.items()}
+        self._objects = {n: metrics[n] for n, update in updates.items() if update is not None}
+        plain = {name: m for name, m in metrics.items() if name not in self._objects}
+        self._functions = {n: labels_first(m) for n, m in {LOSS: loss, **plain}.items()}
+        self._updates = {n: labels_first(u) for n, u in updates.items() if u is not None}
+        self._means: dict[str, list[float]] = {name: [0.0, 0] for name in self._functions}
+
+    @classmethod
+    def of(cls, functions: UserFunctions, values: Values) -> TaskMetrics:
+        """Makes the metrics of a model file."""
+        made = functions.make_metrics()
+        return cls(
+            functions.loss,
+            {name: metric.made for name, metric in made.items()},
+            values,
+            {name: metric.output for name, metric in made.items()},
+        )
+
+    def update(self, batch: Batch, predictions: Any) -> None:
+        for name, function in self._functions.items():
+            total = self._means[name]
+            value = function(batch.labels, self._of(name, predictions))
+            total[0] += self._values.mean(value) * batch.size
+            total[1] += batch.size
+        for name, update in self._updates.items():
+            update(batch.labels, self._of(name, predictions))
+
+    def _of(self, name: str, predictions: Any) -> Any:
+        """What a metric gets of the predictions."""
+        output = self._outputs.get(name, "")
+        if not output:
+            return predictions
+        if not isinstance(predictions, Mapping) or output not in predictions:
+            raise ContractError(
+                f"eval_metrics_fn has metrics of the output {output!r}, and the model returned "
+                f"{self._values.describe(predictions)}; return a dict with {output!r}"
+            )
+        return predictions[output]
+
+    def states(self) -> list[pb.MetricState]:
+        """What is merged with those of the others."""
+        states = [
+            pb.MetricState(name=name, sum=total, records=int(records))
+            for name, (total, records) in self._means.items()
+        ]
+        for name, metric in self._objects.items():
+            # A state that is merged as a mean weighs as many records as it saw.
+            state = pb.MetricState(name=name, object=True, records=int(self._means[LOSS][1]))
+            for key, value, reduction in self._values.states(name, metric):
+                state.tensors.add(name=key, value=codec.to_proto(value), reduction=reduction)
+            states.append(state)
+        return states
+
+
+def summarize(
+    metrics: Mapping[str, Any], states: Iterable[pb.MetricState], values: Values
+) -> dict[str, float]:
+    """The figures of metric objects (fresh ones, by name) from their merged states."""
+    merged = {s.name: {t.name: codec.from_proto(t.value) for t in s.tensors} for s in states}
+    return {name: values.compute(name, metrics[name], each) for name, each in merged.items()}
+
+
+def kept_columns(records: Any, names: Sequence[str], shard: str) -> pa.Table:
+    """The columns of records that stand before their predictions.
+
+    Raises:
+        UsageError: the records are no table, or there is no such column.
+    """
+    option = f"--keep {','.join(names)}"
+    if isinstance(records, list):
+        raise UsageError(f"{option}: the records of {shard} are bytes, without columns")
+    for name in names:
+        if name not in records.column_names:
+            raise UsageError(
+                f"{option}: no column {name!r} in {shard}; it has {', '.join(records.column_names)}"
+            )
+    table = records.select(names)
+    for place, field in enumerate(table.schema):
+        if hasattr(field.type, "value_type") and hasattr(field.type, "index_type"):
+            decoded = field.with_type(field.type.value_type)  # which CSV files take
+            table = table.set_column(place, decoded, table.column(place).cast(decoded.type))
+    return table
+
+
+class TaskPredictions:
+    """The outputs of one prediction task, in the order of its records.
+
+    Args:
+        processor: the user's ``prediction_outputs_processor``: a function of the outputs of a
+            minibatch, or an object with ``process(outputs, worker_id)``. What it returns is
+            kept instead, if it returns anything.
+        kept: columns of the records of the task, which are written beside the outputs.
+    """
+
+    def __init__(
+        self, processor: Any | None, worker_id: int, values: Values, kept: pa.Table | None = None
+    ) -> None:
+        self._values = values
+        self._kept = kept
+        self._processor = processor
+        self._worker_id = worker_id
+        self._parts: dict[str, list[np.ndarray[Any, Any]]] = {}
+
+    def add(self, outputs: Any) -> None:
+        if self._processor is not None:
+            process = getattr(self._processor, "process", None)
+            made = process(outputs, self._worker_id) if process else self._processor(outputs)
+            outputs = outputs if made is None else made
+        for name, value in self._named(outputs).items():
+            self._parts.setdefault(name, []).append(value)
+
+    def write(self, directory: str, task_id: int) -> int:
+        """Writes ``part-TASK.npz``, by rename, so that a task done twice is written once;
+        returns the number of rows.
+
+        Raises:
+            ContractError: a column that is kept has the name of an output, or another number of
+                rows.
+        """
+        name = f"part-{task_id:012d}.npz"
+        arrays = {key: np.concatenate(parts) for key, parts in self._parts.items()}
+        if self._kept is not None:
+            self._write_kept(Path(directory) / Path(name).with_suffix(".arrow"), arrays)
+        with replacing(Path(directory) / name) as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+        return len(next(iter(arrays.values()))) if arrays else 0
+
+    def _write_kept(self, path: Path, arrays: Mapping[str, Array]) -> None:
+        assert self._kept is not None
+        for key, array in arrays.items():
+            if key in self._kept.column_names:
+                raise ContractError(
+                    f"--keep {key}: the model has an output of that name; let it return a dict "
+                    "with other names, or leave the column out"
+                )
+            if len(array) != len(self._kept):
+                raise ContractError(
+                    f"--keep: {len(array)} predictions for {len(self._kept)} records; feed, model "
+                    "and prediction_outputs_processor must keep every record"
+                )
+        # Imported when needed: the records are a table.
+        from pyarrow import ipc
+
+        with replacing(path) as file, ipc.new_stream(file, self._kept.schema) as writer:
+            writer.write_table(self._kept)
+
+    def _named(self, outputs: Any) -> dict[str, Array]:
+        if isinstance(outputs, Mapping):
+            return {str(k): self._array(v) for k, v in outputs.items()}
+        if isinstance(outputs, tuple | list):
+            return {f"{SINGLE_OUTPUT}_{i}": self._array(v) for i, v in enumerate(outputs)}
+        return {SINGLE_OUTPUT: self._array(outputs)}
+
+    def _array(self, value: Any) -> Array:
+        found = self._values.array(value)
+        if not isinstance(found, np.ndarray) or found.ndim == 0:
+            raise ContractError(
+                f"the model's prediction is {self._values.describe(value)}; expected a tensor with "
+                "a row for each record, or a tuple or dict of such"
+            )
+        return found

@@ -1,0 +1,210 @@
+"""The worker process: leases tasks and trains, evaluates or predicts on them.
+
+``python -m torch_edl.training.worker --job NAME --id I``, started by the master, whose address and
+token are in the environment. It registers, loads the model file, tells the master what is in it,
+and trains as soon as there are servers. A heartbeat says from the start that it lives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gc
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch_edl import _core
+from torch_edl.errors import (
+    CheckpointError,
+    DismissedError,
+    EdlError,
+    JobFailedError,
+    MasterLostError,
+    NanLossError,
+    UsageError,
+    UserCodeError,
+)
+from torch_edl.master_client.place import SpareSession
+from torch_edl.master_client.session import MasterSession
+from torch_edl.processes.child_group import end_own_group
+from torch_edl.processes.departure import LEFT, Departure
+from torch_edl.processes.memory import expendable
+from torch_edl.processes.output import setup_logging
+from torch_edl.processes.role_change import become
+from torch_edl.training.contract.framework import framework_of
+
+if TYPE_CHECKING:
+    from torch_edl.config import JobConfig
+    from torch_edl.training.contract.functions import UserFunctions
+
+log = logging.getLogger(__name__)
+
+# Of the time without a heartbeat after which a worker is declared lost.
+_DUMP_AT = 0.7
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one worker until the job is over, it is told to leave, or it cannot continue.
+
+    Returns:
+        The exit code: 143 after SIGTERM, 0, or 1 for an error.
+    """
+    parser = argparse.ArgumentParser(prog="torch_edl.training.worker")
+    parser.add_argument("--job", help="name of the job, for those who list processes")
+    parser.add_argument("--id", type=int, required=True)
+    parser.add_argument("--spare", action="store_true")
+    args = parser.parse_args(argv)
+    worker_id = args.id
+    setup_logging("worker", worker_id)
+    _core.tune_malloc()
+    # Imports make no garbage, and the collector would visit all that a framework has made many
+    # times: a tenth of what the import of torch takes.
+    gc.disable()
+    departure = Departure()
+    departure.listen()
+    try:
+        functions = _await_place(worker_id) if args.spare else None
+        master = MasterSession(worker_id, departure)
+    except DismissedError:
+        return 0
+    except (JobFailedError, MasterLostError) as error:
+        log.error("%s", error)
+        return 1
+    master.heartbeat.on_silence = _end_alone
+    master.heartbeat.dump_after_s = _DUMP_AT * master.config.cluster.heartbeat_timeout_s
+    # What this worker has in hand is abandoned: the servers know how far it came.
+    master.heartbeat.on_server_args = functools.partial(become, "torch_edl.ps_server")
+    try:
+        code = _work(master, functions)
+    except DismissedError:
+        code = 0
+    except MasterLostError as error:
+        log.error("the master is gone: %s", error)
+        code = 1
+    finally:
+        master.heartbeat.stop()
+    return LEFT if departure.asked.is_set() else code
+
+
+def _await_place(worker_id: int) -> UserFunctions:
+    """Imports all that a worker needs, and waits for the place of one.
+
+    Raises:
+        DismissedError: there will be none, or the model file cannot be loaded.
+        MasterLostError: the master stays away.
+    """
+    with expendable():
+        place = SpareSession(worker_id)
+        functions = _warm_up(place, worker_id)
+        server_args = place.wait()
+    if server_args:
+        become("torch_edl.ps_server", server_args)
+    return functions
+
+
+def _warm_up(place: SpareSession, worker_id: int) -> UserFunctions:
+    config = place.config().of_worker(worker_id)
+    for module in ("torch_edl.training.run_file", "numpy.random"):
+        importlib.import_module(module)
+    from torch_edl.data.sources import expand, import_reader
+    from torch_edl.training.contract.user_traceback import user_traceback
+
+    try:
+        functions = _load(config)
+        if functions.data_source is None:
+            first = (config.data.train or config.data.eval or config.data.predict)[:1]
+            files = first if config.data.expanded else expand(first)
+            import_reader(files[0], format=config.data.format)
+        return functions
+    except EdlError as error:
+        log.error("%s", error)
+        place.fail(str(error), user_traceback(error, config.model_file))
+        raise
+
+
+def _load(config: JobConfig) -> UserFunctions:
+    """Imports the framework of the model file, and loads the file.
+
+    Raises:
+        UsageError: the framework is not installed, or the file breaks the contract.
+    """
+    framework = framework_of(config.model_file).load()
+    framework.warm_up()
+    functions: UserFunctions = framework.load_contract(config.model_file, config.model_args)
+    return functions
+
+
+def _work(master: MasterSession, functions: UserFunctions | None) -> int:
+    """
+    Args:
+        functions: of a process that has loaded the model file before.
+    """
+    # Only now, with the heartbeat running: importing a framework takes seconds on a busy machine.
+    master.progress.phase = "importing"
+    from torch_edl.data.feeder import FeedError
+    from torch_edl.training.contract.user_traceback import user_traceback
+    from torch_edl.training.fitting import fit
+    from torch_edl.training.run_file import run
+
+    config = master.config.of_worker(master.worker_id)
+    try:
+        functions = functions or _load(config)
+        file = framework_of(config.model_file).load().ModelFile(functions, config)
+        model = file.report()
+        model.custom_source = functions.data_source is not None
+        model.shards.extend(file.shards())
+        master.progress.phase = "waiting"
+        columns = functions.preprocessing
+        if columns is None:
+            start = master.start(model)
+        else:
+            model.preprocessing = columns.spec
+            start = master.start(
+                model, functools.partial(fit, columns, file.feeder.records, master)
+            )
+            columns.load_bytes(start.preprocessing)
+            if config.checkpoint.load:
+                columns.tell_unknown(log.warning)
+        file.apply(start)
+        master.begin()
+        gc.freeze()
+        gc.enable()
+        run(file, master, start)
+        return 0
+    except (UsageError, CheckpointError, UserCodeError, NanLossError, FeedError) as error:
+        if master.departure.asked.is_set():
+            log.warning("while leaving: %s", error)
+            return LEFT
+        # Another worker would fail in the same way: the job ends with this.
+        master.report_failure(
+            str(error),
+            user_traceback(error, config.model_file),
+            running=not isinstance(error, UsageError),
+        )
+        return 1
+
+
+def _end_alone() -> None:
+    """Ends this process and what it forked: those that would stop them are gone."""
+    log.error("the master is gone, and nobody has started it again")
+    logging.shutdown()
+    end_own_group()
+
+
+def _end(code: int) -> None:
+    """Ends the process, whatever the user's ``feed`` does in the thread that prepares tasks."""
+    tasks = sys.modules.get("torch_edl.data.tasks")
+    if tasks is not None and tasks.TaskPrefetcher.is_preparing():
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    _end(main())
