@@ -36,7 +36,6 @@ from master.runtime.loop import run
 from master.runtime.platform import Machine, Platform
 from master.runtime.scan import scan
 from master.runtime.service import Service
-from master.runtime.store.base import Store
 from master.runtime.store.lock import Lock
 from master.runtime.store.sqlite import SqliteStore
 from master.runtime.stream_watch import StreamWatch
@@ -49,12 +48,13 @@ from master.state.workforce.processes import PENDING
 from master.state.workforce.server_command import ServerCommand
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.claim import Claim, run_id
-from torch_edl.config import JobConfig
+from torch_edl.config import JobConfig, extensions
 from torch_edl.config.checkpoint import PREPROCESSING_FILE
 from torch_edl.config.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.data.resuming import continued
 from torch_edl.errors import CheckpointError, EdlError, UsageError
 from torch_edl.files import replacing
+from torch_edl.interfaces import Store, StoreType
 from torch_edl.kubernetes.shared_pods import SharedPods
 from torch_edl.launch.jobs.folder import JobFolder, MasterAddress
 from torch_edl.launch.jobs.master_process import SUPERSEDED
@@ -266,15 +266,12 @@ def _open(config: JobConfig, folder: JobFolder, key: str) -> Lock:
 
 
 def _store(config: JobConfig, folder: JobFolder, key: str) -> Store:
-    endpoints = config.durability.etcd_endpoints
-    if not endpoints:
+    url = config.durability.store
+    if not config.durability.shares_state:
         return SqliteStore(folder.dir / "state.sqlite")
-    # Only here: an extra installs the client of etcd.
-    from master.runtime.store.etcd import EtcdStore
-    from master.runtime.store.etcd_access import EtcdAccess
-
-    access = EtcdAccess.from_environment(tls=config.durability.etcd_tls)
-    return EtcdStore(endpoints, f"/torch-edl/jobs/{key}", access)
+    kind: StoreType = extensions.load(extensions.STORES, url.partition("://")[0], f"--store {url}")
+    kind.check(url)
+    return kind.open(url, key)
 
 
 def _give_way(why: str) -> None:

@@ -85,7 +85,7 @@ class Cluster:
         return replace(config, checkpoint=_found(config))
 
     def warnings(self, config: JobConfig) -> Sequence[str]:
-        if config.durability.etcd_endpoints or config.kubernetes.state_claim:
+        if config.durability.shares_state or config.kubernetes.state_claim:
             return ()
         if config.checkpoint.dir:
             then = "the job returns to its newest checkpoint"

@@ -18,12 +18,12 @@ from typing import Any
 
 from master.runtime import throttle as pace
 from master.runtime.service import Service
-from master.runtime.store.base import Store
 from master.runtime.store.lock import Lock
 from master.state.actions import Note
 from master.state.job.restart import to_state
 from torch_edl.errors import StoreConflictError, UsageError
 from torch_edl.files import write_text
+from torch_edl.interfaces import Store
 from torch_edl.launch.jobs.status import as_dict
 from torch_edl.processes.adoption import start_time
 

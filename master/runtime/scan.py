@@ -98,9 +98,10 @@ def count(config: JobConfig, opened: Opened = lambda name, done: None) -> DataSc
 
 def _check_streams(topics: Sequence[str]) -> None:
     """Raises DataError unless all topics are there and can be read as streams."""
-    from torch_edl.data.sources.streams.kafka import check_streams
+    from torch_edl.data.sources.kinds import url_type
 
-    check_streams(topics)
+    for topic in topics:
+        url_type(topic).check_stream(topic)
 
 
 def _counted(files: Sequence[str], config: JobConfig, opened: Opened) -> list[tuple[Shard, int]]:

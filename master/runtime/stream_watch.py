@@ -51,10 +51,12 @@ class StreamWatch:
 
     def _ask(self) -> None:
         try:
-            # Imported when needed: an extra installs it.
-            from torch_edl.data.sources.streams.kafka import stream_offsets
+            # Imported when needed: it may bring pyarrow.
+            from torch_edl.data.sources.kinds import url_type
 
-            offsets = stream_offsets(self._topics)
+            offsets: dict[str, tuple[int, int]] = {}
+            for topic in self._topics:
+                offsets |= url_type(topic).offsets([topic])
         except EdlError as error:
             self._tell(str(error))
             return

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from master.runtime.store.etcd_access import EtcdAccess
 from tests.contract import source_cases
 from tests.etcd_server import Etcd
 from tests.kafka_server import Kafka
 from tests.maxcompute_server import MaxCompute
 from tests.postgres_server import PASSWORD, Postgres
+from torch_edl.plugins.etcd.access import EtcdAccess
 
 
 @pytest.fixture(scope="module")

@@ -28,17 +28,17 @@ from tests.kafka_server import Kafka
 from tests.maxcompute_server import MaxCompute
 from tests.postgres_server import USER
 from torch_edl.data.sources import IndexedSource, Records, Source, open_source, parts
-from torch_edl.data.sources.databases import sql as sql_module
-from torch_edl.data.sources.files import arrow as arrow_module
-from torch_edl.data.sources.files import avro as avro_module
 from torch_edl.data.sources.files import csv as csv_module
-from torch_edl.data.sources.files import lines as lines_module
 from torch_edl.data.sources.files import parquet as parquet_module
 from torch_edl.data.sources.files import sliced as sliced_module
 from torch_edl.data.sources.files import tfrecord as tfrecord_module
-from torch_edl.data.sources.files import webdataset as webdataset_module
 from torch_edl.data.sources.files.recordio import RecordIOWriter
 from torch_edl.data.sources.files.tfrecord import TFRecordWriter
+from torch_edl.plugins.formats import arrow as arrow_module
+from torch_edl.plugins.formats import avro as avro_module
+from torch_edl.plugins.formats import lines as lines_module
+from torch_edl.plugins.formats import webdataset as webdataset_module
+from torch_edl.plugins.sql import source as sql_module
 
 COUNT = 40
 PER_BLOCK = 7

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from etcd3gw.client import Etcd3Client
 
-from master.runtime.store.etcd import EtcdStore
-from master.runtime.store.etcd_access import EtcdAccess
 from master.runtime.store.lock import Lock
 from tests.etcd_server import Etcd
 from torch_edl.errors import StoreConflictError, UsageError
+from torch_edl.plugins.etcd.access import EtcdAccess
+from torch_edl.plugins.etcd.store import EtcdStore
 
 
 def test_an_etcd_that_is_away_is_named_and_ridden_through(etcd: Etcd) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from tests.postgres_server import PASSWORD, USER, Postgres
 from torch_edl.data.sources import check_source, open_source
-from torch_edl.data.sources.databases import sql as module
 from torch_edl.errors import DataError
+from torch_edl.plugins.sql import source as module
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from master.runtime.store.base import Entry, Store
-from master.runtime.store.etcd import EtcdStore
-from master.runtime.store.etcd_access import EtcdAccess
 from master.runtime.store.lock import Lock
 from master.runtime.store.sqlite import SqliteStore
 from torch_edl.errors import StoreConflictError
+from torch_edl.interfaces import Entry, Store
+from torch_edl.plugins.etcd.access import EtcdAccess
+from torch_edl.plugins.etcd.store import EtcdStore
 
 Reopen = Callable[[], Store]
 

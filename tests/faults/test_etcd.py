@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from master.runtime.store.etcd import EtcdStore
 from tests.etcd_server import Etcd
 from tests.faults.test_master_kills import FLAGS, RECORDS, kill_master, require_same_processes
+from torch_edl.plugins.etcd.store import EtcdStore
 
 KEYS = "/torch-edl/jobs/count"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_edl.cli import config_file
-from torch_edl.config import ClusterConfig, Experiment, JobConfig
+from torch_edl.config import ClusterConfig, Experiment, JobConfig, extensions
 from torch_edl.config.job import PARTS
 from torch_edl.config.option import OF_MODEL_FILE, TRAINING, Option, options_of
 from torch_edl.errors import UsageError
@@ -133,8 +133,10 @@ def model_file_job(args: argparse.Namespace, kind: str) -> JobConfig:
     model_file = absolute(args.model_file)
     if found.get("also"):
         found["also"] = absolute(found["also"])
-    return JobConfig.of(
-        {**found, "kind": kind, "model_file": model_file, "model_args": args.model_args}
+    return _checked(
+        JobConfig.of(
+            {**found, "kind": kind, "model_file": model_file, "model_args": args.model_args}
+        )
     )
 
 
@@ -172,7 +174,16 @@ def script_job(
         "model_args": args.training_script_args,
         "experiment": experiment,
     }
-    return JobConfig.of(found)
+    return _checked(JobConfig.of(found))
+
+
+def _checked(config: JobConfig) -> JobConfig:
+    """Lets the plugin of ``--store`` check its URL."""
+    store = config.durability.store
+    if config.durability.shares_state:
+        scheme = store.partition("://")[0]
+        extensions.load(extensions.STORES, scheme, f"--store {store}").check(store)
+    return config
 
 
 def _imply_servers(found: dict[str, Any]) -> None:

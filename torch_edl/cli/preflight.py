@@ -206,10 +206,10 @@ def _expand_data(config: JobConfig) -> DataConfig:
     check_streams(data)
     train = files(data.train)
     if data.streams:
-        # Imported when needed: an extra installs it.
-        from torch_edl.data.sources.streams import kafka
+        from torch_edl.data.sources.kinds import url_type
 
-        kafka.check_streams(train)
+        for url in train:
+            url_type(url).check_stream(url)
     return dataclasses.replace(
         data,
         train=train,
@@ -221,7 +221,7 @@ def _expand_data(config: JobConfig) -> DataConfig:
 
 def check_streams(data: DataConfig) -> None:
     """Raises UsageError where data that have an end are to be a stream."""
-    from torch_edl.data.sources.schemes import is_stream
+    from torch_edl.data.sources.kinds import is_stream
 
     for path in data.train if data.streams else ():
         if not is_stream(path):

@@ -8,19 +8,6 @@ from dataclasses import dataclass
 from torch_edl.config.option import TRAIN, Checked, Option, declare, option
 from torch_edl.errors import UsageError
 
-FORMATS = (
-    "auto",
-    "recordio",
-    "tfrecord",
-    "csv",
-    "parquet",
-    "arrow",
-    "jsonl",
-    "libsvm",
-    "webdataset",
-    "avro",
-)
-
 _train_option = functools.partial(option, kinds=TRAIN)
 
 
@@ -48,9 +35,7 @@ class DataConfig(Checked):
     )
     expanded: bool = declare(set_by="the checks before a job", default=False)
     """True if all names are names of files, so that no folders or patterns must be expanded."""
-    format: str = option(
-        "auto", "--format NAME", "format of the files: see docs/data.md", choices=FORMATS
-    )
+    format: str = option("auto", "--format NAME", "format of the files: see docs/data.md")
     """``auto`` selects the format by suffix and first bytes of a file."""
     batch_size: int = option(64, "--batch-size N", "records per minibatch and worker", minimum=1)
     records_per_task: int = option(

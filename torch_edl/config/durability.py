@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from torch_edl.config.option import JOB_KINDS, TRAIN, TRAINING, Checked, option
@@ -65,25 +64,16 @@ class DurabilityConfig(Checked):
     members are separated by commas."""
 
     @property
-    def etcd_endpoints(self) -> tuple[str, ...]:
-        """HOST:PORT of the etcd members that store the state; empty if the state is in a file."""
-        scheme, found, members = self.store.partition("://")
-        of_etcd = found and scheme in ("etcd", "etcds")
-        return tuple(members.rstrip("/").split(",")) if of_etcd else ()
-
-    @property
-    def etcd_tls(self) -> bool:
-        """True if the connection to etcd is encrypted."""
-        return self.store.startswith("etcds:")
+    def shares_state(self) -> bool:
+        """True if masters on other machines find the state of the job."""
+        return self.store != "sqlite"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.store != "sqlite" and not (
-            self.etcd_endpoints and all(map(_is_address, self.etcd_endpoints))
-        ):
+        if self.shares_state and "://" not in self.store:
             raise UsageError(
-                f"--store {self.store}: write sqlite, etcd://HOST:PORT[,HOST:PORT] or, with "
-                "TLS, etcds://HOST:PORT, such as etcd://127.0.0.1:2379"
+                f"--store {self.store}: write sqlite, or the URL of a store, such as "
+                "etcd://127.0.0.1:2379"
             )
         of_journal = {
             "--journal-dir": bool(self.journal_dir),
@@ -101,9 +91,3 @@ class DurabilityConfig(Checked):
                 f"--ps-failover {self.failover}: with --durability checkpoint all servers are "
                 "replaced when one dies; add --durability journal or replica"
             )
-
-
-def _is_address(text: str) -> bool:
-    """Return True for HOST:PORT or [IPV6]:PORT."""
-    found = re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9_.-]+):([0-9]{1,5})", text)
-    return found is not None and 0 < int(found[2]) < 1 << 16

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch_edl.config import JobConfig
-from torch_edl.data.sources.base import ENDLESS
 from torch_edl.data.task_space import Shard, Task, TaskSpace
 from torch_edl.errors import DataError
+from torch_edl.interfaces import ENDLESS
 
 TASKS_AHEAD = 512
 """Tasks that are cut and not done, at most."""

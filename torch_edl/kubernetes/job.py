@@ -264,7 +264,7 @@ def _replacement(config: JobConfig) -> str:
     A state that masters share has a lock, so the last master may still run. Without one, nothing
     else would keep two masters apart.
     """
-    shared = config.kubernetes.state_claim or config.durability.etcd_endpoints
+    shared = config.kubernetes.state_claim or config.durability.shares_state
     return "TerminatingOrFailed" if shared else "Failed"
 
 

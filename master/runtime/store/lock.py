@@ -11,8 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from master.runtime.store.base import Store
 from torch_edl.errors import StoreConflictError
+from torch_edl.interfaces import Store
 
 _LOCK, _BEAT = "lock", "beat"
 

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from master.runtime.store.base import Entry, Store
 from torch_edl.errors import StoreConflictError
+from torch_edl.interfaces import Entry, Store
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS entries (key TEXT PRIMARY KEY, value BLOB NOT NULL, revision INTEGER);
@@ -20,7 +20,7 @@ _BUSY_S = 10.0
 
 
 class SqliteStore(Store):
-    """See :class:`~master.runtime.store.base.Store`.
+    """See :class:`~torch_edl.interfaces.Store`.
 
     Args:
         path: of the file; made if it is not there.

@@ -91,13 +91,6 @@ def test_a_page_is_not_wider_than_a_terminal() -> None:
         assert len(re.findall(rf"^  {flag}\b", options, re.MULTILINE)) == 1
 
 
-def test_formats_of_the_help_page_are_those_there_are() -> None:
-    from torch_edl.config.data import FORMATS
-    from torch_edl.data.sources import FORMATS as known
-
-    assert ("auto", *known) == FORMATS
-
-
 def test_the_parser_needs_neither_torch_nor_grpc() -> None:
     code = (
         "import sys, torch_edl.cli.__main__ as m; m.parse(['run', 'm.py']);"

@@ -3,27 +3,17 @@ No torch, no tasks, no shuffling here: a source only knows which bytes or rows a
 
 from __future__ import annotations
 
-from torch_edl.data.sources.base import (
-    IndexedSource,
-    Metadata,
-    Records,
-    Source,
-    as_table,
-    concat,
-    cut,
-    take,
-)
+from torch_edl.data.sources.base import IndexedSource, as_table, concat, cut, take
 from torch_edl.data.sources.opening import (
-    FORMATS,
     check_source,
     import_reader,
     of_each,
     open_source,
 )
 from torch_edl.data.sources.paths import expand, parts
+from torch_edl.interfaces import Metadata, Records, Source
 
 __all__ = [
-    "FORMATS",
     "IndexedSource",
     "Metadata",
     "Records",

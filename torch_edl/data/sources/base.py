@@ -1,24 +1,18 @@
-"""What a source of records is. Formats implement it; the master counts with it, workers read."""
+"""Records in memory: parts of them, and a source of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Union, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from torch_edl.errors import DataError, UsageError
+from torch_edl.interfaces import Metadata, Records
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-Records = Union[list[bytes], "pa.Table"]
-"""``list[bytes]`` from RecordIO and TFRecord, a ``pyarrow.Table`` from CSV and Parquet."""
-
-ENDLESS = 1 << 62
-"""The number of records of a stream, which has no end."""
 
 Indices = Sequence[int] | npt.NDArray[np.integer]
 
@@ -31,56 +25,6 @@ class Stamp(NamedTuple):
     """0: it is not known."""
     inode: int
     """Of a file; of an object, a checksum of the tag that its store gives each content."""
-
-
-@dataclass(frozen=True)
-class Metadata:
-    """What the user's ``feed`` may want to know about the records it is given."""
-
-    path: str
-    """Absolute path or URL of the file, or the name of an in-memory source."""
-    column_names: tuple[str, ...] = ()
-    """Names of the columns, in the order of the file; empty where records are bytes."""
-    column_types: tuple[str, ...] = ()
-    """Their Arrow types as text (``int64``, ``double``, ``list<element: float>`` ...)."""
-
-    @classmethod
-    def of(cls, path: str, schema: pa.Schema) -> Metadata:
-        """Those of a table."""
-        return cls(path, tuple(schema.names), tuple(map(str, schema.types)))
-
-
-@runtime_checkable
-class Source(Protocol):
-    """The records of one file (a shard), readable by index from any number of threads.
-
-    Opening a source finds out how many usable records there are; it decodes no more data than
-    that takes. The same file always gives the same records at the same indices.
-    """
-
-    @property
-    def name(self) -> str:
-        """What the master calls this shard: the path of the file."""
-
-    @property
-    def count(self) -> int:
-        """Usable records; their indices are ``0 .. count - 1``."""
-
-    @property
-    def damaged(self) -> int:
-        """What ``skip_damaged`` left out: records, or chunks whose records cannot be counted."""
-
-    @property
-    def metadata(self) -> Metadata:
-        """Path, and for tables the names and types of the columns."""
-
-    def read(self, start: int, end: int) -> Records:
-        """The records ``start .. end - 1``, without reading the whole file.
-
-        Raises:
-            DataError: damage in that range, the file changed since it was opened, or a range
-                that is not within ``0 .. count``.
-        """
 
 
 def take(records: Records, indices: Indices) -> Records:

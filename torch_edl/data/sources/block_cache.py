@@ -10,7 +10,7 @@ import itertools
 import threading
 from collections import OrderedDict
 
-from torch_edl.data.sources.base import Records
+from torch_edl.interfaces import Records
 
 CACHE_BYTES = 128 << 20
 """Decoded blocks kept per process; the newest one is always kept."""

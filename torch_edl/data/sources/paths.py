@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from torch_edl.data.sources.files.saved_datasets import data_files
-from torch_edl.data.sources.schemes import checked_name, is_database, parts_of
+from torch_edl.data.sources.kinds import is_other, url_type
 from torch_edl.data.sources.storage import objects
 from torch_edl.data.sources.storage.listing import matching
 from torch_edl.errors import UsageError
@@ -33,8 +33,8 @@ def expand(paths: Sequence[str]) -> list[str]:
         raise UsageError("no data: name files, globs or folders")
     found: dict[str, None] = {}
     for pattern in map(local, paths):
-        if is_database(pattern):
-            found[checked_name(pattern)] = None
+        if is_other(pattern):
+            found[url_type(pattern).canonical(pattern)] = None
             continue
         if objects.is_url(pattern):
             urls = data_files(matching(pattern))
@@ -79,7 +79,11 @@ def parts(paths: Sequence[str]) -> list[str]:
         UsageError: as of :func:`expand`.
         DataError: nobody answers, or there is no such topic.
     """
-    return [part for path in paths for part in (parts_of(path) if is_database(path) else [path])]
+    return [
+        part
+        for path in paths
+        for part in (url_type(path).parts(path) if is_other(path) else [path])
+    ]
 
 
 def _matches(pattern: str) -> Iterator[str]:

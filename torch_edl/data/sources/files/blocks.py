@@ -11,13 +11,14 @@ from typing import Self
 
 import numpy as np
 
-from torch_edl.data.sources.base import Metadata, Records, Stamp, concat, cut
+from torch_edl.data.sources.base import Stamp, concat, cut
 from torch_edl.data.sources.block_cache import cache, source_numbers
 from torch_edl.data.sources.files.index import Index
 from torch_edl.data.sources.storage import objects
 from torch_edl.data.sources.storage.data_file import DataFile, fingerprint
 from torch_edl.data.sources.storage.open_files import give_back, take
 from torch_edl.errors import DataError
+from torch_edl.interfaces import Metadata, Records
 
 MAX_RECORD_BYTES = 1 << 30
 """A length field above this is damage: no record, chunk or row is that long."""

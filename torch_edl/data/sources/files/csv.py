@@ -17,11 +17,11 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv
 
-from torch_edl.data.sources.base import Metadata, Records
 from torch_edl.data.sources.files.blocks import BlockSource
 from torch_edl.data.sources.files.index import Index, cached
 from torch_edl.data.sources.storage.data_file import DataFile
 from torch_edl.errors import DataError
+from torch_edl.interfaces import Metadata, Records
 
 BLOCK_BYTES = 1 << 20
 """Half of it parses at three quarters of the speed: each call of the parser has a cost."""

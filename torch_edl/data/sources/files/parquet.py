@@ -15,13 +15,13 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
-from torch_edl.data.sources.base import Metadata
 from torch_edl.data.sources.files import sliced
 from torch_edl.data.sources.files.blocks import MAX_BLOCK_RECORDS
 from torch_edl.data.sources.files.index import Index, cached
 from torch_edl.data.sources.files.sliced import SlicedSource
 from torch_edl.data.sources.storage.data_file import DataFile
 from torch_edl.errors import DataError
+from torch_edl.interfaces import Metadata
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +42,11 @@ _THRIFT_CONTAINER_ITEMS = 10_000_000
 
 class ParquetSource(SlicedSource):
     """The rows of a Parquet file."""
+
+    @staticmethod
+    def begins(head: bytes) -> bool:
+        """True if a file of this format begins with these bytes."""
+        return head.startswith(b"PAR1")
 
     def __init__(self, path: str, *, skip_damaged: bool = False) -> None:
         """Opens ``path`` (absolute) and reads its footer.

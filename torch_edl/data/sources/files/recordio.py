@@ -22,11 +22,11 @@ from dataclasses import dataclass
 import cramjam
 import google_crc32c
 
-from torch_edl.data.sources.base import Metadata, Records
 from torch_edl.data.sources.files.blocks import MAX_RECORD_BYTES, BlockSource
 from torch_edl.data.sources.files.index import Index, cached
 from torch_edl.data.sources.storage.data_file import DataFile, WholeFile
 from torch_edl.errors import DataError, UsageError
+from torch_edl.interfaces import Metadata, Records
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +86,11 @@ class RecordIOSource(BlockSource):
     Attributes:
         dialect: whose header layout the file has: ``go`` or ``python``.
     """
+
+    @staticmethod
+    def begins(head: bytes) -> bool:
+        """True if a file of this format begins with these bytes."""
+        return head.startswith(b"\x04\x03\x02\x01")
 
     def __init__(self, path: str, *, skip_damaged: bool = False) -> None:
         """Opens ``path`` (absolute) and finds its chunks.

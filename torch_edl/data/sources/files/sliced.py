@@ -9,11 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from torch_edl.data.sources.base import Records
 from torch_edl.data.sources.files.blocks import BlockSource, Reading
 from torch_edl.data.sources.files.spill import SpilledRows, Spills
 from torch_edl.data.sources.storage.data_file import DataFile
 from torch_edl.data.sources.storage.open_files import opened
+from torch_edl.interfaces import Records
 
 log = logging.getLogger(__name__)
 

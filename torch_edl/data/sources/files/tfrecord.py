@@ -11,11 +11,11 @@ import struct
 
 import google_crc32c
 
-from torch_edl.data.sources.base import Metadata, Records
 from torch_edl.data.sources.files.blocks import MAX_RECORD_BYTES, BlockSource
 from torch_edl.data.sources.files.index import Index, cached
 from torch_edl.data.sources.storage.data_file import DataFile, WholeFile
 from torch_edl.errors import DataError, UsageError
+from torch_edl.interfaces import Metadata, Records
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +41,11 @@ def is_header(raw: bytes) -> bool:
 
 class TFRecordSource(BlockSource):
     """The records of a TFRecord file that is not compressed."""
+
+    @staticmethod
+    def begins(head: bytes) -> bool:
+        """True if a file of this format begins with these bytes."""
+        return is_header(head[:_HEADER_BYTES])
 
     def __init__(self, path: str, *, skip_damaged: bool = False) -> None:
         """Opens ``path`` (absolute) and finds its records.

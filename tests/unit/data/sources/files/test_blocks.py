@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from torch_edl.data.sources import block_cache
-from torch_edl.data.sources.base import Metadata, Records
 from torch_edl.data.sources.files import blocks
 from torch_edl.data.sources.files.blocks import BlockSource
 from torch_edl.data.sources.files.index import Index
 from torch_edl.data.sources.storage.data_file import DataFile
+from torch_edl.interfaces import Metadata, Records
 
 
 class Lines(BlockSource):

@@ -27,7 +27,8 @@ MEMORY_BYTES, CPU_S = 2 << 30, 20
 READER = f"""
 import os, resource, sys
 from torch_edl.data.sources import open_source
-from torch_edl.data.sources.files import arrow, avro, csv, jsonl, parquet, webdataset
+from torch_edl.plugins.formats import arrow, avro, jsonl, webdataset
+from torch_edl.data.sources.files import csv, parquet
 from torch_edl.errors import DataError
 
 def read(path, skip_damaged):

@@ -1,0 +1,176 @@
+"""Arrow IPC, and datasets of Hugging Face on disk."""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import feather
+
+from torch_edl.data.sources import expand, open_source
+from torch_edl.errors import DataError, UsageError
+from torch_edl.plugins.formats import arrow as arrow_module
+
+
+def table(count: int = 100) -> Any:
+    return pa.table({"id": list(range(count)), "text": [f"text {i}" for i in range(count)]})
+
+
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
+@pytest.mark.parametrize("legacy", [False, True])
+def test_compressed_and_early_streams(
+    tmp_path: Path, compression: str | None, legacy: bool
+) -> None:
+    path = tmp_path / "a.arrow"
+    options = pa.ipc.IpcWriteOptions(compression=compression, use_legacy_format=legacy)
+    with pa.ipc.new_stream(path, table().schema, options=options) as writer:
+        writer.write_table(table(), max_chunksize=7)
+    assert open_source(str(path)).read(3, 50) == table().slice(3, 47)
+
+
+def big_endian(stream: bytes) -> bytes:
+    """A stream that says of its numbers that a big-endian machine wrote them."""
+    raw = bytearray(stream)
+    message = 8 + struct.unpack_from("<I", raw, 8)[0]
+    at = message - struct.unpack_from("<i", raw, message)[0] + 4 + 2 * 2  # of the header's offset
+    schema = message + struct.unpack_from("<H", raw, at)[0]
+    schema += struct.unpack_from("<I", raw, schema)[0]
+    endianness = schema - struct.unpack_from("<i", raw, schema)[0] + 4
+    struct.pack_into("<H", raw, endianness, raw.index(b"\1\0", schema) - schema)
+    return bytes(raw)
+
+
+@pytest.mark.parametrize("compression", [None, "lz4"])
+def test_numbers_of_a_big_endian_machine(tmp_path: Path, compression: str | None) -> None:
+    file, rows = io.BytesIO(), pa.table({"x": pa.array([1, 256])})
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(file, rows.schema, options=options) as writer:
+        writer.write_table(rows)
+    (tmp_path / "a.arrow").write_bytes(big_endian(file.getvalue()))
+    read = open_source(str(tmp_path / "a.arrow")).read(0, 2)
+    assert read["x"].to_pylist() == [1 << 56, 1 << 48]  # type: ignore[call-overload]
+
+
+def test_a_dictionary_that_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "a.arrow"
+    parts = [pa.array(["a", "b", "a"]).dictionary_encode(), pa.array(["c"]).dictionary_encode()]
+    whole = pa.table({"kind": pa.chunked_array(parts)})
+    with pa.ipc.new_stream(path, whole.schema) as writer:
+        writer.write_table(whole)
+    source = open_source(str(path))
+    assert source.read(1, 4)["kind"].to_pylist() == ["b", "a", "c"]  # type: ignore[call-overload]
+    assert source.read(3, 4)["kind"].to_pylist() == ["c"]  # type: ignore[call-overload]
+
+
+def test_the_scan_reads_no_body(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.arrow"
+    large = pa.table({"x": pa.array(range(1_000_000))})
+    feather.write_feather(large, path, compression="uncompressed", chunksize=250_000)
+    read: list[int] = []
+    whole = arrow_module.DataFile.read_at
+
+    def read_at(self: Any, offset: int, size: int) -> bytes:
+        read.append(size)
+        return whole(self, offset, size)
+
+    monkeypatch.setattr(arrow_module.DataFile, "read_at", read_at)
+    assert open_source(str(path)).count == 1_000_000
+    assert sum(read) < 40_000
+
+
+def test_the_first_feather_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.feather").write_bytes(b"FEA1" + bytes(60) + b"FEA1")
+    with pytest.raises(DataError, match=r"a.feather: Feather version 1; write it again"):
+        open_source(str(tmp_path / "a.feather"))
+
+
+def test_a_file_that_is_cut_off_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.arrow"
+    feather.write_feather(table(), path)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DataError, match="the file has no end"):
+        open_source(str(path))
+
+
+def test_offsets_that_lead_out_of_a_column_are_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.arrow"
+    feather.write_feather(table(), path, compression="uncompressed")
+    raw = path.read_bytes()
+    offsets = b"".join(i.to_bytes(4, "little") for i in (0, 6, 12, 18))
+    at = raw.index(offsets)
+    path.write_bytes(raw[: at + 4] + b"\xff\xff\xff\x7f" + raw[at + 8 :])
+    with pytest.raises(DataError, match="a batch cannot be read"):
+        open_source(str(path)).read(0, 100)
+    assert open_source(str(path), skip_damaged=True).damaged == 100
+
+
+def test_rows_of_a_mapped_file_take_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "a.arrow"
+    whole = pa.table({"x": np.arange(2_000_000), "text": ["some words"] * 2_000_000})
+    feather.write_feather(whole, path, compression="uncompressed", chunksize=len(whole))
+    source = open_source(str(path))
+    before = pa.total_allocated_bytes()
+    rows = source.read(1_000_000, 1_000_100)
+    assert pa.total_allocated_bytes() - before < 1 << 20
+    assert rows == whole.slice(1_000_000, 100)
+
+
+def test_a_file_that_is_replaced_between_two_reads_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "a.arrow"
+    feather.write_feather(table(), path, compression="uncompressed")
+    source = open_source(str(path))
+    rows = source.read(0, 10)
+    feather.write_feather(table().slice(0, 99), tmp_path / "b", compression="uncompressed")
+    os.replace(tmp_path / "b", path)
+    with pytest.raises(DataError, match="changed while the job was using it"):
+        source.read(10, 20)
+    assert rows == table().slice(0, 10)
+
+
+# ---- datasets of Hugging Face ----
+
+
+@pytest.fixture
+def datasets() -> Any:
+    if os.environ.get("CI"):
+        import datasets
+
+        return datasets
+    return pytest.importorskip("datasets", reason="pip install datasets")
+
+
+def test_a_saved_dataset_is_read_in_its_order(tmp_path: Path, datasets: Any) -> None:
+    saved = datasets.Dataset.from_dict({"id": list(range(50)), "label": ["a", "b"] * 25})
+    saved = saved.class_encode_column("label").shuffle(seed=1)
+    saved.save_to_disk(tmp_path / "set", num_shards=12)
+    files = expand([str(tmp_path / "set")])
+    assert [Path(file).name[:10] for file in files] == [f"data-{n:05d}" for n in range(12)]
+    parts = [open_source(file).read(0, open_source(file).count) for file in files]
+    assert pa.concat_tables(parts).to_pydict() == saved.to_dict()
+    # With the library, a task is a dataset again, with the features of the whole.
+    assert datasets.Dataset(parts[0]).features["label"].names == ["a", "b"]
+
+
+def test_a_saved_dataset_behind_a_url(tmp_path: Path, datasets: Any) -> None:
+    saved = datasets.Dataset.from_dict({"id": list(range(50))})
+    saved.save_to_disk(tmp_path / "set", num_shards=2)
+    memory = fsspec.filesystem("memory")
+    memory.put(str(tmp_path / "set"), "/set", recursive=True)
+    files = expand(["memory://set"])
+    memory.store.clear()
+    assert [Path(file).name for file in files] == [f"data-{n:05d}-of-00002.arrow" for n in (0, 1)]
+
+
+def test_a_split_must_be_named(tmp_path: Path, datasets: Any) -> None:
+    part = datasets.Dataset.from_dict({"id": [1]})
+    datasets.DatasetDict(train=part, test=part).save_to_disk(tmp_path / "set")
+    with pytest.raises(UsageError, match=r"splits train, test; name one, such as .*set/train"):
+        expand([str(tmp_path / "set")])
+    assert len(expand([str(tmp_path / "set" / "train")])) == 1

@@ -1,0 +1,139 @@
+"""Names of topics, and what a topic that is not whole does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from tests.kafka_server import Kafka
+from torch_edl.data.sources import check_source, expand, open_source, parts
+from torch_edl.errors import DataError, UsageError
+from torch_edl.interfaces import ENDLESS
+from torch_edl.plugins.kafka import source as module
+from torch_edl.plugins.kafka.name import ENV_CONFIG, parse, properties
+from torch_edl.plugins.kafka.source import stream_offsets
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[Kafka]:
+    broker = Kafka("numbers:3", "removed:1")
+    for partition in range(3):
+        broker.produce("numbers", partition, (b"%d" % n for n in range(partition * 10)))
+    yield broker
+    broker.stop()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["kafka://h:9092,g:9092/t", "kafka://h/my.topic_1-x/12", "kafka://h/t/0#first=3&end=40"],
+)
+def test_a_name_is_itself_when_read_again(name: str) -> None:
+    assert str(parse(name)) == name
+    assert expand([name, name]) == [name]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("kafka://h:9092", "expected servers and a topic"),
+        ("kafka:///t", "expected servers and a topic"),
+        ("kafka://h/t x", "expected servers and a topic"),
+        ("kafka://h/t/first", "expected .*PARTITION"),
+        ("kafka://h/t#first=3&end=4", "offsets are of a partition"),
+        ("kafka://h/t/0#first=3&end=2", "first is at most end"),
+        ("kafka://h/t/0#first=3", "expected .*first=N&end=N"),
+    ],
+)
+def test_what_a_name_lacks_is_said(name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        expand([name])
+
+
+def test_a_password_in_a_name_is_refused_and_not_shown() -> None:
+    with pytest.raises(UsageError, match=ENV_CONFIG) as raised:
+        expand(["kafka://user:hush@h:9092/t"])
+    assert "hush" not in str(raised.value)
+
+
+def test_a_file_says_how_to_connect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "client.properties"
+    monkeypatch.setenv(ENV_CONFIG, str(file))
+    with pytest.raises(UsageError, match="cannot be read"):
+        properties("h")
+    file.write_text("# how\nsasl.password = hush=1\n\nsecurity.protocol=SASL_SSL\n")
+    found = properties("h")
+    assert found["sasl.password"] == "hush=1"
+    assert found["bootstrap.servers"] == "h"
+    file.write_text("hush\n")
+    with pytest.raises(UsageError, match="line 1: expected NAME=VALUE") as raised:
+        properties("h")
+    assert "hush" not in str(raised.value)
+
+
+def test_a_topic_has_a_source_for_each_partition(kafka: Kafka) -> None:
+    url = kafka.url("numbers")
+    names = [f"{url}/{n}#first=0&end={n * 10}" for n in range(3)]
+    assert parts([url]) == names
+    assert parts([f"{url}/2"]) == names[2:]
+    assert parts(names) == names
+    assert open_source(names[2]).read(18, 20) == [b"18", b"19"]
+    with pytest.raises(UsageError, match="a source is one partition"):
+        open_source(url)
+    assert stream_offsets([url]) == {f"{url}/{n}": (0, n * 10) for n in range(3)}
+
+
+def test_a_topic_that_is_not_there_is_named(kafka: Kafka) -> None:
+    with pytest.raises(DataError, match=r"none: .*Unknown topic"):
+        parts([kafka.url("none")])
+    with pytest.raises(DataError, match=r"none: .*Unknown topic"):
+        check_source(kafka.url("none"))
+    url = kafka.url("numbers")
+    check_source(f"{url}/2")
+    with pytest.raises(DataError, match="no partition 3 among the 3 of the topic"):
+        check_source(f"{url}/3")
+
+
+def test_no_broker(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(module, "SAY_S", 0.1)
+    monkeypatch.setattr(module, "ASK_S", 0.2)
+    with pytest.raises(DataError, match=r"kafka://127\.0\.0\.1:1/t"):
+        parts(["kafka://127.0.0.1:1/t"])
+    assert "kafka://127.0.0.1:1/t: no answer of the brokers after 0.1 s; waiting" in caplog.text
+
+
+def test_a_stream_has_no_end(kafka: Kafka) -> None:
+    source = open_source(kafka.url("numbers") + "/2")
+    assert source.count == ENDLESS
+    assert source.read(5, 7) == [b"5", b"6"]
+    assert source.read(7, 9) == [b"7", b"8"]
+    assert source.read(0, 1) == [b"0"]
+
+
+def test_a_message_without_a_value_is_an_empty_record(kafka: Kafka) -> None:
+    producer = Producer({"bootstrap.servers": kafka.address, "log_level": 0})
+    producer.produce("numbers", None, partition=0)
+    assert producer.flush(30) == 0
+    assert open_source(kafka.url("numbers") + "/0#first=0&end=1").read(0, 1) == [b""]
+
+
+def test_what_the_brokers_removed(kafka: Kafka) -> None:
+    """A partition of this broker keeps 5 MB."""
+    kafka.produce("removed", 0, (b"%d" % n + b" " * 900_000 for n in range(12)))
+    url = kafka.url("removed")
+    ((first, end),) = stream_offsets([url]).values()
+    assert first > 0
+    assert end == 12
+    message = f"the offsets 0 to {first - 1} were removed before they were read"
+    with pytest.raises(DataError, match=message):
+        open_source(f"{url}/0").read(0, 12)
+    tolerant = open_source(f"{url}/0", skip_damaged=True)
+    records = tolerant.read(0, 12)
+    assert isinstance(records, list)
+    assert [int(record) for record in records] == list(range(first, 12))
+    assert tolerant.read(0, 1) == []
+    # Indices of a part that has an end are places in it.
+    with pytest.raises(DataError, match="messages at the 12 offsets"):
+        open_source(f"{url}/0#first=0&end=12", skip_damaged=True).read(0, 12)

@@ -1,0 +1,50 @@
+"""Plugins: objects that installed packages offer under entry points, found by group and name."""
+
+from __future__ import annotations
+
+import functools
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from torch_edl.errors import UsageError
+
+SOURCES = "torch_edl.sources"
+"""Kinds of data; see :class:`torch_edl.interfaces.Source`."""
+STORES = "torch_edl.stores"
+"""Stores of the master's state; see :class:`torch_edl.interfaces.Store`."""
+
+
+@functools.cache
+def installed(group: str) -> dict[str, EntryPoint]:
+    """The entry points of a group by name. The first one wins where two packages have one name."""
+    found: dict[str, EntryPoint] = {}
+    for each in entry_points(group=group):
+        found.setdefault(each.name, each)
+    return found
+
+
+def extras_of(group: str, name: str) -> set[str]:
+    """The extras of torch-edl that a plugin needs; empty: none, or there is no such plugin."""
+    found = installed(group).get(name)
+    return set(found.extras) if found is not None else set()
+
+
+def load(group: str, name: str, what: str) -> Any:
+    """Import the object of an entry point.
+
+    Args:
+        what: what the user wrote, for the message of an error.
+
+    Raises:
+        UsageError: no installed package offers the name, or a library that it needs is missing.
+    """
+    found = installed(group).get(name)
+    if found is None:
+        known = ", ".join(sorted(installed(group))) or "none"
+        raise UsageError(f"{what}: no installed package offers {name!r}; installed are {known}")
+    try:
+        return found.load()
+    except ImportError as error:
+        extra = ", ".join(found.extras)
+        fix = f"install what reads it: pip install 'torch-edl[{extra}]'" if extra else str(found)
+        raise UsageError(f"{what}: {error}; {fix}") from error

@@ -1,0 +1,237 @@
+"""What other packages can add to torch-edl: kinds of data, and stores of the master's state.
+
+A package names its object under an entry point, and ``pip install`` does the rest::
+
+    [project.entry-points."torch_edl.sources"]
+    ".npy" = "my_package:NumpySource"     # files with this suffix
+    "redis" = "my_package:RedisSource"    # URLs with this scheme
+
+    [project.entry-points."torch_edl.stores"]
+    "consul" = "my_package:open_store"    # --store consul://...
+
+``docs/extending.md`` shows a source in 30 lines. An object is imported when its name is used.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Union, runtime_checkable
+
+from torch_edl.errors import UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Records = Union[list[bytes], "pa.Table"]
+"""``list[bytes]`` from formats of opaque records, a ``pyarrow.Table`` from formats with columns."""
+
+ENDLESS = 1 << 62
+"""The number of records of a stream, which has no end."""
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What the user's ``feed`` may want to know about the records that it is given."""
+
+    path: str
+    """Absolute path or URL of the file, or the name of an in-memory source."""
+    column_names: tuple[str, ...] = ()
+    """Names of the columns, in the order of the file; empty where records are bytes."""
+    column_types: tuple[str, ...] = ()
+    """Types of the columns in Arrow's words (``int64``, ``double``, ``list<element: float>``)."""
+
+    @classmethod
+    def of(cls, path: str, schema: pa.Schema) -> Metadata:
+        """The metadata of a table with this schema."""
+        return cls(path, tuple(schema.names), tuple(map(str, schema.types)))
+
+
+@runtime_checkable
+class Source(Protocol):
+    """The records of one file, table or partition (a shard), readable by index by several threads.
+
+    The same name always gives the same records at the same indices: a task that is trained again
+    must have the records that it had before. An attribute ``stamp`` is optional: (size in bytes,
+    time of the last change in ns) of the content, which a resumed job compares.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name of the shard: the absolute path of a file, or a URL."""
+
+    @property
+    def count(self) -> int:
+        """The number of usable records; their indices are ``0 .. count - 1``."""
+
+    @property
+    def damaged(self) -> int:
+        """Records, or blocks of records, that ``skip_damaged`` left out."""
+
+    @property
+    def metadata(self) -> Metadata:
+        """The name, and for tables the names and types of the columns."""
+
+    def read(self, start: int, end: int) -> Records:
+        """Read the records ``start .. end - 1`` without reading the whole shard.
+
+        Raises:
+            DataError: the range is damaged, the content changed since it was counted, or the range
+                is not within ``0 .. count``.
+        """
+
+
+class SourceType(Protocol):
+    """What an entry point of the group ``torch_edl.sources`` names: as a rule a class of sources.
+
+    The name of the entry point is a suffix of files with its dot (``.npy``), or a scheme of URLs
+    (``redis``). A type of a suffix is only called. A type of a scheme derives from
+    :class:`UrlSource`, or has its class methods.
+    """
+
+    def __call__(self, name: str, *, skip_damaged: bool = False) -> Source:
+        """Open a shard, and count its records.
+
+        Args:
+            name: the absolute path of a file, or one of the names that ``parts`` gave.
+            skip_damaged: leave damaged records out, and count them.
+
+        Raises:
+            DataError: the data cannot be read, or are damaged.
+        """
+
+
+class UrlSource:
+    """Defaults of the class methods by which a job handles the URLs of a kind of source."""
+
+    endless = False
+    """True if a URL may be trained as a stream (``--epochs stream``); :meth:`check_stream` and
+    :meth:`offsets` are defined then."""
+
+    @classmethod
+    def canonical(cls, url: str) -> str:
+        """Return the URL as all processes of a job write it; nothing is opened.
+
+        Raises:
+            UsageError: a part of the URL is missing or wrong, or it holds a password.
+        """
+        return url
+
+    @classmethod
+    def check(cls, url: str) -> None:
+        """Check that the data exist and may be read; nothing is counted.
+
+        Raises:
+            UsageError: the URL is wrong, or a driver is missing.
+            DataError: there are no such data, or no server answers.
+        """
+
+    @classmethod
+    def check_stream(cls, url: str) -> None:
+        """Check that the data can be trained as a stream: each offset has the same record always.
+
+        Raises:
+            UsageError: the data have an end.
+            DataError: there are no such data, or records may be removed from the middle.
+        """
+        raise UsageError(f"{url}: no stream; leave --epochs stream out")
+
+    @classmethod
+    def parts(cls, url: str) -> list[str]:
+        """Return the names of the shards of a URL, such as the partitions of a topic.
+
+        Raises:
+            DataError: there are no such data, or no server answers.
+        """
+        return [url]
+
+    @classmethod
+    def offsets(cls, urls: Sequence[str]) -> dict[str, tuple[int, int]]:
+        """Return the first offset of each shard of some streams, and one after its last.
+
+        Raises:
+            DataError: there are no such data, or no server answers.
+        """
+        raise UsageError(f"{urls[0]}: no stream; leave --epochs stream out")
+
+
+class Entry(NamedTuple):
+    """The value of a key of a store."""
+
+    value: bytes
+    revision: int
+    """Revision of the last write of the key. Revisions grow over all keys of a store."""
+
+
+class Store(ABC):
+    """Keys with values, written together or not at all, for the state of a master. Thread-safe.
+
+    An entry point of the group ``torch_edl.stores`` names a :class:`StoreType`; the name of the
+    entry point is the scheme of ``--store SCHEME://...``. A file of sqlite is built in.
+
+    Raises:
+        OSError: any method may raise it: the store does not answer, or rejects what it is given. A
+            write may have been done all the same.
+    """
+
+    lock_ttl_s: float
+    """Seconds for which a lock lives without a renewal: the longest absence of the store that an
+    owner bridges, and the time after which another master may take the lock."""
+
+    @abstractmethod
+    def get(self, key: str) -> Entry | None:
+        """Return the value of a key; None if there is no such key."""
+
+    @abstractmethod
+    def commit(self, puts: Mapping[str, bytes], expected: Mapping[str, int]) -> int:
+        """Write all keys of ``puts``, or none.
+
+        Args:
+            expected: revisions that keys must have, these or others; 0: the key must not exist.
+
+        Returns:
+            The revision that the keys have then, larger than all before.
+
+        Raises:
+            StoreConflictError: a key has another revision than expected.
+        """
+
+    @abstractmethod
+    def clear(self, expected: Mapping[str, int]) -> None:
+        """Remove all keys, or none; revisions grow on.
+
+        Args:
+            expected: as in :meth:`commit`.
+
+        Raises:
+            StoreConflictError: a key has another revision than expected.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close all files and connections."""
+
+
+class StoreType(Protocol):
+    """What an entry point of the group ``torch_edl.stores`` names."""
+
+    def check(self, url: str) -> None:
+        """Check the URL of ``--store`` before a job is started; nothing is opened.
+
+        The client calls it, which may run on another machine than the master.
+
+        Raises:
+            UsageError: the URL is wrong.
+        """
+
+    def open(self, url: str, job: str) -> Store:
+        """Open the store for one job.
+
+        Args:
+            job: a name that no other job has in this store, nor had before.
+
+        Raises:
+            UsageError: a library is missing, or a variable of the environment is wrong.
+            OSError: the store does not answer.
+        """

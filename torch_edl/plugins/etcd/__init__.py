@@ -1,0 +1,1 @@
+"""The state of a master in an etcd."""

@@ -1,0 +1,220 @@
+"""A store in etcd, which the machines of a cluster share.
+
+The client is etcd3gw, which OpenStack maintains. It speaks the JSON gateway that every etcd since
+3.4 serves at its client port, and has types. Clients of etcd's gRPC API would tie torch-edl to the
+release of protobuf that their code was generated for, and the best known one is not maintained.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import threading
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from torch_edl.errors import StoreConflictError, UsageError
+from torch_edl.interfaces import Entry, Store
+from torch_edl.plugins.etcd.access import EtcdAccess
+
+try:
+    import requests
+    from etcd3gw.client import Etcd3Client
+    from etcd3gw.exceptions import (
+        ConnectionFailedError,
+        ConnectionTimeoutError,
+        Etcd3Exception,
+        InternalServerError,
+    )
+except ImportError as missing:
+    raise UsageError(
+        "--store etcd://...: the client of etcd is not installed: pip install 'torch-edl[etcd]'"
+    ) from missing
+
+_API = "/v3/"  # of etcd 3.4 and later
+_ANSWER_S = 3.0
+_TOKEN = "Authorization"
+_LARGEST = 1 << 28
+_UNANSWERED = (ConnectionFailedError, ConnectionTimeoutError, InternalServerError)
+_TOO_LARGE = "start etcd with a larger --max-request-bytes"
+_FIXES = {
+    "request is too large": _TOO_LARGE,
+    "message larger than max": _TOO_LARGE,
+    "database space exceeded": "run `etcdctl compact` and `etcdctl alarm disarm`, and start etcd "
+    "with --auto-compaction-retention",
+    "Not Found": "use etcd 3.4 or later, and its client port",
+    "closed connection without response": "if it expects TLS, write --store etcds://HOST:PORT",
+    "user name is empty": "set ETCDCTL_USER and ETCDCTL_PASSWORD",
+    "authentication failed": "correct ETCDCTL_USER and ETCDCTL_PASSWORD",
+    "permission denied": "grant the user of ETCDCTL_USER the keys below /torch-edl/",
+    "certificate verify failed": "name the certificate of its authority in ETCDCTL_CACERT",
+    "certificate required": "name a certificate and its key in ETCDCTL_CERT and ETCDCTL_KEY",
+}
+# A token expires, and etcd forgets tokens when it starts again.
+_SIGN_IN_AGAIN = ("invalid auth token", "revision of auth store is old")
+
+T = TypeVar("T")
+
+
+class EtcdStore(Store):
+    """See :class:`~torch_edl.interfaces.Store`. Revisions are those of etcd.
+
+    Values are compressed: etcd keeps each version of a key until it is compacted, and takes at most
+    1.5 MB at once.
+
+    Args:
+        endpoints: HOST:PORT of the members. The one that answered last is asked first.
+        prefix: of all keys. Nobody else writes there.
+        access: certificates and the user.
+    """
+
+    # An owner bridges an etcd that restarts, or that is away for ten seconds.
+    lock_ttl_s = 15.0
+
+    def __init__(
+        self, endpoints: Sequence[str], prefix: str, access: EtcdAccess | None = None
+    ) -> None:
+        self._access = access or EtcdAccess()
+        self._mutex = threading.Lock()  # a session of requests is for one thread at a time
+        self._prefix = f"{prefix}/".encode()
+        # Environment variables name proxies for the web, not for this.
+        self._session = requests.Session()
+        self._session.trust_env = False
+        self._session.verify = self._access.ca or True
+        if self._access.cert:
+            self._session.cert = (self._access.cert, self._access.key)
+        self._clients = [self._client(endpoint) for endpoint in endpoints]
+
+    def get(self, key: str) -> Entry | None:
+        found = self._ask(lambda client: client.get(self._key(key), metadata=True))
+        if not found:
+            return None
+        value, about = found[0]
+        return Entry(self._unpacked(key, value), int(about["mod_revision"]))
+
+    def commit(self, puts: Mapping[str, bytes], expected: Mapping[str, int]) -> int:
+        writes = [
+            {"request_put": {"key": self._coded(key), "value": _base64(zlib.compress(value, 1))}}
+            for key, value in puts.items()
+        ]
+        return self._transaction(writes, expected)
+
+    def clear(self, expected: Mapping[str, int]) -> None:
+        end = self._prefix[:-1] + bytes([self._prefix[-1] + 1])
+        everything = {"key": _base64(self._prefix), "range_end": _base64(end)}
+        self._transaction([{"request_delete_range": everything}], expected)
+
+    def close(self) -> None:
+        with self._mutex:
+            self._session.close()
+
+    def _client(self, endpoint: str) -> Etcd3Client:
+        host, _, port = endpoint.rpartition(":")
+        return Etcd3Client(
+            host.strip("[]"),
+            int(port),
+            protocol="https" if self._access.tls else "http",
+            timeout=_ANSWER_S,
+            api_path=_API,
+            session=self._session,
+        )
+
+    def _signed_in(self, client: Etcd3Client, call: Callable[[Etcd3Client], T]) -> T:
+        """The answer to a call that carries the token of the user, if there is one."""
+        if not self._access.user:
+            return call(client)
+        if _TOKEN not in self._session.headers:
+            self._sign_in(client)
+        try:
+            return call(client)
+        except Etcd3Exception as error:  # etcd has done nothing
+            if not any(sign in str(error.detail_text) for sign in _SIGN_IN_AGAIN):
+                raise
+            self._sign_in(client)
+            return call(client)
+
+    def _sign_in(self, client: Etcd3Client) -> None:
+        self._session.headers.pop(_TOKEN, None)
+        user = {"name": self._access.user, "password": self._access.password}
+        answer = client.post(client.get_url("/auth/authenticate"), json=user)
+        self._session.headers[_TOKEN] = answer["token"]
+
+    def _transaction(self, writes: list[dict[str, Any]], expected: Mapping[str, int]) -> int:
+        """etcd itself compares and writes, in one step."""
+        compare = [
+            {"key": self._coded(key), "target": "MOD", "result": "EQUAL", "mod_revision": revision}
+            for key, revision in expected.items()
+        ]
+        unanswered: list[str] = []
+        payload = {"compare": compare, "success": writes, "failure": []}
+        done = self._ask(lambda client: client.transaction(payload), unanswered)
+        if done.get("succeeded"):
+            return int(done["header"]["revision"])
+        revisions = ", ".join(f"{key} at revision {number}" for key, number in expected.items())
+        conflict = f"expected was {revisions}"
+        if unanswered:  # the one that did not answer may have written it
+            raise OSError(f"{'; '.join(unanswered)}; {conflict}")
+        raise StoreConflictError(conflict)
+
+    def _ask(self, call: Callable[[Etcd3Client], T], unanswered: list[str] | None = None) -> T:
+        """The answer of the first member that answers.
+
+        Args:
+            unanswered: is told of the members that did not.
+        """
+        silent = [] if unanswered is None else unanswered
+        with self._mutex:
+            for client in list(self._clients):
+                try:
+                    return self._signed_in(client, call)
+                except _UNANSWERED as error:
+                    silent.append(
+                        f"etcd at {client.base_url} does not answer ({_text(error)}); "
+                        "start it, or correct --store"
+                    )
+                    self._clients.append(self._clients.pop(0))
+                except Etcd3Exception as error:
+                    raise OSError(f"etcd at {client.base_url}: {_text(error)}") from error
+                except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                    raise OSError(f"{client.base_url} is no etcd: {error}") from error
+        raise OSError("; ".join(silent))
+
+    def _key(self, key: str) -> bytes:
+        return self._prefix + key.encode()
+
+    def _coded(self, key: str) -> str:
+        return _base64(self._key(key))
+
+    def _unpacked(self, key: str, value: bytes) -> bytes:
+        unpack = zlib.decompressobj()
+        try:
+            found = unpack.decompress(value, _LARGEST)
+        except zlib.error as error:
+            raise OSError(f"etcd: {self._key(key).decode()}: {error}") from error
+        if not unpack.eof:
+            raise OSError(f"etcd: {self._key(key).decode()}: cut, or above {_LARGEST} bytes")
+        return found
+
+
+def _base64(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+def _text(error: Etcd3Exception) -> str:
+    """What etcd or the operating system said, and the fix if there is one."""
+    text = error.detail_text or str(error)
+    if found := re.search(r"\[Errno [0-9]+\] ([A-Za-z ]+)", text):
+        return found[1]
+    if isinstance(error, ConnectionTimeoutError):
+        return f"no answer within {_ANSWER_S:.0f} s"
+    try:
+        said = json.loads(text)
+        text = said.get("error") or said.get("message") or text
+    except (ValueError, AttributeError):
+        pass
+    if found := re.search(r"\[SSL[^]]*\] ?([^(]+)", text):
+        text = found[1]
+    text = text.strip()[:200]
+    return text + "".join(f"; {fix}" for sign, fix in _FIXES.items() if sign in text)

@@ -1,0 +1,47 @@
+"""``--store etcd://HOST:PORT[,HOST:PORT]``, with TLS ``etcds://``; see
+:class:`torch_edl.interfaces.StoreType`."""
+
+from __future__ import annotations
+
+import re
+
+from torch_edl.errors import UsageError
+from torch_edl.interfaces import Store
+from torch_edl.plugins.etcd.access import EtcdAccess
+
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9_.-]+):([0-9]{1,5})")
+
+
+def check(url: str) -> None:
+    """Check that the URL names the members of an etcd."""
+    endpoints(url)
+
+
+def open(url: str, job: str) -> Store:
+    """Open the store of a job; the environment has the certificates and the user.
+
+    Raises:
+        UsageError: the client of etcd is not installed, or a variable of the environment is wrong.
+    """
+    # Only here: an extra installs the client of etcd, and a client of a cluster does not need it.
+    from torch_edl.plugins.etcd.store import EtcdStore
+
+    access = EtcdAccess.from_environment(tls=url.startswith("etcds:"))
+    return EtcdStore(endpoints(url), f"/torch-edl/jobs/{job}", access)
+
+
+def endpoints(url: str) -> list[str]:
+    """The members of the etcd as HOST:PORT.
+
+    Raises:
+        UsageError: an address is missing or wrong.
+    """
+    found = url.partition("://")[2].rstrip("/").split(",")
+    for address in found:
+        match = _ADDRESS.fullmatch(address)
+        if match is None or not 0 < int(match[2]) < 1 << 16:
+            raise UsageError(
+                f"--store {url}: write etcd://HOST:PORT[,HOST:PORT] or, with TLS, "
+                "etcds://HOST:PORT, such as etcd://127.0.0.1:2379"
+            )
+    return found

@@ -1,0 +1,1 @@
+"""Formats of files beyond RecordIO, TFRecord, CSV and Parquet."""

@@ -1,0 +1,187 @@
+"""Arrow IPC files and streams, Feather, and the files of a dataset of Hugging Face.
+
+A block is a record batch. The scan reads the header of each message, and no body. The rows of a
+local file that is not compressed are slices of the mapped file: nothing is copied or kept. Any
+other batch is decoded as a whole; one above 32 MB once, to disk
+(:mod:`~torch_edl.data.sources.files.sliced`).
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from torch_edl.data.sources.files.blocks import Reading
+from torch_edl.data.sources.files.index import Index, cached
+from torch_edl.data.sources.files.sliced import SlicedSource
+from torch_edl.data.sources.storage import objects
+from torch_edl.data.sources.storage.data_file import DataFile
+from torch_edl.errors import DataError
+from torch_edl.interfaces import Metadata, Records
+from torch_edl.plugins.formats.arrow_messages import FILE_MAGIC, ArrowMessage, messages
+from torch_edl.plugins.formats.arrow_rows import RowCheck
+
+SLICE_BYTES = 2 << 20
+"""Of a large batch, written to disk at once."""
+
+# One thread: the cores belong to the training step that runs meanwhile.
+_ONE_THREAD = pa.ipc.IpcReadOptions(use_threads=False)
+
+
+class ArrowSource(SlicedSource):
+    """The rows of a file of Arrow's IPC formats."""
+
+    @staticmethod
+    def begins(head: bytes) -> bool:
+        """True if a file of this format begins with these bytes."""
+        return head.startswith((b"ARROW1", b"FEA1", b"\xff\xff\xff\xff"))  # the last: a stream
+
+    def __init__(self, path: str, *, skip_damaged: bool = False) -> None:
+        """Opens ``path`` (absolute, or a URL) and finds its batches.
+
+        Raises:
+            DataError: unreadable, or damaged. With ``skip_damaged`` every batch is decoded once,
+                and those that cannot be are left out.
+        """
+        self._skip_damaged = skip_damaged
+        self._is_sliceable = False
+        self._check = RowCheck(pa.schema([]))
+        self.schema = pa.schema([])
+        # One request for a header, and none for what lies between.
+        index, stamp = cached(path, "arrow", skip_damaged, self._scan, sequential=False)
+        self._open(path, index.details)
+        super().__init__(stamp, index, Metadata.of(path, self.schema))
+
+    def part(self, reading: Reading, block: int, start: int, end: int) -> Records:
+        """The rows ``start .. end - 1``, at least one, of a block of the index."""
+        if not self._is_sliceable:
+            return super().part(reading, block, start, end)
+        file = reading.file(block)
+        offset, length, count = self._blocks[block].tolist()
+        batch = self._batch(file, offset, length, count)
+        rows = self._validated(file, offset, batch.slice(start, end - start))
+        return pa.Table.from_batches([rows])
+
+    def slices(self, file: DataFile, offset: int, length: int, count: int) -> Iterator[Any]:
+        """The rows of the batch at byte ``offset``."""
+        batch = self._validated(file, offset, self._batch(file, offset, length, count))
+        rows = max(1, SLICE_BYTES * count // max(length, 1))
+        for start in range(0, count, rows):
+            yield batch.slice(start, rows)
+
+    def _batch(self, file: DataFile, offset: int, length: int, count: int) -> Any:
+        try:
+            if self._is_sliceable:
+                batch = pa.ipc.read_record_batch(
+                    pa.py_buffer(file.view_at(offset, length)), self.schema
+                )
+            elif self._dictionaries or not file.is_mapped:
+                dictionaries = (file.read_at(*place) for place in self._dictionaries_of(offset))
+                parts: list[bytes | memoryview] = [
+                    self._head,
+                    *dictionaries,
+                    file.view_at(offset, length),
+                ]
+                stream = pa.BufferReader(b"".join(parts))
+                batch = pa.ipc.open_stream(stream, options=_ONE_THREAD).read_next_batch()
+            else:
+                # A reader of a stream takes the message that is where the stream stands.
+                stream, reader = file.reader or self._stream(file)
+                stream.seek(offset)
+                batch = reader.read_next_batch()
+        except (pa.ArrowException, OSError, ValueError) as error:
+            file.reader = None
+            raise DataError(file.path, f"a batch cannot be read: {error}", offset) from error
+        if len(batch) != count:
+            raise DataError(file.path, f"{len(batch)} rows, the scan saw {count}", offset)
+        return batch
+
+    def _stream(self, file: DataFile) -> tuple[Any, Any]:
+        stream = pa.BufferReader(file.view_at(0, file.size))
+        stream.seek(self._head_at)
+        opened = stream, pa.ipc.open_stream(stream, options=_ONE_THREAD)
+        if file.stays_mapped:
+            file.reader = opened
+        return opened
+
+    def _validated(self, file: DataFile, offset: int, rows: Any) -> Any:
+        try:
+            self._check(rows)
+        except (pa.ArrowException, ValueError) as error:
+            raise DataError(file.path, f"a batch cannot be read: {error}", offset) from error
+        return rows
+
+    def _dictionaries_of(self, batch: int) -> list[tuple[int, int]]:
+        """Places of the dictionaries of the batch at that byte. In a stream they come before it,
+        and a later one may replace them."""
+        live: dict[int, list[tuple[int, int]]] = {}
+        for offset, length, identity, is_delta in self._dictionaries:
+            if offset < batch or self._is_file:
+                places = live.setdefault(identity, [])
+                if not is_delta:
+                    places.clear()
+                places.append((offset, length))
+        return [place for places in live.values() for place in places]
+
+    def _open(self, path: str, details: dict[str, Any]) -> None:
+        """Takes over what the scan found."""
+        self._is_file: bool = details["is_file"]
+        self._dictionaries: list[tuple[int, int, int, bool]] = details["dictionaries"]
+        self._head = base64.b64decode(details["schema"])
+        self._head_at: int = details["schema_at"]
+        if not self._head:
+            return
+        try:
+            stored = pa.ipc.read_schema(pa.py_buffer(self._head))
+            # A reader of streams swaps the bytes of numbers that a big-endian machine wrote.
+            self.schema = pa.ipc.open_stream(pa.py_buffer(self._head)).schema
+            names = self.schema.names
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise DataError(path, f"the schema cannot be read: {error}") from error
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise DataError(path, f"column {twice[0]!r} appears twice")
+        self._check = RowCheck(self.schema)
+        # Of a nested column, all of a batch is validated for any slice of it.
+        self._is_sliceable = (
+            not objects.is_url(path)
+            and not details["is_compressed"]
+            and self._check.is_flat
+            and stored.equals(self.schema)
+        )
+
+    def _scan(self, file: DataFile) -> Index:
+        found = list(messages(file))
+        schemas = [m for m in found if m.kind == "schema"]
+        if found and (len(schemas) != 1 or found[0].kind != "schema"):
+            raise DataError(file.path, "not one schema, at the beginning")
+        dictionaries = [
+            (m.offset, m.length, m.dictionary, m.is_delta) for m in found if m.kind == "dictionary"
+        ]
+        head = file.read_at(schemas[0].offset, schemas[0].length) if schemas else b""
+        details: dict[str, Any] = {
+            "is_file": file.read_at(0, min(6, file.size)) == FILE_MAGIC,
+            "schema": base64.b64encode(head).decode(),
+            "schema_at": schemas[0].offset if schemas else 0,
+            "is_compressed": any(m.is_compressed for m in found),
+            "dictionaries": dictionaries,
+        }
+        batches = [m for m in found if m.kind == "batch"]
+        damaged = 0
+        if self._skip_damaged:
+            self._open(file.path, details)
+            kept = [m for m in batches if self._is_sound(file, m)]
+            damaged = sum(m.rows for m in batches) - sum(m.rows for m in kept)
+            batches = kept
+        return Index.of([(m.offset, m.length, m.rows) for m in batches], damaged, **details)
+
+    def _is_sound(self, file: DataFile, batch: ArrowMessage) -> bool:
+        try:
+            for _ in self.slices(file, batch.offset, batch.length, batch.rows):
+                pass
+        except DataError:
+            return False
+        return True

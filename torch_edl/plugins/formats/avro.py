@@ -1,0 +1,153 @@
+"""Avro container files, read by fastavro as ``pyarrow.Table``.
+
+A block is about half a megabyte of whole Avro blocks. The scan reads the sizes of those.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import logging
+from typing import Any
+
+import pyarrow as pa
+
+from torch_edl.data.sources.files.blocks import MAX_RECORD_BYTES, BlockSource
+from torch_edl.data.sources.files.index import Index, cached
+from torch_edl.data.sources.storage.data_file import DataFile
+from torch_edl.errors import DataError, UsageError
+from torch_edl.interfaces import Metadata, Records
+from torch_edl.plugins.formats.avro_schema import arrow_schema
+
+try:
+    import fastavro
+except ImportError as error:
+    raise UsageError("Avro files: fastavro is missing: pip install 'torch-edl[avro]'") from error
+
+log = logging.getLogger(__name__)
+
+BLOCK_BYTES = 512 << 10
+
+_SYNC_BYTES = 16
+
+
+class AvroSource(BlockSource):
+    """The records of an Avro container file."""
+
+    @staticmethod
+    def begins(head: bytes) -> bool:
+        """True if a file of this format begins with these bytes."""
+        return head.startswith(b"Obj\x01")
+
+    def __init__(self, path: str, *, skip_damaged: bool = False) -> None:
+        """Opens ``path`` (absolute, or a URL) and finds its blocks.
+
+        Raises:
+            DataError: unreadable, no whole Avro file, or a type that Arrow has not. With
+                ``skip_damaged`` every block is decoded once, those that cannot be are left out,
+                and a block of a wrong size ends the file.
+        """
+        self._skip_damaged = skip_damaged
+        self.schema: Any = pa.schema([])
+        self._texts: list[str] = []
+        index, stamp = cached(path, "avro", skip_damaged, self._scan)
+        self._open(path, base64.b64decode(index.details["head"]))
+        super().__init__(stamp, index, Metadata.of(path, self.schema))
+
+    def empty(self) -> Records:
+        """A table of no rows with the columns of the file."""
+        return self.schema.empty_table()
+
+    def decode(self, file: DataFile, offset: int, length: int, count: int) -> Records:
+        """The records of a block as a table."""
+        data = self._head + file.read_at(offset, length)
+        try:
+            records: list[Any] = list(fastavro.reader(io.BytesIO(data)))
+            for name in self._texts:  # of UUIDs
+                for record in records:
+                    if record[name] is not None:
+                        record[name] = str(record[name])
+            rows = pa.Table.from_pylist(records, self.schema)
+        except Exception as error:  # fastavro raises whatever the damage leads to
+            raise DataError(file.path, f"a block cannot be read: {error!r}", offset) from error
+        if len(rows) != count:
+            raise DataError(file.path, f"{len(rows)} records, the scan saw {count}", offset)
+        return rows
+
+    def _open(self, path: str, head: bytes) -> None:
+        """Takes over the header of the file."""
+        self._head = head
+        if not head:
+            return
+        try:
+            schema = fastavro.block_reader(io.BytesIO(head)).writer_schema
+            self.schema, self._texts = arrow_schema(schema)
+        except UsageError as error:
+            raise DataError(path, str(error)) from error
+        except Exception as error:  # fastavro leaves much of a schema unchecked
+            raise DataError(path, f"the schema cannot be read: {error!r}") from error
+
+    def _scan(self, file: DataFile) -> Index:
+        self._open(file.path, _head(file))
+        blocks: list[tuple[int, int, int]] = []
+        damaged = records = 0
+        first = offset = len(self._head)
+        count = 0
+        while offset < file.size:
+            try:
+                end, found = self._block_at(file, offset)
+                if self._skip_damaged:
+                    self.decode(file, offset, end - offset, found)
+            except DataError as error:
+                if not self._skip_damaged:
+                    raise DataError(
+                        file.path, f"record {records:,}: {error.reason}", offset
+                    ) from error
+                log.warning("left out: %s", error)
+                blocks.append((first, offset - first, count))
+                damaged += found if error.offset is not None else 1
+                if error.offset is None:
+                    first, count = offset, 0
+                    break
+                first, count, offset = end, 0, end
+                continue
+            offset = end
+            count += found
+            records += found
+            if offset - first >= BLOCK_BYTES:
+                blocks.append((first, offset - first, count))
+                first, count = offset, 0
+        blocks.append((first, offset - first, count))
+        return Index.of(blocks, damaged, head=base64.b64encode(self._head).decode())
+
+    def _block_at(self, file: DataFile, offset: int) -> tuple[int, int]:
+        """Where the Avro block at ``offset`` ends, and its records.
+
+        Raises:
+            DataError: without an offset: none begins there, or none ends where it says.
+        """
+        reader: Any = file.stream()
+        reader.seek(offset)
+        try:
+            count: Any = fastavro.schemaless_reader(reader, "long", None)
+            size: Any = fastavro.schemaless_reader(reader, "long", None)
+        except Exception as error:
+            raise DataError(file.path, f"no block begins here: {error!r}") from error
+        end = reader.tell() + size + _SYNC_BYTES
+        if count < 0 or not 0 <= size <= MAX_RECORD_BYTES or end > file.size:
+            raise DataError(file.path, f"a block of {count} records and {size} bytes")
+        if file.read_at(end - _SYNC_BYTES, _SYNC_BYTES) != self._head[-_SYNC_BYTES:]:
+            raise DataError(file.path, "a block without the mark of its end")
+        return end, count
+
+
+def _head(file: DataFile) -> bytes:
+    """The header of the file."""
+    if not file.size:
+        return b""
+    reader: Any = file.stream()
+    try:
+        fastavro.block_reader(reader)
+    except Exception as error:
+        raise DataError(file.path, f"no Avro file: {error!r}", 0) from error
+    return file.read_at(0, reader.tell())

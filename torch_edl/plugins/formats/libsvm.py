@@ -1,0 +1,125 @@
+"""LibSVM (SVMlight): ``label [qid:number] index:value index:value ... # comment`` per line.
+
+Records have the columns ``label`` (double), ``qid`` (int64, if the file has it), ``indices``
+(list of int64, as they stand in the file) and ``values`` (list of double).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from torch_edl.plugins.formats.lines import LineSource, MalformedError
+
+_COMMENT = re.compile(rb"#[^\n]*")
+_QID = re.compile(rb"^([ \t]*[^\s:]+[ \t]+)qid:(\d{1,18})(?=\s|\Z)", re.MULTILINE)
+_COLON, _NEWLINE, _SPACE = b":\n "
+_EXACT = 2.0**53  # above, doubles are no integers
+
+
+class LibSvmSource(LineSource):
+    """The records of a LibSVM file."""
+
+    has_comments = True
+
+    def __init__(self, path: str, *, skip_damaged: bool = False) -> None:
+        """See :class:`LineSource`."""
+        super().__init__(path, "libsvm", skip_damaged=skip_damaged)
+
+    def inferred(self, block: bytes) -> Any:
+        """See :meth:`LineSource.inferred`."""
+        block = _COMMENT.sub(b"", block) if b"#" in block else block
+        qids = None
+        if b"qid:" in block:
+            qids = [int(found[2]) for found in _QID.finditer(block)]
+            block = _QID.sub(rb"\1", block)
+        labels, offsets, pairs = _parse(block)
+        columns = {"label": labels}
+        if qids is not None:
+            if len(qids) != len(labels):
+                raise MalformedError(f"{len(labels)} records, and {len(qids)} of them have a qid")
+            columns["qid"] = pa.array(qids, pa.int64())
+        indices = pairs[:, 0].astype(np.int64)
+        columns["indices"] = pa.ListArray.from_arrays(offsets, indices)
+        columns["values"] = pa.ListArray.from_arrays(offsets, np.ascontiguousarray(pairs[:, 1]))
+        return pa.table(columns)
+
+    def parsed(self, block: bytes) -> Any:
+        """See :meth:`LineSource.parsed`."""
+        return self.inferred(block)
+
+    def merged(self, before: Any, found: Any) -> Any:
+        """See :meth:`LineSource.merged`."""
+        if before != found:
+            raise MalformedError("some records have a qid, and some have none")
+        return before
+
+
+def _parse(
+    block: bytes,
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int32], npt.NDArray[np.float64]]:
+    """Labels; where the pairs of each record begin, and their end; pairs of index and value.
+
+    Raises:
+        MalformedError: of the first record that is.
+    """
+    text = np.frombuffer(block, dtype=np.uint8)
+    blank = text <= _SPACE
+    begins = np.flatnonzero(~blank & np.concatenate(([True], blank[:-1])))  # of fields
+    line_of_field = np.searchsorted(np.flatnonzero(text == _NEWLINE), begins)
+    first = np.flatnonzero(np.diff(line_of_field, prepend=-1))  # field of each record
+    pairs = np.diff(first, append=len(begins)) - 1
+    # One colon in each field but the first of a record, and neither at its start nor at its end.
+    colons = np.flatnonzero(text == _COLON)
+    at = np.searchsorted(begins, colons, side="right") - 1
+    per_field = np.bincount(at, minlength=len(begins)) if len(begins) else np.zeros(0, np.int64)
+    wanted = np.ones(len(begins), dtype=np.int64)
+    wanted[first] = 0
+    wrong = per_field != wanted
+    after = np.concatenate((blank[1:], [True]))
+    wrong[at[after[colons] | (begins[at] == colons)]] = True
+    if wrong.any():
+        raise _malformed(block, begins, first, int(np.argmax(wrong)), "no label and index:value")
+    try:
+        numbers = np.fromstring(block.replace(b":", b" ").decode("ascii"), sep=" ")
+    except ValueError as error:
+        raise _first_bad(block, begins, first) from error
+    if len(numbers) != len(begins) + len(colons):
+        raise _first_bad(block, begins, first)
+    offsets = np.concatenate(([0], np.cumsum(pairs)))
+    # A label is one number, a pair is two.
+    label_at = np.arange(len(first)) + 2 * offsets[:-1]
+    keep = np.ones(len(numbers), dtype=bool)
+    keep[label_at] = False
+    features = numbers[keep].reshape(-1, 2)
+    odd = (features[:, 0] != np.trunc(features[:, 0])) | (np.abs(features[:, 0]) >= _EXACT)
+    if odd.any():
+        field = int(np.flatnonzero(wanted)[np.argmax(odd)])
+        raise _malformed(block, begins, first, field, "an index that is no integer")
+    return numbers[label_at], offsets.astype(np.int32), features
+
+
+def _first_bad(
+    block: bytes, begins: npt.NDArray[np.int64], first: npt.NDArray[np.int64]
+) -> MalformedError:
+    for field, begin in enumerate(begins):
+        try:
+            [float(part) for part in block[begin:].split(maxsplit=1)[0].split(b":")]
+        except ValueError:
+            return _malformed(block, begins, first, field, "not a number")
+    return MalformedError("a number that cannot be read")
+
+
+def _malformed(
+    block: bytes,
+    begins: npt.NDArray[np.int64],
+    first: npt.NDArray[np.int64],
+    field: int,
+    why: str,
+) -> MalformedError:
+    text = block[begins[field] : begins[field] + 80].split(maxsplit=1)[0]
+    return MalformedError(f"{why}: {text!r}", int(np.searchsorted(first, field, side="right")) - 1)

@@ -1,0 +1,222 @@
+"""WebDataset: a tar whose consecutive members with one key make a sample.
+
+The key is the name up to the first dot of its last part; what follows is the name of a column. A
+record has the column ``__key__`` (text), and a column of bytes for each extension in the file, null
+where the sample has no such member. A block is about a megabyte of whole samples.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+import tarfile
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from torch_edl.data.sources.files.blocks import MAX_RECORD_BYTES, BlockSource
+from torch_edl.data.sources.files.index import Index, cached
+from torch_edl.data.sources.storage.data_file import DataFile
+from torch_edl.errors import DataError
+from torch_edl.interfaces import Metadata, Records
+
+log = logging.getLogger(__name__)
+
+BLOCK_BYTES = 1 << 20
+
+KEY = "__key__"
+
+_NAME = re.compile(r"((?:.*/|)[^./][^./]*)\.([^/]+)")
+_TAR_BLOCK = 512
+
+# What tarfile raises at damage: IndexError where the map of a sparse member is cut off,
+# RecursionError at a thousand headers of one member.
+_TAR_ERRORS = (
+    tarfile.TarError,
+    EOFError,
+    ValueError,
+    OverflowError,
+    IndexError,
+    RecursionError,
+)
+
+
+class TarMember(NamedTuple):
+    """A member of a sample."""
+
+    key: str
+    extension: str
+    header: tarfile.TarInfo
+    """Its ``size`` is that of the content: a sparse member occupies less in the file."""
+    end: int
+    """Offset of the next header."""
+
+    def content(self, data: bytes) -> bytes:
+        """Return the content of the member, with zeros in the holes of a sparse member.
+
+        Args:
+            data: the bytes to which the offsets of the member refer.
+        """
+        place, size = self.header.offset_data, self.header.size
+        if not self.header.issparse():
+            return data[place : place + size]
+        parts, filled = [], 0
+        for offset, length in _parts_of(self.header):
+            parts += [bytes(offset - filled), data[place : place + length]]
+            place, filled = place + length, offset + length
+        return b"".join([*parts, bytes(size - filled)])
+
+
+def _parts_of(header: tarfile.TarInfo) -> list[tuple[int, int]]:
+    """Offset and length of the parts of a sparse member that are in the file."""
+    parts: Any = header.sparse
+    return [part for part in parts if part[1]]  # an empty part marks the size, or fills the header
+
+
+def _check_sparse(header: tarfile.TarInfo, end: int) -> None:
+    """Raise ValueError if the parts overlap, or reach beyond the content or the member."""
+    filled = stored = 0
+    for offset, length in _parts_of(header):
+        if length < 0 or offset < filled:
+            raise ValueError(f"{header.name}: a sparse member with overlapping parts")
+        filled, stored = offset + length, stored + length
+    if filled > header.size or stored > end - header.offset_data:
+        raise ValueError(f"{header.name}: a sparse member with parts beyond its end")
+
+
+class WebDatasetSource(BlockSource):
+    """The samples of a tar."""
+
+    @staticmethod
+    def begins(head: bytes) -> bool:
+        """True if a file of this format begins with these bytes."""
+        return head[257:262] == b"ustar"
+
+    def __init__(self, path: str, *, skip_damaged: bool = False) -> None:
+        """Opens ``path`` (absolute, or a URL) and finds its members.
+
+        Raises:
+            DataError: unreadable, no whole tar, or a sample with two members of one extension.
+                With ``skip_damaged`` a damaged header ends the file.
+        """
+
+        def scan(file: DataFile) -> Index:
+            return _scan(file, skip_damaged)
+
+        index, stamp = cached(path, "webdataset", skip_damaged, scan)
+        self._schema: Any = pa.schema(
+            [(KEY, pa.string()), *((name, pa.large_binary()) for name in index.details["columns"])]
+            if len(index.blocks)
+            else []
+        )
+        super().__init__(stamp, index, Metadata.of(path, self._schema))
+
+    def empty(self) -> Records:
+        """A table of no rows with the columns of the file."""
+        return self._schema.empty_table()
+
+    def decode(self, file: DataFile, offset: int, length: int, count: int) -> Records:
+        """The samples of a block as a table."""
+        columns: dict[str, list[Any]] = {name: [None] * count for name in self._schema.names}
+        keys = columns[KEY]
+        data = file.read_at(offset, length)
+        row, last = -1, None
+        for member in _members(file, data, offset):
+            if member.key != last:
+                row, last = row + 1, member.key
+                if row == count:
+                    break
+                keys[row] = member.key
+            columns[member.extension][row] = member.content(data)
+        if row != count - 1:
+            raise DataError(file.path, f"{row + 1} samples, the scan saw {count}", offset)
+        return pa.table(columns, self._schema)
+
+
+def _members(file: DataFile, data: bytes | None = None, offset: int = 0) -> Iterator[TarMember]:
+    """The members of samples, of a file or of ``data`` at ``offset`` of it.
+
+    Raises:
+        DataError: a damaged header, or the end of the file within a member.
+    """
+    source: Any = file.stream() if data is None else io.BytesIO(data)
+    size = file.size if data is None else len(data)
+    if not size:
+        return
+    place = 0
+    try:
+        with tarfile.open(fileobj=source, mode="r:") as tar:
+            while (header := tar.next()) is not None:
+                place = header.offset
+                tar.members = []  # type: ignore[attr-defined]  # which would grow with the file
+                if header.size > MAX_RECORD_BYTES:
+                    raise DataError(
+                        file.path, f"{header.name}: {header.size} bytes", offset + place
+                    )
+                end = int(tar.offset)
+                if header.issparse():
+                    _check_sparse(header, end)
+                found = _NAME.fullmatch(header.name) if header.isreg() else None
+                if found is not None and not header.name.rpartition("/")[2].startswith("__"):
+                    _check_name(file.path, header.name)
+                    yield TarMember(found[1], found[2].lower(), header, end)
+            place = int(tar.offset)
+    except _TAR_ERRORS as error:
+        raise DataError(file.path, f"no whole tar: {error}", offset + place) from error
+    # tarfile takes a damaged header for the end.
+    source.seek(place)
+    if any(source.read(_TAR_BLOCK)):
+        raise DataError(file.path, "the header of a member is damaged", offset + place)
+
+
+def _check_name(path: str, name: str) -> None:
+    """Raises DataError unless the name of a member is UTF-8, as keys and columns are."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        shown = name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+        raise DataError(
+            path, f"member {shown}: the name is not UTF-8; rename the file, and write the tar again"
+        ) from None
+
+
+def _scan(file: DataFile, skip_damaged: bool) -> Index:
+    columns: dict[str, None] = {}
+    blocks: list[tuple[int, int, int]] = []
+    begin = end = count = total = damaged = 0
+    size = sample = 0  # bytes of content, of the block and of the sample
+    last: str | None = None
+    seen: set[str] = set()
+    try:
+        for key, extension, header, stored_end in _members(file):
+            if key != last:
+                if max(size, end - begin) >= BLOCK_BYTES:
+                    blocks.append((begin, header.offset - begin, count))
+                    begin, count, size = header.offset, 0, 0
+                elif not count:
+                    begin = header.offset
+                last, count, total, sample = key, count + 1, total + 1, 0
+                seen.clear()
+            size, sample = size + header.size, sample + header.size
+            wrong = ""
+            if extension in seen or extension == KEY:
+                wrong = f"two members {extension!r}"
+            elif sample > MAX_RECORD_BYTES:
+                wrong = f"more than {MAX_RECORD_BYTES} bytes"
+            if wrong:
+                raise DataError(file.path, f"record {total - 1:,} ({key}): {wrong}")
+            seen.add(extension)
+            columns[extension] = None
+            end = min(stored_end, file.size)
+    except DataError as error:
+        if not skip_damaged or error.offset is None:
+            raise
+        log.warning("left out, with what follows: %s", error)
+        damaged = 1
+        # The sample before may lack members.
+        if end + _TAR_BLOCK > file.size or count:
+            end = min(end, error.offset)
+    blocks.append((begin, end - begin, count))
+    return Index.of(blocks, damaged, columns=list(columns))

@@ -1,0 +1,1 @@
+"""Topics of Kafka as data, with an end or without one."""

@@ -1,0 +1,287 @@
+"""Partitions of topics of Kafka: a record is the value of a message, by its offset.
+
+A range of offsets is read like a part of a file. A stream has no end: its source does not know how
+many records there are, and a range of it has fewer records than offsets where the topic has gaps
+(marks of transactions, messages of transactions that were aborted).
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ConfigResource,
+    OffsetSpec,
+)
+
+from torch_edl.errors import DataError, UsageError
+from torch_edl.interfaces import ENDLESS, Metadata, Records, UrlSource
+from torch_edl.plugins.kafka.name import KafkaName, parse, properties
+
+log = logging.getLogger(__name__)
+
+
+ASK_S = 20.0
+"""How long an answer of the brokers about a topic is waited for."""
+
+SAY_S = 3.0
+"""After which a log says that it is waited for."""
+
+READ_S = 60.0
+"""How long a read waits for the next message."""
+
+_MESSAGES = 2000  # that are taken at once
+_POLL_S = 0.05  # for these: there are fewer where the topic has gaps
+_CONSUMER = {
+    "group.id": "torch-edl",  # which nothing is committed for
+    "enable.auto.commit": False,
+    "enable.partition.eof": True,
+    "auto.offset.reset": "error",
+    "isolation.level": "read_committed",
+    "check.crcs": True,
+    "fetch.wait.max.ms": 5,  # a jump waits for the fetch before it
+    "queued.max.messages.kbytes": 16384,
+}
+
+
+def offsets_of(name: KafkaName) -> dict[int, tuple[int, int]]:
+    """Of each partition of a topic, the offsets of its first record and of one after its last.
+
+    Raises:
+        DataError: no broker answers, or there is no such topic.
+    """
+    earliest, latest = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    try:
+        topics, client = _clients(name.servers, os.getpid())
+        found = _listed(topics, name).topics[name.topic]
+        if found.error is not None:
+            raise DataError(str(name), f"{found.error.str()}; check the topic")
+        partitions = [TopicPartition(name.topic, number) for number in found.partitions]
+        ends = []
+        for spec in (earliest, latest):
+            answers = client.list_offsets(
+                dict.fromkeys(partitions, spec),
+                request_timeout=ASK_S,
+                isolation_level=IsolationLevel.READ_COMMITTED,
+            )
+            ends.append({key.partition: answer.result().offset for key, answer in answers.items()})
+    except KafkaException as error:
+        raise DataError(str(name), error.args[0].str()) from None
+    first, last = ends
+    return {number: (first[number], last[number]) for number in sorted(first)}
+
+
+def _listed(client: Consumer, name: KafkaName) -> Any:
+    try:
+        return client.list_topics(name.topic, timeout=SAY_S)
+    except KafkaException:
+        log.warning(
+            "%s: no answer of the brokers after %g s; waiting up to %g s more",
+            name,
+            SAY_S,
+            ASK_S - SAY_S,
+        )
+        return client.list_topics(name.topic, timeout=ASK_S - SAY_S)
+
+
+@functools.lru_cache(maxsize=8)
+def _clients(servers: str, process: int) -> tuple[Consumer, AdminClient]:
+    """For questions about topics: a consumer makes no topic that it asks for."""
+    settings = properties(servers)
+    return (
+        Consumer({**_CONSUMER, **settings}, logger=log),
+        AdminClient({**settings}, logger=log),
+    )
+
+
+class KafkaSource(UrlSource):
+    """The messages of a partition, by their offsets.
+
+    Args:
+        name: of a range of offsets, whose records begin at 0; or of a partition without end, whose
+            records are at their offsets.
+        skip_damaged: leave out what the brokers no longer have.
+
+    Raises:
+        UsageError: the name is wrong, or names a whole topic.
+    """
+
+    endless = True
+
+    def __init__(self, name: str, *, skip_damaged: bool = False) -> None:
+        self._name = parse(name)
+        if self._name.partition is None:
+            raise UsageError(f"{name}: a source is one partition of it: {name}/0")
+        self.name = str(self._name)
+        self.damaged = 0
+        self.metadata = Metadata(self.name)
+        self._endless = self._name.offsets is None
+        self._first, end = self._name.offsets or (0, ENDLESS)
+        self.count = end - self._first
+        self._skip_damaged = skip_damaged
+        self._lock = threading.Lock()
+        self._consumer: Any = None
+        self._process = 0
+        self._position = -1  # of the consumer; -1: none
+
+    @classmethod
+    def canonical(cls, url: str) -> str:
+        return str(parse(url))
+
+    @classmethod
+    def check(cls, url: str) -> None:
+        name = parse(url)
+        there = offsets_of(name)
+        if name.partition not in (None, *there):
+            raise DataError(
+                url,
+                f"no partition {name.partition} among the {len(there)} of the topic; check the "
+                "number",
+            )
+
+    @classmethod
+    def check_stream(cls, url: str) -> None:
+        cls.check(url)
+        name = parse(url)
+        resource = ConfigResource(ConfigResource.Type.TOPIC, name.topic)
+        admin = _clients(name.servers, os.getpid())[1]
+        (answer,) = admin.describe_configs([resource], request_timeout=ASK_S).values()
+        try:
+            policy = answer.result().get("cleanup.policy")
+        except KafkaException as error:
+            # The user may lack the right to describe: attempts on a task compare their messages.
+            log.info("%s: cleanup.policy is not known: %s", name, error.args[0].str())
+            return
+        if policy is not None and "compact" in str(policy.value):
+            raise DataError(
+                str(name),
+                f"cleanup.policy={policy.value}: brokers remove messages from the middle of the "
+                "topic, and a task that is read again may have other messages; set "
+                "cleanup.policy=delete, or copy the messages to a topic that is not compacted",
+            )
+
+    @classmethod
+    def parts(cls, url: str) -> list[str]:
+        """The names of the partitions of a topic, with the offsets that they have now; a name with
+        offsets is its own only part."""
+        name = parse(url)
+        if name.offsets is not None:
+            return [url]
+        return [
+            str(replace(name, partition=number, offsets=offsets))
+            for number, offsets in offsets_of(name).items()
+            if name.partition in (None, number)
+        ]
+
+    @classmethod
+    def offsets(cls, urls: Sequence[str]) -> dict[str, tuple[int, int]]:
+        return {
+            str(replace(topic, partition=number)): offsets
+            for topic in map(parse, urls)
+            for number, offsets in offsets_of(topic).items()
+            if topic.partition in (None, number)
+        }
+
+    def read(self, start: int, end: int) -> Records:
+        """The values of the messages at ``start .. end - 1``; a message without one gives ``b""``.
+
+        Raises:
+            DataError: the range is not within ``0 .. count``, no broker answers for a minute, the
+                messages were removed, or, unless it is a stream, some offsets have no message.
+        """
+        if not 0 <= start <= end <= self.count:
+            raise DataError(self.name, f"asked for records {start} to {end} of {self.count}")
+        if start == end:
+            return []
+        with self._lock:
+            try:
+                records = self._read(self._first + start, self._first + end)
+            except KafkaException as error:
+                self._position = -1
+                raise DataError(self.name, error.args[0].str()) from None
+            except BaseException:
+                self._position = -1
+                raise
+        if not self._endless and len(records) != end - start:
+            raise DataError(
+                self.name,
+                f"{len(records)} messages at the {end - start} offsets from {start}: there are "
+                "gaps (transactions, compaction), which only --epochs stream allows",
+            )
+        return records
+
+    def _read(self, start: int, end: int) -> list[bytes]:
+        self._go_to(start)
+        records: list[bytes] = []
+        until = time.monotonic() + READ_S
+        while self._position < end:
+            found = self._consumer.consume(min(end - self._position, _MESSAGES), _POLL_S)
+            for message in found:
+                error, offset = message.error(), message.offset()
+                if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                    self._heed(error, start, end)
+                elif offset >= end:  # the last ones were a gap
+                    self._position = -1
+                    return records
+                elif error is None:
+                    records.append(message.value() or b"")
+                    self._position = offset + 1
+            if found:
+                until = time.monotonic() + READ_S
+            elif time.monotonic() > until:
+                raise DataError(self.name, f"no message for {READ_S:g} s at {self._position}")
+        self._rest()
+        return records
+
+    def _rest(self) -> None:
+        """Asks for no more where there is no more: it would ask all the time."""
+        here = self._place(self._position)
+        if self._position >= self._consumer.get_watermark_offsets(here, cached=True)[1]:
+            self._consumer.unassign()
+            self._position = -1
+
+    def _go_to(self, offset: int) -> None:
+        if self._process != os.getpid():  # a client does not outlive a fork
+            self._consumer = Consumer({**_CONSUMER, **properties(self._name.servers)}, logger=log)
+            self._process, self._position = os.getpid(), -1
+        if self._position != offset:
+            self._consumer.assign([self._place(offset)])
+            self._position = offset
+
+    def _place(self, offset: int) -> TopicPartition:
+        return TopicPartition(self._name.topic, self._name.partition or 0, offset)
+
+    def _heed(self, error: KafkaError, start: int, end: int) -> None:
+        if error.code() == KafkaError._AUTO_OFFSET_RESET:
+            low = offsets_of(self._name)[int(self._name.partition or 0)][0]
+            if not self._skip_damaged:
+                raise DataError(
+                    self.name,
+                    f"the offsets {start} to {min(low, end) - 1} were removed before they were "
+                    f"read: the first one left is {low}; keep messages longer "
+                    "(retention.ms), or leave these out: --skip-damaged",
+                )
+            log.warning("%s: left out: offsets %d to %d", self.name, start, min(low, end) - 1)
+            self._position = -1
+            self._go_to(min(max(low, start), end))
+        elif error.fatal() or error.code() in _HOPELESS:
+            raise KafkaException(error)
+
+
+_HOPELESS = (
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError._AUTHENTICATION,
+    KafkaError._BAD_MSG,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+)

@@ -1,0 +1,1 @@
+"""Tables and partitions of MaxCompute as data."""

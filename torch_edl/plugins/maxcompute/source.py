@@ -1,0 +1,149 @@
+"""Tables and partitions of MaxCompute: rows by index, through its tunnel.
+
+A download session is a snapshot of the table, in which a row has an index. Each process opens one
+of its own; size and time of the last change of the table tell whether all have the same rows.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import odps.errors
+import pyarrow as pa
+import requests
+from odps import ODPS, accounts
+from odps.tunnel import TableTunnel
+from odps.tunnel.io.types import odps_schema_to_arrow_schema
+
+from torch_edl.errors import DataError, UsageError
+from torch_edl.interfaces import Metadata, Records, UrlSource
+from torch_edl.plugins.maxcompute.name import MaxComputeName, parse
+
+# At the level INFO, pyodps logs the tokens that it reads.
+logging.getLogger("odps").setLevel(logging.WARNING)
+
+_SHOWN = 500  # characters of an error
+
+
+class MaxComputeSource(UrlSource):
+    """The rows of a table without partitions, or of one partition.
+
+    Attributes:
+        stamp: size in bytes, and time of the last change in ns, of the table or partition.
+
+    Args:
+        name: ``odps://project/table#partition=...``; the environment variables of pyodps say where
+            and by whom (``ODPS_ENDPOINT``, ``ODPS_STS_ACCESS_KEY_ID`` ...).
+
+    Raises:
+        UsageError: the name is wrong, or the environment says too little.
+        DataError: the table cannot be read.
+    """
+
+    def __init__(self, name: str, *, skip_damaged: bool = False) -> None:
+        self._name = parse(name)
+        self.name = str(self._name)
+        self.damaged = 0
+        self._lock = threading.Lock()
+        self._odps = _client(self._name)
+        with _as_data_error(self.name):
+            self._session, self.stamp = self._open()
+            self.count = int(self._session.count)
+            self._schema = odps_schema_to_arrow_schema(self._session.schema)
+            if self.count:  # times may be converted
+                self._schema = self._download(0, 1).schema
+        self.metadata = Metadata.of(self.name, self._schema)
+
+    @classmethod
+    def canonical(cls, url: str) -> str:
+        return str(parse(url))
+
+    @classmethod
+    def check(cls, url: str) -> None:
+        name = parse(url)
+        with _as_data_error(str(name)):
+            _stamp(_client(name), name)
+
+    def read(self, start: int, end: int) -> Records:
+        """The rows ``start .. end - 1``, as a ``pyarrow.Table``.
+
+        Raises:
+            DataError: the range is not within ``0 .. count``, the tunnel does not answer, or the
+                session expired and the table has changed since.
+        """
+        if not 0 <= start <= end <= self.count:
+            raise DataError(self.name, f"asked for records {start} to {end} of {self.count}")
+        if start == end:
+            return self._schema.empty_table()
+        session = self._session
+        with _as_data_error(self.name):
+            try:
+                rows = self._download(start, end)
+            except odps.errors.ODPSError:  # sessions end after a day
+                self._renew(session)
+                rows = self._download(start, end)
+        if len(rows) != end - start:
+            raise DataError(self.name, f"{len(rows)} rows from {start} to {end}")
+        return rows
+
+    def _download(self, start: int, end: int) -> Any:
+        with self._session.open_arrow_reader(start, end - start) as reader:
+            return reader.read()
+
+    def _open(self) -> tuple[Any, tuple[int, int]]:
+        """A session, and the stamp of what is in it."""
+        before = _stamp(self._odps, self._name)
+        tunnel = TableTunnel(self._odps, project=self._name.project)
+        session = tunnel.create_download_session(
+            self._name.table, partition_spec=self._name.partition or None
+        )
+        if _stamp(self._odps, self._name) != before:
+            raise DataError(self.name, "was changed while it was opened; start the job again")
+        return session, before
+
+    def _renew(self, expired: Any) -> None:
+        with self._lock:
+            if self._session is not expired:
+                return  # another thread has
+            session, stamp = self._open()
+            if (session.count, stamp) != (self.count, self.stamp):
+                raise DataError(
+                    self.name, "changed while the job was using it; start the job again"
+                )
+            self._session = session
+
+
+def _stamp(client: Any, name: MaxComputeName) -> tuple[int, int]:
+    """Size in bytes, and time of the last change in ns, of a table or partition."""
+    place = client.get_table(name.table, project=name.project)
+    if name.partition:
+        place = place.get_partition(name.partition)
+    place.reload()
+    return int(place.size or 0), int(place.last_data_modified_time.timestamp()) * 10**9
+
+
+@contextmanager
+def _as_data_error(name: str) -> Iterator[None]:
+    try:
+        yield
+    except UsageError:
+        raise
+    except (odps.errors.ODPSError, requests.RequestException, pa.ArrowException, OSError) as e:
+        text = " ".join(f"{type(e).__name__}: {e}".split())[:_SHOWN]
+        raise DataError(name, text) from e
+
+
+def _client(name: MaxComputeName) -> Any:
+    if accounts.from_environments() is None:
+        raise UsageError(
+            f"{name}: no keys; set ODPS_STS_ACCESS_KEY_ID, ODPS_STS_ACCESS_KEY_SECRET and "
+            "ODPS_STS_TOKEN, or ODPS_BEARER_TOKEN, which pyodps reads"
+        )
+    client = ODPS.from_environments()
+    if client is None:
+        raise UsageError(f"{name}: ODPS_ENDPOINT is not set, which pyodps reads; set it to an URL")
+    return client

@@ -1,0 +1,1 @@
+"""Tables and queries of SQL databases as data."""

@@ -1,0 +1,281 @@
+"""Connections to SQL databases that answer with Arrow tables: ADBC for PostgreSQL and SQLite,
+DuckDB's own interface, and SQLAlchemy for every other URL.
+
+Statements are made by SQLAlchemy Core: identifiers are quoted and values bound by its dialects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+from urllib.parse import quote
+
+import pyarrow as pa
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from torch_edl.errors import DataError, UsageError
+from torch_edl.plugins.sql.name import SqlName, connection_url, is_file
+
+BUSY_MS = 60_000
+"""How long a read of SQLite waits for a writer."""
+
+MOST_ROWS = 1 << 24
+"""Rows that are expected at most, where nothing is known."""
+
+_SHOWN = 500  # characters of an error of a driver
+_STATEMENT = ("query:", "[SQL:")  # where a driver goes on with what it was asked
+
+
+class Connection(Protocol):
+    """One connection, for one thread at a time."""
+
+    def execute(self, statement: sa.Select[Any], values: Mapping[str, Any], most: int) -> pa.Table:
+        """The rows of a statement whose parameters have these values; ``most`` are expected."""
+
+    def close(self) -> None:
+        """Ends the connection."""
+
+
+class _Compiled:
+    """A connection that takes texts with positions for the values."""
+
+    dialect: Any
+
+    def text(self, statement: sa.Select[Any], values: Mapping[str, Any]) -> tuple[str, list[Any]]:
+        """The statement in the words of the database, and its values in order."""
+        text, names, own = _compiled(statement, self.dialect)
+        bound = {**own, **values}
+        return text, [bound[name] for name in names]
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(
+    statement: sa.Select[Any], dialect: Any
+) -> tuple[str, tuple[str, ...], dict[str, Any]]:
+    compiled = statement.compile(dialect=dialect)
+    return str(compiled), tuple(compiled.positiontup or ()), compiled.params
+
+
+class _Postgres(_Compiled):
+    driver = "adbc_driver_postgresql.dbapi"
+    typed = True
+    dialect = postgresql.dialect(paramstyle="numeric_dollar")  # type: ignore[no-untyped-call]
+
+    def __init__(self, url: sa.URL) -> None:
+        from adbc_driver_postgresql import dbapi
+
+        self._adbc = dbapi.connect(url.render_as_string(hide_password=False), autocommit=True)
+        self._cursor = self._adbc.cursor()
+
+    def execute(self, statement: sa.Select[Any], values: Mapping[str, Any], most: int) -> pa.Table:
+        return _fetch(self._cursor, *self.text(statement, values))
+
+    def close(self) -> None:
+        self._cursor.close()
+        self._adbc.close()
+
+
+class _Sqlite(_Compiled):
+    driver = "adbc_driver_sqlite.dbapi"
+    typed = False
+    dialect = sqlite.dialect(paramstyle="qmark")
+
+    def __init__(self, url: sa.URL) -> None:
+        from adbc_driver_sqlite import dbapi
+
+        path = str(url.database)
+        if not path.startswith("file:"):
+            os.stat(path)  # the driver says of a file that is missing that memory is
+        # Read only: otherwise a file that is missing would be made.
+        uri = path if path.startswith("file:") else f"file:{quote(path)}?mode=ro"
+        self._adbc = dbapi.connect(uri, autocommit=True)
+        self._cursor = self._adbc.cursor()
+        _fetch(self._cursor, f"PRAGMA busy_timeout = {BUSY_MS:d}", [])
+
+    def execute(self, statement: sa.Select[Any], values: Mapping[str, Any], most: int) -> pa.Table:
+        # The types of the columns are those of the first batch, so all rows are to be one batch;
+        # memory is reserved for as many.
+        options = {"adbc.sqlite.query.batch_rows": str(most)}
+        self._cursor.adbc_statement.set_options(**options)
+        return _fetch(self._cursor, *self.text(statement, values))
+
+    def close(self) -> None:
+        self._cursor.close()
+        self._adbc.close()
+
+
+def _fetch(cursor: Any, text: str, values: list[Any]) -> pa.Table:
+    # The cursor prepares a text again only where it is another one than before.
+    cursor.execute(text, values or None)
+    return cursor.fetch_arrow_table()
+
+
+class _DuckDb(_Compiled):
+    driver = "duckdb"
+    typed = True
+    dialect = postgresql.dialect(paramstyle="numeric_dollar")  # type: ignore[no-untyped-call]
+
+    def __init__(self, url: sa.URL) -> None:
+        import duckdb
+
+        self._duckdb = duckdb.connect(str(url.database), read_only=True)
+
+    def execute(self, statement: sa.Select[Any], values: Mapping[str, Any], most: int) -> pa.Table:
+        text, bound = self.text(statement, values)
+        return self._duckdb.sql(text, params=bound).to_arrow_table()
+
+    def close(self) -> None:
+        self._duckdb.close()
+
+
+class _SqlAlchemy:
+    typed = False
+
+    def __init__(self, url: sa.URL) -> None:
+        self._engine = sa.create_engine(url, poolclass=sa.NullPool, hide_parameters=True)
+        self._connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+
+    def execute(self, statement: sa.Select[Any], values: Mapping[str, Any], most: int) -> pa.Table:
+        result = self._connection.execute(statement, values)
+        names, rows = list(result.keys()), result.fetchall()
+        columns = list(zip(*rows, strict=True)) or [()] * len(names)
+        return pa.Table.from_arrays([pa.array(column) for column in columns], names=names)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+_DRIVERS: dict[str, Any] = {"postgresql": _Postgres, "sqlite": _Sqlite, "duckdb": _DuckDb}
+
+_PACKAGES = {"MySQLdb": "mysqlclient", "psycopg2": "psycopg2-binary"}
+"""Packages of modules that have another name."""
+
+
+def _package(url: sa.URL, error: ImportError) -> str:
+    """What pip installs for a database whose driver is missing."""
+    module = (error.name or url.drivername).partition(".")[0]
+    return "'torch-edl[sql]'" if url.drivername in _DRIVERS else _PACKAGES.get(module, module)
+
+
+def _no_driver(name: SqlName, url: sa.URL, error: ImportError) -> UsageError:
+    return UsageError(
+        f"{name.url}: its driver is not installed ({error}); run: pip install "
+        f"{_package(url, error)}"
+    )
+
+
+def check_connection(name: SqlName) -> None:
+    """Imports the driver of a database, and looks for its file; nothing is connected.
+
+    Raises:
+        UsageError: the driver is not installed, a variable of the environment is not set, or there
+            is no such file.
+    """
+    url, _ = connection_url(name)
+    try:
+        if url.drivername in _DRIVERS:
+            importlib.import_module(_DRIVERS[url.drivername].driver)
+        else:
+            url.get_dialect().import_dbapi()
+    except ImportError as error:
+        raise _no_driver(name, url, error) from None
+    except sa.exc.NoSuchModuleError:
+        raise UsageError(
+            f"{name.url}: SQLAlchemy knows no {url.drivername}; check the first word, or install "
+            "the package that has it"
+        ) from None
+    if is_file(url) and not os.path.isfile(str(url.database)):
+        raise UsageError(
+            f"{name.url}: no such file; check the path, which begins behind the third slash "
+            f"(in {url.drivername}:////data/x.db it is /data/x.db)"
+        )
+
+
+def _close_all(idle: list[Connection], process: int) -> None:
+    while idle and process == os.getpid():  # a fork shares the sockets of its parent
+        with contextlib.suppress(Exception):
+            idle.pop().close()
+
+
+class Connections:
+    """The connections of a process to one database: each call has one for itself, and leaves it
+    to the next. A forked process makes its own."""
+
+    def __init__(self, name: SqlName) -> None:
+        self._name = name
+        self._url, self._secrets = connection_url(name)
+        self._driver = _DRIVERS.get(self._url.drivername, _SqlAlchemy)
+        self.typed: bool = self._driver.typed
+        """A statement has the same types for any rows: also where all values are NULL."""
+        self.backend: str = self._url.get_backend_name()
+        self._lock = threading.Lock()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Without connections, in this process."""
+        self._process = os.getpid()
+        self._idle: list[Connection] = []
+        # Also at the end of the process: ADBC complains of connections that are left to Python.
+        weakref.finalize(self, _close_all, self._idle, self._process)
+
+    def execute(
+        self, statement: sa.Select[Any], *, most: int = MOST_ROWS, **values: Any
+    ) -> pa.Table:
+        """The rows of a statement. A connection that was lost since its last use is replaced.
+
+        Args:
+            most: rows that are expected; more of them come, too.
+            values: of the parameters.
+
+        Raises:
+            DataError: the database cannot be reached, or refuses the statement.
+        """
+        connection = self._take()
+        if connection is not None:
+            with contextlib.suppress(Exception), self._kept(connection):
+                return connection.execute(statement, values, most)
+        with self._as_data_error():
+            connection = self._driver(self._url)
+            with self._kept(connection):
+                return connection.execute(statement, values, most)
+
+    def _take(self) -> Connection | None:
+        with self._lock:
+            if self._process != os.getpid():
+                self._begin()
+            return self._idle.pop() if self._idle else None
+
+    @contextlib.contextmanager
+    def _kept(self, connection: Connection) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(Exception):
+                connection.close()
+            raise
+        with self._lock:
+            self._idle.append(connection)
+
+    @contextlib.contextmanager
+    def _as_data_error(self) -> Iterator[None]:
+        try:
+            yield
+        except UsageError:
+            raise
+        except ImportError as error:
+            raise _no_driver(self._name, self._url, error) from None
+        except Exception as error:
+            lines = [" ".join(line.split()) for line in str(error).splitlines()]
+            statement = (at for at, line in enumerate(lines) if line.startswith(_STATEMENT))
+            text = "; ".join(filter(None, lines[: next(statement, None)]))[:_SHOWN]
+            for secret in self._secrets:
+                text = text.replace(secret, "***").replace(quote(secret, safe=""), "***")
+            # Its cause may show what must not be seen.
+            raise DataError(str(self._name), text) from None

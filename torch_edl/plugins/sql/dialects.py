@@ -1,0 +1,27 @@
+"""Databases without an entry point of their own: the installed dialects of SQLAlchemy."""
+
+from __future__ import annotations
+
+import functools
+from importlib.metadata import entry_points
+from typing import Any
+
+
+def source_of(url: str) -> Any:
+    """The type of sources of a URL, if a package for SQLAlchemy knows its scheme; otherwise None.
+
+    What is read of a database stands behind ``#``; a URL without that is none of a database.
+    """
+    scheme, _, rest = url.partition("://")
+    if "#" not in rest or scheme.partition("+")[0] not in _dialects():
+        return None
+    from torch_edl.plugins.sql.source import SqlSource
+
+    return SqlSource
+
+
+@functools.cache
+def _dialects() -> frozenset[str]:
+    return frozenset(
+        name.partition(".")[0] for name in entry_points(group="sqlalchemy.dialects").names
+    )

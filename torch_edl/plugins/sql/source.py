@@ -1,0 +1,219 @@
+"""Tables and queries of SQL databases: a record is a row, by its place in the order of a key.
+
+Opening pages through the keys (keyset paging, a page an answer) and keeps of each block of rows its
+first and last key and a digest of all its keys. Rows are read by a range of keys, which an index of
+the database finds, and are the ones that were counted: a block whose keys have changed is an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import sqlalchemy as sa
+
+from torch_edl.data.sources.base import cut
+from torch_edl.data.sources.block_cache import cache, source_numbers
+from torch_edl.errors import DataError, UsageError
+from torch_edl.interfaces import Metadata, Records, UrlSource
+from torch_edl.plugins.sql.columns import columns, rows_of, schema_of
+from torch_edl.plugins.sql.connection import Connections, check_connection
+from torch_edl.plugins.sql.name import parse, pinned
+
+BLOCK_ROWS = 2048
+"""Rows whose keys have one digest: what is read at least."""
+
+PAGE_BLOCKS = 256
+"""Blocks of keys in one answer while they are counted."""
+
+_DIGEST_BYTES = 8
+
+
+class SqlSource(UrlSource):
+    """The rows of a table or query, in the order of their key.
+
+    The name of the source says up to which key and with which keys it was counted. Rows that are
+    added behind that key later are no part of it.
+    """
+
+    def __init__(self, name: str, *, skip_damaged: bool = False) -> None:
+        """Opens what ``name`` says (:mod:`~torch_edl.plugins.sql.name`); counts it.
+
+        Raises:
+            UsageError: the name is wrong, or a driver is missing.
+            DataError: no connection, no such table or column, a key that is there twice or not at
+                all, or other keys than the name says.
+        """
+        wanted = parse(name)
+        self.name = str(wanted)
+        self.damaged = 0
+        self._database = Connections(wanted)
+        self._rows = rows_of(wanted)
+        self._schema = schema_of(self._database, wanted)
+        self._is_text = not pa.types.is_integer(self._schema.field(wanted.key).type)
+        self._key: sa.ColumnClause[Any] = sa.column(
+            wanted.key, sa.String() if self._is_text else sa.BigInteger()
+        )
+        low, high = (sa.bindparam(name, type_=self._key.type) for name in ("low", "high"))
+        self._range = (
+            sa.select(sa.text("*"))
+            .select_from(self._rows)
+            .where(self._key >= low, self._key <= high)
+            .order_by(self._key)
+        )
+        self._bounds: list[tuple[Any, Any]] = []
+        # Where each block begins, and the end of the last one.
+        self._begins: npt.NDArray[np.int64] = np.zeros(1, np.int64)
+        self._digests: list[bytes] = []
+        self.count = 0
+        self._refuse_null()
+        self._count(wanted.last)
+        keys = hashlib.blake2b(b"".join(self._digests), digest_size=_DIGEST_BYTES).hexdigest()
+        if wanted.keys not in ("", keys):
+            raise self._changed()
+        if self.count:
+            self.name = str(pinned(wanted, str(self._bounds[-1][1]), keys))
+        self.metadata = Metadata.of(self.name, self._schema)
+        self._number = next(source_numbers)
+
+    @classmethod
+    def canonical(cls, url: str) -> str:
+        return str(parse(url))
+
+    @classmethod
+    def check(cls, url: str) -> None:
+        name = parse(url)
+        check_connection(name)
+        columns(Connections(name), name)
+
+    def read(self, start: int, end: int) -> Records:
+        """The rows ``start .. end - 1``, in the order of the key, as a ``pyarrow.Table``.
+
+        Raises:
+            DataError: the range is not within ``0 .. count``, the database does not answer, or
+                rows in the blocks of the range were added or deleted since they were counted.
+        """
+        if not 0 <= start <= end <= self.count:
+            raise DataError(self.name, f"asked for records {start} to {end} of {self.count}")
+        if start == end:
+            return self._schema.empty_table()
+        first = int(self._begins.searchsorted(start, side="right")) - 1
+        last = int(self._begins.searchsorted(end, side="left")) - 1
+        begin = int(self._begins[first])
+        key, count = (self._number, first), end - start
+        rows = cache.take(key, count) if first == last else None
+        if rows is None:
+            rows = self._blocks(first, last)
+            if first == last:  # of which other tasks may want the rest
+                cache.put(key, rows, len(rows) - count)
+        return cut(rows, start - begin, end - begin)
+
+    def _blocks(self, first: int, last: int) -> pa.Table:
+        bounds = {"low": self._bounds[first][0], "high": self._bounds[last][1]}
+        begins = self._begins[first : last + 2].tolist()
+        expected = begins[-1] - begins[0]
+        table = self._cast(self._database.execute(self._range, most=expected + 1, **bounds))
+        keys = table.column(self._key.name)
+        digests = [
+            _digest(keys.slice(start - begins[0], end - start))
+            for start, end in itertools.pairwise(begins)
+        ]
+        if len(table) != expected or digests != self._digests[first : last + 1]:
+            raise self._changed()
+        return table
+
+    def _changed(self) -> DataError:
+        return DataError(
+            self.name,
+            "rows were added or deleted among those that the job counted; start the job again, "
+            "and let rows that come later have greater keys",
+        )
+
+    # ---- what is found when it is opened ----
+
+    def _cast(self, table: Any) -> Any:
+        if table.schema.equals(self._schema):
+            return table
+        # A column of NULLs has a type by chance where columns have none.
+        columns = [
+            pa.chunked_array([pa.nulls(len(column), type)])
+            if column.null_count == len(column)
+            else column
+            for column, type in zip(table.columns, self._schema.types, strict=True)
+        ]
+        try:
+            return pa.Table.from_arrays(columns, names=table.column_names).cast(self._schema)
+        except (pa.ArrowException, ValueError) as error:
+            raise DataError(
+                self.name, f"values of different types in a column: {error}; use CAST in a query"
+            ) from error
+
+    def _count(self, last: str) -> None:
+        """Finds the blocks of the rows up to the key ``last``."""
+        lengths = []
+        for block in self._key_blocks(last):
+            lengths.append(len(block))
+            self._digests.append(_digest(block))
+            self._bounds.append((block[0].as_py(), block[-1].as_py()))
+        self._begins = np.cumsum([0, *lengths])
+        self.count = int(self._begins[-1])
+
+    def _key_blocks(self, last: str) -> Iterator[Any]:
+        if pa.types.is_null(self._schema.field(self._key.name).type):
+            return  # no values: there are no rows, or no keys
+        page = BLOCK_ROWS * PAGE_BLOCKS
+        statement = sa.select(self._key).select_from(self._rows).order_by(self._key).limit(page + 1)
+        values: dict[str, Any] = {}
+        if last:
+            statement = statement.where(self._key <= sa.bindparam("last", type_=self._key.type))
+            values["last"] = self._value(last)
+        onward = statement.where(self._key >= sa.bindparam("next", type_=self._key.type))
+        keys = self._page(statement, values)
+        while len(keys):
+            # The last one is where the next page begins, so that a key is seen that is in both.
+            for start in range(0, min(len(keys), page), BLOCK_ROWS):
+                yield keys.slice(start, min(BLOCK_ROWS, page - start))
+            if len(keys) <= page:
+                return
+            keys = self._page(onward, {**values, "next": keys[-1].as_py()})
+
+    def _page(self, statement: sa.Select[Any], values: dict[str, Any]) -> Any:
+        keys = self._database.execute(statement, **values).column(0)
+        keys = keys.cast(self._schema.field(self._key.name).type).combine_chunks()
+        twice = keys[1:].filter(pc.equal(keys[1:], keys[:-1]))
+        if len(twice):
+            raise DataError(
+                self.name,
+                f"the key {self._key.name!r} has the value {twice[0].as_py()!r} more than once; "
+                "name a column of which each value is there once",
+            )
+        return keys
+
+    def _refuse_null(self) -> None:
+        some = sa.select(self._key).select_from(self._rows).where(self._key.is_(None)).limit(1)
+        if len(self._database.execute(some)):
+            raise DataError(self.name, f"the key {self._key.name!r} is NULL in some rows")
+
+    def _value(self, text: str) -> int | str:
+        if self._is_text:
+            return text
+        try:
+            return int(text)
+        except ValueError:
+            raise UsageError(f"{self.name}: last={text}: expected an integer") from None
+
+
+def _digest(keys: Any) -> bytes:
+    if pa.types.is_integer(keys.type):
+        return _hashed(np.ascontiguousarray(keys.to_numpy(), "<i8"))
+    return _hashed("\0".join(keys.to_pylist()).encode())
+
+
+def _hashed(content: Any) -> bytes:
+    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest()
