@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -29,7 +30,6 @@ from torch_edl.nn.model_tables import check_shared, set_defaults, swap_large, ta
 from torch_edl.pytorch.batches import Batches
 from torch_edl.pytorch.contract import Contract, load_contract
 from torch_edl.pytorch.datasets import TorchDatasets
-from torch_edl.pytorch.lazy_dynamo import defer_dynamo
 from torch_edl.pytorch.model_report import report_model
 from torch_edl.pytorch.replica import Replica
 from torch_edl.pytorch.ring.process_group import StoreServer
@@ -47,8 +47,12 @@ log = logging.getLogger(__name__)
 
 
 def warm_up() -> None:
-    """Prepares this process for torch, before a model file is loaded."""
-    defer_dynamo()
+    """Imports torch's compiler before a model file is loaded.
+
+    The first optimizer of a process imports it otherwise, which takes a second or two; a spare has
+    imported it before it takes the place of a worker.
+    """
+    importlib.import_module("torch._dynamo")
 
 
 class ModelFile(UserModel):
