@@ -1,7 +1,7 @@
-"""The counting model of model.py in Keras: workers of both frameworks count in one job:
+"""The counting model of model.py in Keras:
 
-    torch-edl run examples/counting/model.py --also examples/counting/model_tf.py --ps 2 \\
-        --workers 2 --data 'data/data-*.parquet' --output counted
+    torch-edl run examples/counting/model_tf.py --ps 2 --workers 2 --data 'data/data-*.parquet' \\
+        --output counted
 """
 
 import argparse

@@ -69,10 +69,6 @@ def torch_edl(
         ("predict net.py --from mine --data train.csv --output p.txt", "--output p.txt: the name"),
         ("predict net.py --from mine --data train.csv --output p.csv", "--from "),
         ("export mine out.pt", "SOURCE mine: no trained model there; name the --output"),
-        (
-            "run net.py --data train.csv --ps 1 --workers 2 --also nope.py",
-            "--also nope.py: no such file; name a model file of another framework",
-        ),
         ("status nobody", "no job on this machine"),
         ("stop nobody", "no job on this machine"),
     ],

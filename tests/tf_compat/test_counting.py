@@ -1,9 +1,8 @@
-"""Workers of TensorFlow, alone and beside workers of torch, count every record exactly once."""
+"""Workers of TensorFlow count every record exactly once."""
 
 from __future__ import annotations
 
 import os
-import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +23,6 @@ TORCH = Path(__file__).parents[1] / "faults" / "counting_model.py"
 FITTED = Path(__file__).with_name("fitted_tf.py")
 SHUFFLING = Path(__file__).with_name("shuffling_tf.py")
 OURS = Path(__file__).with_name("counting_tf.py")
-THEIRS = Path(__file__).with_name("counting_torch.py")
 FLAGS = ["--ps", "2", "--batch-size", "8", "--records-per-task", "64", "--no-shuffle"]
 
 
@@ -44,19 +42,11 @@ def spares(job: ModelJob) -> list[int]:
     return [p.pid for p in found if p.role == "spare" and p.state == "running"]
 
 
-def has_tensorflow(pid: int) -> bool:
-    return any("tensorflow" in each.path for each in psutil.Process(pid).memory_maps())
-
-
-def test_workers_of_both_frameworks_train_one_model(
-    start_job: Callable[..., Any],
-) -> None:
-    flags = ["--workers", "2", "--also", str(OURS)]
-    job = start_job(RECORDS, *FLAGS, *flags, model=THEIRS)
+def test_killed_workers_of_a_keras_model(start_job: Callable[..., Any]) -> None:
+    job = start_job(RECORDS, *FLAGS, "--workers", "2", model=OURS)
     job.wait_for(lambda: job.done() > 200)
-    assert sorted(map(has_tensorflow, job.pids("worker"))) == [False, True]
-    kill_worker(job, 1)  # of TensorFlow; worker 2, of torch, comes in its place
-    kill_worker(job, 0)  # of torch; worker 3, of TensorFlow, comes
+    kill_worker(job, 1)
+    kill_worker(job, 0)
     job.go_on()
     job.check()
 
@@ -136,36 +126,3 @@ def test_a_job_of_the_other_framework_loads_the_model(
     assert rows["ids"].tolist() == list(range(RECORDS))
     assert (rows["vectors"] == 2).all()
     assert (load_file(again.output / "model.safetensors")["total"] == 2 * RECORDS).all()
-
-
-MIXED = """
-import sys
-sys.path.insert(0, {folder!r})
-import {package}
-from {module} import *
-
-def optimizer({parameters}):
-    return {optimizer}
-"""
-
-
-@pytest.mark.slow
-def test_what_two_frameworks_mean_differently_is_not_mixed(
-    start_job: Callable[..., Any], tmp_path: Path
-) -> None:
-    files = []
-    for path, package, parameters, optimizer in (
-        (TORCH, "torch", "params", "torch.optim.Adam(params)"),
-        (OURS, "keras", "", "keras.optimizers.Adam()"),
-    ):
-        text = MIXED.format(
-            folder=str(path.parent), module=path.stem, package=package, parameters=parameters,
-            optimizer=optimizer,
-        )  # fmt: skip
-        files.append(tmp_path / f"{package}_adam.py")
-        files[-1].write_text(text)
-    job = start_job(RECORDS, *FLAGS, "--workers", "2", "--also", str(files[1]), model=files[0])
-    assert job.finish() == 2, job.report()
-    said = job.log.read_text()
-    pattern = r"optimizer (keras_)?adam \(.*: the first worker's is (keras_)?adam \("
-    assert re.search(pattern, said), said

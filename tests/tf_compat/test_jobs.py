@@ -19,7 +19,6 @@ from torch_edl.data.sources.files.recordio import RecordIOSource
 __all__ = ["digits", "place"]
 
 MODEL = Path(model_file.__file__)
-THEIRS = Path(__file__).parents[2] / "examples" / "mnist" / "model.py"
 
 
 @pytest.fixture(scope="module")
@@ -87,12 +86,6 @@ def record_of(record: bytes) -> Any:
     ("flags", "message"),
     [
         ("--pin-memory", "--pin-memory: for model files of PyTorch, and .* one of TensorFlow"),
-        (f"--also {MODEL} --ps 1 --workers 2", "a model file of TensorFlow, as .* is; name one of"),
-        (f"--also {MODEL} --strategy local", "share parameter servers; add --ps 1 and --workers 2"),
-        (
-            f"--also {THEIRS} --strategy allreduce --workers 2",
-            "workers of two frameworks share parameter servers; add --ps 1 and --workers 2",
-        ),
     ],
 )
 def test_what_keras_models_do_not_have_is_refused_at_once(

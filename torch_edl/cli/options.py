@@ -131,8 +131,6 @@ def model_file_job(args: argparse.Namespace, kind: str) -> JobConfig:
         found["data"]["shuffle"] = False
     found["name"] = found.get("name") or default_name(args.model_file)
     model_file = absolute(args.model_file)
-    if found.get("also"):
-        found["also"] = absolute(found["also"])
     return _checked(
         JobConfig.of(
             {**found, "kind": kind, "model_file": model_file, "model_args": args.model_args}

@@ -40,18 +40,6 @@ def check(args: argparse.Namespace, kind: str) -> JobConfig:
         )
     bound = user_file.check_model_file(config.model_file, shown=args.model_file)
     _check_framework(config, args.model_file)
-    if config.also:
-        if not Path(config.also).exists():
-            raise UsageError(
-                f"--also {args.also}: no such file; name a model file of another framework"
-            )
-        user_file.check_model_file(config.also)
-        first, second = framework_of(config.model_file), framework_of(config.also)
-        if first == second:
-            raise UsageError(
-                f"--also {config.also}: a model file of {second.title}, as {args.model_file} is; "
-                "name one of another framework, or leave it out"
-            )
     if "data_source" not in bound:  # which interprets the names itself
         config = dataclasses.replace(config, data=_expand_data(config))
     config = check_folders(config)
@@ -74,7 +62,7 @@ def _check_framework(config: JobConfig, shown: str) -> None:
         "--pin-memory": (data.pin_memory, TORCH),
     }
     for flag, (is_used, needed) in used.items():
-        if is_used and framework != needed and not config.also:
+        if is_used and framework != needed:
             raise UsageError(
                 f"{flag}: for model files of {needed.title}, and {shown} is one of "
                 f"{framework.title}; leave it out"

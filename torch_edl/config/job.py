@@ -15,7 +15,7 @@ from torch_edl.config.data import DataConfig
 from torch_edl.config.durability import DurabilityConfig
 from torch_edl.config.experiment import Experiment
 from torch_edl.config.kubernetes import KubernetesConfig
-from torch_edl.config.option import JOB_KINDS, TRAIN, TRAINING, Checked, Option, declare, option
+from torch_edl.config.option import JOB_KINDS, TRAINING, Checked, Option, declare, option
 from torch_edl.config.training import TrainConfig
 from torch_edl.errors import UsageError
 
@@ -41,14 +41,6 @@ class JobConfig(Checked):
     kind: str = declare(set_by="the verb", choices=JOB_KINDS, default="train")
     model_file: str = declare(set_by="MODEL.py")
     """Absolute path of the model file or script, or the name of a module (``-m``)."""
-    also: str = option(
-        "",
-        "--also MODEL.py",
-        "the same model in another framework, for every other worker",
-        kinds=TRAIN,
-        group="model",
-    )
-    """Model file for workers with odd ids; all workers share the model on the servers."""
     model_args: tuple[str, ...] = declare(set_by="the words after --", default=())
     """``sys.argv[1:]`` of the model file."""
     data: DataConfig = field(default_factory=DataConfig, metadata={"section": "data"})
@@ -114,15 +106,6 @@ class JobConfig(Checked):
             workers, spares = self.cluster.max_workers, self.cluster.spares
             self.kubernetes.check_sharing(workers=workers, spares=spares)
         _require(
-            not self.also or (self.train.strategy == "ps" and self.cluster.max_workers > 1),
-            f"--also {self.also}: workers of two frameworks share parameter servers; add --ps 1 "
-            "and --workers 2, or more",
-        )
-        _require(
-            not self.also or self.platform == "local",
-            f"--also {self.also}: on one machine only; leave --platform {self.platform} out",
-        )
-        _require(
             not self.data.streams or self.train.strategy in ("ps", "local"),
             f"--epochs stream: with --strategy {self.train.strategy}, every process must know the "
             "order of all records before; use --strategy ps",
@@ -172,12 +155,6 @@ class JobConfig(Checked):
     def shares_files(self) -> bool:
         """True if all processes of the job share a folder for exchanging files."""
         return self.platform == "local" or bool(self.checkpoint.dir or self.checkpoint.output)
-
-    def of_worker(self, worker_id: int) -> JobConfig:
-        """Return the configuration of a worker, with the model file that the worker runs."""
-        if not self.also or worker_id % 2 == 0:
-            return self
-        return dataclasses.replace(self, model_file=self.also)
 
     @property
     def window(self) -> int:

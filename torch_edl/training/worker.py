@@ -99,15 +99,15 @@ def _await_place(worker_id: int) -> UserFunctions:
     """
     with expendable():
         place = SpareSession(worker_id)
-        functions = _warm_up(place, worker_id)
+        functions = _warm_up(place)
         server_args = place.wait()
     if server_args:
         become("torch_edl.ps_server", server_args)
     return functions
 
 
-def _warm_up(place: SpareSession, worker_id: int) -> UserFunctions:
-    config = place.config().of_worker(worker_id)
+def _warm_up(place: SpareSession) -> UserFunctions:
+    config = place.config()
     for module in ("torch_edl.training.run_file", "numpy.random"):
         importlib.import_module(module)
     from torch_edl.data.sources import expand, import_reader
@@ -150,7 +150,7 @@ def _work(master: MasterSession, functions: UserFunctions | None) -> int:
     from torch_edl.training.fitting import fit
     from torch_edl.training.run_file import run
 
-    config = master.config.of_worker(master.worker_id)
+    config = master.config
     try:
         functions = functions or _load(config)
         file = framework_of(config.model_file).load().ModelFile(functions, config)
