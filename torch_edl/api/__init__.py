@@ -1,4 +1,4 @@
-"""What a training script of the user's own calls: the job, its loader, the trainer class.
+"""The interface of training scripts: the job, its loader and the trainer class.
 
-No gradients and no sockets here; nothing that a model file with its contract needs.
+This package computes no gradients and opens no sockets. Model files do not use it.
 """

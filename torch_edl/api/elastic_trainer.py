@@ -1,6 +1,6 @@
-"""The trainer class: a training loop that a user would write, written once.
+"""The trainer class: a ready-made training loop.
 
-``fit`` is a loop over :meth:`Job.loader`, and uses nothing that a script could not use.
+``fit`` is a loop over :meth:`Job.loader`, built on the public interface of the job.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class ElasticTrainer:
     """Trains a model in one process, or in all processes of an elastic job.
 
     Args:
-        model: any module. ``forward`` gets a batch of features as it takes it: a tuple as several
-            arguments, a dict by name.
+        model: any module. ``forward`` receives a batch of features: a tuple as positional
+            arguments, a dict as keyword arguments.
         loss: a function from labels and predictions to a scalar: a loss of torch, such as
-            ``nn.CrossEntropyLoss()`` or a function of ``torch.nn.functional``; or a function of
-            your own, called by the names of its parameters, and with (labels, predictions) where
-            the names do not tell. None: the model gets the labels too and returns its own loss, as
-            the models of Hugging Face do.
+            ``nn.CrossEntropyLoss()`` or a function of ``torch.nn.functional``; or your own
+            function, whose parameter names determine the order of the arguments. The order is
+            (labels, predictions) if the names are not known. None: the model receives the labels
+            too and returns its own loss, as the models of Hugging Face do.
         optimizer: optimizer of the model's parameters.
         scheduler: scheduler of ``torch.optim.lr_scheduler``.
         scheduler_interval: when the scheduler steps: after each ``"step"`` (update) or each
@@ -61,15 +61,15 @@ class ElasticTrainer:
             or objects whose states can be merged (``torch_edl.metrics``, torchmetrics).
         precision: precision of autocast: ``"bf16"``, or ``"fp16"`` with a gradient scaler (on a
             GPU).
-        clip_grad_norm: largest norm of the gradient of an update; 0: no limit.
-        device: device that the model is moved to; ``"auto"``: the GPU of this process, if there is
-            one; None: the model stays where it is.
+        clip_grad_norm: maximum norm of the gradient of an update; 0: no limit.
+        device: device that the model is moved to; ``"auto"``: the GPU of this process, else the
+            CPU; None: the model is not moved.
         callbacks: objects with any of ``on_train_begin(model)``, ``on_epoch_begin(epoch)``,
             ``on_batch_end(step, loss)``, ``on_epoch_end(epoch, figures)``,
             ``on_train_end(model)``. Epochs count from 1.
         job: the job of this process. None: the open job that ``torch_edl.init`` made, unless
-            another model was prepared with it; else a job of the trainer's own.
-        options: the arguments of :func:`torch_edl.init` for a job of the trainer's own: ``seed``,
+            another model was prepared with it; otherwise the trainer makes a job.
+        options: arguments of :func:`torch_edl.init` for a job that the trainer makes: ``seed``,
             ``checkpoint_dir``, ``checkpoint_every``, ``keep_checkpoints``, ``resume``,
             ``check_every``, ``on_resize``.
 
@@ -131,7 +131,7 @@ class ElasticTrainer:
 
     @property
     def device(self) -> torch.device:
-        """The device of the parameters."""
+        """The device of the first parameter; the CPU for a model without parameters."""
         first = next(self.model.parameters(), None)
         return torch.device("cpu") if first is None else first.device
 
@@ -152,7 +152,7 @@ class ElasticTrainer:
         verbose: bool = True,
         **options: Any,
     ) -> list[Figures]:
-        """Trains for some epochs; a further call continues the training.
+        """Train for ``epochs`` epochs; a further call continues the training.
 
         Args:
             dataset: a dataset with ``__len__`` and ``__getitem__``, an ``IterableDataset``, or
@@ -162,16 +162,17 @@ class ElasticTrainer:
             epochs: number of passes over the dataset.
             eval_dataset: dataset that is evaluated after each epoch.
             eval_batch_size: batch size of evaluations; 0: ``batch_size``.
-            shuffle: whether records are shuffled; None: unless the dataset is an
-                ``IterableDataset``.
+            shuffle: whether records are shuffled; None: records are shuffled unless the dataset is
+                an ``IterableDataset``.
             global_batch_size, accumulate, drop_last: see :meth:`Job.loader`.
-            verbose: rank 0 prints a line for each epoch, and shows a bar on a terminal.
+            verbose: whether rank 0 prints a line for each epoch. A process that trains alone also
+                shows a progress bar on a terminal.
             options: arguments of ``torch.utils.data.DataLoader``: ``num_workers``,
                 ``collate_fn``, ...
 
         Returns:
-            For each epoch a dict with ``epoch``, ``loss`` (mean over the records of all
-            processes), and ``eval_loss`` and ``eval_NAME`` of each metric of the evaluation.
+            One dict for each epoch: ``epoch``, ``loss`` (mean over the records of all processes),
+            ``eval_loss``, and ``eval_NAME`` for each metric.
 
         Raises:
             UsageError: an argument is invalid.
@@ -213,11 +214,12 @@ class ElasticTrainer:
         return history
 
     def stop(self) -> None:
-        """Ends :meth:`fit` after this epoch, in all processes; for callbacks of any process."""
+        """End :meth:`fit` in all processes after this epoch. A callback of any process may call
+        this method."""
         self._stopped = True
 
     def _stops(self) -> bool:
-        """Whether a process has called :meth:`stop`."""
+        """Return True if any process has called :meth:`stop`."""
 
         def own(rank: int, world: int) -> bytes:
             return b"stop" if self._stopped else b""
@@ -225,10 +227,10 @@ class ElasticTrainer:
         return bool(self.job.collect(own, any))
 
     def _epoch(self, loader: Loader, shown: Epochs) -> bool:
-        """One pass; whether this process trained in it."""
+        """Train for one epoch; return True if this process trained a batch."""
         self.model.train()
         step, loss = self.job.step, None
-        # Closed at once when something is raised, an interrupt too: the next pass is a new one.
+        # An exception, such as an interrupt, closes the loop; the next pass starts a new one.
         with contextlib.closing(iter(loader)) as batches:
             for batch in batches:
                 step = self._after_batch(step, loss)
@@ -263,7 +265,8 @@ class ElasticTrainer:
             nn.utils.clip_grad_norm_(self.model.parameters(), self._clip)
 
     def _after_batch(self, step: int, loss: torch.Tensor | None) -> int:
-        """Tells callbacks of an update that counted since ``step``; the step of now."""
+        """Call ``on_batch_end`` if an update was completed since ``step``; return the current
+        step."""
         now = self.job.step
         if loss is not None and now > step and self._told("on_batch_end"):
             self._tell("on_batch_end", now, float(loss))
@@ -278,10 +281,10 @@ class ElasticTrainer:
         batch_size: int = 1,
         **options: Any,
     ) -> Figures:
-        """Computes ``loss`` and all metrics over a dataset; each process computes a part.
+        """Compute ``loss`` and all metrics over a dataset; each process computes a part.
 
-        All processes must call it, outside of a loop over a loader. The result is the same in all
-        processes.
+        All processes must call this method, outside of a loop over a loader. All processes get the
+        same result.
 
         Args:
             dataset, batch_size, options: as for :meth:`fit`.
@@ -301,11 +304,11 @@ class ElasticTrainer:
         batch_size: int = 1,
         **options: Any,
     ) -> Any:
-        """Computes the predictions of all records, in the order of the dataset, on the CPU.
+        """Compute the predictions of all records, in the order of the dataset, on the CPU.
 
-        All processes must call it. Labels in the dataset are dropped: ``labels`` of a dict, and the
-        last part of a tuple that has more parts than ``forward`` needs. Rank 0 alone computes an
-        ``IterableDataset``.
+        All processes must call this method. Labels in the dataset are dropped: ``labels`` of a
+        dict, and the last part of a tuple that has more parts than ``forward`` needs. For an
+        ``IterableDataset`` rank 0 computes all predictions.
 
         Args:
             dataset, batch_size, options: as for :meth:`fit`.
@@ -360,18 +363,19 @@ class ElasticTrainer:
     # ---- the model in a file ----
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the ``state_dict`` of the model to a file; see :meth:`Job.save`."""
+        """Write the ``state_dict`` of the model to a file; see :meth:`Job.save`."""
         self.job.save(path)
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Loads a ``state_dict`` that :meth:`save` wrote; all processes must call it.
+        """Load a ``state_dict`` that :meth:`save` wrote; all processes must call this method.
+
+        The file is ignored in a process that joined late or was restored from a checkpoint: its
+        model was trained after this call.
 
         Raises:
             UsageError: the suffix is unknown, or the file holds something else.
         """
         path = weights.checked(path)
-        # A process that joined late, or was restored from a checkpoint, has a model that was
-        # trained since.
         if not self.job.catching_up and not self.job.restored:
             self.model.load_state_dict(weights.read(path))
 

@@ -1,4 +1,4 @@
-"""How the process of a script ends, and what its job hears of it."""
+"""The end of a script's process, and its report to the job."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ _USUAL = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_
 
 
 class Ending:
-    """Ends a job with its script.
+    """Closes the job when its script ends.
 
     Args:
-        close: ends this process's part in the job; may be called more than once.
-        terminated: whether somebody sent SIGTERM.
+        close: closes the job in this process; may be called more than once.
+        terminated: returns True if the process has received SIGTERM.
     """
 
     def __init__(self, close: Callable[[], None], terminated: Callable[[], bool]) -> None:
         self.finished = True
-        """The script came to its end, as far as one can see."""
+        """False if the script raised, exited with a code other than 0, or was dismissed."""
         self.last = False
-        """Nobody else has the model."""
+        """True if no other process has the model."""
         self._close = close
         self._terminated = terminated
         self._pid = os.getpid()
-        self._error_before = getattr(sys, "last_value", None)  # a notebook's, of an earlier cell
+        self._error_before = getattr(sys, "last_value", None)  # of an earlier notebook cell
         self._exit = sys.exit
         self._watches = False
 
     def watch(self) -> None:
-        """From now on the end of the script is that of the job."""
+        """Close the job when the script ends."""
         self._watches = True
         atexit.register(self._at_exit)
-        # Python tells nobody at exit that the exit code will not be 0. The master hears it from
-        # the agent, but late.
+        # Exit handlers of Python do not learn the exit code. The agent reports the exit code to
+        # the master, but late.
         sys.exit = self._noted_exit
 
     def forget(self) -> None:
-        """The job is closed."""
+        """Undo :meth:`watch`, since the job is closed."""
         if self._watches:
             self._watches = False
             atexit.unregister(self._at_exit)
@@ -61,7 +61,12 @@ class Ending:
 
     @contextlib.contextmanager
     def dismissal(self) -> Iterator[None]:
-        """Ends the process in an orderly way where the job continues without it."""
+        """Return a context that closes the job and ends the process when DismissedError is raised.
+
+        Raises:
+            SystemExit: the process was dismissed, neither by SIGTERM nor because it was declared
+                lost; the exit code is 0.
+        """
         try:
             yield
         except DismissedError as error:
@@ -70,8 +75,8 @@ class Ending:
             self.last = error.last
             self._close()
             if isinstance(error, DeclaredLostError) or self._terminated():
-                # As if the signal had not been caught: who sent it sees what became of it. An
-                # agent replaces who ends by a signal.
+                # The exit status shows the sender that the signal ended the process. An agent
+                # replaces a process that a signal has ended.
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 os.kill(os.getpid(), signal.SIGTERM)
                 threading.Event().wait()
@@ -84,17 +89,17 @@ class Ending:
 
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:
-            return  # a child that was forked ends
+            return  # a forked child
         error = getattr(sys, "last_value", None)
         if error is not self._error_before:
             self.finished = False  # the script raised
             _tell_launcher(error)
         try:
-            # A dismissal has ended what there is to end.
+            # A dismissal during close() needs no second exit.
             with contextlib.suppress(SystemExit):
                 self._close()
         except EdlError as error:
-            # Python would end with exit code 0, and the job would have gone well.
+            # Python would exit with code 0, which reports success.
             log.error("%s", error)
             _tell_launcher(error)
             logging.shutdown()
@@ -103,12 +108,12 @@ class Ending:
 
 
 class Interrupts:
-    """Ctrl-C and SIGTERM in a process that trains alone and keeps checkpoints: delays a signal to
-    the end of the update, since during one no checkpoint can be taken.
+    """Delays Ctrl-C and SIGTERM to the end of an update, since no checkpoint can be taken during
+    an update. For a process that trains alone and writes checkpoints.
 
     Args:
         save: writes the last checkpoint.
-        active: whether this is such a process.
+        active: False: signals are not delayed.
     """
 
     def __init__(self, save: Callable[[], None], *, active: bool) -> None:
@@ -118,7 +123,8 @@ class Interrupts:
 
     @contextlib.contextmanager
     def put_off(self) -> Iterator[None]:
-        """Within it the first signal waits for :meth:`heed`; the second one acts at once."""
+        """Return a context that delays the first signal until :meth:`heed`; a second signal takes
+        effect immediately."""
         usual = [n for n, handler in _USUAL.items() if signal.getsignal(n) is handler]
         if not self._active or threading.current_thread() is not threading.main_thread():
             usual = []
@@ -129,10 +135,10 @@ class Interrupts:
             self._signals = StopSignals(())
 
     def heed(self) -> None:
-        """Does between two updates what a signal asked for, after a last checkpoint.
+        """Write a last checkpoint and act on a delayed signal; must be called between two updates.
 
         Raises:
-            KeyboardInterrupt: the signal was SIGINT.
+            KeyboardInterrupt: SIGINT was received.
         """
         if self._signals.count:
             self._save()
@@ -154,8 +160,8 @@ class Interrupts:
 
 
 def _tell_launcher(error: BaseException | None) -> None:
-    """Leaves an exception where agents of torch.distributed.elastic, ours too, look for it, in the
-    form of torch's ``record``; a main function that is wrapped by that has done so itself."""
+    """Write an exception to the error file of torch.distributed.elastic, in the format of torch's
+    ``record``. A file that ``record`` has written is kept."""
     file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
     if not file or os.path.exists(file) or not isinstance(error, Exception):
         return
@@ -166,6 +172,6 @@ def _tell_launcher(error: BaseException | None) -> None:
             "timestamp": str(int(time.time())),
         },
     }
-    # A full disk: the exit code says enough.
+    # If the disk is full, the exit code still reports the failure.
     with contextlib.suppress(OSError), open(file, "w", encoding="utf-8") as out:
         json.dump({"message": told}, out)

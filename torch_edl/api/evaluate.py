@@ -1,4 +1,4 @@
-"""Evaluation and prediction over all processes: each takes a part of the records."""
+"""Evaluation and prediction over all processes; each process computes a part of the records."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from torch_edl.wire.metric_states import MetricStates
 
 _IN_ORDER = {"shuffle": False, "accumulate": 1, "drop_last": False, "seed": 0}
 _ALL = 1 << 62
-# What was logged in training travels with the metrics of an evaluation, under this name.
+# Prefix of training metrics, which are merged together with the metrics of an evaluation.
 _TRAINED = "train/"
 
 Metrics = Callable[[], dict[str, Any]]
-"""Fresh metrics by name."""
+"""Function that returns new metrics by name."""
 
 
 def part_of(
     dataset: Any, rank: int, world: int, batch_size: int, options: Mapping[str, Any]
 ) -> Iterator[Any]:
-    """One process's batches: of a contiguous part of the records; of a stream, each batch whose
-    turn it is.
+    """Yield the batches of one process: a contiguous part of the records, or every ``world``-th
+    batch of an ``IterableDataset``.
 
     Raises:
-        UsageError: the dataset is of no kind that can be read, or has no records.
+        UsageError: the dataset has an unsupported type or no records.
     """
     if isinstance(dataset, IterableDataset):
         stream = DataLoader(dataset, batch_size=batch_size, **options)
         yield from itertools.islice(stream, rank, None, world)
         return
-    # One update of all records: each process has a contiguous part of it.
+    # All records form one update, of which each process has a contiguous part.
     once = {"batch_size": batch_size, "epochs": 1, "global_batch_size": _ALL}
     batches = open_batches(dataset, {**_IN_ORDER, **once}, 0, options)
     try:
@@ -59,15 +59,16 @@ def evaluate(
     metrics: Metrics,
     others: Sequence[pb.MetricState] = (),
 ) -> dict[str, float]:
-    """Loss and metrics over all records, the same in every process.
+    """Compute loss and metrics over all records; every process returns the same values.
 
     Args:
-        batches: from (rank, world size) to the batches of this process's part.
-        predict: from features to predictions.
-        others: means of this process's that are to be merged along.
+        batches: function from (rank, world size) to the batches of this process.
+        predict: function from features to predictions.
+        metrics: function that returns new metrics by name.
+        others: further means of this process, which are merged with those of the other processes.
 
-    Raises:
-        UsageError: there are no records.
+    Returns:
+        Loss, metrics and ``others`` by name; empty if there are no records.
     """
 
     values = TorchValues()
@@ -78,7 +79,7 @@ def evaluate(
         for batch in batches(rank, world):
             own.update(batch, predict(batch.features))
             records += batch.size
-        # States of a process without records would weigh in means.
+        # States of a process without records would distort the means.
         states = own.states() if records else []
         return pb.Metrics(states=[*states, *others]).SerializeToString()
 
@@ -93,7 +94,7 @@ def evaluate(
 
 
 def trained_states(job: Job) -> list[pb.MetricState]:
-    """What this process logged since it was last asked, to be merged with the others'."""
+    """Return the sums of the metrics that this process has logged since the last call."""
     return [
         pb.MetricState(name=_TRAINED + name, sum=total, records=records)
         for name, (total, records) in job.meter.totals().items()
@@ -101,8 +102,8 @@ def trained_states(job: Job) -> list[pb.MetricState]:
 
 
 def epoch_figures(found: Mapping[str, float]) -> dict[str, float]:
-    """The merged figures of an epoch: of training by their names, of the evaluation with
-    ``eval_`` before them."""
+    """Return the figures of an epoch by name; figures of the evaluation have the prefix
+    ``eval_``."""
     trained = {n.removeprefix(_TRAINED): v for n, v in found.items() if n.startswith(_TRAINED)}
     return trained | {f"eval_{n}": v for n, v in found.items() if not n.startswith(_TRAINED)}
 
@@ -110,14 +111,14 @@ def epoch_figures(found: Mapping[str, float]) -> dict[str, float]:
 def predict(
     job: Job, batches: Callable[[int, int], Iterator[Any]], call: Callable[[Any], Any]
 ) -> Any:
-    """Predictions for all records, in the order of the dataset, on the CPU, in every process.
+    """Return the predictions of all records in every process, in dataset order, on the CPU.
 
     Args:
-        batches: from (rank, world size) to the features of this process's part.
-        call: from features to predictions.
+        batches: function from (rank, world size) to the features of this process.
+        call: function from features to predictions.
 
     Raises:
-        UsageError: the model gives no tensors.
+        UsageError: the model returns no tensors, or the dataset is empty.
     """
 
     def compute(rank: int, world: int) -> bytes:
@@ -127,7 +128,7 @@ def predict(
                 parts.setdefault(name, []).append(value)
         return safetensors.torch.save({name: torch.cat(p) for name, p in parts.items()})
 
-    # A process that came after the others did this computes all of it, with its model of now.
+    # A process that joined after this prediction computes all parts, with its current model.
     made = job.gather(compute) or [compute(0, 1)]
     loaded = [part for part in map(safetensors.torch.load, made) if part]
     if not loaded:
@@ -135,7 +136,7 @@ def predict(
     return _unnamed({name: torch.cat([part[name] for part in loaded]) for name in loaded[0]})
 
 
-# How predictions of any form become tensors by name, and back.
+# Names of the tensors of a prediction: a single tensor, items of a tuple, values of a dict.
 _SINGLE, _ITEM, _KEY = "tensor", "item.", "key."
 
 

@@ -1,7 +1,7 @@
-"""A training script in a ring, or alone: a ring of one.
+"""A training script in a ring. A process that trains alone is a ring of one.
 
-Every process goes through the same loaders and evaluations. A process that joins late runs through
-what the others did before, and takes part from where they are.
+Every process runs the same loaders and evaluations. A process that joins late skips the passes that
+the others have completed, and takes part from their current position.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from torch_edl.training.metrics import Meter
 log = logging.getLogger(__name__)
 
 Make = Callable[[int, int], bytes]
-"""From (rank, world size) to a process's part of something that all compute together."""
+"""Function from (rank, world size) to the part of one process in a joint computation."""
 
 
 class ScriptInRing:
-    """This process's part in a job whose processes train in step.
+    """The state of this process in a job whose processes train in step.
 
-    :class:`~torch_edl.api.job.Job` documents what has the same name there. All calls raise
-    DismissedError where the job continues without this process.
+    :class:`~torch_edl.api.job.Job` documents the methods of the same names. All methods raise
+    DismissedError if the job continues without this process.
 
     Args:
-        rendezvous: where rings are formed; None: this process trains alone.
+        rendezvous: forms the rings; None: this process trains alone.
     """
 
     on_servers = False
@@ -64,10 +64,11 @@ class ScriptInRing:
         self.interrupts = Interrupts(
             lambda: saver.save_last(engine, last=True), active=rendezvous is None and saver.keeps
         )
-        self._passes = 0  # that this process went into: of loaders, and evaluations
-        self._epochs = 0  # of all loops over loaders
-        self.records_before = self.records_here = 0  # of the loops before, and of the newest
-        self._skipped = False  # a loader, whose records were in the model before
+        self._passes = 0  # passes that began in this process: loops over loaders and evaluations
+        self._epochs = 0  # epochs of all loops that began
+        # Number of records of all earlier loops, and of records that the current loop has trained.
+        self.records_before = self.records_here = 0
+        self._skipped = False  # a loop was skipped, since the model was trained on its records
         self._first_step = 0
         if session is not None:
             session.heartbeat.on_broken_ring = engine.membership.interrupt
@@ -78,7 +79,7 @@ class ScriptInRing:
             self._first_step = self.step
             log.info("going on from %s, step %d", restored, self.step)
 
-    # ---- what a job says ----
+    # ---- state of the job ----
 
     @property
     def place(self) -> tuple[int, int] | None:
@@ -110,19 +111,19 @@ class ScriptInRing:
     # ---- passes ----
 
     def batches(self, loader: Loader) -> Iterator[Any]:
-        """One pass over a loader."""
+        """Yield the batches of one pass over a loader."""
         first, epochs = self._epochs, loader.data["epochs"]
         self._epochs += epochs
         self.records_before, self.records_here = self.records_before + self.records_here, 0
         loader.until = loader.until or first + loader.passes * epochs
         until = loader.until
-        if until < self._epochs:  # the loop is the script's own
+        if until < self._epochs:  # the script iterates in its own loop over epochs
             until = self._epochs if epochs > 1 else 0
         if self.late:
             try:
                 yield from self._warm_up(loader)
             except GeneratorExit:
-                # The script left its loop there; it is in the same pass as the others all the same.
+                # The script left its loop; its next pass must have the same number as elsewhere.
                 self._enter_pass()
                 raise
         number = self._enter_pass(epochs=epochs)
@@ -139,8 +140,8 @@ class ScriptInRing:
             yield from batches
 
     def _warm_up(self, loader: Loader) -> Iterator[Any]:
-        """One batch that counts for nothing: what is slow the first time is over when this
-        process asks in, and the others wait for it."""
+        """Yield one batch whose update is discarded. Slow first calls run before this process
+        joins the ring, while the other processes do not wait."""
         batches = open_batches(loader.given, loader.data, 0, loader.options)
         whole = batches.known_end(0, 1)
         self.meter.open(0)
@@ -151,10 +152,10 @@ class ScriptInRing:
                 self.meter.settle(counted=False)
 
     def _enter_pass(self, *, epochs: int = 0) -> int:
-        """The number of a pass that begins; the engine is in its ring then.
+        """Begin a pass and return its number; join the ring if necessary.
 
         Args:
-            epochs: of a pass over data; 0: it is an evaluation.
+            epochs: number of epochs of a loop over a loader; 0: the pass is an evaluation.
         """
         engine = self.engine
         number, self._passes = self._passes, self._passes + 1
@@ -164,20 +165,20 @@ class ScriptInRing:
         position = engine.replica.position
         position.extend(number, epochs)
         if position.pass_index < number:
-            # The loop before was left early; a traceback may keep its iterator from ending.
+            # The script left the previous loop early; a traceback may keep its iterator alive.
             engine.settle()
             position.pass_index, position.records = number, 0
-        # A process that joins late runs through what the others did before it came.
+        # A process that joins late repeats the completed passes without training.
         engine.catching_up = position.pass_index > number
         self._skipped |= engine.catching_up and epochs > 0
         return number
 
     def collect(self, make: Make, merge: Callable[[list[bytes]], Any]) -> Any:
-        """What ``merge`` makes of the parts of all processes."""
+        """Return the value of ``merge`` for the parts of all processes."""
         return self._together(make, merge)[1]
 
     def gather(self, make: Make) -> list[bytes] | None:
-        """The parts of all processes; None in a process that came after they were made."""
+        """Return the parts of all processes; None in a process that joined afterwards."""
         return self._together(make, lambda parts: None)[0]
 
     def _together(
@@ -196,13 +197,13 @@ class ScriptInRing:
     # ---- the end ----
 
     def close(self) -> None:
-        """Ends this process's part."""
+        """Write the last checkpoint and the output if the script is over, and leave the ring."""
         ending, session, engine = self._ending, self.session, self.engine
         if ending.finished and self.restored and self._skipped:
             self._note_if_over()
         if ending.finished or ending.last:
             if ending.last and session is not None:
-                session.heartbeat.beat()  # does the user stop the whole job?
+                session.heartbeat.beat()  # learns whether the user stops the whole job
             asked = self._rendezvous is not None and self._rendezvous.stopping
             self.saver.save_last(engine, last=ending.last, asked=asked)
         if ending.finished and session is not None:
@@ -212,7 +213,7 @@ class ScriptInRing:
             engine.close(finished=ending.finished)
 
     def _note_if_over(self) -> None:
-        """Says so where there was nothing left to train."""
+        """Log a warning if the restored checkpoint was already fully trained."""
         newest, rank = self.saver.newest(), self.engine.membership.rank
         if rank == 0 and newest is not None and self.step == self._first_step:
             log.warning(
@@ -224,8 +225,9 @@ class _PassUpdates(PositionUpdates):
     """The updates of one pass over a loader.
 
     Args:
-        first: epochs of the loops before.
-        until: epochs of the job as far as known; 0: not known.
+        number: number of the pass.
+        first: number of epochs of all loops before this one.
+        until: number of epochs of the job; 0: unknown.
     """
 
     _batches: Batches | StreamBatches
@@ -251,7 +253,7 @@ class _PassUpdates(PositionUpdates):
                 position.end()
                 return
             yield self._update_at(start, self._data)
-        # A ring broke, and the state that came then is of a member that is in a later pass.
+        # A ring broke, and the state was received from a member that is in a later pass.
         engine.catching_up = True
 
     def after(self, update: Update, *, counted: bool) -> None:
@@ -263,14 +265,17 @@ class _PassUpdates(PositionUpdates):
         self._script.interrupts.heed()
 
     def leave(self) -> bool:
-        """The next pass begins where it begins; until then the rest of this one is what a
-        checkpoint continues with."""
+        """Settle the last update when the script leaves the loop; return False if the pass is over.
+
+        Until the next pass begins, a checkpoint continues with the rest of this pass.
+        """
         if self._engine.replica.position.pass_index != self._number:
             return False
         return self._engine.settle()
 
     def _tell(self, session: MasterSession) -> None:
-        """How far this pass is; the end of a stream is known when it is there."""
+        """Report the progress of this pass to the master. The length of a stream counts as 0 until
+        its end is reached."""
         position, data, script = self._engine.replica.position, self._data, self._script
         script.records_here = position.records
         records = 0 if data.records >= ENDLESS else data.records

@@ -1,5 +1,5 @@
-"""From what a DataLoader yields to what a model and a loss are called with; models that compute
-their loss themselves where they are given labels, as those of Hugging Face do."""
+"""Conversion of a batch of a DataLoader to the arguments of a model and a loss, also for models
+that compute their own loss from labels, as those of Hugging Face do."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from torch_edl.pytorch.values import describe
 
 
 def labelled(value: Any, device: torch.device) -> Batch:
-    """A batch with its labels, on the device.
+    """Split a batch into features and labels, on the device.
 
     Raises:
-        UsageError: it has none.
+        UsageError: the batch has no labels.
     """
     try:
         features, labels = split(value)
@@ -30,7 +30,8 @@ def labelled(value: Any, device: torch.device) -> Batch:
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """The same with every tensor in it on the device."""
+    """Return the value with all its tensors on the device. Mappings, tuples and lists are searched;
+    other values are returned unchanged."""
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=True)
     if isinstance(value, Mapping):
@@ -41,7 +42,7 @@ def moved(value: Any, device: torch.device) -> Any:
 
 
 def required_inputs(model: nn.Module) -> int:
-    """How many inputs ``forward`` cannot do without; 1 if that cannot be said."""
+    """Return the number of positional parameters of ``forward`` without a default; at least 1."""
     found = [
         p
         for p in inspect.signature(model.forward).parameters.values()
@@ -51,8 +52,10 @@ def required_inputs(model: nn.Module) -> int:
 
 
 def features_of(value: Any, inputs: int) -> Any:
-    """The features of a batch that may have labels: a dict without ``labels``; of a tuple with
-    more parts than ``forward`` needs, all but the last."""
+    """Return the features of a batch without its labels.
+
+    A dict loses the keys of labels. A tuple with more than ``inputs`` parts loses its last part.
+    """
     if isinstance(value, Mapping):
         return {key: part for key, part in value.items() if key not in LABEL_KEYS}
     if not isinstance(value, tuple | list):
@@ -62,10 +65,10 @@ def features_of(value: Any, inputs: int) -> Any:
 
 
 class OwnLoss:
-    """The two parts of what such a model gives, where a loss of the user's would be called.
+    """Separates the loss from the predictions in the output of a model that computes its own loss.
 
     Args:
-        call: from a whole batch, with its labels, to what the model makes of it.
+        call: function from a batch, with or without labels, to the output of the model.
     """
 
     def __init__(self, call: Callable[[Any], Any]) -> None:
@@ -73,31 +76,31 @@ class OwnLoss:
         self._newest: torch.Tensor | None = None
 
     def call(self, features: Any) -> Any:
-        """The predictions for features without labels."""
+        """Return the predictions for features without labels."""
         return _predictions_of(self._outputs(features), with_loss=False)
 
     def predict(self, batch: Any) -> Any:
-        """The predictions for a batch, whose loss is that of the next :meth:`loss`.
+        """Return the predictions for a batch with labels; the next :meth:`loss` returns its loss.
 
         Raises:
-            UsageError: the model gave no loss.
+            UsageError: the output of the model has no loss.
         """
         output = self._outputs(batch)
         self._newest = _loss_of(output)
         return _predictions_of(output, with_loss=True)
 
     def loss(self, labels: Any, predictions: Any) -> torch.Tensor:
-        """The loss of the batch that was predicted last."""
+        """Return the loss of the last predicted batch; the arguments are ignored."""
         newest, self._newest = self._newest, None
         assert newest is not None
         return newest
 
 
 def whole(value: Any, device: torch.device) -> Batch:
-    """A batch whose features are all of it, its labels too.
+    """Return a batch on the device whose features include the labels.
 
     Raises:
-        UsageError: it has no labels.
+        UsageError: the batch has no labels.
     """
     batch = labelled(value, device)
     parts = tuple(value) if isinstance(value, list) else value
@@ -105,7 +108,7 @@ def whole(value: Any, device: torch.device) -> Batch:
 
 
 def _predictions_of(output: Any, *, with_loss: bool) -> Any:
-    """Of what a model gave: ``logits`` where it has them, else all but the loss."""
+    """Return the ``logits`` of a model's output if it has any, else all parts but the loss."""
     if isinstance(output, Mapping):
         rest = {key: value for key, value in output.items() if key != "loss"}
         return rest.get("logits", rest)
@@ -113,7 +116,8 @@ def _predictions_of(output: Any, *, with_loss: bool) -> Any:
     if logits is not None:
         return logits
     if type(output) in (tuple, list) and output:
-        # Without labels there may be no loss; one logit of one record is none: it has dimensions.
+        # An output without labels may have no loss. A scalar is a loss only without dimensions:
+        # a single logit of a single record has dimensions.
         begins = with_loss or (_is_scalar(output[0]) and not output[0].dim())
         rest = output[1:] if begins else output
         return rest[0] if len(rest) == 1 else tuple(rest)

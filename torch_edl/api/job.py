@@ -1,4 +1,4 @@
-"""The job as a training script sees it: ``prepare``, ``loader``, and the state of the job."""
+"""The interface of a training script to its job: ``prepare``, ``loader``, and the job's state."""
 
 from __future__ import annotations
 
@@ -87,27 +87,27 @@ class Job(JobState):
             self.close, lambda: self._session is not None and self._session.departure.asked.is_set()
         )
         if rendezvous is not None or checkpoint.dir:
-            # Otherwise there is nothing to end, and a notebook can free the model.
+            # Without the exit handler, a notebook that trains alone can release the model.
             self.ending.watch()
 
     # ---- training ----
 
     def fit(self, columns: Columns, data: Any) -> Columns:
-        """Fits the preprocessing, in one pass that the processes share; the loader and the model
-        come afterwards.
+        """Fit the preprocessing in one pass that all processes share, before the loader and the
+        model are made.
 
-        The outcome is the same for any number of processes, and whichever of them are killed. It
-        is part of the checkpoints of the job and of ``--output``. A job that resumes takes it from
-        its checkpoint.
+        The result does not depend on the number of processes, nor on processes that are lost. The
+        checkpoints of the job and ``--output`` contain the result. A job that resumes restores the
+        result from its checkpoint.
 
         Args:
-            columns: all that the job fits, declared alike in every process.
+            columns: all columns that the job fits, declared alike in every process.
             data: paths of data files, or a dataset with ``__len__`` and ``__getitem__``. The
-                columns get what a ``collate_fn`` gets: tables, or lists of bytes, of files; lists
-                of samples of a dataset.
+                columns receive the argument of a ``collate_fn``: tables or lists of bytes for
+                files, lists of samples for a dataset.
 
         Returns:
-            The columns, fitted.
+            ``columns``, fitted.
 
         Raises:
             UsageError: the records do not have the columns, or cannot be cut into tasks; or the
@@ -139,13 +139,13 @@ class Job(JobState):
         scheduler: Any = None,
         scaler: Any = None,
     ) -> tuple[Any, ...]:
-        """Registers the parts of training: the model and what trains it.
+        """Register the model, its optimizers, schedulers and gradient scaler with the job.
 
         Args:
             model: the model, on its device. Parameters that require gradients now are trained.
             optimizer: the optimizer, or a list of optimizers.
-            scheduler: scheduler of learning rates, or a list of them; steps count when the update
-                counts.
+            scheduler: learning rate scheduler, or a list of them. A scheduler steps only when the
+                update changes the model.
             scaler: a ``torch.amp.GradScaler``.
 
         Returns:
@@ -154,8 +154,9 @@ class Job(JobState):
             scheduler. A list of optimizers or schedulers is one element.
 
         Raises:
-            UsageError: an argument has the wrong type; or the second call, unless the process
-                trains alone without checkpoints (a notebook), where it replaces the model.
+            UsageError: an argument has the wrong type; or the method was called before. A process
+                that trains alone without checkpoints, such as a notebook, may call the method
+                again to replace the model.
         """
         if self._part is not None:
             if self._rendezvous is not None or self._saver.keeps:
@@ -208,7 +209,7 @@ class Job(JobState):
                     "use --strategy allreduce"
                 )
         self._saver.leave_to_servers(session.config.checkpoint)
-        # Imported here, since rings do not need it.
+        # Imported here, since jobs in a ring do not need the module.
         from torch_edl.api.on_servers import ScriptOnServers
 
         assert self._rendezvous is not None
@@ -229,18 +230,19 @@ class Job(JobState):
         drop_last: bool = False,
         **options: Any,
     ) -> Loader:
-        """Makes the batches of the training loop, in the place of a ``DataLoader``.
+        """Return the loader of the training loop, which takes the place of a ``DataLoader``.
 
         Args:
             dataset: a dataset with ``__len__`` and ``__getitem__``, an ``IterableDataset``, or
                 paths of data files.
-            batch_size: largest number of records in a batch of this process.
+            batch_size: maximum number of records in a batch of this process.
             epochs: number of passes over the dataset.
             shuffle: shuffle the records of each epoch; the order depends on the job's seed.
             accumulate: number of batches of this process in an update; ``optimizer.step()``
                 changes the model after the last one.
-            global_batch_size: number of records in an update over all processes, whatever their
-                number; batches of at most ``batch_size`` are accumulated where needed.
+            global_batch_size: number of records in an update over all processes, for any number of
+                processes; batches of at most ``batch_size`` are accumulated as needed. 0: the
+                number of records depends on the number of processes.
             drop_last: drop the records at the end of an epoch that do not fill an update.
             options: arguments of ``torch.utils.data.DataLoader``: ``num_workers``,
                 ``collate_fn``, ...
@@ -260,28 +262,29 @@ class Job(JobState):
         return Loader(self, dataset, data, options)
 
     def collect(self, make: Make, merge: Callable[[list[bytes]], Any]) -> Any:
-        """Computes a value over all processes once, as an evaluation does.
+        """Compute a value over all processes once, such as the result of an evaluation.
 
         Args:
             make: function from (rank, world size) to the part of this process; called again if
-                the ring changes meanwhile.
+                the ring changes before all parts are collected.
             merge: function from all parts, in the order of ranks, to a value that JSON can
                 represent; the value must be the same in all processes.
 
         Returns:
-            The value of ``merge``, also in a process that joined later.
+            The value of ``merge``, also in a process that joined afterwards.
         """
         with self.ending.dismissal():
             return self._prepared().collect(make, merge)
 
     def gather(self, make: Make) -> list[bytes] | None:
-        """Collects the parts of all processes, in the order of ranks, without keeping them.
+        """Return the parts of all processes, in the order of ranks. The parts are not stored.
 
         Args:
             make: see :meth:`collect`.
 
         Returns:
-            The parts; None in a process that joined later.
+            The parts; on parameter servers one part, which this process computes as rank 0 of 1.
+            None in a process that joined afterwards.
         """
         with self.ending.dismissal():
             return self._prepared().gather(make)
@@ -298,12 +301,12 @@ class Job(JobState):
         return self._part
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Returns the whole model as one ``state_dict`` on the CPU, wherever its values are.
+        """Return the whole model as one ``state_dict`` on the CPU.
 
         Values on parameter servers are gathered: after the loop in their final state, inside the
         loop in their current state. An embedding with ``num_embeddings`` has the key
         ``NAME.weight``; an embedding without a bound has ``NAME.ids`` (n,) and ``NAME.vectors``
-        (n, dim). A process may call it alone.
+        (n, dim). A single process may call this method.
 
         Raises:
             UsageError: no model was prepared, or the model is on servers and the job is closed.
@@ -316,7 +319,7 @@ class Job(JobState):
             return self._part.state_dict()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes :meth:`state_dict` to a file on rank 0; the file appears whole or not at all.
+        """Write :meth:`state_dict` to a file on rank 0, atomically.
 
         Args:
             path: a path that ends with ``.safetensors``, or with ``.pt`` (``.pth``) for
@@ -331,11 +334,11 @@ class Job(JobState):
             weights.write(self.state_dict(), file)
 
     def close(self) -> None:
-        """Ends the part of this process in the job, after a last checkpoint.
+        """Write a last checkpoint and leave the job.
 
-        The end of the script calls it. A process that is not rank 0 waits here until the script of
-        rank 0 is over: if rank 0 dies while it saves, another process takes its place, with the
-        model that is still here.
+        The end of the script calls this method. In a ring, a process that is not rank 0 waits until
+        the script of rank 0 is over: if rank 0 dies while it saves, a waiting process takes its
+        place and saves its own copy of the model.
         """
         if self.closed:
             return

@@ -1,4 +1,4 @@
-"""What a job says of itself: its place among the processes, its progress, its metrics."""
+"""The state of a job that a script can read: rank, world size, progress and metrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class JobState:
-    """The base of :class:`~torch_edl.api.job.Job`, which changes what is shown here."""
+    """The readable state of a job; the subclass :class:`~torch_edl.api.job.Job` changes it."""
 
     def __init__(self, session: MasterSession | None, meter: Meter) -> None:
         self.meter = meter
@@ -34,7 +34,7 @@ class JobState:
     @property
     def _place(self) -> tuple[int, int]:
         formed = None if self._part is None else self._part.place
-        # Before the first ring, and on servers, the environment of the launcher holds.
+        # Before the first ring, and on servers, the launcher's environment holds the rank.
         env = os.environ
         return formed or (int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1")))
 
@@ -42,7 +42,7 @@ class JobState:
     def is_main(self) -> bool:
         """Whether this process is rank 0, which prints and writes files.
 
-        The answer may change with ``rank``, so a script asks whenever it has something to write.
+        The value may change with ``rank``, so a script must read it before each write.
         """
         return self.rank == 0 and not self.late
 
@@ -63,8 +63,8 @@ class JobState:
 
     @property
     def step(self) -> int:
-        """Number of updates of the model; on parameter servers, of this process. Right after
-        ``optimizer.step()`` the newest update is included."""
+        """Number of updates of the model; on parameter servers, number of batches that this process
+        has trained. Right after ``optimizer.step()`` the number includes the newest update."""
         return 0 if self._part is None else self._part.step
 
     @property
@@ -74,27 +74,27 @@ class JobState:
         return self._part is None or self._part.sync_gradients
 
     def metrics(self) -> dict[str, float]:
-        """Means of the values that this process has logged since the last call, weighted by
-        records. Where it has logged nothing, as in an epoch that was trained before the job
-        resumed, every value is NaN."""
+        """Return the means of the values that this process has logged since the last call, weighted
+        by records. Without logged values, as in an epoch that was trained before the job resumed,
+        every value is NaN."""
         return self.meter.take()
 
     @property
     def catching_up(self) -> bool:
-        """Whether this process joined late, and its script repeats what the other processes have
-        done, without training."""
+        """Whether this process joined late, and its script repeats completed passes without
+        training."""
         return self.late if self._part is None else self._part.catching_up
 
     @property
     def late(self) -> bool:
-        """Whether other processes have trained, and this process has not joined them yet."""
+        """Whether other processes have trained in a ring that this process has not joined yet."""
         if self._part is None:
             return self._session is not None and self._session.ring > 0
         return self._part.late
 
     def log(self, **values: Any) -> None:
-        """Records metrics of the current batch: numbers, or tensors of one number.
+        """Log metrics of the current batch: numbers, or tensors of one number.
 
-        The values count once the batch is in the model, and never twice.
+        The values count once, when the update of the batch is in the model.
         """
         self.meter.note(values)

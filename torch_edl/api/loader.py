@@ -1,4 +1,4 @@
-"""The batches of a script's training loop; the code between two batches is the step."""
+"""The loader of a script's training loop. The body of the loop is the training step."""
 
 from __future__ import annotations
 
@@ -16,50 +16,54 @@ from torch_edl.pytorch.batches import open_batches
 
 
 class TrainingJob(Protocol):
-    """What a loader needs of its job."""
+    """The part of a job that a loader uses."""
 
     @property
     def rank(self) -> int: ...
     @property
     def world_size(self) -> int: ...
     def batches(self, loader: Loader) -> Generator[Any]:
-        """The batches of one pass."""
+        """Yield the batches of one pass."""
         ...
 
 
-# Loops over loaders that have begun, and the job of each.
+# Open loops over loaders, and the job of each loop.
 _loops: weakref.WeakKeyDictionary[Generator[Any], TrainingJob] = weakref.WeakKeyDictionary()
 
 
 def close_loops(job: TrainingJob | None = None) -> None:
-    """Closes the loops of a job (None: of all jobs) that their script has left half-read; the last
-    update of such a loop counts."""
+    """Close all loops of a job that its script has left early. The last update of a loop counts.
+
+    Args:
+        job: the job; None: all jobs.
+    """
     for loop, its in list(_loops.items()):
         if job in (None, its) and inspect.getgeneratorstate(loop) != inspect.GEN_RUNNING:
             loop.close()
 
 
 def is_in_loop(job: TrainingJob) -> bool:
-    """Whether the body of a loop over a loader of the job runs now."""
+    """Return True while the body of a loop over a loader of the job runs."""
     return any(
         its is job and inspect.getgeneratorstate(loop) == inspect.GEN_SUSPENDED
         for loop, its in _loops.items()
     )
 
 
-# Before the interpreter clears the modules.
+# An exit handler runs before the interpreter clears the modules.
 atexit.register(close_loops)
-os.register_at_fork(after_in_child=_loops.clear)  # they belong to the parent
+os.register_at_fork(after_in_child=_loops.clear)  # the loops belong to the parent process
 
 
 class DealtRecords(Sampler[int]):
-    """Takes the place of a ``DataLoader``'s sampler; the job deals the records out."""
+    """The ``sampler`` attribute of a loader. It yields no indices, since the job distributes the
+    records."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
 
     def __len__(self) -> int:
-        """About the number of records of this process in an epoch: an equal share."""
+        """Return an equal share of the dataset's records, rounded up."""
         return -(-len(self._loader.dataset) // self._loader.job.world_size)
 
     def __iter__(self) -> Iterator[int]:
@@ -68,13 +72,13 @@ class DealtRecords(Sampler[int]):
         )
 
     def set_epoch(self, epoch: int) -> None:
-        """Does nothing: each pass has an order of its own."""
+        """Do nothing, since every epoch has its own order."""
 
 
 class Loader:
-    """Gives the batches of a pass at each iteration; see :meth:`Job.loader`.
+    """An iterable over the batches of a pass; see :meth:`Job.loader`.
 
-    The loader has the attributes of a ``DataLoader`` that scripts read.
+    The loader has those attributes of a ``DataLoader`` that scripts commonly read.
     """
 
     def __init__(
@@ -84,18 +88,18 @@ class Loader:
         self.given = dataset
         """The dataset as the script passed it."""
         self.data = data
-        """Arguments of :class:`~torch_edl.pytorch.order.Pass`, but for ``records``."""
+        """Arguments of :class:`~torch_edl.pytorch.order.Pass`, except ``records``."""
         self.options = options
         """Further arguments of the ``DataLoader``."""
         self.passes = 0
-        """Number of iterations over the loader that will come; 0: unknown. Parameter servers need
-        the number before the first pass."""
+        """Number of planned iterations over the loader; 0: unknown. Jobs on parameter servers read
+        the number when the first pass begins."""
         self.until = 0
-        """Number of epochs of the job after all these passes; known from the first pass on."""
-        # Invalid arguments are rejected here rather than in the first step.
+        """Number of epochs of the job after all planned iterations; 0 before the first pass."""
+        # Rejects invalid arguments before the first step.
         batches = open_batches(dataset, data, 0, options)
         self.whole = batches.data
-        """The first pass, as far as its length is known."""
+        """The first pass; its length is ``ENDLESS`` for a stream."""
         self.dataset: Any = batches.dataset
         """The dataset, or the records of the files whose paths the script passed."""
         self.batch_size: int = data["batch_size"]
@@ -106,14 +110,18 @@ class Loader:
         self.sampler = DealtRecords(self)
 
     def __len__(self) -> int:
-        """Number of batches of this process in a pass, if the ring does not change."""
+        """Return the number of batches of this process in a pass, if the ring does not change.
+
+        Raises:
+            TypeError: the dataset is an ``IterableDataset``.
+        """
         data, rank, world = self.whole, self.job.rank, self.job.world_size
         if isinstance(self.given, IterableDataset):
             raise TypeError("an IterableDataset has no length")
         count = position = 0
         for _ in range(data.epochs):
             whole, rest = divmod(data.records, data.update_size(world))
-            # A process without a record of an update gets a batch all the same.
+            # A process without records in an update gets one batch nevertheless.
             count += whole * max(1, len(data.part(0, rank, world).spans))
             position += whole * data.update_size(world)
             if rest and not data.drop_last:

@@ -1,6 +1,6 @@
 """A training script whose model is on parameter servers.
 
-There is no ring: each process has tasks of its own, and continues without waiting for the others.
+There is no ring: each process trains its own tasks, without waiting for the other processes.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _BATCHES_PER_TASK = 32
 
 
 class ScriptOnServers:
-    """This process's part in a job whose model is on servers.
+    """The state of this process in a job whose model is on parameter servers.
 
-    :class:`~torch_edl.api.job.Job` documents what has the same name there. All calls raise
-    DismissedError where the job continues without this process.
+    :class:`~torch_edl.api.job.Job` documents the methods of the same names. All methods raise
+    DismissedError if the job continues without this process.
 
     Args:
-        scheduler: of learning rates; it follows the updates of the servers.
+        scheduler: learning rate scheduler, driven by the updates of the servers; None: none.
     """
 
     on_servers = sync_gradients = True
@@ -73,8 +73,8 @@ class ScriptOnServers:
         self._rendezvous = rendezvous
         self._meter = meter
         self._ending = ending
-        # As for a model file: rows that decay towards zero become denormal numbers, which are many
-        # times slower, and which the servers do not keep either.
+        # Rows that decay towards zero become denormal numbers, which are many times slower. The
+        # servers flush denormal numbers too.
         torch.set_flush_denormal(True)
         train = session.config.train
         restored = bool(session.cluster.restored_from)
@@ -100,25 +100,27 @@ class ScriptOnServers:
         )
         self._steps = 0
         self._first: Loader | None = None
-        self._batches: Batches  # of the first loader, and of all after it
-        self._passes = self._epochs = 0  # loops over the loader that began, and their epochs
-        self._meetings = 0  # since the newest loop began
+        self._batches: Batches  # shared by all loaders
+        self._passes = self._epochs = 0  # number of loops that began, and of their epochs
+        self._meetings = 0  # number of calls of collect() since the newest loop began
         self.catching_up = False
-        """Whether this process came late, and the others have done the pass that it is at."""
+        """True if this process joined late, and the others have completed its current pass."""
 
     @property
     def step(self) -> int:
-        """Batches of this process that are in the model, or about to be: it was stepped."""
+        """Number of batches that this process has trained, including those whose gradients are not
+        on the servers yet."""
         return self._steps + self._engine.steps_ahead
 
     def close(self) -> None:
-        """Lets go of the servers, and tells the master that this process is through."""
+        """Disconnect from the servers, and report the end of this process to the master."""
         self._engine.close()
         self._source.close()
         self._rendezvous.leave(0, finished=self._ending.finished)
 
     def collect(self, make: Make, merge: Callable[[list[bytes]], Any]) -> Any:
-        """The processes are at the same point, so the model rests while they compute."""
+        """Return the value of ``merge`` for the parts of all processes. All processes are at the
+        same point of their scripts, so the model does not change meanwhile."""
         self._require_no_update()
         self._meetings += 1
         value = self._session.meet(
@@ -130,16 +132,20 @@ class ScriptOnServers:
         return json.loads(value)
 
     def gather(self, make: Make) -> list[bytes] | None:
-        """Each process does the whole of it, which may be large; none trains meanwhile."""
+        """Return the part of a single rank that covers all records; None if this process is
+        catching up. Every process computes the whole result, since it may be too large to exchange.
+        No process trains meanwhile."""
         parts = None if self.catching_up else [self.evaluate(lambda: make(0, 1))]
         self.collect(lambda rank, world: b"", lambda parts: None)
         return parts
 
     def evaluate(self, compute: Callable[[], T]) -> T:
-        """What ``compute`` makes of the model as it is now; again if servers are lost meanwhile.
+        """Return the value of ``compute`` on the current model; ``compute`` is called again if
+        servers are lost meanwhile.
 
         Raises:
-            UsageError: in the middle of a batch, whose gradient would be lost.
+            UsageError: the call is inside the loop over a loader, where the gradient of the batch
+                would be lost.
         """
         self._require_no_update()
 
@@ -160,7 +166,8 @@ class ScriptOnServers:
         return self._insist(lambda: self._model.gathered(self._engine.settled()))
 
     def _insist(self, ask: Callable[[], T]) -> T:
-        """Asks the servers, and those that come after them if they are lost."""
+        """Return the value of ``ask``; if servers are lost, wait for their replacements and call
+        ``ask`` again."""
         while True:
             try:
                 self._source.connect()
@@ -172,15 +179,16 @@ class ScriptOnServers:
                 self._session.wait_until_ready()
 
     def batches(self, loader: Loader) -> Iterator[Any]:
-        """The batches of this process's tasks, until all tasks of the pass are done.
+        """Yield the batches of this process's tasks, until all tasks of the pass are done.
 
         Raises:
-            UsageError: a loader of other data, or one that asks for what servers do not do.
+            UsageError: the loader differs from the first one in its data or arguments, or has an
+                argument that parameter servers do not support.
         """
         self._begin(loader)
         with contextlib.closing(loop(self._engine, self._source, self._meter)) as batches:
             yield from batches
-        # What the script does with the model from now on it does with its last values.
+        # Gives the script the final values of the model.
         self.evaluate(lambda: None)
 
     def _begin(self, loader: Loader) -> None:
@@ -221,7 +229,7 @@ class ScriptOnServers:
         return batches
 
     def _prepare(self, lease: HeldLease) -> Updates:
-        """The updates of a task: one for each batch."""
+        """Return a function from an offset in a task to its updates, one for each batch."""
         whole, size = self._batches.data, lease.end - lease.start
         first, step = lease.epoch * whole.records + lease.start, whole.batch_size
 
@@ -241,7 +249,8 @@ class ScriptOnServers:
 
 
 def _check_same(first: Loader, loader: Loader) -> None:
-    """Raises UsageError unless both loaders go through the same data in the same way."""
+    """Raise UsageError unless both loaders have the same data and arguments; ``epochs`` may
+    differ."""
     if loader.given is not first.given and not (
         is_paths(loader.given) and loader.given == first.given
     ):

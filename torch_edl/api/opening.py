@@ -1,7 +1,7 @@
-"""``init``: the entry of a script into its job.
+"""``init``, which makes the job of a script.
 
-The same three lines (``init``, ``prepare``, ``loader``) change next to nothing in a plain process,
-and make the script elastic under ``torch-edl run`` or torchrun.
+The same three lines (``init``, ``prepare``, ``loader``) make a script elastic under ``torch-edl
+run`` or torchrun. In a plain process they have almost no effect.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ log = logging.getLogger(__name__)
 
 _current: Job | None = None
 _newest: weakref.ref[Job] | None = None
-"""The newest job; weak, so that a notebook can free the model."""
+"""The newest job. The reference is weak, so that a notebook can release the model."""
 
 
 class JobOptions(TypedDict, total=False):
-    """The arguments of :func:`init`, for callers that hand them on."""
+    """The arguments of :func:`init`, for callers that pass them on."""
 
     seed: int
     checkpoint_dir: str | os.PathLike[str]
@@ -49,10 +49,10 @@ def init(
     on_resize: Callable[[Job], None] | None = None,
     several: bool = False,
 ) -> Job:
-    """Makes the job of this process; the model may be built before or afterwards.
+    """Make the job of this process. The model may be built before or afterwards.
 
-    A second call closes the job of the first one where the process trains alone, so that the cells
-    of a notebook can be run again.
+    In a process that trains alone, a second call closes the job of the first call, so that the
+    cells of a notebook can be run again.
 
     Args:
         seed: seed of the order of records.
@@ -63,12 +63,12 @@ def init(
         check_every: number of updates after which all processes compare their parameters bit by
             bit; 0: never.
         on_resize: called with the job when the number of processes has changed.
-        several: a process that trains alone keeps its earlier job open.
+        several: keep the earlier job of a process that trains alone open.
 
     Options of the command line (``torch-edl run --checkpoint-dir ...``) override these arguments.
 
     Raises:
-        UsageError: a value is out of range; or one of several processes has a job already.
+        UsageError: a value is out of range; or this process is one of several and has an open job.
     """
     global _current, _newest
     checkpoint = settings(checkpoint_dir, checkpoint_every, keep_checkpoints, resume=resume)
@@ -98,24 +98,24 @@ def init(
 
 
 def current_job() -> Job | None:
-    """Returns the newest open job of this process; None if there is none.
+    """Return the newest open job of this process; None if there is none.
 
-    :func:`init` or an ``ElasticTrainer`` made it. A library can log metrics and read the rank
-    without a job among its arguments.
+    The job was made by :func:`init` or an ``ElasticTrainer``. A library that is not passed the job
+    can use this function to log metrics and read the rank.
     """
     job = None if _newest is None else _newest()
     return None if job is None or job.closed else job
 
 
 def adopted(options: Mapping[str, Any]) -> Job:
-    """The job of a trainer: the open one that the script made and has given no model yet, or else
-    one of the trainer's own.
+    """Return the job for a trainer: the open job of the script if it has no model yet, or else a
+    new job.
 
     Args:
-        options: arguments of :func:`init` that the trainer was given.
+        options: arguments of :func:`init` that were passed to the trainer.
 
     Raises:
-        UsageError: there is an open job, and options for another; see :func:`init`.
+        UsageError: there is an open job, and ``options`` is not empty; or see :func:`init`.
     """
     if _current is None or _current.closed or _current.prepared:
         return init(several=True, **options)  # a notebook may have several trainers
@@ -124,7 +124,7 @@ def adopted(options: Mapping[str, Any]) -> Job:
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Raises UsageError if a trainer has options of a job and the job exists already."""
+    """Raise UsageError if ``options`` is not empty; called for a trainer whose job exists."""
     if options:
         raise UsageError(
             f"ElasticTrainer(): torch_edl.init() has made the job; pass {', '.join(options)} to "
@@ -133,5 +133,5 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 def is_plain() -> bool:
-    """Whether this process trains alone: no master and no torchrun started it."""
+    """Return True if this process trains alone: it has no master, and its world size is 1."""
     return not os.environ.get(ENV_MASTER) and int(os.environ.get("WORLD_SIZE", "1")) == 1

@@ -1,4 +1,4 @@
-"""What a person sees of a training run: a bar on a terminal, a line for each epoch elsewhere."""
+"""The progress of a training run on stdout: a bar on a terminal, and a line for each epoch."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ class Epochs:
     """Shows the epochs of a run on stdout.
 
     Args:
-        epochs: of the whole run.
-        bar: draw one if stdout is a terminal; several processes that share it would garble it.
+        epochs: number of epochs of the whole run.
+        bar: draw a progress bar if stdout is a terminal. Must be False for processes that share a
+            terminal.
     """
 
     def __init__(self, epochs: int, *, bar: bool) -> None:
@@ -27,7 +28,12 @@ class Epochs:
         self._start = 0.0
 
     def begin(self, epoch: int, batches: int | None) -> None:
-        """An epoch (from 1) of so many batches; None: it cannot be said."""
+        """Start the clock and the bar of an epoch.
+
+        Args:
+            epoch: number of the epoch, from 1.
+            batches: number of batches of the epoch; None: unknown.
+        """
         self._start = time.monotonic()
         if not (self._bar and sys.stdout.isatty()):
             return
@@ -45,13 +51,13 @@ class Epochs:
             self._live.advance(self._task)
 
     def stop(self) -> None:
-        """Takes the bar away."""
+        """Remove the bar."""
         if self._live is not None:
             self._live.stop()
             self._live = None
 
     def end(self, epoch: int, figures: Mapping[str, float]) -> None:
-        """The figures of an epoch, as one line."""
+        """Remove the bar and print the figures of an epoch as one line."""
         self.stop()
         shown = ", ".join(f"{name} {value:.4f}" for name, value in figures.items())
         seconds = time.monotonic() - self._start

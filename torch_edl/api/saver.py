@@ -1,5 +1,5 @@
-"""Checkpoints of a script: rank 0 copies its replica between two updates, then writes and commits
-the copy in the background."""
+"""Checkpoints of a script. Rank 0 copies its replica between two updates, then writes and commits
+the copy in a background thread."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ log = logging.getLogger(__name__)
 def settings(
     directory: str | os.PathLike[str], every: int, keep: int, *, resume: bool
 ) -> CheckpointConfig:
-    """What a script says of its checkpoints.
+    """Return the checkpoint settings of a script.
 
     Raises:
-        UsageError: a value is out of range, or needs another one.
+        UsageError: a value is out of range, or requires another value.
     """
     try:
         return CheckpointConfig(dir=os.fspath(directory), every=every, keep=keep, resume=resume)
-    except UsageError as error:  # which names options of the command line: --checkpoint-every
+    except UsageError as error:  # the message names options of the command line
         text = re.sub(r"--([\w-]+)", lambda option: option[1].replace("-", "_"), str(error))
         raise UsageError(text) from None
 
 
 def under_torchrun(config: CheckpointConfig) -> CheckpointConfig:
-    """The settings, with ``resume`` where torchrun has restarted the processes.
+    """Return the settings, with ``resume`` set if torchrun has restarted the processes.
 
-    Torchrun restarts all processes after a failure, and when a node joins or leaves: they resume
-    from the newest checkpoint of the same run of torchrun.
+    Torchrun restarts all processes after a failure, and when a node joins or leaves. The processes
+    then resume from the newest checkpoint of the same run of torchrun.
     """
     if not config.dir:
         return config
@@ -61,13 +61,13 @@ def under_torchrun(config: CheckpointConfig) -> CheckpointConfig:
 
 
 def run_name() -> str:
-    """The id of this run of torchrun, the same after restarts of processes; empty: unknown."""
+    """Return the id of this run of torchrun, which restarts do not change; empty: unknown."""
     name = os.environ.get("TORCHELASTIC_RUN_ID", "")
     return "" if name == "none" else name
 
 
 def run_of(session: MasterSession | None) -> Run | None:
-    """The run that this process is part of; None: unknown, or the process trains alone."""
+    """Return the run of this process; None: unknown, or the process trains alone."""
     if session is not None:
         name = session.config.name
         return Run(name, run_id(name, os.environ.get(ENV_TOKEN, "")))
@@ -79,22 +79,24 @@ class Run(NamedTuple):
     """A run of a job."""
 
     job: str
+    """Name of the job."""
     id: str
-    """See :func:`~torch_edl.checkpoint.claim.run_id`."""
+    """Id of the run; see :func:`~torch_edl.checkpoint.claim.run_id`."""
 
 
 class Saver:
     """The checkpoints of one process; only rank 0 writes.
 
     Args:
-        run: the job and its run, whose processes share the folder of checkpoints; None: no other
-            process of the job uses the folder.
-        writes: False if another process is rank 0 as long as this one lives.
-        first: no process of this job has trained yet, so a checkpoint in the folder is of another
-            job.
+        rendezvous: rendezvous of the ring; None: this process trains alone.
+        run: run whose processes share the checkpoint folder; None: no other process of the job uses
+            the folder.
+        writes: False if this process can never become rank 0.
+        first: True if no process of this job has trained yet, so that any checkpoint in the folder
+            belongs to another job.
 
     Raises:
-        UsageError: another job that runs has the folder; or the folder holds checkpoints of an
+        UsageError: another running job uses the folder; or the folder holds checkpoints of an
             earlier job, and ``resume`` is not set.
         OSError: the folder cannot be written.
     """
@@ -115,7 +117,7 @@ class Saver:
         self._writing: threading.Thread | None = None
         self._last = -1  # step of the newest checkpoint
         self.preprocessing = b""
-        """What was fitted, which is part of every checkpoint; empty: nothing."""
+        """Fitted preprocessing, which is part of every checkpoint; empty: none."""
         if config.dir and first:
             if writes:
                 self._own()
@@ -132,7 +134,7 @@ class Saver:
         self._restored = str(self.newest() or "")
 
     def _own(self) -> Claim:
-        """The claim on the folder of checkpoints, which is taken now unless it was before.
+        """Return the claim on the checkpoint folder; take the claim in the first call.
 
         Raises:
             UsageError, OSError: see the class.
@@ -144,21 +146,24 @@ class Saver:
         return self._claim
 
     def release(self) -> None:
-        """Leaves the folder of checkpoints to other jobs; nothing is written from now on."""
+        """Release the checkpoint folder for other jobs. Nothing may be written afterwards."""
         if self._claim is not None:
             self._claim.release()
             self._claim = None
 
     @property
     def keeps(self) -> bool:
-        """Whether checkpoints are written."""
+        """Whether the job writes checkpoints."""
         return bool(self._config.dir)
 
     def leave_to_servers(self, config: CheckpointConfig) -> None:
-        """Leaves checkpoints to the master, which takes those of parameter servers.
+        """Check that the master can take the checkpoints of a job on parameter servers.
+
+        Args:
+            config: checkpoint settings of the command line.
 
         Raises:
-            UsageError: the script asks for checkpoints, and the command line does not.
+            UsageError: the script has a checkpoint folder, and the command line has none.
         """
         if self.keeps and not config.dir:
             raise UsageError(
@@ -167,12 +172,12 @@ class Saver:
             )
 
     def newest(self) -> Path | None:
-        """The checkpoint to resume from, or None."""
+        """Return the checkpoint to resume from, or None."""
         return layout.newest(self._config.dir) if self._config.resume else None
 
     def after_step(self, engine: RingEngine) -> None:
-        """Takes a checkpoint if one is due and this is rank 0; training continues while it is
-        written."""
+        """Take a checkpoint on rank 0 if one is due. Training continues while the checkpoint is
+        written. A checkpoint is skipped while the previous one is being written."""
         every, step = self._config.every, engine.replica.position.step
         if not every or step % every or engine.membership.rank:
             return
@@ -186,11 +191,12 @@ class Saver:
         self._writing.start()
 
     def save_last(self, engine: RingEngine, *, last: bool = False, asked: bool = False) -> None:
-        """Writes the model at the end of training, in this thread.
+        """Write a checkpoint of the final model on rank 0, in this thread.
 
         Args:
-            last: the job is not over, but this process leaves and no other has the model.
-            asked: the user stopped the job, so a missing checkpoint is no surprise.
+            last: True if this process leaves before the job is over, and no other process has the
+                model.
+            asked: True if the user stopped the job; no warning about a lost model is logged then.
         """
         self.close()
         step = engine.replica.position.step
@@ -204,12 +210,12 @@ class Saver:
             self._copy(engine)()
 
     def close(self) -> None:
-        """Waits until the checkpoint in progress is written."""
+        """Wait until the checkpoint in progress is written."""
         if self._writing is not None:
             self._writing.join()
 
     def _copy(self, engine: RingEngine) -> Callable[[], None]:
-        """Copies the model; returns what writes and commits the copy, from any thread."""
+        """Copy the model; return a function that writes and commits the copy in any thread."""
         write_files, position = engine.snapshot(), engine.replica.position
         preprocessing = self.preprocessing
         step, data = position.step, {"pass": position.pass_index, "records": position.records}
@@ -244,7 +250,7 @@ class Saver:
             )
             self._last = step
             log.info("checkpoint %s", folder)
-            # Unless the master takes the new checkpoint, it may still have to name an older one.
+            # If the master has not recorded this checkpoint, it may still name an older one.
             if rendezvous is None or rendezvous.report_checkpoint(str(folder)):
                 layout.remove_leftovers(root)
                 layout.prune(folder, self._config.keep)
@@ -252,14 +258,19 @@ class Saver:
             log.warning("no checkpoint of step %d: %s", step, error)
 
     def _require_membership(self) -> None:
-        """A process that the master has replaced must not overrule the newest ring."""
+        """Raise CheckpointError if the master has replaced this process, so that an old process
+        cannot overwrite the checkpoints of the current ring."""
         if self._rendezvous is not None and not self._rendezvous.may_commit():
             raise CheckpointError(
                 "the master does not know this process any more, or does not answer"
             )
 
     def write_output(self, engine: RingEngine, output: str, *, job: str) -> None:
-        """Writes the trained model to the folder that ``--output`` names, on rank 0.
+        """Write the trained model on rank 0.
+
+        Args:
+            output: folder given by ``--output``; empty: nothing is written.
+            job: name of the job.
 
         Raises:
             EdlError: the folder cannot be written.

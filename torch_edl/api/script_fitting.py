@@ -1,4 +1,4 @@
-"""The preprocessing of a script: fitted by all its processes together, or by the only one."""
+"""Fitting of a script's preprocessing, by all processes of the job together."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from torch_edl.preprocessing import Columns
 
 _DATASET = "dataset"
-_RECORDS = 1 << 15  # in memory at once, in a process that fits alone
+_RECORDS = 1 << 15  # records in memory at once, in a process that fits alone
 
 
 def fit_script(columns: Columns, data: Any, session: MasterSession | None, saver: Saver) -> None:
-    """See :meth:`~torch_edl.api.job.Job.fit`.
+    """Fit the columns, or restore them from a checkpoint; see :meth:`~torch_edl.api.job.Job.fit`.
 
     Args:
-        session: None: no master, so each process fits alone.
-        saver: keeps what is fitted with the model.
+        session: session with the master; None: no master, so each process fits alone.
+        saver: stores the fitted columns in the checkpoints.
 
     Raises:
         DismissedError: the job continues without this process.
@@ -52,14 +52,14 @@ def fit_script(columns: Columns, data: Any, session: MasterSession | None, saver
 
 
 class _Records:
-    """Records by task, as a ``collate_fn`` gets them: tables, or lists, of data files, and lists of
-    the samples of a dataset.
+    """The records of tasks, in the form of a ``collate_fn``'s argument: tables or lists for data
+    files, lists of samples for a dataset.
 
     Args:
         data: paths of data files, or a dataset with ``__len__`` and ``__getitem__``.
 
     Raises:
-        UsageError: it is neither, or has no records.
+        UsageError: ``data`` has another type, or no records.
     """
 
     def __init__(self, data: Any) -> None:
@@ -67,7 +67,7 @@ class _Records:
         self._sources: dict[str, Source] = {}
         if is_paths(data):
             self._sources = {source.name: source for source in open_sources(data)}
-            # Another machine may have a copy of a file.
+            # The copy of a file on another machine may have another time of modification.
             found = [replace(Shard.of(each), mtime_ns=0) for each in self._sources.values()]
             self.shards = [shard for shard in found if shard.records]
         elif isinstance(data, IterableDataset) or not hasattr(data, "__getitem__"):
@@ -83,12 +83,12 @@ class _Records:
             raise UsageError("job.fit(): there are no records")
 
     def read(self, task: Task | HeldLease) -> Any:
-        """The records of a task."""
+        """Return the records of a task."""
         if self._dataset is not None:
             return samples(self._dataset, list(range(task.start, task.end)))
         return self._sources[task.shard].read(task.start, task.end)
 
     def __iter__(self) -> Iterator[Any]:
-        """All records, in parts."""
+        """Yield all records, in parts of at most ``_RECORDS`` records."""
         space = TaskSpace(self.shards, _RECORDS)
         return (self.read(space.task(number)) for number in range(space.total))

@@ -1,5 +1,5 @@
-"""What a user hands to the trainer or to ``prepare``: checked, made uniform, and tied to the
-updates."""
+"""Checks of the objects that a user passes to the trainer or to ``prepare``, and hooks that tie
+these objects to the updates of the job."""
 
 from __future__ import annotations
 
@@ -20,8 +20,15 @@ from torch_edl.training.contract.argument_order import LabelsFirst, labels_first
 
 
 def check_parts(model: Any, optimizers: Sequence[Any], *, alone: bool = True) -> None:
-    """Raises UsageError if a part is of the wrong type, or an optimizer trains what is not part of
-    the model, or a part cannot be run in step with those of other processes (unless ``alone``)."""
+    """Check the type of the model and of its optimizers.
+
+    Args:
+        alone: True if no other process trains the model.
+
+    Raises:
+        UsageError: an argument has the wrong type; an optimizer trains parameters that are not part
+            of the model; or an argument is unsuitable for several processes, unless ``alone``.
+    """
     if not isinstance(model, nn.Module):
         raise UsageError(f"model: expected a torch.nn.Module, not {type(model).__name__}")
     if not alone:
@@ -55,10 +62,14 @@ def check_parts(model: Any, optimizers: Sequence[Any], *, alone: bool = True) ->
 
 
 def check_companions(scheduler: Any, scaler: Any) -> list[Any]:
-    """The schedulers that were given: none, one, or a list of them.
+    """Return the schedulers as a list.
+
+    Args:
+        scheduler: a scheduler, a list of them, or None.
+        scaler: a gradient scaler, or None.
 
     Raises:
-        UsageError: what is given as a scheduler or as the scaler is something else.
+        UsageError: an argument has the wrong type.
     """
     given = [] if scheduler is None else [scheduler]
     schedulers = list(scheduler) if isinstance(scheduler, list | tuple) else given
@@ -79,12 +90,13 @@ def check_companions(scheduler: Any, scaler: Any) -> list[Any]:
 
 
 def check_schedule(optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Raises UsageError if an optimizer has a scheduler, where ``prepare`` was given none.
+    """Raise UsageError if an optimizer has a scheduler; called if ``prepare`` received none.
 
-    Processes that join late, batches that are repeated, checkpoints and parameter servers need it.
+    The job must know a scheduler in order to restore its state in processes that join late and from
+    checkpoints, and to skip its steps in repeated batches.
     """
     for optimizer in optimizers:
-        # Schedulers of torch wrap the method, whenever they are made.
+        # Every scheduler of torch wraps the step of its optimizer.
         if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
             raise UsageError(
                 f"{type(optimizer).__name__} has a scheduler of learning rates that the job does "
@@ -95,7 +107,8 @@ def check_schedule(optimizers: Sequence[torch.optim.Optimizer]) -> None:
 
 
 def check_tables(model: nn.Module) -> None:
-    """Raises UsageError if a checkpoint of this process would lack a part of the model."""
+    """Raise UsageError if the model has a table of ``torch_edl.nn``, which a checkpoint of this
+    process would not contain."""
     for path, module in model.named_modules():
         if isinstance(module, Table):
             raise UsageError(
@@ -106,6 +119,14 @@ def check_tables(model: nn.Module) -> None:
 
 
 def move(model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device | str) -> None:
+    """Move the model to a device, before the optimizer has a state.
+
+    Args:
+        device: a device; ``"auto"``: the GPU for ``LOCAL_RANK``, or the CPU without a GPU.
+
+    Raises:
+        UsageError: the optimizer has a state.
+    """
     if device == "auto":
         device = "cpu"
         if torch.cuda.is_available():
@@ -117,10 +138,13 @@ def move(model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.devic
 
 
 def check_function(what: str, function: Any) -> LabelsFirst:
-    """A loss or a metric of the user's as a function of (labels, predictions).
+    """Return a user's loss or metric as a function of (labels, predictions).
+
+    Args:
+        what: name of the function in messages.
 
     Raises:
-        UsageError: it cannot be called, or is a class.
+        UsageError: ``function`` is not callable, or is a class.
     """
     if not callable(function):
         raise UsageError(
@@ -141,7 +165,7 @@ def check_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fresh_metrics(metrics: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """The same metrics; objects as copies that have counted nothing."""
+    """Return the metrics on the device; objects are replaced by copies without a state."""
     made = {}
     for name, metric in metrics.items():
         if hasattr(metric, "update"):
@@ -156,11 +180,11 @@ def fresh_metrics(metrics: Mapping[str, Any], device: torch.device) -> dict[str,
 def forbid_lone_steps(
     optimizers: Sequence[torch.optim.Optimizer], counts: Callable[[], bool]
 ) -> None:
-    """Has the step of an optimizer raise UsageError where it would move the model of this process
-    alone.
+    """Make ``optimizer.step()`` raise UsageError if only the model of this process would change.
 
     Args:
-        counts: whether a step is part of an update of the job now, or is left out.
+        counts: returns True while a step is allowed: it belongs to an update of the job, or has no
+            effect.
     """
 
     def check(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -178,8 +202,14 @@ def forbid_lone_steps(
 
 
 def gate_steps(schedulers: Sequence[Any], scaler: Any, engine: RingEngine) -> None:
-    """Makes schedulers and a scaler (None: there is none) act only when the update does that their
-    call belongs to. A scaler may leave the optimizer's step out."""
+    """Make schedulers and a scaler act only when the current update changes the model: not for an
+    accumulated batch, nor after the ring broke, nor while the process catches up.
+
+    A scaler may skip the step of the optimizer, so its call of ``step`` is reported to the engine.
+
+    Args:
+        scaler: gradient scaler; None: none.
+    """
     for scheduler in schedulers:
         _gate(scheduler, ("step",), engine)
     if scaler is None:
@@ -197,7 +227,7 @@ def gate_steps(schedulers: Sequence[Any], scaler: Any, engine: RingEngine) -> No
 def _gate(part: Any, names: tuple[str, ...], engine: RingEngine) -> None:
     for name in names:
         setattr(part, name, _gated(getattr(part, name), engine))
-    # The state of a scheduler is all that it has as attributes.
+    # The state of a scheduler consists of all its attributes, also those set here.
     state_dict, hidden = part.state_dict, {*names, "state_dict"}
     part.state_dict = lambda: {k: v for k, v in state_dict().items() if k not in hidden}
 
@@ -213,7 +243,7 @@ class Schedule:
     """A scheduler and its interval; see :class:`torch_edl.ElasticTrainer`.
 
     Raises:
-        UsageError: the two do not go together.
+        UsageError: the interval is unknown, or the scheduler does not support it.
     """
 
     def __init__(self, scheduler: Any, interval: str) -> None:
@@ -229,7 +259,7 @@ class Schedule:
         self._interval = interval
 
     def check_servers(self) -> None:
-        """Raises UsageError if parameter servers cannot follow it."""
+        """Raise UsageError if the scheduler steps by epoch, which parameter servers cannot do."""
         if self._scheduler is not None and self._interval == "epoch":
             raise UsageError(
                 "scheduler_interval='epoch': on parameter servers the updates of all processes "
@@ -241,10 +271,11 @@ class Schedule:
             self._scheduler.step()
 
     def after_epoch(self, figures: Mapping[str, float]) -> None:
-        """An epoch is over.
+        """Step the scheduler at the end of an epoch.
 
         Args:
-            figures: of it, the same in all processes, or their rates would part.
+            figures: figures of the epoch. They must be the same in all processes; otherwise the
+                learning rates of the processes would differ.
         """
         if self._scheduler is None or self._interval != "epoch":
             return
@@ -252,5 +283,5 @@ class Schedule:
             self._scheduler.step()
             return
         loss = figures.get("eval_loss", figures.get("loss"))
-        if loss is not None:  # a job may continue from the very end of an epoch
+        if loss is not None:  # a job that resumes at the end of an epoch has no loss
             self._scheduler.step(loss)
