@@ -1,5 +1,5 @@
-"""The command ``torch-edl``: its verbs, and what they show on the terminal.
+"""The command ``torch-edl``: its verbs and their output on the terminal.
 
-No training, scheduling or model code: a verb starts or asks a master. Torch is imported for
-scripts, `export` and a dry run only.
+No training, scheduling or model code lives here: a verb starts a master or sends a request to one.
+Torch is imported only for scripts, `export` and a dry run.
 """

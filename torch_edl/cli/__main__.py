@@ -1,4 +1,4 @@
-"""The entry point: runs a verb, and turns exceptions into one line and an exit code."""
+"""The entry point: runs a verb, and turns exceptions into a message and an exit code."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ EXIT_INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command.
+    """Run one command.
 
     Args:
-        argv: the arguments of ``torch-edl``; None: those of the process.
+        argv: the arguments of ``torch-edl``; None: the arguments of the process.
 
     Returns:
         0 done; 1 the job failed; 2 an error that the user can fix; 130 Ctrl-C; 143 SIGTERM.
@@ -50,7 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: list[str]) -> int:
     try:
         args = parse(argv)
-        # Imported by name, so that `status` does not import pyarrow, nor `--help` gRPC.
+        # Imported by name, so that `status` does not import pyarrow, and `--help` does not import
+        # gRPC.
         module, _, function = args.runs.partition(".")
         run = getattr(importlib.import_module(f"torch_edl.cli.{module}"), function)
         try:
@@ -59,7 +60,7 @@ def _run(argv: list[str]) -> int:
             raise placed(error, args.places) from error
     except SystemExit as end:  # --help and --version
         code = end.code if isinstance(end.code, int) else EXIT_FAILED
-    sys.stdout.flush()  # here, where a closed pipe can still be told from another error
+    sys.stdout.flush()  # flushed here, where a closed pipe can be told from other errors
     return code
 
 

@@ -1,4 +1,4 @@
-"""``torch-edl chaos``: kills and pauses processes of a running job, and judges the outcome."""
+"""``torch-edl chaos``: kills and pauses processes of a running job, and checks the outcome."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _FAILED = 1
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs a storm over a job, and prints the verdict.
+    """Run a storm of faults over a job, and print the verdict.
 
     Returns:
-        0: the promise held; 1: it did not; 128 + N: signal N ended the storm.
+        0: the promise held. 1: it did not. 128 + N: signal N ended the storm.
 
     Raises:
-        UsageError: no such job, or a plan that cannot be; nothing was done.
+        UsageError: no such job, or an invalid plan; no fault was injected.
     """
     plan = _plan(args)
     with _Display() as display, contextlib.closing(_site(args, plan)) as site:
@@ -58,12 +58,12 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _site(args: argparse.Namespace, plan: StormPlan) -> Site:
-    """Where the job is."""
+    """Return the site of the job: this machine or a cluster."""
     if not which.on_cluster(args):
         from torch_edl.chaos.machine import MachineSite
 
         return MachineSite(catalog.find(args.job))
-    # Only here: the client of Kubernetes takes long to import, and is an extra.
+    # Imported here: the Kubernetes client is slow to import and belongs to an extra.
     from torch_edl.chaos.cluster import ClusterSite
     from torch_edl.kubernetes.api import Api
     from torch_edl.launch.jobs import cluster_job
@@ -93,7 +93,7 @@ def _plan(args: argparse.Namespace) -> StormPlan:
 
 
 class _Display:
-    """Each fault on a line of stderr and, on a terminal, how far the storm is below them."""
+    """Shows each fault on a line of stderr and, on a terminal, the progress of the storm below."""
 
     def __init__(self) -> None:
         self._console = stderr()
@@ -109,7 +109,7 @@ class _Display:
             self._status.stop()
 
     def warn(self, text: str) -> None:
-        """What the user should know beforehand."""
+        """Print a warning before the storm begins."""
         self._console.print(f"warning: {text}", style="yellow", soft_wrap=True)
 
     def line(self, at_s: float, text: str) -> None:
@@ -154,7 +154,7 @@ def _print(verdict: Verdict) -> None:
 
 
 def _about(before: int, after: int, total: int, rolled_back: int) -> str:
-    """What the numbers of records may leave unclear."""
+    """Return an explanation of surprising numbers of records; empty if there is none."""
     if before >= total:
         return "all were trained before the first fault: use more data"
     if after < before and not rolled_back:

@@ -35,11 +35,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trains the model of a file in pods.
+    """Train the model of a file in pods.
 
     Raises:
         UsageError: the arguments cannot work; nothing was started.
-        ClusterError: the cluster does not answer, or refuses.
+        ClusterError: the cluster does not answer, or rejects a request.
     """
     if args.dry_run:
         return _show(*check(args, "train"))
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(config: JobConfig, sent: dict[str, bytes]) -> int:
-    """Prints the objects of a job, and asks no cluster."""
+    """Print the objects of a job as YAML, without a request to the cluster."""
     load = config.checkpoint.load
     if load and not load.startswith("/"):
         raise UsageError(
@@ -63,16 +63,16 @@ def _show(config: JobConfig, sent: dict[str, bytes]) -> int:
 
 
 def run_script(args: argparse.Namespace) -> int:
-    """Runs a training script in pods.
+    """Run a training script in pods.
 
     Args:
-        args: as torchrun's parser and ours have read them.
+        args: options of torchrun and of torch-edl.
 
     Raises:
         UsageError: the arguments cannot work; nothing was started.
-        ClusterError: the cluster does not answer, or refuses.
+        ClusterError: the cluster does not answer, or rejects a request.
     """
-    # Only here: torchrun's options bring torch with them.
+    # Imported here: torchrun's options import torch.
     from torch_edl.cli import script_pods
 
     config = script_pods.job_of(args)
@@ -96,17 +96,17 @@ def run_script(args: argparse.Namespace) -> int:
 def start(
     args: argparse.Namespace, kind: str, console: Console
 ) -> tuple[JobConfig, JobOutcome | None]:
-    """Runs a job in pods and stays with it.
+    """Run the job of a model file in pods and follow it.
 
     Args:
-        kind: of the job, of a model file.
+        kind: ``train``, ``evaluate`` or ``predict``.
 
     Returns:
-        The job, and how it ended; None: it goes on without this client.
+        The job and its outcome; the outcome is None if the job continues without this client.
 
     Raises:
         UsageError: the arguments cannot work; nothing was started.
-        ClusterError: the cluster does not answer, or refuses.
+        ClusterError: the cluster does not answer, or rejects a request.
     """
     config, sent = check(args, kind)
     summary.forget(args.summary)
@@ -124,10 +124,15 @@ def _run(
     *,
     detach: bool,
 ) -> JobOutcome | None:
-    """
+    """Submit a job and follow it.
+
     Args:
-        what: the file is.
-        does: the job with it.
+        what: sentence that says what kind of file the user named.
+        does: verb that says what the job does with the file.
+        detach: return when the master has answered for the first time.
+
+    Returns:
+        The outcome; None if the job continues without this client.
     """
     pods = config.kubernetes
     api = Api.of_kubeconfig(context=pods.context, namespace=pods.namespace)
@@ -141,11 +146,11 @@ def _run(
 
 
 def attach(args: argparse.Namespace) -> int:
-    """Shows the progress of a job, as the client that started it does, until the job is over.
+    """Show the progress of a running job until the job is over.
 
     Raises:
         UsageError: there is no such job.
-        ClusterError: the cluster does not answer, or refuses.
+        ClusterError: the cluster does not answer, or rejects a request.
     """
     api = Api.of_kubeconfig(context=args.context, namespace=args.namespace)
     found = cluster_job.find(api, args.job)
@@ -161,10 +166,10 @@ def attach(args: argparse.Namespace) -> int:
 
 
 def check(args: argparse.Namespace, kind: str) -> tuple[JobConfig, dict[str, bytes]]:
-    """Checks a job without running user code and without a cluster.
+    """Check a job without running user code and without a request to the cluster.
 
     Returns:
-        The configuration for the pods, and the code to send.
+        The configuration for the pods, and the source files to send.
 
     Raises:
         UsageError: a value cannot work, or a file is missing.
@@ -200,10 +205,10 @@ def _sent_of_module(name: str, file: Path | None) -> dict[str, bytes]:
 def _with_code(
     config: JobConfig, collect: Callable[[], dict[str, bytes]] | None = None
 ) -> tuple[JobConfig, dict[str, bytes]]:
-    """The configuration for the pods, and the code to send.
+    """Return the configuration for the pods, and the source files to send.
 
     Args:
-        collect: what the code of a module is; None: that of a file.
+        collect: returns the source files of a module; None: the files of the model file are sent.
     """
     pods = config.kubernetes
     if pods.pod_template:
@@ -221,7 +226,7 @@ def _with_code(
     else:
         sent = code.collect(config.model_file) if collect is None else collect()
     shared_paths.check(config)
-    if config.tensorboard:  # which this client writes
+    if config.tensorboard:  # this client writes the scalars
         tensorboard.writer_class()
         preflight.check_writable(Path(config.tensorboard), "--tensorboard", is_file=False)
     return job.in_pods(config, sent), sent
@@ -247,9 +252,9 @@ def _load(config: JobConfig) -> str:
 
 
 def _with_model(config: JobConfig, api: Api) -> JobConfig:
-    """The job with the folder of the model to begin with, if the user named a job of the cluster.
+    """Return the job with the folder of its initial model, if the user named a job of the cluster.
 
-    The master looks whether the model is there: the volume may not be mounted here.
+    The master checks that the folder exists, since the volume may not be mounted on this machine.
     """
     load, option = config.checkpoint.load, _load(config)
     if not load or load.startswith("/"):

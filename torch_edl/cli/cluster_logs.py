@@ -1,4 +1,4 @@
-"""``torch-edl logs`` of a job on a cluster: the output of its pods, the events of its master."""
+"""``torch-edl logs`` of a job on a cluster: the output of its pods and the events of its master."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _LOOK_S = 1.0
 
 
 def main(args: argparse.Namespace, prefix: Callable[[str], str]) -> int:
-    """Prints the logs of a job; with ``--follow`` also what is appended until the job is over.
+    """Print the logs of a job; with ``--follow`` also new lines until the job is over.
 
     Args:
-        prefix: what a line of a process of that name begins with.
+        prefix: returns the prefix of the lines of a process, given the name of the process.
 
     Raises:
         UsageError: no such job or log.
-        ClusterError: the cluster does not answer, or refuses.
+        ClusterError: the cluster does not answer, or rejects a request.
     """
     api = Api.of_kubeconfig(context=args.context, namespace=args.namespace)
     logs = _Logs(job=cluster_job.find(api, args.job), args=args, prefix=prefix)
@@ -64,7 +64,7 @@ class _Logs:
             )
         for pod in sorted(pods, key=lambda each: (_ROLES.index(each.role), each.id)):
             self._read(pod)
-        # Events come last: they say how it ended, and the end is what a terminal shows.
+        # Events come last because they tell how the job ended, and a terminal shows the last lines.
         self._show_events()
 
     def follow(self) -> None:
@@ -73,12 +73,13 @@ class _Logs:
             self.job.api,
             self._selector(),
             changed=self._changes.put,
-            failed=lambda error: None,  # it goes on trying
+            failed=lambda error: None,  # the watch keeps trying
         )
         with closing(watch), closing(output):
             over = False
             while not over:
-                # What is written before the state is looked at is read once more after it.
+                # Read the output once more after the end was observed, for lines written in
+                # between.
                 over = self._is_over()
                 while not self._changes.empty():
                     for change in self._changes.get():
@@ -96,11 +97,11 @@ class _Logs:
             return False
 
     def _selector(self) -> str:
-        """Of the pods that are asked for, as far as their labels tell."""
+        """Return the label selector for the wanted pods; :meth:`_is_asked` filters the rest."""
         wanted, (role, id) = [names.selector(self.job.name)], (self.args.role, self.args.id)
         if role:
             wanted.append(f"{names.ROLE}={role}")
-        # A pod of several workers has the number of the first one.
+        # A pod of several workers is labelled with the number of its first worker.
         if id is not None and not (role in ("", "worker") and self.job.config().shares_pods):
             wanted.append(f"{names.ID}={id}")
         return ",".join(wanted)
@@ -111,7 +112,7 @@ class _Logs:
         return pod.role in _ROLES and role in ("", pod.role) and is_asked
 
     def _line(self, pod: PodState, line: bytes) -> str:
-        """A line as it is shown; empty: it is of another process than the one that is asked for."""
+        """Return the line as it is shown; empty if another process of the pod wrote the line."""
         name, own = by_process(pod, line)
         if self.args.id is None:
             return f"{self.prefix(name)}{own.decode('utf-8', 'replace')}\n"
@@ -121,7 +122,7 @@ class _Logs:
 
     def _read(self, pod: PodState) -> None:
         try:
-            # Of a pod of several workers, the lines of one are counted here.
+            # For one worker of a shared pod, ``--tail`` counts the lines of that worker only.
             of_one = pod.shared and self.args.id is not None
             tail = None if of_one else self.args.tail
             lines = self.job.api.log(pod.name, container=names.CONTAINER, tail=tail)
@@ -129,7 +130,7 @@ class _Logs:
             for text in deque(texts, self.args.tail) if of_one else texts:
                 self._write(text)
         except MissingError:
-            pass  # its pod has just gone
+            pass  # the pod was deleted in the meantime
         except ClusterError as error:
             if pod.running or pod.ended:
                 self._write(self._line(pod, str(error).encode()))
@@ -139,7 +140,7 @@ class _Logs:
             return
         try:
             status = self.job.ask(pb.GetStatusRequest(events_after=self._events_after))
-        except EdlError:  # there is no master to ask; its log says how it ended
+        except EdlError:  # the master is gone; its log tells how it ended
             return
         prefix = self.prefix(_EVENTS) if self.args.role != _EVENTS else ""
         events = [each for each in status.events if each.sequence > self._events_after]

@@ -1,4 +1,4 @@
-"""The code of a job that travels to a cluster: the model file and the local modules it imports."""
+"""Collects the code that is sent to a cluster: the model file and the local modules it imports."""
 
 from __future__ import annotations
 
@@ -9,32 +9,31 @@ from torch_edl.errors import UsageError
 from torch_edl.training.contract import source_files
 
 MAX_BYTES = 900 << 10
-"""A ConfigMap holds 1 MiB; the configuration of the job needs the rest."""
+"""Maximum size of the code, bytes. A ConfigMap holds 1 MiB, which the configuration shares."""
 
 
 def collect(model_file: str) -> dict[str, bytes]:
-    """The content of the files by their paths below the folder of the model file, which is the
-    first one.
+    """Return the content of the files by their paths below the folder of the model file.
 
-    Only modules are found that the source imports by name: no data, and nothing that is loaded in
-    another way.
+    The model file is the first one. Only modules that the source imports by name are found: no data
+    files, and no modules that are loaded in another way.
 
     Raises:
-        UsageError: they are too large to be sent, are outside the folder, or cannot be read.
+        UsageError: the files are too large to be sent, outside the folder, or unreadable.
     """
     folder = Path(model_file).absolute().parent
     return _collect(model_file, folder, source_files.local_files(model_file))
 
 
 def collect_module(name: str, file: Path, folder: Path) -> dict[str, bytes]:
-    """As :func:`collect`, for a module of ``-m``.
+    """Return the files of a module of ``-m``, as :func:`collect` does for a model file.
 
     Args:
-        file: of the module.
-        folder: below which it is.
+        file: source file of the module.
+        folder: root folder of the module and of its local imports.
 
     Raises:
-        UsageError: as there.
+        UsageError: as for :func:`collect`.
     """
     return _collect(f"-m {name}", folder, source_files.module_files(name, file, folder))
 

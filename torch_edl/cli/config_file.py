@@ -1,8 +1,8 @@
 """``--config FILE``: the options of a command in a YAML file.
 
-A key is an option without its dashes: ``workers: 2:8``, ``no-shuffle: true``. A list is an option
-that is given several times; a mapping stands for ``NAME=VALUE,...``. What the command line gives
-counts instead of what the file gives.
+A key is an option without its dashes: ``workers: 2:8``, ``no-shuffle: true``. A list gives the
+option several times; a mapping stands for ``NAME=VALUE,...``. The command line takes precedence
+over the file.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ _YES, _NO = ("true", "yes", "on"), ("false", "no", "off")
 def expand(
     argv: Sequence[str], parser: argparse.ArgumentParser
 ) -> tuple[list[str], dict[str, str]]:
-    """The words of a command with those of its file.
+    """Return the words of a command with the options of its file.
 
     Args:
-        argv: the words behind the verb, without those for the model file.
-        parser: of the verb.
+        argv: the words after the verb, without the arguments of the model file.
+        parser: parser of the verb.
 
     Returns:
-        The words without ``--config``, those of the file last; and where each option of the file
-        was found.
+        The words without ``--config``, with those of the file at the end; and the place of each
+        option of the file, for messages.
 
     Raises:
-        UsageError: names the file, the key, and what is expected.
+        UsageError: an invalid file or key; the message names the file, the key and what is
+            expected.
     """
     rest, path = _without_file(argv)
     if path is None:
@@ -54,7 +55,7 @@ def expand(
 
 
 def placed(error: UsageError, places: Mapping[str, str]) -> UsageError:
-    """The error, with the place in the file of the option that it names first."""
+    """Return the error with the place in the file of the option that the message names first."""
     flag = str(error).partition(" ")[0].rstrip(":")
     return UsageError(f"{places[flag]}: {error}") if flag in places else error
 
@@ -78,7 +79,7 @@ def _without_file(argv: Sequence[str]) -> tuple[list[str], str | None]:
 
 
 def _read(path: str) -> dict[str, Any]:
-    # Without types, so that 2:8 is a text: YAML reads it as the number 128.
+    # Read without types, so that 2:8 is a text: YAML reads it as the number 128.
     found = yaml_file.read(path, option=FLAG, content="options", typed=False)
     where = f"{FLAG} {path}"
     if found in (None, ""):
@@ -110,18 +111,18 @@ def _words(flag: str, action: argparse.Action, value: Any, where: str) -> list[s
 
 
 def key_of(flag: str) -> str:
-    """The key of an option."""
+    """Return the key of an option."""
     return flag.removeprefix("--")
 
 
 def _text(value: Any, where: str) -> str:
-    """A value as the command line has it; a mapping is ``NAME=VALUE,...``."""
+    """Return a value as written on the command line; a mapping is ``NAME=VALUE,...``."""
     if isinstance(value, Mapping):
         pairs = []
         for name, each in value.items():
             if not isinstance(name, str) or not isinstance(each, str):
                 raise UsageError(f"{where}: {_shown(each)}: write NAME: VALUE")
-            # A word of a volume that has no value.
+            # This word of a volume has no value.
             bare = name == "read-only" and each.lower() in _YES
             pairs += [name] if bare else [f"{name}={each}"]
         return ",".join(pairs)
@@ -131,7 +132,7 @@ def _text(value: Any, where: str) -> str:
 
 
 def _check(action: argparse.Action, text: str, where: str) -> None:
-    """What argparse would find, said of the file."""
+    """Raise the error that argparse would raise, with the place in the file."""
     if action.type is not None:
         try:
             action.type(text)  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""``torch-edl scale``, ``stop`` and ``clean``: what changes a job, or its folder."""
+"""``torch-edl scale``, ``stack``, ``stop`` and ``clean``: commands for existing jobs."""
 
 from __future__ import annotations
 
@@ -17,27 +17,29 @@ from torch_edl.launch.jobs import catalog
 from torch_edl.wire import master_pb2 as pb
 
 _POLL_S = 0.1
-# Workers send a heartbeat each second.
+# Seconds to wait for the stacks of workers, which send a heartbeat each second.
 _TELL_S = 5.0
-# A last checkpoint may be written; the master stops waiting for it earlier.
+# Seconds to wait for a job to end; the last checkpoint may take most of them.
 _PATIENCE_S = 100.0
-# Seconds until a message says that the job is still stopping.
+# Seconds until a message tells that the job is still stopping.
 _SAY_S = 2.0
 
 
 def scale(args: argparse.Namespace) -> int:
-    """Tells the master, which starts workers, or lets some finish their tasks and leave, or moves
-    the model to another number of servers.
+    """Ask the master to change the number of workers or servers.
+
+    The master starts workers, or lets some of them finish their tasks and leave. A new number of
+    servers re-shards the model.
 
     Raises:
-        UsageError: a range that cannot be, no such job, or the master refused.
+        UsageError: an invalid range, no such job, or the master rejected the request.
     """
     if args.workers is None and args.ps is None:
         raise UsageError("scale: nothing to change; add --workers N or --ps N")
     request = pb.ScaleRequest()
     if args.workers is not None:
         least, most = args.workers
-        ClusterConfig(min_workers=least, max_workers=most)  # refuses 0 and 8:2
+        ClusterConfig(min_workers=least, max_workers=most)  # raises UsageError for 0 and 8:2
         request.min_workers, request.max_workers = least, most
     if args.ps is not None:
         ClusterConfig(servers=args.ps)
@@ -51,10 +53,10 @@ def scale(args: argparse.Namespace) -> int:
 
 
 def stack(args: argparse.Namespace) -> int:
-    """Prints what the threads of all workers do now, or of one worker.
+    """Print the stacks of the threads of all workers, or of one worker.
 
     Returns:
-        1 if a worker did not answer.
+        0; 1 if a worker did not answer.
 
     Raises:
         UsageError: no such job or worker, or the job is over.
@@ -81,10 +83,10 @@ def stack(args: argparse.Namespace) -> int:
 
 
 def stop(args: argparse.Namespace) -> int:
-    """Asks the master to stop the job, and waits until the job is gone.
+    """Ask the master to stop the job, and wait until the job is gone.
 
     Raises:
-        UsageError: no such job, or it is over.
+        UsageError: no such job, or the job is over.
         EdlError: the job is still there after 100 seconds.
     """
     job = which.find(args)
@@ -104,11 +106,12 @@ def stop(args: argparse.Namespace) -> int:
 
 
 def clean(args: argparse.Namespace) -> int:
-    """Removes what is kept of the jobs named, or of all jobs that are over: their folders, or
-    their objects on a cluster.
+    """Remove the named jobs, or all jobs that are over.
+
+    A job on this machine is removed with its folder, a job on a cluster with its objects.
 
     Raises:
-        UsageError: no such job, or it runs; nothing was removed.
+        UsageError: no such job, or a job that runs; nothing was removed.
     """
     for option, value in (("--days", args.days), ("--keep", args.keep)):
         if value is not None and value < 0:
@@ -127,7 +130,7 @@ def clean(args: argparse.Namespace) -> int:
 
 
 _Removal = tuple[str, Callable[[], object]]
-"""What goes, and how."""
+"""The text that names what is removed, and the function that removes it."""
 
 
 def _of_machine(args: argparse.Namespace) -> list[_Removal]:

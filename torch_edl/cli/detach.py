@@ -18,43 +18,44 @@ _INTERRUPTED = 130
 
 
 class Detached:
-    """An observer in the detached process: tells the process of the terminal that the job runs."""
+    """Tells the process of the terminal that the job runs, when the first status arrives."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe = open(pipe, "wb", buffering=0)  # noqa: SIM115 - close() closes it
 
     def update(self, status: pb.GetStatusResponse) -> None:
-        """The first status has come: the job runs."""
+        """Report that the job runs, and close the pipe."""
         if not self._pipe.closed:
-            with contextlib.suppress(BrokenPipeError):  # the process of the terminal is gone
+            with contextlib.suppress(BrokenPipeError):  # the process of the terminal has ended
                 self._pipe.write(b"1")
         self.close()
 
     def close(self) -> None:
-        """Closes the pipe to the process of the terminal."""
+        """Close the pipe to the process of the terminal."""
         self._pipe.close()
 
 
 def detach(name: str) -> Detached:
-    """Continues in a process and a session of its own; to be called before a thread is started.
+    """Continue in a new process and session. Must be called before a thread is started.
 
     Args:
-        name: of the job that this command starts or joins.
+        name: name of the job that this command starts or joins.
 
     Returns:
-        In the detached process: an observer of the job.
+        An observer of the job; only the detached process returns.
 
     Raises:
-        SystemExit: in the process of the terminal. 0 after the first status of the job, else the
-            exit code of the detached process, whose output is then printed.
+        SystemExit: always, in the process of the terminal. The exit code is 0 after the first
+            status of the job; otherwise it is that of the detached process, whose output is
+            printed.
     """
     job = JobFolder(name)
-    # The folder of the job is not there yet.
+    # The folder of the job does not exist yet.
     output = make_jobs_home() / f".{name}-{os.getpid()}.log"
     sys.stdout.flush()
     sys.stderr.flush()
     ready, told = os.pipe()
-    # For this user alone, as the folder of a job.
+    # Readable for this user only, like the folder of a job.
     with open(output, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
         child = os.fork()
         if not child:
@@ -68,7 +69,7 @@ def detach(name: str) -> Detached:
     os.close(told)
     code = None
     try:
-        # The pipe ends without a byte if the detached process ends.
+        # A read of zero bytes means that the detached process ended.
         if not os.read(ready, 1):
             _, status = os.waitpid(child, 0)
             code = os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 1
@@ -88,7 +89,7 @@ def _say(job: JobFolder, child: int, output: Path) -> None:
     name = job.name
     lines = [f"job {name} runs without this terminal"]
     if job.is_alive():
-        # Several clients may take part in a script's job.
+        # A script's job may have several clients.
         logs = (job.logs / f"client-{number}.log" for number in itertools.count())
         own = next(log for log in logs if not log.exists())
         rename(output, own)

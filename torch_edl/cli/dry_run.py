@@ -1,5 +1,7 @@
-"""``torch-edl run --dry-run``: runs one minibatch through the functions of the model file, scans
-the data, and prints what the job would do. Imported only for that, since it runs the model."""
+"""``torch-edl run --dry-run``: runs one minibatch through the model file and prints the plan.
+
+The module runs user code and scans the data, so it is imported for dry runs only.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,11 @@ from torch_edl.wire import master_pb2 as pb
 
 
 def show(config: JobConfig, *, servers_named: bool) -> int:
-    """Prints the plan of a job; no process is started.
+    """Print the plan of a job without starting a process.
 
     Args:
-        servers_named: the user gave a number of servers; only the strategy ``ps`` has servers.
+        servers_named: True if the user gave a number of servers, which only the strategy ``ps``
+            uses.
 
     Returns:
         0: the job can run.
@@ -67,7 +70,7 @@ def show(config: JobConfig, *, servers_named: bool) -> int:
 def _how(
     config: JobConfig, model: pb.ReportModelRequest, *, servers_named: bool
 ) -> list[tuple[str, str]]:
-    """The model, and the processes that train it: label and value, as below.
+    """Return labels and values that describe the model, the strategy and the processes.
 
     Raises:
         UsageError: the strategy that the user named cannot train the model.
@@ -97,7 +100,7 @@ def _how(
 
 
 def _what(config: JobConfig, file: UserModel) -> list[tuple[str, str]]:
-    """The data, and what becomes of the model.
+    """Return labels and values that describe the data, the checkpoints and the output.
 
     Raises:
         DataError: a file cannot be read.
@@ -125,7 +128,7 @@ def _what(config: JobConfig, file: UserModel) -> list[tuple[str, str]]:
 
 
 def _scan(config: JobConfig, files: Sequence[str]) -> tuple[str, int]:
-    """The size of data in words, and the number of tasks per epoch as the master cuts them."""
+    """Return the size of the data as text, and the number of tasks per epoch."""
     data = config.data
     opened = (
         open_source(f, format=data.format, skip_damaged=data.skip_damaged) for f in parts(files)
@@ -141,7 +144,7 @@ def _scan(config: JobConfig, files: Sequence[str]) -> tuple[str, int]:
 
 @contextlib.contextmanager
 def _user_errors(config: JobConfig) -> Iterator[None]:
-    """An exception of the model file ends the dry run with its traceback."""
+    """Turn an exception of the model file into a ContractError with the user's traceback."""
     try:
         yield
     except (ContractError, FeedError, UserCodeError, NanLossError) as error:
@@ -152,8 +155,11 @@ def _user_errors(config: JobConfig) -> Iterator[None]:
 
 
 def _try_batch(file: UserModel, config: JobConfig) -> str:
-    """Runs the first minibatch through feed, model, loss and backward, and one through the metrics;
-    the loss in words."""
+    """Run one minibatch through feed, model, loss and backward, and one through the metrics.
+
+    Returns:
+        The number of records and the loss as text.
+    """
     names = [shard.name for shard in file.shards()] or config.data.train
     batch = _first_batch(file, config, names, pb.TASK_TRAIN)
     if batch is None:
@@ -180,7 +186,7 @@ def _try_metrics(file: UserModel, batch: Batch | None) -> None:
 def _first_batch(
     file: UserModel, config: JobConfig, names: Sequence[str], kind: pb.TaskKind
 ) -> Batch | None:
-    """The first minibatch of some data; None: feed skipped all of it.
+    """Return the first minibatch of the data; None if feed skipped all records.
 
     Raises:
         UsageError: there are no records.
@@ -198,7 +204,8 @@ def _first_batch(
         shard_mtime_ns=shard.mtime_ns,
     )
     columns = file.functions.preprocessing
-    if columns is not None and not columns.is_fitted:  # enough to run feed
+    # statistics of one minibatch are enough to run feed
+    if columns is not None and not columns.is_fitted:
         columns.fit([file.feeder.reader.source(shard.name).read(0, lease.end)])
     update = next(file.feeder.prepare(lease)(0))
     return next((minibatch.batch for minibatch in update.minibatches), None)

@@ -1,4 +1,4 @@
-"""What the help page of a command ends with: examples, and what a user must know before."""
+"""The text at the end of the help page of each command."""
 
 from __future__ import annotations
 

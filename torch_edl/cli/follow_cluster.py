@@ -1,4 +1,4 @@
-"""Follows a job on a cluster: what its master waits for, events, progress, Ctrl-C, and its end."""
+"""Follows a job on a cluster: state of its master's pod, events, progress, Ctrl-C and outcome."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ from torch_edl.wire import master_pb2 as pb
 _POLL_S = 0.2
 _CALL_TIMEOUT_S = 5.0
 _SILENT_S = 30.0
-# How often the Job is looked at while its master has no pod, or has said nothing.
+# Seconds between two looks at the Job while its master has no pod or is silent.
 _LOOK_S = 2.0
-# Between two calls of which the first one has failed.
+# Seconds between two calls if the first one failed.
 _AGAIN_S = 1.0
-# Pods whose output is shown at once; torch-edl logs reads any.
+# Maximum number of pods whose output is shown; torch-edl logs reads any.
 _MOST_OUTPUTS = 32
-# At the end of the job, without a line.
+# Seconds without a new line after which the output of an ended job is complete.
 _REST_S = 2.0
 _PENDING = "pending"
-_STOPPING = "stopping: "  # how its event begins
+_STOPPING = "stopping: "  # prefix of the event
 USAGE_CODE = 2
 
 
 @dataclass(kw_only=True)
 class ClusterFollower:
-    """Stays with a job.
+    """Follows a job until it is over or the user leaves.
 
     Args:
-        leaves: Ctrl-C leaves the job alone; otherwise it stops the job, as that of this machine.
-        shared: pods may have several workers.
+        leaves: True: Ctrl-C leaves the job running. False: Ctrl-C stops the job, as on one machine.
+        shared: True if a pod may run several workers.
     """
 
     job: ClusterJob
@@ -78,12 +78,12 @@ class ClusterFollower:
     _silence_told: bool = False
     _rejected_at: float | None = None
     _blind: bool = False
-    """This user may forward no port: the master cannot be asked."""
+    """True if this user may not forward ports, so that the master cannot be reached."""
     _signals_seen: int = 0
     _asked: Future[Any] | None = None
     _refused: str = ""
     _over: bool = False
-    # Then warnings of processes that lose each other are left out.
+    # After a stop, warnings of processes that lose their peers are not shown.
     _is_stopped: bool = False
     _output: PodOutput = field(init=False)
 
@@ -91,29 +91,30 @@ class ClusterFollower:
         self._output = PodOutput(self.job.api, most=_MOST_OUTPUTS)
 
     def until_running(self) -> JobOutcome | None:
-        """Waits for the first answer of the master.
+        """Wait for the first answer of the master.
 
         Returns:
-            None: the job runs, or this client was told to leave; else how it ended before.
+            None if the job runs or the user left; otherwise the outcome of a job that ended before.
 
         Raises:
-            ClusterError: the cluster refuses what this needs.
+            ClusterError: the cluster rejects a request that following needs.
         """
         return self._follow(only_start=True)
 
     def until_over(self) -> JobOutcome | None:
-        """Waits for the end of the job.
+        """Wait for the end of the job.
 
         Returns:
-            How it ended; None: this client was told to leave.
+            The outcome; None if the user left.
 
         Raises:
-            ClusterError: the cluster refuses what this needs.
+            ClusterError: the cluster rejects a request that following needs.
         """
         return self._follow(only_start=False)
 
     def _follow(self, *, only_start: bool) -> JobOutcome | None:
-        # The master says of its processes what matters; a job may have thousands of pods.
+        # Only the master's pod is watched: a job may have thousands, and the master reports on
+        # them.
         selector = f"{names.selector(self.job.name)},{names.ROLE}=master"
         watch = PodWatch(self.job.api, selector, changed=self._heard.put, failed=self._heard.put)
         try:
@@ -140,7 +141,7 @@ class ClusterFollower:
         while not self._heard.empty():
             heard = self._heard.get()
             if isinstance(heard, ClusterError):
-                # Of a watch that was possible before, _ask() finds out for how long it is not.
+                # If an established watch is rejected, _ask() decides how long to keep trying.
                 rejected = isinstance(heard, ForbiddenError) and self._listed
                 if not (rejected or isinstance(heard, NoAnswerError)):
                     raise heard
@@ -173,16 +174,16 @@ class ClusterFollower:
                 self.display.line(name, line)
 
     def _pod(self) -> causes.PodState | None:
-        """The pod of the master that counts: the one that runs, or that may."""
+        """Return the pod of the current master: the running one, or else the one that may run."""
         pods = sorted(self._pods.values(), key=lambda pod: (*pod.standing, not pod.ended))
         return pods[-1] if pods else None
 
     def _ask(self) -> None:
-        """Ask the master and, where it does not answer, the cluster.
+        """Ask the master and, if it is silent, the cluster.
 
         Raises:
-            ClusterError: the cluster rejects what this needs, for longer than a restarted API
-                server does.
+            ClusterError: the cluster rejects a request for longer than the restart of an API server
+                takes.
         """
         try:
             self._poll()
@@ -199,7 +200,7 @@ class ClusterFollower:
             time.sleep(max(_AGAIN_S, error.retry_after_s))
 
     def _look(self) -> None:
-        """Looks at the Job, where nothing else tells whether it goes on."""
+        """Read the Job from the cluster while the master has no running pod or is silent."""
         pod = self._pod()
         now = time.monotonic()
         quiet = pod is None or not pod.running or now - self._answered > _SILENT_S
@@ -216,14 +217,15 @@ class ClusterFollower:
             self._tell("no pod", f"the master has no pod: {why}")
         elif pod is not None and (why := self.job.why_stuck(pod)):
             self._tell(why, f"the master has not answered for {_SILENT_S:.0f} s: {why}")
-        elif pod is not None and pod.ended and pod.exit_code != 0:  # then the job is over soon
+        elif pod is not None and pod.ended and pod.exit_code != 0:  # the Job is over soon
             how = causes.end(pod, "master", 0, gone=False)
             why = text_of_line(how.why) if how is not None else ""
             why = why or f"exit code {pod.exit_code}"
             self._tell(pod.uid, f"the master has ended, and is started again: {why}")
 
     def _tell(self, about: str, text: str) -> None:
-        """Says something once; an image that cannot be pulled has two texts in turn."""
+        """Print a note once per topic; an image that cannot be pulled alternates between two
+        texts."""
         if about not in self._told:
             self._told.add(about)
             self.display.note(text)
@@ -250,10 +252,10 @@ class ClusterFollower:
         self._take(status)
 
     def _saw(self, process: pb.ProcessStatus, tail: int | None) -> None:
-        """The output of a process that runs, or did, is to be shown if it is that of a pod."""
+        """Show the output of a process if the process ran or runs in a pod."""
         scheme, _, name = process.log.partition("/")
         if scheme == "pod" and name:
-            # No two pods of a job have one name.
+            # Names of pods are unique within a job.
             pod = causes.PodState(
                 name=name,
                 uid=name,
@@ -265,7 +267,7 @@ class ClusterFollower:
             self._output.saw(pod, tail=tail)
 
     def _is_silent(self, cause: ClusterError | None, error: grpc.RpcError) -> None:
-        """A pod that has just ended, or whose master does not listen yet, is no news."""
+        """Handle a failed call; a pod that just ended or a master that is starting is ignored."""
         silent_s = time.monotonic() - self._answered
         if isinstance(cause, ForbiddenError):
             if self._status is None:
@@ -284,7 +286,7 @@ class ClusterFollower:
             )
 
     def _take(self, status: pb.GetStatusResponse) -> None:
-        # What pods have written before a client attaches is in their logs.
+        # Output from before an attach is not repeated; torch-edl logs has it.
         tail = 0 if self.leaves and self._status is None else None
         for process in status.processes:
             if process.role != "master" and process.state != _PENDING:
@@ -293,7 +295,7 @@ class ClusterFollower:
         for event in status.events:
             self._events_after = max(self._events_after, event.sequence)
             if event.level == "error" and status.state in ("finishing", *ENDED):
-                self._held.append(event)  # the cause of the end is told once, in the last line
+                self._held.append(event)  # the last line of the command shows the cause of the end
                 continue
             if event.text.startswith(_STOPPING):
                 self._is_stopped = True
@@ -306,7 +308,7 @@ class ClusterFollower:
     # ---- what the user says ----
 
     def _wants_to_leave(self) -> bool:
-        """Heeds new signals; whether this client is to leave the job alone."""
+        """Handle new signals, and return True if this client leaves the job running."""
         new, self._signals_seen = self.signals.count - self._signals_seen, self.signals.count
         if not new:
             return False
@@ -320,13 +322,13 @@ class ClusterFollower:
         again = "; Ctrl-C again ends it at once" if self.signals.count == 1 else ""
         self.display.note(f"{self.signals.name}: stopping the job{again}")
         request = pb.StopRequest(reason=self.signals.name, at_once=self.signals.count > 1)
-        # Without waiting: the next status shows whether the master stops.
+        # The call is not awaited: the next status shows whether the master stops.
         self._asked = self._connection.stub.start(request, timeout_s=_CALL_TIMEOUT_S)
         return False
 
     def _outcome(self) -> JobOutcome:
         pod = self._pod()
-        # The end came between two calls, or this client could not reach the master.
+        # The job ended between two calls, or this client could not reach the master.
         with contextlib.suppress(NoAnswerError, ForbiddenError):
             self.job.refresh()
         status = self.job.final(pod) or self._status

@@ -18,13 +18,13 @@ from torch_edl.errors import UsageError
 from torch_edl.files import write_text
 from torch_edl.training.contract.framework import TENSORFLOW, framework_of
 
-# Where PyTorch publishes its wheels, a folder for each variant.
+# PyTorch publishes its wheels in one folder per variant.
 _WHEELS = "https://download.pytorch.org/whl"
 _VARIANT = re.compile(r"cpu|cu\d{2,3}|rocm\d(\.\d)*|xpu")
-# Of a file that pip installs.
+# Suffixes of files that pip can install.
 _PACKAGES = (".whl", ".tar.gz", ".zip")
 _USER = 1000
-"""As of the pods, see :mod:`torch_edl.kubernetes.pod`."""
+"""User id of the processes in the image; the same as in :mod:`torch_edl.kubernetes.pod`."""
 
 _TEMPLATE = """\
 # Written by torch-edl image. In the folder of the code:
@@ -47,11 +47,11 @@ RUN pip install "$(echo /wheels/torch_edl-*.whl)[{extras}]" && rm -rf /wheels
 
 
 def main(args: argparse.Namespace) -> int:
-    """Writes the Dockerfile.
+    """Write the Dockerfile.
 
     Raises:
-        UsageError: a variant or an extra that does not exist, or a file that is missing or in the
-            way.
+        UsageError: a variant or an extra that does not exist, a file that is missing, or an output
+            file that exists already.
     """
     text = dockerfile(
         extras=_extras(args.model_file, args.data, args.extra),
@@ -73,7 +73,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _extras(model_file: str, data: Sequence[str], named: Sequence[str]) -> list[str]:
-    """The extras of torch-edl that jobs with this model file and these data need."""
+    """Return the extras of torch-edl that jobs with this model file and these data need."""
     known = distribution("torch-edl").metadata.get_all("Provides-Extra") or []
     for name in named:
         if name not in known:
@@ -98,16 +98,16 @@ def dockerfile(
     code: str,
     name: str,
 ) -> str:
-    """The text of the Dockerfile.
+    """Return the text of the Dockerfile.
 
     Args:
-        extras: of torch-edl.
-        variant: of torch: ``cpu``, ``cu126``.
-        install: what pip takes for torch-edl; empty: this version. A wheel, or a folder with its
-            source, must be below the folder that the image is built in.
-        requirements: a file of that folder; empty: none.
-        code: the folder of the image for the files of that folder; empty: they are not copied.
-        name: of the Dockerfile.
+        extras: extras of torch-edl to install.
+        variant: variant of torch, such as ``cpu`` or ``cu126``.
+        install: pip requirement, wheel or source folder from which torch-edl is installed; empty:
+            this version. A wheel or a folder must be inside the build context.
+        requirements: requirements file inside the build context; empty: none.
+        code: folder in the image into which the build context is copied; empty: it is not copied.
+        name: file name of the Dockerfile.
 
     Raises:
         UsageError: a variant that does not exist, or a path that cannot be copied.
@@ -150,7 +150,7 @@ def dockerfile(
 
 
 def _in_context(option: str, path: str) -> str:
-    """The path below the folder that the image is built in: this one."""
+    """Return a path relative to the current folder, which is the build context of the image."""
     try:
         return Path(path).absolute().relative_to(Path.cwd()).as_posix()
     except ValueError:
@@ -161,6 +161,6 @@ def _in_context(option: str, path: str) -> str:
 
 
 def _json(*words: str) -> str:
-    """The words of an instruction, of which one may have a blank."""
+    """Return the words as a JSON array, the form of an instruction that allows blanks in a path."""
     quoted = (word.replace("\\", "\\\\").replace('"', '\\"') for word in words)
     return "[" + ", ".join(f'"{word}"' for word in quoted) + "]"

@@ -1,4 +1,4 @@
-"""Which jobs a command is about: those of this machine, or those of a cluster."""
+"""Finds the job that a command names, on this machine or on a cluster."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: argparse.ArgumentParser, *, only_cluster: bool = False) -> None:
-    """The options that say where a job is.
+    """Add the options that say where a job runs.
 
     Args:
-        only_cluster: the command is for jobs of a cluster, whatever the options say.
+        only_cluster: True if the command supports only jobs on a cluster.
     """
     group = parser.add_argument_group("kubernetes")
     if only_cluster:
@@ -35,10 +35,10 @@ def add_options(parser: argparse.ArgumentParser, *, only_cluster: bool = False) 
 
 
 def on_cluster(args: argparse.Namespace) -> bool:
-    """Whether a job of a cluster is meant.
+    """Return True if the options name a job on a cluster.
 
     Raises:
-        UsageError: both are.
+        UsageError: the options name both this machine and a cluster.
     """
     of_cluster = bool(args.namespace or args.context)
     if of_cluster and args.platform == "local":
@@ -49,17 +49,17 @@ def on_cluster(args: argparse.Namespace) -> bool:
 
 
 def find(args: argparse.Namespace) -> JobHandle:
-    """The job that is named; the newest if none is.
+    """Return the job that the command names, or the newest job.
 
     Raises:
-        UsageError: there is none.
-        ClusterError: the cluster does not answer, or refuses.
+        UsageError: the job does not exist.
+        ClusterError: the cluster does not answer, or rejects a request.
     """
     if not on_cluster(args):
         from torch_edl.launch.jobs.handle import LocalJob
 
         return LocalJob(catalog.find(args.job))
-    # Only here: the client of Kubernetes takes long to import, and is an extra.
+    # Imported here: the Kubernetes client is slow to import and belongs to an extra.
     from torch_edl.kubernetes.api import Api
     from torch_edl.launch.jobs import cluster_job
 
@@ -68,10 +68,10 @@ def find(args: argparse.Namespace) -> JobHandle:
 
 
 def find_all(args: argparse.Namespace) -> list[JobHandle]:
-    """All jobs there, newest first.
+    """Return all jobs of this machine or of the namespace, newest first.
 
     Raises:
-        ClusterError: the cluster does not answer, or refuses.
+        ClusterError: the cluster does not answer, or rejects a request.
     """
     if not on_cluster(args):
         from torch_edl.launch.jobs.handle import LocalJob

@@ -29,7 +29,7 @@ _LOOK_EVERY_S = 1.0
 
 
 def main(args: argparse.Namespace) -> int:
-    """Prints the logs of a job; with ``--follow`` also what is appended until the job is over.
+    """Print the logs of a job; with ``--follow`` also new lines until the job is over.
 
     Raises:
         UsageError: no such job or log, or a number of lines below 0.
@@ -48,10 +48,10 @@ def main(args: argparse.Namespace) -> int:
     tail, over = args.tail, False
     while not over:
         found = report(job)
-        # What is written before the state is looked at is read once more after it.
+        # Read the logs once more after the end was observed, for lines written in between.
         over = not args.follow or found["state"] in (*ENDED, "dead")
         known = {log.path for log in logs}
-        # Events come last: they say how it ended, and the end is what a terminal shows.
+        # Events come last because they tell how the job ended, and a terminal shows the last lines.
         logs += [log for log in _logs(job, found, args.role, args.id) if log.path not in known]
         if not logs and not args.follow:
             raise UsageError(_no_such_log(job, found, args))
@@ -67,7 +67,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 class _Log:
-    """A file that grows, read a whole line at a time."""
+    """A growing file that is read in whole lines."""
 
     def __init__(self, name: str, path: Path) -> None:
         self.name = name
@@ -75,12 +75,12 @@ class _Log:
         self._lines = WholeLines(path)
 
     def write(self, *, named: bool, tail: int | None = None, final: bool = False) -> None:
-        """Writes new lines to stdout.
+        """Write new lines to stdout.
 
         Args:
-            named: each line begins with the name of the log.
-            tail: leave out all but the last lines, as many as this.
-            final: write an unfinished line, too.
+            named: True: each line begins with the name of the log.
+            tail: number of lines to write; earlier lines are skipped. None: all.
+            final: True: an unfinished last line is written too.
         """
         prefix = _prefix(self.name) if named else ""
         lines: Iterable[bytes] = self._lines.read_all(final=final)
@@ -99,11 +99,11 @@ def _event_lines(line: str) -> list[str]:
         trace = str(event.get("traceback", "")).rstrip("\n")
         return [f"{clock} {mark}{event['text']}", *(trace.split("\n") if trace else ())]
     except (ValueError, KeyError, TypeError):
-        return [line]  # cut by a full disk
+        return [line]  # truncated by a full disk
 
 
 def _logs(job: JobFolder, found: dict[str, Any], role: str, id: int | None) -> list[_Log]:
-    """The logs that were asked for and exist; two for a process with separate streams."""
+    """Return the logs that match and exist; two for a process with separate streams."""
     paths = {(p["role"], p["id"]): Path(p["log"]) for p in found["processes"] if p.get("log")}
     for file in job.logs.glob("*-*.log"):  # the job may have no status yet
         name, _, number = file.stem.rpartition("-")
@@ -122,7 +122,7 @@ def _logs(job: JobFolder, found: dict[str, Any], role: str, id: int | None) -> l
 
 
 def _streams(path: Path) -> list[Path]:
-    """The files of a process; torchrun's launchers write stdout and stderr to two."""
+    """Return the files of a process; torchrun's launchers write stdout and stderr to two files."""
     return [path] if path.name != "stderr.log" else [path.with_name("stdout.log"), path]
 
 

@@ -11,15 +11,17 @@ from torch_edl.kubernetes import job, names
 
 
 def as_yaml(config: JobConfig, code: Mapping[str, bytes], *, namespace: str) -> str:
-    """What ``kubectl apply -f -`` accepts. Without the token: comments say what makes it.
+    """Return the objects of a job as YAML for ``kubectl apply -f -``.
 
-    The uid of the Job is known when it is there: the master makes the other objects belong to it. A
-    comment says what deletes all of them, also before there is a master.
+    The Secret has no token; a comment shows the command that creates one. The uid of the Job is
+    known only after ``apply``, so the master sets the owner of the other objects. A comment shows
+    the command that deletes all objects, which also works before the master has started.
     """
-    import yaml  # most commands write none
+    import yaml  # only a dry run needs YAML
 
     class Dumper(yaml.SafeDumper):
-        """Texts of several lines as blocks, and no references between objects."""
+        """Writes texts of several lines as blocks, and repeats objects instead of referring to
+        them."""
 
         def ignore_aliases(self, data: Any) -> bool:
             return True

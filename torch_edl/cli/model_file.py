@@ -1,5 +1,4 @@
-"""``torch-edl run``, ``continue``, ``evaluate``, ``predict`` and ``export``: a model file and its
-model."""
+"""``torch-edl run``, ``continue``, ``evaluate``, ``predict`` and ``export`` of a model file."""
 
 from __future__ import annotations
 
@@ -24,10 +23,11 @@ _EXPORTS, _KERAS_EXPORTS = (".pt", ".pth", ".safetensors"), (".keras", "")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trains the model of a file.
+    """Train the model of a file.
 
     Raises:
-        UsageError: the arguments cannot work; nothing was started. So for all verbs here.
+        UsageError: the arguments cannot work; nothing was started. The same holds for all verbs
+            here.
     """
     if args.platform == "kubernetes":
         from torch_edl.cli import cluster
@@ -50,11 +50,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def go_on(args: argparse.Namespace) -> int:
-    """Continues the training of a job that lost all its processes, the client among them, or that
-    failed and left journals.
+    """Continue a training whose master and client are gone, or that failed and left journals.
 
     Raises:
-        UsageError: no such job, it runs, or it has ended in another way.
+        UsageError: no such job, or a job that is running or has ended in another way.
     """
     job = catalog.find(args.job)
     config, console = job.config(), stdout()
@@ -64,10 +63,10 @@ def go_on(args: argparse.Namespace) -> int:
 
 
 def evaluate(args: argparse.Namespace) -> int:
-    """Computes the metrics of a trained model, and prints them on stdout; all else on stderr.
+    """Compute the metrics of a trained model, and print them on stdout; all else goes to stderr.
 
     Raises:
-        JobFailedError: there are no metrics.
+        JobFailedError: the job ended without metrics.
     """
     console = stderr()
     config, outcome = _run_job(args, "evaluate", console)
@@ -91,14 +90,16 @@ def evaluate(args: argparse.Namespace) -> int:
 
 
 def predict(args: argparse.Namespace) -> int:
-    """Writes the predictions of a trained model, in the order of the input."""
+    """Write the predictions of a trained model, in the order of the input."""
     console = stderr()
     config, outcome = _run_job(args, "predict", console)
     return summary.finish(config, outcome, console, file=args.summary) if outcome else 0
 
 
 def export(args: argparse.Namespace) -> int:
-    """Writes a trained model as one plain state_dict, with all rows of tables of a fixed size.
+    """Write a trained model as one file: a state_dict of torch, or a model of Keras.
+
+    Tables of a fixed size are written with all their rows.
 
     Raises:
         CheckpointError: the model is damaged.
@@ -113,7 +114,7 @@ def export(args: argparse.Namespace) -> int:
         )
     preflight.check_output_file(args.file, _EXPORTS, option="FILE")
     directory = preflight.find_model(args.source, option="SOURCE")
-    # Imported after all checks: these modules import torch.
+    # Imported after all checks, since these modules import torch.
     from torch_edl.pytorch import weights
     from torch_edl.pytorch.replica import read_model
 
@@ -136,7 +137,7 @@ def _export_keras(args: argparse.Namespace) -> int:
         )
     directory = preflight.find_model(args.source, option="SOURCE")
     framework.load()
-    # By name: nothing here imports TensorFlow, unless it is to be.
+    # Imported by name, so that no command imports TensorFlow unless it needs it.
     text = importlib.import_module("tf_compat.export").export(
         Path(directory), args.model_file, Path(args.file).expanduser()
     )
@@ -151,7 +152,11 @@ def _scalars(config: JobConfig) -> list[Observer]:
 def _run_job(
     args: argparse.Namespace, kind: str, console: Console
 ) -> tuple[JobConfig, submit.JobOutcome | None]:
-    """The job of ``evaluate`` or ``predict``, and how it ended; None: it goes on in its pods."""
+    """Run the job of ``evaluate`` or ``predict``.
+
+    Returns:
+        The job and its outcome; the outcome is None if the job continues in its pods.
+    """
     if args.platform == "kubernetes":
         from torch_edl.cli import cluster
 

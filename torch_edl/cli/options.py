@@ -1,7 +1,7 @@
-"""The options of the command line, made from the fields of the configuration, and back: the job
-that options and their values describe.
+"""Makes the options of the command line from the fields of the configuration, and a job from their
+values.
 
-An option that the user leaves out is None: the configuration knows the default value.
+An option that the user leaves out is None; the configuration has the default value.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from torch_edl.errors import UsageError
 
 _SECTION_OF_SCRIPTS = "options of torch-edl, for a script that uses torch_edl"
 _PATHS = ("DIR", "FILE")
-_SUFFIX_LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"  # none that looks like another
+_SUFFIX_LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"  # no characters that look alike
 
 
 def add_options(parser: argparse.ArgumentParser, kind: str) -> None:
-    """Adds the options of a kind of job to a parser, by the sections of its help page."""
+    """Add the options of a kind of job to a parser, in the sections of its help page."""
     of_script = _SECTION_OF_SCRIPTS if kind == "script" else ""
     for _, title, of, option in _options(kind):
         add_option(
@@ -60,7 +60,7 @@ def add_option(
     help: str,
     **settings: Any,
 ) -> None:
-    """Adds an option, spelled as on the help page: ``--tail N``; without a value a switch."""
+    """Add an option, spelled as on the help page: ``--tail N``. Without a value it is a switch."""
     option = Option(spelling, help)
     if option.metavar:
         settings["metavar"] = option.metavar
@@ -70,7 +70,7 @@ def add_option(
 
 
 def _section(parser: argparse.ArgumentParser, title: str) -> argparse._ArgumentGroup:
-    """The section of a help page, made when it is first asked for."""
+    """Return the section of a help page, and create it if it does not exist."""
     for group in parser._action_groups:
         if group.title == title:
             return group
@@ -78,14 +78,15 @@ def _section(parser: argparse.ArgumentParser, title: str) -> argparse._ArgumentG
 
 
 def script_flags() -> dict[str, bool]:
-    """Our flags for training scripts, and whether each takes a value."""
+    """Return the flags of torch-edl for training scripts, and whether each takes a value."""
     parser = argparse.ArgumentParser(add_help=False)
     add_options(parser, "script")
     return {flag: action.nargs != 0 for flag, action in parser._option_string_actions.items()}
 
 
 def given(args: argparse.Namespace, kind: str) -> dict[str, Any]:
-    """What the user gave, for :meth:`JobConfig.of`."""
+    """Return the values that the user gave, by parts of the configuration, for
+    :meth:`JobConfig.of`."""
     found: dict[str, Any] = {part: {} for part in PARTS}
     for part, _, of, option in _options(kind):
         value = getattr(args, _dest(option))
@@ -102,32 +103,32 @@ def given(args: argparse.Namespace, kind: str) -> dict[str, Any]:
 
 
 def model_file_job(args: argparse.Namespace, kind: str) -> JobConfig:
-    """The job of ``torch-edl run``, ``evaluate`` or ``predict`` for a model file.
+    """Return the job of ``torch-edl run``, ``evaluate`` or ``predict`` for a model file.
 
-    Paths of data are still as the user wrote them.
+    Paths of data are as the user wrote them.
 
     Raises:
         UsageError: a value that cannot work.
     """
     found = given(args, kind)
-    if found["data"].get("epochs") == 0:  # a stream, which has the order in which it comes
+    if found["data"].get("epochs") == 0:  # a stream is read in the order of its arrival
         found["data"]["shuffle"] = False
         if found["train"].get("strategy", "auto") == "auto":
             found["train"]["strategy"] = "ps"
     _imply_servers(found)
     if found["train"].get("mode") == "sync":
-        # A group of more pushes than workers would hold two pushes of the fastest worker.
+        # If a step waited for more pushes than there are workers, it would take two of one worker.
         least = found["cluster"].get("min_workers", ClusterConfig.min_workers)
         found["train"].setdefault("grads_to_wait", max(1, least))
-        # At 0, each push behind a quorum of others would be computed again.
+        # With staleness 0, each push that arrives after a completed step would be computed again.
         found["train"].setdefault("staleness", 1)
-    # A single worker may be all that its machine has memory for, and a pod that is shared has no
-    # room for one more.
+    # No spare by default for a single worker, which may need all memory of its machine, nor for
+    # shared pods, which have no room for one more process.
     several = found["cluster"].get("max_workers", 1) > 1
     shared = found["kubernetes"].get("processes_per_pod", 1) > 1
     found["cluster"].setdefault("spares", int(several and not shared))
     if kind != "train":
-        # Predictions are put together in the order of the tasks.
+        # Predictions are merged in the order of the tasks.
         found["data"]["shuffle"] = False
     found["name"] = found.get("name") or default_name(args.model_file)
     model_file = absolute(args.model_file)
@@ -147,7 +148,7 @@ def script_job(
     join_timeout_s: float = ClusterConfig.join_timeout_s,
     experiment: Experiment | None = None,
 ) -> JobConfig:
-    """The job of ``torch-edl run`` for a script, which has data and a model of its own.
+    """Return the job of ``torch-edl run`` for a script, which has its own data and model.
 
     Raises:
         UsageError: a value that cannot work.
@@ -176,7 +177,7 @@ def script_job(
 
 
 def _checked(config: JobConfig) -> JobConfig:
-    """Lets the plugin of ``--store`` check its URL."""
+    """Return the job after the plugin of ``--store`` has checked its URL."""
     store = config.durability.store
     if config.durability.shares_state:
         scheme = store.partition("://")[0]
@@ -185,14 +186,14 @@ def _checked(config: JobConfig) -> JobConfig:
 
 
 def _imply_servers(found: dict[str, Any]) -> None:
-    """A number of servers, or how durable they are, asks for the strategy that has servers."""
+    """Set the strategy ``ps`` if the user gave a number of servers or their durability."""
     wanted = "servers" in found["cluster"] or found["durability"].get("mode")
     if wanted and found["train"].get("strategy", "auto") == "auto":
         found["train"]["strategy"] = "ps"
 
 
 def default_name(model_file: str) -> str:
-    """The model file's stem, or its folder's name where that says more, and a unique suffix."""
+    """Return the stem of the file, or the folder's name for ``model.py``, with a random suffix."""
     path = Path(absolute(model_file))
     stem = path.parent.name if path.stem == "model" else path.stem
     stem = re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-") or "job"
@@ -200,19 +201,22 @@ def default_name(model_file: str) -> str:
 
 
 def given_flags(args: argparse.Namespace, kind: str) -> list[str]:
-    """The options that the user gave."""
+    """Return the options that the user gave."""
     options = [option for *_, option in _options(kind)]
     found = [option.flags[0] for option in options if getattr(args, _dest(option)) is not None]
     return [*found, *["--detach"] * args.detach]
 
 
 def absolute(path: str) -> str:
-    """The path for processes of other working folders; symbolic links are kept."""
+    """Return the absolute path, for processes in other working folders; symbolic links are kept."""
     return str(Path(path).expanduser().absolute()) if path else ""
 
 
 def _options(kind: str) -> Iterator[tuple[str, str, dataclasses.Field[Any], Option]]:
-    """Part of the configuration (empty: JobConfig itself), section of the page, field, option."""
+    """Yield the part of the configuration, section of the help page, field and option.
+
+    The part is empty for fields of JobConfig itself.
+    """
     own = dataclasses.fields(JobConfig)
     parts = [(each.name, each.metadata["section"]) for each in own if each.name in PARTS]
     fields = [(name, title, of) for name, title in parts for of in dataclasses.fields(PARTS[name])]
@@ -237,7 +241,7 @@ def _help(option: Option, default: Any) -> str:
 
 
 def _value(option: Option, default: Any) -> dict[str, Any]:
-    """How argparse reads the value: by the type of the default."""
+    """Return how argparse reads the value, by the type of the default."""
     if isinstance(default, bool):
         return {"action": "store_const", "const": not default}
     if "MIN:MAX" in option.metavar:
@@ -249,11 +253,11 @@ def _value(option: Option, default: Any) -> dict[str, Any]:
     return {"type": {int: whole, float: seconds}.get(type(default), str)}
 
 
-# ---- types of values: whether a value makes sense is for the configuration to say ----
+# ---- types of values; the configuration checks their ranges ----
 
 
 def whole(text: str) -> int:
-    """A whole number; underscores may separate the digits."""
+    """Parse a whole number; underscores may separate the digits."""
     try:
         return int(text)
     except ValueError:
@@ -261,7 +265,7 @@ def whole(text: str) -> int:
 
 
 def passes(text: str) -> int:
-    """A number of passes over data; ``stream`` is 0."""
+    """Parse a number of epochs; ``stream`` is 0."""
     if text == "stream":
         return 0
     count = whole(text)
@@ -271,7 +275,7 @@ def passes(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """A duration in seconds, above 0."""
+    """Parse a duration in seconds, above 0."""
     try:
         value = float(text)
     except ValueError:
@@ -282,7 +286,7 @@ def seconds(text: str) -> float:
 
 
 def worker_range(text: str) -> tuple[int, int]:
-    """``4`` is (4, 4), ``2:8`` is (2, 8)."""
+    """Parse a range of workers: ``4`` is (4, 4), ``2:8`` is (2, 8)."""
     low, colon, high = text.partition(":")
     try:
         return (int(low), int(high)) if colon else (int(low), int(low))

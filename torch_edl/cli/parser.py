@@ -1,4 +1,4 @@
-"""The parser of the command line: its verbs, and the errors for wrong arguments."""
+"""The parser of the command line, with errors that name the fix."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _HelpFormatter(RawDescriptionRichHelpFormatter):
         super().__init__(prog, max_help_position=28, width=width)
 
 
-# What to do about an argument that is missing.
+# Advice by the name of the missing argument.
 _FIXES = {
     "MODEL.py": "the model file comes first, before the options",
     "--from": "name a trained model: a job, an output folder or checkpoints",
@@ -40,7 +40,7 @@ _FIXES = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises UsageError, with a hint, where argparse would print its usage and exit."""
+    """Raises UsageError with a hint, where argparse would print its usage and exit."""
 
     def __init__(self, **kwargs: object) -> None:
         super().__init__(
@@ -68,13 +68,14 @@ class _Parser(argparse.ArgumentParser):
 
 
 def plain(message: str) -> str:
-    """An error of argparse: the first spelling of the option, and what is wrong."""
+    """Return an argparse error that begins with the first spelling of the option."""
     message = re.sub(r"^argument ([^:/]*)[^:]*: ", r"\1: ", message)
     return re.sub(r"expected (at least )?one argument", "needs a value", message)
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of every verb; ``args.runs`` names the module of this package and its function."""
+    """Return the parser of all verbs; ``args.runs`` names a module of this package and its
+    function."""
     parser = _Parser(
         prog="torch-edl",
         description="Train PyTorch and Keras models on an elastic set of processes.",
@@ -266,12 +267,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """Parses the arguments of ``torch-edl``.
+    """Parse the arguments of ``torch-edl``.
 
     Returns:
-        The options; ``model_args`` are the arguments after ``--``, and ``places`` says where the
-        options of ``--config`` were found. For ``run`` with a training
-        script: the verb ``script`` and its ``words``, which torch's own parser reads.
+        The options. ``model_args`` holds the arguments after ``--``, and ``places`` maps each
+        option of ``--config`` to its place in the file. For ``run`` with a training script, the
+        verb is ``script``, and torch's own parser reads its ``words``.
 
     Raises:
         UsageError: an unknown argument, or a value that is missing or has the wrong type.
@@ -308,7 +309,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def run_options() -> frozenset[str]:
-    """Every option of ``run`` with a model file."""
+    """Return every option of ``run`` with a model file."""
     return frozenset(_verbs(build_parser())["run"]._option_string_actions)
 
 

@@ -1,4 +1,4 @@
-"""Checks before a job is started: missing files, the model to start from, folders in use."""
+"""Checks before a job is started: files, the initial model, and folders in use."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from torch_edl.launch.jobs.folder import JobFolder
 from torch_edl.training.contract.framework import TENSORFLOW, TORCH, framework_of
 
 SUFFIXES = (".parquet", ".csv", ".npz")
-"""Of the file of predictions."""
+"""Suffixes of a file of predictions."""
 
 
 def check(args: argparse.Namespace, kind: str) -> JobConfig:
-    """Checks a job of a model file without running user code or reading data.
+    """Check a job of a model file without running user code or reading data.
 
     Returns:
         The configuration with globs expanded and checkpoints found.
 
     Raises:
-        UsageError: a value cannot work, or a file is missing, unreadable or in the way.
+        UsageError: a value cannot work, or a file is missing, unreadable or already exists.
     """
     if kind == "predict":
         check_output_file(args.output, SUFFIXES)
@@ -40,7 +40,7 @@ def check(args: argparse.Namespace, kind: str) -> JobConfig:
         )
     bound = user_file.check_model_file(config.model_file, shown=args.model_file)
     _check_framework(config, args.model_file)
-    if "data_source" not in bound:  # which interprets the names itself
+    if "data_source" not in bound:  # data_source interprets the names itself
         config = dataclasses.replace(config, data=_expand_data(config))
     config = check_folders(config)
     if kind == "predict":
@@ -54,7 +54,7 @@ def check(args: argparse.Namespace, kind: str) -> JobConfig:
 
 
 def _check_framework(config: JobConfig, shown: str) -> None:
-    """Raises UsageError for what the framework of the model file does not have."""
+    """Raise UsageError for an option that the framework of the model file does not support."""
     framework, train, data = framework_of(config.model_file), config.train, config.data
     used = {
         "--tf-function": (train.tf_function, TENSORFLOW),
@@ -70,13 +70,13 @@ def _check_framework(config: JobConfig, shown: str) -> None:
 
 
 def check_folders(config: JobConfig) -> JobConfig:
-    """Checks the folders of a job.
+    """Check the folders of a job.
 
     Returns:
-        The configuration with the model to start from found.
+        The configuration with the path of the initial model resolved.
 
     Raises:
-        UsageError: a folder is missing or in the way.
+        UsageError: a folder is missing, in use or not writable.
     """
     keep = config.checkpoint
     if keep.load:
@@ -86,7 +86,7 @@ def check_folders(config: JobConfig) -> JobConfig:
         raise UsageError("--load and --resume: both say where to start; choose one")
     if keep.dir:
         check_writable(Path(keep.dir), "--checkpoint-dir", is_file=False)
-        if config.kind == "train":  # an agent of a script may join the job that has the folder
+        if config.kind == "train":  # an agent of a script may join the job that uses the folder
             catalog.require_free(config.name)
             claim.require_free(keep.dir)
         newest = layout.newest_to_resume(keep.dir, resume=keep.resume)
@@ -103,10 +103,10 @@ def check_folders(config: JobConfig) -> JobConfig:
 
 
 def _continued(config: JobConfig, newest: Path | None) -> JobConfig:
-    """The job, checked against the checkpoint from which it continues."""
+    """Return the job, checked against the checkpoint from which it is resumed."""
     if newest is None:
         return config
-    # Imported when needed: it brings numpy.
+    # Imported here: the module imports numpy.
     from torch_edl.checkpoint.replica_files import header, keras_optimizer
 
     try:
@@ -128,7 +128,7 @@ def _continued(config: JobConfig, newest: Path | None) -> JobConfig:
 
 
 def find_model(named: str, *, option: str) -> str:
-    """The trained model of a folder or of a job that the user names.
+    """Return the path of the trained model that the user names.
 
     Args:
         named: an output folder, a checkpoint, a folder of checkpoints, or a job of this machine.
@@ -139,7 +139,8 @@ def find_model(named: str, *, option: str) -> str:
     Raises:
         UsageError: there is no trained model, or a damaged one.
     """
-    # The processes of the job may have other working folders; symbolic links are kept.
+    # Absolute, since the processes of the job may have other working folders; symbolic links are
+    # kept.
     path = Path(named).expanduser().absolute()
     try:
         found = layout.trained_model(path) if path.is_dir() else _of_job(named, option)
@@ -154,7 +155,7 @@ def find_model(named: str, *, option: str) -> str:
 
 
 def _of_job(named: str, option: str) -> Path | None:
-    """The output of a job, or else its newest checkpoint."""
+    """Return the output of a job, or else its newest checkpoint."""
     job = JobFolder(Path(named).name)
     if job.name != named or not job.config_file.is_file():
         problem = "not a folder" if Path(named).exists() else "no such folder, and no such job"
@@ -162,7 +163,7 @@ def _of_job(named: str, option: str) -> Path | None:
             f"{option} {named}: {problem}; name the output or the checkpoints of a job"
         )
     config = job.config()
-    # A script may choose the folder itself, and reports it to the master.
+    # A script may choose the folder of its checkpoints; the script reports it to the master.
     last = str(job.last_status().get("checkpoint") or "")
     places = [Path(p) for p in (config.checkpoint.output, config.checkpoint.dir, last) if p]
     if not places or not config.trains:
@@ -208,7 +209,7 @@ def _expand_data(config: JobConfig) -> DataConfig:
 
 
 def check_streams(data: DataConfig) -> None:
-    """Raises UsageError where data that have an end are to be a stream."""
+    """Raise UsageError if a stream is requested and the data have an end."""
     from torch_edl.data.sources.kinds import is_stream
 
     for path in data.train if data.streams else ():
@@ -220,7 +221,7 @@ def check_streams(data: DataConfig) -> None:
 
 
 def _check_output_dir(directory: str) -> None:
-    """Raises UsageError unless ``directory`` is absent, empty or an earlier output."""
+    """Raise UsageError unless ``directory`` is absent, empty or an earlier output."""
     path = Path(directory)
     if path.is_dir() and any(path.iterdir()) and not layout.is_export(path):
         raise UsageError(
@@ -233,31 +234,32 @@ def _check_output_dir(directory: str) -> None:
 def check_suffix(
     file: str, *, suffixes: tuple[str, ...] = SUFFIXES, option: str = "--output"
 ) -> None:
-    """Raises UsageError unless the name of ``file`` ends in one of ``suffixes``."""
+    """Raise UsageError unless the name of ``file`` ends in one of ``suffixes``."""
     if Path(file).suffix not in suffixes:
         raise UsageError(f"{option} {file}: the name must end in {' or '.join(suffixes)}")
 
 
 def check_output_file(file: str, suffixes: tuple[str, ...], *, option: str = "--output") -> None:
-    """Raises UsageError unless ``file`` can be written and ends in one of ``suffixes``."""
+    """Raise UsageError unless ``file`` can be written and ends in one of ``suffixes``."""
     check_suffix(file, suffixes=suffixes, option=option)
     check_writable(Path(file).expanduser(), option, is_file=True)
 
 
 def check_writable(path: Path, option: str, *, is_file: bool) -> None:
-    """Raises UsageError unless a file or a folder can be written there."""
+    """Raise UsageError unless a file or a folder can be written at ``path``."""
     if is_file and path.is_dir():
         raise UsageError(f"{option} {path}: a folder; name a file")
     if not is_file and path.exists() and not path.is_dir():
         raise UsageError(f"{option} {path}: a file; name a folder")
-    # A folder is replaced by a rename, so its parent must be writable; missing parents are made.
+    # A folder is replaced by a rename, so its parent must be writable. Missing parents are created.
     place = path.parent if is_file or not path.exists() else path
     while not place.exists():
         place = place.parent
     if not place.is_dir():
         raise UsageError(f"{option} {path}: {place} is a file")
     try:
-        # The answer of the disk: root may write where a disk or a kind of file system does not.
+        # A file is written because permissions do not tell: root may write where the disk is
+        # read-only.
         with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:

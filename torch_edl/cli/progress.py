@@ -32,7 +32,7 @@ _COLOURS = ("cyan", "magenta", "green", "blue", "yellow", "bright_cyan", "bright
 
 
 def duration(seconds: float) -> str:
-    """``0:07``, ``12:34``, ``1:02:03``, ``2 d 03:04``."""
+    """Return a duration as ``0:07``, ``12:34``, ``1:02:03`` or ``2 d 03:04``."""
     whole = int(seconds + 0.5)
     days, rest = divmod(whole, 86400)
     hours, rest = divmod(rest, 3600)
@@ -43,19 +43,19 @@ def duration(seconds: float) -> str:
 
 
 def number(value: float) -> str:
-    """Four significant digits, grouped where large."""
+    """Return a number with four significant digits, or as a whole number from 1,000 on."""
     if not math.isfinite(value):
         return str(value)
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def counted(count: int, noun: str) -> str:
-    """``1 worker``, ``2,000 workers``."""
+    """Return a count and its noun: ``1 worker``, ``2,000 workers``."""
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def facts(status: pb.GetStatusResponse) -> list[str]:
-    """The numbers beside the bar, the most important first."""
+    """Return the numbers beside the bar, the most important first."""
     found = []
     rate = status.rates.get("records_per_s", 0.0)
     done, total = extent(status)
@@ -71,7 +71,7 @@ def facts(status: pb.GetStatusResponse) -> list[str]:
     wanted = f" of {status.workers_wanted}" if short else ""
     found.append(f"{workers}{wanted} worker{'s' * (workers != 1 or bool(wanted))}")
     if servers:
-        # While the model moves, those of before and after are there.
+        # While servers are added or removed, the old and the new ones run at once.
         moves = status.servers_wanted not in (0, servers) and status.state == "running"
         found.append(f"{servers} of {status.servers_wanted} servers" if moves
                      else counted(servers, "server"))  # fmt: skip
@@ -83,7 +83,7 @@ def facts(status: pb.GetStatusResponse) -> list[str]:
 
 
 def newest_metrics(status: pb.GetStatusResponse) -> str:
-    """``accuracy 0.9532, auc 0.81 (step 200)``; empty before the first evaluation."""
+    """Return ``accuracy 0.9532, auc 0.81 (step 200)``; empty before the first evaluation."""
     if not status.evaluations:
         return ""
     last = status.evaluations[-1]
@@ -91,21 +91,25 @@ def newest_metrics(status: pb.GetStatusResponse) -> str:
 
 
 def metrics_text(metrics: Mapping[str, float | None], steps: int) -> str:
-    """``accuracy 0.9532, auc 0.81 (step 200)``; None is not a number. Without the step where the
-    job only evaluates."""
+    """Return ``accuracy 0.9532, auc 0.81 (step 200)``; a value of None is shown as nan.
+
+    The step is left out if it is 0, as in a job that only evaluates.
+    """
     values = (f"{k} {number(math.nan if v is None else v)}" for k, v in metrics.items())
     return ", ".join(values) + (f" (step {steps:,})" if steps else "")
 
 
 def extent(status: pb.GetStatusResponse) -> tuple[int, int]:
-    """Records done, and all records. A script may not say how many passes over its data it makes;
-    the records are those of the current pass then."""
+    """Return the number of records done, and of all records.
+
+    For a script that does not declare its number of epochs, both count the current epoch only.
+    """
     begun = status.records_begun
     return status.records_done - begun, max(0, status.records_total - begun)
 
 
 def percent(status: pb.GetStatusResponse) -> float:
-    """Records done of all, 0 to 100; below 100 until the last record is done."""
+    """Return the share of records done, 0 to 100; below 100 until the last record is done."""
     done, total = extent(status)
     if not total:
         return 0.0
@@ -114,7 +118,8 @@ def percent(status: pb.GetStatusResponse) -> float:
 
 
 def epoch_of(status: pb.GetStatusResponse) -> str:
-    """``epoch 2/3``; ``epoch 2`` if their number is unknown; empty if there is one epoch."""
+    """Return ``epoch 2/3``, or ``epoch 2`` if the number of epochs is unknown; empty if there is
+    one."""
     done, total = extent(status)
     if not status.epochs:
         at = status.epoch + (done < total or not total)
@@ -124,7 +129,7 @@ def epoch_of(status: pb.GetStatusResponse) -> str:
 
 
 def plain_line(status: pb.GetStatusResponse) -> str:
-    """One line of a log with all that the live display shows."""
+    """Return the progress as one log line."""
     done, total = extent(status)
     parts = [
         epoch_of(status),
@@ -138,11 +143,11 @@ def plain_line(status: pb.GetStatusResponse) -> str:
 def live_frame(
     status: pb.GetStatusResponse | None, *, width: int, seconds: float
 ) -> RenderableType:
-    """The live display as it stands.
+    """Return the live display of a status.
 
     Args:
-        width: columns of the terminal; no line is longer.
-        seconds: since the start; moves the bar until the first status.
+        width: columns of the terminal; longer lines are cut.
+        seconds: time since the start; animates the bar until the first status.
     """
     state = status.state if status is not None else "starting"
     running = status is not None and status.records_total > 0 and state != "starting"
@@ -178,7 +183,7 @@ def live_frame(
 
 
 def colour_of(process: str) -> str:
-    """The colour of the name of a process before its lines, by the number of the process."""
+    """Return the colour for the name of a process, chosen by the number of the process."""
     number = process.replace(" ", "-").rpartition("-")[2]
     return _COLOURS[int(number) % len(_COLOURS)] if number.isdecimal() else "bold"
 
@@ -187,21 +192,21 @@ class Observer(Protocol):
     """Receives each status of a job."""
 
     def update(self, status: pb.GetStatusResponse) -> None:
-        """Takes a status; called several times a second."""
+        """Process a status; called several times a second."""
 
     def close(self) -> None:
-        """The job is over."""
+        """Release all resources; the job is over."""
 
 
 class Display:
-    """The progress of a job, with lines above: events, notes, and the output of processes.
+    """Shows the progress of a job below the lines of events, notes and output of processes.
 
-    A terminal has a bar and the numbers at the bottom. Elsewhere the numbers are a line every 5 s,
-    and every 30 s after two minutes.
+    A terminal has a bar and the numbers at the bottom. Elsewhere the numbers are printed as a line
+    every 5 s, and every 30 s after two minutes.
 
     Args:
-        observers: receive each status, too.
-        has_bar: False: a terminal gets lines too, since other processes write to the terminal.
+        observers: objects that also receive each status.
+        has_bar: False: no bar is drawn on a terminal, since other processes write to it.
     """
 
     def __init__(
@@ -219,8 +224,8 @@ class Display:
         self._began = self._printed = clock()
         self._shown = ""
         self.last: pb.GetStatusResponse | None = None
-        """The newest status."""
-        # Refreshed by the watching loop and not by a thread, so that signals stay simple.
+        """The newest status; None before the first."""
+        # Refreshed by the watching loop instead of a thread, so that signals are handled simply.
         self._live = Live(
             console=console, auto_refresh=False, transient=True, get_renderable=self._frame
         )
@@ -228,7 +233,7 @@ class Display:
             self._live.start(refresh=True)
 
     def update(self, status: pb.GetStatusResponse) -> None:
-        """Shows the numbers of a new status."""
+        """Show the numbers of a new status."""
         self.last = status
         for observer in self._observers:
             observer.update(status)
@@ -247,7 +252,7 @@ class Display:
             self.console.print(f"{time.strftime('%H:%M:%S')} {line}", soft_wrap=True)
 
     def event(self, event: pb.Event) -> None:
-        """Shows an event of the job."""
+        """Show an event of the job."""
         clock = time.strftime("%H:%M:%S", time.localtime(event.time))
         text = Text(f"{clock} ", style="dim")
         mark = f"{event.level}: " if event.level in _STYLES else ""
@@ -255,18 +260,19 @@ class Display:
         self.console.print(text, soft_wrap=True)
 
     def line(self, process: str, line: str) -> None:
-        """Shows a line that a process printed, after the name of the process unless it is empty."""
+        """Show a line that a process printed, with the name of the process in front unless it is
+        empty."""
         text = Text(f"{process} | " if process else "", style=colour_of(process))
-        # The output of the user's code may have colours of its own.
+        # The output of user code may have colours of its own.
         text.append_text(Text.from_ansi(line, style="default"))
         self.console.print(text, soft_wrap=True)
 
     def note(self, text: str) -> None:
-        """Shows a message of the client itself."""
+        """Show a message of the client."""
         self.console.print(text, style="yellow", soft_wrap=True)
 
     def close(self) -> None:
-        """Restores the terminal; may be called again."""
+        """Restore the terminal and close the observers; may be called again."""
         self._live.stop()
         for observer in self._observers:
             observer.close()

@@ -1,6 +1,6 @@
 """``torch-edl run`` for a training script: runs an agent on this machine.
 
-A script that uses torch_edl gets our agent (torch_edl/launch/agent), any other script gets
+A script that uses torch_edl is run by the agent of torch_edl/launch/agent, any other script by
 torch's own agent.
 """
 
@@ -41,15 +41,15 @@ from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
 
-# How long the master may be unreachable, unless --rdzv-conf timeout=S sets it.
+# Seconds for which the master may be unreachable, unless --rdzv-conf timeout=S is given.
 _SILENCE_S = 900.0
-# Keys of --rdzv-conf with an effect; torch itself adds rank, for --node-rank.
+# Keys of --rdzv-conf that are used; torch itself adds rank for --node-rank.
 _HEEDED = {"timeout", "join_timeout", "rank"}
 _SIGNALS = {number.name for number in signal.Signals}
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs a script on this machine until its workers have ended.
+    """Run a script on this machine until its workers have ended.
 
     Raises:
         UsageError: the arguments cannot work; nothing was started.
@@ -95,10 +95,12 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _needs_us(args: argparse.Namespace) -> bool:
-    """Whether the script uses torch_edl, or may: it cannot be read, and options of ours are given.
+    """Return True if the script uses torch_edl, or may use it.
+
+    A program that cannot be read may use torch_edl if options of torch-edl are given.
 
     Raises:
-        UsageError: an option of ours has no effect on the script.
+        UsageError: an option of torch-edl has no effect on the script.
     """
     script = args.training_script
     found = False
@@ -111,7 +113,7 @@ def _needs_us(args: argparse.Namespace) -> bool:
     if found:
         return True
     given = given_flags(args, "script")
-    # A seed salts hash() of any script.
+    # --seed is allowed for any script, since it salts hash().
     if args.no_python or args.module:
         return bool(set(given) - {"--seed"})
     without_effect = [flag for flag in given if flag not in ("--seed", "--workers")]
@@ -125,7 +127,7 @@ def _needs_us(args: argparse.Namespace) -> bool:
 
 
 def _run_plain(args: argparse.Namespace) -> int:
-    """Runs the script as torchrun does: the same agent, the same errors."""
+    """Run the script as torchrun does, with the same agent and the same errors."""
     shown = args.training_script
     if args.workers is not None:
         least, most = args.workers
@@ -136,8 +138,8 @@ def _run_plain(args: argparse.Namespace) -> int:
             )
         args.nproc_per_node = str(most)
     if torchrun_arguments.may_restart_here(args):
-        # The stores of torch's own rendezvous keep the addresses of ended processes: about half
-        # of all restarts wait for one of these addresses (torch 2.13).
+        # The stores of torch's own rendezvous keep the addresses of ended processes: about half of
+        # all restarts wait for one of these addresses (torch 2.13).
         args.rdzv_backend, args.rdzv_endpoint = "edl", master_host.ANY_PORT
         args.standalone = False
         if args.rdzv_id == rendezvous.DEFAULT_ID:
@@ -182,7 +184,7 @@ def _run_ours(
             command=command,
             name=args.training_script,
             experiment=job.experiment,
-            # The client shows the progress of a job in pods.
+            # In pods, the client shows the progress of the job.
             show_status=(lambda status: None) if pod else display.status,
             show_output=display.output if captured else None,
             master=master,
@@ -194,7 +196,7 @@ def _run_ours(
     )
     assert config.logs_specs is not None
     outcome = JobOutcome(state="finished", status=None, logs=config.logs_specs.root_log_dir)
-    # An agent that another launcher started reports the failure to that launcher.
+    # If another launcher started this agent, the failure is reported to that launcher.
     run = record(agent.run) if "TORCHELASTIC_ERROR_FILE" in os.environ else agent.run
     try:
         code = run()
@@ -212,17 +214,18 @@ def _run_ours(
 
 
 def _capture(args: argparse.Namespace, config: LaunchConfig, job: JobFolder) -> bool:
-    """Captures the output of the workers in the folder of the job, from which it is shown, unless
-    torchrun's options redirect the output.
+    """Redirect the output of the workers to files in the folder of the job, which are then shown.
+
+    Options of torchrun that redirect the output take precedence.
 
     Returns:
-        Whether the output is captured.
+        True if the output is captured.
     """
     named = (args.log_dir, args.local_ranks_filter, args.logs_specs)
     filters = args.duplicate_stdout_filters or args.duplicate_stderr_filters
     if any(named) or filters or (args.redirects, args.tee) != ("0", "0"):
         return False
-    # A machine without the master has no folder of the job; a temporary folder is made there.
+    # A machine without the master has no folder of the job; torch then creates a temporary folder.
     logs = str(job.logs) if job.dir.exists() else None
     config.logs_specs = DefaultLogsSpecs(log_dir=logs, redirects=Std.ALL)
     return True
@@ -252,16 +255,16 @@ def _log_to_stderr() -> None:
 
 
 class ScriptDisplay(Display):
-    """Shows a job on stderr; stdout belongs to the script.
+    """Shows a job on stderr; stdout carries the output of the script.
 
-    If there are several workers, a line of a worker begins with its rank, except on a stdout that
-    is no terminal: a pipe or a file gets exactly the output of the script.
+    If there are several workers, a line of a worker begins with its rank. A stdout that is a pipe
+    or a file receives exactly the output of the script.
 
     Args:
-        captured: the output of the workers arrives here. Otherwise the workers write to the
-            terminal themselves, and there is no bar.
-        several: the job may have more than one worker.
-        observers: receive each status too.
+        captured: True if :meth:`output` receives the output of the workers. Otherwise the workers
+            write to the terminal themselves, and no bar is drawn.
+        several: True if the job may have more than one worker.
+        observers: objects that also receive each status.
     """
 
     def __init__(
@@ -273,16 +276,17 @@ class ScriptDisplay(Display):
         logging.getLogger("torch_edl").handlers[:] = [_Notes(self)]
 
     def status(self, status: pb.GetStatusResponse) -> None:
-        """Shows the progress, and the events that are not shown in another way."""
+        """Show the progress, and the events that are not shown in another way."""
         for event in status.events:
-            # The last line shows the cause of the end, and the agent reports signals.
+            # The last line of the command shows the cause of the end, and the agent reports
+            # signals.
             is_end = event.level == "error" and status.state in ("finishing", *ENDED)
             if not is_end and event.text.removeprefix("stopping: ") not in _SIGNALS:
                 self.event(event)
         self.update(status)
 
     def output(self, rank: int, stream: str, line: bytes) -> None:
-        """Shows a line of a worker."""
+        """Show a line that a worker printed."""
         if stream == "stdout" and not self._stdout_is_ours:
             sys.stdout.buffer.write(line + b"\n")
             sys.stdout.flush()
@@ -293,7 +297,7 @@ class ScriptDisplay(Display):
 
 
 class _Notes(logging.Handler):
-    """Shows our log records above the bar."""
+    """Shows log records of torch_edl above the bar."""
 
     def __init__(self, display: Display) -> None:
         super().__init__()

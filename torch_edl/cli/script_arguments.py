@@ -1,6 +1,7 @@
-"""Which arguments of ``torch-edl run`` belong to a model file, and which to a training script.
+"""Decides which arguments of ``torch-edl run`` belong to a model file or to a training script.
 
-The file is read, not run. No torch: a job of a model file does not wait for the import.
+The file is read and not run. This module does not import torch, so that a job of a model file
+starts without that delay.
 """
 
 from __future__ import annotations
@@ -15,25 +16,27 @@ from torch_edl.cli import config_file, user_file
 from torch_edl.cli.options import script_flags
 from torch_edl.errors import UsageError
 
-# torchrun's variables for --no-python and --module.
+# torchrun's environment variables for --no-python and --module.
 _NO_FILE = ("PET_NO_PYTHON", "PET_MODULE")
 
 log = logging.getLogger(__name__)
 
 DRY_RUN = "--dry-run"
 _DATA = "--data"
-# The least similarity of a misspelled option of ours: --wrokers and --sede are above it;
-# --num-workers and --output_dir, which libraries of many scripts define, are below.
+# Similarity above which an unknown option counts as a misspelled option of torch-edl: --wrokers and
+# --sede are above; --num-workers and --output_dir, which libraries of many scripts define, are
+# below.
 _ALIKE = 0.83
 
-# Many scripts have options of these names, and do not show them in their source: ours go before.
+# Accepted only before the script: many scripts have options of these names that their source does
+# not show.
 _BEFORE_ONLY = (config_file.FLAG, DRY_RUN)
-# Options that may follow a script, as they may follow a model file.
+# Options of torch-edl that may also follow a script, and whether each takes a value.
 OWN_OPTIONS = {flag: value for flag, value in script_flags().items() if flag not in _BEFORE_ONLY}
 
 
 def script_words(words: Sequence[str], run: argparse.ArgumentParser) -> list[str] | None:
-    """The arguments for the parser of scripts; None if the parser of model files takes them.
+    """Return the arguments for the parser of scripts; None if the parser of model files applies.
 
     Args:
         words: the arguments of ``run``.
@@ -57,7 +60,7 @@ def script_words(words: Sequence[str], run: argparse.ArgumentParser) -> list[str
         flag, equals, _ = word.partition("=")
         if flag not in known:
             _check_behind_torchruns(words[place:])
-            return list(words)  # torchrun's parser rejects it if it is unknown there too
+            return list(words)  # torchrun's parser rejects the option if it is unknown there too
         before.append(flag)
         place += 1
         if equals or known[flag].nargs == 0:
@@ -94,7 +97,7 @@ def script_words(words: Sequence[str], run: argparse.ArgumentParser) -> list[str
 
 
 def _own_first(file: str, rest: list[str]) -> list[str]:
-    """Moves our options directly after the script in front of the script.
+    """Move options of torch-edl that directly follow the script in front of the script.
 
     An option that the script itself names belongs to the script, with all arguments after it.
     """
@@ -125,7 +128,9 @@ def _before_cut(words: Sequence[str]) -> Sequence[str]:
 
 
 def _check_swallowed(file: str, words: Sequence[str]) -> None:
-    """Warns of arguments after a script that look like ours and that the script does not name.
+    """Warn about arguments after a script that resemble options of torch-edl.
+
+    Arguments that the source of the script names are not reported.
 
     Raises:
         UsageError: ``--dry-run``: the script would train.
@@ -151,7 +156,7 @@ def _check_swallowed(file: str, words: Sequence[str]) -> None:
 
 
 def would_train(file: str) -> UsageError:
-    """Why a script on this machine has no dry run."""
+    """Return the error for a dry run of a script on this machine."""
     return UsageError(
         f"{DRY_RUN}: {file} is a training script and would train; for pods, --platform kubernetes "
         f"{DRY_RUN} before the script prints the YAML. On this machine, try the script on few "
@@ -160,7 +165,7 @@ def would_train(file: str) -> UsageError:
 
 
 def why_not(flag: str) -> str:
-    """Why a script does not take an option of model files."""
+    """Return the reason why a script does not accept an option of model files."""
     if flag in ("--data", "--eval-data", "--format", "--epochs", "--batch-size"):
         return "a script reads its own data; its own options go after the script"
     if flag == "--processes-per-pod":

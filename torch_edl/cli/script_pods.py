@@ -1,4 +1,4 @@
-"""A training script for pods: what of torchrun's command line its agents get there."""
+"""Runs a training script in pods: translates the command line of torchrun for the agents there."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
 from torch_edl.launch.torchrun import options as rendezvous
 
-# Pods that the cluster has no room for join when there is some, if it takes days.
+# Seconds to wait for pods that the cluster has no room for yet: they may be pending for days.
 _JOIN_TIMEOUT_S = 30 * 86400
-# The master decides how many agents there are.
+# Upper limit only; the master decides how many agents join.
 _MOST_AGENTS = 10_000
-# Where agents meet is known, and they have no terminal.
+# Options of torchrun that pods do not need: the address of the master is known, and a pod has no
+# terminal.
 _WITHOUT_EFFECT = {
     "standalone": "--standalone",
     "rdzv_endpoint": "--rdzv-endpoint",
@@ -32,13 +33,13 @@ _WITHOUT_EFFECT = {
 
 
 def job_of(args: argparse.Namespace) -> JobConfig:
-    """The job of a script in pods; its paths are still as the user wrote them.
+    """Return the job of a script in pods; paths are as the user wrote them.
 
     Args:
-        args: of ``torch-edl run``, as torchrun's parser and ours have read them.
+        args: options of torchrun and of torch-edl.
 
     Raises:
-        UsageError: a value that cannot work in pods, or the script does not use torch_edl.
+        UsageError: a value cannot work in pods, or the script does not use torch_edl.
     """
     script = args.training_script
     for name, flag in _WITHOUT_EFFECT.items():
@@ -67,7 +68,7 @@ def job_of(args: argparse.Namespace) -> JobConfig:
 
 
 def _workers(args: argparse.Namespace) -> tuple[int, int, int]:
-    """The least and the largest number of workers, and how many of them are in a pod."""
+    """Return the minimum and maximum number of workers, and the number of workers per pod."""
     per_pod = args.nproc_per_node
     if not per_pod.isdecimal() or int(per_pod) < 1:
         raise UsageError(
@@ -88,17 +89,18 @@ def _conf(text: str) -> dict[str, str]:
 
 
 def _of_torchrun(args: argparse.Namespace) -> list[str]:
-    """The words before the script that are torchrun's."""
+    """Return the words before the script that are options of torchrun."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     add_options(parser, "script")
     return parser.parse_known_args(before_script(args, args.words))[1]
 
 
 def module_file(args: argparse.Namespace) -> Path | None:
-    """The file of a module of ``-m`` below this folder; None: the image is to have the module.
+    """Return the file of a module of ``-m`` below this folder; None if the image must contain
+    it.
 
     Raises:
-        UsageError: neither has it.
+        UsageError: the module is not below this folder, and ``--code-in-image`` is not given.
     """
     name = args.training_script
     found = user_file.find_module(name, [os.getcwd()])
@@ -114,5 +116,5 @@ def _uses_torch_edl(args: argparse.Namespace) -> bool:
     if not args.module:
         return user_file.uses_torch_edl(args.training_script)
     file = module_file(args)
-    # One that is only in the image says so itself, in its pod.
+    # A module that is only in the image cannot be read here; its agent checks it in the pod.
     return file is None or user_file.uses_torch_edl(str(file), Path.cwd())

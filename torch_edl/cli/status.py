@@ -1,4 +1,4 @@
-"""``torch-edl status`` and ``list``: one job of this machine with its processes, and all jobs."""
+"""``torch-edl status`` shows one job with its processes; ``torch-edl list`` shows all jobs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch_edl.cli.progress import TRAINS, duration, metrics_text, number
 from torch_edl.cli.terminal import stdout, table
 
 _EXITED = "exited"
-# Of each role, in the list of processes.
+# Number of ended processes that the list shows for each role.
 _LAST_ENDED = 3
 _STYLES = {"running": "green", "finished": "green", "failed": "red", "dead": "red"}
 
 
 def show_job(args: argparse.Namespace) -> int:
-    """Prints the status that the master of a job reports, or the last one in the job's folder.
+    """Print the status that the master of a job reports, or the last one in the job's folder.
 
     Raises:
         UsageError: there is no such job.
@@ -54,7 +54,7 @@ def show_job(args: argparse.Namespace) -> int:
 
 
 def _worth_a_row(processes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those that live, and of each role the last ones that ended."""
+    """Return the processes that run, and the last ones of each role that ended."""
     ended: dict[str, list[int]] = {}
     for place, process in enumerate(processes):
         if process["state"] == _EXITED:
@@ -64,7 +64,7 @@ def _worth_a_row(processes: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def list_jobs(args: argparse.Namespace) -> int:
-    """Prints a line for each job, the newest first."""
+    """Print a line for each job, the newest first."""
     reports = [{**job.report(), "started": job.started()} for job in which.find_all(args)]
     if args.json:
         print(json.dumps(reports, indent=1))
@@ -83,13 +83,13 @@ def list_jobs(args: argparse.Namespace) -> int:
 
 
 def _records(found: dict[str, Any]) -> str:
-    """``41 of 60``; a dash where it is not known how many there are."""
+    """Return ``41 of 60``; a dash if the number of records is unknown."""
     done, total = found["records"]["done"], found["records"]["total"]
     return f"{done:,} of {total:,}" if total else "-"
 
 
 def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
-    """What is known of a job: label and value."""
+    """Return labels and values that describe a job."""
     tasks, rates, loss = found["tasks"], found["rates"], found.get("loss")
     trains = found.get("kind") in TRAINS
     reason, evaluations = found.get("reason"), found.get("evaluations")
@@ -118,7 +118,7 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _tasks(found: dict[str, Any]) -> str:
     tasks = found["tasks"]
-    # A ring takes the records of all tasks in one order; none is in the hands of one worker.
+    # With allreduce, all workers share every task, so no task is assigned to one worker.
     doing = "" if found["strategy"] == "allreduce" else f"{tasks['doing']:,} at work, "
     return f"{tasks['todo']:,} to do, {doing}{tasks['done']:,} done"
 
@@ -128,7 +128,7 @@ def _epoch(found: dict[str, Any]) -> str:
     done, total = found["records"]["done"], found["records"]["total"]
     if epochs > 1:
         return f"{min(at + 1, epochs)} of {epochs}"
-    # A script may not say how many passes it makes.
+    # A script may not declare its number of epochs.
     return f"{at + (done < total or not total)}" if at and not epochs else ""
 
 

@@ -1,4 +1,4 @@
-"""Starts a job and stays with it: its folder, its master, Ctrl-C, and how it ended."""
+"""Starts a job on this machine and follows it: its folder, its master, Ctrl-C and its outcome."""
 
 from __future__ import annotations
 
@@ -28,43 +28,45 @@ from torch_edl.wire.channel import REFUSED, Stub, unanswered
 _POLL_S = 0.2
 _STARTING_POLL_S = 0.02
 _CALL_TIMEOUT_S = 2.0
-# After the first Ctrl-C: ask, then SIGTERM, then SIGKILL, if the master does not say that it stops.
+# Seconds after the first Ctrl-C until SIGTERM, and then until SIGKILL, if the master does not
+# confirm that it stops.
 _TERM_AFTER_S = 4.0
 _KILL_AFTER_S = 8.0
-# How long the master may take to stop, with a last checkpoint; it ends earlier by itself.
+# Seconds that the master may take to stop; the last checkpoint may take most of them.
 _STOP_WITHIN_S = 100.0
-# After the second Ctrl-C.
+# Seconds after the second Ctrl-C until the master is killed.
 _AT_ONCE_S = 2.0
 _LEAVE_GRACE_S = 10.0
 _SILENT_S = 30.0
-# After which a master that runs and has never answered is not awaited any more.
+# Seconds after which a master that runs but has never answered is considered unreachable.
 _UNREACHABLE_S = 60.0
-# What a master exits with that was stopped.
+# Exit codes of a master that was stopped.
 _STOPPED_CODES = (130, 143)
-_STOPPING = "stopping: "  # how its event begins
+_STOPPING = "stopping: "  # prefix of the event
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobOutcome:
-    """How a job ended, as far as the client could see."""
+    """The outcome of a job, as far as the client could observe it."""
 
     state: str
     """``finished``, ``failed`` or ``stopped``."""
     status: pb.GetStatusResponse | None
-    """The last one; None if the master never answered."""
+    """The last status; None if the master never answered."""
     error: str = ""
     traceback: str = ""
     usage_error: bool = False
     signal: int = 0
-    """The signal that made the client stop the job; 0: none did."""
+    """Number of the signal that made the client stop the job; 0 if there was none."""
     master_pid: int = 0
     master_exit: str = ""
     logs: str = ""
 
     @property
     def exit_code(self) -> int:
-        """0 finished; 128 + signal if one stopped it; 2 what the user mends; else 1."""
+        """0: finished. 128 + signal: stopped by a signal. 2: an error that the user can fix. 1:
+        failed."""
         if self.state == "finished":
             return 0
         if self.signal:
@@ -73,24 +75,25 @@ class JobOutcome:
 
 
 def run_job(config: JobConfig, display: Display) -> JobOutcome:
-    """Starts the job and watches it to its end; when this returns, no process of it is left.
+    """Start a job and follow it to its end; no process of the job is left afterwards.
 
     Must be called from the main thread: it handles signals, and children follow their thread.
 
     Raises:
-        UsageError: a job of that name runs.
-        OSError: the job's folder cannot be written, or the master not started.
+        UsageError: a job of that name is running.
+        OSError: the job's folder cannot be written, or the master cannot be started.
     """
     return _stay_with(catalog.create(config), config, display)
 
 
 def continue_job(job: JobFolder, display: Display) -> JobOutcome:
-    """As :func:`run_job`, with a job whose master and client are gone, or that failed and left
-    journals: a new master continues from the state that they left.
+    """Continue a job whose master and client are gone, or that failed and left journals.
+
+    A new master restores the state of the job; the rest is as in :func:`run_job`.
 
     Raises:
-        UsageError: there is nothing to continue, or somebody does already.
-        OSError: the job's folder cannot be written, or the master not started.
+        UsageError: there is nothing to continue, or the job is running.
+        OSError: the job's folder cannot be written, or the master cannot be started.
     """
     config, left = job.config(), job.master()
     if config.kind != "train":
@@ -128,7 +131,7 @@ def _stay_with(
 
 @dataclass(kw_only=True)
 class _Client:
-    """Follows the job through its master, and stops it when a signal asks for that."""
+    """Follows the job through its master, and stops it when a signal arrives."""
 
     job: JobFolder
     master: MasterProcess
@@ -144,8 +147,8 @@ class _Client:
     _stopping_since: float | None = None
     _hurried_at: float | None = None
     _asked: Future[Any] | None = None
-    """The request to stop; it may have failed."""
-    # Then warnings of processes that lose each other are left out.
+    """The request to stop; None before it was sent."""
+    # After a stop, warnings of processes that lose their peers are not shown.
     _is_stopped: bool = False
     _held: list[pb.Event] = field(default_factory=list)
 
@@ -212,7 +215,7 @@ class _Client:
         for event in status.events:
             self._events_after = max(self._events_after, event.sequence)
             if event.level == "error" and status.state in ("finishing", *ENDED):
-                self._held.append(event)  # the cause of the end is told once, in the last line
+                self._held.append(event)  # the last line of the command shows the cause of the end
                 continue
             if event.text.startswith(_STOPPING):
                 self._is_stopped = True
@@ -224,7 +227,7 @@ class _Client:
         if self._status is None:
             return
         for process in self._status.processes:
-            # What the master has to say arrives as events.
+            # The master reports through events.
             if process.role == "master" or not process.log:
                 continue
             name = f"{process.role}-{process.id}"
@@ -256,30 +259,31 @@ class _Client:
                 self.master.stop(grace_s=_KILL_AFTER_S)
 
     def _ask_to_stop(self, *, at_once: bool) -> None:
-        """Asks, until an answer says that the master has heard: it may be started again."""
+        """Send the request to stop until the master has confirmed it: a restarted master lost
+        it."""
         asked = self._asked
         if asked is not None and (not asked.done() or asked.exception() is None):
             return
-        if self._stub is None:  # it does not listen yet
+        if self._stub is None:  # the master does not listen yet
             self.master.stop(grace_s=_KILL_AFTER_S)
             return
-        # Without waiting: the next status shows whether the master stops.
+        # The call is not awaited: the next status shows whether the master stops.
         request = pb.StopRequest(reason=self.signals.name, at_once=at_once)
         self._asked = self._stub.start(request, timeout_s=_CALL_TIMEOUT_S)
 
     def _keep(self, outcome: JobOutcome) -> None:
-        """Writes how the job ended to its folder if the master did not."""
+        """Write the outcome to the folder of the job if the master did not."""
         seen = self.job.last_status()
         if seen.get("state") in ENDED:
             return
         seen |= {"state": outcome.state, "error": outcome.error, "traceback": outcome.traceback}
         try:
             write_text(self.job.status_file, json.dumps(seen, indent=1))
-        except OSError as error:  # only `torch-edl status` of a dead job would read it
+        except OSError as error:  # only `torch-edl status` of the ended job reads the file
             self.display.note(f"{self.job.dir}: {error.strerror}: the end is not noted there")
 
     def _let_leave(self) -> None:
-        """Gives the master time to leave by itself after the job is over."""
+        """Wait until the master exits after the job is over, for at most 10 seconds."""
         deadline = time.monotonic() + _LEAVE_GRACE_S
         signals_before = self.signals.count
         while self.master.exit is None and time.monotonic() < deadline:
@@ -309,14 +313,14 @@ class _Client:
             )
         if self._unreachable:
             return replace(seen, error=self._unreachable, usage_error=True)
-        # The master ended before this client learned how; another client may have been told.
+        # The master ended before this client saw the final state; another client may have seen it.
         code = None if ended is None else ended.code
         if code == 0:
             return replace(seen, state="finished")
         if self.signals.count or code in _STOPPED_CODES:
             return replace(seen, state="stopped")
         cause = self._held[-1].text if self._held else ""
-        if code == USAGE_CODE and not cause:  # it could not even begin
+        if code == USAGE_CODE and not cause:  # the master failed before its first event
             cause = self.master.cause()
         if cause:
             return replace(seen, error=cause, usage_error=code == USAGE_CODE)

@@ -1,4 +1,4 @@
-"""The report of a job that has ended: JSON for programs, a few lines for people."""
+"""The report of a job that has ended: JSON for programs, a few lines for the terminal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DONE = {
 
 
 def build(config: JobConfig, outcome: JobOutcome) -> dict[str, Any]:
-    """The summary of ``--summary``; it has every key, however the job ended."""
+    """Return the report for ``--summary``; it has the same keys for every outcome."""
     seen = as_dict(outcome.status or pb.GetStatusResponse())
     records, wall_s, evaluations = seen["records"]["done"], seen["wall_s"], seen["evaluations"]
     rate = seen["rates"].get("mean_records_per_s")
@@ -57,17 +57,18 @@ def build(config: JobConfig, outcome: JobOutcome) -> dict[str, Any]:
 
 
 def forget(path: str) -> None:
-    """Removes the summary of an earlier job, which could be mistaken for the new one."""
+    """Remove the summary of an earlier job, which could be mistaken for that of the new job."""
     if path:
         Path(path).expanduser().unlink(missing_ok=True)
 
 
 def finish(config: JobConfig, outcome: JobOutcome, console: Console, *, file: str = "") -> int:
-    """Writes the summary to ``file`` unless it is empty, prints how the job ended, and returns the
-    exit code.
+    """Print how the job ended, and return the exit code.
+
+    The summary is written to ``file`` unless that is empty.
 
     Raises:
-        OSError: the summary cannot be written; the end of the job is printed before.
+        OSError: the summary could not be written; the end of the job was printed.
     """
     try:
         if file:
@@ -80,7 +81,7 @@ def finish(config: JobConfig, outcome: JobOutcome, console: Console, *, file: st
 
 
 def _print(config: JobConfig, outcome: JobOutcome, console: Console) -> None:
-    """How the job ended; a failure on stderr."""
+    """Print how the job ended; a failure goes to stderr."""
     status = outcome.status
     kept = status.checkpoint if status is not None else ""
     advice = f"newest checkpoint: {kept} (continue with --resume)" if kept else ""
@@ -105,7 +106,7 @@ def _print(config: JobConfig, outcome: JobOutcome, console: Console) -> None:
 
 
 def closing_lines(summary: dict[str, Any]) -> list[str]:
-    """The last lines of a job that finished."""
+    """Return the last lines of a job that finished."""
     trains = summary["kind"] in TRAINS
     if summary["kind"] == "script" and not summary["steps"]:
         return [f"{summary['job']}: finished"]

@@ -1,4 +1,4 @@
-"""Scalars for TensorBoard. The client writes them, so only the client needs the package."""
+"""Scalars for TensorBoard, written by the client, so that only the client needs the package."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _NO_TENSORFLOW = "tensorboard.compat.notf"
 
 
 def writer_class() -> Any:
-    """The class of the package that writes files of events.
+    """Return the class of the tensorboard package that writes event files.
 
     Raises:
-        UsageError: the package is absent.
+        UsageError: the package is not installed.
     """
-    # The package's own switch, a module that its build without TensorFlow has. Else it would load
-    # TensorFlow wherever that is installed, for seconds, to open a file.
+    # The package's own switch: this module exists in its build without TensorFlow. Without the
+    # module, the package would import an installed TensorFlow, which takes seconds.
     sys.modules.setdefault(_NO_TENSORFLOW, ModuleType(_NO_TENSORFLOW))
     try:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -36,13 +36,13 @@ def writer_class() -> Any:
 
 
 class Scalars:
-    """Writes scalars over steps: ``train/…`` (the loss, and the values of a script's ``job.log``),
-    ``rate/…`` and ``eval/…``.
+    """Writes scalars over steps: ``train/…``, ``rate/…`` and ``eval/…``.
 
-    The writer is the one of the tensorboard package: no torch, and no TensorFlow.
+    ``train/…`` has the loss and the values of a script's ``job.log``. The writer is that of the
+    tensorboard package, without torch and TensorFlow.
 
     Raises:
-        UsageError: the package is absent.
+        UsageError: the package is not installed.
     """
 
     def __init__(self, directory: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -54,7 +54,7 @@ class Scalars:
         self._evaluations: dict[int, dict[str, float]] = {}
 
     def update(self, status: pb.GetStatusResponse) -> None:
-        """Writes new values; training scalars at most once a second."""
+        """Write new values; training scalars at most once a second."""
         self._last = status
         for evaluation in status.evaluations:
             metrics = dict(evaluation.metrics)
@@ -71,13 +71,13 @@ class Scalars:
         running = [p for p in status.processes if p.role == "worker" and p.state == "running"]
         values = {f"rate/{name}": rate for name, rate in status.rates.items()}
         values |= {f"train/{name}": value for name, value in status.logged.items()}
-        if status.kind != "script":  # a script logs its loss itself, if at all
+        if status.kind != "script":  # a script logs its loss itself
             values["train/loss"] = status.loss
         values["train/workers"] = len(running)
         self._add(status.steps, values)
 
     def close(self) -> None:
-        """Writes the last step and all buffered values, and closes the file."""
+        """Write the last step and all buffered values, and close the file."""
         if self._last is not None:
             self._train(self._last)
         self._writer.close()

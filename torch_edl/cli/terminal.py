@@ -14,7 +14,7 @@ _ANY_WIDTH = 10_000
 
 
 def stdout() -> Console:
-    """The console for results, and for the progress of a training job.
+    """Return the console for results and for the progress of a training job.
 
     Rows in a file or a pipe are not wrapped: other programs read them line by line.
     """
@@ -26,14 +26,14 @@ def stdout() -> Console:
 
 
 def stderr() -> Console:
-    """The console for errors, and for progress if stdout carries a result."""
+    """Return the console for errors, and for progress if stdout carries a result."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
 def table(*headers: str) -> Table:
-    """An empty table with these headers; ``>`` behind a header aligns the column right."""
+    """Return an empty table with these headers; a header that ends in ``>`` is aligned right."""
     from rich import box
     from rich.table import Column, Table
 
@@ -45,7 +45,7 @@ def table(*headers: str) -> Table:
 
 
 def complain(message: str, *, details: str = "") -> None:
-    """Prints an error: its first line in red, after ``details``; the other lines are not red."""
+    """Print an error after ``details``: the first line in red, the other lines without colour."""
     from rich.text import Text
 
     first, _, rest = message.partition("\n")

@@ -1,6 +1,7 @@
-"""torchrun's command line with our options: torch's own parser, and what its arguments mean to us.
+"""The command line of torchrun with the options of torch-edl, and its translation to a job.
 
-A script that uses torch_edl meets at the master of its job, whatever rendezvous torchrun would use.
+The workers of a script that uses torch_edl always meet at the master of the job; torchrun's
+rendezvous backends are not used.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ _RUN_PATH = (
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Parses the arguments of ``torch-edl run`` for a script: torchrun's and ours.
+    """Parse the arguments of ``torch-edl run`` for a script.
 
     Returns:
-        The options; ``words`` are the arguments with those of ``--config``, and ``places`` says
-        where in the file the options were found.
+        The options of torchrun and of torch-edl; ``words`` holds the arguments with those of
+        ``--config``, and ``places`` maps each option of ``--config`` to its place in the file.
 
     Raises:
         UsageError: an unknown option, an option of model files, or options that exclude each other.
@@ -84,10 +85,10 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def before_script(args: argparse.Namespace, words: Sequence[str]) -> list[str]:
-    """The words in front of the script, without a ``--``.
+    """Return the words in front of the script, without a ``--``.
 
     Args:
-        args: what ``words`` were read as.
+        args: the result of parsing ``words``.
     """
     before = list(words[: len(words) - len(args.training_script_args)])
     last = len(before) - 1 - before[::-1].index(args.training_script)
@@ -117,17 +118,18 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def may_restart_here(args: argparse.Namespace) -> bool:
-    """Whether a plain script may be restarted on this machine, and no rendezvous is named."""
+    """Return True if a plain script has restarts, runs on this machine only and names no
+    rendezvous."""
     is_named = args.rdzv_backend != "static" or args.rdzv_endpoint or args.master_port is not None
     is_alone = args.standalone or (args.nnodes in _ONE_MACHINE and not is_named)
     return bool(args.max_restarts and is_alone)
 
 
 def launch_config(args: argparse.Namespace) -> tuple[LaunchConfig, list[str]]:
-    """torchrun's configuration of our agent, and the command of a worker.
+    """Return torchrun's configuration for the agent, and the command of a worker.
 
     Raises:
-        UsageError: a value that torchrun rejects, or a rendezvous backend that is not ours.
+        UsageError: a value that torchrun rejects, or an unsupported rendezvous backend.
     """
     if args.rdzv_backend not in _BACKENDS:
         raise UsageError(
@@ -150,21 +152,24 @@ def launch_config(args: argparse.Namespace) -> tuple[LaunchConfig, list[str]]:
 
 
 def _share_cores(workers: int) -> None:
-    """Divides the cores among the workers of this machine, unless the user has set the number of
-    threads. torchrun gives each of several workers a single thread, and warns."""
+    """Set ``OMP_NUM_THREADS`` to an equal share of the cores unless the user has set it.
+
+    torchrun sets one thread for each of several workers, with a warning.
+    """
     if workers > 1:
         cores = len(os.sched_getaffinity(0))
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // workers)))
 
 
 def endpoint(args: argparse.Namespace, config: LaunchConfig) -> str:
-    """Where the agents of the job meet.
+    """Return the address at which the agents of the job meet.
 
-    Two commands on one machine are two experiments: an agent joins only a job that its command
-    names. A job that needs several machines meets at torchrun's default endpoint.
+    Two commands on one machine start two separate jobs unless they name the same job. A job that
+    needs several machines meets at torchrun's default endpoint.
 
     Returns:
-        ``host:port``. Port 0: the master of the job of that name on this machine, at any port.
+        ``host:port``. Port 0 stands for any port: the agent looks up the master of the job by its
+        name on this machine. Empty: the agent starts a job of its own.
         Empty: the agent has a job of its own.
     """
     named = args.rdzv_endpoint
@@ -182,7 +187,8 @@ def endpoint(args: argparse.Namespace, config: LaunchConfig) -> str:
 
 
 def job_name(args: argparse.Namespace, config: LaunchConfig) -> str:
-    """The name that all agents of the job find: ``--rdzv-id``, or the script and the port."""
+    """Return the name that all agents of the job derive: ``--rdzv-id``, or the script and the
+    port."""
     if args.job_name:
         return str(args.job_name)
     if args.rdzv_id != rendezvous.DEFAULT_ID:
@@ -194,7 +200,7 @@ def job_name(args: argparse.Namespace, config: LaunchConfig) -> str:
 
 
 def experiment(args: argparse.Namespace) -> Experiment:
-    """What the command runs, for the comparison with the other agents of the job."""
+    """Return what the command runs; the master compares it with that of the other agents."""
     script = args.training_script
     file: Path | None = Path(script).expanduser().resolve()
     if args.module:

@@ -1,7 +1,7 @@
-"""What a file of the user is, found by reading it, without running it.
+"""Tells a model file from a training script by reading the source, without running it.
 
-A model file defines the functions of the contract, and torch-edl trains its model. A script has a
-training loop of its own, and uses torch_edl or not.
+A model file defines the functions of the contract, and torch-edl trains its model. A script has its
+own training loop, with or without torch_edl.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch_edl.training.contract.framework import framework_of
 from torch_edl.training.contract.signatures import SIGNATURES, Signature, missing, takes_others
 from torch_edl.training.contract.source_files import imported, local_trees, starred
 
-# A file that uses one of these has its own loop, whatever else it defines.
+# A file that uses one of these names has its own loop, whatever else the file defines.
 _OWN_LOOP = ("init", "ElasticTrainer")
 _MODEL_FILE_FUNCTIONS = 2
 _NEEDED = [(name, *each.others) for name, each in SIGNATURES["torch"].items() if each.required]
@@ -29,18 +29,18 @@ _SUFFIXES = (".py", ".pyw", "")
 
 @dataclass(frozen=True)
 class FileKind:
-    """Whether a file is a script, and why."""
+    """The decision whether a file is a script, with the reason."""
 
     is_script: bool
     reason: str
 
 
 def kind_of(path: str, *, has_data: bool, launched: bool = False) -> FileKind:
-    """Tells a model file from a training script.
+    """Decide whether a file is a model file or a training script.
 
     Args:
-        has_data: ``--data`` is given after the file; it decides if the file does not.
-        launched: options of torchrun are given, which a model file does not take.
+        has_data: ``--data`` follows the file; decides if the source does not.
+        launched: options of torchrun were given, which a model file does not accept.
 
     Raises:
         UsageError: the file is missing or is not Python.
@@ -74,22 +74,21 @@ def kind_of(path: str, *, has_data: bool, launched: bool = False) -> FileKind:
 
 
 def check_model_file(model_file: str, *, shown: str = "") -> frozenset[str]:
-    """Rejects a file that cannot be a model file: it does not parse, or lacks a name, or a function
-    takes other arguments.
+    """Raise an error if a file cannot be a model file, and return the names that it binds.
 
-    Lenient on purpose: a def, a class, an import or an assignment anywhere at the top level binds
-    a name. The types of the values are checked where the file is loaded.
+    The check is lenient: a def, a class, an import or an assignment anywhere at the top level binds
+    a name. The types of the values are checked when the file is loaded.
 
     Args:
-        shown: the path as the user wrote it, for messages.
+        shown: path for messages, as the user wrote it.
 
     Returns:
-        The names that the top level binds, as far as the source shows.
+        The names that the top level binds, as far as the source tells.
 
     Raises:
         UsageError: the file is missing or is not Python.
-        ContractError: the file does not bind a name of the contract, or a function takes other
-            arguments.
+        ContractError: the file lacks a required name of the contract, or a function has the wrong
+            number of arguments.
     """
     shown = shown or model_file
     tree = _parse(Path(model_file), shown)
@@ -110,8 +109,10 @@ def check_model_file(model_file: str, *, shown: str = "") -> frozenset[str]:
 
 
 def _check_arguments(tree: ast.Module, shown: str, name: str, expected: Signature) -> None:
-    """Raises ContractError if a function of the file certainly takes other arguments: it is bound
-    once, and no decorator changes it."""
+    """Raise ContractError if a function has a wrong number of arguments.
+
+    A function with a decorator, or whose name is bound several times, is not checked.
+    """
     names = list(_bound_names(tree))
     bound = next((each for each in (name, *expected.others) if each in names), "")
     for function in tree.body:
@@ -130,11 +131,11 @@ def _check_arguments(tree: ast.Module, shown: str, name: str, expected: Signatur
 
 
 def uses_torch_edl(script: str, root: Path | None = None) -> bool:
-    """Whether the script, or a module that it imports, imports torch_edl.
+    """Return True if the script, or a local module that it imports, imports torch_edl.
 
     Args:
-        root: of a module of ``-m``: the folder below which its local modules are. None: the folder
-            of the script.
+        root: folder of the local modules of a module that is run with ``-m``; None: the folder of
+            the script.
     """
     if script.endswith(".pyc"):
         return b"torch_edl" in Path(script).read_bytes()
@@ -147,7 +148,7 @@ def uses_torch_edl(script: str, root: Path | None = None) -> bool:
 
 
 def find_module(name: str, places: list[str]) -> Path | None:
-    """The file that ``python -m name`` would run, without importing its packages."""
+    """Return the file that ``python -m name`` would run, without importing its packages."""
     parts = name.split(".")
     for place in places:
         base = Path(place or ".").joinpath(*parts)
@@ -158,7 +159,7 @@ def find_module(name: str, places: list[str]) -> Path | None:
 
 
 def named_options(script: str) -> frozenset[str]:
-    """Strings in the script and its local modules that look like options, such as ``--lr``."""
+    """Return all strings in the script and its local modules that look like options (``--lr``)."""
     return frozenset(
         node.value
         for tree in _trees(script)
@@ -170,7 +171,7 @@ def named_options(script: str) -> frozenset[str]:
 
 
 def _parse(path: Path, shown: str) -> ast.Module:
-    """The syntax tree of a file.
+    """Return the syntax tree of a file.
 
     Raises:
         UsageError: the file is missing, unreadable or not Python.
@@ -198,7 +199,7 @@ def _parse(path: Path, shown: str) -> ast.Module:
 
 
 def _bound_names(node: ast.AST) -> Iterator[str]:
-    """Names that a file binds at the top level or in blocks there, not in functions and classes."""
+    """Yield the names bound at the top level and in its blocks, but not in functions or classes."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield child.name
@@ -207,20 +208,20 @@ def _bound_names(node: ast.AST) -> Iterator[str]:
         elif isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
             yield child.id
         elif isinstance(child, ast.AnnAssign) and child.value is None:
-            continue  # a declaration
+            continue  # a declaration without a value binds nothing
         elif not isinstance(child, ast.Lambda | ast.comprehension):
             yield from _bound_names(child)
 
 
 def _is_dynamic(tree: ast.Module) -> bool:
-    """Whether the file may bind names at run time: exec, globals(), __getattr__."""
+    """Return True if the file may bind names at run time: exec, globals(), __getattr__."""
     return any(
         isinstance(node, ast.Name) and node.id in ("exec", "globals") for node in ast.walk(tree)
     ) or any(isinstance(s, ast.FunctionDef) and s.name == "__getattr__" for s in tree.body)
 
 
 def _only_defines(tree: ast.Module) -> bool:
-    """Whether the file does nothing of its own when it is run, but for what it imports."""
+    """Return True if the file consists only of definitions, imports and docstrings."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
     return all(
         isinstance(statement, kinds)
@@ -230,7 +231,7 @@ def _only_defines(tree: ast.Module) -> bool:
 
 
 def _packed(path: Path) -> str:
-    """What kind of program a path is if it is not a source file; empty: another kind."""
+    """Return the kind of a program that is not a source file; empty for any other path."""
     if path.is_dir():
         return "a folder with __main__.py" if (path / _MAIN).is_file() else ""
     if path.suffix == ".pyc":
@@ -243,7 +244,7 @@ def _packed(path: Path) -> str:
 
 
 def _own_loop(tree: ast.Module) -> str:
-    """``init`` or ``ElasticTrainer`` if the file uses the name from torch_edl; else empty."""
+    """Return ``init`` or ``ElasticTrainer`` if the file uses that name of torch_edl; else empty."""
     nodes = list(ast.walk(tree))
     aliases = {
         alias.asname or alias.name
@@ -266,7 +267,8 @@ def _own_loop(tree: ast.Module) -> str:
 
 
 def _functions(tree: ast.Module) -> set[str]:
-    """Top-level names that are functions or classes, or come from another module."""
+    """Return the top-level names of functions and classes, and those imported from other
+    modules."""
     names: set[str] = set()
     for statement in tree.body:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -279,7 +281,7 @@ def _functions(tree: ast.Module) -> set[str]:
 
 
 def _runs(tree: ast.Module) -> bool:
-    """Whether the file does something when it is run: a main block, a call of main, or a loop."""
+    """Return True if the file has a main block, a call of main, or a loop at the top level."""
     return any(
         isinstance(statement, ast.For | ast.While)
         or _is_guard(statement)
@@ -295,7 +297,7 @@ def _is_guard(statement: ast.stmt) -> bool:
 
 
 def _has_own_backward(tree: ast.Module) -> bool:
-    """Whether backward() is called, as only a loop of its own does; a main block may be a trial."""
+    """Return True if the file calls backward() outside a main block, which may be a trial run."""
     return any(
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
@@ -307,7 +309,8 @@ def _has_own_backward(tree: ast.Module) -> bool:
 
 
 def _trees(script: str, root: Path | None = None) -> Iterator[ast.Module]:
-    """What a program consists of, as far as it is Python that can be read."""
+    """Yield the syntax trees of a program and of its local modules, as far as they can be
+    parsed."""
     path = Path(script).absolute()
     if path.is_dir():
         yield from (tree for _, tree in local_trees(path / _MAIN, path, imported))
