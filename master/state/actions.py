@@ -1,7 +1,7 @@
-"""What the job wants done (actions), and what came of it (events). Pure.
+"""Actions that the job requests, and events that report their results. Pure.
 
-An action holds everything that it needs: :mod:`master.runtime` executes it without the lock of the
-job, and hands the event back to :meth:`master.state.job.job.Job.apply`.
+An action is self-contained: :mod:`master.runtime` executes it without the lock of the job, and
+passes the resulting event to :meth:`master.state.job.job.Job.apply`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Saved:
 
     @property
     def progress(self) -> Watermarks:
-        """Which tasks the checkpoint holds."""
+        """Watermarks of the tasks whose training the checkpoint contains."""
         return self.manifest.watermarks.copy()
 
 
@@ -44,7 +44,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Stop:
-    """Ask a process to end, and end the process by force after the grace."""
+    """Terminate a process: SIGTERM, then SIGKILL after ``grace_s``."""
 
     role: str
     id: int
@@ -53,7 +53,8 @@ class Stop:
 
 @dataclass(frozen=True)
 class Become:
-    """The process of a worker is that of a server from now on; the worker hears it by heartbeat."""
+    """Treat the process of a worker as that of a server. The worker receives the order by
+    heartbeat."""
 
     worker: int
     server: int
@@ -61,16 +62,16 @@ class Become:
 
 @dataclass(frozen=True)
 class KeepPlan:
-    """Keep the state: tasks were cut from streams, which may not be leased before."""
+    """Store the state: tasks were cut from streams and may be leased only once they are stored."""
 
     life: int
     end: int
-    """One after the last of them."""
+    """End of the stored plan: one above its last task id."""
 
 
 @dataclass(frozen=True)
 class PlanKept:
-    """The state with these tasks is kept."""
+    """The state that contains the tasks of a :class:`KeepPlan` is stored."""
 
     life: int
     end: int
@@ -82,45 +83,45 @@ class SaveServers:
 
     servers: Sequence[pb.Server]
     incarnation: int
-    """Of the model."""
+    """Incarnation of the model."""
     progress: Watermarks
-    """What was done before the checkpoint began."""
+    """Watermarks of the tasks that were done before the checkpoint began."""
     manifest: Manifest
-    """Without what is known when the servers have written."""
+    """Manifest without the fields that are known only once the servers have written."""
     space: AnySpace
     root: Path
     move: int = 0
-    """The model moves to other servers: these accept no push after it. The number is above those of
-    all earlier attempts, whichever master made them; 0: the model stays."""
+    """Number of the move to other servers, above all earlier attempts of any master; the servers
+    accept no push after the checkpoint. 0: an ordinary checkpoint."""
     restored: str = ""
-    """The checkpoint that the model was restored from; empty: none."""
+    """Checkpoint that the model was restored from; empty if there is none."""
 
 
 @dataclass(frozen=True)
 class CommitLocal:
-    """Make a checkpoint of the files that a worker wrote."""
+    """Commit the files that a worker wrote as a checkpoint."""
 
     directory: Path
     manifest: Manifest
     incarnation: int
     root: Path
     restored: str = ""
-    """The checkpoint that the model was restored from; empty: none."""
+    """Checkpoint that the model was restored from; empty if there is none."""
 
 
 @dataclass(frozen=True)
 class Flush:
-    """Have the servers apply the pushes that wait for their quorum."""
+    """Make the servers apply the pushes that wait for their quorum."""
 
     servers: Sequence[pb.Server]
     incarnation: int
-    """Of the model."""
+    """Incarnation of the model."""
     job: str
 
 
 @dataclass(frozen=True)
 class Release:
-    """Have the servers admit all pushes: an earlier master may have held them back."""
+    """Make the servers admit all pushes: an earlier master may have suspended them."""
 
     servers: Sequence[pb.Server]
     job: str
@@ -128,7 +129,7 @@ class Release:
 
 @dataclass(frozen=True)
 class WriteOutput:
-    """Write the trained model."""
+    """Export the trained model to the output path."""
 
     checkpoint: Path
     output: Path
@@ -136,7 +137,7 @@ class WriteOutput:
 
 @dataclass(frozen=True)
 class MergePredictions:
-    """Write the predictions of all tasks in the order of the records."""
+    """Merge the predictions of all tasks into the output, in the order of the records."""
 
     parts: Path
     output: Path
@@ -145,7 +146,7 @@ class MergePredictions:
 
 @dataclass(frozen=True)
 class Prune:
-    """Remove the checkpoints before ``newest``, so that ``keep`` are left."""
+    """Remove checkpoints older than ``newest``, so that ``keep`` remain."""
 
     newest: Path
     keep: int
@@ -153,14 +154,14 @@ class Prune:
 
 @dataclass(frozen=True)
 class Remove:
-    """Remove a folder of this job that nobody needs any more."""
+    """Remove a folder of this job that is no longer needed."""
 
     directory: Path
 
 
 @dataclass(frozen=True)
 class KeepPreprocessing:
-    """Write the fitted preprocessing to the file of the job, which is part of every checkpoint."""
+    """Write the fitted preprocessing to the job's file, which every checkpoint includes."""
 
     content: bytes
 
@@ -176,7 +177,7 @@ Effect = (
     | Remove
     | KeepPreprocessing
 )
-"""Actions that take long; the thread of :mod:`master.runtime.effects` executes them in order."""
+"""Long-running actions; the thread of :mod:`master.runtime.effects` executes them in order."""
 Action = Start | Stop | Become | KeepPlan | Effect
 
 
@@ -185,13 +186,13 @@ Action = Start | Stop | Become | KeepPlan | Effect
 
 @dataclass(frozen=True)
 class Started:
-    """A process runs."""
+    """A process was started."""
 
     role: str
     id: int
     pid: int
     since: int = 0
-    """See :func:`torch_edl.processes.adoption.start_time`."""
+    """Start time of the process, see :func:`torch_edl.processes.adoption.start_time`."""
 
 
 @dataclass(frozen=True)
@@ -213,17 +214,17 @@ class CheckpointSaved:
 
 @dataclass(frozen=True)
 class CheckpointFailed:
-    """A checkpoint came to nothing."""
+    """A checkpoint failed."""
 
     error: str
     incarnation: int
     early: bool = False
-    """Workers have not told the servers yet what they hold."""
+    """True if the cause is that workers have not yet told the servers which tasks they hold."""
 
 
 @dataclass(frozen=True)
 class Flushed:
-    """The servers applied everything, or have to be asked again."""
+    """The servers applied all pushes if ``success``; otherwise the flush is repeated."""
 
     incarnation: int
     success: bool
@@ -231,47 +232,47 @@ class Flushed:
 
 @dataclass(frozen=True)
 class OutputWritten:
-    """The trained model is written; not, where there is an error."""
+    """The output was written, or failed with ``error``."""
 
     error: str = ""
 
 
 @dataclass(frozen=True)
 class PreprocessingKept:
-    """The fitted preprocessing is written; not, where there is an error."""
+    """The fitted preprocessing was written, or failed with ``error``."""
 
     error: str = ""
 
 
 @dataclass(frozen=True)
 class DataScanned:
-    """The sources of the data are counted."""
+    """The records of the data sources were counted."""
 
     shards: Mapping[str, Sequence[Shard]]
-    """``train``, ``eval`` and ``predict`` to their shards."""
+    """Shards of ``train``, ``eval`` and ``predict``."""
     damaged: int = 0
-    """Records that were left out."""
+    """Number of damaged records that were skipped."""
     error: str = ""
-    """Why not all could be counted; it matters unless the model file brings its own source."""
+    """Reason why a source could not be counted; ignored if the model file has its own source."""
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> DataScanned:
-        """The inverse of ``dataclasses.asdict``."""
+        """Return the event whose ``dataclasses.asdict`` is ``fields``."""
         shards = {key: [Shard(**shard) for shard in of] for key, of in fields["shards"].items()}
         return cls(**{**fields, "shards": shards})
 
 
 EffectEvent = CheckpointSaved | CheckpointFailed | Flushed | OutputWritten | PreprocessingKept
-"""What came of an :data:`Effect`."""
+"""Results of an :data:`Effect`."""
 Progress = ProcessWaits | ProcessRuns | ProcessRefused
-"""How far a process has come that was asked for."""
+"""Scheduling states of a process that was requested."""
 ActionEvent = Started | NotStarted | Progress | PlanKept | EffectEvent
-"""What came of an :data:`Action`."""
+"""Results of an :data:`Action`."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """A part of the job has something to say to the user."""
+    """An event for the log of the job."""
 
     level: str
     """``info``, ``warning`` or ``error``."""
@@ -281,7 +282,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Failure:
-    """A part of the job cannot continue: the job fails."""
+    """An error that makes the job fail."""
 
     error: str
     traceback: str = ""

@@ -1,4 +1,4 @@
-"""How a job goes from its start to its end, and what the user hears of it. Pure."""
+"""Phases of a job from start to end, its outcome, and its log of events. Pure."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from typing import Any, Protocol
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 
-# A worker that does not come to the end of its step within this is ended, and a final checkpoint
-# that is not written within this is dropped: a job that is to stop does not wait for ever.
+# Limits for a job that is to stop, in seconds: a worker that does not finish its step within the
+# first is terminated; a final checkpoint that is not written within the second is dropped.
 LEAVE_WITHIN_S = 20.0
 STOP_WITHIN_S = 80.0
-# A restarted master may be on another machine. Its processes notice that the machine before is gone
-# after 15 s, and the name server may tell them the address before for 30 s.
+# Seconds without losses after a restart of the master, which may run on another machine. Processes
+# notice after 15 s that the old machine is gone, and the name server may return the old address for
+# 30 s.
 RETURN_WITHIN_S = 60.0
-# Events that are kept.
+# Number of events that the log keeps.
 _EVENTS = 1000
-# Commands whose events are remembered, and the size of an event of theirs.
+# Number of commands whose last event is remembered, and characters kept of an event's text.
 _SOURCES = 100
 _TEXT_CHARS = 2000
 _LEVELS = ("info", "warning", "error")
@@ -30,7 +31,7 @@ _SAMPLE_S = 0.5
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the job ends."""
+    """The result of a job."""
 
     state: str
     """``finished``, ``failed`` or ``stopped``."""
@@ -41,51 +42,51 @@ class Outcome:
 
     @property
     def reason(self) -> str:
-        """Why the job ended, for its agents; empty: the job finished."""
+        """Reason why the job ended, as agents receive it; empty if the job finished."""
         return f"the job was stopped: {self.error}" if self.state == "stopped" else self.error
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stopping:
-    """The job is to stop: all workers leave, and a final checkpoint is written."""
+    """A request to stop the job: all workers leave, and a final checkpoint is written."""
 
     reason: str
     began: float
 
     @property
     def leave_by(self) -> float:
-        """When the workers are to be gone."""
+        """Time by which all workers must have left."""
         return self.began + LEAVE_WITHIN_S
 
 
 class StatefulPart(Protocol):
-    """A part of a job that a restarted master rebuilds."""
+    """A part of a job that a restarted master restores."""
 
     def to_state(self) -> Any:
-        """What a restarted master needs, as JSON can say it."""
+        """Return the state for a restarted master, as JSON values."""
         ...
 
     def from_state(self, state: Any, now: float) -> None:
-        """The inverse of :meth:`to_state`; every process counts as heard now."""
+        """Restore what :meth:`to_state` returned; every process counts as heard at ``now``."""
         ...
 
 
 class EventLog:
-    """The last events, numbered from 1; a restarted master continues the numbers."""
+    """The newest events of a job, numbered from 1. A restarted master continues the numbers."""
 
     def __init__(self) -> None:
         self._kept: deque[pb.Event] = deque(maxlen=_EVENTS)
         self._count = 0
         self.sources: dict[str, int] = {}
-        """Commands that added events: the number of the last one of each."""
+        """Number of the last event that was added, for each command that sends events."""
 
     def continue_after(self, sequence: int) -> None:
-        """An earlier master of the job wrote the events up to that number."""
+        """Continue the numbers after ``sequence``, the last event that an earlier master wrote."""
         assert not self._count, "events were added before"
         self._count = sequence
 
     def add(self, level: str, text: str, wall_time: float, traceback: str = "") -> None:
-        """Appends one; ``wall_time`` in Unix seconds."""
+        """Append an event; ``wall_time`` is in Unix seconds."""
         self._count += 1
         self._kept.append(
             pb.Event(
@@ -94,10 +95,10 @@ class EventLog:
         )
 
     def add_from(self, source: str, events: Iterable[pb.Event]) -> None:
-        """Appends the events of a command, each once however often the command sends it.
+        """Append the events of a command; an event that the command repeats is added once.
 
         Raises:
-            UsageError: there is no such level; nothing was added.
+            UsageError: the level of an event is unknown; nothing was added.
         """
         new = [event for event in events if event.sequence > self.sources.get(source, 0)]
         for event in new:
@@ -110,7 +111,7 @@ class EventLog:
             del self.sources[next(iter(self.sources))]
 
     def after(self, sequence: int) -> list[pb.Event]:
-        """The events with a higher number that are still kept, in order."""
+        """Return the kept events with a number above ``sequence``, in order."""
         new = min(self._count - sequence, len(self._kept))
         return [self._kept[i] for i in range(len(self._kept) - new, len(self._kept))]
 
@@ -122,7 +123,8 @@ class Rates:
         self._samples: deque[tuple[float, int, int]] = deque()
 
     def sample(self, now: float, records: int, steps: int) -> None:
-        """Notes how much is done; going back (after a restore) begins anew."""
+        """Record the totals at ``now``; fewer records than before (after a restore) clear the
+        samples."""
         if self._samples:
             last = self._samples[-1]
             if records < last[1]:
@@ -134,7 +136,7 @@ class Rates:
             self._samples.popleft()
 
     def per_second(self) -> tuple[float, float]:
-        """(records, minibatches) per second; zeros before there are two samples."""
+        """Return (records, minibatches) per second; zeros before the second sample."""
         if len(self._samples) < 2:
             return 0.0, 0.0
         first, last = self._samples[0], self._samples[-1]
@@ -143,7 +145,10 @@ class Rates:
 
 
 class Lifecycle:
-    """Starting, running, stopping or finishing, then finished, failed or stopped; never back.
+    """The phase of a job: starting, running, stopping or finishing, then finished, failed or
+    stopped.
+
+    The outcome never changes once it is known.
 
     Args:
         wall_offset_s: Unix time minus the clock of the events.
@@ -154,32 +159,32 @@ class Lifecycle:
         self.rates = Rates()
         self.outcome: Outcome | None = None
         self.ended_at = 0.0
-        """When the outcome was known."""
+        """Time at which the outcome became known; 0 before."""
         self.leave_s = 0.0
-        """How long workers have to leave at the end."""
+        """Seconds that workers have to leave after the job finished."""
         self.stopping: Stopping | None = None
         self.over = False
-        """Every process has ended too."""
+        """True once the job has an outcome and all its processes have ended."""
         self.rollbacks = 0
-        """How often the model went back to a checkpoint, or to the beginning."""
+        """Number of times that the model was restored from a checkpoint or from the beginning."""
         self.records_rolled_back = 0
-        """Records that were done and had to be trained again."""
+        """Number of records that were trained, then lost by a rollback."""
         self.updates_lost = 0
-        """Updates of one server each that were in damaged records of journals."""
+        """Number of updates that were lost in damaged records of journals, summed over servers."""
         self._all_back_by = -math.inf
-        self._fell_from = 0  # records that were done before the model went back, if that is new
+        self._fell_from = 0  # records done before a rollback; 0 once counted
         self._began_at: float | None = None
         self._trained_at: float | None = None
         self._wall_offset_s = wall_offset_s
 
     @property
     def ending(self) -> bool:
-        """The job has an outcome, or is to stop."""
+        """True if the job has an outcome, or is to stop."""
         return self.outcome is not None or self.stopping is not None
 
     @property
     def state(self) -> str:
-        """starting, running, stopping, finishing, finished, failed or stopped."""
+        """Phase: starting, running, stopping, finishing, finished, failed or stopped."""
         if self.outcome is not None:
             return self.outcome.state if self.over else "finishing"
         if self.stopping is not None:
@@ -189,65 +194,76 @@ class Lifecycle:
         return "finishing" if self._trained_at is not None else "running"
 
     def wall_s(self, now: float) -> float:
-        """Seconds since a worker first had work, until the work was done."""
+        """Return the seconds from the first lease or ring to the end of the work; 0 before it
+        began."""
         if self._began_at is None:
             return 0.0
         return (now if self._trained_at is None else self._trained_at) - self._began_at
 
     def note(self, level: str, text: str, now: float, traceback: str = "") -> None:
-        """Appends an event to the log of the job."""
+        """Append an event to the log of the job."""
         self.log.add(level, text, now + self._wall_offset_s, traceback)
 
     def restarted(self, now: float) -> None:
-        """This master continues a job: processes are to find it first."""
+        """Start the period in which silent processes are not declared lost: this master continues a
+        job, and the processes have yet to find its address."""
         self._all_back_by = now + RETURN_WITHIN_S
 
     def counts_silence(self, now: float) -> bool:
-        """Whether a process that has not been heard for too long is lost."""
+        """Return whether a process that exceeds its heartbeat timeout is to be declared lost."""
         return now >= self._all_back_by
 
     def paused(self, seconds: float) -> None:
-        """The clock of the events stood still for so long."""
+        """Add the seconds for which the clock of the events stood still to the wall-clock
+        offset."""
         self._wall_offset_s += seconds
 
     def began(self, now: float) -> None:
-        """A worker has work: the job runs."""
+        """Record that the first worker has work: the job is running."""
         self._began_at = now if self._began_at is None else self._began_at
 
     def trained(self, now: float) -> None:
-        """The work is done."""
+        """Record that the work is done."""
         self._trained_at = now if self._trained_at is None else self._trained_at
 
     def continued(self) -> None:
-        """There is work again, after all of it was done."""
+        """Record that new work was added after all work was done."""
         self._trained_at = None
 
     def rolled_back(self, done: int) -> None:
-        """The model goes back, when so many records were done: there is work again."""
+        """Record a rollback of the model; the work continues.
+
+        Args:
+            done: records that were done before the rollback.
+        """
         self.continued()
         self.rollbacks += 1
         self._fell_from = max(self._fell_from, done)
 
     def resumed_from(self, done: int) -> None:
-        """So many records are done; if the model has just gone back, those are what it kept."""
+        """Count the records that the last rollback lost, on the first call after it.
+
+        Args:
+            done: records that are done now.
+        """
         if self._fell_from:
             self.records_rolled_back += max(0, self._fell_from - done)
             self._fell_from = 0
 
     def stop(self, reason: str, now: float) -> None:
-        """The job is to stop."""
+        """Begin to stop the job."""
         self.note("warning", f"stopping: {reason}", now)
         self.stopping = Stopping(reason=reason, began=now)
 
     def heed_stopping(
         self, now: float, *, workers: int, members_save: bool, awaits_snapshot: bool
     ) -> None:
-        """Ends a job that is to stop when no final checkpoint can be expected any more.
+        """End a stopping job once no final checkpoint can be expected.
 
         Args:
-            workers: those that have not left.
-            members_save: the members of a ring write it, and have written it when all have left.
-            awaits_snapshot: one worker is to write it, and none does.
+            workers: number of workers that have not left.
+            members_save: the members of a ring write the final checkpoint before they leave.
+            awaits_snapshot: a worker is to write the final checkpoint, and none has begun.
         """
         if self.stopping is None or self.outcome is not None:
             return
@@ -262,10 +278,10 @@ class Lifecycle:
             self.stopped(now, f"it was not written within {STOP_WITHIN_S:g} s")
 
     def stopped(self, now: float, problem: str = "") -> None:
-        """The job that was to stop ends.
+        """End the job that was asked to stop.
 
         Args:
-            problem: why what it has trained could not be kept.
+            problem: reason why the last training is not in a checkpoint; empty if it is.
         """
         assert self.stopping is not None
         if problem:
@@ -273,13 +289,14 @@ class Lifecycle:
         self._end(Outcome("stopped", 143, error=self.stopping.reason), now)
 
     def finish(self, now: float, *, leave_s: float) -> None:
-        """The job is finished."""
+        """End the job successfully."""
         self.note("info", "finished", now)
         self.leave_s = leave_s
         self._end(Outcome("finished", 0), now)
 
     def fail(self, error: str, now: float, *, traceback: str = "", usage: bool = False) -> None:
-        """The job cannot continue; the first cause counts."""
+        """End the job as failed; only the first cause is recorded. A stopping job ends as
+        stopped."""
         if self.outcome is not None:
             return
         if self.stopping is not None:
@@ -294,7 +311,7 @@ class Lifecycle:
     # ---- a restart of the master ----
 
     def to_state(self) -> dict[str, Any]:
-        """What a restarted master needs, as JSON can say it; times are Unix seconds."""
+        """Return the state for a restarted master, as JSON values; times are Unix seconds."""
         wall, stopping = self._wall, self.stopping
         return {
             "began": wall(self._began_at),
@@ -311,7 +328,7 @@ class Lifecycle:
         }
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
-        """The inverse of :meth:`to_state`."""
+        """Restore what :meth:`to_state` returned."""
 
         def at(wall: float | None) -> float | None:
             return None if wall is None else min(now, wall - self._wall_offset_s)

@@ -1,4 +1,4 @@
-"""Which workers there are, and which of them still live. Pure."""
+"""The registered workers, their heartbeats and their losses. Pure."""
 
 from __future__ import annotations
 
@@ -22,43 +22,44 @@ class Member:
     pid: int
     last_heartbeat: float
     heartbeat: pb.HeartbeatRequest = field(default_factory=lambda: _NOTHING_TOLD)
-    """Its last heartbeat."""
+    """The newest heartbeat."""
     loss: float = math.nan
-    """Mean of its last interval that had one."""
+    """Mean loss of the newest interval that reported one; NaN before the first."""
     logged: dict[str, float] = field(default_factory=dict)
-    """What a script noted, by name: the mean of its last interval that had it."""
+    """Values that a script logged, by name: the mean of the newest interval that reported each."""
     reported_steps: int = 0
-    """Of the steps that the heartbeat counts, those in reports of tasks."""
+    """Minibatches of ``heartbeat.steps`` that task reports have already covered."""
     reported_records: int = 0
     draining: bool = False
-    """It has been asked to finish what it does and leave."""
+    """True if the worker was asked to finish its work and leave."""
     stacks: str = ""
-    """The stacks of its threads, when it told them last."""
+    """Newest stacks of the worker's threads; empty before the first."""
     stacks_told: int = 0
-    """The number of the request that they answer; 0: it told none."""
+    """Number of the request that :attr:`stacks` answers; 0 before the first."""
     stacks_asked: int = 0
-    """The number of the newest request for its stacks."""
+    """Number of the newest request for stacks."""
 
     def ask_stacks(self, number: int = 0) -> None:
-        """Asks the worker for the stacks of its threads, under a number or the next one."""
+        """Request the stacks of the worker's threads, under ``number`` or, if 0, the next
+        number."""
         self.stacks_asked = max(number, self.stacks_asked + (not number))
 
     @property
     def newest_stacks(self) -> str:
-        """The answer to the newest request; empty: there is none."""
+        """The answer to the newest request for stacks; empty before it arrives."""
         return self.stacks if self.stacks_told == self.stacks_asked else ""
 
 
 class Membership:
     """The workers that registered and have neither left nor been declared lost.
 
-    Ids are never used again, so a message of a worker that is gone cannot be taken for another's.
+    Ids are never reused, so a late message of a lost worker is not attributed to another worker.
     """
 
     def __init__(self, *, heartbeat_timeout_s: float) -> None:
         self._timeout_s = heartbeat_timeout_s
         self._members: dict[int, Member] = {}
-        self._heard: dict[int, None] = {}  # ids in the order in which they were heard last
+        self._heard: dict[int, None] = {}  # ids, the longest silent first
         self._moved: set[int] = set()
         self._gone: set[int] = set()
         self._last_loss = math.nan
@@ -74,11 +75,12 @@ class Membership:
         return id in self._members
 
     def get(self, id: int) -> Member | None:
-        """The worker, if it is one of the living."""
+        """Return the member with this id; None if it is not registered, has left or is lost."""
         return self._members.get(id)
 
     def register(self, id: int, pid: int, now: float) -> Member | None:
-        """Takes a worker in, again if its first answer was lost; None if the worker is gone."""
+        """Add a worker and return it; None if the worker was removed before. A repeated call
+        returns the same member."""
         if id in self._gone:
             return None
         member = self._members.get(id)
@@ -94,21 +96,21 @@ class Membership:
         self._heard[member.id] = None
 
     def heartbeat(self, member: Member, heartbeat: pb.HeartbeatRequest, now: float) -> bool:
-        """The worker lives. Returns whether the worker made progress."""
+        """Record a heartbeat of a member. Returns whether the worker made progress."""
         if heartbeat.stacks:
             member.stacks, member.stacks_told = heartbeat.stacks, heartbeat.stacks_number
             heartbeat.ClearField("stacks")
         before, member.heartbeat = member.heartbeat, heartbeat
         self._hear(member, now)
         self._moved.add(member.id)
-        # NaN is the loss itself, where a script logged it.
+        # A NaN that a script logged is its loss; otherwise NaN means that no loss was reported.
         if "loss" in heartbeat.logged or not math.isnan(heartbeat.loss):
             member.loss = heartbeat.loss
         member.logged.update(heartbeat.logged)
         return _progress(before) != _progress(heartbeat)
 
     def reported(self, id: int, now: float, *, steps: int, records: int) -> None:
-        """The worker reported a task with so many of its minibatches and records."""
+        """Add the minibatches and records of a task report to a worker's reported counts."""
         member = self._members.get(id)
         if member is not None:
             member.reported_steps += steps
@@ -117,19 +119,19 @@ class Membership:
             self._moved.add(id)
 
     def take_moved(self) -> set[int]:
-        """Workers whose counts may have changed since the last call."""
+        """Return the workers whose counts may have changed since the last call."""
         moved, self._moved = self._moved, set()
         return moved
 
     def remove(self, id: int) -> None:
-        """The worker is gone; it will not be heard again."""
+        """Remove a worker that left or was lost; it cannot register again."""
         self._gone.add(id)
         member = self._members.pop(id, None)
         if member is None:
             return
         del self._heard[id]
         self._moved.add(id)
-        # What others report counts, as long as there are others that do.
+        # The last value of this worker is kept only if no other worker reports one.
         others = self._members.values()
         if not math.isnan(member.loss) and all(math.isnan(other.loss) for other in others):
             self._last_loss = member.loss
@@ -138,32 +140,32 @@ class Membership:
                 self._last_logged[name] = value
 
     def silent(self, now: float) -> Sequence[Member]:
-        """Workers whose last heartbeat is a timeout ago or more."""
+        """Return the workers whose last heartbeat is at least one timeout old, ordered by id."""
         heard = (self._members[id] for id in self._heard)
         found = itertools.takewhile(lambda m: now - m.last_heartbeat >= self._timeout_s, heard)
         return sorted(found, key=lambda member: member.id)
 
     def forget_open_work(self) -> None:
-        """What workers did and did not report yet is void."""
+        """Mark all work counted in heartbeats as reported: work that was not reported is void."""
         for member in self._members.values():
             member.reported_steps = member.heartbeat.steps
             member.reported_records = member.heartbeat.records
         self._moved.update(self._members)
 
     def loss(self) -> float:
-        """Mean over the workers that reported a loss, or the last mean before they left; NaN if
-        none ever did."""
+        """Return the mean of the members' losses; without any, the last loss before they left, or
+        NaN."""
         losses = [m.loss for m in self._members.values() if not math.isnan(m.loss)]
         return sum(losses) / len(losses) if losses else self._last_loss
 
     def last_words(self, *, loss: float, logged: Mapping[str, float]) -> None:
-        """Values that a worker logged before it left, and reported afterwards."""
+        """Record the values that a worker sent after it left the job."""
         self._last_logged.update(logged)
         if not math.isnan(loss):
             self._last_loss = loss
 
     def logged(self) -> dict[str, float]:
-        """What scripts noted, by name, as :meth:`loss`."""
+        """Return the logged values by name, each averaged over members like :meth:`loss`."""
         values: dict[str, list[float]] = {}
         for member in self._members.values():
             for name, value in member.logged.items():
@@ -173,7 +175,7 @@ class Membership:
     # ---- a restart of the master ----
 
     def to_state(self) -> dict[str, Any]:
-        """What a restarted master needs, as JSON can say it; heartbeats bring the rest."""
+        """Return the state for a restarted master, as JSON values; heartbeats bring the rest."""
         return {
             "members": [
                 {
@@ -181,7 +183,8 @@ class Membership:
                     "pid": m.pid,
                     "draining": m.draining,
                     "reported": [m.reported_steps, m.reported_records],
-                    # As its bytes: a dictionary takes fifty times as long, once a second each.
+                    # Serialized bytes: a dictionary takes fifty times as long, for each worker once
+                    # a second.
                     "heartbeat": b64encode(m.heartbeat.SerializeToString()).decode(),
                 }
                 for m in self
@@ -190,7 +193,7 @@ class Membership:
         }
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
-        """The inverse of :meth:`to_state`; every worker counts as heard now."""
+        """Restore what :meth:`to_state` returned; every worker counts as heard at ``now``."""
         self._gone = set(state["gone"])
         for saved in state["members"]:
             member = self.register(saved["id"], saved["pid"], now)

@@ -1,4 +1,4 @@
-"""Workers and spares that become servers, since no new process can be had. Pure."""
+"""Workers and spares that become servers because no new process can be started. Pure."""
 
 from __future__ import annotations
 
@@ -7,26 +7,27 @@ from typing import Any
 
 
 class RoleChanges:
-    """What worker processes are told to serve."""
+    """The command-line arguments for worker processes that are to become servers."""
 
     def __init__(self) -> None:
         self.shards: set[int] = set()
-        """Those that a worker is to serve, which becomes a server."""
+        """Shards whose next server is made from a worker or a spare."""
         self._words: dict[int, list[str]] = {}
 
     def give(self, worker: int, words: Sequence[str]) -> None:
-        """A worker is to become a server with these arguments."""
+        """Assign a worker the arguments of the server that it is to become."""
         self._words[worker] = list(words)
 
     def of(self, worker: int) -> list[str]:
-        """The arguments of the server that a worker is to become; empty: the worker stays one."""
+        """Return the arguments of the server that a worker is to become; empty if it stays a
+        worker."""
         return self._words.get(worker, [])
 
     def to_state(self) -> Any:
-        """What a restarted master needs, as JSON can say it."""
+        """Return the state for a restarted master, as JSON values."""
         return sorted(self._words.items())
 
     def from_state(self, state: Any) -> None:
-        """The inverse of :meth:`to_state`."""
+        """Restore what :meth:`to_state` returned."""
         words: Mapping[int, list[str]] = dict(state)
         self._words = dict(words)

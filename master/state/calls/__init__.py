@@ -1,1 +1,1 @@
-"""The calls of the other processes and of users, as events of a job."""
+"""Calls of other processes and of users: each is an event of a job, and returns an answer."""

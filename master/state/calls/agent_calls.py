@@ -1,4 +1,4 @@
-"""The calls of agents, torchrun's too: each is an event of the job, and its answer. Pure."""
+"""Calls of agents, including torchrun's: each is an event of a job, and returns an answer. Pure."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from torch_edl.wire import master_pb2 as pb
 
 
 class AgentCalls:
-    """Answers agents about one job; None: there is no answer yet, the service asks again.
+    """Answers the agents of one job. None means no answer yet: the service repeats the call.
 
-    All methods raise UsageError if the job is that of a model file, which has none.
+    All methods raise UsageError if the job trains a model file: such a job has no agents.
     """
 
     def __init__(self, job: Job) -> None:
         self._job = job
 
     def agent_report(self, request: pb.AgentReportRequest, now: float) -> pb.AgentReportResponse:
-        """An agent reports what its workers do.
+        """Record an agent's report on its workers.
 
         Raises:
-            UsageError: the agent was asked to run something else than this job.
+            UsageError: the agent was started for a different script or with other arguments.
         """
         agents = self._agents()
         self._job.apply_all(agents.agent_report(request, now), now)

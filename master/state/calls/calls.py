@@ -1,5 +1,4 @@
-"""The calls of workers: each is an event of the job, and its answer. Pure. The schemas in
-``torch_edl/wire`` say what each call is for."""
+"""Calls of workers, documented in ``torch_edl/wire``: each is an event of a job. Pure."""
 
 from __future__ import annotations
 
@@ -16,14 +15,14 @@ from torch_edl.data.task_space import Shard
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 
-# A worker that was asked to leave ends by itself when its grace is over; then it is ended.
+# Seconds after its grace period at which a leaving worker is terminated.
 _OVERTIME_S = 2.0
 
 Ask = Callable[[int, int, int, str, float], pb.Ring | None]
 
 
 class Calls:
-    """Answers calls about one job; None: there is no answer yet, the service asks again.
+    """Answers the workers of one job. None means no answer yet: the service repeats the call.
 
     Args:
         cores: CPU cores to divide among the workers.
@@ -32,13 +31,13 @@ class Calls:
     def __init__(self, job: Job, *, cores: int) -> None:
         self._job = job
         self._cores = cores
-        self._config: tuple[JobConfig, str] | None = None  # and as workers read it
+        self._config: tuple[JobConfig, str] | None = None  # configuration and its JSON
         self._loss_told = False
 
     # ---- workers ----
 
     def register(self, request: pb.RegisterRequest, now: float) -> pb.RegisterResponse:
-        """A worker joins the job.
+        """Add a worker to the job.
 
         Raises:
             UsageError: the worker does not belong to the job, or was declared lost.
@@ -64,7 +63,7 @@ class Calls:
         return pb.ReportModelResponse()
 
     def report_data(self, request: pb.ReportDataRequest, now: float) -> pb.ReportDataResponse:
-        """A worker reports what its loader goes through; the first report makes the tasks.
+        """Record the data of a worker's loader; the first report makes the tasks.
 
         Raises:
             UsageError: the job trains a model file, or another worker reported other data.
@@ -86,7 +85,7 @@ class Calls:
     def fit_preprocessing(
         self, request: pb.FitPreprocessingRequest, now: float
     ) -> pb.FitPreprocessingResponse | None:
-        """A script asks for its preprocessing; the first call begins the pass that fits it.
+        """Answer a script that needs its preprocessing; the first call begins the fitting pass.
 
         Raises:
             UsageError: the job trains a model file.
@@ -113,7 +112,7 @@ class Calls:
         if job.lifecycle.outcome is not None:
             return pb.WaitUntilReadyResponse(leave=True)
         fitting = job.tasks.fitting
-        # A script asks for its preprocessing by itself.
+        # Scripts call fit_preprocessing instead.
         if job.agents is None and job.preparation.complete and not fitting.ready:
             return pb.WaitUntilReadyResponse(fit=True) if fitting.todo else None
         cluster = job.fleet.cluster()
@@ -139,7 +138,7 @@ class Calls:
         if member is None and (duty := job.fleet.duties.of(worker)):
             return pb.HeartbeatResponse(known=True, server_args=duty)
         if member is None:
-            # A worker that has left may continue with its script: it is neither lost nor unknown.
+            # A worker that left the ring may still run its script: it is neither lost nor unknown.
             left = worker in ring.left
             if left and ring.current is not None and worker in ring.current.workers:
                 job.workload.heard(request, counts=job.workload.members_save)
@@ -157,7 +156,7 @@ class Calls:
             member.draining = True
             by = now + job.config.cluster.grace_s + _OVERTIME_S
             job.fleet.leaves(worker, now, by=by)
-            if not job.lifecycle.ending:  # then the master asks
+            if not job.lifecycle.ending:  # otherwise the master asked it
                 job.lifecycle.note("info", f"worker-{worker} was asked to leave (SIGTERM)", now)
         newest = request.ring == ring.number
         if job.ring.has(worker) and job.workload.heard(request, counts=newest):
@@ -179,7 +178,7 @@ class Calls:
         )
 
     def _warn_of_loss(self, request: pb.HeartbeatRequest, now: float) -> None:
-        """A script sees to its loss by itself; a model file fails or skips by --on-nan."""
+        """Log the first non-finite loss of a script. Model files handle it with --on-nan."""
         loss = request.logged.get("loss", 0.0)
         if self._loss_told or math.isfinite(loss):
             return
@@ -238,7 +237,7 @@ class Calls:
     def _lease_fit(
         self, request: pb.LeaseRequest, member: Member, now: float
     ) -> pb.LeaseResponse | None:
-        """Tasks to fit the preprocessing; without any, the worker waits until it may begin."""
+        """Return tasks of the fitting pass, possibly none."""
         if member.draining:
             return self._answer(pb.LeaseResponse.DRAIN)
         job = self._job
@@ -250,7 +249,7 @@ class Calls:
     def lease_snapshot(
         self, request: pb.LeaseSnapshotRequest, now: float
     ) -> pb.LeaseSnapshotResponse | None:
-        """A worker that leaves writes the model, if no other worker has it; None: not ready."""
+        """Lease the final snapshot to a leaving worker, if no other worker writes it."""
         job, member = self._job, self._job.members.get(request.worker_id)
         stopping = job.lifecycle.stopping is not None and job.lifecycle.outcome is None
         holds = job.fleet.strategy in ("local", "allreduce") and not job.checkpoints.complete
@@ -258,7 +257,7 @@ class Calls:
             return pb.LeaseSnapshotResponse(leave=True)
         if not job.ring.may_lease(member):
             return pb.LeaseSnapshotResponse(leave=True)
-        # The worker has returned what it held.
+        # The worker has released its leases.
         job.tasks.drop_worker(member.id)
         leases = job.tasks.lease_snapshot(member.id, now)
         if not leases:
@@ -267,7 +266,7 @@ class Calls:
         return pb.LeaseSnapshotResponse(lease=leases[0])
 
     def nothing_to_lease(self) -> pb.LeaseResponse:
-        """The answer when there was nothing to lease for a while."""
+        """Return the answer to a call that found nothing to lease for a while."""
         return self._answer(pb.LeaseResponse.WAIT)
 
     def _answer(
@@ -342,22 +341,23 @@ class Calls:
         *,
         over: bool,
     ) -> pb.JoinRingResponse | None:
-        """
+        """Answer a worker that asks for the next ring.
+
         Args:
-            over: the scripts of all workers are over, this one's too.
+            over: the scripts of all workers have ended.
         """
         job, ring, member = self._job, self._job.ring.ring, self._job.members.get(request.worker_id)
         if member is None:
             return pb.JoinRingResponse(leave=True)
-        # Others may have died since the worker was asked to leave: a worker that alone has the
-        # model gives the model to those that wait, before it leaves.
+        # Other members may have died since the worker was asked to leave. The last one with the
+        # model passes it on to waiting workers before it leaves.
         if member.draining and job.ring.may_drain(member.id):
             self._leave(member, now, finished=False)
             return pb.JoinRingResponse(leave=True)
         if job.lifecycle.outcome is not None:
             return pb.JoinRingResponse(leave=True)
         if over or not ring.wanted(member.id):
-            # The worker ends now, and its silence is no loss.
+            # The worker exits now and is not to be declared lost.
             self._leave(member, now, finished=over)
             return pb.JoinRingResponse(leave=True)
         member.last_heartbeat = now
@@ -386,11 +386,10 @@ class Calls:
     def report_checkpoint(
         self, request: pb.ReportCheckpointRequest, now: float
     ) -> pb.ReportCheckpointResponse:
-        """Rank 0 of the newest ring has committed a checkpoint.
+        """Record a checkpoint that rank 0 of the newest ring committed.
 
-        A member that joined an earlier ring is in all rings since, and so its checkpoint is of
-        their model, whichever ring it was taken in. That of a member that was rank 0 before may be
-        older than the newest one, which has perhaps removed it.
+        Its ring does not matter: rank 0 has been in every ring since it joined. The checkpoint of a
+        former rank 0 is rejected: it may be older than the newest one, and removed.
         """
         job = self._job
         over = job.lifecycle.outcome is not None

@@ -1,4 +1,4 @@
-"""The calls of scripts on servers that wait for each other: events of the job, and their answers.
+"""Calls of scripts on servers that synchronize: each is an event of a job, and returns an answer.
 Pure."""
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from torch_edl.wire import master_pb2 as pb
 
 
 class MeetingCalls:
-    """Answers calls about one job; None: there is no answer yet, the service asks again."""
+    """Answers the scripts of one job. None means no answer yet: the service repeats the call."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
 
     def begin_pass(self, request: pb.BeginPassRequest, now: float) -> pb.BeginPassResponse | None:
-        """A script begins a loop over a loader.
+        """Begin a script's loop over a loader.
 
         Raises:
-            UsageError: there are more records in so many epochs than are counted.
+            UsageError: the epochs have more records than the job can count.
         """
         job = self._job
         if job.tasks.records_of(request.epochs) > MOST_RECORDS:
@@ -36,8 +36,8 @@ class MeetingCalls:
         return pb.BeginPassResponse(begun=True, over=self._is_over(request.number))
 
     def _extend(self, epochs: int) -> bool:
-        """Adds the tasks of further epochs, if a script loops over the data more often than it has
-        announced; False: what is trained is saved first."""
+        """Add the tasks of further epochs if a script loops more often than announced. Returns
+        False while the final checkpoint of the earlier epochs is being written."""
         job, main = self._job, self._job.tasks.main
         if main is None or epochs <= main.space.epochs:
             return True
@@ -51,13 +51,13 @@ class MeetingCalls:
         return True
 
     def meet(self, request: pb.MeetRequest, now: float) -> pb.MeetResponse | None:
-        """A script comes to a value that all scripts compute together."""
+        """Synchronize a script with the others on a value that they compute together."""
         if self._leaves(request.worker_id):
             return pb.MeetResponse(leave=True)
         return self._job.meetings.meet(request, over=self._is_over(request.passes))
 
     def _is_over(self, number: int) -> bool:
-        """Whether the training is beyond a loop over a loader."""
+        """Return whether records of a later loop are done."""
         epochs = self._job.meetings.epochs.get(number)
         return epochs is not None and self._job.tasks.is_beyond(epochs)
 

@@ -1,4 +1,4 @@
-"""The calls of parameter servers, and of those that look for them. Pure."""
+"""Calls of parameter servers, and of clients that look for them. Pure."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ def _repaired(server: int, shard: int, lost: int, damage: str) -> str:
 
 
 class ServerCalls:
-    """Answers calls about the servers of one job; None: there is no answer yet."""
+    """Answers calls about the servers of one job. None means no answer yet."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
 
     def register(self, request: pb.RegisterServerRequest, now: float) -> pb.RegisterServerResponse:
-        """A server listens.
+        """Register a server that listens.
 
         Raises:
-            UsageError: the server does not belong to the job, or another one has its shard.
+            UsageError: the server does not belong to the job, or another server has its shard.
         """
         job, shard = self._job, request.shard
         before = job.fleet.cluster()
@@ -50,7 +50,7 @@ class ServerCalls:
         return pb.RegisterServerResponse()
 
     def _take_back(self, server: Process, marks: Watermarks, now: float) -> None:
-        """Has the records trained again that a server had acknowledged, and lacks: its machine lost
+        """Return records to the queue that a server acknowledged and lost, because its machine lost
         power before they were on the disk."""
         job, main = self._job, self._job.tasks.main
         if main is None or not job.config.trains or job.checkpoints.final is not None:
@@ -62,7 +62,7 @@ class ServerCalls:
         text = f"ps-{server.id} lacks {records} that it had: its machine lost power"
         workers = [job.fleet.process("worker", member.id) for member in job.members]
         if any(worker is None or worker.ready for worker in workers):
-            # Their pushes may say that the tasks of these records are over.
+            # Their pushes may retire the tasks of these records.
             text = f"{text}, and shard {server.shard} goes on without them"
             job.lifecycle.note("error", f"{text}; --fsync always loses none", now)
             return
@@ -81,11 +81,12 @@ class ServerCalls:
     def heartbeat(
         self, request: pb.ServerHeartbeatRequest, now: float
     ) -> pb.ServerHeartbeatResponse:
-        """A server lives."""
+        """Record the heartbeat of a server."""
         job = self._job
         process = job.fleet.servers.heard(request.shard, request.incarnation, now)
         if process is None:
-            # One that ends with the job was not replaced, though its end may take a while to come.
+            # A server that ends with the job was not replaced, although its process may take a
+            # while to exit.
             over = job.lifecycle.outcome is not None
             known = over and job.fleet.servers.has(request.shard, request.incarnation)
             return pb.ServerHeartbeatResponse(known=known)
@@ -107,7 +108,7 @@ class ServerCalls:
     def get_cluster(
         self, request: pb.GetClusterRequest, now: float
     ) -> pb.GetClusterResponse | None:
-        """Answers when another server has the shard."""
+        """Answer once the caller's server is superseded, or the job is over."""
         job = self._job
         if job.lifecycle.outcome is not None or job.fleet.strategy != "ps":
             return pb.GetClusterResponse()
@@ -116,5 +117,5 @@ class ServerCalls:
         return self.cluster_now()
 
     def cluster_now(self) -> pb.GetClusterResponse:
-        """The answer when no server has changed for a while."""
+        """Return the answer to a call that saw no change for a while."""
         return pb.GetClusterResponse(cluster=self._job.fleet.cluster(starting=True))

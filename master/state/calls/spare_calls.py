@@ -1,4 +1,4 @@
-"""The call of spares: an event of the job, and its answer. Pure."""
+"""The call of spares: an event of a job, and its answer. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch_edl.wire import master_pb2 as pb
 
 
 class SpareCalls:
-    """Answers spares of one job; None: there is no answer yet, the service asks again."""
+    """Answers the spares of one job. None means no answer yet: the service repeats the call."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -16,7 +16,7 @@ class SpareCalls:
     def await_place(
         self, request: pb.AwaitPlaceRequest, now: float
     ) -> pb.AwaitPlaceResponse | None:
-        """A spare asks for the place of a worker; None: all workers are there."""
+        """Assign a worker slot or a server to a spare; None while neither is free."""
         job = self._job
         process = job.fleet.process("worker", request.worker_id)
         if duty := job.fleet.duties.of(request.worker_id):
@@ -37,7 +37,7 @@ class SpareCalls:
         spares = self._job.fleet.spares
         if spares.given_up:
             return
-        # The model file has changed, perhaps. That is no matter of the workers that train.
+        # The model file may have changed; this does not affect the running workers.
         spares.given_up = True
         text = f"{request.error}; a spare found this, the workers continue without spares"
         self._job.lifecycle.note("warning", text, now, request.traceback)

@@ -1,4 +1,4 @@
-"""The calls of the user's commands: each is an event of the job, and its answer. Pure."""
+"""Calls of the user's commands: each is an event of a job, and returns an answer. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from torch_edl.wire import master_pb2 as pb
 
 
 class UserCalls:
-    """Answers commands about one job."""
+    """Answers the commands of users about one job."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
 
     def scale(self, request: pb.ScaleRequest, now: float) -> pb.ScaleResponse:
-        """Keep another number of workers, or of servers, from now on; or neither, if one of the
-        numbers cannot be.
+        """Set the number of workers, of servers, or both. An invalid number changes neither.
 
         Raises:
             UsageError: a number is not possible.
@@ -41,8 +40,7 @@ class UserCalls:
         return pb.StopResponse()
 
     def get_stacks(self, request: pb.GetStacksRequest, now: float) -> pb.GetStacksResponse:
-        """Ask all workers for the stacks of their threads; those that have told them are in the
-        answer."""
+        """Request the stacks of all workers' threads. The answer has those received so far."""
         for member in self._job.members:
             if member.stacks_asked < request.number:
                 member.ask_stacks(request.number)
@@ -59,10 +57,10 @@ class UserCalls:
         )
 
     def add_events(self, request: pb.AddEventsRequest, now: float) -> pb.AddEventsResponse:
-        """A command has done something to the job.
+        """Append the events of a command to the log.
 
         Raises:
-            UsageError: an event is not one.
+            UsageError: an event has an unknown level.
         """
         self._job.lifecycle.log.add_from(request.source, request.events)
         return pb.AddEventsResponse()

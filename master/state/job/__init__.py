@@ -1,1 +1,1 @@
-"""One job: a state machine that is composed of the other folders."""
+"""The state machine of one job, composed of those in the other folders."""

@@ -1,6 +1,4 @@
-"""The checkpoints of a job: when one is due, which one is the newest, and the output at the end.
-Pure.
-"""
+"""Checkpoints of a job: when one is due, the newest, and the output at the end. Pure."""
 
 from __future__ import annotations
 
@@ -36,29 +34,30 @@ from torch_edl.wire import master_pb2 as pb
 _RETRY_S = 5.0
 _EARLY_RETRY_S = 0.5
 _FINAL_ATTEMPTS = 3
-# More attempts to move a model than a master makes.
+# Upper bound on the moves that one master attempts.
 _MOVES_OF_A_MASTER = 1 << 32
 
 
 @dataclass(frozen=True)
 class CutTaken:
-    """The servers are sealed, and all that they acknowledged is in the cut."""
+    """The servers are sealed, and the checkpoint ``saved`` contains all that they acknowledged."""
 
     saved: Saved
     servers: tuple[int, ...]
-    """Their incarnations, in the order of shards."""
+    """Incarnations of the sealed servers, in the order of shards."""
 
 
 class CheckpointManager:
-    """Checkpoints while training continues; at the end a flush, the last checkpoint, the output.
+    """Checkpoints during training; at the end a flush, the final checkpoint and the output.
 
-    Checkpoints are taken one at a time: one is due each ``every`` steps, a final one at the end if
-    there is a directory for checkpoints or the model is wanted, and a cut when the model moves to
-    other servers. Events of an earlier incarnation of the model are ignored.
+    One checkpoint is taken at a time: a periodic one every ``every`` steps, a final one if a
+    checkpoint directory or an output is set, and a cut when the model moves to other servers.
+    Events of an earlier incarnation of the model are ignored.
 
     Args:
-        folder: of the job; without a directory for checkpoints the final one and cuts go there.
-        resumed: the checkpoint to continue from.
+        folder: folder of the job; receives final checkpoints and cuts without a checkpoint
+            directory.
+        resumed: the checkpoint to resume from.
     """
 
     def __init__(self, config: JobConfig, *, folder: Path, resumed: Saved | None) -> None:
@@ -67,7 +66,8 @@ class CheckpointManager:
         self.newest = resumed
         self.final: Saved | None = None
         self.named = str(resumed.path) if resumed is not None else ""
-        """The checkpoint to go back to; that of a script's ring only its members have read."""
+        """Path of the checkpoint to restore after a loss; empty before the first. That of a
+        script's ring has been read by its members only."""
         self._config = config.checkpoint
         self._job = config.name
         self._trains = config.trains
@@ -84,8 +84,8 @@ class CheckpointManager:
         self._snapshots = 0
         self._moves = 0
         self._life = 0  # of the master
-        self._by_worker = False  # a worker writes what is taken
-        self._commit: CommitLocal | None = None  # under way
+        self._by_worker = False  # a worker writes the running checkpoint
+        self._commit: CommitLocal | None = None  # in progress
         self._stopped = False
         self._reset()
 
@@ -105,30 +105,31 @@ class CheckpointManager:
 
     @property
     def complete(self) -> bool:
-        """Nothing is left to be saved or written."""
+        """True if no checkpoint or output remains to be written."""
         wanted = self._trains and (self._config.dir or self._config.output)
         return (self.final is not None or not wanted) and self._written
 
     @property
     def restore_from(self) -> str:
-        """What a new incarnation of the model loads; empty: nothing."""
+        """Path that a new incarnation of the model loads; empty for a new model."""
         return self.named or self._config.load
 
     @property
     def values_only(self) -> bool:
-        """Whether :attr:`restore_from` is the model of another job, whose tasks are not ours."""
+        """True if :attr:`restore_from` is another job's model, whose watermarks do not apply
+        here."""
         return not self.named
 
     @property
     def shown(self) -> str:
-        """The checkpoint of which the status tells."""
+        """Checkpoint that the status reports; empty for a temporary one."""
         return "" if Path(self.named).parent == self._temporary else self.named
 
     def due(self, steps: int, *, settled: bool, now: float) -> bool:
-        """Whether to :meth:`take` a checkpoint now.
+        """Return whether :meth:`take` is to be called now.
 
         Args:
-            steps: minibatches done, those of running tasks included.
+            steps: minibatches done, including those of running tasks.
             settled: all training is done and applied.
         """
         if self._running or now < self._not_before:
@@ -140,16 +141,17 @@ class CheckpointManager:
     # ---- what happens ----
 
     def take_actions(self) -> list[Effect]:
-        """What is to be done since the last call."""
+        """Return the actions that were requested since the last call."""
         actions, self._actions = self._actions, []
         return actions
 
     def stop(self) -> None:
-        """The job is to end before all is trained: there is a final checkpoint, but no output."""
+        """Prepare the end of a stopping job: a final checkpoint, but no output."""
         self._stopped = self._written = True
 
     def settle(self, cluster: pb.Cluster, *, trained: bool) -> bool:
-        """Whether all training is done and applied; in sync mode servers hold some of it back."""
+        """Return whether all training is done and applied. In sync mode, the servers are flushed
+        first."""
         self._incarnation = cluster.incarnation
         if not trained or self._flushed or not cluster.servers:
             return trained
@@ -169,15 +171,16 @@ class CheckpointManager:
         settled: bool,
         moves: bool = False,
     ) -> Path | None:
-        """Begins a checkpoint that is due.
+        """Begin a checkpoint that is due.
 
         Args:
-            progress: what is done.
-            manifest: without what is known when the checkpoint is written.
-            moves: it is the cut with which the model moves to other servers.
+            progress: watermarks of what is done.
+            manifest: manifest without the fields that are known only after the write.
+            moves: the checkpoint is the cut of a move to other servers.
 
         Returns:
-            The folder to which a worker is to write the model, if only workers have it.
+            The folder in which a worker is to write the model, if there are no servers; None
+            otherwise.
         """
         self._running = "cut" if moves else "final" if settled else "periodic"
         self._by_worker = not cluster.servers
@@ -188,7 +191,7 @@ class CheckpointManager:
             self._cut_servers = tuple(server.incarnation for server in servers)
             if moves:
                 self._moves += 1
-                # Of no clock: that of the machine of an earlier master may be ahead of ours.
+                # Not a clock: the clock of an earlier master's machine may be ahead.
                 move = self._life * _MOVES_OF_A_MASTER + self._moves
             self._actions.append(
                 SaveServers(
@@ -208,15 +211,15 @@ class CheckpointManager:
 
     @property
     def running(self) -> bool:
-        """A checkpoint is taken now."""
+        """True while a checkpoint is being taken."""
         return bool(self._running)
 
     def may_cut(self, now: float) -> bool:
-        """Whether no checkpoint is taken now, and none has just failed."""
+        """Return whether a cut can begin: no checkpoint is running, and the retry pause is over."""
         return not self._running and now >= self._not_before
 
     def moved(self, cut: Saved, incarnation: int) -> None:
-        """The model moved to other servers, which restore the cut."""
+        """Record that new servers restore the cut under a new incarnation of the model."""
         self._incarnation = incarnation
         self._flushed, self._flushing = not self._flushes, False
         self._prune(cut)
@@ -226,52 +229,54 @@ class CheckpointManager:
         self._actions.append(Prune(newest.path, keep))
 
     def merge(self, tasks: int) -> None:
-        """The predictions of so many tasks are all made."""
+        """Request the merge of the predictions of all ``tasks``, once."""
         if self._parts and not self._written and not self._writing:
             self._writing = True
             parts, output = Path(self._parts), Path(self._output)
             self._actions.append(MergePredictions(parts, output, tasks))
 
     def snapshot_written(self, directory: Path, manifest: Manifest) -> None:
-        """A worker wrote its model."""
+        """Request the commit of a model that a worker wrote."""
         self._commit = CommitLocal(
             directory, manifest, self._incarnation, self.root, restored=self.named
         )
         self._actions.append(self._commit)
 
     def written_by_ring(self, directory: str) -> list[Note]:
-        """The ring of a script wrote a checkpoint: the job goes back to it from now on."""
+        """Record a checkpoint that a script's ring wrote; it becomes the one to restore."""
         if directory == self.named:
             return []
         self.named = directory
         return [Note("info", f"checkpoint {directory}")]
 
     def promote(self) -> None:
-        """A worker that leaves writes the checkpoint that runs: the final one."""
+        """Make a running checkpoint the final one: a leaving worker writes it."""
         self._running = self._running and "final"
 
     def resume_at_end(self, total_steps: int) -> bool:
-        """Whether the newest checkpoint holds everything already: then it is the final one."""
+        """Return whether the newest checkpoint already holds all steps; if so, it is the final
+        one."""
         if self.newest is None or self.newest.manifest.steps != total_steps:
             return False
         self._finish(self.newest)
         return True
 
     def continued(self) -> None:
-        """There is more to train, after all was trained and saved."""
+        """Require another final checkpoint and output: tasks were added after the end."""
         self.final = None
         self._flushed = not self._flushes
         self._written = self._stopped or not self._output
 
     def restore(self, incarnation: int) -> Saved | None:
-        """The model is lost and goes back to the newest checkpoint, which is returned."""
+        """Reset for a new incarnation of a lost model. Returns the newest checkpoint, which it
+        loads."""
         self._incarnation = incarnation
         self._reset()
-        self._failures = 0  # those of servers that are gone
+        self._failures = 0  # failures of the old servers
         return self.newest
 
     def apply(self, event: EffectEvent, now: float) -> list[Note | Failure | CutTaken]:
-        """Takes what came of an action."""
+        """Handle the result of an action. Returns the events that follow."""
         match event:
             case CheckpointSaved() if self._running and event.incarnation == self._incarnation:
                 return self._saved(event.saved)
@@ -298,7 +303,7 @@ class CheckpointManager:
         notes = [Note("info", f"checkpoint {saved.path}")] if self._config.dir else []
         if was == "cut":
             return [*notes, CutTaken(saved, self._cut_servers)]
-        # Not before it is the one to go back to.
+        # Only after the new checkpoint is the one to restore.
         self._prune(saved)
         if was == "final":
             self._finish(saved)
@@ -319,7 +324,7 @@ class CheckpointManager:
             if self._failures >= _FINAL_ATTEMPTS:
                 return [Failure(f"the trained model cannot be saved in {self.root}: {error}")]
         elif self._every:
-            self._next = 0  # as soon as the pause is over, not only at the next multiple
+            self._next = 0  # after the pause, not at the next multiple
         return [Note("warning", f"checkpoint not written, the next attempt follows: {error}")]
 
     def _finish(self, saved: Saved) -> None:
@@ -331,7 +336,7 @@ class CheckpointManager:
     # ---- a restart of the master ----
 
     def to_state(self) -> dict[str, Any]:
-        """What a restarted master needs, as JSON can say it."""
+        """Return the state for a restarted master, as JSON values."""
         commit = self._commit
         return {
             "newest": self.named,
@@ -348,10 +353,11 @@ class CheckpointManager:
         }
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
-        """The inverse of :meth:`to_state`, given the newest checkpoint that is on the disk.
+        """Restore what :meth:`to_state` returned; :attr:`newest` is the newest checkpoint on the
+        disk.
 
-        What an earlier master had begun and not noted as done is begun again: a flush, the output,
-        the commit of what a worker wrote, and a checkpoint of servers, whose hold it let go of.
+        Work that an earlier master began and did not record as done begins again: a flush, the
+        output, the commit of a worker's files, and a checkpoint of servers that it had suspended.
         """
         if self.newest is None:
             self.named = state["newest"]
@@ -363,7 +369,7 @@ class CheckpointManager:
             directory, manifest = state["commit"]
             self._running = state["running"]
             self.snapshot_written(Path(directory), Manifest.from_json(manifest))
-        elif state["by_worker"]:  # it has the task
+        elif state["by_worker"]:  # the worker has the task
             self._running = state["running"]
         elif state["running"] == "periodic":
             self._next = 0
@@ -371,10 +377,10 @@ class CheckpointManager:
             self._finish(self.newest)
 
     def release(self, cluster: pb.Cluster) -> None:
-        """The servers no longer hold back what an earlier master meant to save."""
+        """Request that the servers admit pushes that an earlier master's checkpoint suspended."""
         self._actions.append(Release(cluster.servers, self._job))
 
     def begin_life(self, life: int) -> None:
-        """No snapshot of this master has the folder of one that an earlier master asked for, and
-        its moves have higher numbers."""
+        """Set the number of this master, which keeps its snapshot folders and moves apart from
+        those of earlier masters."""
         self._life = life

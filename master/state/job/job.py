@@ -1,8 +1,7 @@
-"""The job: one state machine, composed of a workload, a workforce, a ring and checkpoints. Pure.
+"""The state machine of a job: a workload, a workforce, a ring and checkpoints. Pure.
 
-Every method is an event with the time at which it happened; the service calls them under its lock.
-:meth:`Job.tick` returns what is to be done in the world; what came of it comes back through
-:meth:`Job.apply`. A model file and a script differ in the workload and the workforce.
+Each method is an event at time ``now``; the service calls it under its lock. :meth:`Job.tick`
+returns actions, and :meth:`Job.apply` receives their results.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
 from torch_edl.processes.spec import ProcessExit, ProcessRefused, ProcessRuns, ProcessWaits
 
-# Seconds before a worker is declared lost for want of a step at which it is asked for its stacks.
+# Seconds before the task timeout at which a worker without progress is asked for its stacks.
 _ASK_STACKS_S = 5.0
 _RESTARTED = {
     "ps": ("the servers", ""),
@@ -72,9 +71,9 @@ class Job:
 
     Args:
         fleet: its processes, none of them started yet.
-        folder: of the job, for what is temporary.
-        resumed: the checkpoint to continue from.
-        preprocessing: that of the job, fitted by a master before or with the model that is loaded.
+        folder: temporary folder of the job.
+        resumed: the checkpoint to resume from.
+        preprocessing: already fitted, by an earlier master or with the loaded model.
         wall_offset_s: Unix time minus the clock of the events.
     """
 
@@ -97,12 +96,12 @@ class Job:
         self.checkpoints = CheckpointManager(config, folder=folder, resumed=resumed)
         self.failover = Failover(config, fleet)
         self.tasks = TaskScheduler(config, preprocessing)
-        """What workers lease; nothing, where a script goes through its data in a ring."""
+        """Tasks that workers lease; empty for a script in a ring."""
         self.workload: Workload = ScriptProgress() if script else self.tasks
         self.ring = RingCoordinator(self.members, self.tasks, min_workers=least)
         self.workforce: Workforce = LaunchedWorkforce(fleet, self.ring.ring, min_workers=least)
         self.agents: ScriptWorkforce | None = None
-        """The workforce, where agents or torchrun start the workers."""
+        """The workforce if agents or torchrun start the workers; None otherwise."""
         if isinstance(fleet, ScriptFleet):
             self.workforce = self.agents = ScriptWorkforce(
                 config, fleet, self.ring.ring, members=self.members, lifecycle=self.lifecycle
@@ -114,34 +113,35 @@ class Job:
             config, fleet, self.lifecycle, self.tasks, self.members, self.checkpoints
         )
         self.damaged = 0
-        self._late: set[int] = set()  # workers without a step, which were asked for their stacks
-        self.restarts = 0  # of the master
+        self._late: set[int] = set()  # workers asked for their stacks
+        self.restarts = 0  # restarts of the master
         self.reason = "a training script" if script else ""
-        """Why the strategy was chosen."""
+        """Reason for the choice of the strategy."""
         self.changed = False
-        """Workers that wait for a ring or a round have an answer."""
+        """True if calls that wait for a ring or a round can be answered."""
 
     # ---- queries ----
 
     @property
     def state(self) -> str:
-        """starting, running, stopping, finishing, finished, failed or stopped."""
+        """Phase: starting, running, stopping, finishing, finished, failed or stopped."""
         closed = self.workforce.closed and not self.lifecycle.ending
         return "finishing" if closed else self.lifecycle.state
 
     def done(self) -> tuple[int, int]:
-        """(records, minibatches) that are in the model."""
+        """Return (records, minibatches) that are in the model."""
         return self.workload.done(self.members)
 
     # ---- the model and the data ----
 
     def start(self, now: float) -> None:
-        """The master listens: what is certain to be needed starts at once."""
-        if not self.fleet.strategy:  # not started again
+        """Begin the job once the master listens: start what every strategy needs."""
+        if not self.fleet.strategy:  # a new job, not a restarted master
             self.prepare(self.preparation.start(), now)
 
     def prepare(self, events: Iterable[PreparationEvent], now: float) -> None:
-        """Takes what the preparation has found, unless the job is over."""
+        """Apply the events of the preparation; a UsageError fails the job. Ignored after the
+        end."""
         if self.lifecycle.outcome is not None:
             return
         try:
@@ -159,7 +159,7 @@ class Job:
             )
 
     def compose(self, strategy: str) -> None:
-        """The strategy is known, and with it what the workers go through."""
+        """Select the workload that the strategy implies."""
         self.tasks.lockstep = strategy == "allreduce"
         if strategy == "ps":
             self.workload = self.tasks
@@ -167,7 +167,7 @@ class Job:
     # ---- what came of actions, and what happened in the parts ----
 
     def apply(self, event: JobEvent, now: float) -> None:
-        """Takes an event of a part, or what came of an action."""
+        """Apply an event of a part, or the result of an action."""
         match event:
             case Note():
                 self.lifecycle.note(event.level, event.text, now, event.traceback)
@@ -222,7 +222,7 @@ class Job:
                 self.apply_all(self.checkpoints.apply(event, now), now)
 
     def apply_all(self, events: Iterable[JobEvent], now: float) -> None:
-        """Takes events in their order."""
+        """Apply events in order."""
         for event in events:
             self.apply(event, now)
 
@@ -247,7 +247,7 @@ class Job:
         self.ring.ring.drop(worker)
 
     def exited(self, exit: ProcessExit, now: float, *, log: str) -> None:
-        """A process that the master started has ended."""
+        """Handle the exit of a process that the master started."""
         self.apply_all(self.workforce.ended(exit, now), now)
         result = self.fleet.exited(exit, now, log=log)
         if exit.role == "worker":
@@ -272,12 +272,12 @@ class Job:
 
     @property
     def _worker_had_model(self) -> bool:
-        """A worker that is lost takes the model with it; before it is trained there is none."""
+        """True if the loss of the worker is the loss of the model (strategy ``local``)."""
         local = self.fleet.strategy == "local" and self.config.kind == "train"
         return local and self.tasks.fitting.ready
 
     def form_ring(self, now: float) -> bool:
-        """Forms the next ring if it is time; returns whether it did."""
+        """Form the next ring if it is due. Returns whether one was formed."""
         ring, fleet = self.ring.ring, self.fleet
         if not self.ring.due(now, workers_wanted=fleet.workers_wanted):
             return False
@@ -291,7 +291,7 @@ class Job:
         return True
 
     def _renew(self, text: str, now: float) -> None:
-        """The model is lost: a new incarnation begins from the newest checkpoint."""
+        """Begin a new incarnation of a lost model from the newest checkpoint."""
         if self.lifecycle.stopping is not None:
             self.lifecycle.stopped(now, text)
             return
@@ -317,10 +317,10 @@ class Job:
     # ---- the user ----
 
     def stop(self, reason: str, now: float, *, at_once: bool = False) -> None:
-        """The job is to end; may be repeated.
+        """Stop the job; may be called again.
 
         Args:
-            at_once: without a final checkpoint, and no process is waited for.
+            at_once: do not write a final checkpoint, and do not wait for processes.
         """
         if at_once:
             self.fleet.hurry()
@@ -344,7 +344,7 @@ class Job:
     # ---- time ----
 
     def tick(self, now: float) -> list[Action]:
-        """What is to be done now."""
+        """Advance the job to ``now``. Returns the actions to execute."""
         lifecycle, newest = self.lifecycle, self.checkpoints.shown
         if lifecycle.outcome is None:
             self._lose_silent_workers(now)
@@ -388,7 +388,7 @@ class Job:
         self._end_stuck_workers(now)
 
     def _end_stuck_workers(self, now: float) -> None:
-        """Declares workers lost that make no step, after they have told what their threads do."""
+        """Declare workers without progress lost, after requesting the stacks of their threads."""
         cluster = self.config.cluster
         late = self.tasks.late(now + min(_ASK_STACKS_S, cluster.task_timeout_s / 2))
         for asked in filter(None, map(self.members.get, late - self._late)):
@@ -412,9 +412,9 @@ class Job:
         self._worker_lost(WorkerLost(worker, why, declared=True), now, shown)
 
     def _advance(self, now: float) -> None:
-        """Evaluates and saves when it is time."""
+        """Begin evaluations and checkpoints that are due."""
         records, steps = self.done()
-        if records or not self.workload.members_save:  # members say what they have after a while
+        if records or not self.workload.members_save:  # members of a ring report after a while
             self.lifecycle.resumed_from(records)
         if records or self.tasks.ready:
             self.lifecycle.rates.sample(now, records, steps)
@@ -431,7 +431,7 @@ class Job:
             self.apply_all(events, now)
 
     def _is_trained(self, now: float) -> bool:
-        """Whether nothing is trained any more: all is done, or all workers that train have left."""
+        """Return whether all tasks are done, or all training workers have left."""
         stopping = self.lifecycle.stopping
         if stopping is None:
             return self.tasks.trained or self.workforce.scripts_over(now)  # it may leave its loop
@@ -439,7 +439,7 @@ class Job:
         return self.fleet.strategy != "ps" or not len(self.members) or now >= stopping.leave_by
 
     def conclude(self, now: float) -> None:
-        """Ends the job if the workforce, or the work, is over."""
+        """End the job if the workforce or the work is over."""
         if self.lifecycle.ending:
             return
         open, over = self.milestones.work_is_open, self.milestones.settled

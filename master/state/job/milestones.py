@@ -1,4 +1,4 @@
-"""What follows from the progress of a job: epochs, evaluations, checkpoints, the end. Pure."""
+"""Effects of a job's progress: ends of epochs, evaluations, checkpoints, the end. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torch_edl.data.task_space import TaskSpace
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 
-# The log tells of at most this many ends of epochs, however many epochs there are.
+# Upper bound on the ends of epochs that the log reports.
 _EPOCHS_TOLD = 10
 
 
@@ -34,12 +34,12 @@ class TrainingDone:
 
 @dataclass(frozen=True)
 class Kept:
-    """The newest checkpoint holds all that a job which is to stop has done."""
+    """The newest checkpoint contains all progress of a stopping job."""
 
 
 @dataclass(frozen=True)
 class MoveBegun:
-    """The servers are about to be sealed: the move is to be carried through."""
+    """The servers are about to be sealed; from now on the move has to be completed."""
 
 
 MilestoneEvent = TrainingDone | Kept | MoveBegun | CutTaken | EvaluationResult | Note | Failure
@@ -49,7 +49,7 @@ class Milestones:
     """Begins evaluations and checkpoints when they are due.
 
     Args:
-        tasks: of the job; nothing happens before they are made.
+        tasks: tasks of the job; nothing happens before they are made.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class Milestones:
     ) -> None:
         self.left_out = NanSteps()
         self.settled = False
-        """Everything is trained, evaluated, saved and written."""
+        """True once everything is trained, evaluated, saved and written."""
         self.epoch_ends: list[dict[str, float]] = []
-        """The figures of the evaluation at the end of each epoch; empty: there was none."""
+        """Metrics of the evaluation at the end of each epoch; empty if the epoch had none."""
         self._config = config
         self._tasks = tasks
         self._checkpoints = checkpoints
@@ -67,21 +67,22 @@ class Milestones:
 
     @property
     def work_is_open(self) -> bool:
-        """There is work that is not over."""
+        """True if the tasks are made and not everything is settled."""
         return self._tasks.ready and not self.settled
 
     def has_more_than_is_kept(self, records: int) -> bool:
-        """Whether a checkpoint of now would hold more than the one that the job began with.
+        """Return whether a final checkpoint would contain more records than the job began with;
+        False without a checkpoint directory.
 
         Args:
-            records: those that are in the model.
+            records: number of records in the model.
         """
         config, more = self._config, records > self._tasks.records_before
         keeps = config.checkpoint.dir and config.trains and not self._checkpoints.complete
         return bool(keeps) and self._tasks.ready and more
 
     def begun(self) -> list[Note]:
-        """The tasks are made."""
+        """Record that the tasks are made. Returns a warning if nothing is left to train."""
         main = self._tasks.main
         if main is None or not self._config.trains:
             return []
@@ -89,7 +90,7 @@ class Milestones:
         return [Note("warning", nothing_left(self._config))] if self.restored() else []
 
     def restored(self) -> bool:
-        """Training is where the queue is now; returns whether nothing is left to train."""
+        """Reset to the progress of the queue. Returns whether nothing is left to train."""
         main = self._tasks.main
         if main is None:
             return False
@@ -97,7 +98,7 @@ class Milestones:
         whole = _whole_epochs(main)
         self.epoch_ends = [*self.epoch_ends[:whole], *({} for _ in range(whole))][:whole]
         self.left_out.begin(main.space.total_records - main.records_done)
-        at_end = not main.space.open  # a stream goes on
+        at_end = not main.space.open  # a stream has no end
         return at_end and self._checkpoints.resume_at_end(main.space.total_steps)
 
     def advance(
@@ -111,13 +112,13 @@ class Milestones:
         moves: bool,
         now: float,
     ) -> list[MilestoneEvent]:
-        """What has come about since the last call.
+        """Begin what is due. Returns the events since the last call.
 
         Args:
-            steps: minibatches done, those of running tasks included.
-            cluster: None while the servers start.
-            trained: nothing is trained any more.
-            stopping: the job is to stop: what is done is kept, and not evaluated.
+            steps: minibatches done, including those of running tasks.
+            cluster: the servers; None while one starts.
+            trained: training is over.
+            stopping: the job is to stop: its progress is saved, but not evaluated.
             moves: the model is to move to other servers.
         """
         main, evaluations = self._tasks.main, self._tasks.evaluations
@@ -162,8 +163,8 @@ class Milestones:
         return events
 
     def _is_kept(self) -> bool:
-        """Whether the newest checkpoint holds all that is done, such as the cut of a model that has
-        moved to servers which no worker has reached yet."""
+        """Return whether the newest checkpoint contains all progress, as after a move to servers
+        that no worker has reached yet."""
         main, newest = self._tasks.main, self._checkpoints.newest
         if main is None or newest is None:
             return False
@@ -171,7 +172,7 @@ class Milestones:
         return steps_of(main.space, both) <= newest.manifest.steps
 
     def evaluated(self) -> list[Note]:
-        """An evaluation is over: an epoch is, too, if one belongs to each, or the training."""
+        """Record the end of an evaluation. With one per epoch, apply the early-stopping rule."""
         main, train, evaluations = self._tasks.main, self._config.train, self._tasks.evaluations
         if main is None or evaluations is None or not evaluations.per_epoch:
             return []
@@ -197,7 +198,8 @@ class Milestones:
         ]
 
     def _epochs(self) -> list[Note]:
-        """The ends of epochs since the last call, and the limit that cut the last one."""
+        """Return notes on epochs that ended since the last call, and on the limit that cut the
+        last."""
         main = self._tasks.main
         if main is None or not self._config.trains:
             return []
@@ -218,7 +220,7 @@ class Milestones:
         return notes
 
     def _limit(self, main: TaskQueue) -> str:
-        """What ended the training before its last epoch was done."""
+        """Return which limit ended the training before its last epoch was done."""
         most = self._config.train.max_steps
         if not most or main.steps_done < most:
             return f"--max-records {self._config.data.max_records} is reached"
@@ -237,7 +239,7 @@ class Milestones:
         return notes
 
     def snapshot_written(self, event: SnapshotWritten, strategy: str) -> None:
-        """A worker wrote the model: a checkpoint is made of it."""
+        """Request the commit of a model that a worker wrote."""
         assert self._tasks.main is not None
         snapshot = event.snapshot
         manifest = self._manifest(strategy)
@@ -253,7 +255,7 @@ class Milestones:
         self._checkpoints.snapshot_written(Path(event.directory), manifest)
 
     def kept(self) -> None:
-        """What the newest checkpoint holds is what a job that stops has done."""
+        """Set the progress of a stopping job to that of the newest checkpoint."""
         newest = self._checkpoints.newest
         if newest is not None and self._tasks.main is not None:
             self._tasks.restore_main(newest)
@@ -261,7 +263,7 @@ class Milestones:
     # ---- a restart of the master ----
 
     def to_state(self) -> dict[str, Any]:
-        """What a restarted master needs, as JSON can say it."""
+        """Return the state for a restarted master, as JSON values."""
         return {
             "settled": self.settled,
             "epoch": self._epoch,
@@ -270,7 +272,7 @@ class Milestones:
         }
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
-        """The inverse of :meth:`to_state`."""
+        """Restore what :meth:`to_state` returned."""
         self.settled, self._epoch = state["settled"], state["epoch"]
         self.epoch_ends = state["epoch_ends"]
         self.left_out.from_state(state["left_out"])
@@ -281,12 +283,12 @@ class Milestones:
 
 
 def _epochs_over(main: TaskQueue) -> int:
-    """Epochs in which nothing is left to train: all, if a limit ends the job before."""
+    """Return the number of epochs that are over: all of them if a limit ended the training."""
     return main.space.epochs if main.complete else _whole_epochs(main)
 
 
 def _ended_early(main: TaskQueue) -> Note:
-    """The script ended before its last task: between two epochs, or in a loop."""
+    """Return the note on a script that ended before its last task, between epochs or within one."""
     whole, left = _whole_epochs(main), main.space.total - main.done
     if whole and main.done == main.space.total * whole // main.space.epochs:
         return Note("info", f"the script stopped after {whole:,} of {main.space.epochs:,} epochs")
@@ -295,5 +297,5 @@ def _ended_early(main: TaskQueue) -> Note:
 
 
 def _whole_epochs(main: TaskQueue) -> int:
-    """Epochs all of whose records are trained."""
+    """Return the number of epochs whose records are all trained."""
     return main.space.epochs_before(main.retired_before)

@@ -1,6 +1,5 @@
-"""What a job needs to know before it can train: its strategy, from the model, and its tasks, from
-the data. Pure.
-"""
+"""Preparation of a job: the strategy, chosen from the model, and the tasks, cut from the data.
+Pure."""
 
 from __future__ import annotations
 
@@ -41,10 +40,10 @@ class Decided:
 
 @dataclass(frozen=True)
 class TasksMade:
-    """The tasks are known."""
+    """The tasks were made."""
 
     text: str
-    """How many there are."""
+    """Number of records, tasks and files, for the log."""
 
 
 PreparationEvent = DataScanned | Decided | TasksMade | Note
@@ -53,16 +52,15 @@ PreparationEvent = DataScanned | Decided | TasksMade | Note
 class Preparation:
     """Chooses the strategy, and makes the tasks once the data has been counted.
 
-    An iterator of events that raises UsageError ends in a mistake that the user can mend: the job
-    fails.
+    The returned iterators of events may raise UsageError: the user's mistake makes the job fail.
 
     Args:
-        resumed: the checkpoint to continue from.
+        resumed: the checkpoint to resume from.
     """
 
     def __init__(self, config: JobConfig, tasks: TaskScheduler, *, resumed: Saved | None) -> None:
         self.config = config
-        """With the data of its loader, where the job is a script on servers."""
+        """Configuration of the job; for a script on servers, it includes the data of its loader."""
         self._tasks = tasks
         self._resumed = resumed
         self._model: pb.ReportModelRequest | None = None
@@ -73,16 +71,16 @@ class Preparation:
 
     @property
     def needs_scan(self) -> bool:
-        """The data are to be counted."""
+        """True if the records of the data have to be counted."""
         return self._scanned is None and self.config.kind != "script"
 
     @property
     def complete(self) -> bool:
-        """Workers may begin; a script reports its data later."""
+        """True if workers may begin; a script reports its data later."""
         return self._model is not None and (self._tasks.ready or self.config.kind == "script")
 
     def start(self) -> Iterator[PreparationEvent]:
-        """The master listens; a strategy that needs no look at the model is decided at once."""
+        """Decide a strategy that does not depend on the model, once the master listens."""
         wanted = self.config.train.strategy
         if wanted == "ps" or (wanted == "allreduce" and self.config.kind == "script"):
             yield Decided(wanted, "a training script" if wanted == "allreduce" else "")
@@ -92,7 +90,7 @@ class Preparation:
             yield Note("warning", "no checkpoint yet: training starts from the beginning")
 
     def scanned(self, event: DataScanned) -> Iterator[PreparationEvent]:
-        """The sources are counted."""
+        """Record the counted data sources, and make the tasks if the model is known."""
         self._scanned = event
         if event.damaged:
             yield Note("warning", f"damaged records left out: {event.damaged:,}")
@@ -101,10 +99,10 @@ class Preparation:
     def model_reported(
         self, model: pb.ReportModelRequest, workers: int
     ) -> Iterator[PreparationEvent]:
-        """A worker has reported its model; the first one decides the strategy.
+        """Record the model that a worker reports; the first report decides the strategy.
 
         Args:
-            workers: how many are wanted.
+            workers: number of workers that the job wants.
         """
         if self._model is not None:
             return
@@ -118,7 +116,8 @@ class Preparation:
         yield from self._make_tasks()
 
     def data_reported(self, data: pb.ScriptData) -> Iterable[PreparationEvent]:
-        """A worker of a script on servers has reported its data; the first one makes the tasks.
+        """Record the data that a worker of a script on servers reports; the first report makes the
+        tasks.
 
         Raises:
             UsageError: no model was reported, the data cannot be counted, or another worker
@@ -145,7 +144,7 @@ class Preparation:
         )
 
     def _make_tasks(self) -> Iterator[PreparationEvent]:
-        """Makes the tasks of a model file, unless it is too early."""
+        """Make the tasks of a model file, once the model and the data are known."""
         scanned, model, config = self._scanned, self._model, self.config
         if scanned is None or model is None or self._tasks.ready:
             return
@@ -197,10 +196,10 @@ class Preparation:
     def _make_script_tasks(
         self, config: JobConfig, data: pb.ScriptData
     ) -> Iterator[PreparationEvent]:
-        """Makes the tasks of a script on servers.
+        """Make the tasks of a script on servers.
 
-        Tasks are cut from positions in each epoch, in order: the worker knows which record is at
-        a position, and shuffles by itself.
+        A task is a range of positions in an epoch. The worker maps positions to records, and
+        shuffles.
         """
         self._data, self.config = data, config
         shards = [Shard("dataset", data.records)]
@@ -212,8 +211,8 @@ class Preparation:
     # ---- a restart of the master ----
 
     def to_state(self) -> dict[str, Any]:
-        """What a restarted master needs, as JSON can say it. It may name many files, and changes
-        once or twice in a job: the same object means that it has not changed."""
+        """Return the state for a restarted master, as JSON values. The same object is returned
+        until the state changes, since it may name many files."""
         known = (self._model, self._data, self._scanned)
         if self._state is None or self._state_of != known:
             model, data, scanned = known
@@ -226,7 +225,7 @@ class Preparation:
         return self._state
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
-        """The inverse of :meth:`to_state`: makes the tasks as before."""
+        """Restore what :meth:`to_state` returned, and make the same tasks."""
         if state["model"] is not None:
             self._model = ParseDict(state["model"], pb.ReportModelRequest())
         if state["scanned"] is not None:
@@ -236,7 +235,7 @@ class Preparation:
             data = ParseDict(state["data"], pb.ScriptData())
             made = self._make_script_tasks(with_data(self.config, data), data)
         for _ in made:
-            pass  # said before
+            pass  # the log has these events already
 
     def _begin(
         self,
@@ -265,7 +264,7 @@ class Preparation:
         return f"{_counted(space.total_records, 'record')} in {_counted(space.total, 'task')}"
 
     def _in_order(self, shards: Sequence[Shard], *, epochs: int = 1) -> TaskSpace:
-        """Tasks in the order of the data."""
+        """Return a task space in the order of the data, without a shuffle."""
         config = self.config
         return TaskSpace(
             shards, config.records_per_task, epochs=epochs, batch_size=config.data.batch_size
@@ -273,7 +272,7 @@ class Preparation:
 
 
 def _touched(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Note]:
-    """A warning of files that were written since the checkpoint and look the same."""
+    """Yield a warning if files were written since the checkpoint and still look the same."""
     if names := touched(then, now):
         more = f" and {len(names) - 1:,} more" * (len(names) > 1)
         yield Note(

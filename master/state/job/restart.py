@@ -1,8 +1,8 @@
-"""What a restarted master rebuilds of a job: every part by itself. Pure.
+"""The state of a job that a restarted master restores, part by part. Pure.
 
-The state may be a second old. What a worker says that the state does not know is decided when the
-worker says it: :meth:`~master.state.work.task_scheduler.TaskScheduler.recognize` takes leases over,
-and the marks of the engines keep a task that is leased again from being trained again.
+The stored state may be a second old. A worker's report on a task that the state does not know is
+resolved on arrival: :meth:`~master.state.work.task_scheduler.TaskScheduler.recognize` adopts the
+lease, and the watermarks of the engines prevent a second training of a task that is leased again.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from master.state.actions import Note
 from master.state.job.job import Job
 from master.state.lifecycle import StatefulPart
 
-# More leases than a master grants. Numbers of leases are below 2**53, see the service.
+# Upper bound on the leases that one master grants. Lease ids stay below 2**53, see the service.
 _LEASES_OF_A_MASTER = 1 << 32
 
 
 def to_state(job: Job) -> dict[str, Any]:
-    """What a restarted master needs, as JSON can say it."""
+    """Return the state for a restarted master, as JSON values."""
     own = {"reason": job.reason, "damaged": job.damaged, "restarts": job.restarts}
     return {"job": own, **{name: part.to_state() for name, part in _parts(job).items()}}
 
 
 def after_failure(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of a job that failed and is continued: what counted toward the failure is
-    forgotten. The state of any other job is returned as it is."""
+    """Return the state of a failed job, reset to continue: without the outcome and the failures
+    that led to it. The state of any other job is returned unchanged."""
     outcome = state["lifecycle"]["outcome"]
     if outcome is None or outcome["state"] != "failed":
         return dict(state)
@@ -41,7 +41,8 @@ def after_failure(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_state(job: Job, state: Mapping[str, Any], now: float) -> None:
-    """The inverse of :func:`to_state`, before :meth:`Job.start`; all processes are heard now."""
+    """Restore what :func:`to_state` returned, before :meth:`Job.start`; all processes count as
+    heard."""
     own = state["job"]
     job.reason, job.damaged, job.restarts = own["reason"], own["damaged"], own["restarts"] + 1
     job.compose(state["fleet"]["strategy"])
@@ -60,7 +61,7 @@ def from_state(job: Job, state: Mapping[str, Any], now: float) -> None:
 
 
 def _parts(job: Job) -> dict[str, StatefulPart]:
-    """In the order in which they are rebuilt: the tasks are made by the preparation."""
+    """Return the parts by name, in the order in which they are restored."""
     parts: dict[str, StatefulPart] = {
         "lifecycle": job.lifecycle,
         "fleet": job.fleet,

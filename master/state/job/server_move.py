@@ -1,12 +1,12 @@
-"""The move of a model to other servers, while it trains. Pure.
+"""The move of a model to other servers during training. Pure.
 
-The servers of today are sealed at one cut through all their updates: they acknowledge no push after
-it, so every push that they ever acknowledged is in the cut. The servers of tomorrow restore the
-cut, and the tasks continue from its watermarks: nothing is rolled back.
+The old servers are sealed at one cut through all their updates and acknowledge no push after it, so
+the cut contains every acknowledged push. The new servers restore the cut, and the tasks continue
+from its watermarks: nothing is rolled back.
 
-A move that has begun is carried through, whatever fails in between, since a server may be sealed
-from then on. Where a server dies meanwhile, its loss is what it always is; a cut of other servers
-than those of now is void.
+A move that has begun is completed even after failures, since a server may be sealed already. The
+loss of a server during a move is handled as at any other time. A cut is void if a server was
+replaced meanwhile.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ class ServerMove:
         self._tasks = tasks
         self._members = members
         self._checkpoints = checkpoints
-        self._oldest = 1  # incarnation of the model whose journals may be there
+        self._oldest = 1  # oldest model incarnation with journals
 
     @property
     def due(self) -> bool:
-        """The model is to move as soon as there is nothing else to wait for."""
+        """True if the model is to move as soon as a cut can be taken."""
         return self._fleet.strategy == "ps" and self._fleet.servers.moves
 
     def require(self, servers: int) -> None:
-        """Raises UsageError if the job cannot have so many servers."""
+        """Raise UsageError if the job cannot have this number of servers."""
         check_servers(self._config, servers, strategy=self._fleet.strategy)
 
     def scale(self, servers: int) -> None:
-        """The job is to have so many servers."""
+        """Set the number of servers that the job is to have."""
         self._fleet.servers.want(servers)
 
     def leave(self, server: Process, now: float) -> bool:
-        """A server got SIGTERM; returns whether it is to serve on until the model has moved, or
-        others have copies, since its part would be lost with it."""
+        """Handle the SIGTERM of a server. Returns whether the server stays until the model has
+        moved or other servers have copies, since its shard would be lost with it."""
         mode = self._config.durability.mode
         if mode == "replica":
             return self._stays_for_copies(server, now)
@@ -82,15 +82,15 @@ class ServerMove:
         return not server.released
 
     def apply(self, event: MoveBegun | CutTaken, now: float) -> None:
-        """The servers are about to be sealed, or are: the move is to be carried through."""
+        """Record that a move has begun, or start new servers from a complete cut."""
         if isinstance(event, CutTaken):
             self._take_over(event, now)
         else:
             self._fleet.servers.moving = True
 
     def tidy(self) -> list[Remove]:
-        """Removes the journals of earlier incarnations of the model once all servers of this one
-        listen, and those that wrote them have ended."""
+        """Remove the journals of earlier incarnations of the model, once all new servers listen and
+        the servers that wrote the journals have ended."""
         fleet = self._fleet
         servers = fleet.alive("ps")
         if fleet.cluster() is None or any(process not in fleet.servers for process in servers):
@@ -100,8 +100,8 @@ class ServerMove:
         return [Remove(folder) for folder in folders if folder is not None]
 
     def _take_over(self, cut: CutTaken, now: float) -> None:
-        """The cut is complete: new servers restore it, unless the cut is void, and another one
-        follows, or the job ends, for which the old servers have all that it needs."""
+        """Start new servers that restore the cut. A void cut is ignored: another one follows. A job
+        that is ending keeps its old servers."""
         servers = self._fleet.servers
         void = tuple(server.incarnation for server in servers.now()) != cut.servers
         if void or self._lifecycle.ending:

@@ -14,10 +14,10 @@ LogPath = Callable[[str, int], str]
 def describe(
     job: Job, *, events_after: int, now: float, master: pb.ProcessStatus, log_path: LogPath
 ) -> pb.GetStatusResponse:
-    """The whole state of a job.
+    """Return the status of a job.
 
     Args:
-        log_path: role and id to the log of a process that this master started.
+        log_path: maps role and id of a process that this master started to its log.
     """
     lifecycle = job.lifecycle
     records, steps = job.done()
@@ -63,7 +63,7 @@ def describe(
     status.processes.append(master)
     replicas = job.config.durability.mode == "replica"
     for process in job.fleet:
-        # Nothing of ours keeps the output of a worker that an agent or torchrun started.
+        # The output of a worker that an agent or torchrun started is not kept by the master.
         agents_own = job.fleet.external and process.role == "worker"
         status.processes.add(
             role=process.kind,

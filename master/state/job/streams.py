@@ -1,4 +1,4 @@
-"""The tasks of streams, as records arrive: cut, kept in the store, then leased. Pure."""
+"""Tasks of streams: cut as records arrive, stored, then leased. Pure."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from torch_edl.errors import DataError
 
 @dataclass(frozen=True)
 class StreamGrown:
-    """The brokers were asked what there is."""
+    """The brokers reported the offsets of their partitions."""
 
     offsets: Mapping[str, tuple[int, int]]
-    """Of each partition, the first offset and one after the last."""
+    """For each partition, its first offset and one above its last."""
 
 
 StreamEvent = StreamGrown | PlanKept
 
 
 class Streams:
-    """Cuts the tasks of a job whose data are streams; nothing happens in other jobs."""
+    """Cuts tasks from streams; without effect in jobs whose data have an end."""
 
     def __init__(self, tasks: TaskScheduler, checkpoints: CheckpointManager) -> None:
         self._tasks = tasks
         self._checkpoints = checkpoints
-        self._told = (0, 0)  # life and end of the plan that is kept, or is to be
+        self._told = (0, 0)  # life and end of the plan last sent to the store
 
     def apply(self, event: StreamEvent) -> list[Note | Failure]:
-        """Takes an event of a stream; before the tasks are made there is none to cut."""
+        """Handle an event of a stream; ignored before the tasks are made."""
         main = self._tasks.main
         if main is None or not isinstance(main.space, StreamSpace):
             return []
         if isinstance(event, PlanKept):
             main.space.kept(event.life, event.end)
             return []
-        if not self._checkpoints.running:  # which may hold tasks that are done since it began
+        if not self._checkpoints.running:  # a running one may need them
             main.space.forget(main.retired_before)
         try:
             said = main.space.grow(event.offsets, done=main.retired_before, idle=not main.todo)
@@ -48,7 +48,7 @@ class Streams:
         return [Note("warning", text) for text in said]
 
     def take_actions(self) -> list[KeepPlan]:
-        """What is to be done since the last call."""
+        """Return the action that stores new tasks; empty if all are stored or being stored."""
         space = self._tasks.main.space if self._tasks.main is not None else None
         if not isinstance(space, StreamSpace):
             return []

@@ -1,1 +1,1 @@
-"""The members of a ring, and what each member may do."""
+"""Rings of the strategy ``allreduce``: their members, and what each member may do."""

@@ -1,8 +1,8 @@
-"""The ring of the strategy ``allreduce``, whose members train in lockstep. Pure.
+"""Rings of the strategy ``allreduce``, whose members train in lockstep. Pure.
 
-A ring has a number, which grows from ring to ring, and members in the order of their ranks. A ring
-never changes: when a member dies or leaves, or a worker wants to join, the living members ask to
-join the next ring.
+A ring has a number, which grows from ring to ring, and members in the order of their ranks. The
+members of a ring never change: when one dies or leaves, or a worker wants to join, the living
+members ask to join the next ring.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 
 from torch_edl.wire import master_pb2 as pb
 
-# The first ring of a model waits this long for further workers after the last worker has asked.
+# Seconds without a new worker after which the first ring of a model is formed.
 PATIENCE_S = 0.5
-# A member that asks or leaves ends the ring. Members in the same step finish the step meanwhile; a
-# member that hangs in a later step is told after this time that its ring is broken.
+# Seconds after the first member asked or left at which the ring counts as broken: members in the
+# same step have finished it, and a member that hangs in a later step is told.
 GRACE_S = 1.0
 
 
@@ -36,12 +36,12 @@ class Ring:
     def __init__(self) -> None:
         self.current: pb.Ring | None = None
         self.finished = False
-        """The script of a member is over, so no other worker may join."""
+        """True once the script of a member has ended; no other worker may join."""
         self._living: set[int] = set()  # members of the current ring, neither dropped nor left
         self._asked: dict[int, _Asked] = {}
-        self._reserve: dict[int, _Asked] = {}  # members whose script is over, with their model
+        self._reserve: dict[int, _Asked] = {}  # members at the end of their script, with a model
         self._left: set[int] = set()
-        self._claims: set[int] = set()  # have left, maybe at the end of their script
+        self._claims: set[int] = set()  # left, possibly at the end of their script
         self._lost = False  # the current ring lost a member
         self._shrinks = False  # a member left the current ring before the end
         self._ended_at: float | None = None  # when a member first asked or left
@@ -51,55 +51,58 @@ class Ring:
 
     @property
     def number(self) -> int:
-        """The number of the newest ring; 0 before the first ring."""
+        """Number of the newest ring; 0 before the first."""
         return self.current.number if self.current is not None else 0
 
     def living(self) -> frozenset[int]:
-        """Members of the newest ring that were not dropped and have not left."""
+        """Return the members of the newest ring that were not dropped and have not left."""
         return frozenset(self._living)
 
     @property
     def left(self) -> frozenset[int]:
-        """Workers that have said that they will join no further ring."""
+        """Workers that will join no further ring."""
         return frozenset(self._left)
 
     @property
     def waiting(self) -> int:
-        """The number of workers that have asked to join the next ring."""
+        """Number of workers that have asked to join the next ring."""
         return len(self._asked)
 
     def wanted(self, worker: int) -> bool:
-        """Whether a worker may ask. A worker that has left may not, nor a new one after the end."""
+        """Return whether a worker may ask: it has not left, and is a member if a script has
+        ended."""
         return worker not in self._left and (not self.finished or worker in self._living)
 
     def broken(self, now: float) -> int:
-        """Rings up to this number have lost a member."""
+        """Return the newest ring's number if the ring lost a member or is past its grace period,
+        else 0."""
         late = self._ended_at is not None and now - self._ended_at >= GRACE_S
         return self.number if self._lost or late else 0
 
     def stale(self) -> int:
-        """Rings up to this number will be replaced after the current step."""
+        """Return the newest ring's number if the next step ends it (a worker joins or left), else
+        0."""
         joiner = any(worker not in self._living for worker in self._asked)
         return self.number if joiner or self._shrinks else 0
 
     def keeps_model(self, worker: int) -> bool:
-        """Whether no other process has the model of this worker, whose script is over."""
+        """Return whether a worker at the end of its script is the only process with the model."""
         return not self._living and self._reserve.keys() == {worker}
 
     @property
     def abandoned(self) -> bool:
-        """Whether workers at the end of their script wait for a rank 0 that is lost."""
+        """True if workers at the end of their script wait for a rank 0 that is lost."""
         others = self._living or self._claims or self._asked or self.finished
         return bool(self._reserve) and not others
 
     def due(self, now: float, *, min_workers: int, max_workers: int) -> bool:
-        """Whether the next ring can be formed."""
+        """Return whether the next ring can be formed."""
         if not self._asked or not self._living <= self._asked.keys():
             return False
         if any(asked.survivor for asked in self._asked.values()):
             return True
         if self._claims:
-            return False  # if the script is over, nothing is left to do
+            return False  # wait for the exit codes: the script may be over
         if self._reserve:
             return True
         if len(self._asked) < min_workers:
@@ -108,19 +111,18 @@ class Ring:
 
     @property
     def model_lost(self) -> bool:
-        """Whether the model of the previous ring is lost: no worker that waits or stands by has
-        it."""
+        """True if neither a waiting worker nor one at the end of its script has the model."""
         lost = not self._reserve and not any(a.survivor for a in self._asked.values())
         return self.current is not None and lost
 
     # ---- what happens ----
 
     def ask(self, worker: int, ring: int, step: int, store: str, now: float) -> pb.Ring | None:
-        """A worker whose last ring was ``ring`` asks to join the next one.
+        """Record that a worker, whose last ring was ``ring``, asks to join the next one.
 
         Returns:
-            The newest ring, if the worker is a member already: the answer was lost, or this request
-            is late. None: the worker waits.
+            The newest ring if the worker is already a member: its answer was lost, or the request
+                is late. None while the worker waits.
         """
         assert self.wanted(worker)
         member = worker in self._living
@@ -135,11 +137,10 @@ class Ring:
         return None
 
     def form(self, *, restored_from: str = "", values_only: bool = False) -> pb.Ring:
-        """Makes the next ring of all workers that asked.
+        """Form the next ring from all workers that asked.
 
         Args:
-            restored_from: checkpoint or exported model that the model is restored from, if no
-                worker has the model.
+            restored_from: checkpoint or exported model to restore from, if no worker has the model.
             values_only: restore neither the optimizer's state nor the position.
         """
         assert self._asked
@@ -154,7 +155,7 @@ class Ring:
             key=lambda asked: asked.worker,
         )
         if not survivors and self._reserve:
-            # The script of the giver is over: it only hands its model on, and comes last.
+            # The giver's script has ended: it only passes its model on, and has the last rank.
             giver = max(self._reserve.values(), key=lambda asked: asked.step)
             del self._reserve[giver.worker]
             survivors, members = [giver], [*joiners, giver]
@@ -180,11 +181,11 @@ class Ring:
         return self.current
 
     def stand_by(self, worker: int, ring: int, step: int, store: str, now: float) -> pb.Ring | None:
-        """The script of a member is over: the member leaves the ring, but keeps its model for
-        workers that join when no other process has it.
+        """Remove a member at the end of its script, which keeps its model for workers that join
+        later.
 
         Returns:
-            The ring in which the worker hands its model on. None: the worker waits.
+            The ring in which the worker passes its model on. None while the worker waits.
         """
         if worker in self._living and ring < self.number:
             return self.current
@@ -195,12 +196,12 @@ class Ring:
         return None
 
     def leave(self, worker: int, now: float, *, finished: bool = False, ends: bool = False) -> None:
-        """A worker leaves, and will not ask again.
+        """Remove a worker that leaves and will not ask again.
 
         Args:
-            finished: the worker says that its script is over.
+            finished: the worker reports the end of its script.
             ends: the worker was not asked to leave; the exit code of its process will show whether
-                its script is over.
+                its script has ended.
         """
         self._left.add(worker)
         self._asked.pop(worker, None)
@@ -212,7 +213,7 @@ class Ring:
         self._remove(worker, now)
 
     def exited(self, worker: int, *, well: bool) -> None:
-        """The process of a worker ended. If its script was over, no other worker may join.
+        """Record the exit of a worker's process. If its script had ended, no other worker may join.
 
         Args:
             well: the exit code was 0, and the worker had not been asked to leave.
@@ -229,7 +230,7 @@ class Ring:
             self._ended_at = now if self._ended_at is None else self._ended_at
 
     def drop(self, worker: int) -> None:
-        """A worker is lost."""
+        """Remove a worker that is lost."""
         self._asked.pop(worker, None)
         self._claims.discard(worker)
         self._reserve.pop(worker, None)
@@ -240,7 +241,7 @@ class Ring:
     # ---- a restart of the master ----
 
     def to_state(self) -> dict[str, Any]:
-        """The state for a restarted master, as JSON values; workers that wait will ask again."""
+        """Return the state for a restarted master, as JSON values; waiting workers ask again."""
         return {
             "current": None if self.current is None else MessageToDict(self.current),
             "living": sorted(self._living),
@@ -253,7 +254,7 @@ class Ring:
         }
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
-        """The inverse of :meth:`to_state`."""
+        """Restore what :meth:`to_state` returned."""
         if state["current"] is not None:
             self.current = ParseDict(state["current"], pb.Ring())
         self._living = set(state["living"])

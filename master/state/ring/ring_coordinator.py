@@ -1,4 +1,4 @@
-"""The ring of a job, and which of its workers may do what: the strategy ``allreduce``. Pure."""
+"""The ring of a job, and the rights of its workers. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from master.state.work.task_scheduler import TaskScheduler
 
 
 class RingCoordinator:
-    """Knows which workers have the model, and how many a ring needs.
+    """Determines which workers have the model, and how many a ring needs.
 
     Args:
-        tasks: what workers of the ring lease beside it: evaluations and snapshots.
-        min_workers: a first ring is not formed of fewer.
+        tasks: tasks that workers of the ring lease besides training: evaluations and snapshots.
+        min_workers: minimum size of the first ring.
     """
 
     def __init__(self, members: Membership, tasks: TaskScheduler, *, min_workers: int) -> None:
@@ -22,35 +22,35 @@ class RingCoordinator:
         self._min_workers = min_workers
 
     def due(self, now: float, *, workers_wanted: int) -> bool:
-        """Whether the next ring can be formed."""
+        """Return whether the next ring can be formed."""
         least = min(self._min_workers, workers_wanted)
         return self.ring.due(now, min_workers=least, max_workers=workers_wanted)
 
     def has(self, worker: int) -> bool:
-        """Whether a living worker was taken into the newest ring, though it may have left it."""
+        """Return whether a living worker was a member of the newest ring when it was formed."""
         current = self.ring.current
         return current is not None and worker in current.workers and worker in self._members
 
     def leads(self, worker: int) -> bool:
-        """Whether a living worker is rank 0 of the newest ring, which saves."""
+        """Return whether a living worker is rank 0 of the newest ring, which writes checkpoints."""
         current = self.ring.current
         return current is not None and current.workers[0] == worker and worker in self._members
 
     def may_lease(self, member: Member) -> bool:
-        """Whether a worker has a model to evaluate."""
+        """Return whether a worker has a model to evaluate."""
         return not self._tasks.lockstep or self.has(member.id)
 
     def may_snapshot(self, member: Member) -> bool:
-        """Whether the model of a worker is as far as a checkpoint of now has to be."""
+        """Return whether the model of a worker has all steps that the snapshot must contain."""
         main = self._tasks.main
         if not self._tasks.lockstep or main is None or not self._tasks.trained:
             return True
-        # The last step may have come through at some members only.
+        # The last step may have completed on some members only.
         at_end = member.heartbeat.position >= main.records_done
         return at_end and member.heartbeat.ring == self.ring.number
 
     def may_drain(self, worker: int) -> bool:
-        """Whether another worker, which stays, has the model too."""
+        """Return whether the worker can leave without loss of the model."""
         if self.ring.keeps_model(worker):
             return False
         living = self.ring.living()

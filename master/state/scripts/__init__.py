@@ -1,1 +1,1 @@
-"""The workers of a script: its agents, and the rounds of torchrun."""
+"""The workers of a script: their agents, torchrun's rounds, and synchronization."""

@@ -1,4 +1,4 @@
-"""Who starts workers on a machine: the agents of a job of kind ``script``. Pure."""
+"""Agents, which start the workers of a script on their machines. Pure."""
 
 from __future__ import annotations
 
@@ -16,29 +16,30 @@ class AgentRecord:
     """One agent as it last reported."""
 
     node: str
-    """Its name; unique in the job."""
+    """Name of the agent, unique in the job."""
     pid: int
     seen: float
     done: bool = False
-    """All its workers ended well, or the agent leaves."""
+    """True if all its workers exited with code 0, or the agent is leaving."""
     address: str = ""
-    """Of its machine, for the others."""
+    """Address at which other machines reach the agent's machine."""
     port: int = 0
-    """Free there, for a process group that the script makes itself."""
+    """Free port on its machine for the script's own process group; 0 before the first report."""
     rank: int = -1
-    """Its number among the machines; that of one which has not begun may change."""
+    """Number among the machines; -1 before one is assigned. Changes until the agent has begun."""
     begun: bool = False
-    """The agent has started workers. An agent whose rank is beyond the machines of a job waits."""
+    """True once the agent has started workers. An agent with a rank beyond the job's machines
+    waits."""
     knows_end: bool = False
-    """The agent has heard that the job is over."""
+    """True once the agent was told that the job is over."""
     logs: dict[int, str] = field(default_factory=dict)
-    """Pid of each of its workers to its log."""
+    """Path of the log, by pid of the worker."""
     kill: set[int] = field(default_factory=set)
-    """Pids of its workers that were declared lost."""
+    """Pids of its workers that were declared lost and are to be killed."""
 
 
 class Agents:
-    """The agents that have reported and are not lost, in the order of their arrival."""
+    """The agents that have reported and are not lost, in the order of arrival."""
 
     def __init__(self, *, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -52,11 +53,12 @@ class Agents:
         return len(self._agents)
 
     def get(self, node: str) -> AgentRecord | None:
-        """The agent of that name, also one that was lost: it may come back."""
+        """Return the agent of this name, even if it was lost; None if it never reported."""
         return self._agents.get(node) or self._lost.get(node)
 
     def rank(self, agent: AgentRecord) -> int:
-        """Its number among the machines: the least that no other has, until it has begun."""
+        """Return the agent's number among the machines: the lowest free one until the agent has
+        begun."""
         if agent.rank < 0 or not agent.begun:
             taken = {other.rank for other in self if other is not agent and not other.done}
             agent.rank = next(n for n in itertools.count() if n not in taken)
@@ -64,26 +66,28 @@ class Agents:
 
     @property
     def first(self) -> AgentRecord | None:
-        """The one whose workers have the ranks from 0 on."""
+        """The agent with rank 0 that is not done; None if there is none."""
         return next((agent for agent in self if agent.rank == 0 and not agent.done), None)
 
     @property
     def machines(self) -> int:
-        """Agents that are not done."""
+        """Number of agents that are not done."""
         return sum(not agent.done for agent in self)
 
     @property
     def done(self) -> bool:
-        """Agents have begun, and all that did are done; others only wait for a place."""
+        """True if at least one agent has begun, and all that have are done."""
         begun = [agent for agent in self if agent.begun]
         return bool(begun) and all(agent.done for agent in begun)
 
     def over(self, now: float, *, linger_s: float) -> bool:
-        """Every agent heard that the job is over, or is silent."""
+        """Return whether every agent was told of the job's end, or has been silent for
+        ``linger_s``."""
         return all(agent.knows_end or now - agent.seen >= linger_s for agent in self)
 
     def report(self, node: str, pid: int, now: float) -> tuple[AgentRecord, bool]:
-        """An agent lives. Returns it, and whether another one of that name came before it."""
+        """Record a report of an agent. Returns the agent, and whether it replaces another process
+        of the same name."""
         agent = self._agents.get(node)
         back = self._lost.pop(node, None)
         replaces = any(a is not None and a.pid != pid for a in (agent, back))
@@ -94,16 +98,16 @@ class Agents:
         return agent, replaces
 
     def drop(self, node: str) -> None:
-        """The process of an agent has ended; one that is done still counts as such."""
+        """Remove an agent whose process has ended, unless it is done."""
         agent = self._agents.get(node)
         if agent is not None and not agent.done:
             del self._agents[node]
 
     def silent(self, now: float, *, but: Container[str] = ()) -> Sequence[AgentRecord]:
-        """Takes out the agents whose last report is a timeout ago or more, and returns them.
+        """Remove and return the agents whose last report is at least one timeout old.
 
         Args:
-            but: names of agents that stay.
+            but: names of agents that are not removed.
         """
         lost = [
             agent
@@ -118,22 +122,22 @@ class Agents:
     # ---- a restart of the master ----
 
     def to_state(self) -> list[dict[str, Any]]:
-        """What a restarted master needs, as JSON can say it."""
+        """Return the state for a restarted master, as JSON values."""
         kept = ("node", "pid", "done", "address", "port", "rank", "begun")
         return [{n: getattr(a, n) for n in kept} | {"kill": sorted(a.kill)} for a in self]
 
     def from_state(self, state: Sequence[dict[str, Any]], now: float) -> None:
-        """The inverse of :meth:`to_state`; every agent counts as heard now."""
+        """Restore what :meth:`to_state` returned; every agent counts as heard at ``now``."""
         for saved in state:
             agent = AgentRecord(seen=now, **{**saved, "kill": set(saved["kill"])})
             self._agents[agent.node] = agent
 
 
 def require_same_experiment(config: JobConfig, request: pb.AgentReportRequest) -> None:
-    """Refuses an agent that was asked to run something else than the job does.
+    """Reject an agent that was started for another script or with other arguments.
 
     Raises:
-        UsageError: it was; names what differs, with both values.
+        UsageError: names the difference, with both values.
     """
     if config.experiment is None or not request.HasField("experiment"):
         return

@@ -1,6 +1,5 @@
-"""Where the scripts of a job on servers wait for each other: loops over loaders, and values that
-they compute together. Pure.
-"""
+"""Synchronization of the scripts of a job on servers: loops over loaders, and values that they
+compute together. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +11,12 @@ from master.state.membership import Membership
 from torch_edl.wire import master_pb2 as pb
 
 Place = tuple[int, int]
-"""Where a script is: the loops over loaders that it has begun, and the meetings since then."""
+"""Position of a script: the number of its loop over a loader, and of the meeting within it."""
 
 
 @dataclass(frozen=True)
 class _Group:
-    """The workers that compute a value, in the order of ranks."""
+    """The workers that compute a value together, in the order of ranks."""
 
     round: int
     workers: list[int]
@@ -27,27 +26,26 @@ class _Group:
 class Meetings:
     """The meetings of a job.
 
-    A script at a meeting waits for the scripts that are in the same loop over a loader. A script in
-    an earlier loop joined late, and does not delay the others. A script in a later loop, or one
-    that is over, does not come.
+    A script at a meeting waits for the scripts in the same loop over a loader. It does not wait for
+    a script in an earlier loop, which joined late, nor for one in a later loop or at its end.
 
     Args:
-        members: the workers that live.
+        members: the registered workers.
     """
 
     def __init__(self, members: Membership) -> None:
         self.begun = 0
-        """The number of the newest loop over a loader that has begun."""
+        """Number of the newest loop over a loader that has begun."""
         self.epochs: dict[int, int] = {}
-        """Number of a loop to the epochs of the data up to its end."""
+        """Epochs of the data up to the end of each loop, by its number."""
         self._members = members
         self._places: dict[int, Place] = {}
         self._results: dict[Place, str] = {}
         self._groups: dict[Place, _Group] = {}
-        self._rounds = 0  # of groups; a part of an earlier master's group belongs to none of ours
+        self._rounds = 0  # numbers groups, also across restarts of the master
 
     def begin_pass(self, worker: int, number: int, epochs: int) -> bool:
-        """Returns whether the worker may begin the loop of that number."""
+        """Return whether the worker may begin the loop of that number."""
         self._places[worker] = number, 0
         self.epochs[number] = epochs
         if number > self.begun and not self._any_at((number - 1, 0), (number, 0)):
@@ -55,10 +53,10 @@ class Meetings:
         return number <= self.begun
 
     def meet(self, request: pb.MeetRequest, *, over: bool) -> pb.MeetResponse | None:
-        """Returns what the worker is to do next; None: it waits for others.
+        """Return what the worker is to do next; None while it waits for others.
 
         Args:
-            over: the training is beyond the loop of the meeting.
+            over: records of a later loop are done.
         """
         worker, place = request.worker_id, (request.passes, request.number)
         self._places[worker] = place
@@ -89,7 +87,8 @@ class Meetings:
         return pb.MeetResponse(parts=pb.MeetingParts(parts=[group.parts[i] for i in range(world)]))
 
     def _group(self, place: Place) -> _Group | None:
-        """The workers at a place; others of them than before if one was lost."""
+        """Return the workers at a place, grouped anew if one was lost; None while others are on the
+        way."""
         group = self._groups.get(place)
         if group is None or not all(map(self._present, group.workers)):
             self._groups.pop(place, None)
@@ -102,7 +101,7 @@ class Meetings:
         return group
 
     def _any_at(self, first: Place, before: Place) -> bool:
-        """Whether a worker is at a place from ``first`` on, and before another one."""
+        """Return whether a worker is at a place in ``[first, before)``."""
         return any(first <= at < before and self._present(w) for w, at in self._places.items())
 
     def _present(self, worker: int) -> bool:
@@ -110,13 +109,13 @@ class Meetings:
         return member is not None and not member.draining
 
     def void(self) -> None:
-        """The model is another one: what was computed of a value that is not complete is void."""
+        """Discard partial values: the model was replaced."""
         self._groups.clear()
 
     # ---- a restart of the master ----
 
     def to_state(self) -> dict[str, Any]:
-        """What a restarted master needs, as JSON can say it; parts are computed again."""
+        """Return the state for a restarted master, as JSON values; parts are computed again."""
         return {
             "begun": self.begun,
             "epochs": list(self.epochs.items()),
@@ -126,7 +125,7 @@ class Meetings:
         }
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
-        """The inverse of :meth:`to_state`."""
+        """Restore what :meth:`to_state` returned."""
         self.begun, self._rounds = state["begun"], state["rounds"]
         self.epochs = dict(map(tuple, state["epochs"]))
         self._places = {worker: (at[0], at[1]) for worker, at in state["places"]}

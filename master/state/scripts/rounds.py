@@ -1,7 +1,7 @@
 """The rendezvous of torchrun's agents (``--rdzv-backend=edl``): rounds of nodes with ranks. Pure.
 
-A round is over when a node joins or leaves. A round leaves no keys behind that could disturb the
-next round, and a node that dies before it asks for its rank does not delay the other nodes.
+A round ends when a node joins or leaves. A round leaves no keys behind that could disturb the next
+round, and a node that dies before it asks for its rank does not delay the other nodes.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 
 from torch_edl.wire import master_pb2 as pb
 
-# A waiting node repeats its request, and a node of a round asks for the state of its round.
+# Seconds of silence after which a waiting node, or a node whose round is over, is ignored.
 SILENT_S = 5.0
-# A round with the largest number of nodes continues: waiting nodes get a place only after a silence
-# that no monitor interval of the agents explains.
+# The same for a round with the largest number of nodes. The limit is above any monitor interval of
+# the agents, so a node that is only slow keeps its place.
 FULL_SILENT_S = 30.0
-# A node of a round reports twice a second whatever its agent does; after this silence it is lost.
+# Seconds of silence after which a node of a round is lost. Nodes report twice a second.
 LOST_S = 10.0
 
 
@@ -33,20 +33,21 @@ class Rounds:
     def __init__(self) -> None:
         self.number = 0
         self.closed = False
-        """The job is over, so no node may join."""
+        """True once the job is over; no node may join."""
         self._members: dict[str, str] = {}  # node -> its store, in the order of ranks
         self._seen: dict[str, float] = {}  # members that have not left -> last heard
         self._waiting: dict[str, _Waiting] = {}  # in the order of arrival
         self._last_arrival = 0.0
         self.left = False
-        """All nodes that took part have said that they leave."""
+        """True once every node that took part has left."""
         self._limits = (1, 1)
         self._last_call_s = 0.0
 
     def ask(self, wish: pb.JoinRoundRequest, now: float) -> pb.JoinRoundResponse | None:
-        """A node asks for a place in the next round; None while the round is not formed.
+        """Request a place in the next round for a node; None while the round is not formed.
 
-        The node makes a store for each request: the same store means the same request again.
+        A node makes a new store for each request. The same store means that the request is
+        repeated.
         """
         node = wish.node
         if self.closed:
@@ -68,7 +69,7 @@ class Rounds:
         return None
 
     def look(self, node: str, round: int, now: float) -> pb.GetRoundResponse:
-        """A node asks for the state of its round."""
+        """Return the state of a node's round."""
         if node in self._seen and round == self.number:
             self._seen[node] = now
         return pb.GetRoundResponse(
@@ -78,7 +79,7 @@ class Rounds:
         )
 
     def leave(self, node: str) -> None:
-        """A node leaves, since it gives up or is shut down."""
+        """Remove a node that gives up or is shut down."""
         known = node in self._waiting or node in self._seen
         self._waiting.pop(node, None)
         self._seen.pop(node, None)
@@ -89,14 +90,14 @@ class Rounds:
         return node in self._members
 
     def deserted(self, now: float) -> bool:
-        """Whether no node waits, and all nodes of the current round are gone."""
-        # After the end of the job, a node that was only slow has nothing left to continue.
+        """Return whether no node waits, and all nodes of the current round are gone."""
+        # After the end of the job, a slow node has no work to resume.
         limit = LOST_S if self.closed else FULL_SILENT_S
         heard = any(now - seen < limit for seen in self._seen.values())
         return not heard and not self._present(now)
 
     def form(self, now: float) -> bool:
-        """Makes the next round if its nodes are there."""
+        """Form the next round if its nodes are there. Returns whether it was formed."""
         for node in [n for n, w in self._waiting.items() if now - w.seen >= SILENT_S]:
             del self._waiting[node]
         least, most = self._limits
@@ -111,8 +112,8 @@ class Rounds:
         return True
 
     def _waited_for(self, now: float) -> int:
-        """Number of nodes for which the round has to end: its own nodes that ask again, and others
-        for which there is room."""
+        """Return the number of nodes for which the round has to end: its own nodes that ask again,
+        and others for which there is room."""
         present = self._present(now)
         again = sum(node in self._members for node in present)
         staying = [n for n, seen in self._seen.items() if now - seen < FULL_SILENT_S]
@@ -120,7 +121,7 @@ class Rounds:
         return again + max(0, min(len(present) - again, room))
 
     def _held_up(self, now: float) -> bool:
-        """Whether a living node of the current round has not asked again yet."""
+        """Return whether a living node of the current round has not asked again yet."""
         full = len(self._seen) >= self._limits[1] and not self._waiting.keys() & self._seen.keys()
         limit = FULL_SILENT_S if full else SILENT_S
         return any(
@@ -128,7 +129,7 @@ class Rounds:
         )
 
     def _is_short(self, now: float) -> bool:
-        """Whether a node of the round has left, or is lost."""
+        """Return whether a node of the round has left, or is lost."""
         return any(now - self._seen.get(node, -LOST_S) >= LOST_S for node in self._members)
 
     def _present(self, now: float) -> dict[str, _Waiting]:
@@ -147,7 +148,7 @@ class Rounds:
     # ---- a restart of the master ----
 
     def to_state(self) -> dict[str, Any]:
-        """The state for a restarted master, as JSON values; nodes that wait will ask again."""
+        """Return the state for a restarted master, as JSON values; waiting nodes ask again."""
         return {
             "number": self.number,
             "members": list(self._members.items()),
@@ -157,7 +158,7 @@ class Rounds:
         }
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
-        """The inverse of :meth:`to_state`; every node counts as heard now."""
+        """Restore what :meth:`to_state` returned; every node counts as heard at ``now``."""
         self.number = state["number"]
         self._members = dict(state["members"])
         self._seen = dict.fromkeys(state["living"], now)

@@ -1,7 +1,7 @@
-"""The processes of a script's job: the servers and, on a cluster, the agents. Pure.
+"""The processes of a script's job: servers and, on a cluster, agents. Pure.
 
-On machines, users start agents (``torch-edl run --nnodes ...``). On a cluster the master asks for
-them: each is a pod that starts as many workers as a pod is to have.
+On machines, users start agents (``torch-edl run --nnodes ...``). On a cluster the master requests
+one pod per agent, which starts all workers of the pod.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class ScriptFleet(Fleet):
     """The fleet of a script.
 
     Args:
-        agents: how many to keep; 0: users start them.
-        workers_per_agent: that each of them starts.
-        agent_args: the arguments of an agent.
-        agent_grace_s: an agent that is to leave has so long.
-        options: of :class:`Fleet`.
+        agents: number of agents to keep running; 0 if users start them.
+        workers_per_agent: number of workers that each agent starts.
+        agent_args: command-line arguments of an agent.
+        agent_grace_s: seconds that a leaving agent has before it is killed.
+        options: options of :class:`Fleet`.
     """
 
     external = True
@@ -55,32 +55,33 @@ class ScriptFleet(Fleet):
         self.agents_wanted = agents
         self.workers_per_agent = workers_per_agent
         self._agent_args, self._agent_grace_s = agent_args, agent_grace_s
-        self._complete = False  # an agent has come to the end of the script
+        self._complete = False  # an agent exited with code 0
         self._next_id[AGENT] = 0
 
     @property
     def replaces(self) -> bool:
-        """An agent that is lost is replaced."""
+        """True if lost agents are replaced."""
         return bool(self.agents_wanted) and not self._complete
 
     def scale_agents(self, workers: int) -> int:
-        """Keep as many agents as have so many workers; returns how many workers they have."""
+        """Set the number of agents needed for ``workers``. Returns the number of workers they
+        start."""
         self.agents_wanted = -(-workers // self.workers_per_agent)
         self.workers_wanted = self.agents_wanted * self.workers_per_agent
         return self.workers_wanted
 
     def agent_heard(self, node: str) -> None:
-        """An agent has reported."""
+        """Record the report of an agent."""
         process = self.process(AGENT, _id_of(node))
         if process is not None and process.register():
             process.ready = process.trained = True
 
     def adopt(self, id: int, pid: int, log: str = "") -> None:
-        """An agent started this worker."""
+        """Add a worker that an agent started."""
         self._processes.add(Process("worker", id, state=RUNNING, pid=pid, log=log))
 
     def abandon(self, worker: int, exit: str) -> None:
-        """A worker that an agent started ended, or is counted on no longer."""
+        """Mark a worker of an agent as exited, after its exit or its loss."""
         process = self._processes.get("worker", worker)
         if process is not None and process.state != EXITED:
             process.state, process.exit = EXITED, exit
@@ -105,7 +106,7 @@ class ScriptFleet(Fleet):
         staying = [each for each in agents if each.state in (PENDING, STARTING, RUNNING)]
         for process in self._places.beyond(self.agents_wanted, staying):
             process.retire(now, by=now)
-        # Not before those that leave are gone: never more than the maximum run at once.
+        # Leaving agents count until they exit, so the maximum is never exceeded.
         missing = self.agents_wanted - len(agents) if self.replaces else 0
         missing *= now >= self._deaths.start_after
         places = self._places.free(max(0, missing), agents)
@@ -128,7 +129,7 @@ class ScriptFleet(Fleet):
 
 
 def node_of(agent: int) -> str:
-    """The name by which the agent of a pod reports."""
+    """Return the name under which the agent of a pod reports."""
     return f"{AGENT}-{agent}"
 
 

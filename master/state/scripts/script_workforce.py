@@ -1,7 +1,7 @@
-"""The workers of a training script, which agents start, or torchrun. Pure.
+"""The workers of a training script, started by agents or torchrun. Pure.
 
-Decided here: places (which worker is where), the agents, the rounds of torchrun's nodes, and when
-all scripts are over.
+Tracks the places of workers, the agents, the rounds of torchrun's nodes, and the end of all
+scripts.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from torch_edl.errors import UsageError
 from torch_edl.processes.spec import ProcessExit
 from torch_edl.wire import master_pb2 as pb
 
-# Agents and nodes call twice a second; one that has not called for this long hears of no end.
+# Seconds of silence after which an agent or node is not expected to learn of the end.
 _LINGER_S = 5.0
-# How long the agents of a cluster have to leave by themselves.
+# Seconds that the agents of a cluster have to leave by themselves.
 _LEAVE_S = 10.0
-# A job without any agent, worker or node fails after this.
+# Seconds after which a job without any agent, worker or node fails.
 _DESERTED_S = 60.0
 
 
 class _Lasting:
-    """Whether something has been the case for some time without a break."""
+    """Tracks for how long a condition has held without a break."""
 
     def __init__(self) -> None:
         self._since: float | None = None
 
     def lasts(self, holds: bool, limit_s: float, now: float) -> bool:
-        """Whether it holds now and did at every call of the last ``limit_s`` seconds."""
+        """Return whether the condition held at every call of the last ``limit_s`` seconds."""
         if not holds:
             self._since = None
         elif self._since is None:
@@ -56,12 +56,12 @@ class _Lasting:
 
 
 class ScriptWorkforce(Workforce):
-    """Workers of agents, or of torchrun.
+    """Workers that agents or torchrun start.
 
     Args:
-        fleet: launches no workers; on a cluster, the agents that do.
-        ring: that the workers form.
-        members: the workers that have registered.
+        fleet: starts no workers; on a cluster, starts the agents.
+        ring: ring that the workers form.
+        members: the registered workers.
     """
 
     _fleet: ScriptFleet
@@ -84,7 +84,8 @@ class ScriptWorkforce(Workforce):
         self._lifecycle = lifecycle
         self._agents = Agents(timeout_s=config.cluster.heartbeat_timeout_s)
         self._torchrun_error = ""
-        """Why the first of torchrun's agents gave up; others may have come to the end."""
+        """Error of the first torchrun agent that gave up; empty if none did. Others may have
+        finished."""
         self._places: dict[tuple[str, int], int] = {}
         self._next_id = 0
         self._scaled = False
@@ -101,8 +102,8 @@ class ScriptWorkforce(Workforce):
     # ---- workers ----
 
     def register(self, request: pb.RegisterRequest) -> tuple[int, Sequence[WorkforceEvent]]:
-        """A worker replaces the one that was in its place before, unless the same process
-        registers again."""
+        """Add a worker, which replaces the worker that was in its place before. A repeated call of
+        the same process returns the same id."""
         if request.worker_id >= 0:
             return request.worker_id, ()
         if self._lifecycle.ending:
@@ -127,17 +128,17 @@ class ScriptWorkforce(Workforce):
         member = self._members.get(worker)
         agent = self._agents.get(self._node_of(worker))
         if member is not None and agent is not None:
-            agent.kill.add(member.pid)  # the agent hears of it
+            agent.kill.add(member.pid)  # sent with the answer to its next report
         self._fleet.abandon(worker, why)
 
     def leave_ring(self, worker: int, now: float, *, finished: bool, ends: bool) -> bool:
         if self._agents.get(self._node_of(worker)) is not None:
             self._ring.leave(worker, now, finished=finished, ends=ends)
         else:
-            # No agent reports how the process ends.
+            # No agent reports the exit code.
             self._ring.leave(worker, now, finished=finished)
             self._ring.exited(worker, well=True)
-        return True  # the process may continue, which is its own affair
+        return True  # the process may run on outside the job
 
     def _lost(self, worker: int, why: str, *, ended_well: bool | None = None) -> WorkerLost:
         self._fleet.abandon(worker, why)
@@ -152,10 +153,10 @@ class ScriptWorkforce(Workforce):
     # ---- agents ----
 
     def agent_report(self, request: pb.AgentReportRequest, now: float) -> Iterator[WorkforceEvent]:
-        """An agent reports what its workers do.
+        """Record an agent's report on its workers.
 
         Raises:
-            UsageError: the agent was asked to run something else than this job.
+            UsageError: the agent was started for a different script or with other arguments.
         """
         require_same_experiment(self._config, request)
         if self._agents.get(request.node) is None:
@@ -186,7 +187,7 @@ class ScriptWorkforce(Workforce):
                 yield self._lost(worker, f"ended with {how}", ended_well=report.code == 0)
 
     def agent_answer(self, node: str) -> pb.AgentReportResponse:
-        """The answer to the report of an agent."""
+        """Return the answer to the report of an agent."""
         agent, outcome = self._agents.get(node), self._lifecycle.outcome
         stopping = self._lifecycle.stopping
         assert agent is not None
@@ -225,14 +226,14 @@ class ScriptWorkforce(Workforce):
                 "--nproc-per-node says; start or end an agent to change their number"
             )
         super().scale(request)
-        self._scaled = True  # the agent hears of the number
+        self._scaled = True  # agents receive the number
 
     # ---- torchrun ----
 
     def join_round(
         self, request: pb.JoinRoundRequest, now: float
     ) -> tuple[pb.JoinRoundResponse | None, Sequence[WorkforceEvent]]:
-        """An agent of torchrun asks for a place in the next round; None while it is not formed."""
+        """Request a place in the next round for a torchrun agent; None while it is not formed."""
         if self._lifecycle.outcome is not None:
             self.rounds.closed = True
         before = self.rounds.number
@@ -240,17 +241,17 @@ class ScriptWorkforce(Workforce):
         return answer, self._round_formed() if self.rounds.number != before else ()
 
     def leave_round(self, request: pb.LeaveRoundRequest) -> Sequence[WorkforceEvent]:
-        """An agent of torchrun leaves, after it has ended its workers."""
+        """Remove a torchrun agent that leaves after it has ended its workers."""
         self.rounds.leave(request.node)
         return [self._lost(worker, "its agent left") for worker in self._workers_of(request.node)]
 
     def close_rounds(self, request: pb.CloseRoundsRequest) -> None:
-        """An agent of torchrun says that the job is over."""
+        """Record that a torchrun agent reports the end of the job."""
         self.rounds.closed = True
         self._torchrun_error = self._torchrun_error or request.error
 
     def _round_formed(self) -> Sequence[WorkforceEvent]:
-        """Torchrun starts the workers of its nodes again; those of others will not come back."""
+        """Declare workers of nodes outside the new round lost; torchrun restarts the others."""
         lost = [
             self._lost(worker, f"{node} is not in the round")
             for (node, _), worker in self._places.items()
@@ -273,7 +274,7 @@ class ScriptWorkforce(Workforce):
             yield from self._round_formed()
 
     def _lose_silent_agents(self, now: float) -> Iterator[WorkforceEvent]:
-        # One that pauses is not lost while a worker on its machine is heard.
+        # A paused agent is not lost while a worker on its machine is registered.
         heard = {node for (node, _), worker in self._places.items() if worker in self._members}
         for agent in self._agents.silent(now, but=heard):
             timeout_s = self._config.cluster.heartbeat_timeout_s
@@ -281,7 +282,7 @@ class ScriptWorkforce(Workforce):
             yield Note("warning", f"agent {agent.node} declared lost: {why}")
 
     def _is_abandoned(self, now: float, newest: str) -> Iterator[Failure]:
-        """No worker comes that could do what rank 0 was to do at the end."""
+        """Fail the job if rank 0 was lost at the end, and no worker replaced it in time."""
         abandoned = self._ring.abandoned and not self._fleet.replaces
         if self._abandoned.lasts(abandoned, _DESERTED_S, now):
             yield Failure(
@@ -291,9 +292,9 @@ class ScriptWorkforce(Workforce):
             )
 
     def _nothing_begins(self, now: float) -> Iterator[Failure]:
-        """Workers wait for a first ring, and those that the ring needs do not come.
+        """Fail the job if workers wait in vain for enough workers to form the first ring.
 
-        Others may have begun without one: a script is free to make a process group of its own.
+        Workers that never ask may be fine: a script is free to make a process group of its own.
         """
         limit_s, waiting = self._config.cluster.join_timeout_s, self._ring.waiting
         if self._waits.lasts(waiting > 0 and not self._ring.number, limit_s, now):
@@ -309,7 +310,7 @@ class ScriptWorkforce(Workforce):
     def scripts_over(self, now: float) -> bool:
         if len(self._agents):
             return self._agents.done
-        # Without agents (torchrun) the workers' own word counts.
+        # Without agents (torchrun), the workers' own reports decide.
         done = self._ring.finished and not len(self._members)
         return done or (self.rounds.closed and self.rounds.deserted(now))
 

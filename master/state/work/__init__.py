@@ -1,1 +1,1 @@
-"""What there is to do: tasks and their leases, evaluations, and the pass that fits columns."""
+"""The work of a job: tasks and their leases, evaluations, snapshots, and fitted preprocessing."""

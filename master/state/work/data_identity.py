@@ -1,6 +1,5 @@
-"""The data that the workers of a script report: put into the configuration of the job, and compared
-between them. Pure.
-"""
+"""The data that workers of a script report: stored in the job's configuration, and compared between
+workers. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ MOST_RECORDS = 1 << 53
 
 
 def nothing_left(config: JobConfig) -> str:
-    """What to say where the checkpoint to continue from holds all the training."""
+    """Return the warning for a checkpoint that already holds all the training."""
     more = "epochs=" if config.kind == "script" else "--epochs"
     if config.train.max_steps:
         more = "--epochs or --max-steps"
@@ -27,7 +26,7 @@ def nothing_left(config: JobConfig) -> str:
 
 
 def with_data(config: JobConfig, script: pb.ScriptData) -> JobConfig:
-    """The configuration of the job, with the data of its loader.
+    """Return the job's configuration with the data of its loader.
 
     Raises:
         UsageError: a number is out of range.
@@ -52,7 +51,7 @@ def with_data(config: JobConfig, script: pb.ScriptData) -> JobConfig:
 
 
 def check_same(first: pb.ScriptData, second: pb.ScriptData) -> None:
-    """Raises UsageError with the first difference, unless two workers report the same data."""
+    """Raise UsageError with the first difference between the data of two workers."""
     parts = [{name: getattr(one, name) for name in _PARTS} for one in (first, second)]
     differs = difference(*parts)
     if differs is not None:

@@ -1,4 +1,4 @@
-"""When to evaluate, and what came of it. Pure."""
+"""Evaluations of a job: when one is due, and its results. Pure."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch_edl.data.task_space import TaskSpace, one_off
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.metric_states import MetricStates
 
-# Of the metrics of an evaluation that runs, in the state of the job.
+# Upper bound on the metrics of a running evaluation in the stored state, in bytes.
 _MOST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """An evaluation is over."""
+    """The result of one evaluation."""
 
     steps: int
-    """Training steps of the job when it began; 0: the job only evaluates."""
+    """Training steps of the job when the evaluation began; 0 if the job only evaluates."""
     metrics: Mapping[str, float]
 
     def __str__(self) -> str:
@@ -42,8 +42,8 @@ class Evaluations:
 
     Args:
         space: the tasks of the evaluation data.
-        every: training steps between two of them; 0: only the last one.
-        per_epoch: one at the end of each epoch.
+        every: training steps between evaluations; 0 for the last one only.
+        per_epoch: evaluate at the end of each epoch.
         new_queue: makes a queue of tasks.
     """
 
@@ -60,23 +60,24 @@ class Evaluations:
         self._every = every
         self._next = every  # training steps
         self.per_epoch = per_epoch
-        self._skipped = 0  # epochs that ended before this job, or without an evaluation
+        self._skipped = 0  # epochs without an evaluation of this job
         self._final_begun = False
         self._new_queue = new_queue
         self._running: _Running | None = None
 
     @property
     def complete(self) -> bool:
-        """The final evaluation is over."""
+        """True once the final evaluation is over."""
         return self._final_begun and self._running is None
 
     @property
     def epochs_over(self) -> int:
-        """Epochs whose evaluation is over."""
+        """Number of epochs whose evaluation is over, or that never get one."""
         return self._skipped + len(self.results)
 
     def queues(self) -> list[TaskQueue]:
-        """What workers can lease for the evaluation that runs."""
+        """Return the queues of the running evaluation that workers can lease from; empty if none
+        runs."""
         running = self._running
         if running is None:
             return []
@@ -84,18 +85,19 @@ class Evaluations:
 
     @property
     def queue(self) -> TaskQueue | None:
-        """The tasks of the evaluation that runs."""
+        """Tasks of the running evaluation; None if none runs."""
         return self._running.tasks if self._running is not None else None
 
     @property
     def records_done(self) -> int:
-        """Records of the running evaluation that are done; all of them once the last is over."""
+        """Records that the running evaluation has done; all of them once the final one is over."""
         if self._running is not None:
             return self._running.tasks.records_done
         return self.space.total_records if self.complete else 0
 
     def _due(self, steps: int, *, trained: bool, epochs: int) -> bool:
-        """Whether one is to begin now. Said once for each; several missed ones are one."""
+        """Return whether an evaluation is to begin, and mark it as begun. Several missed ones count
+        as one."""
         if self.per_epoch and self.epochs_over < epochs:
             self._final_begun = self._final_begun or trained
             return True
@@ -108,17 +110,17 @@ class Evaluations:
         return due
 
     def _has(self, steps: int) -> bool:
-        """The evaluation of the newest epoch is of the model of now."""
+        """Return whether the evaluation of the last epoch already covers the current model."""
         return self.per_epoch and bool(self.results) and self.results[-1].steps >= steps
 
     def _go_on_from(self, steps: int) -> None:
         self._next = (steps // self._every + 1) * self._every if self._every else 0
 
     def tick(self, steps: int, *, trained: bool, epochs: int = 0) -> EvaluationResult | None:
-        """Begins one that is due, and returns the result of one that ended.
+        """Begin an evaluation that is due. Returns the result of one that ended, else None.
 
         Args:
-            epochs: those that are trained.
+            epochs: number of epochs that are trained.
         """
         running = self._running
         if running is None:
@@ -135,18 +137,18 @@ class Evaluations:
         return self._end(running, {})
 
     def evaluated(self, task_id: int, states: Iterable[pb.MetricState]) -> None:
-        """A task of the running evaluation is done."""
+        """Add the metrics of a task of the running evaluation."""
         assert self._running is not None
         self._running.states.add(task_id, states)
 
     def summarized(self, values: Mapping[str, float]) -> EvaluationResult:
-        """The values of the metric objects are there: the evaluation is over."""
+        """End the running evaluation with the values of its metric objects."""
         assert self._running is not None
         return self._end(self._running, values)
 
     def restore(self, steps: int, epochs: int) -> None:
-        """Training is at ``steps``, and so many epochs are over: what was evaluated later, and what
-        runs, is void."""
+        """Discard the running evaluation and the results of later steps: training is back at
+        ``steps`` and ``epochs``."""
         self._running = None
         self.results = [r for r in self.results if r.steps <= steps]
         self._skipped = max(0, epochs - len(self.results))
@@ -154,8 +156,8 @@ class Evaluations:
         self._go_on_from(steps)
 
     def to_state(self) -> dict[str, Any]:
-        """What a restarted master needs, as JSON can say it. An evaluation whose metrics keep more
-        than a megabyte is not kept: a restarted master begins it again."""
+        """Return the state for a restarted master, as JSON values. An evaluation with more than a
+        megabyte of metrics is left out: a restarted master begins it again."""
         running = self._running
         states = running.states.to_state(_MOST_BYTES) if running is not None else None
         return {
@@ -170,7 +172,7 @@ class Evaluations:
         }
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
-        """The inverse of :meth:`to_state`."""
+        """Restore what :meth:`to_state` returned."""
         self.results = [EvaluationResult(steps, metrics) for steps, metrics in state["results"]]
         self._next, self._final_begun = state["next"], state["final_begun"]
         self._skipped = state["skipped"]

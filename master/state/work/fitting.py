@@ -1,8 +1,8 @@
-"""The preprocessing of a job: fitted once, before any worker trains with it. Pure.
+"""The preprocessing of a job, fitted once before any worker trains. Pure.
 
-Workers observe the tasks of one pass over the training data, and what each of them reports is
-merged once, when its task is done. A worker trains when the outcome is kept in a file, so a
-restarted master and every checkpoint have it. A model file declares it, and a script asks for it.
+Workers lease the tasks of one pass over the training data, and the statistics of each task are
+merged once. Workers train after the result is stored in a file, so that restarted masters and all
+checkpoints have it. A model file declares its preprocessing, and a script requests it by a call.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from torch_edl.wire import master_pb2 as pb
 if TYPE_CHECKING:
     from torch_edl.preprocessing import Columns, Statistics
 
-# Of the statistics of a pass that runs, in the state of the job.
+# Upper bound on the statistics of a running pass in the stored state, in bytes.
 _MOST_BYTES = 1 << 20
-# Of a script, whose data may be small: so many tasks, of so many records at most.
+# Tasks of a script's pass, and the largest number of records per task: its data may be small.
 _TASKS, _RECORDS_PER_TASK = 64, 1 << 15
 
 
 class Fitting:
-    """What the job knows of its preprocessing.
+    """The state of a job's preprocessing.
 
     Args:
-        kept: in the file of the job, from a checkpoint or from a master before this one; empty:
-            nothing.
+        kept: fitted preprocessing from a checkpoint or an earlier master; empty if there is none.
         new_queue: makes the tasks of a pass.
     """
 
     def __init__(self, kept: bytes, new_queue: Callable[..., TaskQueue]) -> None:
         self._new_queue = new_queue
         self.content = kept
-        """The declaration and what was fitted, for workers; empty: not yet, or there is none."""
+        """Declaration and fitted values, for workers; empty until fitted, or if none is
+        declared."""
         self.queue: TaskQueue | None = None
-        """The tasks of the pass; None: no pass runs."""
+        """Tasks of the running pass; None if none runs."""
         self._kept = bool(kept)
         self._columns: Columns | None = None
         self._statistics: Statistics | None = None
@@ -51,24 +51,25 @@ class Fitting:
 
     @property
     def ready(self) -> bool:
-        """Workers may train."""
+        """True if workers may train."""
         return self._columns is None or self._kept
 
     @property
     def todo(self) -> int:
-        """Tasks of the pass that nobody has."""
+        """Number of tasks of the pass that are not leased."""
         return self.queue.todo if self.queue is not None else 0
 
     def ask(self, spec: str, shards: Sequence[Shard], *, trains: bool = False) -> None:
-        """A script asks for its preprocessing, as all its processes do; the first one begins.
+        """Begin the pass of a script. All processes of the script call this; the first call begins.
 
         Args:
             spec: the declaration.
-            shards: the records that it is fitted by.
-            trains: processes have tasks of training, beside which there is no pass.
+            shards: the records to fit on.
+            trains: the job already has training tasks, after which no pass can begin.
 
         Raises:
-            UsageError: another process, or a model that is loaded, has others; or it is too late.
+            UsageError: the declaration or the data differ from another process's or from the loaded
+                model's, or training has begun.
         """
         asked = (spec, tuple(shards))
         if self._asked is None:
@@ -92,19 +93,19 @@ class Fitting:
             )
 
     def begin(self, spec: str, space: TaskSpace | None) -> None:
-        """The model and the data are known.
+        """Begin the pass, once the model and the data are known.
 
         Args:
-            spec: the declaration; empty: the model file has none.
-            space: the training data, in order; None: nothing is trained, or without end.
+            spec: the declaration; empty if the model file has none.
+            space: the training data, in order; None if there is none, or it has no end.
 
         Raises:
-            UsageError: what is kept is of other columns; or nothing is kept, and nothing is
-                trained.
+            UsageError: the stored preprocessing is of other columns, or is missing in a job without
+                training.
         """
         if not spec:
             return
-        # Only here: the master starts without numpy.
+        # Imported here, so that the master starts without numpy.
         from torch_edl.preprocessing import Columns
 
         self._columns = Columns.from_spec(spec)
@@ -126,7 +127,7 @@ class Fitting:
             self._continue()
 
     def observed(self, statistics: bytes) -> Note | None:
-        """A task is done; the last one ends the pass.
+        """Merge the statistics of a done task; the last one ends the pass.
 
         Raises:
             UsageError: there are more distinct values than can be counted.
@@ -149,19 +150,19 @@ class Fitting:
         self._actions.append(KeepPreprocessing(self.content))
 
     def take_actions(self) -> list[KeepPreprocessing]:
-        """What is to be executed, each once."""
+        """Return the actions that were requested since the last call."""
         taken, self._actions = self._actions, []
         return taken
 
     def kept(self, event: PreprocessingKept) -> list[Failure]:
-        """The file is written; a job whose file cannot be written fails."""
+        """Record the result of writing the file. An error makes the job fail."""
         self._kept = not event.error
         return [Failure(f"the preprocessing cannot be kept: {event.error}")] * bool(event.error)
 
     def lease(
         self, worker: int, held: Iterable[int], now: float, *, want: int
     ) -> list[pb.LeaseMessage]:
-        """Tasks of the pass, for a worker that has ``held``."""
+        """Lease tasks of the pass to a worker, which already holds the leases ``held``."""
         queue = self.queue
         leases: list[pb.LeaseMessage] = []
         if queue is not None:
@@ -173,8 +174,8 @@ class Fitting:
     # ---- a restart of the master ----
 
     def to_state(self) -> dict[str, Any]:
-        """What a restarted master needs, as JSON can say it. A pass whose statistics have more than
-        a megabyte is not kept: a restarted master begins it again, and fits the same."""
+        """Return the state for a restarted master, as JSON values. A pass with more than a megabyte
+        of statistics is left out: a restarted master begins it again, with the same result."""
         state: dict[str, Any] = {"asked": None, "pass": None}
         if self._asked is not None:
             spec, shards = self._asked
@@ -186,7 +187,8 @@ class Fitting:
         return state
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
-        """The inverse of :meth:`to_state`; the pass of a model file continues when it begins."""
+        """Restore what :meth:`to_state` returned; the pass of a model file resumes in
+        :meth:`begin`."""
         self._left = (state["pass"], now) if state["pass"] is not None else None
         if state["asked"] is not None:
             spec, shards = state["asked"]

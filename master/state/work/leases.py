@@ -1,4 +1,4 @@
-"""Tasks in the hands of workers. Pure."""
+"""Leases: tasks that workers hold. Pure."""
 
 from __future__ import annotations
 
@@ -14,73 +14,72 @@ _REMEMBERED = 10_000
 
 @dataclass(frozen=True)
 class Lease:
-    """A task in somebody's hands."""
+    """A task that a worker holds."""
 
     id: int
     task: Task
     worker: int
     offset: int
-    """Records of the task known to be committed."""
+    """Number of records of the task that were committed when it was leased."""
     retried: bool
-    """Somebody had it before."""
+    """True if the task was leased before."""
 
     @property
     def open_records(self) -> int:
-        """Records that were not committed when the task was leased."""
+        """Number of records that were not committed when the task was leased."""
         return self.task.records - self.offset
 
 
 @dataclass
 class Hand:
-    """What one worker has. It knows its sums: a master with ten thousand workers, each with tasks
-    for ten seconds, is asked for the progress of all of them ten times a second."""
+    """The leases of one worker, with running sums: a master with ten thousand workers computes the
+    progress of all of them ten times a second."""
 
     deadline: float
-    """When its leases expire."""
+    """Time at which the worker's leases expire."""
     leases: dict[int, Lease] = field(default_factory=dict)
     records: int = 0
-    """Open in all leases when they were granted."""
+    """Records of all leases that were open when they were granted."""
     steps: int = 0
-    """The minibatches of these records."""
+    """Minibatches of these records."""
 
     def take(self, lease: Lease, steps: int) -> None:
-        """The worker gets a task with so many open minibatches."""
+        """Add a lease with ``steps`` open minibatches."""
         self.leases[lease.id] = lease
         self.records, self.steps = self.records + lease.open_records, self.steps + steps
 
     def drop(self, lease: Lease, steps: int) -> None:
-        """The inverse of :meth:`take`."""
+        """Remove a lease with ``steps`` open minibatches."""
         del self.leases[lease.id]
         self.records, self.steps = self.records - lease.open_records, self.steps - steps
 
 
 class FirstRecords:
-    """The first records that workers met in tasks, for the next attempt on the same task.
+    """The first records that workers read in tasks, compared with those of the next attempt.
 
-    Those of tasks that are done are kept as well, the newest of them: a task may be repeated from
-    the middle when the model goes back to a checkpoint.
+    Those of the newest done tasks are kept too: a rollback may repeat a task from its middle.
     """
 
     def __init__(self) -> None:
         self._first: dict[int, pb.FirstRecords] = {}
 
     def begun(self, task: int, first: pb.FirstRecords) -> None:
-        """A worker is about to train a task."""
+        """Record the first records of an attempt on a task."""
         self._first.pop(task, None)
         self._first[task] = first
         if len(self._first) > _REMEMBERED:
             del self._first[next(iter(self._first))]
 
     def of(self, task: int) -> pb.FirstRecords | None:
-        """Those of the newest attempt on a task; None: not known."""
+        """Return the first records of the newest attempt on a task; None if unknown."""
         return self._first.get(task)
 
     def to_state(self, tasks: Iterable[int]) -> list[list[Any]]:
-        """Those of some tasks, as JSON can say it."""
+        """Return the first records of the given tasks, as JSON values."""
         known = [(task, self._first[task]) for task in tasks if task in self._first]
         return [[task, first.framework, first.order, first.records] for task, first in known]
 
     def from_state(self, state: Iterable[Sequence[Any]]) -> None:
-        """The inverse of :meth:`to_state`."""
+        """Restore what :meth:`to_state` returned."""
         for task, framework, order, records in state:
             self.begun(task, pb.FirstRecords(framework=framework, order=order, records=records))

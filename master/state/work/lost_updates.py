@@ -1,4 +1,4 @@
-"""What a server lost of the records that are done, when its machine lost power. Pure."""
+"""Records that are done but that a server lost, because its machine lost power. Pure."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from torch_edl.tables.watermarks import Watermarks
 
 
 def in_both(space: AnySpace, progress: Watermarks, marks: Watermarks) -> tuple[Watermarks, int]:
-    """Return the progress as far as a server has it, and the number of records that the server
-    lacks.
+    """Return the progress without the records that a server lacks, and the number of these records.
 
     Args:
-        progress: what is done.
-        marks: the records that are in the model of the server. A stream has forgotten the tasks
-            that are done as a whole, so these are not compared.
+        progress: watermarks of what is done.
+        marks: watermarks of the server's model. For a stream, tasks below
+            ``progress.retired_before`` are not compared: their sizes are forgotten.
     """
     first = progress.retired_before
     if not isinstance(space, StreamSpace):

@@ -1,4 +1,4 @@
-"""The one-off task of writing a snapshot, by one worker that has the whole model. Pure."""
+"""The task of writing a snapshot, for one worker that has the whole model. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SnapshotFailed:
 
 
 class SnapshotTask:
-    """At most one at a time.
+    """A queue with one snapshot task, or none.
 
     Args:
         new_queue: makes a queue, see :class:`~master.state.work.tasks.TaskQueue`.
@@ -41,30 +41,31 @@ class SnapshotTask:
     def __init__(self, new_queue: Callable[..., TaskQueue]) -> None:
         self._new_queue = new_queue
         self.queue: TaskQueue | None = None
-        """Of the task; None: no snapshot is due."""
+        """Queue with the task; None if no snapshot is due."""
         self._base = Watermarks()
 
     @property
     def is_left(self) -> bool:
-        """There is a snapshot to be written that nobody writes."""
+        """True if a snapshot is due and no worker is writing it."""
         return self.queue is not None and not self.queue.doing
 
     def ask(self, directory: str) -> None:
-        """The model is to be written there."""
+        """Request a snapshot of the model in ``directory``."""
         self.queue = self._new_queue(
             one_off("snapshot"), kind=pb.TASK_SNAPSHOT, directory=directory
         )
 
     def drop(self) -> None:
-        """The model is not to be written any more."""
+        """Cancel the snapshot."""
         self.queue = None
 
     def begun(self, progress: Watermarks) -> None:
-        """A worker has the task: what is done now is in its model when it writes the model."""
+        """Record that a worker has the task: all current progress will be in its snapshot."""
         self._base = progress
 
     def written(self, snapshot: ps.Snapshot) -> SnapshotWritten:
-        """The task is done; the watermarks are those of the worker and what was done before."""
+        """Complete the task. The watermarks of the event unite the worker's with those of
+        :meth:`begun`."""
         assert self.queue is not None
         directory, self.queue = self.queue.directory, None
         written = Snapshot.from_proto(snapshot)
@@ -72,14 +73,14 @@ class SnapshotTask:
         return SnapshotWritten(directory, replace(written, watermarks=progress))
 
     def to_state(self) -> list[Any] | None:
-        """What a restarted master needs, as JSON can say it."""
+        """Return the state for a restarted master, as JSON values."""
         if self.queue is None:
             return None
         tasks, base = self.queue.to_state(), MessageToDict(self._base.to_proto())
         return [self.queue.directory, tasks, base]
 
     def from_state(self, state: list[Any] | None, now: float) -> None:
-        """The inverse of :meth:`to_state`."""
+        """Restore what :meth:`to_state` returned."""
         if state is None:
             return
         directory, tasks, base = state

@@ -1,6 +1,4 @@
-"""Everything that workers can lease: training or prediction, the evaluation that runs, the one-off
-task of writing a snapshot. Pure.
-"""
+"""All leasable work of a job: training or prediction, evaluations, fitting, snapshots. Pure."""
 
 from __future__ import annotations
 
@@ -23,17 +21,17 @@ from torch_edl.errors import UsageError
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 
-# So many causes of failures are remembered, each of which is told once.
+# Upper bound on the failure causes that are remembered, to log each cause once.
 _MOST_CAUSES = 100
 
 
 class TaskScheduler:
-    """The queues of a job, made once the data has been counted and the model file looked at.
+    """The queues of a job, made once the data is counted and the model file is loaded.
 
     Implements :class:`master.state.work.workload.Workload`.
 
     Args:
-        preprocessing: what is fitted already, see :class:`~master.state.work.fitting.Fitting`.
+        preprocessing: the fitted part, see :class:`~master.state.work.fitting.Fitting`.
     """
 
     members_save = False
@@ -41,14 +39,14 @@ class TaskScheduler:
     def __init__(self, config: JobConfig, preprocessing: bytes = b"") -> None:
         self.records_before = 0
         self.main: TaskQueue | None = None
-        """Training or prediction; an evaluation job has none."""
+        """Tasks of training or prediction; None before they are made, and in an evaluation job."""
         self.evaluations: Evaluations | None = None
         self.shards: Sequence[Shard] = ()
-        """Of :attr:`main`."""
+        """Shards of :attr:`main`."""
         self.identity: Mapping[str, Any] = {}
-        """What fixes the meaning of a task id."""
+        """Values that determine which records a task id means."""
         self.lockstep = False
-        """:attr:`main` is not leased: a ring goes through it together, in the order of tasks."""
+        """True if a ring processes :attr:`main` together, in order; nothing of it is leased."""
         self._config = config
         self._restored: tuple[Mapping[str, Any], float] | None = None
         self._leases = self._first_lease = 0
@@ -56,60 +54,60 @@ class TaskScheduler:
             TaskQueue, lease_ids=self._numbers(), timeout_s=config.cluster.task_timeout_s
         )
         self.fitting = Fitting(preprocessing, self._new_queue)
-        """Of the preprocessing, which is over before anything else is leased."""
+        """The preprocessing, fitted before anything except snapshots is leased."""
         self._unreported: Unreported | None = None
         self.snapshot = SnapshotTask(self._new_queue)
-        self._causes: set[str] = set()  # of failures that were told
+        self._causes: set[str] = set()  # causes of failures that were logged
 
     # ---- what it says ----
 
     @property
     def ready(self) -> bool:
-        """The data is known: tasks can be leased."""
+        """True once the data is known: tasks can be leased."""
         return self.main is not None or self.evaluations is not None
 
     @property
     def trained(self) -> bool:
-        """Every training (or prediction) task is done."""
+        """True once every training (or prediction) task is done."""
         return self.ready and (self.main is None or self.main.complete)
 
     @property
     def available(self) -> bool:
-        """There is something that nobody has."""
+        """True if a task is not leased."""
         return any(each.todo for each in self.queues())
 
     @property
     def retired_before(self) -> int:
-        """All training tasks below this id are done."""
+        """Id below which all training tasks are done."""
         return self.main.retired_before if self.main is not None else 0
 
     def records_of(self, epochs: int) -> int:
-        """Records of so many epochs of a script; 0 before its data are known."""
+        """Return the records of a number of epochs of a script; 0 before its data are known."""
         main = self.main
         return 0 if main is None else epochs * (main.space.total_records // main.space.epochs)
 
     @property
     def whole_epochs(self) -> int:
-        """Epochs all of whose records are trained."""
+        """Number of epochs whose records are all trained."""
         return self.main.space.epochs_before(self.main.retired_before) if self.main else 0
 
     @property
     def epochs_open(self) -> int:
-        """Epochs whose records may be trained now; 0: all."""
+        """Number of epochs that may be trained before the next evaluation; 0 for all."""
         evaluations = self.evaluations
         if evaluations is None or not evaluations.per_epoch:
             return 0
         return evaluations.epochs_over + 1
 
     def is_at_next(self, epochs: int) -> bool:
-        """Whether all tasks of the first epochs are done, and more epochs follow."""
+        """Return whether the first ``epochs`` epochs are done, and more epochs follow."""
         main = self.main
         if main is None or epochs >= main.space.epochs:
             return False
         return main.retired_before >= self._first_of(epochs)
 
     def is_beyond(self, epochs: int) -> bool:
-        """Whether records of a later epoch are done."""
+        """Return whether records after the first ``epochs`` epochs are done."""
         main = self.main
         return main is not None and any(
             task >= self._first_of(epochs)
@@ -117,13 +115,13 @@ class TaskScheduler:
         )
 
     def _first_of(self, epoch: int) -> int:
-        """The first task of an epoch of a script, which are counted from 0."""
+        """Return the first task of a script's epoch, counted from 0."""
         assert self.main is not None
         assert isinstance(self.main.space, TaskSpace)
         return epoch * self.main.space.tasks_per_epoch
 
     def done(self, members: Membership) -> tuple[int, int]:
-        """(records, minibatches) of finished tasks, and of running ones as workers report them."""
+        """Return (records, minibatches) of done tasks, and of running ones as reported."""
         if self.main is None or self._unreported is None:
             return (self.evaluations.records_done if self.evaluations is not None else 0), 0
         records, steps = self._unreported.done(members)
@@ -150,7 +148,7 @@ class TaskScheduler:
             status.tasks_todo = 0 if over else evaluations.space.total
 
     def queues(self) -> list[TaskQueue]:
-        """All queues that are leased, the most urgent first."""
+        """Return all queues that can be leased from, the most urgent first."""
         queues = [self.snapshot.queue] if self.snapshot.queue is not None else []
         if self.fitting.queue is not None:
             return [*queues, self.fitting.queue]
@@ -172,15 +170,15 @@ class TaskScheduler:
         resumed: Saved | None,
         preprocessing: str = "",
     ) -> None:
-        """Makes the queues.
+        """Make the queues.
 
         Args:
             main: the tasks of training or prediction.
             evaluation: the tasks of the evaluation data.
-            shards: those of ``main``.
+            shards: shards of ``main``.
             identity: see :func:`torch_edl.data.resuming.identity`.
-            resumed: the checkpoint to continue from.
-            preprocessing: its declaration; empty: the model file has none.
+            resumed: the checkpoint to resume from.
+            preprocessing: declaration of the preprocessing; empty if the model file has none.
 
         Raises:
             UsageError: the preprocessing does not fit the model that is loaded.
@@ -210,7 +208,8 @@ class TaskScheduler:
     # ---- leases ----
 
     def trial(self) -> pb.LeaseMessage | None:
-        """The first minibatch of the evaluation data, before the first step of the training."""
+        """Return the first minibatch of the evaluation data, to try before training; None
+        otherwise."""
         main, evaluations = self.main, self.evaluations
         if main is None or evaluations is None or main.records_done:
             return None
@@ -228,7 +227,7 @@ class TaskScheduler:
         )
 
     def lease_snapshot(self, worker: int, now: float) -> list[pb.LeaseMessage]:
-        """The one-off task of writing a snapshot, if it is due, for a worker that leaves."""
+        """Lease the snapshot task, if it is due, to a worker that leaves."""
         if self.snapshot.queue is None:
             return []
         lease = self._lease(self.snapshot.queue, worker, now)
@@ -247,16 +246,14 @@ class TaskScheduler:
         draining: bool,
         snapshots: bool = True,
     ) -> list[pb.LeaseMessage]:
-        """Tasks for a worker that has ``held``: the most urgent ones.
+        """Lease the most urgent tasks to a worker, which already holds the leases ``held``.
 
         Args:
-            want: so many if there are so many; of what is more urgent than training one in any
-                case.
-            ahead: so many more of the training tasks, as far as that leaves as much for each of
-                the ``workers``.
-            epochs: no training task of a later epoch; 0: of any epoch.
-            draining: it gets nothing any more.
-            snapshots: it has a model that can be written.
+            want: number of tasks to lease; at least one if more urgent than training.
+            ahead: number of further training tasks, limited to a fair share among the ``workers``.
+            epochs: lease training tasks of the first ``epochs`` epochs only; 0 for all.
+            draining: the worker is leaving and gets no task.
+            snapshots: the worker has a model that can be written.
         """
         queues = [each for each in self.queues() if each is not self.fitting.queue]
         held = set(held)
@@ -294,31 +291,31 @@ class TaskScheduler:
         return True
 
     def touch(self, worker: int, now: float) -> None:
-        """The worker made progress: its leases are extended."""
+        """Extend the leases of a worker that made progress."""
         for each in self.queues():
             each.touch(worker, now)
 
     def drop_worker(self, worker: int) -> None:
-        """Takes back all that a worker has."""
+        """Return all tasks of a worker to their queues."""
         for each in self.queues():
             each.drop_worker(worker)
 
     def late(self, now: float) -> set[int]:
-        """The workers whose leases have expired by then, if they make no progress."""
+        """Return the workers whose leases expire by ``now`` unless they make progress."""
         return {worker for each in self.queues() for worker in each.late(now)}
 
     def expire(self, now: float) -> list[tuple[Lease, int]]:
-        """Takes back what is held without progress: see :meth:`TaskQueue.expire`."""
+        """Return expired leases to their queues: see :meth:`TaskQueue.expire`."""
         return [expired for each in self.queues() for expired in each.expire(now)]
 
     def recognize(
         self, worker: int, lease_id: int, task: pb.LeasedTask, incarnation: int, now: float
     ) -> None:
-        """Takes over a lease that a master before this one granted after it had last noted its
-        state. Only training and predictions: an evaluation is begun again where it is not known.
+        """Adopt a lease that an earlier master granted after it last stored its state. Leases of
+        evaluations are not adopted: an unknown evaluation begins again.
 
         Args:
-            incarnation: of the model; a lease of an earlier one is void.
+            incarnation: incarnation of the model; a lease of an earlier one is void.
         """
         main = self.main
         known = not lease_id or lease_id > self._first_lease
@@ -330,14 +327,14 @@ class TaskScheduler:
     # ---- reports ----
 
     def begun(self, request: pb.BeginTaskRequest) -> None:
-        """A worker has the first records of a training task."""
+        """Record the first records that a worker read of a training task."""
         if self.main is not None:
             self.main.begun(request.lease_id, request.first)
 
     def complete(
         self, request: pb.CompleteTaskRequest, now: float
     ) -> tuple[TaskQueue, TaskEvent | None] | None:
-        """A task is done: its queue, and what follows; None: the lease is not known."""
+        """Complete a task. Returns its queue and an event; None if the lease is unknown."""
         for each in self.queues():
             lease = each.complete_lease(request.lease_id, now)
             if lease is not None:
@@ -364,7 +361,7 @@ class TaskScheduler:
         return None
 
     def release(self, request: pb.ReleaseTaskRequest, now: float) -> TaskQueue | None:
-        """A worker returns a task that is not finished: its queue; None: the lease is not known."""
+        """Return an unfinished task to its queue (the result); None if the lease is unknown."""
         for each in self.queues():
             if each.release(request.lease_id, now, committed=request.counts.offset) is not None:
                 return each
@@ -373,7 +370,7 @@ class TaskScheduler:
     def fail(
         self, request: pb.FailTaskRequest, now: float
     ) -> tuple[TaskQueue, TaskEvent | None] | None:
-        """The user's code raised: the task comes back; None: the lease is not known."""
+        """Return a task to its queue after the user's code raised; None if the lease is unknown."""
         for each in self.queues():
             count = each.fail(request.lease_id, now, committed=request.counts.offset)
             if count:
@@ -383,7 +380,7 @@ class TaskScheduler:
     def _failed(
         self, queue: TaskQueue, count: int, request: pb.FailTaskRequest
     ) -> TaskEvent | None:
-        """What follows from a failure; None: that of another try, or another task, was like it."""
+        """Return the event that follows a failure; None if the same cause was logged before."""
         limit = self._config.cluster.max_task_failures
         if queue is self.snapshot.queue and not request.fatal:
             self.snapshot.drop()
@@ -404,12 +401,12 @@ class TaskScheduler:
     # ---- what is lost ----
 
     def void(self) -> None:
-        """Takes back every lease; late reports of them are ignored."""
+        """Return every leased task to its queue; late reports on the leases are ignored."""
         for each in self.queues():
             each.void()
 
     def restore(self, saved: Saved | None) -> None:
-        """Training goes back to a checkpoint, or to the beginning; every lease is void."""
+        """Reset to a checkpoint, or to the beginning; every lease is void."""
         self.snapshot.drop()
         self.restore_main(saved)
         if self.evaluations is not None:
@@ -417,7 +414,7 @@ class TaskScheduler:
             self.evaluations.restore(saved.manifest.steps if saved is not None else 0, epochs)
 
     def restore_main(self, saved: Saved | None) -> None:
-        """The tasks of training are as a checkpoint has them, or none is done."""
+        """Reset the training tasks to those of a checkpoint, or to the beginning."""
         if self.main is None:
             return
         if isinstance(self.main.space, StreamSpace):
@@ -442,7 +439,7 @@ class TaskScheduler:
         self._restored = (state, now) if state else None  # takes effect once the data is known
 
     def begin_leases_after(self, lease_id: int) -> None:
-        """Numbers of leases begin here, above those of every earlier master of the job."""
+        """Number leases from above ``lease_id``, which exceeds those of all earlier masters."""
         self._leases = self._first_lease = lease_id
 
     def _rebuild(self, state: Mapping[str, Any], now: float) -> None:
@@ -464,4 +461,4 @@ class TaskScheduler:
 
 
 TaskEvent = SnapshotWritten | SnapshotFailed | EvaluationResult | Note | Failure
-"""What follows from a task that is done, or failed."""
+"""Events that follow the completion or failure of a task."""

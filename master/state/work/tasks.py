@@ -1,6 +1,5 @@
-"""Who has which task, and what is done. Pure: nothing here reads a clock, and nothing is held per
-task that is neither in flight nor left over.
-"""
+"""A queue of tasks: open, leased and done. Pure. Memory is used only for tasks that are leased,
+that were returned, or that are done out of order."""
 
 from __future__ import annotations
 
@@ -17,17 +16,14 @@ from torch_edl.wire import master_pb2 as pb
 
 
 class TaskQueue:
-    """Todo, doing and done of one sequence of tasks.
-
-    Tasks are leased in the order of their ids, those that came back first. Holds only what is
-    leased, what came back, and what is done beyond the first task that is not.
+    """One sequence of tasks, leased in the order of ids, returned tasks first.
 
     Args:
-        lease_ids: numbers for leases; shared by the queues of a job.
-        timeout_s: a worker that made no progress for so long loses its leases.
+        lease_ids: ids for leases, shared by the queues of a job.
+        timeout_s: seconds without progress after which a worker's leases expire.
         kind: what the tasks are for.
-        states: TASK_SUMMARIZE: the merged states to compute values from.
-        directory: TASK_SNAPSHOT: where to write.
+        states: merged metric states, for TASK_SUMMARIZE.
+        directory: folder to write to, for TASK_SNAPSHOT.
     """
 
     def __init__(
@@ -47,7 +43,7 @@ class TaskQueue:
         self._states = states
         self._lease_ids = lease_ids
         self._failures: dict[int, int] = {}
-        self._hands: dict[int, Hand] = {}  # of workers that have leases, by their deadlines
+        self._hands: dict[int, Hand] = {}  # workers that hold leases, ordered by deadline
         self._moved: set[int] = set()
         self._first = FirstRecords()
         self._clear(Watermarks())
@@ -56,11 +52,11 @@ class TaskQueue:
         self._doing: dict[int, Lease] = {}
         self._moved.update(self._hands)
         self._hands.clear()
-        self._back: list[int] = []  # heap of tasks that came back
-        self._waiting: dict[int, int] = {}  # task that came back -> its last lease, 0: none
-        self._late: dict[int, int] = {}  # last lease -> task that came back
+        self._back: list[int] = []  # heap of returned tasks
+        self._waiting: dict[int, int] = {}  # returned task -> its last lease, 0: none
+        self._late: dict[int, int] = {}  # last lease -> returned task
         self._retried: set[int] = set()
-        self._ahead: set[int] = set()  # done, beyond the first that is not
+        self._ahead: set[int] = set()  # tasks done out of order
         self._offsets: dict[int, int] = {}
         self._retired = min(progress.retired_before, self.space.total)
         self._next = self._retired
@@ -86,14 +82,14 @@ class TaskQueue:
 
     @property
     def complete(self) -> bool:
-        """Every task is done."""
+        """True once every task is done."""
         return not self.space.open and self._retired >= self.space.total
 
     @property
     def retired_before(self) -> int:
-        """All tasks below this id are done.
+        """Id below which all tasks are done.
 
-        A task that ``max_steps`` cut is never counted: with a later limit it continues.
+        A task that ``max_steps`` cut is not counted, since a higher limit continues it.
         """
         cut = self.space.cut
         return self._retired if cut is None else min(self._retired, cut.id)
@@ -105,50 +101,50 @@ class TaskQueue:
 
     @property
     def doing(self) -> int:
-        """Tasks that are leased."""
+        """Number of leased tasks."""
         return len(self._doing)
 
     @property
     def done(self) -> int:
-        """Tasks that are done."""
+        """Number of done tasks."""
         return self._retired + len(self._ahead)
 
     @property
     def todo(self) -> int:
-        """Tasks that nobody has."""
+        """Number of tasks that are neither leased nor done."""
         return self.space.total - self.done - self.doing
 
     @property
     def records_done(self) -> int:
-        """Records of done tasks, and the committed part of the others."""
+        """Number of records of done tasks, and of the committed parts of others."""
         return self._done_records + sum(self._offsets.values())
 
     @property
     def steps_done(self) -> int:
-        """Minibatches of done tasks, and the committed part of the others."""
+        """Number of minibatches of done tasks, and of the committed parts of others."""
         return self._done_steps + sum(map(self.space.steps_of, self._offsets.values()))
 
     def has(self, lease_id: int) -> bool:
-        """Whether a worker has this lease."""
+        """Return whether a worker holds this lease."""
         return lease_id in self._doing
 
     def held_by(self, worker: int) -> Sequence[Lease]:
-        """What a worker has, oldest first."""
+        """Return the leases of a worker, oldest first."""
         hand = self._hands.get(worker)
         return () if hand is None else tuple(hand.leases.values())
 
     def open_steps(self, worker: int) -> tuple[int, int]:
-        """(records, minibatches) that a worker has not reported yet of what it holds."""
+        """Return (records, minibatches) that were open when the worker's leases were granted."""
         hand = self._hands.get(worker)
         return (0, 0) if hand is None else (hand.records, hand.steps)
 
     def take_moved(self) -> set[int]:
-        """Workers whose :meth:`open_steps` may have changed since the last call."""
+        """Return the workers whose :meth:`open_steps` may have changed since the last call."""
         moved, self._moved = self._moved, set()
         return moved
 
     def progress(self) -> Watermarks:
-        """What is done, for a checkpoint; the inverse of :meth:`restore`."""
+        """Return the watermarks of what is done, for a checkpoint and :meth:`restore`."""
         watermarks = {id: self.space.task(id).records for id in self._ahead}
         cut = self.space.cut
         if cut is not None and self._retired > cut.id:
@@ -158,10 +154,10 @@ class TaskQueue:
     # ---- what happens to it ----
 
     def lease(self, worker: int, now: float, *, before: int | None = None) -> Lease | None:
-        """The next task for a worker; None if there is none now.
+        """Lease the next task to a worker; None if no task is open.
 
         Args:
-            before: only tasks below this id; None: all.
+            before: lease tasks below this id only; None for all.
         """
         limit = self.space.total if before is None else min(before, self.space.total)
         while self._back and self._back[0] < limit:
@@ -185,7 +181,7 @@ class TaskQueue:
         return lease
 
     def message(self, lease: Lease) -> pb.LeaseMessage:
-        """The lease as a worker hears of it."""
+        """Return the lease as it is sent to a worker."""
         task = lease.task
         shard = self.space.shard(task.shard)
         return pb.LeaseMessage(
@@ -207,7 +203,7 @@ class TaskQueue:
         )
 
     def begun(self, lease_id: int, first: pb.FirstRecords) -> None:
-        """A worker has the first records of a task, and is about to train."""
+        """Record the first records that a worker read of a task."""
         if (lease := self._doing.get(lease_id)) is not None:
             self._first.begun(lease.task.id, first)
 
@@ -223,9 +219,10 @@ class TaskQueue:
         return self.space.steps_of(lease.task.records) - self.space.steps_of(lease.offset)
 
     def advance(self, records: int) -> None:
-        """The first ``records`` records in the order of tasks are done; never goes back.
+        """Mark the first ``records`` records, in the order of tasks, as done; a lower number is
+        ignored.
 
-        For a sequence that a ring goes through in lockstep: nothing of it is leased.
+        For a sequence that a ring processes in lockstep: nothing of it is leased.
         """
         if records <= self.records_done:
             return
@@ -240,15 +237,15 @@ class TaskQueue:
         self._next = max(self._next, self._retired)
 
     def touch(self, worker: int, now: float) -> None:
-        """The worker made progress: its leases live on."""
+        """Extend the leases of a worker that made progress."""
         if (hand := self._hands.pop(worker, None)) is not None:
             hand.deadline = now + self.timeout_s
             self._hands[worker] = hand
 
     def complete_lease(self, lease_id: int, now: float) -> Lease | None:
-        """The task is done; None if the lease is not known, and the report counts for nothing.
+        """Mark a task as done. None if the lease is unknown, and the report is ignored.
 
-        A lease that was taken away is still good while nobody else has the task.
+        A lease that expired is valid until the task is leased again.
         """
         lease = self._doing.get(lease_id)
         if lease is not None:
@@ -264,7 +261,7 @@ class TaskQueue:
         return lease
 
     def release(self, lease_id: int, now: float, *, committed: int = 0) -> Lease | None:
-        """The task comes back unfinished, its first ``committed`` records done."""
+        """Return an unfinished task to the queue, with its first ``committed`` records done."""
         lease = self._doing.get(lease_id)
         if lease is None:
             return None
@@ -276,31 +273,31 @@ class TaskQueue:
         return lease
 
     def fail(self, lease_id: int, now: float, *, committed: int = 0) -> int:
-        """The user's code raised: the task comes back. Returns how often that happened to the
-        task; 0: the lease is not known."""
+        """Return a task to the queue after the user's code raised. Returns the number of failures
+        of the task; 0 if the lease is unknown."""
         lease = self.release(lease_id, now, committed=committed)
         return 0 if lease is None else self._failed(lease)
 
     def keep_only(self, worker: int, held: Iterable[int], now: float) -> None:
-        """Takes back what a worker does not know that it has (an answer that was lost)."""
+        """Release leases that a worker does not know of, because an answer was lost."""
         if (hand := self._hands.get(worker)) is not None:
             for lease_id in sorted(hand.leases.keys() - set(held)):
                 self.release(lease_id, now)
 
     def drop_worker(self, worker: int) -> None:
-        """Takes back all that a worker has."""
+        """Return all tasks of a worker to the queue."""
         for lease in self.held_by(worker):
             self._forget(lease)
             self._return(lease.task.id, lease.id)
 
     def late(self, now: float) -> list[int]:
-        """The workers whose leases have expired by then, if they make no progress."""
+        """Return the workers whose leases expire by ``now`` unless they make progress."""
         hands = self._hands.items()
         return [worker for worker, _ in itertools.takewhile(lambda x: x[1].deadline <= now, hands)]
 
     def expire(self, now: float) -> list[tuple[Lease, int]]:
-        """Takes back what is held by workers without progress. Returns the oldest lease of each of
-        these workers, and how often workers have failed with its task."""
+        """Return tasks of workers without progress to the queue. Returns the oldest lease of each
+        of these workers, and the number of failures of its task."""
         expired = []
         for worker in self.late(now):
             lease = self.held_by(worker)[0]
@@ -313,28 +310,28 @@ class TaskQueue:
         return count
 
     def void(self) -> None:
-        """Takes back every lease, and no late report of them counts."""
+        """Return every leased task to the queue; late reports on the leases are ignored."""
         for worker in list(self._hands):
             self.drop_worker(worker)
         self._late.clear()
         self._waiting = dict.fromkeys(self._waiting, 0)
 
     def restore(self, progress: Watermarks) -> None:
-        """Goes to what a checkpoint holds; every lease is void."""
+        """Reset to the progress of a checkpoint; every lease is void."""
         self._clear(progress)
 
     def adopt(self, lease_id: int, task_id: int, worker: int, now: float) -> bool:
-        """Takes over a lease that an earlier master granted and did not note; returns whether the
-        worker has the task.
+        """Adopt a lease that an earlier master granted and did not store. Returns whether it is
+        valid.
 
-        Of two leases of a task the later one counts: the worker of the earlier one had lost it.
+        Of two leases of a task the later one is valid: the earlier one had expired.
         """
         if not self._retired <= task_id < self.space.total or task_id in self._ahead:
             return False  # done
         if task_id in self._waiting:
             self._late.pop(self._waiting.pop(task_id), None)
         elif task_id >= self._next:
-            # Those between may have been leased as well.
+            # The tasks in between may have been leased as well.
             for id in range(self._next, task_id):
                 self._return(id, 0)
             self._next = task_id + 1
@@ -349,8 +346,8 @@ class TaskQueue:
         return True
 
     def to_state(self) -> dict[str, Any]:
-        """What a restarted master needs, as JSON can say it: of the tasks before ``next`` those
-        that are not done, of which there are as many as workers have in hand."""
+        """Return the state for a restarted master, as JSON values. Its size grows with the number
+        of open tasks before ``next``, not with all tasks."""
         leases = self._doing.values()
         return {
             "retired": self._retired,
@@ -363,7 +360,7 @@ class TaskQueue:
         }
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
-        """The inverse of :meth:`to_state`; every worker made progress now."""
+        """Restore what :meth:`to_state` returned; every worker counts as having made progress."""
         self._clear(Watermarks(state["retired"]))
         self._next = state["next"]
         self._offsets = dict(map(tuple, state["offsets"]))
@@ -397,7 +394,7 @@ class TaskQueue:
             self._late[lease_id] = id
 
     def _commit(self, id: int, offset: int) -> None:
-        # All of it is not done: the worker has not said so.
+        # A task is done only when it is completed, even if all its records are committed.
         offset = min(offset, self.space.task(id).records)
         self._offsets[id] = max(offset, self._offsets.get(id, 0))
 
@@ -414,7 +411,7 @@ class TaskQueue:
 
 
 def steps_of(space: AnySpace, progress: Watermarks) -> int:
-    """Minibatches in ``progress``."""
+    """Return the number of minibatches in ``progress``."""
     queue = TaskQueue(space, lease_ids=iter(()))
     queue.restore(progress)
     return queue.steps_done

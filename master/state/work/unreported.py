@@ -1,4 +1,4 @@
-"""What workers have done of the tasks that they hold, as their heartbeats say. Pure."""
+"""Progress within leased tasks, as heartbeats report it. Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from master.state.work.tasks import TaskQueue
 
 
 class Unreported:
-    """The sum over all workers. It is asked for ten times a second: only workers that have moved
-    are looked at again."""
+    """The sum over all workers. It is computed ten times a second, so only workers whose counts
+    changed are summed anew."""
 
     def __init__(self, queue: TaskQueue) -> None:
         self._queue = queue
@@ -16,7 +16,7 @@ class Unreported:
         self._sum: tuple[int, ...] = (0, 0)
 
     def done(self, members: Membership) -> tuple[int, int]:
-        """(records, minibatches) of all workers."""
+        """Return (records, minibatches) of all workers."""
         for worker in members.take_moved() | self._queue.take_moved():
             now, before = self._done_by(members.get(worker)), self._of.pop(worker, (0, 0))
             if now != (0, 0):
@@ -34,6 +34,7 @@ class Unreported:
         steps = member.heartbeat.steps - member.reported_steps
         if records <= 0 and steps <= 0:
             return 0, 0
-        # A heartbeat may count what a report has counted since: never more than is open.
+        # A heartbeat may include work that a report counted since, so the result is capped by the
+        # open work.
         open_records, open_steps = self._queue.open_steps(member.id)
         return min(max(0, records), open_records), min(max(0, steps), open_steps)

@@ -1,6 +1,4 @@
-"""What a job goes through, and how far it is: the tasks that the master leases, or the loaders of a
-script in a ring, which the master only hears of. Pure.
-"""
+"""The work of a job and its progress: leased tasks, or the loaders of a script in a ring. Pure."""
 
 from __future__ import annotations
 
@@ -14,28 +12,28 @@ from torch_edl.wire import master_pb2 as pb
 
 
 class Workload(StatefulPart, Protocol):
-    """What there is to train on, and how far the job is in it."""
+    """The data of a job, and the progress in it."""
 
     members_save: bool
-    """The members of the ring write the checkpoints, and say so when they have."""
+    """True if the members of the ring write the checkpoints and report them."""
     records_before: int
-    """Records that were done before this run of the master."""
+    """Records that were done before this run of the job."""
 
     def done(self, members: Membership) -> tuple[int, int]:
-        """(records, minibatches) that are in the model."""
+        """Return (records, minibatches) that are in the model."""
         ...
 
     def heard(self, heartbeat: pb.HeartbeatRequest, *, counts: bool) -> bool:
-        """A member of a ring reported its position; whether that is the position of the ring.
+        """Record the position of a ring's member. Returns whether it is the position of the ring.
 
         Args:
-            counts: the report is of the newest ring, or the last word of a script: what a member
-                reports of an earlier ring may be of a model that is lost.
+            counts: the report is of the newest ring, or the last one of a script. The model of an
+                earlier ring may be lost.
         """
         ...
 
     def describe(self, status: pb.GetStatusResponse, *, finished: bool) -> None:
-        """Fills in epochs, records and tasks.
+        """Fill in epochs, records and tasks.
 
         Args:
             finished: the job is finished.
@@ -43,12 +41,13 @@ class Workload(StatefulPart, Protocol):
         ...
 
     def restore(self, saved: Saved | None) -> None:
-        """Training goes back to a checkpoint, or to the beginning."""
+        """Reset to a checkpoint, or to the beginning."""
         ...
 
 
 class ScriptProgress:
-    """How far the scripts of a ring are in their loaders, one after the other, as members report.
+    """Progress of the scripts of a ring in their loaders, one loader after another, as members
+    report.
 
     Implements :class:`Workload`.
     """
@@ -59,7 +58,7 @@ class ScriptProgress:
         self.records_before = 0
         self._restarted = False
         self._heartbeat = pb.HeartbeatRequest()
-        """Of the member that is farthest, in the newest loader."""
+        """Heartbeat of the member with the farthest position in the newest loader."""
         self._steps = 0
 
     def heard(self, heartbeat: pb.HeartbeatRequest, *, counts: bool) -> bool:
@@ -68,7 +67,7 @@ class ScriptProgress:
         if counts and (heartbeat.pass_index, heartbeat.position) > farthest:
             self._heartbeat = heartbeat
             if self._restarted:
-                # How long these took is not known.
+                # The rate excludes records done before the restart, whose duration is unknown.
                 self.records_before, self._restarted = self._records, False
         return False
 
@@ -93,7 +92,7 @@ class ScriptProgress:
             status.records_begun = heartbeat.records_before
 
     def restore(self, saved: Saved | None) -> None:
-        self._heartbeat, self._steps = pb.HeartbeatRequest(), 0  # the members report how far it is
+        self._heartbeat, self._steps = pb.HeartbeatRequest(), 0  # the members report their position
 
     # ---- a restart of the master ----
 

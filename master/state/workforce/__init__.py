@@ -1,1 +1,1 @@
-"""Which processes a job of a model file should have: workers, spares and parameter servers."""
+"""The processes that a job should have: workers, spares and parameter servers."""

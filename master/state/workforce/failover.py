@@ -1,5 +1,5 @@
-"""What the loss of a parameter server means: another one takes over its shard, or the model is
-restored from the newest checkpoint. Pure."""
+"""Loss of a parameter server: a successor takes over its shard, or the model is restored from the
+newest checkpoint. Pure."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from master.state.workforce.fleet import Fleet
 from master.state.workforce.processes import Process
 from torch_edl.config import JobConfig
 
-# A process that was started is heard within this, or it is not placed on any machine. On a busy
-# machine it may begin more slowly, and its successor as slowly: each of those has twice the time.
+# Seconds until a started server must be heard; then it counts as not placed. The limit doubles for
+# each successor, up to the second value: a busy machine may start processes slowly.
 _PLACE_S = 15.0
 _LONGEST_PLACE_S = 240.0
 
 
 @dataclass(frozen=True)
 class ModelLost:
-    """A part of the model is lost: the whole model is to be restored."""
+    """A part of the model is lost: the whole model has to be restored."""
 
     text: str
 
@@ -31,7 +31,7 @@ class Failover:
     """Replaces servers that died or hang.
 
     With ``--durability journal`` or ``replica`` a successor has everything that its predecessor
-    acknowledged: the other servers, the tasks and their leases are untouched.
+    acknowledged: the other servers, the tasks and their leases are not affected.
     """
 
     def __init__(self, config: JobConfig, fleet: Fleet) -> None:
@@ -39,21 +39,23 @@ class Failover:
         self._timeout_s = config.cluster.heartbeat_timeout_s
         self._durable = config.durability.mode != "checkpoint"
         self._prefers_workers = config.durability.failover == "worker"
-        # By shard: how long the next server of it has, where the last one was not heard.
+        # Seconds that the next server of a shard has to be heard, for shards whose last one was
+        # not.
         self._place_s: dict[int, float] = {}
 
     def gone(self, id: int, text: str) -> Sequence[FailoverEvent]:
-        """The process of a server ended."""
+        """Handle the exit of a server's process."""
         process = self._fleet.process("ps", id)
         assert process is not None
         return self._lost(process, text)
 
     def not_restored(self, process: Process, why: str) -> Sequence[FailoverEvent]:
-        """A server does not have what its predecessor acknowledged."""
+        """Handle a server that lacks what its predecessor acknowledged."""
         return [ModelLost(f"ps-{process.id} cannot restore shard {process.shard}: {why}")]
 
     def not_started(self, event: NotStarted, now: float) -> Sequence[FailoverEvent]:
-        """A process could not be started: the job may do without it for a while."""
+        """Handle a process that could not be started. Returns a Failure unless the job can do
+        without it for a while."""
         process = self._fleet.process(event.role, event.id)
         assert process is not None
         text = f"{process.name} cannot be started: {event.error}"
@@ -65,11 +67,11 @@ class Failover:
         return [Failure(text)]
 
     def tick(self, now: float, counts_silence: bool) -> Sequence[FailoverEvent]:
-        """Declares servers lost that are silent, and those that do not begin to run.
+        """Declare silent servers lost, and those that do not begin to run.
 
         Args:
-            counts_silence: servers that are silent are lost; they may not have found the master
-                yet.
+            counts_silence: whether silent servers are lost; False while they may not have found the
+                master yet.
         """
         events: list[FailoverEvent] = []
         servers = self._fleet.servers
@@ -83,7 +85,7 @@ class Failover:
             if process.heard_at is not None:
                 self._place_s.pop(process.shard, None)
         for process in servers.not_placed(now, lambda shard: self._place_s.get(shard, _PLACE_S)):
-            # What a server holds that no machine has room for is nothing: all workers wait for it.
+            # A server that no machine has room for holds no data, and all workers wait for it.
             if not (self._durable or process.unplaced):
                 continue
             if process.was_worker or self._fleet.future_server(now) is not None:
@@ -94,7 +96,8 @@ class Failover:
         return events
 
     def _lost(self, process: Process, text: str, *, placed: bool = True) -> Sequence[FailoverEvent]:
-        """
+        """Replace a server, or report that the model is lost.
+
         Args:
             placed: the process did run.
         """
@@ -103,7 +106,8 @@ class Failover:
         fleet, shard = self._fleet, process.shard
         if fleet.servers.is_alone(shard):
             return [ModelLost(f"{text}, before another server had a new copy of shard {shard}")]
-        # What could not be had in one way is tried in the other one.
+        # If one way to get a server failed, the other is tried: a new process, or a worker that
+        # becomes the server.
         if self._prefers_workers if placed else not process.was_worker:
             fleet.duties.shards.add(shard)
         else:

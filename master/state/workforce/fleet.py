@@ -1,7 +1,7 @@
-"""Which processes should run. Pure: events change the plan, :meth:`Fleet.plan` says what to do.
+"""The processes that a job should have. Pure: :meth:`Fleet.plan` returns what to start and stop.
 
-Exactly ``workers`` workers are kept alive, from the start: they take seconds to import what they
-need. The servers follow when the strategy is known, and the spares when the workers train.
+Workers start at once, since their imports take seconds. Servers follow when the strategy is known,
+spares when the workers train.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ T = TypeVar("T")
 _STOP_GRACE_S = 2.0
 _DRAIN_S = 60.0
 _UNUSED_DRAIN_S = 10.0
-# After a worker could not be started.
+# Seconds until the next start, after a worker could not be started.
 _PLACE_AGAIN_S = 10.0
 _KEPT = ("strategy", "incarnation", "restored_from", "values_only", "workers_wanted", "life")
 
@@ -46,18 +46,18 @@ class Fleet:
     """The processes of one job.
 
     Args:
-        server_command: starts a server.
-        workers: how many workers to keep alive.
-        servers: parameter servers of the strategy ``ps``.
-        spares: how many to keep.
-        workers_per_pod: so many workers with neighbouring places share a pod.
-        worker_module: run with ``python -m``.
-        asks: processes are asked for, and run when a machine has room for them.
-        life: names this fleet; a master that continues has the one that it continues.
+        server_command: command line of a server.
+        workers: number of workers to keep alive.
+        servers: number of parameter servers, for the strategy ``ps``.
+        spares: number of spares to keep.
+        workers_per_pod: number of workers with neighbouring places that share a pod.
+        worker_module: module of workers, run with ``python -m``.
+        asks: processes are scheduled by a cluster and may stay pending.
+        life: name of the fleet, kept across restarts of the master.
     """
 
     external = False
-    """Agents start the workers and stop them; only servers are ours."""
+    """True if agents start and stop the workers; the master starts only servers (and agents)."""
 
     def __init__(
         self,
@@ -73,18 +73,18 @@ class Fleet:
     ) -> None:
         self.env: dict[str, str] = {}
         self.workers_wanted = workers
-        """How many workers to keep alive from now on."""
+        """Number of workers to keep alive."""
         self.strategy = ""
         self.server_command = server_command
         self._worker_module = worker_module
         self._places = Places(workers_per_pod)
         self._processes = Roster()
         self.incarnation = 0
-        """Of the model; from 1 once the strategy is known."""
+        """Incarnation of the model: 0 until the strategy is known, then from 1."""
         self.restored_from = ""
-        """What this incarnation of the model starts from; empty: from scratch."""
+        """Checkpoint or exported model that this incarnation starts from; empty for a new model."""
         self.values_only = False
-        """Only values are taken of it."""
+        """True if only values are taken from :attr:`restored_from`."""
         self.servers = Servers(servers)
         self.spares = Spares(spares)
         self.duties = RoleChanges()
@@ -102,7 +102,7 @@ class Fleet:
         self.draining = self.of_all(
             lambda: [p.id for p in self.alive("worker") if p.state == DRAINING]
         )
-        """Workers that are to finish what they do and leave."""
+        """Query for the ids of workers that are to finish their work and leave."""
         self._staying = self.of_all(
             lambda: [p for p in self.alive("worker") if p.state in (PENDING, STARTING, RUNNING)]
         )
@@ -110,25 +110,25 @@ class Fleet:
     # ---- what it says ----
 
     def of_all(self, find: Callable[[], T]) -> OfAll[T]:
-        """What is found in the processes, and is to be found often."""
+        """Return a cached query over the processes, recomputed after a process changed."""
         return OfAll(self._processes, find)
 
     def __iter__(self) -> Iterator[Process]:
         return iter(self._processes)
 
     def process(self, role: str, id: int) -> Process | None:
-        """A process that the job has, or had not long ago."""
+        """Return a process that runs or ended not long ago; None if it is unknown."""
         return self._processes.get(role, id)
 
     def alive(self, role: str | None = None) -> list[Process]:
-        """Processes that have not ended: ``worker``, ``spare``, ``ps``, or all."""
+        """Return the processes that have not ended: ``worker``, ``spare``, ``ps``, or all."""
         return self._processes.alive(role)
 
     def cluster(self, *, starting: bool = False) -> pb.Cluster | None:
-        """The servers of today; None before the strategy is known.
+        """Return the current servers; None before the strategy is known, or while a server starts.
 
         Args:
-            starting: also while one of them starts; None otherwise.
+            starting: return the servers also while one of them starts.
         """
         servers = self.servers.now() if self.strategy == "ps" else []
         if not self.strategy or not (starting or all(server.address for server in servers)):
@@ -141,36 +141,36 @@ class Fleet:
         )
 
     def launched(self) -> list[Process]:
-        """Processes that the master started and that have not ended."""
+        """Return the processes that the master started and that have not ended."""
         return self.alive()
 
     # ---- what happens ----
 
     def decide(self, strategy: str, *, restore: str, values_only: bool = False) -> None:
-        """The strategy is known: servers may start, and all workers.
+        """Set the strategy: servers may start.
 
         Args:
-            restore: a checkpoint or exported model that the servers (or the worker) load.
-            values_only: it is of another job: its watermarks and optimizer state are not ours.
+            restore: checkpoint or exported model to load; empty if none.
+            values_only: ignore the watermarks and the optimizer state of ``restore``.
         """
         assert not self.strategy
         self.strategy = strategy
         self.incarnation, self.restored_from, self.values_only = 1, restore, values_only
 
     def renew(self, *, restore: str, values_only: bool = False) -> None:
-        """A new incarnation: servers are replaced by new ones that load ``restore``."""
+        """Begin an incarnation of the model: new servers replace the old and load ``restore``."""
         for process in self.servers.renew():
             process.end()
         self.incarnation += 1
         self.restored_from, self.values_only = restore, values_only
 
     def started(self, role: str, id: int, pid: int, since: int = 0) -> None:
-        """A process of a :class:`Start` runs."""
+        """Record the pid of a process that was started."""
         process = self._processes[role, id]
         process.pid, process.since = pid, since
 
     def not_started(self, role: str, id: int, reason: str, now: float) -> None:
-        """A process of a :class:`Start` could not be started."""
+        """Record that a process could not be started."""
         process = self._processes[role, id]
         process.state, process.exit = EXITED, reason
         if process.spare:
@@ -179,28 +179,28 @@ class Fleet:
             self._deaths.start_after = now + _PLACE_AGAIN_S
 
     def registered(self, id: int) -> bool:
-        """A worker registered; False if it is not one of ours, or was told to end."""
+        """Record a worker's registration. Returns False if it is unknown or told to end."""
         process = self.process("worker", id)
         return process is not None and process.register()
 
     def ready(self, worker: int) -> None:
-        """A worker has its model and may lease."""
+        """Record that a worker has its model and may lease."""
         process = self.process("worker", worker)
         if process is not None and not process.ready:
             process.ready = True
 
     def trained(self, worker: int) -> None:
-        """A worker made progress: whatever crashed before did not keep the job from training."""
+        """Record that a worker made progress, which resets the count of crashes."""
         process = self.process("worker", worker)
         if process is not None and not process.trained:
             process.trained = True
         self._deaths.forget()
 
     def retire(self, now: float, *, by: float) -> None:
-        """All workers are to leave, and none is started any more.
+        """Make all workers leave, and start no more.
 
         Args:
-            by: when those that have not left are stopped; one that only starts is stopped now.
+            by: time at which workers that have not left are stopped; starting ones stop now.
         """
         self._retired = True
         for process in self.alive("spare"):
@@ -209,34 +209,34 @@ class Fleet:
             process.retire(now, by=by)
 
     def leaves(self, worker: int, now: float, *, by: float) -> None:
-        """A worker was asked to leave by somebody else, and gets no other task.
+        """Record that a worker received SIGTERM from outside; it gets no further task.
 
         Args:
-            by: when it is to be gone; one of ours that is not is stopped.
+            by: time at which it is stopped if it has not left.
         """
         process = self._processes.get("worker", worker)
         if process is not None and process.state in (STARTING, RUNNING):
             process.state, process.stop_by = DRAINING, by
 
     def hurry(self) -> None:
-        """Nobody waits for a process that is to end: it is ended by force."""
+        """End processes without a grace period from now on."""
         for process in self.alive(None):
             process.lost = True
             if process.state == STOPPING:
                 process.state = RUNNING
 
     def server_lost(self, process: Process) -> None:
-        """A server is gone, or hangs and is ended by force: its shard gets another one."""
+        """Kill a lost server and free its shard for a successor."""
         self.servers.vacate(process)
         process.end()
 
     def lost(self, worker: int) -> None:
-        """A worker hangs or does not answer: it is ended by force, and replaced."""
+        """Kill a worker that hangs or does not answer; it is replaced."""
         if (process := self.process("worker", worker)) is not None:
             process.end()
 
     def exited(self, exit: ProcessExit, now: float, *, log: str) -> Gone | Failure | Note | None:
-        """A process ended. Returns what that means, if anything."""
+        """Record the exit of a process. Returns the event that follows, if any."""
         process = self._processes[exit.role, exit.id]
         was = process.ended(exit, over=self._ending is not None)
         text = f"{process.name} {exit.how}"
@@ -255,11 +255,11 @@ class Fleet:
         return self._deaths.of_worker(exit, text, named, now, process=process)
 
     def end(self, now: float, *, leave_s: float) -> None:
-        """The job is over: nothing starts any more.
+        """End all processes: the job is over.
 
         Args:
-            leave_s: how long workers have to leave by themselves, servers staying until they
-                did; 0 stops everything at once.
+            leave_s: seconds that workers have to leave, with servers staying until then; 0 stops
+                everything at once.
         """
         self._hurry = leave_s <= 0
         if self._ending is None or now + leave_s < self._ending:
@@ -268,7 +268,7 @@ class Fleet:
     # ---- what to do ----
 
     def plan(self, now: float) -> list[Action]:
-        """What must be started and stopped now; each is said once."""
+        """Return the processes to start and stop now; each action is returned once."""
         actions: list[Action] = []
         if self._ending is not None:
             ending = to_end_now(self.launched(), now, ends_at=self._ending, hurry=self._hurry)
@@ -309,21 +309,22 @@ class Fleet:
         return Become(worker.id, process.id)
 
     def future_server(self, now: float) -> Process | None:
-        """The process that a server is made of: a spare, or a worker if it is not the last one."""
+        """Return the process that a server can be made of: a spare, or a worker if not the last
+        one."""
         running = [p for p in self.alive("worker") if p.state == RUNNING]
         last = running[-1] if len(running) > 1 and not self.external else None
         return self.spares.ready(self.alive("spare"), now) or last
 
     def _fit(self, now: float) -> Sequence[Action]:
-        """Starts and retires workers, as many as are wanted."""
+        """Return actions that start or retire workers until their number is as wanted."""
         workers = self.alive("worker")
         staying, wanted = self._staying(), self.workers_wanted
         if len(staying) > wanted:
-            # One that only starts has nothing to finish.
+            # A starting worker has nothing to finish.
             for process in self._places.beyond(wanted, staying):
                 drain_s = _DRAIN_S if process.trained else _UNUSED_DRAIN_S
                 process.retire(now, by=now + drain_s, starting_too=False)
-        # Not before those that leave or hang are gone: never more than the maximum run at once.
+        # Leaving and hanging workers count until they exit, so the maximum is never exceeded.
         missing, spares = max(0, wanted - len(workers)), self.alive("spare")
         if len(staying) >= wanted:
             more = self.spares.missing(len(spares), staying, now)
@@ -345,7 +346,7 @@ class Fleet:
     # ---- a restart of the master ----
 
     def to_state(self) -> dict[str, Any]:
-        """What a restarted master needs, as JSON can say it."""
+        """Return the state for a restarted master, as JSON values."""
         return {
             **{name: getattr(self, name) for name in _KEPT},
             "servers": self.servers.to_state(),
@@ -359,7 +360,7 @@ class Fleet:
         }
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
-        """The inverse of :meth:`to_state`."""
+        """Restore what :meth:`to_state` returned."""
         for name in _KEPT:
             setattr(self, name, state[name])
         self._next_id, self._retired = dict(state["next_id"]), state["retired"]

@@ -1,4 +1,4 @@
-"""Which machines lose processes: others are preferred for a while. Pure."""
+"""Machines that lose processes: others are preferred for a while. Pure."""
 
 from __future__ import annotations
 
@@ -6,26 +6,27 @@ from collections import deque
 
 from master.state.actions import Note
 
-# So many losses within this time speak against a machine, and are forgotten after it.
+# Losses within the given seconds after which a machine is avoided; older losses are forgotten.
 _LOSSES = 3
 _WITHIN_S = 600.0
-# A job of thousands of workers remembers the machines that lost processes last.
+# Number of machines that are remembered: those with the newest losses.
 _REMEMBERED = 1000
 
 
 class Machines:
-    """Counts the processes that machines lost. A process that was preempted, or asked to leave,
-    does not count."""
+    """Losses of processes by machine. Preempted processes, and those asked to leave, do not
+    count."""
 
     def __init__(self) -> None:
         self._losses: dict[str, deque[float]] = {}
 
     def lost(self, machine: str, text: str, now: float) -> list[Note]:
-        """A machine has lost a process.
+        """Record that a machine lost a process. Returns a warning if the machine is avoided from
+        now on.
 
         Args:
-            machine: its name; empty: it is not known.
-            text: how.
+            machine: its name; empty if unknown.
+            text: how the process ended.
         """
         if not machine:
             return []
@@ -46,8 +47,7 @@ class Machines:
         ]
 
     def avoided(self, now: float) -> tuple[str, ...]:
-        """Machines on which a process is to run only if no other one has room; the last one that
-        lost a process comes first."""
+        """Return the machines to use only if no other has room, the newest loss first."""
         found = [name for name, losses in self._losses.items() if self._is_avoided(losses, now)]
         return tuple(reversed(found))
 

@@ -1,4 +1,4 @@
-"""What a fleet consists of: processes, what is to be done to them, and what their ends mean."""
+"""Processes of a job, their state changes, and the consequences of their exits. Pure."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ PENDING, STARTING, RUNNING, DRAINING, STOPPING, EXITED = (
 )
 
 
-# A worker that imports a large framework on a busy machine registers within this.
+# Seconds until a worker must register: it imports a large framework, maybe on a busy machine.
 _REGISTER_S = 180.0
-# A spare has imported everything, and has nothing to do but to register.
+# The same for a spare that takes a worker slot: it has imported everything.
 _TAKE_PLACE_S = 10.0
-# A spare asks for a place every two seconds.
+# Seconds without a poll after which a spare is lost. Spares poll every two seconds.
 _SILENT_S = 30.0
 
 
@@ -36,59 +36,60 @@ class Process:
     state: str = STARTING
     pid: int = 0
     since: int = 0
-    """When the process started, in ticks of the machine: with the pid, it names one process."""
+    """Start time of the process in ticks of the machine; with the pid, it identifies the
+    process."""
     address: str = ""
     data_plane: str = ""
-    """Where a server answers pulls and pushes; empty: where it answers everything."""
+    """Address at which a server answers pulls and pushes; empty if it is :attr:`address`."""
     exit: str = ""
     started_at: float = 0.0
     stop_by: float | None = None
-    """When a worker that drains is stopped."""
+    """Time at which the process is to be stopped; None if it is to run on."""
     trained: bool = False
-    """A worker that has finished a task or a minibatch."""
+    """True if the worker has finished a minibatch or a task."""
     ready: bool = False
-    """A worker that has its model and may lease."""
+    """True if the worker has its model and may lease."""
     heard: bool = False
-    """A worker that has registered."""
+    """True if the worker has registered."""
     lost: bool = False
-    """Given up by us; its end is no crash of its own."""
+    """True if the master terminated the process; its exit does not count as a crash."""
     shard: int = 0
     incarnation: int = 0
-    """Of a server; no other server of the job has it or had it."""
+    """Number of a server process, unique in the job; 0 for other processes."""
     heard_at: float | None = None
-    """When a server or a spare was heard last; None: not yet."""
+    """Time of the last heartbeat of a server or spare; None before the first."""
     was_worker: bool = False
-    """A server that a worker or a spare becomes, in the same process."""
+    """True for a server that a worker or spare process became."""
     spare: bool = False
-    """A worker process that has no worker's place; see :mod:`master.state.workforce.spares`."""
+    """True for a worker process without a worker slot; see :mod:`master.state.workforce.spares`."""
     was_spare: bool = False
-    """A spare that took a worker's place."""
+    """True for a worker that was a spare before."""
     problem: str = ""
-    """What keeps a server from accepting pushes."""
+    """Reason why the server rejects pushes; empty if it accepts them."""
     keeper: int = 0
-    """Incarnation of the server that keeps a copy of the shard of this one; 0: none does."""
+    """Incarnation of the server that keeps a copy of this server's shard; 0 if none does."""
     leaving: bool = False
-    """A server that was asked to end, and serves on until others can do without it."""
+    """True for a server that was asked to end and stays until others can do without it."""
     released: bool = False
-    """A server that was asked to end, and does so now."""
+    """True for a server that was asked to end and may do so now."""
     log: str = ""
-    """A worker that an agent started: the file of its output; empty if it is kept in none."""
+    """Log file of a worker that an agent started; empty if there is none."""
     node: str = ""
-    """The machine that it runs on; empty: this one, or not known."""
+    """Machine of the process; empty if it is this one, or unknown."""
     waits: str = ""
-    """What keeps a process that is pending from running; empty: nothing does."""
+    """Reason why a pending process does not run; empty if none is known."""
     fix: str = ""
-    """What the user can do about that."""
+    """Advice to the user about :attr:`waits`."""
     waits_at: float | None = None
-    """Since when."""
+    """Time since which :attr:`waits` is set; None if it is empty."""
     unplaced: bool = False
-    """No machine has room for it."""
+    """True if no machine has room for the process."""
     place: int = -1
-    """Of a worker that was asked for: the lowest that no other worker had; -1: none."""
+    """Place of the process, the lowest that was free; -1 if it has none."""
     pod: int = -1
-    """Of a worker that shares a pod: the id of the worker for which the pod was made; -1: none."""
+    """Id of the worker for which the shared pod was made; -1 if the pod is not shared."""
     started_as: str = ""
-    """The name that it had when it was started; empty: its name of today."""
+    """Name of the process when it was started; empty if it is the current name."""
 
     _roster: Callable[[], None] | None = field(default=None, init=False, repr=False, compare=False)
     _told: dict[str, Any] | None = field(default=None, init=False, repr=False, compare=False)
@@ -96,32 +97,32 @@ class Process:
     def __setattr__(self, name: str, value: Any) -> None:
         own = self.__dict__
         own[name], own["_told"] = value, None
-        # Told with every heartbeat, and asked for where it counts.
+        # heard_at changes with every heartbeat, and no cached query depends on it.
         if name != "heard_at" and self._roster is not None:
             self._roster()
 
     def join(self, roster: Callable[[], None]) -> None:
-        """From now on ``roster`` is called when the process changes."""
+        """Call ``roster`` after each change of the process from now on."""
         self.__dict__["_roster"] = roster
 
     @property
     def kind(self) -> str:
-        """What the process is for the user: its role, or ``spare``."""
+        """Role as the user sees it: the role, or ``spare``."""
         return "spare" if self.spare else self.role
 
     @property
     def name(self) -> str:
-        """``worker-3``, ``spare-3``: for events."""
+        """Name in events, such as ``worker-3`` or ``spare-3``."""
         return f"{self.kind}-{self.id}"
 
     @property
     def may_be_overdue(self) -> bool:
-        """Whether :meth:`is_overdue` can say so, as it is now."""
+        """True if :meth:`is_overdue` applies: a starting worker, or a spare."""
         return self.role == "worker" and (self.state == STARTING or self.spare)
 
     def is_overdue(self, now: float) -> bool:
-        """Whether it should have been heard long ago: a worker process that starts, or a spare.
-        Workers that run and servers are watched elsewhere."""
+        """Return whether a starting worker or a spare has been silent for too long. Running workers
+        and servers are checked elsewhere."""
         if not self.may_be_overdue:
             return False
         if self.state == STARTING:
@@ -131,7 +132,8 @@ class Process:
         return self.spare and self.state == RUNNING and now - heard_at >= _SILENT_S
 
     def register(self) -> bool:
-        """A worker registers; False if it is none, or was told to end."""
+        """Record the registration of a worker. Returns False for a spare, or if it was told to
+        end."""
         if self.spare or self.state in (EXITED, STOPPING):
             return False
         if self.state in (PENDING, STARTING):
@@ -140,58 +142,59 @@ class Process:
         return True
 
     def retire(self, now: float, *, by: float, starting_too: bool = True) -> None:
-        """A worker is to leave, and gets no other task.
+        """Make a worker leave; it gets no further task.
 
         Args:
-            by: when it is stopped if it has not left.
-            starting_too: one that only starts is stopped now, as one that does not run yet always.
+            by: time at which it is stopped if it has not left.
+            starting_too: stop a starting worker now; a pending one is always stopped now.
         """
         if self.state != STOPPING:
             at_once = self.state == PENDING or (self.state == STARTING and starting_too)
             self.state, self.stop_by = DRAINING, now if at_once else by
 
     def ended(self, exit: ProcessExit, *, over: bool) -> str:
-        """The process has ended; returns its state before.
+        """Record the exit of the process. Returns its state before.
 
         Args:
-            over: the job is over, so that all were asked to leave.
+            over: the job is over, so all processes were asked to leave.
         """
         was, self.state, self.exit = self.state, EXITED, str(exit)
         if was == STOPPING and (exit.was_terminated or exit.was_killed or exit.is_unknown):
-            self.exit = "stopped"  # not to be taken for one that somebody else has asked to leave
+            self.exit = "stopped"  # otherwise it looks like a SIGTERM from outside
         elif (was == DRAINING or over) and exit.is_unknown:
             self.exit = "left when asked"
         return was
 
     def become(self, server: Process) -> None:
-        """The process of this worker is that of a server from now on."""
+        """Hand the process of this worker over to a server."""
         self.state, self.exit = EXITED, f"became {server.name}"
         server.state, server.was_worker, server.started_as = STARTING, True, f"worker-{self.id}"
         server.pid, server.since, server.node = self.pid, self.since, self.node
         server.pod = self.pod
 
     def wait(self, event: ProcessWaits, now: float) -> None:
-        """It does not run yet."""
+        """Record that the process is pending, and why."""
         if self.state in (PENDING, STARTING):
             self.state, self.waits, self.fix = PENDING, event.why, event.fix
             self.waits_at = (self.waits_at or now) if event.why else None
             self.unplaced = not event.placed
 
     def run(self, event: ProcessRuns, now: float) -> None:
-        """It runs from now on: its time to register begins."""
+        """Record that the process runs; its time to register begins."""
         if self.state == PENDING:
             self.state, self.started_at = STARTING, now
         self.waits, self.fix, self.waits_at = "", "", None
         self.unplaced, self.node = False, event.node
 
     def end(self) -> None:
-        """It is ended by force as soon as possible."""
+        """Mark the process to be killed as soon as possible."""
         if self.state != EXITED:
             self.lost = True
             self.stop_by = 0.0
 
     def to_state(self) -> dict[str, Any]:
-        """What a restarted master needs, as JSON can say it: the fields that say something."""
+        """Return the state for a restarted master, as JSON values, without fields that have their
+        default."""
         own, told = self.__dict__, self._told
         if told is None:
             told = {name: own[name] for name, usual in _UNTOLD.items() if own[name] != usual}
@@ -200,8 +203,8 @@ class Process:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], now: float) -> Process:
-        """The inverse of :meth:`to_state`. Whatever was to be done to the process by some time is
-        to be done now: it may have been, or not."""
+        """Return the process of :meth:`to_state`. A stop that was scheduled becomes due now, since
+        it may not have been carried out."""
         times = {
             name for name, value in state.items() if name.endswith("_at") and value is not None
         }
@@ -213,7 +216,7 @@ class Process:
         return process
 
 
-# Fields that are left out where they are as in every process; times are always told.
+# Fields that are left out if they have their default; times are never left out.
 _UNTOLD = {
     f.name: MISSING if f.name.endswith("_at") else f.default for f in fields(Process) if f.init
 }
@@ -222,70 +225,70 @@ _UNTOLD = {
 def to_end_now(
     processes: Sequence[Process], now: float, *, ends_at: float, hurry: bool
 ) -> list[Process]:
-    """Which processes of a job that is over are to be stopped now.
+    """Return the processes to stop now, in a job that is over.
 
     Args:
-        ends_at: when workers that have not left by themselves are stopped.
-        hurry: nobody waits for workers.
+        ends_at: time at which workers that have not left are stopped.
+        hurry: do not wait for workers before servers are stopped.
     """
-    # Workers first: they have no use for servers that are gone.
+    # Workers leave before servers: they may still need them.
     workers_leave = any(p.role == "worker" for p in processes) and not hurry
     return [
         process
         for process in processes
         if process.state != STOPPING
         and (process.role == "worker" or not workers_leave)
-        # One that still builds its model would not hear for seconds that it is over.
+        # A worker without a model is stopped at once: it would receive the end only after seconds.
         and (process.role == "ps" or now >= ends_at or not process.ready)
     ]
 
 
 @dataclass(frozen=True)
 class Gone:
-    """A process is gone, and what it held is free; with a server, the model is lost."""
+    """A process ended, and its work is free; the loss of a server may lose the model."""
 
     text: str
     expected: bool = False
-    """A worker that had been told to leave."""
+    """True for a worker that was asked to leave."""
 
 
-# Deaths in a row of processes while nobody trained, before the job fails.
+# Consecutive crashes without training after which the job fails.
 CRASH_LIMIT = 5
-# SIGKILL is how machines are taken away, which is no failure of the job; but the kernel does so too
-# when memory is short, for ever. So these deaths count only until anything was ever trained.
+# Consecutive SIGKILLs before anything was ever trained, after which the job fails. SIGKILL mostly
+# means preemption, but the kernel also sends it when memory is short.
 KILL_LIMIT = 30
 _FIRST_BACKOFF_S = 0.5
 _LONGEST_BACKOFF_S = 30.0
 
 
 class Deaths:
-    """Counts the deaths of processes since something was trained.
+    """Counts of process deaths since the last training progress.
 
-    A process that was preempted counts for nothing: one that got SIGTERM never does, and one that
-    got SIGKILL only before anything was trained.
+    Preempted processes do not count: exits by SIGTERM never do, SIGKILLs only before anything was
+    trained.
     """
 
     def __init__(self) -> None:
         self.start_after = 0.0
-        """No worker is started before."""
+        """Time before which no worker is started."""
         self.trained = False
-        """Something was trained, ever: the job fits the memory of its machines."""
+        """True once anything was trained: the job fits into the memory of its machines."""
         self._crashes = 0
         self._kills = 0
         self._servers = 0
         self._refusals = 0
 
     def forget(self) -> None:
-        """Something was trained."""
+        """Reset the counts: something was trained."""
         self.trained = True
         self._crashes = self._kills = self._servers = self._refusals = 0
 
     def of_server(self, exit: ProcessExit, text: str, named: str) -> Gone | Failure:
-        """What the end of a server means that served a shard.
+        """Return the consequence of the exit of a server that had a shard.
 
         Args:
             text: how it ended.
-            named: the same, with its log.
+            named: the same, with the path of its log.
         """
         failure = None
         if exit.was_killed:
@@ -297,11 +300,11 @@ class Deaths:
     def of_worker(
         self, exit: ProcessExit, text: str, named: str, now: float, *, process: Process
     ) -> Gone | Failure:
-        """What the end of a worker means that was not to end.
+        """Return the consequence of the exit of a worker that was not asked to leave.
 
         Args:
             text: how it ended.
-            named: the same, with its log.
+            named: the same, with the path of its log.
         """
         failure = None
         if exit.was_taken:
@@ -316,18 +319,18 @@ class Deaths:
         return failure or Gone(text)
 
     def refused(self, now: float) -> None:
-        """A worker was taken away before it was heard: a machine that refuses it would do so at
-        once, for ever."""
+        """Delay the next start: a worker was taken away before it registered, and a machine that
+        rejects workers would do so at once, for ever."""
         self._refusals = min(self._refusals + 1, 10)
         pause_s = min(_FIRST_BACKOFF_S * 2**self._refusals, _LONGEST_BACKOFF_S)
         self.start_after = max(self.start_after, now + pause_s)
 
     def killed(self, role: str, text: str) -> Failure | None:
-        """SIGKILL ended a process; returns whether the job fails.
+        """Count a SIGKILL. Returns a Failure if the job is to fail.
 
         Args:
             role: ``workers`` or ``parameter servers``.
-            text: how it died.
+            text: how the process ended.
         """
         if self.trained:
             return None
@@ -340,9 +343,10 @@ class Deaths:
         )
 
     def worker(self, text: str, now: float) -> Failure | None:
-        """A worker that has trained nothing died by itself; returns whether the job fails."""
+        """Count a crash of a worker that has trained nothing. Returns a Failure if the job is to
+        fail."""
         self._crashes += 1
-        # The first replacement comes at once: one death is more likely a preemption.
+        # The first replacement starts at once: a single death is more likely a preemption.
         if self._crashes > 1:
             self.start_after = now + _FIRST_BACKOFF_S * 2 ** (self._crashes - 2)
         if self._crashes >= CRASH_LIMIT:
@@ -352,7 +356,7 @@ class Deaths:
         return None
 
     def server(self, text: str) -> Failure | None:
-        """A parameter server died by itself; returns whether the job fails."""
+        """Count a crash of a parameter server. Returns a Failure if the job is to fail."""
         self._servers += 1
         if self._servers < CRASH_LIMIT:
             return None

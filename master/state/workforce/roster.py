@@ -1,4 +1,4 @@
-"""The processes that a job has, and those that it had not long ago. Pure."""
+"""Processes that a job has, and those that ended not long ago. Pure."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from master.state.workforce.processes import EXITED, Process
 
 T = TypeVar("T")
 
-# Processes that have ended and are still listed. A job of a day on preemptible machines has a
+# Number of ended processes that are still listed. In a day on preemptible machines, a job has a
 # hundred times as many processes as run at once.
 _REMEMBERED = 1_000
 _TIDY_FROM = 1_000
 
 
 class Roster:
-    """Processes by role and id. What is done to all that run takes no time for those that ended."""
+    """Processes by role and id. Queries over running processes do not iterate over ended ones."""
 
     def __init__(self) -> None:
         self._all: dict[tuple[str, int], Process] = {}
         self._running: dict[str, dict[int, Process]] = {}
-        """By role; some may have ended since."""
+        """Processes by role and id; some may have ended since the last clean-up."""
         self._ended: deque[tuple[str, int]] = deque()
         self._tidy_at = _TIDY_FROM
         self._alive: dict[str | None, OfAll[list[Process]]] = {}
         self.changes = 0
-        """How often a process came, or changed in anything but the time when it was heard."""
+        """Number of changes of processes, apart from the times of their heartbeats."""
 
     def _changed(self) -> None:
         self.changes += 1
@@ -39,11 +39,11 @@ class Roster:
         return self._all[key]
 
     def get(self, role: str, id: int) -> Process | None:
-        """A process, unless it ended long ago."""
+        """Return a process; None if it is unknown or ended long ago."""
         return self._all.get((role, id))
 
     def add(self, process: Process) -> None:
-        """Another process of the job."""
+        """Add a process."""
         self._all[process.role, process.id] = process
         process.join(self._changed)
         self._changed()
@@ -53,7 +53,7 @@ class Roster:
             self._tidy()
 
     def alive(self, kind: str | None = None) -> list[Process]:
-        """Processes that have not ended: ``worker``, ``spare``, ``ps``, or all."""
+        """Return the processes that have not ended: ``worker``, ``spare``, ``ps``, or all."""
         if kind not in self._alive:
             self._alive[kind] = OfAll(self, lambda: self._find(kind))
         return self._alive[kind]()
@@ -77,7 +77,7 @@ class Roster:
 
 
 class OfAll(Generic[T]):
-    """Something that is found in a roster, and is the same as long as no process changes."""
+    """A cached query over a roster, recomputed after a process changed."""
 
     def __init__(self, roster: Roster, find: Callable[[], T]) -> None:
         self._roster = roster

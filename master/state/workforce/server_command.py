@@ -1,4 +1,4 @@
-"""The command line of the process that serves a shard. Pure."""
+"""Command line of the process that serves a shard. Pure."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from torch_edl.config import JobConfig
 
 @dataclass(frozen=True, kw_only=True)
 class ServerCommand:
-    """What all servers of a job are started with."""
+    """The arguments that all servers of a job share."""
 
     job: str
     module: str = "torch_edl.ps_server"
-    """Run with ``python -m``."""
+    """Module of the server, run with ``python -m``."""
     args: Sequence[str] = ()
     journals: str = ""
-    """The folder of their journals; empty: they keep none."""
+    """Folder of the journals; empty if the servers keep none."""
 
     @classmethod
     def of(cls, config: JobConfig, *, module: str, host: str, journals: str) -> ServerCommand:
-        """The command for the servers of a job.
+        """Return the command for the servers of a job.
 
         Args:
-            host: that the master listens at; empty: only this machine reaches it.
-            journals: the folder of the journals of this run, if the job has any.
+            host: host at which the master listens; empty if only this machine reaches it.
+            journals: folder of the journals of this run; ignored unless the job keeps journals.
         """
         train, durability = config.train, config.durability
         args = ["--mode", train.mode, "--staleness", str(train.staleness)]
@@ -45,7 +45,8 @@ class ServerCommand:
         return cls(job=config.name, module=module, args=args, journals=journals)
 
     def journals_of(self, model: int) -> Path | None:
-        """The folder of the journals of one incarnation of the model."""
+        """Return the folder of the journals of one incarnation of the model; None without
+        journals."""
         return Path(self.journals) / f"model-{model}" if self.journals else None
 
     def words(
@@ -59,13 +60,13 @@ class ServerCommand:
         values_only: bool,
         successor: bool = False,
     ) -> list[str]:
-        """The arguments of one server.
+        """Return the arguments of one server.
 
         Args:
-            incarnation: of the server.
+            incarnation: incarnation of the server.
             model: incarnation of the model.
-            restore: a checkpoint or exported model, of which only values are taken if
-                ``values_only``; empty: the model starts from scratch.
+            restore: checkpoint or exported model; empty for a new model.
+            values_only: take only values from ``restore``.
             successor: the peer of an earlier server has a copy of the shard.
         """
         words = [
@@ -75,7 +76,7 @@ class ServerCommand:
             *("--incarnation", str(incarnation)),
             *self.args,
         ]
-        # What was trained before the model was restored is void.
+        # Each incarnation of the model has its own journals: those of earlier ones are void.
         journals = self.journals_of(model)
         if journals:
             folder = journals / f"shard-{shard}-of-{shards}"

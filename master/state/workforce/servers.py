@@ -1,4 +1,4 @@
-"""Which process serves which shard of the model. Pure."""
+"""Assignment of processes to the shards of the model. Pure."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from typing import Any
 from master.state.workforce.processes import PENDING, RUNNING, STARTING, Process
 from torch_edl.wire import master_pb2 as pb
 
-# A server that says nothing at all since its process was started, on a busy machine.
+# Seconds until the first heartbeat of a server, whose machine may be busy.
 _FIRST_WORD_S = 180.0
 
 
 class Servers:
-    """The servers of today, at most one for each shard.
+    """The current servers, at most one for each shard.
 
-    Each server process has an incarnation of its own, from one counter for all shards. The model
-    has another one, see ``wire/cluster.proto``.
+    Each server process has its own incarnation, from one counter for all shards. The model has
+    another one, see ``wire/cluster.proto``.
 
     Args:
-        shards: how many servers there should be.
+        shards: number of servers.
     """
 
     def __init__(self, shards: int) -> None:
         self.shards = shards
         self.wanted = shards
-        """How many there are to be, once the model has moved."""
+        """Number of servers to have once the model has moved."""
         self.moving = False
-        """The model is to move to other servers, even if their number stays: a move has begun."""
+        """True if the model has to move to other servers, even if their number stays the same."""
         self.made = 0
-        """Servers that the job ever had: the incarnation of the newest one."""
-        self._of_earlier_models = 0  # the newest server of any earlier incarnation of the model
+        """Number of servers that the job ever had; the incarnation of the newest one."""
+        self._of_earlier_models = 0  # newest server of earlier model incarnations
         self._by_shard: dict[int, Process] = {}
-        # Shard -> whether another server has a copy, as its server had noted; before, nothing is
-        # acknowledged with ``--durability replica``.
+        # Shard -> whether another server has a copy, as its server reported. With ``--durability
+        # replica``, a server acknowledges nothing before its first report.
         self._copies: dict[int, bool] = {}
-        self._notes: dict[int, int] = {}  # incarnation -> number of its newest note
-        self._lost: dict[int, int] = {}  # shard -> updates that it lacks
+        self._notes: dict[int, int] = {}  # incarnation -> number of its newest report
+        self._lost: dict[int, int] = {}  # shard -> number of lost updates
 
     def __iter__(self) -> Iterator[Process]:
         return iter(self._by_shard.values())
@@ -45,32 +45,33 @@ class Servers:
         return self._by_shard.get(process.shard) is process
 
     def now(self) -> list[pb.Server]:
-        """The servers in the order of shards; one that starts has no address."""
+        """Return the servers in the order of shards; a starting one has no address."""
         servers = [self._by_shard.get(shard) for shard in range(self.shards)]
         return [pb.Server() if server is None else _known(server) for server in servers]
 
     def of(self, shard: int, incarnation: int) -> Process | None:
-        """The process that has the shard, unless that is of another incarnation."""
+        """Return the process of a shard if its incarnation matches and it was not told to end."""
         process = self._by_shard.get(shard)
         if process is None or process.incarnation != incarnation:
             return None
         return process if process.state in (PENDING, STARTING, RUNNING) else None
 
     def has(self, shard: int, incarnation: int) -> bool:
-        """Whether no other server has the shard, though this one may be told to end."""
+        """Return whether the server still has its shard, even if it was told to end."""
         process = self._by_shard.get(shard)
         return process is not None and process.incarnation == incarnation
 
     def peer(self, shard: int) -> pb.Server | None:
-        """The server of the next shard, which keeps a replica of this one; None: none listens."""
+        """Return the server of the next shard, which keeps a replica of this shard; None if it does
+        not listen."""
         peer = self._by_shard.get((shard + 1) % self.shards)
         if self.shards == 1 or peer is None or peer.state != RUNNING:
             return None
         return _known(peer)
 
     def is_superseded(self, shard: int, incarnation: int) -> bool:
-        """Whether a caller that knows this server of a shard is to learn of others: a later one
-        listens, or the model is of another incarnation."""
+        """Return whether a client that knows this server needs new addresses: a later server of the
+        shard listens, or the model is of another incarnation."""
         if incarnation <= self._of_earlier_models or shard >= self.shards:
             return True
         process = self._by_shard.get(shard)
@@ -80,11 +81,11 @@ class Servers:
 
     @property
     def newest(self) -> int:
-        """Incarnation of the newest server that listens; 0: none does."""
+        """Incarnation of the newest server that listens; 0 if none does."""
         return max((p.incarnation for p in self if p.state == RUNNING), default=0)
 
     def silent(self, now: float, timeout_s: float) -> list[tuple[Process, float]]:
-        """Servers that have said nothing for too long, each with the time in seconds."""
+        """Return the servers whose heartbeat timed out, each with its timeout in seconds."""
         found = []
         for process in self:
             limit = timeout_s if process.heard_at is not None else _FIRST_WORD_S
@@ -94,8 +95,8 @@ class Servers:
         return found
 
     def not_placed(self, now: float, limit_s: Callable[[int], float]) -> list[Process]:
-        """Servers that nobody has heard for so long, by their shard, since they were to start, but
-        for those that a machine has room for."""
+        """Return the starting servers that were not heard within the limit of their shard. Pending
+        ones count only if no machine has room for them."""
         return [
             process
             for process in self
@@ -105,46 +106,46 @@ class Servers:
         ]
 
     def missing(self) -> list[int]:
-        """Shards that no process has."""
+        """Return the shards without a process."""
         return [shard for shard in range(self.shards) if shard not in self._by_shard]
 
     @property
     def moves(self) -> bool:
-        """The model is to move to other servers."""
+        """True if the model is to move to other servers."""
         return bool(self._by_shard) and (self.moving or self.wanted != self.shards)
 
     # ---- what happens ----
 
     def want(self, servers: int) -> None:
-        """There are to be so many servers; at once, if none was started."""
+        """Set the number of servers to have; it applies at once if none was ever started."""
         self.wanted = servers
         if not self._by_shard and not self._of_earlier_models and not self.made:
             self.shards = servers
 
     def take(self, process: Process, shard: int) -> None:
-        """A process is to serve a shard that no process has."""
+        """Assign a free shard to a process."""
         assert shard not in self._by_shard
         self.made += 1
         process.shard, process.incarnation = shard, self.made
         self._by_shard[shard] = process
 
     def registered(self, shard: int, incarnation: int, address: str, now: float) -> Process | None:
-        """A server listens; None if another process has the shard."""
+        """Record the address of a server; None if another process has the shard."""
         process = self.heard(shard, incarnation, now)
         if process is not None:
             process.state, process.address = RUNNING, address
         return process
 
     def heard(self, shard: int, incarnation: int, now: float) -> Process | None:
-        """A server lives; None if another process has the shard."""
+        """Record a heartbeat of a server; None if another process has the shard."""
         process = self.of(shard, incarnation)
         if process is not None:
             process.heard_at = now
         return process
 
     def note(self, process: Process, number: int, has_copy: bool) -> bool:
-        """A server says whether another one has a copy of its shard, or it goes on alone. Returns
-        whether that is known now: False if it has said something newer before."""
+        """Record whether another server has a copy of a server's shard. Returns False if a newer
+        report was recorded before."""
         newest = self._notes.get(process.incarnation, 0)
         if number > newest:
             self._notes[process.incarnation] = number
@@ -152,48 +153,50 @@ class Servers:
         return number >= newest
 
     def is_kept(self, process: Process) -> bool:
-        """Whether the peer of a server has a copy of its shard now, and stays."""
+        """Return whether the peer of a server has a copy of its shard, and is not about to end."""
         peer = self._by_shard.get((process.shard + 1) % self.shards) if process in self else None
         if peer is None or peer.state != RUNNING or peer.released:
             return False
         return peer is not process and peer.incarnation == process.keeper
 
     def is_expendable(self, process: Process) -> bool:
-        """Whether copies on other servers would make up for the loss of a process now."""
+        """Return whether nothing is lost if this process ends now."""
         if process not in self or process.released:
             return True
         owns = process.state not in (PENDING, STARTING) and process.shard in self._copies
         if owns and not (self.has_copy(process.shard) and self.is_kept(process)):
             return False
-        # It may have the only copy of the shard before its own.
+        # The process may have the only copy of the previous shard.
         before = (process.shard - 1) % self.shards
         server = self._by_shard.get(before)
         alive = server is not None and server.state == RUNNING and not server.released
         return alive or not self.has_copy(before)
 
     def has_copy(self, shard: int) -> bool:
-        """Whether a successor is to look for a copy of the shard: an earlier server had one."""
+        """Return whether a successor is to look for a copy of the shard on its peer."""
         return self._copies.get(shard, False)
 
     def is_alone(self, shard: int) -> bool:
-        """Whether all that its server has acknowledged is lost with it."""
+        """Return whether the loss of the shard's server loses what it acknowledged: it reported no
+        copy."""
         return not self._copies.get(shard, True)
 
     def lacks(self, shard: int, updates: int) -> int:
-        """A server lacks so many updates of its shard in all; returns how many of them are news."""
+        """Record the total of updates that a shard lost. Returns the increase since the last
+        report."""
         new = max(0, updates - self._lost.get(shard, 0))
         if new:
             self._lost[shard] = updates
         return new
 
     def vacate(self, process: Process) -> None:
-        """A server is gone, and its shard is to have another."""
+        """Free the shard of a server that is gone."""
         assert process in self
         del self._by_shard[process.shard]
         self._notes.pop(process.incarnation, None)
 
     def renew(self) -> list[Process]:
-        """The model is of another incarnation: all servers are to be replaced. Returns them."""
+        """Remove all servers, for a new incarnation of the model. Returns the removed ones."""
         gone = list(self)
         self._copies.clear()
         self._notes.clear()
@@ -206,7 +209,7 @@ class Servers:
     # ---- a restart of the master ----
 
     def to_state(self) -> dict[str, Any]:
-        """What a restarted master needs, as JSON can say it."""
+        """Return the state for a restarted master, as JSON values."""
         return {
             "made": self.made,
             "shards": self.shards,
@@ -220,7 +223,7 @@ class Servers:
         }
 
     def from_state(self, state: Mapping[str, Any], processes: Sequence[Process]) -> None:
-        """The inverse of :meth:`to_state`.
+        """Restore what :meth:`to_state` returned.
 
         Args:
             processes: the servers that still run.
@@ -235,7 +238,7 @@ class Servers:
 
 
 def _known(server: Process) -> pb.Server:
-    """As others are told of it."""
+    """Return a server as other processes see it."""
     return pb.Server(
         address=server.address if server.state == RUNNING else "",
         incarnation=server.incarnation,

@@ -1,7 +1,7 @@
-"""Spares: processes that have imported all that a worker needs, and wait for its place. Pure.
+"""Spares: worker processes that have imported everything and wait for a worker slot. Pure.
 
-A spare is a worker process without a place: it holds no lease, is in no ring, and counts as no
-worker. Its number becomes the worker's when it takes a place.
+A spare holds no lease, is in no ring, and does not count as a worker. It keeps its number when it
+takes a slot.
 """
 
 from __future__ import annotations
@@ -11,36 +11,37 @@ from typing import Any
 
 from master.state.workforce.processes import PENDING, RUNNING, STARTING, Process
 
-# A job that is over within this never pays for the imports of a spare.
+# Seconds of training before spares start, so that a short job does not pay for their imports.
 _SETTLED_S = 3.0
-# A spare asks every two seconds; one that is paused asks no more, and gets no place.
+# Seconds without a poll after which a spare gets no slot: it may be paused. Spares poll every two
+# seconds.
 _AWAKE_S = 5.0
 _FIRST_BACKOFF_S = 1.0
 _LONGEST_BACKOFF_S = 60.0
 
 
 class Spares:
-    """How many spares there are to be, and which of them takes a place.
+    """The number of spares to keep, and the choice of the one that takes a worker slot.
 
     Args:
-        wanted: how many to keep.
+        wanted: number of spares to keep.
     """
 
     def __init__(self, wanted: int) -> None:
         self.wanted = wanted
         self.given_up = False
-        """A spare could not load the model file: no other one is started."""
-        self._deaths = 0  # since a spare took a place
+        """True if a spare could not load the model file; no further spares are started."""
+        self._deaths = 0  # since a spare last took a slot
         self._start_after = 0.0
         self._settled_at: float | None = None
 
     def missing(self, spares: int, workers: Sequence[Process], now: float) -> int:
-        """How many to start now: none while a worker has not taken its first step, since the
-        imports of a spare would slow down that of the worker.
+        """Return the number of spares to start now. None start before each worker has taken a step,
+        since the imports would slow it down.
 
         Args:
-            spares: those that there are.
-            workers: those that stay.
+            spares: number of existing spares.
+            workers: the workers that stay.
         """
         if not self.wanted or self.given_up or not workers:
             return 0
@@ -53,17 +54,17 @@ class Spares:
         return max(0, self.wanted - spares)
 
     def heard(self, process: Process, now: float, *, warm: bool) -> None:
-        """A spare lives.
+        """Record a poll of a spare.
 
         Args:
-            warm: it has imported everything.
+            warm: the spare has imported everything.
         """
         process.heard_at = now
         if warm and process.state in (PENDING, STARTING):
             process.state = RUNNING
 
     def ready(self, spares: Sequence[Process], now: float) -> Process | None:
-        """The spare that can take a place now."""
+        """Return a spare that can take a slot now; None if there is none."""
         for process in spares:
             awake = process.heard_at is not None and now - process.heard_at < _AWAKE_S
             if process.state == RUNNING and process.stop_by is None and awake:
@@ -71,7 +72,7 @@ class Spares:
         return None
 
     def take(self, spares: Sequence[Process], now: float) -> bool:
-        """A worker's place is free; returns whether a spare takes it."""
+        """Let a spare take a worker slot. Returns False if none is ready."""
         process = self.ready(spares, now)
         if process is None:
             return False
@@ -81,16 +82,16 @@ class Spares:
         return True
 
     def died(self, now: float) -> None:
-        """A spare ended, or could not be started: the next one follows later each time."""
+        """Delay the next spare: one ended, or could not be started."""
         self._start_after = now + min(_FIRST_BACKOFF_S * 2**self._deaths, _LONGEST_BACKOFF_S)
         self._deaths = min(self._deaths + 1, 10)
 
     # ---- a restart of the master ----
 
     def to_state(self) -> dict[str, Any]:
-        """What a restarted master needs, as JSON can say it."""
+        """Return the state for a restarted master, as JSON values."""
         return {"given_up": self.given_up, "deaths": self._deaths}
 
     def from_state(self, state: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`to_state`."""
+        """Restore what :meth:`to_state` returned."""
         self.given_up, self._deaths = state["given_up"], state["deaths"]

@@ -1,5 +1,4 @@
-"""What processes wait for that were asked for and do not run yet, and what the user hears of it.
-Pure."""
+"""Messages to the user about pending processes. Pure."""
 
 from __future__ import annotations
 
@@ -9,37 +8,37 @@ from dataclasses import dataclass
 from master.state.actions import Note
 from master.state.workforce.processes import PENDING, RUNNING, STARTING, Process
 
-# A pod that the scheduler places within this was not worth a word.
+# Seconds that a process must be pending before it is reported.
 _FIRST_WORD_S = 2.0
-# How soon the user hears of the same kind of process again.
+# Seconds before the same kind of process is reported again.
 _AGAIN_S = 30.0
-# From when on a job with fewer workers than its minimum says so.
+# Seconds below the minimum of workers before this is reported.
 _FEW_S = 10.0
 
 
 @dataclass
 class _Told:
     cause: str
-    """What the text begins with: the rest counts machines, and changes with each of them."""
+    """First part of the reported reason; the rest has counts that change often."""
     at: float
     over: bool = False
 
 
 @dataclass(frozen=True)
 class Census:
-    """What counts of the processes that have not ended."""
+    """Counts of the processes that have not ended."""
 
     waiting: Mapping[str, list[Process]]
-    """Those that are pending and say why, by kind."""
+    """Pending processes with a known reason, by kind."""
     staying: frozenset[str]
-    """Kinds of which there are processes that do not wait, and are to stay."""
+    """Kinds of which at least one process is starting or running."""
     workers: int
     pending: int
-    """Workers that do not run yet."""
+    """Number of workers that are pending."""
 
     @classmethod
     def of(cls, processes: Iterable[Process]) -> Census:
-        """Counts them."""
+        """Return the census of the processes."""
         waiting: dict[str, list[Process]] = {}
         staying: set[str] = set()
         workers = pending = 0
@@ -56,8 +55,8 @@ class Census:
 
 
 class Waiting:
-    """Says once, and again when it changes, why processes wait; and when fewer workers run than
-    the minimum.
+    """Reports why processes are pending, once and after each change of the reason, and when fewer
+    workers run than the minimum.
 
     Args:
         min_workers: the minimum.
@@ -70,7 +69,7 @@ class Waiting:
         self._few_told = False
 
     def tick(self, census: Census, now: float) -> list[Note]:
-        """Time passes."""
+        """Return the messages that are due."""
         notes: list[Note] = []
         for kind in sorted({*census.waiting, *self._told}):
             waiting = census.waiting.get(kind, [])
@@ -80,9 +79,10 @@ class Waiting:
     def _of_kind(
         self, kind: str, waiting: list[Process], now: float, *, others: bool
     ) -> list[Note]:
-        """
+        """Return the message about one kind of process, if it is due.
+
         Args:
-            others: there are processes of that kind that do not wait, and are to stay.
+            others: processes of that kind are starting or running.
         """
         told = self._told.get(kind)
         if not waiting:
@@ -90,7 +90,7 @@ class Waiting:
                 return []
             told.over = True
             return [Note("info", f"no {_PLURAL[kind]} wait any more")]
-        # The one that waits longest stands for the others: they have the same needs.
+        # The process that has waited longest represents the others, which have the same needs.
         process = min(waiting, key=lambda each: each.waits_at or 0.0)
         cause = process.waits.partition(":")[0]
         if now - (process.waits_at or 0.0) < _FIRST_WORD_S:

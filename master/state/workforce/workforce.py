@@ -1,7 +1,7 @@
-"""Who starts and ends the workers of a job: the master itself, or agents and torchrun. Pure.
+"""How the workers of a job are started and ended: by the master itself, or by agents and torchrun.
+Pure.
 
-A workforce decides nothing about tasks or the model: what happens to its workers comes back as
-events, which the job applies.
+A workforce decides nothing about tasks or the model: it returns events, which the job applies.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _LEAVE_S = 10.0
 
 @dataclass(frozen=True)
 class WorkerLost:
-    """A worker takes part no longer."""
+    """A worker no longer takes part."""
 
     worker: int
     why: str
     ended_well: bool | None = None
-    """Whether its process ended with exit code 0; None: the process may still run."""
+    """True if its process ended with exit code 0; None if the process may still run."""
     declared: bool = False
-    """The worker hangs or does not answer; its process is ended."""
+    """True if the worker hangs or does not answer; its process is killed."""
 
 
 @dataclass(frozen=True)
 class RoundFormed:
-    """The nodes of torchrun have a new round."""
+    """A new round of torchrun's nodes was formed."""
 
     number: int
 
@@ -47,7 +47,7 @@ class Finished:
     """The job is finished."""
 
     leave_s: float
-    """How long its workers have to leave."""
+    """Seconds that the workers have to leave."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,12 @@ WorkforceEvent = WorkerLost | RoundFormed | Finished | StopRequested | Note | Fa
 
 
 class Workforce(ABC):
-    """The workers of a job, as those that start and end them see them.
+    """The workers of a job, with the means to start and end them.
 
-    What has a default is that of workers which the master starts itself.
+    The defaults are those of workers that the master starts.
 
     Args:
-        ring: that the workers form.
+        ring: ring that the workers form.
     """
 
     def __init__(self, fleet: Fleet, ring: Ring) -> None:
@@ -75,27 +75,27 @@ class Workforce(ABC):
 
     @property
     def closed(self) -> bool:
-        """No worker may join any more, though the job has no outcome yet."""
+        """True if no worker may join, although the job has no outcome yet."""
         return False
 
     @property
     def awaits_outcome(self) -> bool:
-        """Who started the master asks the master how the job ended."""
+        """True if the process that started the master will ask for the outcome."""
         return True
 
     def register(self, request: pb.RegisterRequest) -> tuple[int, Sequence[WorkforceEvent]]:
-        """The number of a worker that registers, and what that means for others.
+        """Return the id of a worker that registers, and the events that follow.
 
         Raises:
-            UsageError: no worker is wanted any more.
+            UsageError: the job accepts no more workers.
         """
         return request.worker_id, ()
 
     def progress(self, event: Progress, now: float) -> Iterable[WorkforceEvent]:
-        """A process that the master has asked for has come so far."""
+        """Record the scheduling state of a process that the master requested."""
         process = self._fleet.process(event.role, event.id)
         if process is None or process.state == EXITED:
-            return ()  # the message crossed with one that ended it
+            return ()  # the message arrived after its end
         match event:
             case ProcessWaits():
                 process.wait(event, now)
@@ -106,7 +106,7 @@ class Workforce(ABC):
         return ()
 
     def ended(self, exit: ProcessExit, now: float) -> Iterable[WorkforceEvent]:
-        """A process that the master has started is about to be taken for ended."""
+        """Handle the exit of a process that the master started, before it is marked as exited."""
         process = self._fleet.process(exit.role, exit.id)
         asked = process is None or process.state in (DRAINING, STOPPING)
         if asked or not exit.blames_node:
@@ -114,24 +114,24 @@ class Workforce(ABC):
         return self._fleet.machines.lost(exit.node, str(exit), now)
 
     def left(self, exit: ProcessExit) -> Iterable[WorkforceEvent]:
-        """A process that the master has started has ended, and was not to."""
+        """Handle an unexpected exit, after the process is marked as exited."""
         return ()
 
     @abstractmethod
     def declare_lost(self, worker: int, why: str) -> None:
-        """A worker hangs or does not answer: its process is to be ended."""
+        """Kill the process of a worker that hangs or does not answer."""
 
     @abstractmethod
     def leave_ring(self, worker: int, now: float, *, finished: bool, ends: bool) -> bool:
-        """A worker will join no other ring; returns whether the job is to forget the worker.
+        """Remove a worker from the ring for good. Returns whether the job is to forget the worker.
 
         Args:
-            finished: the worker says that its script is over.
+            finished: the worker reports the end of its script.
             ends: the worker was not asked to leave.
         """
 
     def scale(self, request: pb.ScaleRequest) -> None:
-        """Keep another number of workers from now on.
+        """Set the number of workers to keep.
 
         Raises:
             UsageError: the number is not possible.
@@ -140,22 +140,22 @@ class Workforce(ABC):
         self._fleet.workers_wanted = request.max_workers
 
     def tick(self, now: float, *, newest: str) -> Iterable[WorkforceEvent]:
-        """Time passes.
+        """Return the events that are due.
 
         Args:
-            newest: the newest checkpoint; empty: there is none.
+            newest: the newest checkpoint; empty if there is none.
         """
         return ()
 
     def scripts_over(self, now: float) -> bool:
-        """The workers have come to their end by themselves."""
+        """Return whether the workers ended by themselves."""
         return False
 
     @abstractmethod
     def conclusion(
         self, now: float, *, work_open: bool, work_over: bool
     ) -> Finished | StopRequested | Failure | None:
-        """How the job ends now; None: it continues.
+        """Return how the job ends now; None if it continues.
 
         Args:
             work_open: there is work that is not over.
@@ -163,23 +163,23 @@ class Workforce(ABC):
         """
 
     def has_heard(self, now: float) -> bool:
-        """No process waits any more to hear how the job ended."""
+        """Return whether no process still has to learn how the job ended."""
         return True
 
     def to_state(self) -> dict[str, Any]:
-        """What a restarted master needs, as JSON can say it."""
+        """Return the state for a restarted master, as JSON values."""
         return {}
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
-        """The inverse of :meth:`to_state`."""
+        """Restore what :meth:`to_state` returned."""
         return
 
 
 class LaunchedWorkforce(Workforce):
-    """Workers that the master starts: the fleet replaces those that are lost.
+    """Workers that the master starts; the fleet replaces lost ones.
 
     Args:
-        min_workers: with fewer that run, the user is told so.
+        min_workers: number of running workers below which the user is warned.
     """
 
     def __init__(self, fleet: Fleet, ring: Ring, *, min_workers: int) -> None:
@@ -190,7 +190,7 @@ class LaunchedWorkforce(Workforce):
 
     def left(self, exit: ProcessExit) -> Iterable[WorkforceEvent]:
         run = sum(process.state != PENDING for process in self._fleet.alive("worker"))
-        # A user who asks for fewer has them.
+        # A user may scale below the minimum.
         least = min(self._min_workers, self._fleet.workers_wanted)
         if exit.role != "worker" or run >= least:
             return ()
