@@ -271,7 +271,8 @@ class Job(JobState):
                 represent; the value must be the same in all processes.
 
         Returns:
-            The value of ``merge``, also in a process that joined afterwards.
+            The value of ``merge``. A process that joined afterwards gets the same value in a ring,
+            and may get None on parameter servers.
         """
         with self.ending.dismissal():
             return self._prepared().collect(make, merge)

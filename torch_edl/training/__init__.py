@@ -1,4 +1,5 @@
-"""The worker of a model file: the one training loop, its sources of updates, and evaluation.
+"""The training loop, its sources of updates, evaluation, and the worker process of a model file.
 
-Of no framework: the backends in ``torch_edl.pytorch`` and ``tf_compat`` bring the models.
+This package imports no framework. The backends ``torch_edl.pytorch`` and ``tf_compat`` provide the
+models.
 """

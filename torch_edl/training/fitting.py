@@ -1,4 +1,4 @@
-"""A worker's part in fitting the preprocessing of its job, before it trains."""
+"""The part of a worker in fitting the preprocessing of its job, before training."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ log = logging.getLogger(__name__)
 
 
 def fit(columns: Columns, read: Callable[[HeldLease], Any], master: MasterSession) -> None:
-    """Observes the tasks that nobody has, one by one, until there are none or this worker leaves.
+    """Lease fitting tasks and report their statistics, until no task is left or this worker
+    leaves.
 
     Args:
-        read: gives the records of a task.
+        columns: the preprocessing to fit.
+        read: returns the records of a task.
 
     Raises:
-        UsageError: the records are not what the columns take.
-        UserCodeError: the user's code that parses records raised.
+        UsageError: the records do not match the columns.
+        UserCodeError: user code that parses records raised.
         MasterLostError: the master does not answer.
     """
     master.progress.phase = "fitting"
@@ -45,7 +47,7 @@ def fit(columns: Columns, read: Callable[[HeldLease], Any], master: MasterSessio
 
 
 def _observed(columns: Columns, read: Callable[[HeldLease], Any], lease: HeldLease) -> TaskResult:
-    """The statistics of a task."""
+    """Return the statistics of a task's records."""
     records = read(lease)
     statistics = columns.statistics()
     try:

@@ -1,10 +1,9 @@
-"""Updates of leased tasks: training tasks in a pipeline, everything else one at a time.
+"""Updates of leased tasks. Training tasks run in a pipeline, all other tasks one at a time.
 
-The updates of this task and the next are handed to the engine as far ahead as the engine looks,
-and a task is reported once its last update is acknowledged. Whatever goes wrong ends in one of
-three ways: the servers are lost (what is not acknowledged is given back and done again), the
-user's code failed (the task is reported with the records that were at work; a script just raises),
-or the process leaves.
+The engine prefetches the updates of the current task and the next tasks. A task is reported as done
+when its last update is acknowledged. There are three kinds of failure: the servers are lost, and
+unacknowledged tasks are returned to the master; user code fails, and the task is reported as failed
+with the names of its records (a script raises the error instead); or the process leaves.
 """
 
 from __future__ import annotations
@@ -38,21 +37,23 @@ from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
 
-# Seconds that a word of the master about servers that do not answer is waited for, before they are
-# tried again: a server that is dead is noticed and replaced in less.
+# Seconds to wait for new servers from the master before the lost servers are called again; the
+# master replaces a dead server in less time.
 _RETRY_SERVERS_S = 2.0
 _ASK_AGAIN_S = 0.1
 
 
 class LeasedUpdates:
-    """See :class:`~torch_edl.training.source.UpdateSource`.
+    """The updates of the tasks that are leased to this process; see
+    :class:`~torch_edl.training.source.UpdateSource`.
 
     Args:
-        one_off: does the other tasks of a model file, and reports those that fail. None: a script,
-            which has no other tasks, and whose errors are raised.
-        call_back: called with the name of an event and its arguments: ``on_train_begin``,
-            ``on_batch_end`` with steps and loss, ``on_task_end`` with the task, ``on_epoch_end``
-            with the epoch and the figures of the evaluation after it.
+        tasks: the leased tasks.
+        one_off: executes all tasks other than training, and reports failed tasks. None: the process
+            runs a script, which has no other tasks, and whose errors are raised.
+        call_back: called with the name of an event and its arguments: ``on_train_begin`` with the
+            model, ``on_batch_end`` with the number of steps and the loss, ``on_task_end`` with the
+            id of the task, ``on_epoch_end`` with the epoch and the figures of its evaluation.
     """
 
     def __init__(
@@ -75,11 +76,11 @@ class LeasedUpdates:
         self._call_back = call_back
         self._connected = self._begun = False
         self._ended = self._pass_over = False
-        # Training tasks whose updates are prefetched, trained or on their way, by lease.
+        # Training tasks with updates that are not all acknowledged, by id of the lease.
         self._open: dict[int, tuple[HeldLease, TaskResult]] = {}
-        self._stream: Iterator[Update] | None = None  # of the task whose updates are handed out
+        self._stream: Iterator[Update] | None = None  # updates of self._streamed
         self._streamed: RecordTask
-        self._upcoming: deque[Update] = deque()  # prefetched, not trained
+        self._upcoming: deque[Update] = deque()  # prefetched, not yet trained
         self._deferred: Item | None = None  # waits until the pipeline is empty
 
     # ---- the pipeline ----
@@ -104,10 +105,10 @@ class LeasedUpdates:
                 return
 
     def _advance(self) -> None:
-        """Has an update ready, or does one other item."""
+        """Prefetch an update, or execute one item other than training."""
         self.connect()
         self._fill()
-        # After a task that failed the engine has let go of the servers.
+        # A failed task disconnects the engine from the servers.
         if self._upcoming or not self._connected:
             return
         self._count(self._engine.acknowledged(wait=True))
@@ -119,7 +120,7 @@ class LeasedUpdates:
             self._do(item)
 
     def _fill(self) -> None:
-        """Prefetches updates of this task and the next, as far as the engine looks ahead."""
+        """Prefetch updates of the current and the next tasks, up to the depth of the engine."""
         while len(self._upcoming) < 1 + self._engine.depth and self._deferred is None:
             if self._stream is None:
                 item = self._tasks.poll()
@@ -143,10 +144,10 @@ class LeasedUpdates:
             self._upcoming.append(update)
 
     def _compare_first(self, update: Update) -> None:
-        """Compares the first records of a task with those of the attempt before.
+        """Compare the first records of a task with those of the previous attempt.
 
         Raises:
-            FeedError: they differ, and the model has some of the records.
+            FeedError: the records differ, and the model was trained on some of the task's records.
         """
         lease, first = self._streamed.lease, update.first_records
         if first is None:
@@ -163,22 +164,22 @@ class LeasedUpdates:
             )
 
     def _open_task(self, item: Item) -> bool:
-        """Takes a training task in hand; False if the item is something else."""
+        """Begin a training task; return False if the item is not a training task."""
         if not _is_training(item):
             return False
         lease = item.lease
-        # A task that was prepared for an earlier incarnation of the servers is void.
+        # A task for an earlier incarnation of the servers is ignored.
         if item.incarnation == self._leases.incarnation:
-            # Before the servers are asked: if they are lost, it is given back with the others.
+            # Registered before the servers are called: if they are lost, the task is returned.
             done = TaskResult(offset=lease.offset)
             self._open[lease.lease_id] = lease, done
             if lease.retried or self._engine.knows_marks:
-                # A master that was started again may have forgotten what is done, and a server
-                # whose machine lost its power may have less than the master knows.
+                # A restarted master may have lost the newest reports. A server whose machine lost
+                # power may have fewer records than the master knows.
                 done.offset = min(self._engine.committed(lease), lease.end - lease.start)
             offset = done.offset
             if offset >= lease.end - lease.start:
-                # Who did all of it was gone before it could say so, or the master was.
+                # The task was complete, but the worker or the master died before the report.
                 self._leases.report(*self._open.pop(lease.lease_id))
                 return True
             self._streamed = item
@@ -189,7 +190,7 @@ class LeasedUpdates:
         return True
 
     def after(self, update: Update, *, counted: bool) -> None:
-        """Counts what is acknowledged by now."""
+        """Count all acknowledged updates; if ``counted`` is False, train ``update`` again."""
         if not counted:
             update.losses.clear()
             self._upcoming.appendleft(update)
@@ -225,7 +226,7 @@ class LeasedUpdates:
             if item.leave:
                 raise DismissedError("asked to leave")
         elif isinstance(item, PassOver):
-            # A script may have left an earlier pass before it took the word of its end.
+            # The end of an earlier pass, which the script has left already, is ignored.
             self._pass_over = item.epochs >= self._leases.epochs
         elif self._one_off is not None and not _is_training(item):
             self._one_off.do(item)
@@ -233,21 +234,23 @@ class LeasedUpdates:
             raise item.error
 
     def has_last_model(self, dismissed: DismissedError | None) -> bool:
-        """Whether this process is to write the model; the master says whether there is one."""
+        """Return True: the master decides whether this process has a model to write."""
         return True
 
     def close(self) -> None:
-        """Leases and reports no more."""
+        """Stop leasing and reporting tasks."""
         self._tasks.stop()
         self._leases.close()
 
     # ---- servers ----
 
     def connect(self) -> None:
-        """Meets the servers of today, unless the engine knows them.
+        """Connect the engine to the current servers, unless it is connected.
+
+        The first connection calls ``on_train_begin``.
 
         Raises:
-            ServersLostError: they do not answer.
+            ServersLostError: the servers do not answer.
         """
         if not self._connected:
             self._engine.connect(self._session.cluster)
@@ -257,14 +260,14 @@ class LeasedUpdates:
             self._call_back("on_train_begin", self._engine.model)
 
     def lose_servers(self, error: ServersLostError) -> None:
-        """Gives back what is not acknowledged, and waits a while for word of other servers."""
+        """Return all unfinished tasks to the master, and wait for new servers for at most 2 s."""
         log.log(servers_lost_level(error), "parameter servers lost: %s", error)
         self._status.phase = "reconnecting"
         self._tasks.give_up()
         self._give_back(self._forget())
         deadline = time.monotonic() + _RETRY_SERVERS_S
         while time.monotonic() < deadline and not self._leaving():
-            # What waited for the pipeline to be empty comes first: it may be that word.
+            # The deferred item comes first, since it may name the new servers.
             item, self._deferred = self._deferred, None
             item = item or self._tasks.get(timeout_s=_ASK_AGAIN_S)
             if isinstance(item, ServersChanged):
@@ -280,16 +283,17 @@ class LeasedUpdates:
                 self._do(item)
 
     def disconnect(self) -> None:
-        """Lets go of the servers: the next :meth:`connect` meets others, or these again."""
+        """Disconnect from the servers; the next :meth:`connect` may connect to other servers."""
         self._engine.close()
         self._connected = False
 
     def _forget(self) -> list[tuple[HeldLease, TaskResult]]:
-        """Forgets everything that is not acknowledged; returns the tasks that were in hand."""
+        """Disconnect, drop all unacknowledged updates, and return the unfinished tasks."""
         self.disconnect()
         return self._let_go()
 
     def _let_go(self) -> list[tuple[HeldLease, TaskResult]]:
+        """Empty the pipeline and return the unfinished tasks."""
         self._upcoming.clear()
         self._stream = None
         held = list(self._open.values())
@@ -310,15 +314,15 @@ class LeasedUpdates:
             self._fail(update.lease, update, error)
 
     def _fail(self, lease: HeldLease, update: Update | None, error: BaseException) -> None:
-        """Reports a task as failed, and gives back the others that are in the pipeline."""
+        """Report a task as failed, and return the other tasks in the pipeline to the master."""
         if self._leaving():
-            # What a signal broke (a reader, a connection) is no failure of the task.
+            # A reader or connection that a signal broke is not a failure of the task.
             log.warning("while leaving: %s", error)
             self._leave()
         if self._one_off is None or isinstance(error, MasterLostError | ServersLostError):
             raise error
         try:
-            # What was trained before is not at fault: let it become part of the model.
+            # Earlier updates are valid, so they are committed before the failure is reported.
             self._count(self._engine.acknowledged(wait=True))
         except EdlError as lost:
             log.warning("the updates before the failure: %s", lost)
@@ -333,8 +337,8 @@ class LeasedUpdates:
     # ---- leaving ----
 
     def leave(self) -> bool:
-        """What was trained is counted. The tasks that are in hand are given back; other workers may
-        do the rest of them."""
+        """Count the trained updates, and return unfinished tasks to the master for other workers.
+        Return True if the current update counts."""
         counted = self._engine.settle()
         # The job may be closed, and its master gone.
         with contextlib.suppress(MasterLostError, ValueError):
@@ -351,19 +355,24 @@ class LeasedUpdates:
             self._leave()
 
     def _leave(self) -> NoReturn:
-        """What is trained becomes part of the model, the rest is given back."""
+        """Commit the trained updates, return all other tasks to the master, and leave.
+
+        Raises:
+            DismissedError: always.
+        """
         self._status.phase = "draining"
         self._count_last()
         held = self._forget()
         if not self._heartbeat.lost.is_set():
-            # An absent master hears of the end of this process, or misses its heartbeats.
+            # A lost master notices the end of this process, or its missing heartbeats, later.
             with contextlib.suppress(MasterLostError):
                 self._give_back(held)
                 self._tasks.give_up()
         raise DismissedError("the job continues without this worker, or is over")
 
     def _count_last(self) -> None:
-        """Waits for the push under way. If it is lost, its records are given back."""
+        """Wait for the push in progress and count its updates. If the push is lost, its records
+        remain uncounted and are returned with their tasks."""
         try:
             self._count(self._engine.acknowledged(wait=True))
         except EdlError as error:
@@ -371,8 +380,8 @@ class LeasedUpdates:
 
 
 def servers_lost_level(error: ServersLostError) -> int:
-    """The level at which to log that servers are lost: nobody needs to hear it again where the
-    master has said why."""
+    """Return the log level for lost servers: INFO if the master has replaced the servers and logged
+    the reason, otherwise WARNING."""
     return logging.INFO if isinstance(error, ServersReplacedError) else logging.WARNING
 
 

@@ -1,7 +1,7 @@
-"""Updates by position: every member of a ring takes the same ones, in the same order.
+"""Updates by position: all members of a ring train the same updates in the same order.
 
-Which records an update has is a function of the position in the data, which is part of what the
-members share. So an update that failed is taken again from the same place.
+The records of an update are a function of the position in the data. The position is part of the
+members' shared state, so a failed update is repeated with the same records.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ _IDLE_S = 0.1
 
 
 class MemberBatches(Protocol):
-    """The minibatches of one member by their place in the data."""
+    """The minibatches of one member, by their position in the data."""
 
     def take(self, span: Span, start: int, rank: int, world: int) -> Any:
-        """The minibatch at ``span``, of the update at ``start``. In general the next one is of the
-        next update, of the same member of the same ring."""
+        """Return the minibatch at ``span``, which belongs to the update at ``start``. An
+        implementation may read ahead for later updates of the same member in the same ring."""
         ...
 
     def sample(self, span: Span) -> Any:
-        """A minibatch beside the order, read in this process."""
+        """Return the minibatch at ``span``, out of order and read in this process."""
         ...
 
     def close(self) -> None:
-        """Ends the readers."""
+        """Stop the readers."""
         ...
 
 
 class PositionUpdates:
-    """What sources of updates by position have in common; see
+    """Base class of sources of updates by position; see
     :class:`~torch_edl.training.source.UpdateSource`."""
 
     def __init__(self, engine: RingEngine, batches: MemberBatches) -> None:
@@ -53,15 +53,15 @@ class PositionUpdates:
         self._batches = batches
 
     def recover(self, update: Update, error: BaseException) -> None:
-        """Every member would fail in the same way; a ring that breaks raises nothing."""
+        """Raise the error: a failure of user code is final. A broken ring raises no error here."""
         raise error
 
     def close(self) -> None:
-        """Ends the readers."""
+        """Stop the readers."""
         self._batches.close()
 
     def _update_at(self, start: int, data: Pass) -> Update:
-        """This member's part of the update that begins at ``start``."""
+        """Return this member's part of the update that begins at ``start``."""
         ring = self._engine.membership
         part = data.part(start, ring.rank, ring.world)
 
@@ -81,18 +81,22 @@ class PositionUpdates:
         )
 
     def _take(self, span: Span, start: int) -> Any:
-        """The minibatch at ``span``, of the update at ``start``."""
+        """Return the minibatch at ``span``, which belongs to the update at ``start``."""
         ring = self._engine.membership
         return self._batches.take(span, start, ring.rank, ring.world)
 
     def _spare(self, span: Span) -> Any:
-        """The batch of a member that has no record of the update, and takes the others' gradients
-        all the same; ``span`` is of records that are in the update."""
+        """Return the batch of a member without records in the update, which takes part in the
+        reduction nevertheless.
+
+        Args:
+            span: some records of the update.
+        """
         return self._batches.sample(span)
 
 
 class LockstepModel(Protocol):
-    """A model file whose model is trained; see
+    """The part of a model file that training in a ring needs; see
     :class:`~torch_edl.training.user_model.UserModel`."""
 
     config: JobConfig
@@ -106,11 +110,12 @@ class LockstepModel(Protocol):
 class FileUpdates(PositionUpdates):
     """The updates of a model file in a ring; see :class:`~torch_edl.training.source.UpdateSource`.
 
-    Training tasks are not leased here. Evaluations, snapshots and the like are leased by the
-    master as ever, and done between two updates.
+    Training tasks are not leased. The master leases other tasks, such as evaluations and snapshots,
+    which are executed between two updates.
 
     Args:
-        space: the training tasks, in whose order the records are.
+        space: the training tasks, which determine the order of the records.
+        tasks: the leased tasks.
     """
 
     def __init__(
@@ -141,7 +146,7 @@ class FileUpdates(PositionUpdates):
         self._per_epoch = file.config.train.evaluates_epochs
         self._alone = False
         self._damaged = 0
-        self._at_work: tuple[Span, bool] | None = None  # and whether each sample is of a record
+        self._at_work: tuple[Span, bool] | None = None  # span, and whether each record is a sample
         self._ended = False
 
     def updates(self) -> Iterator[Update]:
@@ -154,8 +159,8 @@ class FileUpdates(PositionUpdates):
             done = engine.replica.position.records >= self._open
             item = self._tasks.get(timeout_s=_IDLE_S) if done else self._tasks.poll()
             if isinstance(item, NoMoreTasks):
-                # Told to leave while others train on: at the end of a step, which all of them
-                # agree on, so that no member waits in a collective.
+                # A member that must leave while others continue leaves at the end of a step that
+                # all members agree on, so that no member waits in a collective.
                 self._ended = True
             alone = engine.membership.world == 1
             if self._ended and (done or alone):
@@ -172,7 +177,7 @@ class FileUpdates(PositionUpdates):
 
     @property
     def _open(self) -> int:
-        """Records that may be trained now: the next epoch may wait for an evaluation."""
+        """Number of records that may be trained now. The next epoch may wait for an evaluation."""
         if not self._per_epoch:
             return self._total
         return min(self._total, max(1, self._heartbeat.epochs_open) * self._data.records)
@@ -198,7 +203,7 @@ class FileUpdates(PositionUpdates):
             self._heartbeat.beat()
 
     def recover(self, update: Update, error: BaseException) -> None:
-        """Every member would fail in the same way: the error names the records of this one."""
+        """Raise the error with the names of the records of this member's minibatch."""
         if not isinstance(error, MinibatchError) or self._at_work is None:
             raise error
         span, is_by_record = self._at_work
@@ -213,7 +218,7 @@ class FileUpdates(PositionUpdates):
         return self._engine.settle()
 
     def has_last_model(self, dismissed: DismissedError | None) -> bool:
-        """Whether this process is to write the model, since all members leave."""
+        """Return True on rank 0 if all members leave, so that this process must write the model."""
         last = self._ended and self._engine.last if dismissed is None else dismissed.last
         return last and self._engine.membership.rank == 0
 
@@ -223,7 +228,7 @@ class FileUpdates(PositionUpdates):
         return Batch(None, None, 0)
 
     def _take(self, span: Span, start: int) -> Batch:
-        """A minibatch; samples that are left out of it, or cannot be read, are named."""
+        """Return a minibatch. Warnings and errors name the samples that are damaged."""
 
         def name(index: int) -> str:
             return self._records.name(self._space.pieces(span), index)
@@ -236,7 +241,8 @@ class FileUpdates(PositionUpdates):
             return batch
         except FeedError as error:
             failed = error
-        # Read once more, in this process, where a DataLoader's left only a text of it.
+        # The records are read again in this process: a process of a DataLoader reports only the
+        # text of the error.
         found = self._reread(span) or failed
         where = "" if found.index is None else f" for {name(found.index)}; {SKIP}"
         raise FeedError(f"{found}{where}") from found.__cause__
@@ -250,8 +256,8 @@ class FileUpdates(PositionUpdates):
 
 
 def watermarks(space: TaskSpace, position: int) -> Watermarks:
-    """What a model has that has had the records up to a position: whole tasks in their order, and
-    the beginning of one."""
+    """Return the watermarks of a model that was trained on all records before a position: a number
+    of whole tasks, and the leading records of one further task."""
     if position >= space.total_records:
         cut = space.cut  # the task that continues with a later limit
         return Watermarks(space.total) if cut is None else Watermarks(cut.id, {cut.id: cut.records})

@@ -1,7 +1,8 @@
-"""The one training loop: updates from a source, their minibatches to a body, commits to an engine.
+"""The training loop: takes updates from a source, passes their minibatches to a body, and commits
+the updates to an engine.
 
-The body stands between two batches. In a script the body is the user's code; in the worker of a
-model file it is :meth:`~torch_edl.training.user_model.UserModel.body`.
+The body is the code between two batches: the user's loop in a script, and
+:meth:`~torch_edl.training.user_model.UserModel.body` in the worker of a model file.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from torch_edl.training.source import UpdateSource
 
 
 def loop(engine: Engine, source: UpdateSource, meter: Meter) -> Generator[Any, float | None]:
-    """Gives the batches that the body is to be run on.
+    """Yield the batches for the body, which may send back the loss of a batch.
 
     Args:
-        meter: takes what the body logs, and counts it once the update counts.
+        meter: collects the metrics that the body logs, and counts them when the update counts.
     """
     try:
         for update in source.updates():
@@ -27,7 +28,7 @@ def loop(engine: Engine, source: UpdateSource, meter: Meter) -> Generator[Any, f
                 for minibatch in update.minibatches:
                     meter.open(minibatch.records)
                     loss = yield engine.begin(update, minibatch)
-                    if loss is not None:  # only run_body knows it
+                    if loss is not None:  # only run_body sends a loss
                         update.losses.append(loss)
                     if engine.broken:
                         break
@@ -44,9 +45,11 @@ def loop(engine: Engine, source: UpdateSource, meter: Meter) -> Generator[Any, f
 
 
 def run_body(batches: Generator[Any, float | None], body: Callable[[Any], float]) -> None:
-    """Runs the body of a model file on the batches of a loop; its errors are those of a task.
+    """Run the body of a model file on all batches of a loop. Errors of the body are thrown into the
+    loop.
 
     Args:
+        batches: the generator of :func:`loop`.
         body: computes a minibatch and returns its loss; NaN: the minibatch gave no gradient.
     """
     with contextlib.suppress(StopIteration):

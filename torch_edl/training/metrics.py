@@ -1,4 +1,4 @@
-"""Metrics of a training loop that count each batch once, however often it is tried."""
+"""Metrics of a training loop. Each batch counts once, even if it is computed several times."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torch_edl.errors import UsageError
 
 log = logging.getLogger(__name__)
 
-# Values that are kept as they came: a script may log for days and never ask for the means.
+# Number of values per name before they are summed, which limits memory if no means are read.
 _KEPT = 1000
 
 
 class Meter:
-    """Means by name, weighted by records.
+    """Means of logged values by name, weighted by records.
 
-    What is noted waits until the update of its batch is settled. Tensors are read only when the
-    means are asked for, so a GPU is not waited for in between.
+    Logged values count when the update of their batch is settled. Tensors are read when the means
+    are read, or after 1000 values, so that logging does not wait for a GPU.
 
     Args:
-        warns: log a warning at the first ``loss`` that is not finite; where there is a master, it
-            warns.
+        warns: log a warning at the first ``loss`` that is not finite. Must be False in a job with a
+            master, which logs this warning itself.
     """
 
     def __init__(self, *, warns: bool = False) -> None:
@@ -34,23 +34,23 @@ class Meter:
         self._kept: dict[str, list[tuple[Any, int]]] = {}
         self._sums: dict[str, tuple[float, int]] = {}
         self.newest: dict[str, Any] = {}
-        """What was noted of the newest update that counts: numbers, or tensors of one."""
+        """Values of the newest update that counts, by name: numbers, or tensors of one number."""
 
     def open(self, records: int) -> None:
-        """A batch begins; 0 records: it counts for nothing."""
+        """Begin a batch of ``records`` records; values of a batch with 0 records are ignored."""
         self._records = records
 
     def note(self, values: Mapping[str, Any]) -> None:
-        """Takes numbers, or tensors of one number, of the batch that is open.
+        """Log values of the current batch: numbers, or tensors of one number.
 
         Raises:
-            UsageError: a value is neither.
+            UsageError: a value is neither a number nor a tensor of one number.
         """
         for name, value in values.items():
             self._open.append((name, _checked(name, value), self._records))
 
     def settle(self, *, counted: bool) -> None:
-        """The update is over: what was noted since the last one counts, or never was."""
+        """End an update: count the values logged since the previous update, or drop them."""
         if counted:
             self.newest = {name: value for name, value, records in self._open if records}
             for name, value, records in self._open:
@@ -61,14 +61,14 @@ class Meter:
         self._open.clear()
 
     def take(self) -> dict[str, float]:
-        """The means since the last call. That of no records is NaN: where nothing was noted, any
-        name has it."""
+        """Return the means of the values since the last call, by name. If there are no values, the
+        mean of any name is NaN."""
         means = {name: total / records for name, (total, records) in self.totals().items()}
         return means or defaultdict(lambda: math.nan)
 
     def totals(self) -> dict[str, tuple[float, int]]:
-        """Since the last call (or that of :meth:`take`), by name: the sum of value times records,
-        and the records."""
+        """Return the sum of value times records and the number of records, by name, since the last
+        call of this method or of :meth:`take`."""
         for name in self._kept:
             self._fold(name)
         sums, self._sums = self._sums, {}
@@ -88,7 +88,11 @@ class Meter:
 
 
 def _checked(name: str, value: Any) -> Any:
-    """A value that ``float`` takes later, in whichever thread; a tensor is not read."""
+    """Return a value that ``float`` accepts later, in any thread. A tensor is not read.
+
+    Raises:
+        UsageError: the value is neither a number nor a tensor of one number.
+    """
     if hasattr(value, "detach"):  # a tensor of torch
         if value.numel() == 1:
             return value.detach()

@@ -1,4 +1,4 @@
-"""What is said of a loss that is not finite."""
+"""Messages about a loss that is not finite."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WITHOUT = (
     "let feed leave such records out, or put a number in the place (--on-nan skip leaves out whole "
     "minibatches, in training alone)"
 )
-"""What to do about a value that is not finite: metrics of an evaluation meet it, too."""
+"""Advice for an input that is not finite, in training or in an evaluation."""
 
 _MOST_SAMPLES = 10_000
 
@@ -22,10 +22,12 @@ _MOST_SAMPLES = 10_000
 def not_finite(
     loss: float, batch: Batch, array: Callable[[Any], Any], sample: int | None = None
 ) -> NanLossError:
-    """The error for a job that stops at such a loss.
+    """Return the error for a job that stops at a loss that is not finite.
 
     Args:
-        sample: whose loss alone is not finite, where the inputs are.
+        array: converts a tensor to an array.
+        sample: index of the single sample whose loss is not finite although its inputs are; None:
+            unknown.
     """
     why, at = cause(batch, array)
     if why:
@@ -38,10 +40,11 @@ def not_finite(
 
 
 def the_one(samples: int, fails: Callable[[int], bool]) -> int | None:
-    """The first sample of a minibatch that fails by itself; None: none does, or all do.
+    """Return the index of the first sample of a minibatch that fails by itself; None if no sample
+    fails, or all do. Only the first 10,000 samples are tried.
 
     Args:
-        fails: whether the sample at an index fails, or raises; it changes nothing.
+        fails: returns True or raises if the sample at an index fails; must not change the model.
     """
     failed = [_fails(fails, index) for index in range(min(samples, _MOST_SAMPLES))]
     return failed.index(True) if any(failed) and not all(failed) else None
@@ -55,11 +58,14 @@ def _fails(fails: Callable[[int], bool], index: int) -> bool:
 
 
 def cause(batch: Batch, array: Callable[[Any], Any]) -> tuple[str, int | None]:
-    """What in a minibatch is not finite, as the beginning of a sentence, and the index of its first
-    sample; empty: nothing.
+    """Find the first input of a minibatch that is not finite.
 
     Args:
-        array: makes an array of a tensor.
+        array: converts a tensor to an array.
+
+    Returns:
+        A clause for a message, empty if all inputs are finite; and the index of the first such
+        sample, None if there is none or the input is a scalar.
     """
     for name, tensor in (*_tensors("features", batch.features), *_tensors("labels", batch.labels)):
         values = array(tensor)

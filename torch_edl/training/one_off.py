@@ -1,7 +1,7 @@
-"""One-off tasks: what the master leases to a worker besides training, and how tasks are reported.
+"""One-off tasks, which the master leases to a worker besides training, and their reports.
 
-An evaluation and a prediction are of records; a summary is of the states that evaluations left; a
-snapshot is of the model, where a worker holds it.
+Evaluations and predictions process records. A summary computes metrics from the states of earlier
+evaluations. A snapshot writes a model that a worker holds.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ log = logging.getLogger(__name__)
 
 
 class Evaluated(Protocol):
-    """A model file whose model is evaluated;
-    see :class:`~torch_edl.training.user_model.UserModel`."""
+    """The part of a model file that one-off tasks need; see
+    :class:`~torch_edl.training.user_model.UserModel`."""
 
     functions: UserFunctions
     config: JobConfig
@@ -67,15 +67,15 @@ class Evaluated(Protocol):
 
 
 def comes_again(error: BaseException) -> bool:
-    """Whether the next try of a task would meet an error again; an exception of the user's code
-    may not come again, but one of ours that was raised in it would."""
+    """Return True if another attempt on the task would fail with the same error. An exception of
+    user code may be temporary; a UsageError or a ContractError is not."""
     if isinstance(error, FeedError | UserCodeError):
         return error.__cause__ is None or isinstance(error.__cause__, UsageError)
     return isinstance(error, UsageError | NanLossError)
 
 
 class OneOffTasks:
-    """Does the tasks of a model file that are not training."""
+    """Executes the tasks of a model file other than training, and reports them."""
 
     def __init__(
         self,
@@ -90,15 +90,16 @@ class OneOffTasks:
         self._status = session.progress
         self._leaving = session.heartbeat.draining
         self._writing: threading.Thread | None = None
-        self._at_work: Update | None = None  # of an evaluation or a prediction
+        self._at_work: Update | None = None  # current update of an evaluation or a prediction
 
     def do(self, task: RecordTask | ModelTask | TaskFailed) -> None:
-        """Does a task and reports it, as failed if it could not be prepared or the user's code
-        raises.
+        """Execute a task and report its result. A task is reported as failed if its preparation
+        failed or user code raised.
 
         Raises:
-            ServersLostError: the task was given back.
-            MasterLostError: there is no task, since the master does not answer.
+            ServersLostError: the servers were lost; the task was returned to the master.
+            MasterLostError: the master does not answer.
+            DismissedError: the job has failed because of this task.
         """
         if isinstance(task, TaskFailed):
             if task.lease is None:
@@ -125,13 +126,13 @@ class OneOffTasks:
         self._leases.complete(lease, result)
 
     def _where(self, error: BaseException) -> str:
-        """What a person calls the records that were at work; empty: not known."""
+        """Return the names of the records of the current update for messages; empty: unknown."""
         if self._at_work is None or isinstance(error, FeedError):
             return ""
         return self._at_work.where(error.sample if isinstance(error, MinibatchError) else None)
 
     def _fail(self, lease: HeldLease, error: BaseException, where: str = "") -> None:
-        """Reports a task as failed, or gives it back if this worker was asked to leave."""
+        """Report a task as failed, or return it to the master if this worker was asked to leave."""
         if self._leaving.is_set():
             log.info("task %d of %s is given back: %s", lease.task_id, lease.shard, error)
             self._leases.release(lease)
@@ -146,14 +147,14 @@ class OneOffTasks:
         where: str = "",
         done: TaskResult | None = None,
     ) -> None:
-        """Reports a task as failed.
+        """Report a task as failed.
 
         Args:
-            where: what a person calls the records that were at work; empty: any of the task.
-            done: what was trained before.
+            where: names of the failed records for messages; empty: all records of the task.
+            done: result of the records that were trained before; None: none.
 
         Raises:
-            DismissedError: the job has failed with that.
+            DismissedError: the job has failed because of this task.
         """
         log.error("task %d of %s failed: %s", lease.task_id, lease.shard, error)
         text = str(error) if isinstance(error, EdlError) else describe_error(error)
@@ -164,12 +165,13 @@ class OneOffTasks:
             raise DismissedError("the job has failed")
 
     def try_evaluation(self, lease: HeldLease, prepare: Callable[[HeldLease], Updates]) -> None:
-        """Evaluates a minibatch, whose result counts for nothing, before the first step: what would
-        fail after all epochs fails now.
+        """Evaluate a few records before the first step and discard the result, so that an
+        evaluation that cannot work fails before training.
 
         Raises:
-            UserCodeError: the evaluation failed as often as a task may.
-            ServersLostError: the model cannot be had.
+            UserCodeError: the evaluation failed as often as a task may fail, or with an error that
+                would occur again.
+            ServersLostError: the servers are unreachable.
         """
         for left in reversed(range(self._file.config.cluster.max_task_failures)):
             try:
@@ -192,29 +194,30 @@ class OneOffTasks:
             )
 
     def do_last(self) -> None:
-        """Writes the model, if the job is to end and no other worker has it."""
+        """Lease and execute the last snapshots: the model is written if the job ends and no other
+        worker has the model."""
         for lease in self._leases.snapshots():
             self.do(ModelTask(lease))
             self.close()
 
     def close(self) -> None:
-        """Waits for the snapshot that is being written."""
+        """Wait until the snapshot in progress is written."""
         if self._writing is not None:
             self._writing.join()
 
     def _snapshot(self, lease: HeldLease) -> None:
-        """Copies the model now; training continues while the copy is written."""
+        """Copy the model, and write the copy in another thread while training continues."""
         self.close()
         write = self._engine.snapshot()
 
         def run() -> None:
             folder = Path(lease.directory)
             try:
-                # A snapshot that failed for want of space must not take the space of this one.
+                # A snapshot that failed on a full disk must not occupy the space of this snapshot.
                 layout.remove_leftovers(folder.parent)
                 self._leases.complete(lease, TaskResult(snapshot=write(folder)))
             except OSError as error:
-                # That the job has failed is heard with the next task.
+                # The failure of the job is received with the next task.
                 with contextlib.suppress(DismissedError):
                     self.fail(lease, error)
             except MasterLostError as error:

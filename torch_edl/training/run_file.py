@@ -1,6 +1,6 @@
-"""The worker of a model file: a training script that is built in.
+"""The worker of a model file: a built-in training script.
 
-Its loop is the one of scripts; its body is made of the functions of the model file.
+The loop is the same as in scripts; its body calls the functions of the model file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ log = logging.getLogger(__name__)
 
 
 def run(file: UserModel, master: MasterSession, start: pb.Start) -> None:
-    """Does the tasks of a job until there are none, or this worker is to leave.
+    """Execute the tasks of a job until no task is left, or this worker is asked to leave.
+
+    Args:
+        start: the reply of the master that starts this worker.
 
     Raises:
         EdlError: the job cannot continue.
@@ -54,8 +57,8 @@ def run(file: UserModel, master: MasterSession, start: pb.Start) -> None:
     dismissed = None
     try:
         if start.HasField("trial"):
-            # Before tasks are prepared in another thread, since feed may not be called in two.
-            with contextlib.suppress(ServersLostError):  # training waits for other servers
+            # The trial precedes the thread that prepares tasks: feed may not run in two threads.
+            with contextlib.suppress(ServersLostError):  # training waits for new servers
                 if isinstance(source, LeasedUpdates):
                     source.connect()
                 one_off.try_evaluation(HeldLease.from_proto(start.trial), file.feeder.prepare)

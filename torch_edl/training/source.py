@@ -1,4 +1,4 @@
-"""Where the updates of a training loop come from."""
+"""Interfaces of the sources of updates for the training loop."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch_edl.errors import DismissedError
 
 
 class UpdateSource(Protocol):
-    """Where updates come from: the leases of this process, or the position of a ring."""
+    """A source of updates: the leased tasks of this process, or the position of a ring."""
 
     def updates(self) -> Iterator[Update]:
-        """The updates of this pass. Between two of them the source does whatever else is due.
+        """Yield the updates of this pass. Between two updates the source executes other tasks.
 
         Raises:
             DismissedError: the job continues without this process.
@@ -21,30 +21,34 @@ class UpdateSource(Protocol):
         ...
 
     def after(self, update: Update, *, counted: bool) -> None:
-        """The update was committed; or, not counted, its records come again."""
+        """Handle the end of an update.
+
+        Args:
+            counted: True if the update is in the model; False if its records are trained again.
+        """
         ...
 
     def recover(self, update: Update, error: BaseException) -> None:
-        """The update failed with ``error``: raises it, or sees to it that its records come again
-        or are reported."""
+        """Handle an update that failed: raise ``error``, schedule the records again, or report
+        the task as failed."""
         ...
 
     def leave(self) -> bool:
-        """The body left its loop; true if the update that was open counts all the same."""
+        """Handle a body that left its loop; return True if the current update counts."""
         ...
 
 
 class FileSource(UpdateSource, Protocol):
-    """The source of a model file, which goes through all of the job's data."""
+    """The source of updates of a model file."""
 
     def has_last_model(self, dismissed: DismissedError | None) -> bool:
-        """Whether this process is to write the model; the master says whether there is one.
+        """Return True if this process must ask the master whether to write the final model.
 
         Args:
-            dismissed: why this process leaves before the end, if it does.
+            dismissed: reason why this process leaves before the end of the job; None: it does not.
         """
         ...
 
     def close(self) -> None:
-        """Leases and reports no more."""
+        """Stop the readers, and stop leasing and reporting tasks."""
         ...

@@ -1,9 +1,9 @@
-"""A process's part in an evaluation or a prediction.
+"""The result of one process in an evaluation or a prediction.
 
-The metrics of some records are states that merge exactly. A plain function is averaged by the
-number of records. An object (our ``Metric``, torchmetrics, a metric of Keras) is updated with every
-minibatch; its states are merged over all workers, and one worker computes the figure. The
-predictions of a task are one file, named by the task.
+Metrics are sent as states that merge exactly. The values of a function are averaged by the number
+of records. A metric object (a ``Metric`` of torch_edl, torchmetrics or Keras) is updated with every
+minibatch; its states are merged over all workers, and one worker computes the final value. The
+predictions of a task are written to one file, which has the number of the task in its name.
 """
 
 from __future__ import annotations
@@ -33,26 +33,27 @@ Array = npt.NDArray[Any]
 
 
 class Values(Protocol):
-    """How tensors and metrics of a framework become numbers and arrays."""
+    """Conversion of a framework's tensors and metrics to numbers and arrays."""
 
     def mean(self, value: Any) -> float:
-        """The mean of a number or a tensor."""
+        """Return the mean of a number or a tensor."""
         ...
 
     def array(self, value: Any) -> Any:
-        """A tensor as an array; anything else as it is."""
+        """Return a tensor as an array; return any other value unchanged."""
         ...
 
     def describe(self, value: Any) -> str:
-        """Shape and dtype of a tensor, the type of anything else: for messages."""
+        """Return the shape and dtype of a tensor, or the type of any other value, for messages."""
         ...
 
     def update_of(self, metric: Any) -> Callable[..., Any] | None:
-        """What counts a minibatch in, of a metric that is an object; None: it is a function."""
+        """Return the update method of a metric object; None if the metric is a function."""
         ...
 
     def states(self, name: str, metric: Any) -> Iterable[tuple[str, Array, str]]:
-        """Name, value and reduction (``sum``, ``mean``, ``max``, ``min``, ``cat``) of each state.
+        """Return the name, value and reduction (``sum``, ``mean``, ``max``, ``min``, ``cat``) of
+        each state.
 
         Raises:
             ContractError: the states of a metric cannot be merged.
@@ -60,21 +61,22 @@ class Values(Protocol):
         ...
 
     def compute(self, name: str, metric: Any, merged: Mapping[str, Array]) -> float:
-        """The figure of a fresh metric that takes over merged states.
+        """Load merged states into a new metric, and return its value.
 
         Raises:
-            ContractError: it is not one number.
+            ContractError: the value is not a single number.
         """
         ...
 
 
 class TaskMetrics:
-    """The metrics of one evaluation task, or of one process's part of an evaluation.
+    """The metrics of one evaluation task, or of one process in an evaluation.
 
     Args:
-        loss: of labels and predictions; see :func:`labels_first` for their order.
-        metrics: by name, functions such as ``loss``, or fresh objects.
-        outputs: by the name of a metric, the output of the model that it gets.
+        loss: function of labels and predictions; :func:`labels_first` determines their order.
+        metrics: functions such as ``loss``, or new metric objects, by name.
+        outputs: name of the model output for each metric, by name of the metric; empty: the whole
+            output.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class TaskMetrics:
 
     @classmethod
     def of(cls, functions: UserFunctions, values: Values) -> TaskMetrics:
-        """Makes the metrics of a model file."""
+        """Return the metrics of a model file."""
         made = functions.make_metrics()
         return cls(
             functions.loss,
@@ -105,6 +107,7 @@ class TaskMetrics:
         )
 
     def update(self, batch: Batch, predictions: Any) -> None:
+        """Add the predictions for a batch to all metrics."""
         for name, function in self._functions.items():
             total = self._means[name]
             value = function(batch.labels, self._of(name, predictions))
@@ -114,7 +117,7 @@ class TaskMetrics:
             update(batch.labels, self._of(name, predictions))
 
     def _of(self, name: str, predictions: Any) -> Any:
-        """What a metric gets of the predictions."""
+        """Return the part of the predictions that a metric receives."""
         output = self._outputs.get(name, "")
         if not output:
             return predictions
@@ -126,13 +129,13 @@ class TaskMetrics:
         return predictions[output]
 
     def states(self) -> list[pb.MetricState]:
-        """What is merged with those of the others."""
+        """Return the states of all metrics, to be merged with those of other tasks."""
         states = [
             pb.MetricState(name=name, sum=total, records=int(records))
             for name, (total, records) in self._means.items()
         ]
         for name, metric in self._objects.items():
-            # A state that is merged as a mean weighs as many records as it saw.
+            # A state that is merged as a mean is weighted by its number of records.
             state = pb.MetricState(name=name, object=True, records=int(self._means[LOSS][1]))
             for key, value, reduction in self._values.states(name, metric):
                 state.tensors.add(name=key, value=codec.to_proto(value), reduction=reduction)
@@ -143,16 +146,25 @@ class TaskMetrics:
 def summarize(
     metrics: Mapping[str, Any], states: Iterable[pb.MetricState], values: Values
 ) -> dict[str, float]:
-    """The figures of metric objects (fresh ones, by name) from their merged states."""
+    """Return the values of metric objects by name.
+
+    Args:
+        metrics: new metric objects by name.
+        states: their merged states.
+    """
     merged = {s.name: {t.name: codec.from_proto(t.value) for t in s.tensors} for s in states}
     return {name: values.compute(name, metrics[name], each) for name, each in merged.items()}
 
 
 def kept_columns(records: Any, names: Sequence[str], shard: str) -> pa.Table:
-    """The columns of records that stand before their predictions.
+    """Return the input columns that are written together with the predictions.
+
+    Args:
+        records: records of a task.
+        names: names of the columns.
 
     Raises:
-        UsageError: the records are no table, or there is no such column.
+        UsageError: the records are not a table, or a column is missing.
     """
     option = f"--keep {','.join(names)}"
     if isinstance(records, list):
@@ -165,7 +177,7 @@ def kept_columns(records: Any, names: Sequence[str], shard: str) -> pa.Table:
     table = records.select(names)
     for place, field in enumerate(table.schema):
         if hasattr(field.type, "value_type") and hasattr(field.type, "index_type"):
-            decoded = field.with_type(field.type.value_type)  # which CSV files take
+            decoded = field.with_type(field.type.value_type)  # CSV files take no dictionaries
             table = table.set_column(place, decoded, table.column(place).cast(decoded.type))
     return table
 
@@ -175,9 +187,9 @@ class TaskPredictions:
 
     Args:
         processor: the user's ``prediction_outputs_processor``: a function of the outputs of a
-            minibatch, or an object with ``process(outputs, worker_id)``. What it returns is
-            kept instead, if it returns anything.
-        kept: columns of the records of the task, which are written beside the outputs.
+            minibatch, or an object with ``process(outputs, worker_id)``. A return value other than
+            None replaces the outputs.
+        kept: columns of the task's records, which are written to a second file; None: none.
     """
 
     def __init__(
@@ -190,6 +202,7 @@ class TaskPredictions:
         self._parts: dict[str, list[np.ndarray[Any, Any]]] = {}
 
     def add(self, outputs: Any) -> None:
+        """Add the outputs for a minibatch."""
         if self._processor is not None:
             process = getattr(self._processor, "process", None)
             made = process(outputs, self._worker_id) if process else self._processor(outputs)
@@ -198,12 +211,11 @@ class TaskPredictions:
             self._parts.setdefault(name, []).append(value)
 
     def write(self, directory: str, task_id: int) -> int:
-        """Writes ``part-TASK.npz``, by rename, so that a task done twice is written once;
-        returns the number of rows.
+        """Write ``part-TASK.npz`` atomically, so that a repeated task replaces the file, and return
+        the number of rows.
 
         Raises:
-            ContractError: a column that is kept has the name of an output, or another number of
-                rows.
+            ContractError: a kept column has the name of an output, or another number of rows.
         """
         name = f"part-{task_id:012d}.npz"
         arrays = {key: np.concatenate(parts) for key, parts in self._parts.items()}
@@ -226,7 +238,7 @@ class TaskPredictions:
                     f"--keep: {len(array)} predictions for {len(self._kept)} records; feed, model "
                     "and prediction_outputs_processor must keep every record"
                 )
-        # Imported when needed: the records are a table.
+        # Imported here, since pyarrow is loaded only for records in tables.
         from pyarrow import ipc
 
         with replacing(path) as file, ipc.new_stream(file, self._kept.schema) as writer:

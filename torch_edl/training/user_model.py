@@ -1,4 +1,4 @@
-"""What the worker of a model file needs of the file, whatever its framework."""
+"""The interface between a model file of any framework and its worker."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ from torch_edl.wire import master_pb2 as pb
 
 
 class UserModel(ABC):
-    """What the functions of a model file made, once per process.
+    """The model, callbacks and data sources that the functions of a model file have made.
 
     Raises:
-        ContractError: the user's functions do not give what they must.
+        ContractError: a function of the file raised or returned an invalid value.
     """
 
     model: Any
+    """The model of this process."""
     values: Values
+    """Conversion of tensors and metrics of the framework."""
 
     def __init__(self, contract: UserFunctions, config: JobConfig, datasets: Datasets) -> None:
         self.functions = contract
@@ -47,16 +49,19 @@ class UserModel(ABC):
         )
 
     def shards(self) -> list[pb.SourceShard]:
-        """What the user's ``data_source`` has, where there is one."""
+        """Return the shards of the file's ``data_source``; empty without ``data_source``."""
         return [
             pb.SourceShard(**asdict(Shard.counted(source))) for source in self._sources.values()
         ]
 
     def call_back(self, event: str, *args: Any) -> None:
-        """Calls a method of each of the user's callbacks that has it.
+        """Call a method of all callbacks that have the method.
+
+        Args:
+            event: name of the method.
 
         Raises:
-            ContractError: it raised.
+            ContractError: a callback raised.
         """
         for callback in self._callbacks:
             method = getattr(callback, event, None)
@@ -72,56 +77,57 @@ class UserModel(ABC):
 
     @abstractmethod
     def report(self) -> pb.ReportModelRequest:
-        """What the master needs to know of the model to choose a strategy."""
+        """Return the description of the model from which the master chooses a strategy."""
 
     @abstractmethod
     def apply(self, ready: pb.Start) -> None:
-        """Sets this process up for the strategy that the master chose.
+        """Set this process up for the strategy that the master has chosen.
 
         Raises:
-            UsageError: the framework does not have the strategy.
+            UsageError: the framework does not support the strategy.
         """
 
     @abstractmethod
     def try_batch(self, batch: Batch) -> float | None:
-        """The loss of a minibatch, after a backward pass that changes nothing; None: not finite.
+        """Return the loss of a minibatch after a backward pass that does not change the model; None
+        if the loss is not finite.
 
         Raises:
-            UserCodeError: the user's code raised.
+            UserCodeError: user code raised.
         """
 
     @abstractmethod
     def predict(self, features: Any) -> Any:
-        """What the model says of a minibatch.
+        """Return the output of the model for a minibatch.
 
         Raises:
-            UserCodeError: it raised.
+            UserCodeError: the model raised.
         """
 
     @abstractmethod
     def evaluating(self) -> AbstractContextManager[None]:
-        """Within it the model evaluates: no gradients, no dropout."""
+        """Return a context in which the model evaluates, without gradients and dropout."""
 
     @abstractmethod
     def body(self, engine: Engine) -> Callable[[Batch], float]:
-        """What stands between two batches: computes a minibatch and returns its loss. NaN: the
-        minibatch gave no gradient.
+        """Return the body of the training loop: a function that computes a minibatch and returns
+        its loss; NaN if the minibatch gave no gradient.
 
         Raises (the body):
-            UserCodeError: the user's code raised.
-            NanLossError: the loss is not finite, and the user wants to stop then.
+            UserCodeError: user code raised.
+            NanLossError: the loss is not finite, and the job is configured to stop in this case.
         """
 
     @abstractmethod
     def leased_engine(self, strategy: str, master: MasterSession) -> LeasedEngine:
-        """The engine of the strategies ``local`` and ``ps``."""
+        """Return the engine of the strategy ``local`` or ``ps``."""
 
     @abstractmethod
     def ring_engine(self, master: MasterSession, space: TaskSpace) -> RingEngine:
-        """The engine of the strategy ``allreduce``.
+        """Return the engine of the strategy ``allreduce``.
 
         Args:
-            space: the training tasks, in whose order the records are.
+            space: the training tasks, which determine the order of the records.
 
         Raises:
             ContractError: the model has tables.
@@ -129,9 +135,10 @@ class UserModel(ABC):
 
     @abstractmethod
     def batches(self, records: TaskRecords, data: Pass, space: TaskSpace) -> MemberBatches:
-        """The minibatches of a member of a ring.
+        """Return the minibatches of this member of a ring.
 
         Args:
-            records: of the training tasks.
-            data: how the records are cut into updates.
+            records: records of the training tasks.
+            data: partition of the records into updates.
+            space: the training tasks.
         """

@@ -1,8 +1,8 @@
-"""The worker process: leases tasks and trains, evaluates or predicts on them.
+"""The worker process, which leases tasks and trains, evaluates or predicts on them.
 
-``python -m torch_edl.training.worker --job NAME --id I``, started by the master, whose address and
-token are in the environment. It registers, loads the model file, tells the master what is in it,
-and trains as soon as there are servers. A heartbeat says from the start that it lives.
+The master starts ``python -m torch_edl.training.worker --job NAME --id I`` with its address and
+token in the environment. The worker registers, sends heartbeats, loads the model file, reports the
+model to the master, and begins when the master has started the servers.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Of the time without a heartbeat after which a worker is declared lost.
+# Fraction of the heartbeat timeout after which a worker without heartbeats dumps its stacks.
 _DUMP_AT = 0.7
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one worker until the job is over, it is told to leave, or it cannot continue.
+    """Run one worker until the job is over, the worker is asked to leave, or an error occurs.
 
     Returns:
-        The exit code: 143 after SIGTERM, 0, or 1 for an error.
+        The exit code: 143 after SIGTERM, 1 after an error, else 0.
     """
     parser = argparse.ArgumentParser(prog="torch_edl.training.worker")
     parser.add_argument("--job", help="name of the job, for those who list processes")
@@ -61,8 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     worker_id = args.id
     setup_logging("worker", worker_id)
     _core.tune_malloc()
-    # Imports make no garbage, and the collector would visit all that a framework has made many
-    # times: a tenth of what the import of torch takes.
+    # Imports make no garbage, and the collector would visit their objects many times, which takes a
+    # tenth of the time to import torch.
     gc.disable()
     departure = Departure()
     departure.listen()
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     master.heartbeat.on_silence = _end_alone
     master.heartbeat.dump_after_s = _DUMP_AT * master.config.cluster.heartbeat_timeout_s
-    # What this worker has in hand is abandoned: the servers know how far it came.
+    # A worker that becomes a server drops its tasks; the servers know their committed records.
     master.heartbeat.on_server_args = functools.partial(become, "torch_edl.ps_server")
     try:
         code = _work(master, functions)
@@ -91,11 +91,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _await_place(worker_id: int) -> UserFunctions:
-    """Imports all that a worker needs, and waits for the place of one.
+    """Import all modules of a worker, and wait until this spare is assigned to a worker slot. The
+    process becomes a server if it is assigned to a server slot instead.
 
     Raises:
-        DismissedError: there will be none, or the model file cannot be loaded.
-        MasterLostError: the master stays away.
+        DismissedError: the spare is not needed, or the model file cannot be loaded.
+        MasterLostError: the master does not answer.
     """
     with expendable():
         place = SpareSession(worker_id)
@@ -127,7 +128,7 @@ def _warm_up(place: SpareSession) -> UserFunctions:
 
 
 def _load(config: JobConfig) -> UserFunctions:
-    """Imports the framework of the model file, and loads the file.
+    """Import the framework of the model file, and load the file.
 
     Raises:
         UsageError: the framework is not installed, or the file breaks the contract.
@@ -139,11 +140,12 @@ def _load(config: JobConfig) -> UserFunctions:
 
 
 def _work(master: MasterSession, functions: UserFunctions | None) -> int:
-    """
+    """Load the model file, report the model and execute tasks; return the exit code.
+
     Args:
-        functions: of a process that has loaded the model file before.
+        functions: functions of the model file if a spare has loaded it; None: it is loaded here.
     """
-    # Only now, with the heartbeat running: importing a framework takes seconds on a busy machine.
+    # Imported while heartbeats are sent: importing a framework takes seconds on a busy machine.
     master.progress.phase = "importing"
     from torch_edl.data.feeder import FeedError
     from torch_edl.training.contract.user_traceback import user_traceback
@@ -179,7 +181,7 @@ def _work(master: MasterSession, functions: UserFunctions | None) -> int:
         if master.departure.asked.is_set():
             log.warning("while leaving: %s", error)
             return LEFT
-        # Another worker would fail in the same way: the job ends with this.
+        # Another worker would fail in the same way, so the job fails.
         master.report_failure(
             str(error),
             user_traceback(error, config.model_file),
@@ -189,14 +191,14 @@ def _work(master: MasterSession, functions: UserFunctions | None) -> int:
 
 
 def _end_alone() -> None:
-    """Ends this process and what it forked: those that would stop them are gone."""
+    """End this process and its children, since the master that would stop them is lost."""
     log.error("the master is gone, and nobody has started it again")
     logging.shutdown()
     end_own_group()
 
 
 def _end(code: int) -> None:
-    """Ends the process, whatever the user's ``feed`` does in the thread that prepares tasks."""
+    """Exit with a code, even while the user's ``feed`` runs in the thread that prepares tasks."""
     tasks = sys.modules.get("torch_edl.data.tasks")
     if tasks is not None and tasks.TaskPrefetcher.is_preparing():
         logging.shutdown()

@@ -1,4 +1,4 @@
-"""The contract of a model file: its framework, its functions, and how they are called.
+"""The contract of a model file: its framework, its functions, and their arguments.
 
-Nothing is trained in here. All but torch_contract is of no framework.
+This package trains nothing and imports no framework.
 """

@@ -1,4 +1,4 @@
-"""In which order a loss or a metric takes labels and predictions: decided here and nowhere else."""
+"""The order in which a loss or a metric takes labels and predictions."""
 
 from __future__ import annotations
 
@@ -12,34 +12,36 @@ from typing import Any
 
 from torch_edl.errors import UsageError
 
-# Packages whose functions and modules take (input, target) throughout.
+# Packages whose functions and modules all take (input, target).
 _TORCHS = ("torch", "torchmetrics")
 
 _LABELS = {"label", "labels", "target", "targets", "truth", "true", "gt", "actual"}
 _PREDICTIONS = {"prediction", "predictions", "predicted", "pred", "preds", "hat"}
 _PREDICTIONS |= {"logit", "logits", "score", "scores", "prob", "probs", "output", "outputs", "out"}
 _PREDICTIONS |= {"input", "inputs"}
-# What is short counts only as the whole of a name: y_pred and y_hat are no labels.
+# Short words must match the whole name: y_pred and y_hat are no labels.
 _SHORT_LABELS = {"y", "ys", "t"}
 _SHORT_PREDICTIONS = {"yhat", "ypred", "yp", "p", "z"}
 
 
 class LabelsFirst:
-    """A function of (labels, predictions), whatever the order of the function inside.
+    """A function of (labels, predictions) that calls another function in the order of its
+    parameters.
 
-    torch's own losses take (input, target). Any other function is called by the names of its first
-    two parameters where they tell labels from predictions; where they do not, a module is called
-    in torch's order and a function in the documented one, (labels, predictions).
+    Losses of torch take (input, target). For any other function the names of the first two
+    parameters determine the order. If the names do not distinguish labels from predictions, a
+    module is called in the order of torch, and a function in the documented order (labels,
+    predictions).
 
     Attributes:
-        name: of the function inside.
-        swapped: the function inside is called with (predictions, labels).
-        reason: why, for a person.
+        name: name of the wrapped function.
+        swapped: True if the wrapped function is called with (predictions, labels).
+        reason: reason for this order, as a text for users.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
-        # torch.compile and torch.jit.script wrap what the user wrote in classes of torch.
+        # torch.compile and torch.jit.script wrap functions of the user in classes of torch.
         function = getattr(function, "_orig_mod", function)
         inner: Any = function
         while isinstance(inner, functools.partial):
@@ -57,24 +59,24 @@ class LabelsFirst:
 
     @property
     def order(self) -> str:
-        """The order in which the function inside is called."""
+        """The order of the arguments of the wrapped function, as a text."""
         return "(predictions, labels)" if self.swapped else "(labels, predictions)"
 
     def __call__(self, labels: Any, predictions: Any) -> Any:
-        """What the function inside makes of them."""
+        """Return the value of the wrapped function."""
         if self.swapped:
             return self._function(predictions, labels)
         return self._function(labels, predictions)
 
 
 def labels_first(function: Callable[..., Any]) -> LabelsFirst:
-    """``function`` as one of (labels, predictions); as it is if it is known to be one."""
+    """Wrap a function in :class:`LabelsFirst`, unless it is wrapped already."""
     return function if isinstance(function, LabelsFirst) else LabelsFirst(function)
 
 
 def called_by(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What has the parameters of a call: the signature of a module of torch, and of a layer or a
-    loss of Keras, takes anything."""
+    """Return the callable whose signature has the parameters of a call: ``forward`` for a module of
+    torch, ``call`` for an object of Keras, ``function`` itself otherwise."""
     if _is(function, "nn.Module"):
         function = function.forward  # type: ignore[attr-defined]
     elif not inspect.isroutine(function) and type(function).__module__.startswith("keras."):
@@ -83,7 +85,7 @@ def called_by(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is(value: Any, *kinds: str) -> bool:
-    """Whether a value is of a class of torch. Where torch was not imported, nothing is."""
+    """Return True if a value is an instance of a class of torch; False if torch is not imported."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(
         value, tuple(operator.attrgetter(kind)(torch) for kind in kinds)
@@ -91,11 +93,8 @@ def _is(value: Any, *kinds: str) -> bool:
 
 
 def refuse_class(what: str, value: Any) -> None:
-    """For a loss or a metric that nobody has called: ``nn.MSELoss`` instead of ``nn.MSELoss()``.
-
-    Raises:
-        UsageError: it is a class.
-    """
+    """Raise UsageError if a loss or a metric is a class: ``nn.MSELoss`` instead of
+    ``nn.MSELoss()``."""
     if isinstance(value, type):
         raise UsageError(
             f"{what} is the class {value.__name__}, which makes an object of (labels, "
@@ -104,7 +103,7 @@ def refuse_class(what: str, value: Any) -> None:
 
 
 def _decide(names: list[str], of_module: bool) -> tuple[bool, str]:
-    """Whether predictions come first, and why."""
+    """Return True if predictions come first, and the reason for users."""
     first, second = (*map(_kind, names), "", "")[:2]
     shown = f"({', '.join(names)})"
     if first != second:
@@ -114,7 +113,7 @@ def _decide(names: list[str], of_module: bool) -> tuple[bool, str]:
 
 
 def _parameters(function: Any) -> list[str]:
-    """The names of the first two parameters that can be given by position."""
+    """Return the names of the first two positional parameters; fewer if they are unknown."""
     if _is(function, "jit.ScriptFunction"):
         return [argument.name for argument in function.schema.arguments][:2]
     try:
@@ -125,7 +124,7 @@ def _parameters(function: Any) -> list[str]:
 
 
 def _kind(name: str) -> str:
-    """``labels``, ``predictions``, or an empty string where the name says neither, or both."""
+    """Return ``labels`` or ``predictions``; empty if a name indicates neither, or both."""
     name = name.lower().strip("_")
     if name in _SHORT_LABELS:
         return "labels"

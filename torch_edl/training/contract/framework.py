@@ -1,4 +1,4 @@
-"""The frameworks of model files, and which of them a file is written for."""
+"""The frameworks of model files, and the detection of a file's framework."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from torch_edl.training.contract.source_files import imported, local_trees
 
 @dataclass(frozen=True)
 class Framework:
-    """A framework, and the module that a worker trains its models with."""
+    """A framework, and the module of its backend."""
 
     name: str
+    """Name of the framework, and of its extra of the package ``torch-edl``."""
     title: str
-    """As its users write it."""
+    """Name of the framework in messages."""
     packages: frozenset[str]
-    """A file that imports one of these is written for the framework."""
+    """Packages whose import shows that a file is written for the framework."""
     module: str
-    """Has ``warm_up``, ``load_contract`` and ``ModelFile``
+    """Name of the backend, a module with ``warm_up``, ``load_contract`` and ``ModelFile``
     (:class:`~torch_edl.training.user_model.UserModel`)."""
 
     def load(self) -> Any:
-        """Imports the module, and the framework with it.
+        """Import the backend together with the framework, and return its module.
 
         Raises:
             UsageError: the framework is not installed.
@@ -49,8 +50,10 @@ TENSORFLOW = Framework(
 
 
 def framework_of(path: str) -> Framework:
-    """The framework of a model file, by what the file and the modules beside it import, without
-    running them. A file that imports torch is of torch, whatever else it imports."""
+    """Return the framework of a model file from the imports of the file and of local modules.
+
+    No code is run. The framework is torch if torch is imported at all, or if no framework is.
+    """
     file = Path(path).absolute()
     found = {
         name.partition(".")[0]

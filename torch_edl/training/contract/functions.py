@@ -1,4 +1,4 @@
-"""The functions of a model file that all frameworks call alike."""
+"""The functions of a model file that are called in the same way for all frameworks."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ Metrics = Mapping[str, Any]
 EVENTS = frozenset(
     {"on_train_begin", "on_batch_end", "on_task_end", "on_epoch_end", "on_train_end"}
 )
-"""The methods of callbacks that a worker calls."""
+"""Names of the methods of callbacks that a worker calls."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric of the user's."""
+    """A metric of a model file."""
 
     made: Any
-    """A function of labels and predictions, or an object that is updated, merged and computed."""
+    """A function of labels and predictions, or a metric object with a state."""
     output: str = ""
-    """The output of the model that the metric gets; empty: all that the model returns."""
+    """Name of the model output that the metric receives; empty: the whole output."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UserFunctions:
-    """The functions of a model file that mean the same in all frameworks, under the first of their
-    accepted names."""
+    """The functions of a model file that have the same meaning in all frameworks.
+
+    Each attribute has the documented name of its function; None: the file does not define it.
+    """
 
     path: str
     model: Callable[[], Any]
@@ -46,34 +48,40 @@ class UserFunctions:
     data_source: Callable[..., Any] | None
     prediction_outputs_processor: Any | None
     preprocessing: Columns | None
-    """What the file makes of columns, fitted before training where it has to be."""
+    """Preprocessing of the file, which may have to be fitted before training; None: none."""
 
     names: Mapping[str, str] = field(default_factory=dict)
-    """The names that the file has for its functions, by the documented ones."""
+    """Names of the functions in the file, by documented name; empty: not defined."""
 
     signatures: ClassVar[Mapping[str, Signature]]
-    """Of the functions in the framework of the file."""
+    """Signatures of the functions in the framework of the file, by documented name."""
 
     def named(self, name: str) -> str:
-        """The name that the file has for a function."""
+        """Return the name of a function in the file, or its documented name."""
         return self.names.get(name) or name
 
     def check_metric(self, what: str, metric: Any) -> None:
-        """Refuses what cannot be a metric.
+        """Reject an object that cannot be a metric.
+
+        Args:
+            what: name of the metric in messages.
 
         Raises:
-            UsageError: it is a class, or nothing that is called or updated.
+            UsageError: the metric is a class.
+            ContractError: the metric is not callable and has no ``update``.
         """
         refuse_class(f"{self.path}: {what}", metric)
         if not (callable(metric) or hasattr(metric, "update")):
             raise self._wrong(what, metric, "a function or a metric")
 
     def make_metrics(self) -> dict[str, Metric]:
-        """Calls ``eval_metrics_fn``. A metric of one output of the model, in a dict under the name
-        of the output, has the name OUTPUT_METRIC.
+        """Call ``eval_metrics_fn`` and return its metrics by name.
+
+        The function may return a nested dict of metrics for one output of the model. These metrics
+        are named OUTPUT_METRIC.
 
         Raises:
-            ContractError: it raised, or returned something else than metrics by name.
+            ContractError: the function raised, or did not return metrics by name.
         """
         if self.eval_metrics_fn is None:
             return {}
@@ -99,7 +107,12 @@ class UserFunctions:
         return list(made.items())
 
     def make_sources(self, paths: Sequence[str]) -> dict[str, Source]:
-        """Calls ``data_source``, if there is one: the sources by name."""
+        """Call ``data_source`` and return its sources by name; empty without ``data_source``.
+
+        Raises:
+            ContractError: the function raised, did not return sources, or two sources have the same
+                name.
+        """
         if self.data_source is None:
             return {}
         made = self._call("data_source()", partial(self.data_source, paths))
@@ -121,10 +134,11 @@ class UserFunctions:
         return by_name
 
     def make_callbacks(self) -> list[Any]:
-        """Calls ``callbacks``, if there is one.
+        """Call ``callbacks`` and return its objects; empty without ``callbacks``.
 
         Raises:
-            ContractError: it raised, returned no list, or has a method that is never called.
+            ContractError: the function raised, did not return a list, or an object has an ``on_``
+                method that is never called.
         """
         if self.callbacks is None:
             return []
@@ -155,13 +169,14 @@ class UserFunctions:
 
 
 def _own_events(callback: Any) -> set[str]:
-    """The methods for events that a class of the user's defines, and no base class of Keras."""
+    """Return the names of a callback's ``on_`` methods, except those that Keras defines."""
     classes = (c for c in type(callback).__mro__ if not c.__module__.startswith("keras."))
     return {name for each in classes for name in vars(each) if name.startswith("on_")}
 
 
 def argument_orders(functions: UserFunctions) -> list[tuple[str, str]]:
-    """Of the loss and of each metric that is a function: what it is, and how it is called."""
+    """Return the name and a description of the argument order for the loss and for each metric
+    that is a function."""
     found = [("loss", functions.loss)]
     found += [
         (f"metric {name}", labels_first(metric.made))

@@ -1,6 +1,6 @@
-"""Executes a model file of any framework and finds its functions.
+"""Loading of a model file of any framework.
 
-A file that breaks the contract is refused with the name of what is missing and an example line.
+A file that breaks the contract is rejected with the name of the missing function and an example.
 """
 
 from __future__ import annotations
@@ -28,17 +28,20 @@ def load_functions(
     signatures: Mapping[str, Signature],
     is_model: Callable[[Any], bool],
 ) -> dict[str, Any]:
-    """Executes a model file and finds its functions.
+    """Execute a model file and find its functions.
 
     Args:
-        args: becomes ``sys.argv[1:]`` of the file.
-        is_model: whether an object is a model, rather than a function that makes one.
+        path: path of the model file.
+        args: ``sys.argv[1:]`` of the file.
+        signatures: signatures of the framework's functions, by documented name.
+        is_model: returns True for a model, as opposed to a function that makes a model.
 
     Returns:
-        What the class of the framework's contract is made of.
+        Keyword arguments of the framework's contract class.
 
     Raises:
         ContractError: the file raised, or a function is missing or takes other arguments.
+        UsageError: ``loss`` is a class.
     """
     module = _execute(path, args)
     names = {name: _find(path, module, name, each, is_model) for name, each in signatures.items()}
@@ -57,8 +60,12 @@ def load_functions(
 
 
 def _columns(path: str, module: ModuleType) -> Columns | None:
-    """The preprocessing of the file, under any name."""
-    # A file that has one has imported it, and with it pyarrow.
+    """Return the preprocessing of the file, which may have any name; None: none.
+
+    Raises:
+        ContractError: the file has several objects with preprocessing.
+    """
+    # The module is imported only if the file uses it, since it imports pyarrow.
     library = sys.modules.get("torch_edl.preprocessing")
     if library is None:
         return None
@@ -78,7 +85,11 @@ def _find(
     signature: Signature,
     is_model: Callable[[Any], bool],
 ) -> str:
-    """The name that the file has for a function; empty: there is none, and it is optional."""
+    """Return the name of a function in the file; empty: the file lacks an optional function.
+
+    Raises:
+        ContractError: a required function is missing, or an object is not a function.
+    """
     bound = {each: getattr(module, each, None) for each in (name, *signature.others)}
     for each, found in bound.items():
         if name == "model" and is_model(found):
@@ -106,8 +117,8 @@ def _execute(path: str, args: Sequence[str]) -> ModuleType:
         sys.path.insert(0, folder)
     sys.argv = [path, *args]
     name = Path(path).stem
-    # Under its own name, so that classes defined there can be pickled to DataLoader processes;
-    # a name that is taken (a model.py beside another) must not hide a library.
+    # The module has the name of the file, so that its classes can be pickled to processes of a
+    # DataLoader. A name that is taken is changed, so that the file does not hide a library.
     name = name if name.isidentifier() and name not in sys.modules else f"_edl_{name}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -132,7 +143,7 @@ def _execute(path: str, args: Sequence[str]) -> ModuleType:
 
 
 def _own_names(error: Exception) -> str:
-    """What has the place of the modules of ElasticDL that its model files import."""
+    """Return a hint for a model file that imports modules of ElasticDL; empty for other errors."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if (missing or "").partition(".")[0] not in ("elasticdl", "elasticai_api"):
         return ""

@@ -1,4 +1,4 @@
-"""The functions of a model file: their names, their arguments, and an example of each."""
+"""The signatures of the functions of a model file, with examples for messages."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Signature:
-    """A function that a model file defines."""
+    """The signature of a function that a model file defines."""
 
     example: str
+    """Example of a definition, for messages."""
     arguments: int = 0
+    """Number of positional arguments."""
     others: tuple[str, ...] = ()
     """Further accepted names."""
     required: bool = False
+    """True if a model file must define the function."""
 
 
 _TORCH = {
@@ -66,24 +69,24 @@ _TENSORFLOW = {
     "data_source": _TORCH["data_source"],
 }
 SIGNATURES: Mapping[str, Mapping[str, Signature]] = {"torch": _TORCH, "tensorflow": _TENSORFLOW}
-"""By framework, then by the documented name of the function."""
+"""Signatures by framework, then by the documented name of the function."""
 
 PROCESSORS = ("prediction_outputs_processor", "PredictionOutputsProcessor")
-"""Names of the function, or the class, that takes the outputs of a prediction."""
+"""Names of the function or class that processes the outputs of a prediction."""
 
 
 def missing(path: str, name: str, found: Signature) -> str:
-    """The message for a file that does not define a function."""
+    """Return the message for a file that lacks a required function."""
     other = f" (or {', '.join(map(repr, found.others))})" if found.others else ""
     return f"{path}: no function {name!r}{other}: add for example:\n    {found.example}"
 
 
 def takes_others(path: str, name: str, shown: str, found: Signature) -> str:
-    """The message for a function that takes other arguments.
+    """Return the message for a function that takes other arguments.
 
     Args:
-        name: the documented one.
-        shown: the function's own name and its arguments, in brackets.
+        name: documented name of the function.
+        shown: name and signature of the function in the file.
     """
     if name == "model":
         return (

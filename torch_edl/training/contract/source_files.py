@@ -1,4 +1,4 @@
-"""The source of a program: its files, and what they import. Read, never run."""
+"""The source files of a program, found from its import statements without running code."""
 
 from __future__ import annotations
 
@@ -8,18 +8,22 @@ from pathlib import Path
 
 
 def local_files(path: str) -> list[Path]:
-    """The file, and the modules below its folder that it imports, directly or not. A relative
-    import may lead to files beside or above the folder."""
+    """Return the file and all modules below its folder that it imports, directly or indirectly.
+
+    A relative import may add files outside the folder.
+    """
     file = Path(path).absolute()
     return [found for found, _ in local_trees(file, file.parent, imported)]
 
 
 def module_files(name: str, file: Path, root: Path) -> list[Path]:
-    """The files that ``python -m name`` runs of those below a folder: packages on the way, the
-    module, and what these import, directly or not.
+    """Return the files below a folder that ``python -m name`` runs: the module, its parent
+    packages, and the modules that these import, directly or indirectly.
 
     Args:
-        file: of the module.
+        name: dotted name of the module.
+        file: file of the module.
+        root: folder from which modules are imported.
     """
     found = {file: None}
     for start in (file, *_files_of(name, root)):
@@ -30,7 +34,12 @@ def module_files(name: str, file: Path, root: Path) -> list[Path]:
 def local_trees(
     path: Path, root: Path, imported: Callable[[ast.Module], Iterable[tuple[str, int]]]
 ) -> Iterator[tuple[Path, ast.Module]]:
-    """The file, and the modules below ``root`` that it imports, directly or not."""
+    """Yield the file and all modules below ``root`` that it imports, directly or indirectly, with
+    their syntax trees. Files that cannot be parsed are skipped.
+
+    Args:
+        imported: returns the imports of a tree: dotted name, and number of leading dots.
+    """
     seen, waiting = {path}, [path]
     while waiting:
         file = waiting.pop()
@@ -47,26 +56,26 @@ def local_trees(
 
 
 def imported(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Modules that may be imported: dotted name, and the dots of a relative import."""
+    """Yield the modules that a tree may import: dotted name, and number of leading dots."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name, 0
         elif isinstance(node, ast.ImportFrom):
             yield node.module or "", node.level
-            for alias in node.names:  # a submodule, or a name of the module
+            for alias in node.names:  # an alias may be a submodule
                 yield ".".join(filter(None, (node.module, alias.name))), node.level
 
 
 def starred(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Modules all of whose names the file takes."""
+    """Yield the modules of ``from module import *``: dotted name, and number of leading dots."""
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
             yield node.module or "", node.level
 
 
 def _files_of(name: str, base: Path) -> Iterator[Path]:
-    """The files that importing ``name`` from ``base`` runs: packages on the way, and itself."""
+    """Yield the files of a module below ``base`` and of its parent packages."""
     place = base
     for part in filter(None, name.split(".")):
         if (place / part / "__init__.py").is_file():

@@ -1,4 +1,4 @@
-"""What a user sees of the traceback of their own code."""
+"""Tracebacks of user code, without the frames of this package."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ _OURS = Path(__file__).resolve().parents[2]
 
 
 def user_traceback(error: BaseException, path: str) -> str:
-    """The traceback of what the user's code raised, from the first frame of their file on.
+    """Return the traceback of an error, from the first frame of the user's file.
 
-    Our own frames at its end are left out, since the message says what was wrong, and so are
-    those of libraries below a sys.exit(). An error of ours that did not pass through the file has
-    no traceback: an empty string; any other error that did not has all of it that follows our
-    frames.
+    Trailing frames of this package are left out, since the message explains the error. For
+    ``sys.exit()`` trailing frames of libraries are left out too. If the file is not in the
+    traceback, the result is empty for an error of this package. For any other error it begins at
+    the first frame outside this package.
+
+    Args:
+        error: the error; an EdlError is replaced by its cause.
+        path: path of the user's file.
     """
     cause = error.__cause__ if isinstance(error, EdlError) and error.__cause__ else error
     shown = traceback.TracebackException.from_exception(cause)
