@@ -1,8 +1,8 @@
 """The API server of a cluster, called with the official client.
 
-Objects go in and come out as plain dicts, and every failure is a
-:class:`~torch_edl.kubernetes.failures.ClusterError` of one line. Nothing is retried here: who
-calls knows whether a call may be repeated, and when. Safe for use by several threads.
+Objects are plain dicts, and every failure is a :class:`~torch_edl.kubernetes.failures.ClusterError`
+with a message of one line. Calls are not retried here: the caller knows whether and when a call may
+be repeated. Safe for use by several threads.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ KINDS = {
     "RoleBinding": (RBAC, "rolebindings"),
     "NetworkPolicy": (NETWORKING, "networkpolicies"),
 }
-"""The kinds of objects that a job consists of: the group of the API, and the name there."""
+"""The kinds of objects of a job, with the path of their API group and their plural."""
 
-# Of one HTTP connection: to be established, and for an answer to arrive.
+# Seconds to establish an HTTP connection, and to wait for an answer.
 _CONNECT_S = 5.0
 _ANSWER_S = 30.0
 _CONNECTIONS = 32
 _PROBE_AFTER_S, _PROBE_EVERY_S, _PROBES = 15, 5, 3
-# Objects of one page of a list: a list of thousands of pods would be one huge answer.
+# Objects per page of a list: thousands of pods would be one huge answer.
 _PAGE = 500
 
 
@@ -51,8 +51,8 @@ class Api:
     """One namespace of a cluster.
 
     Args:
-        client: an ``ApiClient`` of the official client.
-        namespace: of all objects.
+        client: ``ApiClient`` of the official client.
+        namespace: namespace of all objects.
     """
 
     def __init__(self, client: Any, namespace: str) -> None:
@@ -62,10 +62,10 @@ class Api:
 
     @classmethod
     def in_cluster(cls, namespace: str = "") -> Api:
-        """The cluster that this process is a pod of, by the token of its service account.
+        """Connect to the cluster of this pod, with the token of its service account.
 
         Raises:
-            UsageError: this process is in no pod, or gets no token.
+            UsageError: this process does not run in a pod, or has no token.
         """
         kubernetes = _official_client()
         configuration = kubernetes.client.Configuration()
@@ -80,11 +80,11 @@ class Api:
 
     @classmethod
     def of_kubeconfig(cls, *, context: str = "", namespace: str = "") -> Api:
-        """The cluster of a context of the user's kubeconfig: ``$KUBECONFIG`` or ``~/.kube/config``.
+        """Connect to a cluster of the user's kubeconfig: ``$KUBECONFIG`` or ``~/.kube/config``.
 
         Args:
-            context: empty: the current one.
-            namespace: empty: that of the context, or ``default``.
+            context: name of the context; empty: the current one.
+            namespace: name of the namespace; empty: that of the context, or ``default``.
 
         Raises:
             UsageError: there is no such context, or no kubeconfig.
@@ -103,10 +103,11 @@ class Api:
 
     @staticmethod
     def namespace_of(context: str = "") -> str:
-        """The namespace of a context of the user's kubeconfig, or ``default``.
+        """Return the namespace of a context of the user's kubeconfig, or ``default``.
 
         Args:
-            context: empty: the current one, or none where there is no kubeconfig.
+            context: name of the context; empty: the current one. Without a kubeconfig, the
+                namespace is ``default``.
 
         Raises:
             UsageError: there is no such context.
@@ -124,45 +125,45 @@ class Api:
         return str((chosen or current)["context"].get("namespace") or "default")
 
     def create(self, manifest: Manifest) -> Manifest:
-        """Makes an object, and returns it as the server has it.
+        """Create an object, and return it as the server stored it.
 
         Raises:
-            ExistsError: there is one of that name.
-            QuotaError: the namespace has no room for it.
-            ClusterError: otherwise.
+            ExistsError: an object of that name exists.
+            QuotaError: the quota of the namespace has no room for the object.
+            ClusterError: any other failure.
         """
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         return self._object("POST", f"create {kind.lower()} {name}", _path(kind), body=manifest)
 
     def get(self, kind: str, name: str) -> Manifest:
-        """An object.
+        """Return an object.
 
         Raises:
-            MissingError: there is none of that name.
-            ClusterError: otherwise.
+            MissingError: the object does not exist.
+            ClusterError: any other failure.
         """
         return self._object("GET", f"get {kind.lower()} {name}", _path(kind, name))
 
     def patch(self, kind: str, name: str, patch: Manifest) -> Manifest:
-        """Merges a patch into an object, by strategic merge, and returns the object.
+        """Apply a strategic merge patch to an object, and return the object.
 
         Raises:
-            MissingError: there is none of that name.
-            ClusterError: otherwise.
+            MissingError: the object does not exist.
+            ClusterError: any other failure.
         """
         what = f"patch {kind.lower()} {name}"
         return self._object("PATCH", what, _path(kind, name), body=patch)
 
     def delete(self, kind: str, name: str, *, grace_s: int | None = None, uid: str = "") -> None:
-        """Deletes an object, and in the background all that it owns.
+        """Delete an object, and in the background all objects that it owns.
 
         Args:
-            grace_s: of a pod: what it has to leave; 0 forgets it at once. None: as it says itself.
-            uid: delete no other object of that name.
+            grace_s: grace period of a pod, seconds; 0 deletes it at once; None: as in its manifest.
+            uid: uid that the object must have; empty: any.
 
         Raises:
-            MissingError: there is none of that name.
-            ClusterError: otherwise.
+            MissingError: the object does not exist.
+            ClusterError: any other failure.
         """
         options: Manifest = {
             "apiVersion": "v1",
@@ -179,15 +180,14 @@ class Api:
     def list(
         self, kind: str, selector: str, *, read: Callable[[Manifest], T], fields: str = ""
     ) -> tuple[list[T], str]:
-        """All objects of a kind with certain labels, and the version of the list, from which a
-        watch can begin.
+        """Return all objects of a kind with certain labels, and the version from which to watch.
 
         Args:
-            read: what is kept of an object: a job may have thousands.
-            fields: what fields must be, as ``type=Warning``.
+            read: converts an object when it arrives, to keep less of it: a job may have thousands.
+            fields: field selector, such as ``type=Warning``.
 
         Raises:
-            ClusterError: in any case of failure.
+            ClusterError: any failure.
         """
         items: list[T] = []
         rest: str | None = None
@@ -206,16 +206,16 @@ class Api:
     def watch(
         self, kind: str, selector: str, version: str, *, timeout_s: int, silence_s: float
     ) -> EventStream:
-        """What happens to the objects of a list from a version on, until the server ends it.
+        """Watch the objects of a list from a version on, until the server ends the watch.
 
         Args:
-            timeout_s: after which the server is to end it.
-            silence_s: without an event after which it counts as broken; the server sends bookmarks
-                where nothing happens.
+            timeout_s: seconds after which the server ends the watch.
+            silence_s: seconds without an event after which the connection counts as broken; the
+                server sends bookmarks when nothing changes.
 
         Raises:
-            ExpiredError: the server has forgotten that version.
-            ClusterError: otherwise.
+            ExpiredError: the server no longer has that version.
+            ClusterError: any other failure.
         """
         what = f"watch {kind.lower()}s"
         query = {
@@ -231,31 +231,31 @@ class Api:
     def log(
         self, pod: str, *, container: str, follow: bool = False, tail: int | None = None
     ) -> Iterator[bytes]:
-        """The output of a container, a line at a time.
+        """Yield the lines of the output of a container.
 
         Args:
-            follow: until it ends.
-            tail: only so many of the lines that there are.
+            follow: wait for new lines until the container ends.
+            tail: number of existing lines to read, the last ones; None: all.
 
         Raises:
-            MissingError: there is no such pod.
-            ClusterError: otherwise, also in the middle.
+            MissingError: the pod does not exist.
+            ClusterError: any other failure, also while lines are read.
         """
         query = {"container": container, "follow": str(follow).lower()}
         if tail is not None:
             query["tailLines"] = str(tail)
         what = f"read the log of pod {pod}"
-        read_s = None if follow else _ANSWER_S  # a process may be silent for hours
+        read_s = None if follow else _ANSWER_S  # a process may print nothing for hours
         response = self._answer("GET", what, _path("Pod", pod, "log"), query=query, read_s=read_s)
         with contextlib.closing(response):
             yield from lines_of(response, what, self._host)
 
     def connect(self, pod: str, port: int) -> socket.socket:
-        """A connection to a port of a pod, at the loopback address of the pod.
+        """Connect to a port of a pod, at the loopback address of the pod.
 
         Raises:
-            ClusterError: there is no such pod, or the server refuses. A pod that does not listen
-                ends the connection at once.
+            ClusterError: the pod does not exist, or the server rejects the request. A pod that does
+                not listen on the port closes the connection at once.
         """
         import kubernetes.client
         from kubernetes.client.exceptions import ApiException
@@ -263,14 +263,15 @@ class Api:
         from websocket import WebSocketBadStatusException
 
         what = f"forward port {port} of pod {pod}"
-        # Of its own: while a client is asked for a port, all its calls become such requests.
+        # A separate client: during a port-forward, the library turns all calls of a client into
+        # such requests.
         client = kubernetes.client.ApiClient(self._client.configuration)
         with in_one_line(what, self._host):
             call = kubernetes.client.CoreV1Api(client).connect_get_namespaced_pod_portforward
             try:
                 forward = portforward(call, pod, self.namespace, ports=str(port))
             except ApiException as error:
-                # The client makes one text of the answer and its headers.
+                # The library joins the answer and its headers into one text.
                 answer = error.__context__
                 if not isinstance(answer, WebSocketBadStatusException):
                     raise
@@ -283,11 +284,11 @@ class Api:
             return made
 
     def close(self) -> None:
-        """Closes all connections."""
+        """Close all connections."""
         self._client.close()
 
     def _object(self, method: str, what: str, path: str, **more: Any) -> Manifest:
-        """An answer that is one object."""
+        """Return the object of a successful answer."""
         response = self._answer(method, what, path, **more)
         with contextlib.closing(response), in_one_line(what, self._host):
             found = json.loads(response.read())
@@ -305,10 +306,10 @@ class Api:
         body: Manifest | None = None,
         read_s: float | None = _ANSWER_S,
     ) -> Any:
-        """An answer that is a success, not read yet.
+        """Send a request, and return the successful response before its body is read.
 
-        The calls of the client for each kind of object would check manifests against the version of
-        the API that the client knows, and leave out what it does not know.
+        The library's typed methods are not used: they would validate manifests against the API
+        version that the library knows, and drop unknown fields.
         """
         patches = "application/strategic-merge-patch+json"
         headers = {
@@ -339,7 +340,7 @@ def _path(kind: str, *rest: str) -> str:
 
 
 def _kubeconfig() -> str | None:
-    """The file, where it is not the client's own: that reads the variable once, when imported."""
+    """Return the path in ``KUBECONFIG``, which the library reads only once, at its import."""
     return os.environ.get("KUBECONFIG") or None
 
 
@@ -362,12 +363,11 @@ def _official_client() -> Any:
 
 
 def _client(kubernetes: Any, configuration: Any) -> Any:
-    # Who calls repeats, within the time that it has.
+    # The caller repeats calls, within its own limits of time.
     configuration.retries = False
     configuration.connection_pool_maxsize = _CONNECTIONS
-    # A watch is silent for a minute. One whose server has vanished is to break before: the probes
-    # of the kernel cost the server nothing, and end it after 15 + 3 * 5 s. Those that the client
-    # has by default, as client-go, need 165 s.
+    # A watch may be silent for a minute. Probes of the kernel cost the server nothing, and detect a
+    # vanished server after 15 + 3 * 5 s. The default of the client and of client-go needs 165 s.
     configuration.socket_options = _probing()
     return kubernetes.client.ApiClient(configuration)
 

@@ -1,4 +1,4 @@
-"""Answers of the API server that arrive bit by bit: the lines of a log, the events of a watch."""
+"""Streamed answers of the API server: the lines of a log and the events of a watch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from torch_edl.kubernetes.failures import NoAnswerError, read_error, unreachable
 from torch_edl.kubernetes.watch import WatchEvent
 
-# An object is 1.5 MB at most, and an event of a watch has one.
+# An event of a watch has one object, and an object has 1.5 MB at most.
 _LINE_BYTES = 4 << 20
 
 
@@ -19,10 +19,10 @@ class EventStream:
     """The events of a watch.
 
     Args:
-        response: of the server, not read yet.
-        what: was asked for.
-        host: the address of the server.
-        namespace: of the objects.
+        response: response of the server whose body was not read yet.
+        what: request that the response answers, for messages.
+        host: address of the server, for messages.
+        namespace: namespace of the objects, for messages.
     """
 
     def __init__(self, response: Any, what: str, host: str, namespace: str) -> None:
@@ -32,10 +32,10 @@ class EventStream:
         self._namespace = namespace
 
     def __iter__(self) -> Iterator[WatchEvent]:
-        """The events as they arrive.
+        """Yield the events as they arrive.
 
         Raises:
-            ExpiredError: the server has forgotten the version that the watch began at.
+            ExpiredError: the server no longer has the version at which the watch begins.
             ClusterError: the connection broke, or was silent for too long.
         """
         with contextlib.closing(self._response):
@@ -52,7 +52,7 @@ class EventStream:
                 yield event
 
     def interrupt(self) -> None:
-        """Ends the iteration, which another thread is in."""
+        """End the iteration, which runs in another thread."""
         connection = getattr(self._response, "connection", None)
         sock = getattr(connection, "sock", None)
         # A close would wait for the thread that reads.
@@ -62,7 +62,7 @@ class EventStream:
 
 
 def lines_of(response: Any, what: str, host: str) -> Iterator[bytes]:
-    """The lines of an answer as they arrive."""
+    """Yield the lines of a response as they arrive."""
     rest = b""
     with in_one_line(what, host):
         for chunk in response.stream(amt=None, decode_content=True):
@@ -76,7 +76,7 @@ def lines_of(response: Any, what: str, host: str) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def in_one_line(what: str, host: str) -> Iterator[None]:
-    """Turns what the client raises into our exceptions."""
+    """Raise NoAnswerError in place of exceptions of the client library."""
     from kubernetes.client.exceptions import OpenApiException
     from kubernetes.config import ConfigException
     from urllib3.exceptions import HTTPError

@@ -1,6 +1,6 @@
-"""What an answer of the API server that is no success means. Pure.
+"""Turns unsuccessful answers of the API server into exceptions. Pure.
 
-A text is one line: what was asked for, what the server said, and what to do.
+A message is one line: the request, the answer of the server, and what to do.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from typing import Any
 
 from torch_edl.errors import EdlError
 
-# A message of an admission webhook may be a page.
+# Limit of a message, since a message of an admission webhook may be a page long.
 _TEXT_CHARS = 500
 _BODY_CHARS = 1 << 20
 _LONGEST_RETRY_AFTER_S = 120.0
 
 SETTLING_S = 30.0
-"""Seconds for which a server may reject calls that it admits later: a Role counts a moment after it
-was made, and an API server that was just started rejects all calls until it knows the Roles."""
+"""Seconds for which the server may reject calls that it admits later. A Role takes effect a moment
+after its creation, and an API server that just started rejects all calls until it has loaded the
+Roles."""
 
-# What the authorizers of the API server say.
+# Messages of the authorizers of the API server.
 _NO_RIGHT = re.compile(
     r'[Uu]ser "(?P<user>[^"]*)" cannot (?P<verb>\S+) resource "(?P<resource>[^"]*)"'
     r'(?: in API group "(?P<group>[^"]*)")?'
@@ -30,20 +31,20 @@ _NO_GRANT = re.compile(
     r'[Uu]ser "(?P<user>[^"]*)".* is attempting to grant RBAC permissions not currently held: *'
     r"(?P<rights>.*)"
 )
-# A websocket is a GET, and needs since Kubernetes 1.35 the right of a POST, too.
+# A websocket is a GET, which since Kubernetes 1.35 needs the right of a POST too.
 _PORT = "pods/portforward"
-# What admission says of an object by name: a LimitRange, pod security, a webhook, a plug-in.
+# Messages of admission: a LimitRange, pod security, a webhook, a plug-in.
 _NOT_ADMITTED = re.compile(r'" is forbidden: |denied the request')
-# Accounts of a new namespace come a moment after it.
+# The default account of a new namespace is created a moment after the namespace.
 _NO_ACCOUNT = "error looking up service account"
 
 
 class ClusterError(EdlError):
-    """The API server of a cluster did not do what it was asked for.
+    """The API server of a cluster did not fulfil a request.
 
     Args:
-        status: of HTTP; 0: there was no answer.
-        retry_after_s: the server asks not to be called again before.
+        status: status of HTTP; 0: there was no answer.
+        retry_after_s: seconds that the server asks to wait before the next call.
     """
 
     def __init__(self, text: str, *, status: int = 0, retry_after_s: float = 0.0) -> None:
@@ -53,43 +54,46 @@ class ClusterError(EdlError):
 
 
 class NoAnswerError(ClusterError):
-    """The server cannot be reached, is overloaded or failed: the same call may succeed later."""
+    """The server is unreachable, is overloaded or failed; the same call may succeed later."""
 
 
 class ForbiddenError(ClusterError):
-    """The caller may not do that now. An API server that was just started says so, too, until it
-    knows the Roles, and a Role counts a moment after it was made."""
+    """The caller is not authorized at the moment.
+
+    An API server that just started rejects all calls until it has loaded the Roles, and a new Role
+    takes effect after a moment.
+    """
 
 
 class QuotaError(ClusterError):
-    """The quota of the namespace has no room for the object now."""
+    """The quota of the namespace has no room for the object at the moment."""
 
 
 class ExistsError(ClusterError):
-    """There is an object of that name."""
+    """An object of that name exists."""
 
 
 class MissingError(ClusterError):
-    """There is no such object."""
+    """The object does not exist."""
 
 
 class ExpiredError(ClusterError):
-    """A watch is to begin at a version that the server has forgotten: list again."""
+    """The server no longer has the version at which a watch begins; the caller must list again."""
 
 
 class InvalidError(ClusterError):
-    """The server rejects that object, or that request, for what it says."""
+    """The server rejects the content of the object or of the request."""
 
 
 def read_error(
     status: int, body: str, headers: Mapping[str, str], *, what: str, namespace: str
 ) -> ClusterError:
-    """The error of an answer.
+    """Return the exception for an unsuccessful answer.
 
     Args:
-        body: of the answer; as a rule a ``Status`` of Kubernetes.
-        headers: of the answer.
-        what: was asked for: ``create pod ctr-worker-3``.
+        body: body of the answer, usually a ``Status`` of Kubernetes.
+        headers: headers of the answer.
+        what: the request, such as ``create pod ctr-worker-3``.
     """
     said = status_of(body)
     text = _one_line(str(said.get("message") or body or "no reason is given"))
@@ -117,7 +121,7 @@ def read_error(
 
 
 def _forbidden(text: str, where: str) -> ClusterError:
-    """The error of an answer 403 that does not concern a quota."""
+    """Return the exception for an answer 403 that does not concern a quota."""
     if " is being terminated" in text:
         return InvalidError(f"{where}: {text}; use another --namespace", status=403)
     if lacks := _NO_RIGHT.search(text):
@@ -147,12 +151,12 @@ def _forbidden(text: str, where: str) -> ClusterError:
 
 
 def unreachable(error: Exception, *, what: str, host: str) -> NoAnswerError:
-    """The error where there was no answer."""
+    """Return the exception for a request without an answer."""
     return NoAnswerError(f"{what}: no answer from {host}: {_one_line(str(error))}")
 
 
 def status_of(body: str) -> Mapping[str, Any]:
-    """The fields of a ``Status``; none, if it is not one."""
+    """Return the fields of a ``Status``; empty if the body is none."""
     if len(body) > _BODY_CHARS:
         return {}
     try:
@@ -163,7 +167,7 @@ def status_of(body: str) -> Mapping[str, Any]:
 
 
 def _retry_after_s(headers: Mapping[str, str], seconds: object) -> float:
-    """``Retry-After`` in seconds, as the API server sends it; what is no such number is ignored."""
+    """Return the seconds of ``Retry-After``; 0 if neither value is a whole number."""
     for value in (headers.get("Retry-After"), seconds):
         if str(value).isdecimal():
             return min(float(str(value)), _LONGEST_RETRY_AFTER_S)

@@ -1,7 +1,7 @@
-"""A port of a pod at a port of this machine, through the API server.
+"""Forwards a port of this machine to a port of a pod, through the API server.
 
-A client outside the cluster reaches the pods in no other way, and needs no right but that to
-forward ports; what travels is encrypted from end to end.
+A client outside the cluster reaches the pods only in this way, and needs only the right to forward
+ports. The traffic is encrypted from end to end.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ _CHUNK_BYTES = 1 << 16
 
 
 class Dialer(Protocol):
-    """What of :class:`torch_edl.kubernetes.api.Api` this needs."""
+    """The part of :class:`torch_edl.kubernetes.api.Api` that forwarding needs."""
 
     def connect(self, pod: str, port: int) -> socket.socket:
-        """A connection to a port of a pod.
+        """Connect to a port of a pod.
 
         Raises:
-            ClusterError: there is none.
+            ClusterError: no connection can be made.
         """
         ...
 
 
 class Forward:
-    """Listens on loopback, and connects each connection to the port of the pod."""
+    """Listens on the loopback address, and forwards each connection to the port of the pod."""
 
     def __init__(self, dialer: Dialer, pod: str, port: int) -> None:
         self.pod = pod
         self.error: ClusterError | None = None
-        """Why the last connection could not be made; None: it was."""
+        """The error of the last connection; None if it was established."""
         self._dialer, self._port = dialer, port
         self._listener = socket.create_server(("127.0.0.1", 0))
         host, bound = self._listener.getsockname()
         self.address = f"{host}:{bound}"
-        """``HOST:PORT`` on this machine."""
+        """The address ``HOST:PORT`` on this machine."""
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._closed = False
         self._start(self._accept)
 
     def close(self) -> None:
-        """Ends all connections."""
+        """Close all connections."""
         with self._lock:
             self._closed = True
             ends = [self._listener, *self._open]
@@ -57,7 +57,7 @@ class Forward:
             _shut(end)
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # it is closed
+        with contextlib.suppress(OSError):  # raised when the listener is closed
             while True:
                 here, _ = self._listener.accept()
                 if self._keep(here):
@@ -65,7 +65,7 @@ class Forward:
         self._listener.close()
 
     def _join(self, here: socket.socket) -> None:
-        """Carries one connection until either side ends it."""
+        """Forward one connection until either side closes it."""
         there: socket.socket | None = None
         try:
             there = self._dialer.connect(self.pod, self._port)
@@ -83,7 +83,7 @@ class Forward:
                 self._drop(there)
 
     def _keep(self, end: socket.socket) -> bool:
-        """Notes an end that :meth:`close` closes; False: it was closed already."""
+        """Register a socket for :meth:`close`; return False if that was called already."""
         with self._lock:
             if not self._closed:
                 self._open.add(end)
@@ -107,7 +107,7 @@ def _copy(source: socket.socket, to: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while data := source.recv(_CHUNK_BYTES):
             to.sendall(data)
-    # Neither half is of use without the other: a call needs both.
+    # gRPC needs both directions, so the end of one closes both.
     _shut(source)
     _shut(to)
 

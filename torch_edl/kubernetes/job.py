@@ -1,16 +1,16 @@
-"""The objects of a job that the client makes: the Job of the master, and what the master needs.
+"""The objects of a job that the client creates: the Job of the master, and what the master needs.
 
 =================== =================================================================
-Job                 runs the master, and starts it again when its pod is taken away
-Secret              the token of the job, from which the keys of its connections come
-ConfigMap           the configuration, and the code that was sent
-Service             the name at which the master is reached, whichever pod it is in
-ServiceAccount,     what the master may do: make, delete and watch pods; not made where the
-Role, RoleBinding   user names an account
-NetworkPolicy       admits the pods of the job to each other, and nobody else
+Job                 runs the master, and restarts it when its pod is taken away
+Secret              the token of the job, from which the keys of its connections derive
+ConfigMap           the configuration, and the source files that were sent
+Service             the stable DNS name of the master, whichever pod runs it
+ServiceAccount,     the rights of the master: create, delete and watch pods; not created if
+Role, RoleBinding   the user names an account
+NetworkPolicy       admits only the pods of the job to each other
 =================== =================================================================
 
-All of them belong to the Job, so they go when it is deleted. Pure.
+The Job owns all other objects, so they are deleted with it. Pure.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from torch_edl.kubernetes.pod import pod_spec
 Manifest = dict[str, Any]
 
 ENV_NAMESPACE = "TORCH_EDL_NAMESPACE"
-"""The namespace of the master's pod."""
+"""Environment variable with the namespace of the master's pod."""
 ENV_JOB_UID = "TORCH_EDL_JOB_UID"
-"""The uid of the Job of the master, which owns all pods of the job."""
+"""Environment variable with the uid of the master's Job, which owns all pods of the job."""
 
 KEEP_S = 7 * 24 * 3600
-"""How long the objects of a job that is over stay, for its status and logs."""
-# Pods of the master that end without a word of it: with a lost node, or out of memory. A job that
-# runs for weeks on machines that come and go has many; a master that crashes ends the job itself.
+"""Seconds for which the objects of a job that is over are kept, for its status and logs."""
+# Maximum number of the master's pods that may be lost, with a lost node or out of memory. A job
+# that runs for weeks on preemptible machines loses many; a master that crashes ends the job itself.
 _MOST_PODS = 1000
 _MASTER_GRACE_S = 25.0
 _JOB_UID_LABEL = "batch.kubernetes.io/controller-uid"
 
 
 def in_pods(config: JobConfig, code: Mapping[str, bytes]) -> JobConfig:
-    """The configuration as the processes in pods read it.
+    """Return the configuration with the paths that processes in pods use.
 
     Args:
-        code: by path, the model file first; empty: the image has it.
+        code: source files by path, the model file first; empty: the image contains the code.
     """
     pods = replace(config.kubernetes, code=tuple(code))
     model_file = config.model_file
@@ -64,12 +64,12 @@ def objects(
     code: Mapping[str, bytes],
     applied: bool = False,
 ) -> list[Manifest]:
-    """The objects in the order in which they are made; the Job of the master comes last.
+    """Return the objects in the order of their creation; the Job of the master comes last.
 
     Args:
-        config: see :func:`in_pods`.
-        token: of the job; empty: the Secret gets it later, and no pod starts before.
-        applied: a user makes the objects, and the master becomes their owner.
+        config: configuration from :func:`in_pods`.
+        token: token of the job; empty: the user adds it to the Secret, and no pod starts before.
+        applied: True if a user creates the objects; the master then becomes their owner.
     """
     account = _account(config.name, namespace, adopts=applied)
     made = [
@@ -88,7 +88,7 @@ def objects(
 
 
 def owned(manifest: Manifest, uid: str) -> Manifest:
-    """The manifest of an object that goes when the Job of that uid goes."""
+    """Return the manifest of an object that is deleted together with the Job of that uid."""
     made = copy.deepcopy(manifest)
     job = made["metadata"]["annotations"][names.JOB]
     made["metadata"]["ownerReferences"] = [
@@ -98,19 +98,19 @@ def owned(manifest: Manifest, uid: str) -> Manifest:
 
 
 def suspended(manifest: Manifest) -> Manifest:
-    """The Job, but that it starts no pod until it is resumed."""
+    """Return the manifest of the Job such that it starts no pod until it is resumed."""
     return template.merge(manifest, {"spec": {"suspend": True}})
 
 
 RESUME: Manifest = {"spec": {"suspend": False}}
-"""The change that starts a suspended Job."""
+"""The patch that resumes a suspended Job."""
 
 
 def master_rules(job: str, *, adopts: bool = False) -> list[Manifest]:
-    """What a master must be allowed to do in its namespace.
+    """Return the RBAC rules that a master needs in its namespace.
 
     Args:
-        adopts: it becomes the owner of objects that a user has applied.
+        adopts: True if the master becomes the owner of objects that a user applied.
     """
 
     def patched(kind: str, name: str) -> Manifest:
@@ -176,7 +176,7 @@ def _files(config: JobConfig, code: Mapping[str, bytes]) -> Manifest:
     for place, content in enumerate(code.values()):
         try:
             data[names.code_key(place)] = content.decode()
-        except UnicodeDecodeError:  # a source may declare another encoding
+        except UnicodeDecodeError:  # a source file may declare another encoding
             binary[names.code_key(place)] = base64.b64encode(content).decode()
     return {
         "apiVersion": "v1",
@@ -195,7 +195,7 @@ def _service(job: str) -> Manifest:
         "spec": {
             "clusterIP": "None",
             "selector": _selected(job, "master"),
-            # A master that does not answer is found, too: its processes wait for it.
+            # The address of a master that is not ready is published too: its processes wait for it.
             "publishNotReadyAddresses": True,
             "ports": [{"name": "grpc", "port": names.MASTER_PORT, "protocol": "TCP"}],
         },
@@ -259,10 +259,10 @@ def _job(config: JobConfig) -> Manifest:
 
 
 def _replacement(config: JobConfig) -> str:
-    """When the next master's pod may be there: the pod of a node that does not answer never ends.
+    """Return the podReplacementPolicy, which decides when the next master's pod may start.
 
-    A state that masters share has a lock, so the last master may still run. Without one, nothing
-    else would keep two masters apart.
+    A pod on a node that does not answer never ends. If masters share the state, its lock keeps them
+    apart, and the old pod may still run. Otherwise nothing else prevents two masters.
     """
     shared = config.kubernetes.state_claim or config.durability.shares_state
     return "TerminatingOrFailed" if shared else "Failed"

@@ -1,9 +1,10 @@
 """The processes of a job as pods: :class:`torch_edl.processes.launcher.Launcher` on a cluster.
 
-A process is one pod, whose name is a function of the job, the role, the id and the incarnation of
-the job's state: a create that is repeated, after a crash of the master too, finds the pod there.
-Threads make the calls (:mod:`torch_edl.kubernetes.requests`), and one follows the pods
-(:mod:`torch_edl.kubernetes.watch`); they only fill a queue, which ``poll`` empties.
+A process is one pod. The name of a pod is a function of the job, the role, the id and the
+incarnation of the job's state, so a create that is repeated, even after a crash of the master,
+finds the existing pod. Threads make the calls (:mod:`torch_edl.kubernetes.requests`), and one
+thread follows the pods (:mod:`torch_edl.kubernetes.watch`). These threads only fill a queue, which
+``poll`` empties.
 """
 
 from __future__ import annotations
@@ -46,16 +47,17 @@ log = logging.getLogger(__name__)
 Manifest = dict[str, Any]
 _Patience = Callable[[ClusterError], float]
 
-# A node that is lost does not say that a pod has ended: then the pod is forgotten.
+# Seconds after the grace period until a pod is deleted without its node: a lost node does not
+# confirm that a pod has ended.
 _OVERDUE_S = 15.0
-# Pods that have ended stay for their logs, the newest ones.
+# Number of newest ended pods that are kept for their logs.
 _ENDED_KEPT = 50
 _STOP_ALL_POLL_S = 0.05
 _STOP_ALL_S = 60.0
 
 
 class PodApi(PodSource, Protocol):
-    """What of :class:`torch_edl.kubernetes.api.Api` a launcher needs."""
+    """The part of :class:`torch_edl.kubernetes.api.Api` that the launcher needs."""
 
     def create(self, manifest: Manifest) -> Manifest: ...
 
@@ -65,43 +67,43 @@ class PodApi(PodSource, Protocol):
 @dataclass
 class _Pod:
     role: str
-    """Of the process today."""
+    """The current role of the process."""
     id: int
     name: str
     made_for: str
-    """The role of the process for which the pod is made."""
+    """The role of the process for which the pod was created."""
     created_at: float | None = None
-    """When the server has said that the pod is there; None: it has not yet."""
+    """Time at which the server confirmed that the pod exists; None before."""
     asked: bool = False
-    """The pod is to be deleted."""
+    """True if the job requested the deletion of the pod."""
     grace_s: float = 0.0
     forget_at: float | None = None
-    """When it is deleted without waiting for its node."""
+    """Time at which the pod is deleted without waiting for its node; None: never."""
     told: ProcessEvent | None = None
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """What came of a call; without an error, it was done."""
+    """The outcome of a call; without an error, the call succeeded."""
 
     name: str
     error: ClusterError | None
     call: str
-    """``create``, ``delete``, or ``forget``: delete without waiting for the node."""
+    """``create``, ``delete``, or ``forget``, which deletes without waiting for the node."""
     again: bool = False
-    """The call will be made again."""
+    """True if the call will be repeated."""
 
 
 class KubernetesLauncher:
-    """Makes a pod for each process.
+    """Creates a pod for each process.
 
     Args:
         job: name of the job.
-        incarnation: of the job's state: pods of another one are strangers, and are deleted.
-        manifest: makes the manifest of a process.
-        clock: monotonic.
-        forbidden_s: seconds for which a call is repeated that this process may not make, and has
-            never made. A call that it has made before is repeated without end.
+        incarnation: incarnation of the job's state; pods of other incarnations are deleted.
+        manifest: returns the manifest of the pod of a process.
+        clock: monotonic clock.
+        forbidden_s: seconds for which a rejected call is repeated if no call of the kind ever
+            succeeded. A call that succeeded before is repeated without end.
     """
 
     def __init__(
@@ -123,15 +125,15 @@ class KubernetesLauncher:
         self._pods: dict[str, _Pod] = {}
         self._names: dict[tuple[str, int], str] = {}  # also of processes that have ended
         self._ended: deque[str] = deque()
-        self._deleted: set[str] = set()  # strangers
+        self._deleted: set[str] = set()  # pods of other incarnations
         self._forbidden_s = forbidden_s
-        self._made: set[str] = set()  # roles of which the server has made pods
+        self._made: set[str] = set()  # roles whose pods the server has created
         self._news: queue.SimpleQueue[Change | _Answer | ForbiddenError] = queue.SimpleQueue()
         self._requests = Requests()
         self._follower: Follower | None = None
 
     def start(self, spec: ProcessSpec) -> int:
-        """Asks for a pod; returns 0, since its process has no pid here."""
+        """Request a pod, and return 0 in place of a pid."""
         name = names.pod(self._job, spec.role, spec.id, self._incarnation)
         assert name not in self._pods, f"{spec.name} was started before"
         self._take(_Pod(spec.role, spec.id, name, spec.role))
@@ -143,7 +145,7 @@ class KubernetesLauncher:
         return 0
 
     def adopt(self, known: Sequence[Known]) -> dict[tuple[str, int], Known | None]:
-        """Takes over the pods that are there of these processes.
+        """Take over the existing pods of these processes.
 
         Raises:
             ClusterError: the cluster does not answer for a minute.
@@ -159,14 +161,14 @@ class KubernetesLauncher:
             name = names.pod(self._job, role, int(id), self._incarnation)
             taken[each.role, each.id] = each if name in there or each.ran else None
             if name in there or each.ran:
-                # One that is not there is found missing by the first list of the watch.
+                # The first list of the watch reports the pods that do not exist.
                 self._take(_Pod(each.role, each.id, name, role, created_at=self._clock()))
                 self._made.add(role)
         self._follow()
         return taken
 
     def poll(self) -> list[ProcessEvent]:
-        """What has happened since the last call."""
+        """Return the events since the last call."""
         events: list[ProcessEvent] = []
         with contextlib.suppress(queue.Empty):
             while True:
@@ -190,8 +192,10 @@ class KubernetesLauncher:
         return events
 
     def stop(self, role: str, id: int, *, grace_s: float) -> None:
-        """Deletes a pod: its node sends SIGTERM, and SIGKILL ``grace_s`` later. 0: the pod is
-        forgotten, whether its node can be reached or not."""
+        """Delete a pod: its node sends SIGTERM, and SIGKILL ``grace_s`` seconds later.
+
+        With 0, the pod is deleted at once, even if its node is unreachable.
+        """
         pod = self._pods.get(self._names.get((role, id), ""))
         if pod is None or (pod.asked and grace_s >= pod.grace_s):
             return
@@ -200,19 +204,21 @@ class KubernetesLauncher:
             pod.forget_at = self._clock() + grace_s + _OVERDUE_S
         if pod.created_at is not None:
             self._delete(pod.name, grace_s)
-        else:  # it is known soon whether there is a pod
+        else:  # the answer to the create is pending and decides
             self._requests.hurry(pod.name)
 
     def rename(self, role: str, id: int, to_role: str, to_id: int) -> None:
-        """A process has another role from now on, in the same pod."""
+        """Assign another role and id to a process, which stays in the same pod."""
         name = self._names.get((role, id), "")
         self._names[to_role, to_id] = name
         if (pod := self._pods.get(name)) is not None:
             pod.role, pod.id, pod.told = to_role, to_id, None
 
     def stop_all(self, *, grace_s: float) -> None:
-        """Deletes all pods, and waits a minute at most until they are gone: what is left then goes
-        with the Job of the master."""
+        """Delete all pods, and wait until they are gone, for a minute beyond ``grace_s``.
+
+        Pods that remain are deleted together with the master's Job.
+        """
         for pod in list(self._pods.values()):
             self.stop(pod.role, pod.id, grace_s=grace_s)
         deadline = time.monotonic() + _STOP_ALL_S + grace_s
@@ -221,24 +227,24 @@ class KubernetesLauncher:
             time.sleep(_STOP_ALL_POLL_S)
 
     def close(self) -> None:
-        """Leaves the pods as they are, to the next master or to the deletion of the Job."""
+        """Stop the threads. The pods stay for the next master, or until the Job is deleted."""
         self._requests.close()
         if self._follower is not None:
             self._follower.close()
 
     def log_path(self, role: str, id: int) -> str:
-        """``pod/NAME``, as ``kubectl logs`` takes it; empty: not a process of this launcher."""
+        """Return ``pod/NAME``, as ``kubectl logs`` takes it; empty for an unknown process."""
         name = self._names.get((role, id))
         return f"pod/{name}" if name else ""
 
-    # ---- what is asked of the API ----
+    # ---- calls to the API ----
 
     def _take(self, pod: _Pod) -> None:
         self._pods[pod.name] = pod
         self._names[pod.role, pod.id] = pod.name
 
     def _follow(self) -> None:
-        """Begins to follow the pods, when it is known which are ours."""
+        """Start to follow the pods, once the first pod of this job is known."""
         if self._follower is None:
             self._follower = Follower(
                 self._api, self._selector, news=self._news.put, forbidden_s=self._forbidden_s
@@ -259,8 +265,10 @@ class KubernetesLauncher:
         )
 
     def _patience_s(self, role: str, error: ClusterError) -> float:
-        """How long the creation of a pod is repeated that the server rejects. What was possible
-        before may be possible again: the rest of the job goes on meanwhile."""
+        """Return the seconds for which a rejected create is repeated.
+
+        A call that succeeded before may succeed again; the rest of the job continues meanwhile.
+        """
         if isinstance(error, ForbiddenError):
             return math.inf if self._made else self._forbidden_s
         return math.inf if role in self._made else 0.0
@@ -268,8 +276,9 @@ class KubernetesLauncher:
     def _create(self, name: str, manifest: Manifest) -> None:
         pod = self._pods.get(name)
         if pod is not None and pod.asked:
-            return  # one that was made in vain, and was not heard of, is deleted
-        with contextlib.suppress(ExistsError):  # by a call before, whose answer was lost
+            return  # a pod whose create succeeded without an answer is deleted by _delete
+        # an earlier create succeeded, and its answer was lost
+        with contextlib.suppress(ExistsError):
             self._api.create(manifest)
 
     def _delete(self, name: str, grace_s: float) -> None:
@@ -277,13 +286,13 @@ class KubernetesLauncher:
         call = "delete" if grace_s > 0 else "forget"
         self._submit(name, call, delete, lambda error: self._forbidden_s)
 
-    # ---- what it means ----
+    # ---- what the answers mean ----
 
     def _answered(self, answer: _Answer) -> list[ProcessEvent]:
         pod, error = self._pods.get(answer.name), answer.error
         if answer.call != "create":
             if isinstance(error, MissingError):
-                # It never was there, or its end was not heard of yet.
+                # The pod never existed, or its end was not received yet.
                 return [] if pod is None else [self._gone(pod)]
             if error is None:
                 return [self._gone(pod)] if pod is not None and answer.call == "forget" else []
@@ -307,7 +316,7 @@ class KubernetesLauncher:
         )
 
     def _refused(self, pod: _Pod, error: ClusterError) -> list[ProcessEvent]:
-        """The server will not make a pod."""
+        """Return the events for a pod that the server refuses to create."""
         if pod.asked:
             return [self._gone(pod)]
         self._forget(pod)
@@ -317,7 +326,7 @@ class KubernetesLauncher:
         ]
 
     def _blind(self, error: ForbiddenError) -> list[ProcessEvent]:
-        """This process may not follow the pods."""
+        """Return the event for a cluster that does not allow this process to follow the pods."""
         first = next((pod for pod in self._pods.values() if not pod.asked), None)
         return [ProcessRefused(role=first.role, id=first.id, why=str(error))] if first else []
 
@@ -336,7 +345,7 @@ class KubernetesLauncher:
         return [exit]
 
     def _listed(self, listed: PodsListed) -> list[ProcessEvent]:
-        """Finds pods that came and went while nobody looked."""
+        """Return the exits of pods that were deleted while no watch was running."""
         lost = [
             pod
             for pod in self._pods.values()
@@ -347,15 +356,15 @@ class KubernetesLauncher:
         return [self._gone(pod) for pod in lost]
 
     def _gone(self, pod: _Pod) -> ProcessExit:
-        """A pod is not there, and nobody knows how it ended."""
+        """Return the exit of a pod that is gone without a known cause."""
         self._forget(pod)
         if pod.asked:
             return ProcessExit(role=pod.role, id=pod.id, code=128 + signal.SIGTERM)
         return ProcessExit(role=pod.role, id=pod.id, why="its pod was deleted", own_fault=False)
 
     def _stranger(self, state: PodState, *, gone: bool) -> None:
-        """A pod of no process: of an earlier incarnation of the job's state, or one that has
-        ended."""
+        """Delete a running pod that belongs to no process, such as one of an earlier
+        incarnation."""
         if gone:
             self._deleted.discard(state.name)
         elif not state.ended and state.name not in self._deleted:

@@ -1,7 +1,7 @@
-"""The manifest of a pod: what all pods of a job have in common, and those of its processes. Pure.
+"""Makes the manifests of pods: the common ``spec``, and the pods of workers and servers. Pure.
 
-A container runs as a user without privileges, on a root that it cannot write to; what it may write
-is ``/tmp``, the shared memory and the volumes of the job.
+A container runs as an unprivileged user with a read-only root. It may write to ``/tmp``, the shared
+memory and the volumes of the job.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from torch_edl.kubernetes import names, template
 Manifest = dict[str, Any]
 
 USER = 1000
-"""The user and the group of all containers, and the group of their volumes."""
+"""User id and group id of all containers, and the group of their volumes."""
 
-# What a process needs to end after its own grace period is over.
+# Seconds that a process needs to exit after its own grace period.
 _AFTER_GRACE_S = 5
-# The next pod of a master may wait for a node and pull its image.
+# Seconds without a master after which a process exits: the next master's pod may have to wait for a
+# node and pull its image.
 _MASTER_AWAY_S = 900
-# Most of the nodes that a pod avoids: a node is named in the pod, which has a size.
+# Maximum number of nodes that a pod avoids: the nodes are listed in the pod, whose size is limited.
 _MOST_AVOIDED = 20
-# Taints of a node whose kubelet is silent, and for how long a pod stays on such a node.
+# Taints of a node whose kubelet is silent, and the seconds that a pod stays on such a node.
 _LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _NODE_AWAY_S = 30
 _HOSTNAME = "kubernetes.io/hostname"
@@ -40,7 +41,7 @@ _HOSTNAME = "kubernetes.io/hostname"
 
 @dataclass(frozen=True, kw_only=True)
 class Owner:
-    """The Job of the master: the pods of a job go with it."""
+    """The Job of the master; the pods of a job are deleted with it."""
 
     name: str
     uid: str
@@ -60,16 +61,17 @@ def process_pod(
     priority_class: str = "",
     avoid: Sequence[str] = (),
 ) -> Manifest:
-    """The pod of a worker, a spare or a server.
+    """Return the pod of a worker, a spare, a server or an agent.
 
     Args:
         role: ``worker``, ``ps`` or ``agent``.
-        incarnation: of the job's state, see :data:`torch_edl.kubernetes.names.INCARNATION`.
-        command: the words that start the process.
-        env: added to the environment; nothing secret.
-        grace_s: how long the process has to leave when it is asked to.
-        priority_class: empty: the default of the cluster.
-        avoid: nodes on which the pod runs only if no other one has room.
+        incarnation: incarnation of the job's state, see
+            :data:`torch_edl.kubernetes.names.INCARNATION`.
+        command: command line of the process.
+        env: additional environment variables; no secrets.
+        grace_s: seconds that the process has to exit after SIGTERM.
+        priority_class: name of a PriorityClass; empty: the default of the cluster.
+        avoid: nodes on which the pod runs only if no other node has room.
     """
     metadata: Manifest = {
         "name": names.pod(job, role, id, incarnation),
@@ -122,12 +124,12 @@ def pod_spec(
     volumes: Sequence[Manifest] = (),
     mounts: Sequence[Manifest] = (),
 ) -> Manifest:
-    """The ``spec`` of a pod of a job, the master's too.
+    """Return the ``spec`` of a pod of a job, including the master's.
 
     Args:
-        service_account: whose token the process gets; empty: it gets none.
-        volumes: besides those of the options.
-        mounts: of these volumes.
+        service_account: account whose token the process receives; empty: no token.
+        volumes: volumes in addition to those of the options.
+        mounts: mounts of these additional volumes.
     """
     named, mounted = config.volumes
     spec: Manifest = {
@@ -150,7 +152,7 @@ def pod_spec(
                 "command": list(command),
                 "env": _variables(job, env, config.variables),
                 "resources": _resources(config.resources(role)),
-                # The last lines of a process that failed are in the status of its pod.
+                # Puts the last lines of a failed process into the status of its pod.
                 "terminationMessagePolicy": "FallbackToLogsOnError",
                 "securityContext": {
                     "allowPrivilegeEscalation": False,
@@ -168,7 +170,7 @@ def pod_spec(
         ],
         "volumes": [
             {"name": "tmp", "emptyDir": {}},
-            # Readers of a DataLoader send their batches through it; 64 MB are the default.
+            # Workers of a DataLoader send their batches through it; the default is 64 MB.
             {"name": "shm", "emptyDir": {"medium": "Memory"}},
             {"name": "files", "configMap": _files(job, config.code)},
             *volumes,
@@ -197,9 +199,9 @@ def _variables(job: str, env: Mapping[str, str], of_user: Sequence[Manifest]) ->
         {"name": ENV_HOST, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": ENV_TOKEN, "valueFrom": {"secretKeyRef": secret}},
         {"name": "PYTHONUNBUFFERED", "value": "1"},
-        # gRPC writes a line for each handshake that fails, which anybody in the cluster can begin.
+        # gRPC logs each failed handshake, which any client in the cluster can cause.
         {"name": "GRPC_VERBOSITY", "value": "ERROR"},
-        # The root cannot be written to: libraries put their caches there.
+        # Libraries put their caches below HOME, and the root is read-only.
         {"name": "HOME", "value": names.TMP},
         *({"name": name, "value": value} for name, value in env.items()),
         *of_user,
@@ -207,7 +209,7 @@ def _variables(job: str, env: Mapping[str, str], of_user: Sequence[Manifest]) ->
 
 
 def _files(job: str, code: Sequence[str]) -> Manifest:
-    """The ConfigMap as files: a key is no path."""
+    """Return the ConfigMap as a volume with file paths, since keys cannot contain paths."""
     paths = [(names.code_key(place), f"{names.CODE}/{path}") for place, path in enumerate(code)]
     paths = [(names.CONFIG_KEY, f"{names.FILES}/{names.CONFIG_KEY}"), *paths]
     items = [{"key": key, "path": path.removeprefix(f"{names.FILES}/")} for key, path in paths]
@@ -215,8 +217,11 @@ def _files(job: str, code: Sequence[str]) -> Manifest:
 
 
 def _resources(wanted: Mapping[str, str]) -> Manifest:
-    """What is asked for is also the limit, but of processor time: what others do not use is free,
-    and a limit would throttle a process that computes in bursts."""
+    """Return requests, and equal limits except for the CPU.
+
+    Unused processor time is free to use, and a limit would throttle a process that computes in
+    bursts.
+    """
     if not wanted:
         return {}
     limits = {name: quantity for name, quantity in wanted.items() if name != "cpu"}
@@ -224,7 +229,7 @@ def _resources(wanted: Mapping[str, str]) -> Manifest:
 
 
 def _of_lost_nodes(own: Sequence[Manifest]) -> list[Manifest]:
-    """How long a pod stays on a node that does not answer: 5 minutes, if nothing is said."""
+    """Return tolerations of 30 s for nodes that do not answer; the default is 5 minutes."""
     keys = {each["key"] for each in own}
     return [
         {

@@ -1,7 +1,8 @@
-"""What the state of a pod says: why it does not run yet, and how its process ended. Pure.
+"""Interprets the state of a pod: why it does not run yet, and how its process ended. Pure.
 
-A pod that the cluster took away (preempted, evicted, its node lost) says so in a condition or in
-its reason; such an end is no failure of the job. What is left is the exit code of the process.
+A pod that the cluster took away (preempted, evicted, its node lost) has a condition or a reason
+that tells so; such an end does not count as a failure of the job. For other pods, the exit code of
+the process decides.
 https://kubernetes.io/docs/concepts/workloads/pods/disruptions/#pod-disruption-conditions
 """
 
@@ -19,8 +20,8 @@ from torch_edl.processes.spec import ProcessExit, ProcessRefused, ProcessRuns, P
 _TEXT_CHARS = 300
 
 TAINTED = "DeletionByTaintManager"
-"""Reason of the condition DisruptionTarget of a pod whose node does not answer, or was tainted."""
-# Reasons of the condition DisruptionTarget, and whether they speak against the node.
+"""Reason of the condition DisruptionTarget of a pod whose node does not answer or was tainted."""
+# Texts for reasons of the condition DisruptionTarget, and whether the node is at fault.
 _DISRUPTIONS = {
     "PreemptionByScheduler": ("preempted by a pod of higher priority", False),
     TAINTED: ("its node is not ready or was tainted", True),
@@ -28,7 +29,7 @@ _DISRUPTIONS = {
     "DeletionByPodGC": ("its node is gone", True),
     "TerminationByKubelet": ("ended by its node, which is short of resources or shuts down", True),
 }
-# Reasons of a pod that the kubelet ended or refused, likewise.
+# Texts for reasons of a pod that the kubelet ended or rejected, and whether the node is at fault.
 _REASONS = {
     "Evicted": ("evicted by its node", True),
     "Preempting": ("preempted for a critical pod", False),
@@ -43,7 +44,7 @@ _REASONS = {
 _IMAGE = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "ImageInspectError")
 _NEVER = ("InvalidImageName", "ErrImageNeverPull")
 _CANNOT_START = ("StartError", "ContainerCannotRun", "RunContainerError")
-# A container of which the kubelet has lost sight, as a rule since its node was restarted.
+# A container that the kubelet lost track of, usually because its node was restarted.
 _UNKNOWN = "ContainerStatusUnknown"
 _OUT_OF_MEMORY = "OOMKilled"
 _ENDED_BY_DELETION = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
@@ -52,14 +53,14 @@ _NO_FAULT = (0, 128 + signal.SIGTERM)
 
 @dataclass(frozen=True, kw_only=True)
 class PodState:
-    """What of a pod matters here: a job may have thousands."""
+    """The state of a pod; only the parts in use, since a job may have thousands of pods."""
 
     name: str
     uid: str
     role: str = ""
     id: int = -1
     shared: bool = False
-    """It has several workers, see :data:`torch_edl.kubernetes.names.SHARED`."""
+    """True for a pod of several workers, see :data:`torch_edl.kubernetes.names.SHARED`."""
     incarnation: str = ""
     phase: str = "Pending"
     node: str = ""
@@ -67,13 +68,13 @@ class PodState:
     reason: str = ""
     message: str = ""
     disruption: str = ""
-    """Reason of the condition DisruptionTarget."""
+    """Reason of the condition DisruptionTarget; empty if the condition does not hold."""
     disruption_message: str = ""
     unschedulable: str = ""
-    """Why no node has room; empty: a node has it, or it was not tried yet."""
+    """Reason why no node can run the pod; empty if a node was found or none was tried yet."""
     deleting: bool = False
     waiting: str = ""
-    """Reason why its container does not run yet."""
+    """Reason why the container does not run yet; empty if it is not waiting."""
     waiting_message: str = ""
     running: bool = False
     exit_code: int | None = None
@@ -82,18 +83,21 @@ class PodState:
 
     @property
     def standing(self) -> tuple[bool, bool]:
-        """Of several pods of one process, the one with the highest value counts. A pod of a node
-        that does not answer runs and is deleted, until the node returns."""
+        """Rank of the pod among several pods of one process; the highest one is current.
+
+        A pod of a node that does not answer is both running and deleted until the node returns.
+        """
         return self.running, not self.deleting
 
     @property
     def ended(self) -> bool:
-        """Its process has ended, or will never run."""
+        """True if the process of the pod has ended or will never run."""
         return self.phase in ("Succeeded", "Failed") or self.exit_code is not None
 
 
 def read_pod(manifest: Mapping[str, Any]) -> PodState:
-    """The state of a pod from its manifest; what is missing or of another form is left out."""
+    """Return the state of a pod from its manifest; missing or malformed fields have their
+    defaults."""
     metadata, spec, status = (_part(manifest, key) for key in ("metadata", "spec", "status"))
     labels = _part(metadata, "labels")
     conditions = {
@@ -135,11 +139,11 @@ def read_pod(manifest: Mapping[str, Any]) -> PodState:
 
 
 def progress(pod: PodState, role: str, id: int) -> ProcessWaits | ProcessRuns | ProcessRefused:
-    """How far a pod has come whose process has not ended.
+    """Return how far a pod has come whose process has not ended.
 
     Args:
-        role: of the process today, which may be another one than when the pod was made.
-        id: of the process.
+        role: current role of the process, which may differ from the role at the pod's creation.
+        id: current id of the process.
     """
     if pod.running:
         return ProcessRuns(role=role, id=id, node=pod.node)
@@ -166,18 +170,19 @@ def progress(pod: PodState, role: str, id: int) -> ProcessWaits | ProcessRuns | 
 def end(
     pod: PodState, role: str, id: int, *, gone: bool, asked: bool = False
 ) -> ProcessExit | None:
-    """How the process of a pod ended; None: it has not.
+    """Return how the process of a pod ended; None if it has not ended.
 
     Args:
-        role: of the process today.
-        id: of the process.
-        gone: the pod is not there any more, and this is its last state.
-        asked: the job itself had the pod deleted.
+        role: current role of the process.
+        id: current id of the process.
+        gone: True if the pod was deleted and ``pod`` is its last state.
+        asked: True if the job itself requested the deletion of the pod.
     """
     if not (pod.ended or gone):
         return None
     code, why, taken, blames = pod.exit_code, "", False, False
-    out_of = pod.reason.startswith("OutOf")  # OutOfcpu: another pod was faster on that node
+    # OutOfcpu: another pod took the room on that node first
+    out_of = pod.reason.startswith("OutOf")
     if pod.disruption:
         text, blames = _DISRUPTIONS.get(pod.disruption, (f"taken away ({pod.disruption})", False))
         why, taken = _because(text, pod.disruption_message), True
@@ -215,7 +220,7 @@ def end(
             node=pod.node,
             blames_node=True,
         )
-    # The user's code ended it, or somebody who left no trace.
+    # The user's code ended the process, or another cause without a trace.
     failed = code not in _NO_FAULT
     said = _last_line(pod.exit_message) if failed else ""
     return ProcessExit(role=role, id=id, code=code, why=said, node=pod.node, blames_node=failed)
@@ -230,7 +235,7 @@ def _because(text: str, message: str) -> str:
 
 
 def _last_line(text: str) -> str:
-    """The last line that says something: that of a traceback names the error."""
+    """Return the last non-empty line, which names the error of a traceback."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return _cut(lines[-1]) if lines else ""
 

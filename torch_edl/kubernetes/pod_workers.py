@@ -1,7 +1,8 @@
-"""The process of a pod that several workers share: ``python -m torch_edl.kubernetes.pod_workers``.
+"""The main process of a pod that several workers share.
 
-It starts and ends the workers that the master names, hands SIGTERM on to all of them, and reports
-their ends. No torch, and no decision: a pod whose workers have all ended waits to be deleted.
+``python -m torch_edl.kubernetes.pod_workers`` starts and stops the workers that the master names,
+forwards SIGTERM to all of them, and reports their exits. It does not import torch and makes no
+decisions: a pod whose workers have all ended waits until the master deletes it.
 """
 
 from __future__ import annotations
@@ -35,45 +36,48 @@ _WORKER = "worker"
 _REPORT_S = 2.0
 _AGAIN_S = 0.5
 _CALL_S = 5.0
-# How soon the end of a worker is seen, if its signal is missed.
+# Seconds after which the exit of a worker is noticed if SIGCHLD is missed.
 _POLL_S = 0.5
 _MOST_CHARS = 300
-# A worker ends by itself when its grace is over, and the node ends the pod.
+# No limit in practice: a worker exits when its own grace period is over, and the kubelet ends the
+# pod.
 _GRACE_S = 3600.0
 
 
 class PodWorkers:
-    """The workers of one pod. Use it from the main thread.
+    """The workers of one pod. Must be used from the main thread.
 
     Args:
-        pod: the number of the pod.
-        module: of a worker.
-        stub: of the master.
-        away_s: this process ends when no master has answered for so many seconds.
+        pod: number of the pod.
+        module: module that a worker runs.
+        stub: client of the master.
+        away_s: seconds without an answer of a master after which this process exits.
     """
 
     def __init__(self, pod: int, module: str, stub: Stub, *, away_s: float) -> None:
         self._pod, self._module, self._stub, self._away_s = pod, module, stub, away_s
-        self._lock = threading.Lock()  # of what a worker has written, in its own thread
+        # guards the last lines, which the threads of the workers write
+        self._lock = threading.Lock()
         self._last_lines: dict[int, bytes] = {}
         self._workers = LocalLauncher(lines=self._line)
         self._running: set[int] = set()
         self._codes: dict[int, int] = {}
-        """Of those that have ended, which are not started again."""
+        """Exit codes of workers that have ended, negative for signals; such workers are not started
+        again."""
         self._untold: set[int] = set()
         self._call: Future[Any] | None = None
         self._due_at = 0.0
         self._heard_at = time.monotonic()
-        # Unlike an event, it may be written to by the handler of a signal.
+        # A queue and not an event, since a signal handler may write to it.
         self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._leaves = False
         self._signals = StopSignals((signal.SIGTERM,), wake=self._wake)
 
     def run(self) -> int:
-        """Runs workers until the pod is to end.
+        """Run workers until the master or SIGTERM ends the pod.
 
         Returns:
-            The exit code: 0, 143 after SIGTERM, 1 if no master has answered for too long.
+            The exit code: 0, 143 after SIGTERM, 1 if no master answered for ``away_s`` seconds.
         """
         self._signals.install()
         before = signal.signal(signal.SIGCHLD, lambda *_: self._wake())
@@ -128,7 +132,7 @@ class PodWorkers:
             if each.id in self._running:
                 self._workers.stop(_WORKER, each.id, grace_s=each.grace_s)
         wanted = {*answer.run, *(each.id for each in answer.stop)}
-        # Of the others the master has heard; and another one may ask for them once more.
+        # The master has received the exits of the others; a new master may ask for the rest again.
         self._untold = wanted & self._codes.keys()
         if self._untold:
             self._due_at = 0.0
@@ -148,7 +152,7 @@ class PodWorkers:
             self._untold.add(id)
 
     def _line(self, name: str, line: bytes) -> None:
-        """A worker has written a line: the log of the pod has those of all."""
+        """Write a line of a worker to the log of the pod, after the name of the worker."""
         with self._lock:
             self._last_lines[int(name.rpartition("-")[2])] = line
             sys.stdout.buffer.write(name.encode() + b": " + line.rstrip(b"\n") + b"\n")
@@ -165,7 +169,7 @@ class PodWorkers:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the workers of a pod; see :meth:`PodWorkers.run` for the exit code."""
+    """Run the workers of a pod; see :meth:`PodWorkers.run` for the exit code."""
     parser = argparse.ArgumentParser(prog="torch_edl.kubernetes.pod_workers")
     parser.add_argument("--pod", type=int, required=True)
     parser.add_argument("--module", required=True)

@@ -1,8 +1,8 @@
-"""Calls to the API server in parallel, as fast as the server takes them.
+"""Parallel calls to the API server, paced by the answers of the server.
 
-A call that the server has no time for (429, 5xx, no answer) is made again, after the time that the
-server names or one that doubles; while the server asks to be left alone, no call is begun at all.
-A call that the server rejects is repeated for as long as its owner has patience.
+A call that the server could not handle (429, 5xx, no answer) is repeated after the delay that the
+server names, or after a delay that doubles. While the server asks for a pause (429), no call is
+started. A call that the server rejects is repeated for as long as its submitter allows.
 """
 
 from __future__ import annotations
@@ -30,22 +30,24 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Of one master: an API server has a hundred or so calls in flight from all its clients.
+# Parallel calls of one master: an API server handles about a hundred calls of all clients at once.
 _PARALLEL = 16
 _FIRST_BACKOFF_S = 0.5
 _LONGEST_BACKOFF_S = 30.0
 _CLOSE_S = 5.0
-# Somebody has to end before there is room.
+# Other pods must end before the quota has room.
 _QUOTA_BACKOFF_S = 5.0
-# Errors that pass without anybody's doing.
+# Errors that pass without a change by the user; such calls are repeated without end.
 _WAITS = (QuotaError, NoAnswerError)
-# Of a caller that waits for the answer.
+# Seconds for which a blocking call is repeated, and the pause between two attempts.
 _PATIENCE_S, _PAUSE_S = 60.0, 1.0
 
 
 def settled(call: Callable[[], T], *, forbidden_s: float = SETTLING_S) -> T:
-    """Return the answer to a call, which is repeated while the server does not answer, for a minute
-    at most, or rejects the caller.
+    """Return the answer to a call, and repeat the call while the server does not answer or rejects
+    it.
+
+    Without an answer, the call is repeated for at most a minute.
 
     Args:
         forbidden_s: seconds for which the server may reject the caller.
@@ -81,10 +83,11 @@ class _Call:
     patience_s: Callable[[ClusterError], float]
     failures: int = 0
     rejected_at: float | None = None
-    """When the server first rejected the call, on the monotonic clock; None: it did not."""
+    """Monotonic time of the first rejection by the server; None if the last answer was no
+    rejection."""
 
     def give_up_at(self, error: ClusterError, now: float) -> float:
-        """When the call is not repeated any more that has failed with that error."""
+        """Return the monotonic time at which the call is no longer repeated after ``error``."""
         if isinstance(error, _WAITS):
             self.rejected_at = None
             return math.inf
@@ -93,24 +96,24 @@ class _Call:
 
 
 class Pacing:
-    """When a call that failed is made again, and when any call. Pure.
+    """Decides when a failed call is repeated, and when any call may be started. Pure.
 
     Args:
-        jitter: gives numbers from 0 to 1.
+        jitter: returns random numbers from 0 to 1.
     """
 
     def __init__(self, jitter: Callable[[], float] = random.random) -> None:
         self.rest_until = 0.0
-        """No call is begun before."""
+        """Monotonic time before which no call is started."""
         self._jitter = jitter
 
     def again_at(
         self, error: ClusterError, failures: int, now: float, *, give_up_at: float
     ) -> float | None:
-        """When a call is made again that has failed so often; None: never.
+        """Return the time at which a failed call is repeated; None: it is not repeated.
 
         Args:
-            give_up_at: when the call is not repeated any more.
+            give_up_at: time at which the call is no longer repeated.
         """
         if now >= give_up_at:
             return None
@@ -123,7 +126,7 @@ class Pacing:
 
 
 class Requests:
-    """Threads that make calls, which may be repeated: each has the same effect once and twice."""
+    """Threads that make and repeat calls. A call must have the same effect if it is made twice."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -143,16 +146,16 @@ class Requests:
         delayed: Callable[[ClusterError], None],
         patience_s: Callable[[ClusterError], float] = lambda error: 0.0,
     ) -> None:
-        """Has a call made soon.
+        """Queue a call.
 
         Args:
-            make: makes it.
-            about: what :meth:`hurry` names.
-            done: is called in another thread, once: with None, or why the call will not be made
-                again.
-            delayed: is called in another thread when the call has failed and will be made again.
-            patience_s: is called in another thread when the server has rejected the call; returns
-                the seconds for which a call with that error is repeated.
+            make: makes the call.
+            about: key for :meth:`hurry`.
+            done: called once in another thread, with None after success, or with the error if the
+                call is not repeated.
+            delayed: called in another thread when the call failed and will be repeated.
+            patience_s: called in another thread when the server rejected the call; returns the
+                seconds for which a call with that error is repeated.
         """
         with self._changed:
             self._push(0.0, _Call(about, make, done, delayed, patience_s))
@@ -162,7 +165,7 @@ class Requests:
                 thread.start()
 
     def hurry(self, about: str) -> None:
-        """Has the calls about something made soon that wait to be repeated."""
+        """Repeat the waiting calls with the key ``about`` now."""
         with self._changed:
             for place, (_, number, call) in enumerate(self._calls):
                 if call.about == about:
@@ -171,7 +174,8 @@ class Requests:
             self._changed.notify()
 
     def close(self) -> None:
-        """Drops the calls that were not begun, and waits a little for the others."""
+        """Drop the calls that were not started, and wait up to 5 seconds per thread for the
+        others."""
         with self._changed:
             self._closed = True
             self._calls.clear()
@@ -184,14 +188,14 @@ class Requests:
         self._changed.notify()
 
     def _next(self) -> _Call | None:
-        """The next call when its time has come; None: closed."""
+        """Wait until a call is due and return it; None after :meth:`close`."""
         with self._changed:
             while not self._closed:
                 now = time.monotonic()
                 due = max(self._calls[0][0], self._pacing.rest_until) if self._calls else None
                 if due is not None and due <= now:
                     call = heapq.heappop(self._calls)[2]
-                    # The thread that would have waited for the next call has this one now.
+                    # This thread makes the call, so another one must wait for the next call.
                     self._changed.notify()
                     return call
                 self._idle += 1

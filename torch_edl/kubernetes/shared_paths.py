@@ -1,7 +1,7 @@
-"""Paths that processes of several pods use: they must be on a volume that all pods have. Pure.
+"""Checks that paths used by several pods are on a volume that all pods share. Pure.
 
-On one machine a path means the same to all processes. A pod has a root of its own, so what one
-process writes there, such as its part of a checkpoint, no other one ever finds.
+On one machine a path means the same file to all processes. A pod has its own root, so a file
+written there, such as a part of a checkpoint, cannot be read by another pod.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from torch_edl.errors import UsageError
 from torch_edl.kubernetes import names
 
 _VOLUME = "add --volume claim=NAME,path={folder} (of a claim that many pods can write to)"
-# Sources of volumes that nobody can write to, and one that each pod has for itself.
+# Volumes that cannot be written to, and the one that each pod has for itself.
 _FIXED = ("configMap", "secret")
 _OWN = "emptyDir"
 
 
 def check(config: JobConfig) -> None:
-    """Refuses a job whose processes would look in vain for each other's files.
+    """Raise UsageError if processes of a job could not read each other's files.
 
     Raises:
-        UsageError: names the option, the path and the volume that is missing.
+        UsageError: a path is not on a shared volume; names the option, the path and the fix.
     """
     if config.durability.mode == "journal" and not config.durability.journal_dir:
         raise UsageError(
@@ -48,10 +48,11 @@ def check(config: JobConfig) -> None:
 
 
 def temporary(config: JobConfig, own: Path) -> Path:
-    """A folder for what the processes of a job hand to each other and nobody keeps.
+    """Return a folder for files that processes of a job exchange and that are deleted
+    afterwards.
 
     Args:
-        own: the folder of the job, which is the master's alone.
+        own: the folder of the job, which only the master can read.
     """
     checkpoint = config.checkpoint
     if checkpoint.dir or not checkpoint.output or not config.trains:
@@ -60,7 +61,7 @@ def temporary(config: JobConfig, own: Path) -> Path:
 
 
 def parts(config: JobConfig) -> str:
-    """The folder on the volume of the output for predictions before they are merged."""
+    """Return the folder of unmerged predictions, on the same volume as the output."""
     output = PurePosixPath(config.checkpoint.output)
     return str(output.parent / f".{names.of_job(config.name)}-parts")
 
@@ -72,8 +73,11 @@ def _written(config: JobConfig) -> Iterator[tuple[str, str]]:
 
 
 def _mounts(config: JobConfig) -> dict[str, str]:
-    """The folders of volumes, and why processes cannot share what they write there; empty: they
-    can."""
+    """Return the mount paths of all volumes, each with the reason why pods cannot share files
+    there.
+
+    The reason is empty if they can.
+    """
     volumes, mounts = config.kubernetes.volumes
     spec = _mapping(config.kubernetes.template, "spec")
     ours = [c for c in _list(spec, "containers") if c.get("name") == names.CONTAINER]

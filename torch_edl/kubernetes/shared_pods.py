@@ -1,9 +1,10 @@
-"""Workers that share pods: :class:`torch_edl.processes.launcher.Launcher` above that of pods.
+"""Workers that share pods: a :class:`torch_edl.processes.launcher.Launcher` above that of pods.
 
-A pod is made for its first worker, and has its number. What runs in it is told to the process of
-the pod (:mod:`torch_edl.kubernetes.pod_workers`) when that reports; a pod without workers is
-deleted. To those above, a worker looks like any other: it waits while its pod does, and the end of
-a pod is the end of its workers, of which the first one has the cause, so that a loss counts once.
+A pod is created for its first worker and has the number of that worker. The process of the pod
+(:mod:`torch_edl.kubernetes.pod_workers`) learns which workers to run from the answers to its
+reports; a pod without workers is deleted. To the master, a worker of a shared pod looks like any
+other: it waits while its pod waits, and the end of a pod is the end of its workers. Only the first
+of these exits has the cause, so that one loss counts once.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from torch_edl.wire import master_pb2 as pb
 
 MODULE = "torch_edl.kubernetes.pod_workers"
 _WORKER = "worker"
-# A worker that has not ended so long after it should have: its pod is forgotten.
+# Seconds after the end of its grace period for which a worker may still run before its pod is
+# deleted.
 _OVERDUE_S = 15.0
 _GONE = ProcessExit(role=_WORKER, id=-1, why="its pod has ended", own_fault=False)
 
@@ -35,12 +37,12 @@ _GONE = ProcessExit(role=_WORKER, id=-1, why="its pod has ended", own_fault=Fals
 @dataclass
 class _Member:
     role: str
-    """Of the process today, which may be a server."""
+    """The current role of the process; a worker may have become a server."""
     id: int
     told: bool = False
-    """The pod was told to run it."""
+    """True if the pod has received the order to run the worker."""
     grace_s: float | None = None
-    """It is to end; None: it is to run."""
+    """Grace period of a stopped worker, seconds; None: the worker is to run."""
     overdue_at: float = 0.0
 
 
@@ -48,23 +50,23 @@ class _Member:
 class _Pod:
     id: int
     members: dict[int, _Member] = field(default_factory=dict)
-    """By the number that each had as a worker."""
+    """The workers of the pod, by the number that each had as a worker."""
     node: str = ""
     runs: bool = False
     waits: ProcessWaits | None = None
     leaves: bool = False
-    """It was asked to end."""
+    """True if the deletion of the pod was requested."""
 
 
 class SharedPods:
-    """Starts workers in pods that they share, and everything else as ``pods`` does.
+    """Starts workers in shared pods, and all other processes with ``pods``.
 
-    One thread owns it, but for :meth:`report`.
+    All methods but :meth:`report` must be called by one thread.
 
     Args:
-        pods: makes a pod for each process.
-        per_pod: most workers of a pod.
-        clock: monotonic.
+        pods: launcher that creates a pod for each process.
+        per_pod: maximum number of workers of a pod.
+        clock: monotonic clock.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class SharedPods:
         self._clock = clock
         self._lock = threading.Lock()
         self._pods: dict[int, _Pod] = {}
-        self._where: dict[tuple[str, int], int] = {}  # the pod of each, also of those that ended
+        self._where: dict[tuple[str, int], int] = {}  # also of processes that have ended
         self._events: list[ProcessEvent] = []
 
     def start(self, spec: ProcessSpec) -> int:
@@ -115,7 +117,7 @@ class SharedPods:
                 if there:
                     worker = int(each.started_as.rpartition("-")[2] or each.id)
                     pod = self._pods.setdefault(each.pod, _Pod(each.pod))
-                    # The pod itself says what of it runs, and what has ended.
+                    # The pod reports which of its workers run and which have ended.
                     pod.members[worker] = _Member(each.role, each.id, told=True)
                     self._where[each.role, each.id] = each.pod
         return found
@@ -173,7 +175,7 @@ class SharedPods:
         self._launcher.close()
 
     def report(self, request: pb.PodReportRequest) -> pb.PodReportResponse:
-        """A pod says what of it runs and has ended, and is told what is to. Any thread."""
+        """Process the report of a pod, and return which workers to run and to stop. Thread-safe."""
         with self._lock:
             pod = self._pods.get(request.pod)
             if pod is None:
@@ -183,7 +185,7 @@ class SharedPods:
                 if member is not None:
                     self._events.append(_exit(member, ended, pod.node))
             if pod.leaves:
-                return pb.PodReportResponse()  # it gets SIGTERM
+                return pb.PodReportResponse()  # the pod is about to receive SIGTERM
             answer = pb.PodReportResponse()
             for worker, member in pod.members.items():
                 member.told = True
@@ -196,7 +198,7 @@ class SharedPods:
             return answer
 
     def _of_pod(self, pod: _Pod, event: ProcessEvent) -> list[ProcessEvent]:
-        """What an event of a pod means for its workers."""
+        """Return the events of the workers that follow from an event of their pod."""
         members = list(pod.members.values())
         match event:
             case ProcessWaits():
@@ -204,7 +206,7 @@ class SharedPods:
             case ProcessRuns():
                 pod.runs, pod.node = True, event.node
             case ProcessRefused():
-                members = members[:1]  # the job fails
+                members = members[:1]  # one event is enough to fail the job
             case ProcessExit():
                 del self._pods[pod.id]
                 rest = event
@@ -219,14 +221,14 @@ class SharedPods:
         return [replace(event, role=member.role, id=member.id) for member in members]
 
     def _tend(self, pod: _Pod, now: float) -> None:
-        """Ends a pod that has nobody left to run."""
+        """Delete a pod that has no worker left, or a worker that does not end."""
         graces = [member.grace_s for member in pod.members.values()]
         stays = [grace_s for grace_s in graces if grace_s is None]
         if not stays and not pod.leaves:
             pod.leaves = True
             self._launcher.stop(_WORKER, pod.id, grace_s=max((g or 0.0 for g in graces), default=1))
         elif not stays and graces and not any(graces):
-            self._launcher.stop(_WORKER, pod.id, grace_s=0)  # which shortens the grace
+            self._launcher.stop(_WORKER, pod.id, grace_s=0)  # shortens the grace period
         elif any(m.grace_s is not None and now >= m.overdue_at for m in pod.members.values()):
             pod.leaves = True
             self._launcher.stop(_WORKER, pod.id, grace_s=0)

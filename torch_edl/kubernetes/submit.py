@@ -1,4 +1,4 @@
-"""Makes the objects of a job on a cluster: all of them, or none."""
+"""Creates the objects of a job on a cluster: all of them, or none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Manifest = dict[str, Any]
 
 
 class Objects(Protocol):
-    """What of :class:`torch_edl.kubernetes.api.Api` this needs."""
+    """The part of :class:`torch_edl.kubernetes.api.Api` that this module needs."""
 
     namespace: str
 
@@ -26,17 +26,17 @@ class Objects(Protocol):
 
 
 def submit(api: Objects, config: JobConfig, *, token: str, code: Mapping[str, bytes]) -> Manifest:
-    """Makes the objects of a job, starts its master, and returns the Job of the master.
+    """Create the objects of a job, start its master, and return the Job of the master.
 
-    The Job is made first and suspended, so that all others can belong to it from their beginning,
-    and no pod starts before they are there. A client that dies on the way leaves a suspended Job.
+    The Job is created first and suspended, so that it owns all other objects from their creation,
+    and no pod starts before they exist. A client that dies meanwhile leaves a suspended Job.
 
     Args:
-        config: see :func:`torch_edl.kubernetes.job.in_pods`.
+        config: configuration from :func:`torch_edl.kubernetes.job.in_pods`.
 
     Raises:
-        UsageError: there is a job of that name.
-        ClusterError: the cluster refuses an object; all that was made is deleted again.
+        UsageError: a job of that name exists.
+        ClusterError: the cluster rejects an object; all created objects are deleted again.
     """
     *objects, master = job.objects(config, namespace=api.namespace, token=token, code=code)
     name = names.master(config.name)
@@ -56,12 +56,12 @@ def submit(api: Objects, config: JobConfig, *, token: str, code: Mapping[str, by
 
 
 def is_over(manifest: Mapping[str, Any]) -> bool:
-    """Whether a Job has ended, one way or the other."""
+    """Return True if a Job has completed or failed."""
     return ending(manifest) is not None
 
 
 def ending(manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The condition that says how a Job ended; None: it has not."""
+    """Return the condition that tells how a Job ended; None if it has not ended."""
     conditions = (manifest.get("status") or {}).get("conditions") or []
     for each in conditions:
         if each.get("type") in ("Complete", "Failed") and each.get("status") == "True":

@@ -36,15 +36,15 @@ MERGE_KEYS = {
     "evictionResponders": "name",
     "ownerReferences": "uid",
 }
-"""Lists of a pod that are merged by element, and the key of an element. The schema of the API says
-so (``x-kubernetes-patch-merge-key``); all other lists are replaced, tolerations too."""
+"""Lists of a pod that are merged by element, with the key of an element, as in the schema of the
+API (``x-kubernetes-patch-merge-key``). All other lists, such as tolerations, are replaced."""
 MERGED_VALUES = ("finalizers",)
 """Lists of plain values that are merged as sets."""
 
 _PATCH = "$patch"
 _RETAIN = "$retainKeys"
 _DELETE_FROM = "$deleteFromPrimitiveList/"
-# What the job sets, and a template would break.
+# Fields that the job sets and a template must not change.
 _OURS = {
     "metadata": ("name", "generateName", "namespace", "ownerReferences"),
     "spec": ("restartPolicy", "serviceAccountName", "hostname", "subdomain"),
@@ -53,10 +53,10 @@ _OURS = {
 
 
 def load(path: str, *, option: str = "--pod-template") -> dict[str, Any]:
-    """The template of a file: ``metadata`` and ``spec`` of a pod.
+    """Read a template from a file: ``metadata`` and ``spec`` of a pod.
 
     Raises:
-        UsageError: the file cannot be read, is not YAML of a pod, or sets what the job sets.
+        UsageError: the file cannot be read, is not the YAML of a pod, or sets a field of the job.
     """
     found = yaml_file.read(path, option=option, content="a pod")
     try:
@@ -66,10 +66,10 @@ def load(path: str, *, option: str = "--pod-template") -> dict[str, Any]:
 
 
 def check(found: Any, where: str) -> dict[str, Any]:
-    """The template, without ``apiVersion`` and ``kind``.
+    """Return the template without ``apiVersion`` and ``kind``.
 
     Raises:
-        UsageError: it is no pod, or sets what the job sets.
+        UsageError: the value is no pod, or sets a field of the job.
     """
     if not isinstance(found, dict) or not {"metadata", "spec"} & set(found):
         raise UsageError(f"{where}: no pod; write metadata: and spec:, as in a Pod")
@@ -89,7 +89,7 @@ def check(found: Any, where: str) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """A new manifest: ``base`` changed as ``patch`` says. Merging again changes nothing.
+    """Return ``base`` merged with ``patch``. Merging the same patch again changes nothing.
 
     Raises:
         UsageError: an unknown directive, or an element of a list without its key.
@@ -99,7 +99,7 @@ def merge(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merge_mapping(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The merged mapping; None if the patch deletes it."""
+    """Return the merged mapping; None if the patch deletes it."""
     how = patch.get(_PATCH, "merge")
     if how not in ("merge", "replace", "delete"):
         raise UsageError(f"{_PATCH}: {how}: write replace, delete or merge")
@@ -115,7 +115,7 @@ def _merge_mapping(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[st
         if key.startswith(_DELETE_FROM):
             gone = value if isinstance(value, list) else [value]
             field = key.removeprefix(_DELETE_FROM)
-            stays = patch.get(field)  # what the patch sets stays where it is
+            stays = patch.get(field)  # values that the patch also sets keep their place
             stays = stays if isinstance(stays, list) else []
             if isinstance(made.get(field), list):
                 made[field] = [each for each in made[field] if each in stays or each not in gone]
@@ -146,7 +146,7 @@ def _merge_value(key: str, base: Any, patch: Any) -> Any:
 
 
 def _merge_elements(field: str, base: list[Any], patch: list[Any]) -> list[Any]:
-    """Merges elements by their key, in the order of the base, with new ones behind."""
+    """Return the elements merged by key, in the order of the base, followed by new ones."""
     name = MERGE_KEYS[field]
     for each in patch:
         if not isinstance(each, Mapping):
@@ -162,7 +162,7 @@ def _merge_elements(field: str, base: list[Any], patch: list[Any]) -> list[Any]:
         if merged is None:
             made.pop(key, None)
         else:
-            # A directive `replace` keeps nothing but what it says.
+            # After the directive `replace`, only the patch and the key remain.
             made[key] = {**merged, name: key}
     return list(made.values())
 
@@ -176,7 +176,7 @@ def _without_null(value: Any) -> Any:
 
 
 def _check_mappings(value: Any, where: str, key: str = "") -> None:
-    """Keys are texts, so that the template is the same as JSON; dates and the like are not."""
+    """Raise UsageError unless the template has an equal form in JSON: no dates, keys are text."""
     if isinstance(value, Mapping):
         for name, each in value.items():
             if not isinstance(name, str):

@@ -1,8 +1,7 @@
-"""All pods of a job, followed by one watch: a list, then each change from the version of the list
-on. No polling.
+"""Follows all pods of a job with one list and one watch, without polling.
 
-:class:`Mirror` knows the pods, and :class:`ListPause` decides what is asked for next, and when:
-both are pure. :class:`PodWatch` has the thread.
+:class:`Mirror` holds the states of the pods, and :class:`ListPause` decides whether to list or to
+watch, and when. Both are pure. :class:`PodWatch` owns the thread.
 """
 
 from __future__ import annotations
@@ -20,26 +19,27 @@ from torch_edl.kubernetes.pod_state import PodState, read_pod
 
 log = logging.getLogger(__name__)
 
-# The server ends a watch after a while, as client-go asks it to; a bookmark comes each minute. A
-# connection that is dead is found before, by the probes of its socket, see api.py. Silence alone is
-# what remains where a proxy answers those, or the server itself hangs.
+# The server ends a watch after _WATCH_S, as with client-go, and sends a bookmark each minute. The
+# probes of the socket detect a dead connection earlier, see api.py. The limit of silence remains
+# for a proxy that answers the probes, and for a server that hangs.
 _WATCH_S = 300
 _SILENCE_S = 90.0
 _FIRST_BACKOFF_S = 0.5
-# client-go has 30 s, for the hundreds of watches of each node. A job has one: that is a call of
-# each job in 5 to 10 s while the server is away, and word of its pods as soon after.
+# client-go waits up to 30 s, for the hundreds of watches of each node. A job has one watch: with 10
+# s, each job makes a call every 5 to 10 s while the server is away, and learns of its pods that
+# soon after its return.
 _LONGEST_BACKOFF_S = 10.0
-# A watch that lasted that long was a good one: what fails next is a new failure.
+# Seconds after which a watch counts as working: the next failure is a new one.
 _GOOD_S = 10.0
-# How long a watch that fails is continued before the pods are listed again.
+# Consecutive failures of a watch after which the pods are listed again.
 _CONTINUED = 3
-# An absence that lasts longer is worth a line in the log.
+# Seconds after which a failing watch is logged.
 _AWAY_S = 10.0
 
 
 @dataclass(frozen=True)
 class WatchEvent:
-    """A line of a watch."""
+    """One event of a watch."""
 
     type: str
     """``ADDED``, ``MODIFIED``, ``DELETED``, ``BOOKMARK`` or ``ERROR``."""
@@ -48,49 +48,51 @@ class WatchEvent:
 
 @dataclass(frozen=True)
 class PodSeen:
-    """A pod is new, or has changed."""
+    """A pod is new or has changed."""
 
     pod: PodState
 
 
 @dataclass(frozen=True)
 class PodGone:
-    """A pod is not there any more."""
+    """A pod was deleted."""
 
     pod: PodState
-    """Its last state that is known."""
+    """The last known state of the pod."""
 
 
 @dataclass(frozen=True)
 class PodsListed:
-    """All pods that there are; behind the changes that the list has brought."""
+    """The pods were listed; sent after the changes that the list revealed."""
 
     names: frozenset[str]
     began: float
-    """When the list was asked for, on the monotonic clock."""
+    """Monotonic time at which the list was requested."""
 
 
 Change = PodSeen | PodGone | PodsListed
 
 
 class Mirror:
-    """The pods of a job as the server last told of them. An event that comes again changes
-    nothing."""
+    """The pods of a job in their last known state.
+
+    An event that is received twice changes nothing.
+    """
 
     def __init__(self) -> None:
         self.version = ""
-        """From which a watch continues."""
+        """Version of the resource from which a watch continues; empty before the first list."""
         self._pods: dict[str, PodState] = {}
 
     def get(self, name: str) -> PodState | None:
-        """The pod of a name, if it is there."""
+        """Return the pod of a name; None if it does not exist."""
         return self._pods.get(name)
 
     def __iter__(self) -> Iterator[PodState]:
         return iter(self._pods.values())
 
     def listed(self, pods: Iterable[PodState], version: str) -> list[Change]:
-        """All pods that there are; what is known otherwise is gone."""
+        """Replace the pods by a complete list, and return the changes."""
         before, self._pods = self._pods, {}
         changes: list[Change] = []
         for pod in pods:
@@ -100,7 +102,7 @@ class Mirror:
         return [*map(PodGone, before.values()), *changes]
 
     def apply(self, event: WatchEvent) -> list[Change]:
-        """A line of a watch, but for ``ERROR``."""
+        """Apply an event other than ``ERROR``, and return the changes."""
         metadata = event.object.get("metadata") or {}
         self.version = str(metadata.get("resourceVersion") or self.version)
         if event.type == "BOOKMARK":
@@ -108,7 +110,7 @@ class Mirror:
         pod = read_pod(event.object)
         before = self._pods.pop(pod.name, None)
         if event.type == "DELETED":
-            # The last event of a pod may be the only one that says how it ended.
+            # The last event of a pod may be the only one that shows how the pod ended.
             return [PodGone(pod)] if before is not None else []
         self._pods[pod.name] = pod
         return self._replaced(before, pod)
@@ -123,44 +125,43 @@ class Mirror:
 
 
 class ListPause:
-    """Whether the pods are to be listed, or watched on; and how long to wait before that.
+    """Decides whether the pods are listed or watched next, and after which pause. Pure.
 
     Args:
-        jitter: gives numbers from 0 to 1.
+        jitter: returns random numbers from 0 to 1.
     """
 
     def __init__(self, jitter: Callable[[], float] = random.random) -> None:
         self.lists = True
-        """The next call is a list, rather than a watch from the version that is known."""
+        """True if the next call is a list; False if it is a watch from the known version."""
         self._jitter = jitter
         self._failures = 0
         self._began = 0.0
 
     def begins(self, now: float) -> None:
-        """A call begins."""
+        """Record the start of a call."""
         self._began = now
 
     def listed(self) -> None:
-        """The pods were listed: a watch is next."""
+        """Record that the pods were listed: a watch is next."""
         self.lists = False
 
     def ended(self, now: float) -> float:
-        """The server ended a watch, as it does after a while; returns how long to wait."""
+        """Record that the server ended a watch, and return the seconds to wait."""
         if now - self._began >= _GOOD_S:
             self._failures = 0
             return 0.0
         return self._back_off()
 
     def failed(self, error: ClusterError, now: float) -> float:
-        """A list or a watch failed; returns how long to wait."""
+        """Record that a list or a watch failed, and return the seconds to wait."""
         if now - self._began >= _GOOD_S:
             self._failures = 0
         wait_s = self._back_off()
         if isinstance(error, ExpiredError):
             first, self.lists = not self.lists, True
             return 0.0 if first and self._failures == 1 else wait_s
-        # A watch that was silent may have missed what happened since; so may one that the server
-        # does not continue.
+        # A silent watch may have missed events; so may a watch that the server repeatedly rejects.
         silent = error.status == 0 and now - self._began >= _SILENCE_S
         if silent or self._failures >= _CONTINUED:
             self.lists = True
@@ -169,24 +170,24 @@ class ListPause:
     def _back_off(self) -> float:
         wait_s = min(_FIRST_BACKOFF_S * 2.0**self._failures, _LONGEST_BACKOFF_S)
         self._failures = min(self._failures + 1, 16)
-        # All masters of a cluster lose their watch at once when its server is restarted.
+        # Jitter, since all masters of a cluster lose their watch at once when its server restarts.
         return wait_s * (0.5 + 0.5 * self._jitter())
 
 
 class WatchStream(Protocol):
-    """A watch of the API."""
+    """The events of a watch."""
 
     def __iter__(self) -> Iterator[WatchEvent]:
-        """The events as they arrive."""
+        """Yield the events as they arrive."""
         ...
 
     def interrupt(self) -> None:
-        """Ends the iteration; may be called by another thread."""
+        """End the iteration; may be called by another thread."""
         ...
 
 
 class PodSource(Protocol):
-    """What of :class:`torch_edl.kubernetes.api.Api` a watch needs."""
+    """The part of :class:`torch_edl.kubernetes.api.Api` that a watch needs."""
 
     def list(
         self, kind: str, selector: str, *, read: Callable[[dict[str, Any]], PodState]
@@ -201,9 +202,9 @@ class PodWatch:
     """A thread that follows the pods of a job.
 
     Args:
-        selector: of the pods.
-        changed: is called in that thread with what has changed, in order.
-        failed: is called in that thread with why the cluster cannot be followed.
+        selector: label selector of the pods.
+        changed: called in the thread with each group of changes, in order.
+        failed: called in the thread with the error of a list or a watch; the thread keeps trying.
     """
 
     def __init__(
@@ -227,7 +228,7 @@ class PodWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread, and waits for it unless it waits for an answer."""
+        """End the thread, and wait up to 5 seconds for it."""
         with self._lock:
             self._closed.set()
             stream = self._stream
@@ -278,12 +279,12 @@ class PodWatch:
 
 
 class Follower:
-    """Follows the pods of a job, and logs when that is not possible.
+    """Follows the pods of a job, and logs a warning while that is impossible.
 
     Args:
-        selector: of the pods.
-        news: is called in another thread with each change, in order, and with the error if the
-            server has never listed the pods and this process may not list them.
+        selector: label selector of the pods.
+        news: called in another thread with each change, in order. Called with the error if this
+            process may not list the pods and never could.
         forbidden_s: seconds for which the server may reject the first list.
     """
 
@@ -303,7 +304,7 @@ class Follower:
         self._watch = PodWatch(api, selector, changed=self._changed, failed=self._failed)
 
     def close(self) -> None:
-        """As :meth:`PodWatch.close`."""
+        """End the thread, as :meth:`PodWatch.close` does."""
         self._watch.close()
 
     def _changed(self, changes: Iterable[Change]) -> None:
