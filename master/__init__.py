@@ -1,4 +1,4 @@
-"""The master of one job: tasks, membership, which processes run, evaluation, checkpoints, status.
+"""The master of one job: tasks, membership, processes, evaluation, checkpoints, status.
 
-Decides in pure modules (state, event, now), acts in service and __main__. Never imports torch.
+``state`` decides (state machines without I/O), ``runtime`` acts. Never imports torch.
 """

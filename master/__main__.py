@@ -1,14 +1,13 @@
 """The master process: ``python -m master --job NAME``, with the token in TORCH_EDL_TOKEN.
 
-Reads ``job.json`` in the folder of the job, says where it listens in ``master.json``, and runs
-the job to its end. It listens on loopback unless ``--listen HOST:PORT`` says otherwise. Started
-again after it died, the master continues where it was, at the same address, with the processes that
-the master before started.
+Reads ``job.json`` in the folder of the job, writes its address to ``master.json``, and runs the job
+to its end. It listens on loopback unless ``--listen HOST:PORT`` is given. A restarted master
+resumes the job at the same address, with the processes that its predecessor started.
 
-With ``--continue`` the master also continues a job that failed and left journals.
+With ``--continue`` the master also resumes a job that failed and left journals.
 
-Exit code: 0 finished, 1 failed, 2 for what the user mends, 3 when another master has taken the job
-over, 128 + signal when it was stopped.
+Exit code: 0 finished, 1 failed, 2 for an error that the user can fix, 3 if another master has taken
+over the job, 128 + signal if it was stopped.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ def main(
     worker_module: str = "torch_edl.training.worker",
     server_module: str = "torch_edl.ps_server",
 ) -> int:
-    """Runs one job to its end; see the module for the exit code."""
+    """Run one job to its end. Returns the exit code, see the module."""
     parser = argparse.ArgumentParser(prog="master")
     parser.add_argument("--job", required=True)
     parser.add_argument("--listen", metavar="HOST:PORT", default="")
@@ -120,7 +119,7 @@ def _run_once(
         token = os.environ.get(ENV_TOKEN, "")
         if not token:
             raise UsageError(f"{ENV_TOKEN} is not set: start jobs with torch-edl run")
-        # One that continues waits for room: its workers do, too.
+        # A restarted master waits for disk space, as its workers do.
         goes_on = folder.master_file.exists()
         lock = _with_room(lambda: _open(config, folder, place.store_key(name)), stop, waits=goes_on)
         left = persistence.left_behind(lock.store, token)
@@ -175,7 +174,7 @@ def _run_once(
         from_state(job, left, clock())
         try:
             _adopt(fleet, launcher, clock())
-        except EdlError as error:  # it does not answer where the processes are
+        except EdlError as error:  # the cluster does not answer
             log.error("%s", error)
             lock.release()
             return place.refused(error)
@@ -195,16 +194,16 @@ def _run_once(
         superseded=_give_way,
     )
     service.keeper = kept
-    # Workers of a master that went before look for its successor where it was.
+    # Workers of the earlier master look for its successor at the same address.
     earlier = folder.master() if left is not None else None
     try:
         if left is not None:
-            # Its leases and moves are numbered by its place among the masters of the job: before
-            # it answers anybody, the next one must know that there was this one.
+            # Leases and moves are numbered by the count of restarts: it must be stored before any
+            # call is answered.
             _with_room(service.keep, stop, waits=goes_on)
         address = service.listen(token, place.listen(earlier.listen if earlier is not None else ""))
         if left is not None:
-            job.lifecycle.restarted(clock())  # from now on it can be found
+            job.lifecycle.restarted(clock())  # processes can connect from now on
         fleet.env.update({ENV_MASTER: place.address(name, address), ENV_TOKEN: token})
         where = MasterAddress(address=address, listen=service.listens, pid=os.getpid(), token=token)
         _with_room(lambda: folder.note_master(where), stop, waits=goes_on)
@@ -223,7 +222,7 @@ def _run_once(
             ).start()
         watch.start()
         over = run(service, launcher, effects, stop, journal, clock, hands_over=place.hands_over)
-        # Whoever started us may be gone; nobody else waits for the end.
+        # Only the process that started the master waits for the outcome; it may have exited.
         if over and job.workforce.awaits_outcome and os.getppid() == parent:
             service.end_seen.wait(_LINGER_S)
         if over:
@@ -256,7 +255,7 @@ def _require_left(name: str, left: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _open(config: JobConfig, folder: JobFolder, key: str) -> Lock:
-    """The lock on the job, in its store."""
+    """Open the store of the job and acquire its lock."""
     store = _store(config, folder, key)
     try:
         return persistence.acquire(store, folder.name)
@@ -275,14 +274,14 @@ def _store(config: JobConfig, folder: JobFolder, key: str) -> Store:
 
 
 def _give_way(why: str) -> None:
-    """Another master has taken the job over: its processes are not ours any more."""
+    """Exit at once: another master has taken over the job and its processes."""
     log.error("another master took this job over: %s", why)
     os._exit(SUPERSEDED)
 
 
 def _adopt(fleet: Fleet, launcher: Launcher, now: float) -> None:
-    """Takes over the processes that the master before started; those that have ended meanwhile are
-    reported as such by the launcher."""
+    """Adopt the processes that the earlier master started. The launcher reports the exits of those
+    that have ended."""
     processes = fleet.launched()
     known = [
         Known(
@@ -302,17 +301,17 @@ def _adopt(fleet: Fleet, launcher: Launcher, now: float) -> None:
         if found is not None:
             fleet.started(process.role, process.id, found.pid, found.since)
             continue
-        # The master before died when it had noted the start, and nothing else.
+        # The earlier master stored the start, and died before it started the process.
         fleet.not_started(process.role, process.id, "was not started", now)
         if process in fleet.servers:
             fleet.servers.vacate(process)
 
 
 def _with_room(write: Callable[[], T], stop: StopSignals, *, waits: bool) -> T:
-    """What ``write`` gives; if it ``waits``, as soon as the disk has room for it.
+    """Return the result of ``write``. If ``waits``, repeat it until the disk has space.
 
     Raises:
-        OSError: there is no room, and it does not wait, or was stopped meanwhile.
+        OSError: the write failed, and ``waits`` is False or a stop signal arrived.
     """
     told = False
     while True:
@@ -328,11 +327,11 @@ def _with_room(write: Callable[[], T], stop: StopSignals, *, waits: bool) -> T:
 
 
 def _claim(config: JobConfig, token: str) -> Claim | None:
-    """Takes the folder of checkpoints for this job, if there is one, and makes it.
+    """Claim the checkpoint directory for this job; None if the job has none.
 
     Raises:
-        UsageError: another job has the folder.
-        OSError: the folder cannot be written.
+        UsageError: another job has the directory.
+        OSError: the directory cannot be written.
     """
     root = config.checkpoint.dir
     if not root or config.kind not in ("train", "script"):
@@ -341,7 +340,8 @@ def _claim(config: JobConfig, token: str) -> Claim | None:
 
 
 def _prepare_checkpoints(config: JobConfig) -> Saved | None:
-    """Finds the checkpoint to continue from."""
+    """Remove partial checkpoints, and return the checkpoint to resume from; None if there is
+    none."""
     if not config.checkpoint.dir or config.kind not in ("train", "script"):
         return None
     root = Path(config.checkpoint.dir)
@@ -351,7 +351,7 @@ def _prepare_checkpoints(config: JobConfig) -> Saved | None:
 
 
 def _prepare_parts(config: JobConfig, *, anew: bool) -> None:
-    """Makes the folder of predictions before they are merged; another run may have left its own."""
+    """Create the folder for unmerged predictions; a new run first removes those of earlier runs."""
     parts = config.checkpoint.parts
     if parts and anew:
         shutil.rmtree(parts, ignore_errors=True)
@@ -362,15 +362,14 @@ def _prepare_parts(config: JobConfig, *, anew: bool) -> None:
 def _preprocessing(
     kept: Path, config: JobConfig, resumed: Saved | None, *, restarted: bool
 ) -> bytes:
-    """The fitted preprocessing of the job; empty: there is none yet.
+    """Return the fitted preprocessing of the job; empty if it is not fitted yet.
 
     Args:
-        kept: the file of it, which a master before this one may have written, and which every
-            checkpoint of the job gets a copy of.
-        restarted: there was a master before this one.
+        kept: its file, which is copied to every checkpoint. An earlier master may have written it.
+        restarted: an earlier master ran this job.
     """
     if not restarted:
-        kept.unlink(missing_ok=True)  # of another job of this name
+        kept.unlink(missing_ok=True)  # left by another job of this name
     folder = str(resumed.path) if resumed is not None else config.checkpoint.load
     source = Path(folder) / PREPROCESSING_FILE
     if folder and not kept.exists() and source.exists():
@@ -381,9 +380,9 @@ def _preprocessing(
 
 
 def _newest(config: JobConfig, left: Mapping[str, Any], claim: Claim | None = None) -> Saved | None:
-    """The newest checkpoint of a job that continues: it may be one that the master before committed
-    and did not note. A checkpoint of another run counts only if it was noted: the job was resumed
-    from it. Those of a script in a ring only its members read."""
+    """Return the newest checkpoint of a restarted job, which an earlier master may have committed
+    without storing the fact; None if there is none. A checkpoint of another run counts only if it
+    is in the stored state. A script's ring reads its checkpoints itself."""
     ring = config.kind == "script" and left["fleet"]["strategy"] != "ps"
     if ring or config.kind not in ("train", "script"):
         return None

@@ -1,4 +1,2 @@
-"""What acts for the state of a job: the service, the loop, effects and the store.
-
-No decisions here.
-"""
+"""Execution of what the state of a job decides: service, loop, effects, store. No decisions
+here."""

@@ -1,4 +1,4 @@
-"""The clock of the job, on which silence is measured."""
+"""The clock of a job, which measures the silence of processes."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import threading
 import time
 from collections.abc import Callable
 
-# The loop asks for the time several times a second.
+# Seconds between two calls above which the process was paused: the loop calls several times a
+# second.
 _LONGEST_S = 2.0
 
 
 class Clock:
-    """Seconds in which this process ran; thread-safe.
+    """Seconds for which this process ran; thread-safe.
 
-    A master that was paused (SIGSTOP, a machine that is moved to another host) has heard nobody for
-    as long, and nobody is to be declared lost for that: time between two questions that is too
-    long to be anything but a pause does not count. A lock of a store expires on a clock that goes
-    on, so it is not to be compared with this one.
+    A paused master (SIGSTOP, a migrated machine) receives no heartbeats, and no process is to be
+    declared lost for that: an interval between two calls that only a pause explains does not count.
+    The lock of a store expires on a clock that is not paused, so the two are not comparable.
 
     Args:
-        clock: seconds that never go back.
+        clock: monotonic clock in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -29,7 +29,7 @@ class Clock:
         self._paused = self._untold = 0.0
 
     def __call__(self) -> float:
-        """The time now; never goes back."""
+        """Return the current time; it never decreases."""
         with self._mutex:
             before, self._asked = self._asked, self._clock()
             pause = self._asked - before
@@ -39,7 +39,7 @@ class Clock:
             return self._asked - self._paused
 
     def take_pause(self) -> float:
-        """Seconds that did not count since the last call."""
+        """Return the seconds of pauses since the last call."""
         with self._mutex:
             pause, self._untold = self._untold, 0.0
             return pause

@@ -1,4 +1,5 @@
-"""A master in a pod, whose processes are pods: how it is reached, and what it cannot keep."""
+"""A master in a pod of Kubernetes, whose processes are pods: its addresses, exit codes and
+limits."""
 
 from __future__ import annotations
 
@@ -32,25 +33,25 @@ from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
 
-# Where Kubernetes reads the last words of a container, unless its manifest says otherwise.
+# File from which Kubernetes reads the termination message, unless the manifest names another.
 _TERMINATION_LOG = Path("/dev/termination-log")
 # Exit codes.
 _USAGE, _TRY_AGAIN, _STOPPED = 2, 75, 130
 FINAL = (0, 1, _USAGE, SUPERSEDED, _STOPPED)
-"""Exit codes of a master that is not started again in its pod."""
-# What all processes of a job must have in common.
+"""Exit codes after which the master is not restarted in its pod."""
+# Environment variables that must be equal in all processes of a job.
 _SHARED_VARIABLES = ("PYTHONHASHSEED",)
-# Threads of a worker whose pod asks for no number of cores.
+# Threads of a worker whose pod has no CPU request.
 _THREADS = 4
 
 
 class Cluster:
-    """The processes are pods of the namespace of this one.
+    """The processes are pods in the namespace of the master's pod.
 
     Args:
-        namespace: of all pods.
-        job_uid: of the Job of the master.
-        host: the address of this pod.
+        namespace: namespace of all pods.
+        job_uid: uid of the master's Job.
+        host: IP address of the master's pod.
     """
 
     asks = True
@@ -64,7 +65,7 @@ class Cluster:
 
     @classmethod
     def of_environment(cls, env: Mapping[str, str]) -> Cluster | None:
-        """None: this process is in no pod that the Job of a master has made."""
+        """Return the cluster of this process; None if it does not run in the Job of a master."""
         if not env.get(ENV_JOB_UID):
             return None
         namespace = env.get(ENV_NAMESPACE, "default")
@@ -76,7 +77,7 @@ class Cluster:
         return (0 if ended == "finished" else 1) if ended else None
 
     def prepare(self, folder: JobFolder) -> JobConfig:
-        # The state of a job that continues is there already, if a claim keeps it.
+        # The folder may exist already, on a claim that keeps the state.
         text = (Path(names.FILES) / names.CONFIG_KEY).read_text(encoding="utf-8")
         folder.dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_text(folder.config_file, text)
@@ -104,9 +105,9 @@ class Cluster:
         shared = {name: os.environ[name] for name in _SHARED_VARIABLES if name in os.environ}
 
         def manifest(spec: ProcessSpec) -> Manifest:
-            # The Secret has the token.
+            # The token is in the Secret.
             env = {name: value for name, value in spec.env.items() if name != ENV_TOKEN}
-            if config.is_module:  # found where the code is
+            if config.is_module:  # modules are found in the folder of the code
                 env["PYTHONPATH"] = config.kubernetes.code_in_image or names.CODE
             return process_pod(
                 config.name,
@@ -131,21 +132,21 @@ class Cluster:
         return shared_paths.temporary(config, folder.dir)
 
     def listen(self, earlier: str) -> str:
-        # At loopback, too: that is where a port arrives that a client forwards.
+        # All interfaces: forwarded ports arrive on loopback.
         return f"{'[::]' if ':' in self._host else '0.0.0.0'}:{names.MASTER_PORT}"
 
     def address(self, job: str, address: str) -> str:
         return f"{names.master_host(job, self._namespace)}:{names.MASTER_PORT}"
 
     def cores(self, config: JobConfig) -> int:
-        # Every worker has those of its own pod, or its part of them.
+        # Each worker has the cores of its pod, or its share of a shared pod.
         asked = config.kubernetes.resources("worker").get("cpu", "")
         own = min(_THREADS, len(os.sched_getaffinity(0)))
         of_pod = _whole_cores(asked) if asked else own
         return max(1, of_pod // self.workers_per_pod(config)) * config.cluster.max_workers
 
     def store_key(self, job: str) -> str:
-        # Each namespace may have a job of that name.
+        # Job names are unique only within a namespace.
         return f"{self._namespace}/{job}"
 
     def workers_per_pod(self, config: JobConfig) -> int:
@@ -163,7 +164,7 @@ class Cluster:
         }
 
     def refused(self, error: Exception) -> int:
-        # A master on a node that is cut off may hold the lock of the job for a while.
+        # A lock conflict may pass: a master on a disconnected node may hold the lock for a while.
         final = isinstance(error, UsageError) and not isinstance(
             error.__cause__, StoreConflictError
         )
@@ -181,7 +182,7 @@ class Cluster:
         text = final_status.to_text(status, most=final_status.MAX_MESSAGE_BYTES)
         try:
             _TERMINATION_LOG.write_text(text, encoding="utf-8")
-        except OSError as error:  # a template may name another place
+        except OSError as error:  # a pod template may name another file
             log.warning("%s: %s: the end of the job is not noted", _TERMINATION_LOG, error.strerror)
 
     def hand_over(self) -> None:
@@ -192,12 +193,13 @@ class Cluster:
         if outcome is None:
             return stop.exit_code or _TRY_AGAIN
         if self._own is not None and not self._own.may_note:
-            return 0  # the Job makes another pod for any other code, and the job would begin anew
+            return 0  # any other code starts a new pod, which restarts the job
         return _STOPPED if outcome.state == "stopped" else outcome.exit_code
 
 
 def _found(config: JobConfig) -> CheckpointConfig:
-    """The model to begin with, which a client cannot look for."""
+    """Return the checkpoint configuration with the resolved path of the model to load. The client
+    cannot resolve paths on the cluster's volumes."""
     load, option = config.checkpoint.load, "--load" if config.trains else "--from"
     if not load:
         return config.checkpoint
@@ -217,7 +219,7 @@ def _whole_cores(quantity: str) -> int:
     number, milli = quantity.removesuffix("m"), quantity.endswith("m")
     try:
         cores = float(number) / (1000 if milli else 1)
-    except ValueError:  # a suffix that nobody uses for cores
+    except ValueError:  # a suffix that is unusual for cores
         return 1
     return max(1, int(cores))
 

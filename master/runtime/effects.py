@@ -1,5 +1,5 @@
-"""Executes the actions that take long, one after the other in a thread: checkpoints (of servers by
-the Hold and Snapshot protocol, of a replica by moving it), and the output."""
+"""A thread that executes long-running actions one after another: checkpoints of servers (Hold,
+Snapshot), checkpoints of a worker's files, outputs, clean-up."""
 
 from __future__ import annotations
 
@@ -57,14 +57,13 @@ _WRITE_S = 1800.0
 
 
 class Effects:
-    """A thread that executes actions.
+    """A thread that executes actions in order.
 
     Args:
-        apply: takes what came of each action.
-        token: of the job, for the servers.
-        preprocessing: the file of the fitted preprocessing, which is part of every checkpoint once
-            it exists.
-        claim: the folder of checkpoints, if the job has one.
+        apply: receives the result of each action.
+        token: token of the job, for calls to the servers.
+        preprocessing: file of the fitted preprocessing; copied to every checkpoint once it exists.
+        claim: claim on the checkpoint directory, if the job has one.
     """
 
     def __init__(
@@ -80,11 +79,11 @@ class Effects:
         self._preprocessing = preprocessing
         self._claim = claim
         self._queue: queue.SimpleQueue[Effect] = queue.SimpleQueue()
-        # A daemon: a job that failed does not wait for a disk.
+        # A daemon: a failed job does not wait for a slow disk.
         threading.Thread(target=self._run, name="effects", daemon=True).start()
 
     def submit(self, effect: Effect) -> None:
-        """Appends an action to those that are to be executed."""
+        """Append an action to the queue."""
         self._queue.put(effect)
 
     def _run(self) -> None:
@@ -100,7 +99,7 @@ class Effects:
 def execute(
     effect: Effect, *, token: str, preprocessing: Path | None = None, claim: Claim | None = None
 ) -> EffectEvent | None:
-    """Executes an action; returns what came of it, a failure too."""
+    """Execute an action. Returns its result, also for a failure; None if it has none."""
     try:
         return _execute(effect, token, preprocessing, claim)
     except _NoModelError as error:
@@ -144,7 +143,7 @@ def _execute(
             with contextlib.closing(_Servers(effect.servers, effect.job, token)) as servers:
                 servers.call(ps.ReleaseRequest(), _CALL_S)
         case WriteOutput():
-            # Imported when needed: it brings the formats of files with it.
+            # Imported here: the module imports the file formats.
             from torch_edl.checkpoint.export import write_output
 
             write_output(effect.checkpoint, effect.output)
@@ -169,11 +168,12 @@ def _execute(
 
 
 class _NoModelError(CheckpointError):
-    """Workers have not told the servers yet what they hold."""
+    """The servers have no model yet: no worker has initialised it."""
 
 
 def _with_preprocessing(manifest: Manifest, directory: Path, file: Path | None) -> Manifest:
-    """The manifest of a checkpoint of which the fitted preprocessing is a part, if there is any."""
+    """Copy the fitted preprocessing, if there is any, to a checkpoint. Returns the manifest with
+    it."""
     if file is None or not file.exists():
         return manifest
     copy = shutil.copyfile(file, directory / PREPROCESSING_FILE)
@@ -186,11 +186,11 @@ def save_servers(
     preprocessing: Path | None = None,
     claim: Claim | None = None,
 ) -> Saved:
-    """A checkpoint of all servers, at one cut through all their updates.
+    """Write a checkpoint of all servers, at one cut through all their updates.
 
     Args:
-        preprocessing: a file that is to be part of it, if it exists.
-        claim: the folder of checkpoints, if the job has one.
+        preprocessing: file to copy to the checkpoint, if it exists.
+        claim: claim on the checkpoint directory, if the job has one.
 
     Raises:
         CheckpointError: a server does not answer, is not initialised, or could not write.
@@ -203,8 +203,9 @@ def save_servers(
         if not all(answer.initialized for answer in held):
             raise _NoModelError("the servers have no model yet")
         applied = [Watermarks.from_proto(answer.watermarks) for answer in held]
-        # Also the tasks that are known to be done: in sync mode the last pushes of a task may
-        # wait for their quorum, and a manifest that calls the task done must come with them.
+        # The tasks that the master knows to be done are included. In sync mode the last pushes of a
+        # task may wait for their quorum, and a manifest that lists the task as done must contain
+        # them.
         progress = Watermarks.union([action.progress, *applied])
         steps = steps_of(action.space, progress)
 
@@ -236,11 +237,11 @@ def save_servers(
 def commit_local(
     action: CommitLocal, preprocessing: Path | None = None, claim: Claim | None = None
 ) -> Saved:
-    """A checkpoint of the replica that a worker wrote to a folder, which becomes the checkpoint.
+    """Make a checkpoint of the replica that a worker wrote to a folder.
 
     Args:
-        preprocessing: a file that is to be part of it, if it exists.
-        claim: the folder of checkpoints, if the job has one.
+        preprocessing: file to copy to the checkpoint, if it exists.
+        claim: claim on the checkpoint directory, if the job has one.
 
     Raises:
         CheckpointError: a file is missing or truncated.
@@ -279,27 +280,27 @@ def _commit(
 
 
 def flush(action: Flush, token: str) -> None:
-    """Has every server apply what waits for its quorum.
+    """Make every server apply the pushes that wait for their quorum.
 
     Raises:
-        CheckpointError: one did not.
+        CheckpointError: a server failed to do so.
     """
     with contextlib.closing(_Servers(action.servers, action.job, token)) as servers:
         servers.call(ps.FlushRequest(), _CALL_S)
 
 
 class _Servers:
-    """All servers of a job, in the order of shards."""
+    """Connections to all servers of a job, in the order of shards."""
 
     def __init__(self, servers: Sequence[pb.Server], job: str, token: str) -> None:
         self._stubs = [Stub(services.PSERVER, server.address, token) for server in servers]
         self._fences = [ps.Fence(job=job, incarnation=server.incarnation) for server in servers]
 
     def call(self, request: Message, timeout_s: float) -> list[Any]:
-        """Calls every server at once, each behind its fence, and waits for all answers.
+        """Call every server in parallel, each with its fence, and wait for all answers.
 
         Raises:
-            CheckpointError: one did not answer, or rejected the call.
+            CheckpointError: a server did not answer, or rejected the call.
         """
         calls = []
         for stub, fence in zip(self._stubs, self._fences, strict=True):
@@ -319,15 +320,15 @@ class _Servers:
         return answers
 
     def close(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         for stub in self._stubs:
             stub.close()
 
 
 @contextlib.contextmanager
 def _releasing(servers: _Servers, move: int) -> Iterator[None]:
-    """Ends the hold afterwards, where no snapshot has ended it; servers from which the model could
-    not move accept pushes again."""
+    """Release the hold of the servers on exit, unless a snapshot has ended it. After a failed move,
+    the servers accept pushes again."""
     moved = False
     try:
         yield

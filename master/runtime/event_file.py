@@ -1,4 +1,4 @@
-"""Appends the events of the job to a file of its folder, where they stay when the job is over."""
+"""The file of a job's events, which remains in the job's folder after its end."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ log = logging.getLogger(__name__)
 
 
 class EventFile:
-    """The file of events, a JSON object in each line.
+    """Appends events to a file, one JSON object in each line.
 
     Args:
-        path: of the file; that of an earlier master of the same job is continued.
+        path: path of the file; an existing file of the same job is continued.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._failed = False
         self.written, self._is_cut = _end_of(path)
-        """Number of the last event that was written."""
+        """Number of the last event in the file; 0 if it is empty."""
 
     def write(self, events: Sequence[pb.Event]) -> None:
-        """Appends events, in the order of their numbers.
+        """Append events, in the order of their numbers.
 
-        A disk that refuses is told once in the log: no training depends on this file.
+        A write error is logged once and otherwise ignored: training does not depend on this file.
         """
         if not events:
             return
@@ -57,12 +57,12 @@ def _plain(event: pb.Event) -> dict[str, object]:
 
 
 def _end_of(path: Path) -> tuple[int, bool]:
-    """The number of the last event that is there whole, and whether a part of a line follows."""
+    """Return the number of the last complete event, and whether a partial line follows."""
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError:  # none
         return 0, False
     for line in reversed(lines):
-        with contextlib.suppress(ValueError, KeyError, TypeError):  # cut by a full disk
+        with contextlib.suppress(ValueError, KeyError, TypeError):  # truncated by a full disk
             return int(json.loads(line)["sequence"]), bool(lines[-1])
     return 0, bool(lines[-1])

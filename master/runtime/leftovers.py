@@ -1,5 +1,4 @@
-"""What a job leaves on disks besides its checkpoints: its journals and temporary files, and what of
-them goes when the job is over."""
+"""Journals and temporary files of a job, and their removal after its end."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ log = logging.getLogger(__name__)
 
 
 def journals_of(config: JobConfig, folder: JobFolder, token: str) -> Path:
-    """The folder of the journals of this run. The folder of the job goes with the run; another one,
-    which jobs of other machines may share, has a folder for each run."""
+    """Return the folder of the journals of this run: below the job's folder, or below
+    --journal-dir, which jobs of several machines may share."""
     parent = config.durability.journal_dir
     if not parent:
         return folder.dir / "journal" / run_of(token)
@@ -31,7 +30,7 @@ def journals_of(config: JobConfig, folder: JobFolder, token: str) -> Path:
 
 
 def left_journals(config: JobConfig, own: Path) -> Sequence[str]:
-    """What is to be said of the journals of other runs of this name."""
+    """Return a warning for each folder of journals that another run of this name left."""
     shared = bool(config.durability.journal_dir) and own.parent.is_dir()
     others = sorted(path.name for path in own.parent.iterdir() if path != own) if shared else ()
     return [
@@ -46,33 +45,33 @@ def _has_failed(job: Job) -> bool:
 
 
 def may_go_on(job: Job, journals: Path) -> bool:
-    """Whether the user may continue a job that is over: it failed, and its journals have the
-    model."""
+    """Return whether the user may continue a job that is over: it failed, and its journals
+    exist."""
     return job.config.kind == "train" and _has_failed(job) and journals.exists()
 
 
 def tidy(job: Job, temporary: Path, journals: Path, claim: Claim | None, *, goes_on: bool) -> None:
-    """Removes what nobody needs of a job that is over.
+    """Remove the files of a job that is over.
 
     Args:
-        goes_on: the user may continue the job.
+        goes_on: the user may continue the job, so its state is kept.
     """
     failed = _has_failed(job)
     if not goes_on:
-        # The final state of a job that keeps no checkpoints.
+        # Final checkpoint of a job without a checkpoint directory.
         shutil.rmtree(temporary / "final", ignore_errors=True)
         (temporary / PREPROCESSING_FILE).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # it is the folder of the job, or the job may continue
+    with contextlib.suppress(OSError):  # not empty: the job's own folder, or one to continue
         temporary.rmdir()
     if failed and journals.exists():
         log.warning("the journals of this job stay in %s, since it failed", journals)
     else:
         shutil.rmtree(journals, ignore_errors=True)
-        with contextlib.suppress(OSError):  # journals of other runs are there
+        with contextlib.suppress(OSError):  # not empty: it has journals of other runs
             journals.parent.rmdir()
     if job.config.checkpoint.parts and not failed:
         shutil.rmtree(job.config.checkpoint.parts, ignore_errors=True)
     if claim is not None and job.config.kind == "train":
-        with contextlib.suppress(CheckpointError):  # another job has the folder now
+        with contextlib.suppress(CheckpointError):  # another job has claimed the folder
             claim.check()
             layout.remove_leftovers(job.config.checkpoint.dir)

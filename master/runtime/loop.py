@@ -1,4 +1,4 @@
-"""The loop of the master: events in, decisions, actions out."""
+"""The main loop of the master: collect events, let the job decide, execute its actions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from torch_edl.processes.spec import ProcessExit
 
 log = logging.getLogger(__name__)
 
-# How soon an exit of a process is noticed.
+# Seconds within which the exit of a process is noticed.
 _POLL_S = 0.1
 
 
@@ -44,15 +44,15 @@ def run(
     *,
     hands_over: bool = False,
 ) -> bool:
-    """Runs the job until every process has ended; returns whether it did.
+    """Run the job until all processes have ended. Returns False if the master leaves before.
 
     Args:
-        clock: of the job.
-        hands_over: a signal ends this master, and not the job: another one goes on with it.
+        clock: clock of the job.
+        hands_over: a stop signal ends this master but not the job, which the next master resumes.
     """
     job = service.job
     ticks = pace.of_ticks()
-    waiting: list[Action] = []  # until the state that they come from is kept
+    waiting: list[Action] = []  # until the state that caused them is stored
     while True:
         if stop.name and hands_over:
             log.warning("%s: leaving the job to the next master", stop.name)
@@ -105,20 +105,22 @@ def run(
 
 
 def waits(action: Action) -> bool:
-    """Whether a master that takes this one's place must know why it was done: it would start the
-    process again, count on the server, or restore the folder that is gone. And one that was paused,
-    or is cut off from the store, must know whether another has taken its place: the processes are
-    then the other one's, and so are the checkpoints that may go, and the servers that a move seals.
-    Tasks of a stream mean what is kept of them, whoever asks."""
+    """Return whether the action must wait until the state is stored.
+
+    A successor must know of it, else it would start a process twice, expect a server that is gone,
+    or restore a removed folder. A master that was paused or disconnected learns by the write
+    whether it was superseded; processes, checkpoints and servers then belong to the other master.
+    Tasks of a stream are defined by the stored plan.
+    """
     moves = isinstance(action, SaveServers) and action.move > 0
     return moves or isinstance(action, Start | Stop | Remove | Prune | KeepPlan)
 
 
 def _is_kept(service: Service) -> bool:
-    """Whether a master that would take this one's place knew what this one knows."""
+    """Store the state. Returns whether it was stored."""
     try:
         service.keep()
-    except OSError:  # which the user has been told
+    except OSError:  # reported by the persistence
         return False
     return True
 

@@ -1,5 +1,5 @@
-"""Keeps the state of the job in the store, its status in a file for those who ask when it is over,
-and the lock of the job, off the path of the RPCs."""
+"""A thread that writes the state of the job to the store, its status to a file, and renews the
+lock."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ log = logging.getLogger(__name__)
 _EVERY_S = 1.0
 _POLL_S = 0.2
 _CLOSE_S = 5.0
-# Fields of a status that change while nothing happens.
+# Fields of a status that change with time only.
 _TIMES = ("wall_s", "rates")
-# What changes once a second, and what is large and changes once in a job.
+# Keys in the store: the state, which changes every second, and the preparation, which may be large
+# and rarely changes.
 _STATE, _PREPARATION = "state", "preparation"
 
 
@@ -45,11 +46,11 @@ def acquire(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Lock:
-    """Takes the lock of the job, waiting for one whose owner died without giving it back, unless
-    that was here and is certain.
+    """Acquire the lock of the job. Waits for the lock of a dead owner to expire, unless the owner
+    was a process of this machine that is known to have exited.
 
     Raises:
-        UsageError: another master of this job runs.
+        UsageError: another master of this job is running.
     """
     owner = f"{_machine()}/{os.getpid()}/{start_time(os.getpid())}"
     lock = Lock(store, owner, clock=clock)
@@ -65,19 +66,20 @@ def acquire(
                     f"--job-name {name}: another master of this job is running ({error}); "
                     "choose another name, or stop that job"
                 ) from error
-            # After the first look at the lock, and a last renewal of an owner that died then.
+            # One period after the first look, plus a renewal that an owner may have made just
+            # before its death.
             give_up = min(give_up, clock() + store.lock_ttl_s + _EVERY_S)
             sleep(_POLL_S)
 
 
 def _machine() -> str:
-    """Names what a pid is unique in: the machine, since it booted, and the container."""
+    """Return an id of the scope in which a pid is unique: machine, boot and container."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return f"{socket.gethostname()}:{boot}:{os.stat('/proc/self/ns/pid').st_ino}"
 
 
 def _is_dead(owner: str) -> bool:
-    """Whether the owner of a lock was a process of this machine that is gone."""
+    """Return whether the owner of a lock was a process of this machine that has exited."""
     machine, _, process = owner.partition("/")
     pid, _, started = process.partition("/")
     here = machine == _machine() and pid.isdecimal()
@@ -85,10 +87,10 @@ def _is_dead(owner: str) -> bool:
 
 
 def left_behind(store: Store, secret: str) -> dict[str, Any] | None:
-    """What an earlier master of this very run wrote with :class:`Persistence`; None: nothing.
+    """Return the state that an earlier master of this run stored; None if there is none.
 
     Args:
-        secret: the token of the job, which another run of the same name does not share.
+        secret: token of the job, which differs between runs of the same name.
     """
     found = [store.get(key) for key in (_STATE, _PREPARATION)]
     parts = [json.loads(entry.value) for entry in found if entry is not None]
@@ -103,7 +105,7 @@ def _fingerprint(secret: str) -> str:
 
 @dataclass(frozen=True)
 class Noted:
-    """The state at one moment, which :meth:`Persistence.write` writes."""
+    """The state of the job at one moment, to be written by :meth:`Persistence.write`."""
 
     number: int
     state: dict[str, Any]
@@ -111,15 +113,15 @@ class Noted:
 
 
 class Persistence:
-    """A thread that renews the lock and writes what changed, once a second; and, at once, what
-    others rely on.
+    """A thread that renews the lock and writes changes once a second. :meth:`write` also writes at
+    once, before answers that other processes rely on.
 
     Args:
-        lock: of the store, taken.
-        secret: the token of the job, see :func:`left_behind`.
-        status_file: what ``torch-edl status`` reads when there is no master to ask.
-        superseded: is called, once, when another master has taken the job over: nothing may be done
-            any more, since whatever there is belongs to the other.
+        lock: lock of the store, acquired.
+        secret: token of the job, see :func:`left_behind`.
+        status_file: status that ``torch-edl status`` reads when no master runs.
+        superseded: called once if another master has taken over the job. After it, nothing may be
+            done: processes and files belong to the other master.
     """
 
     def __init__(
@@ -135,12 +137,12 @@ class Persistence:
         self._lock = lock
         self._superseded = superseded
         self._run_of = _fingerprint(secret)
-        self._numbers = 0  # of what was noted; under the lock of the job
-        self._writing = threading.Lock()  # for all below
+        self._numbers = 0  # of the last note; guarded by the lock of the job
+        self._writing = threading.Lock()  # guards the fields below
         self._written = 0
         self._text = ""
-        self._preparation: dict[str, Any] | None = None  # as it was written last
-        self._full = False  # and told; under the lock of the job
+        self._preparation: dict[str, Any] | None = None  # last written
+        self._full = False  # the store fails, and this was reported; guarded by the job's lock
         self._status_file = status_file
         self._status_written: dict[str, Any] | None = None
         self._ended = threading.Event()
@@ -149,18 +151,18 @@ class Persistence:
         self._thread.start()
 
     def note(self) -> Noted:
-        """The state of now; the caller holds the lock of the job."""
+        """Return a copy of the job's state. The caller must hold the lock of the job."""
         self._numbers += 1
         state = to_state(self._service.job)
         return Noted(self._numbers, state, state.pop(_PREPARATION))
 
     def write(self, noted: Noted) -> None:
-        """Writes what was noted, unless something later was written; to be called without the lock
-        of the job, which would otherwise wait for the store as well.
+        """Write a noted state, unless a later one was written. The caller must not hold the lock of
+        the job, which would block on the store.
 
         Raises:
-            OSError: the store refused.
-            StoreConflictError: another master has taken the job over.
+            OSError: the store cannot be written.
+            StoreConflictError: another master has taken over the job.
         """
         with self._writing:
             if noted.number <= self._written:
@@ -172,7 +174,7 @@ class Persistence:
             if noted.preparation is not self._preparation:
                 whole = {"run": self._run_of, **noted.preparation}
                 puts[_PREPARATION] = json.dumps(whole).encode()
-            # One that was paused, or is cut off, asks the store even if nothing has changed.
+            # After a pause or a disconnection, the lock is checked even if nothing has changed.
             if puts or not self._lock.is_certain:
                 try:
                     self._lock.put(puts)
@@ -186,10 +188,10 @@ class Persistence:
             self._preparation = noted.preparation
 
     def close(self, *, over: bool = False) -> None:
-        """Writes the last state and gives the lock back.
+        """Write the last state and release the lock.
 
         Args:
-            over: no process of the job is left: there is nothing to continue.
+            over: all processes of the job have ended; the stored state is removed.
         """
         self._ended.set()
         self._thread.join(_CLOSE_S)
@@ -198,12 +200,12 @@ class Persistence:
                 self._lock.clear()
             else:
                 self._lock.release()
-        except (OSError, StoreConflictError) as error:  # whose owner is gone can be taken
+        except (OSError, StoreConflictError) as error:  # the lock of a dead owner expires
             log.warning("the lock of the job is not given back: %s", error)
         self._lock.store.close()
 
     def _told(self, error: OSError | None) -> None:
-        """Says once that the store refuses, and once that it takes the state again."""
+        """Report once that the store cannot be written, and once that it can again."""
         with self._service.changed:
             if (error is not None) == self._full:
                 return
@@ -222,13 +224,14 @@ class Persistence:
             self._keep(whole=whole)
             if whole:
                 notes.took(time.monotonic() - began, began)
-        self._status_written = None  # the last one has the times of the end
+        self._status_written = None  # the last status has the final times
         self._keep()
 
     def _keep(self, *, whole: bool = True) -> None:
-        """
+        """Renew the lock and write the state.
+
         Args:
-            whole: write what there is; otherwise the lock is renewed, and no more.
+            whole: False renews the lock only.
         """
         try:
             self._lock.renew()
@@ -246,7 +249,7 @@ class Persistence:
             self._told(error)
 
     def _keep_status(self, status: dict[str, Any]) -> None:
-        """Writes the status if more than the time has changed."""
+        """Write the status file if more than the times has changed."""
         lasting = {key: value for key, value in status.items() if key not in _TIMES}
         if lasting != self._status_written:
             write_text(self._status_file, json.dumps(status, indent=1))

@@ -1,4 +1,4 @@
-"""Where a master and its processes run: what differs from place to place."""
+"""Where a master and its processes run: one machine, or a cluster."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ _USAGE = 2
 
 
 class Platform(Protocol):
-    """One machine, or a cluster."""
+    """The differences between one machine and a cluster, as the master uses them."""
 
     asks: bool
-    """Processes are asked for, and run when there is room."""
+    """True if processes are scheduled by a cluster and may stay pending."""
     hands_over: bool
-    """A master that is asked to end leaves the job to the next one."""
+    """True if a terminated master leaves the job to its successor."""
 
     def begin(self, job: str) -> int | None:
-        """Make sure that a master may begin.
+        """Check that a master may begin.
 
         Returns:
-            The exit code of a master whose job is over; None: the job is not.
+            The exit code for a job that is already over; None if it is not.
 
         Raises:
-            EdlError: the master may not do what it must, or nobody answers.
+            EdlError: the master lacks permissions, or the cluster does not answer.
         """
         ...
 
     def prepare(self, folder: JobFolder) -> JobConfig:
-        """The configuration of the job, with whose folder all is well.
+        """Return the configuration of the job, after checking its folder.
 
         Raises:
             UsageError: the job cannot run here.
@@ -48,72 +48,72 @@ class Platform(Protocol):
         ...
 
     def warnings(self, config: JobConfig) -> Sequence[str]:
-        """What the user is to know when the job starts."""
+        """Return the warnings for the user at the start of the job."""
         ...
 
     def launcher(
         self, config: JobConfig, folder: JobFolder, token: str, incarnation: str
     ) -> Launcher:
-        """Starts the processes.
+        """Return the launcher of the job's processes.
 
         Args:
-            incarnation: of the state of the job.
+            incarnation: name of the fleet, kept across restarts of the master.
         """
         ...
 
     def temporary(self, config: JobConfig, folder: JobFolder) -> Path:
-        """The folder for what the processes hand to each other and nobody keeps."""
+        """Return the folder for files that processes exchange and that end with the job."""
         ...
 
     def listen(self, earlier: str) -> str:
-        """Where the master listens.
+        """Return the ``host:port`` at which the master listens.
 
         Args:
-            earlier: where the master before did; empty: this is the first one.
+            earlier: address of the earlier master; empty for the first one.
         """
         ...
 
     def address(self, job: str, address: str) -> str:
-        """Where the processes of the job find the master.
+        """Return the address at which the processes of the job find the master.
 
         Args:
-            address: where this process does.
+            address: address within this machine.
         """
         ...
 
     def cores(self, config: JobConfig) -> int:
-        """Cores that all workers share."""
+        """Return the number of CPU cores that all workers share."""
         ...
 
     def store_key(self, job: str) -> str:
-        """Names the job among all that share an etcd."""
+        """Return a name of the job that is unique among all users of an etcd."""
         ...
 
     def workers_per_pod(self, config: JobConfig) -> int:
-        """How many workers of a model file share a pod."""
+        """Return the number of workers of a model file that share a pod."""
         ...
 
     def agents(self, config: JobConfig) -> dict[str, Any]:
-        """The agents of a script that the master is to start: arguments of its fleet."""
+        """Return arguments for :class:`ScriptFleet`: the agents that the master starts."""
         ...
 
     def refused(self, error: Exception) -> int:
-        """The exit code of a master that cannot begin."""
+        """Return the exit code of a master that cannot begin."""
         ...
 
     def tell_end(self, status: pb.GetStatusResponse) -> None:
-        """Leaves the last status of the job where clients find it that come later."""
+        """Store the last status of the job for clients that ask later."""
         ...
 
     def hand_over(self) -> None:
-        """Has the next master started; this one has let go of the job."""
+        """Have the next master started, after this one has released the job."""
         ...
 
     def exit_code(self, outcome: Outcome | None, stop: StopSignals) -> int:
-        """The exit code of a master.
+        """Return the exit code of a master.
 
         Args:
-            outcome: of the job; None: the next master goes on.
+            outcome: outcome of the job; None if the next master resumes it.
         """
         ...
 
@@ -122,7 +122,7 @@ class Machine:
     """All processes run on this machine.
 
     Args:
-        listen: as the command says; empty: where the master before did, or at loopback.
+        listen: address from the command line; empty for that of the earlier master, or loopback.
     """
 
     asks = False
@@ -170,10 +170,10 @@ class Machine:
         return _USAGE
 
     def tell_end(self, status: pb.GetStatusResponse) -> None:
-        """The folder of the job has it."""
+        """Do nothing: the status file in the job's folder has it."""
 
     def hand_over(self) -> None:
-        """The client starts it."""
+        """Do nothing: the client starts the next master."""
 
     def exit_code(self, outcome: Outcome | None, stop: StopSignals) -> int:
         assert outcome is not None

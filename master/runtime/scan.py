@@ -1,7 +1,7 @@
-"""Counts the records of the data of a job, while the first worker starts.
+"""Counts the records of a job's data while the first worker starts.
 
-The data are read in a process of their own, ``python -m master.runtime.scan``: a damaged file may
-end the process that reads it, or fill its memory, and a reader may hold the interpreter's lock.
+The data are read in a separate process, ``python -m master.runtime.scan``: a damaged file may crash
+the process that reads it or exhaust its memory, and a reader may hold the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from torch_edl.processes.output import setup_logging
 log = logging.getLogger(__name__)
 
 Opened = Callable[[str, bool], None]
-"""Takes the name of a source before it is opened (False) and when it is counted (True)."""
+"""Callback with the name of a source: False before it is opened, True once it is counted."""
 
-_NAMED = 3  # sources in a message
+_NAMED = 3  # number of sources that a message names
 _KEPT_FROM_SCAN = (ENV_TOKEN, ENV_PROCESS)
 
 
 def scan(config: JobConfig) -> DataScanned:
-    """Counts the records of all data in another process. The result holds an error, which names the
-    source, if a source cannot be read or if reading a source ended that process.
+    """Count the records of all data in another process. If a source cannot be read, or reading it
+    crashed the process, the result holds an error that names the source.
 
     The process ends with the thread that calls this function.
     """
@@ -58,7 +58,7 @@ def scan(config: JobConfig) -> DataScanned:
 
 
 def _crash(code: int, opened: Sequence[str]) -> str:
-    """Why there is no result, from the exit code and the sources that were not counted yet."""
+    """Return the error for a crash, from the exit code and the sources that were being read."""
     how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
     fix = "leave it out, or write it again"
     if -code == signal.SIGKILL:
@@ -68,8 +68,8 @@ def _crash(code: int, opened: Sequence[str]) -> str:
 
 
 def count(config: JobConfig, opened: Opened = lambda name, done: None) -> DataScanned:
-    """Opens every source of the data in this process; an error is part of the result."""
-    # Imported when needed: it may bring pyarrow.
+    """Open every source of the data in this process. An error is part of the result."""
+    # Imported here: the module may import pyarrow.
     from torch_edl.data.sources import expand, parts
 
     wanted = {
@@ -97,7 +97,7 @@ def count(config: JobConfig, opened: Opened = lambda name, done: None) -> DataSc
 
 
 def _check_streams(topics: Sequence[str]) -> None:
-    """Raises DataError unless all topics are there and can be read as streams."""
+    """Raise DataError unless all topics exist and can be read as streams."""
     from torch_edl.data.sources.kinds import url_type
 
     for topic in topics:
@@ -105,11 +105,11 @@ def _check_streams(topics: Sequence[str]) -> None:
 
 
 def _counted(files: Sequence[str], config: JobConfig, opened: Opened) -> list[tuple[Shard, int]]:
-    """The shard of each file, and what was left out of it."""
+    """Return the shard of each file, and the number of its damaged records."""
     from torch_edl.data.sources import of_each, open_source
 
     def counted(path: str) -> tuple[Shard, int]:
-        # The source is let go: of ten thousand files, footers alone are gigabytes.
+        # The source is not kept: the footers of ten thousand files take gigabytes.
         data = config.data
         opened(path, False)
         try:
@@ -126,14 +126,14 @@ def _counted(files: Sequence[str], config: JobConfig, opened: Opened) -> list[tu
 
 
 def main() -> int:
-    """Reads the configuration of a job from stdin; writes JSON lines to stdout: the sources that
-    are opened and counted, and then the result."""
+    """Read the configuration of a job from stdin. Writes JSON lines to stdout: each source when it
+    is opened and when it is counted, then the result."""
     config = JobConfig.from_json(sys.stdin.read())
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what a library prints goes to the log
+    os.dup2(2, 1)  # output of libraries goes to the log
     setup_logging("master", 0)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # where memory runs out, this process ends before the master
+        file.write("1000")  # the kernel kills this process before the master
     lock = threading.Lock()
 
     def say(said: dict[str, object]) -> None:

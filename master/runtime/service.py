@@ -1,4 +1,4 @@
-"""The job behind gRPC: one lock, one clock, and calls that wait for something to change."""
+"""The gRPC service of the master: one lock, one clock, and calls that wait for a change."""
 
 from __future__ import annotations
 
@@ -33,31 +33,30 @@ _RING_WAIT_S = 2.0
 _CLUSTER_WAIT_S = 2.0
 _PLACE_WAIT_S = 2.0
 _ENDED = ("finished", "failed", "stopped")
-# Counts, positions, sizes and ids of tasks stay below: a float64 holds them exactly. Python counts
-# without end, the int64 of a message does not: a sum of extreme numbers that somebody told would
-# not fit the next status, and the job could not be looked at any more.
+# Upper bound of counts, positions, sizes and task ids: a float64 holds them exactly, and their sums
+# fit the int64 fields of a status.
 _LARGEST = 1 << 53
-# A user's number, an exit code (below 0 where a signal ended the process), and nanoseconds since
-# 1970, of which there are more: nobody adds them up.
+# Fields without this bound, which are never summed: a number that the user chose, an exit code
+# (negative for a signal), nanoseconds since 1970.
 _UNCOUNTED = frozenset({"seed", "code", "mtime_ns"})
 
 Clock = Callable[[], float]
 Event = Callable[[Any, float], Any]
-"""(request, now) to the answer of the job; None: there is none yet."""
+"""Maps (request, now) to the answer of the job; None if there is no answer yet."""
 
 
 class Keeper(Protocol):
-    """Writes the state of the job."""
+    """Writes the state of the job, see :class:`master.runtime.persistence.Persistence`."""
 
     def note(self) -> Any:
-        """The state of now; the caller holds the lock of the job."""
+        """Return a copy of the job's state. The caller must hold the lock of the job."""
         ...
 
     def write(self, noted: Any) -> None:
-        """Writes what was noted; the caller does not hold the lock.
+        """Write a noted state. The caller must not hold the lock of the job.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the state cannot be written.
         """
         ...
 
@@ -65,11 +64,11 @@ class Keeper(Protocol):
 class Service:
     """Answers the RPCs of the Master service.
 
-    ``changed`` is the lock of the job; whoever changes the job under it notifies.
+    ``changed`` is the lock of the job; a thread that changes the job under it notifies the waiters.
 
     Args:
         cores: CPU cores to divide among the workers.
-        shared: pods that have several workers; None: there are none.
+        shared: pods that several workers share; None if there are none.
     """
 
     def __init__(
@@ -86,31 +85,32 @@ class Service:
         self._calls = Calls(job, cores=cores)
         self.changed = threading.Condition()
         self.end_seen = threading.Event()
-        """Somebody has fetched the final state."""
+        """Set once a client has fetched the final state."""
         self.address = ""
-        """Where a process of this machine finds it."""
+        """Address for processes of this machine; empty before :meth:`listen`."""
         self.listens = ""
-        self._kept = job.fleet.incarnation  # in the state that was written
+        self._kept = job.fleet.incarnation  # model incarnation in the stored state
         self.keeper: Keeper | None = None
-        """Writes what a restarted master must know, before an answer that others rely on leaves."""
+        """Writes the state before an answer that other processes rely on is sent; None: nothing is
+        stored."""
         self.leases_until = math.inf
-        """Of ``time.monotonic``, which goes on while this process is paused: until then, no other
-        master of the job can grant leases. Afterwards nothing is leased until the lock of the job
-        has been renewed."""
+        """Time of ``time.monotonic``, which also runs while this process is paused, until which no
+        other master can grant leases. After it, nothing is leased until the lock of the job has
+        been renewed."""
         self._clock = clock
         self._log_path = log_path
         self._server: grpc.Server | None = None
 
     def listen(self, token: str, address: str = "127.0.0.1:0") -> str:
-        """Starts to answer, and returns the address.
+        """Start to serve. Returns the address.
 
         Args:
-            address: ``host:port``; port 0 takes a free one.
+            address: ``host:port``; port 0 selects a free one.
 
         Raises:
-            UsageError: it cannot be had.
+            UsageError: the address is not available.
         """
-        # Calls that wait hold a thread each, and `torch-edl scale` may add workers.
+        # Each waiting call holds a thread, and `torch-edl scale` may add workers.
         cluster = self.job.config.cluster
         threads = max(64, (4 + cluster.servers) * cluster.max_workers) + cluster.spares
         self._server, port = serve(
@@ -126,7 +126,7 @@ class Service:
         return self.address
 
     def handlers(self) -> dict[str, Handler]:
-        """Method name to handler."""
+        """Return the handlers by name of the method."""
         calls, now, wait, leasing = self._calls, self._at_once, self._waiting, self._leasing
         servers, agents, user = ServerCalls(self.job), AgentCalls(self.job), UserCalls(self.job)
         meetings = MeetingCalls(self.job)
@@ -159,7 +159,7 @@ class Service:
             "CompleteTask": self._complete_task(),
             "ReleaseTask": now(calls.release_task),
             "FailTask": now(calls.fail_task),
-            # A master that did not know of it would start a second server for that shard.
+            # A successor without this knowledge would start a second server for the shard.
             "Heartbeat": now(
                 calls.heartbeat, keep=lambda answer: bool(answer.server_args), notify=False
             ),
@@ -184,18 +184,18 @@ class Service:
         return {name: _checked(handler) for name, handler in handlers.items()}
 
     def close(self) -> None:
-        """Lets calls in flight end, and stops."""
+        """Stop the server, after calls in flight have ended or one second."""
         if self._server is not None:
             self._server.stop(grace=1.0).wait()
 
     def apply(self, event: JobEvent) -> None:
-        """Hands an event to the job."""
+        """Pass an event to the job."""
         with self.changed:
             self.job.apply(event, self._clock())
             self.changed.notify_all()
 
     def status(self, events_after: int = 0) -> pb.GetStatusResponse:
-        """The state of the job now; the caller holds ``changed``."""
+        """Return the current status of the job. The caller must hold ``changed``."""
         me = pb.ProcessStatus(
             role="master",
             id=0,
@@ -213,22 +213,23 @@ class Service:
         )
 
     def keep(self) -> None:
-        """Writes the state of now.
+        """Write the current state.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the state cannot be written.
         """
         with self.changed:
             noted = self._note()
         self._write(noted)
 
     def _note(self, *, keep: bool = True) -> Any:
-        """The state, if it is to be kept; the caller holds ``changed``.
+        """Return a copy of the state, or None if it does not have to be stored. The caller must
+        hold ``changed``.
 
         Args:
-            keep: as the call asks. A new incarnation of the model is kept whatever call tells of it
-                first: servers that were replaced end when they hear that, and a restarted master
-                that did not know would count on them.
+            keep: the call requires it. A new incarnation of the model is stored before any call
+                reveals it: replaced servers exit when they learn of it, and a restarted master must
+                not expect them.
         """
         incarnation = self.job.fleet.incarnation
         if self.keeper is None or not (keep or incarnation != self._kept):
@@ -242,7 +243,7 @@ class Service:
             self._kept = max(self._kept, incarnation)
 
     def _leasing(self, event: Event) -> Event:
-        """Has an event wait while another master of the job may be granting leases."""
+        """Return an event that waits while another master of the job may grant leases."""
 
         def lease(request: Any, now: float) -> Any:
             return event(request, now) if time.monotonic() < self.leases_until else None
@@ -252,7 +253,7 @@ class Service:
     def _complete_task(self) -> Callable[[Any, Any], Any]:
         at_once = self._at_once(self._calls.complete_task)
         kept = self._at_once(self._calls.complete_task, keep=True)
-        # A worker that has written the model of the job may be gone when it is committed.
+        # The worker that wrote the snapshot may exit before it is committed.
         return lambda request, context: (
             kept if request.WhichOneof("result") == "snapshot" else at_once
         )(request, context)
@@ -264,12 +265,12 @@ class Service:
         keep: bool | Callable[[Any], bool] = False,
         notify: bool = True,
     ) -> Callable[[Any, Any], Any]:
-        """A handler that answers at once.
+        """Return a handler that answers at once.
 
         Args:
-            keep: others rely on the answer, which must outlive this process; or whether they do,
-                by the answer.
-            notify: the event may change something for calls that wait.
+            keep: store the state before the answer, since other processes rely on it; or a function
+                of the answer that returns whether to store it.
+            notify: the event may allow an answer to waiting calls.
         """
 
         def handle(request: Any, _: grpc.ServicerContext) -> Any:
@@ -286,16 +287,17 @@ class Service:
     def _waiting(
         self, event: Event, wait_s: float, otherwise: Callable[[], Any], *, changes: bool = True
     ) -> Callable[[Any, Any], Any]:
-        """A handler that asks again on each change until there is an answer, or time is over.
+        """Return a handler that repeats the event after each change, until it has an answer or
+        times out.
 
         Args:
-            otherwise: makes the answer when time is over.
-            changes: the event changes something for others, who rely on the answer.
+            otherwise: makes the answer after the timeout.
+            changes: the event changes state that other processes rely on.
         """
 
         def ask(request: Any, context: grpc.ServicerContext) -> Any:
             deadline, first = self._clock() + wait_s, True
-            # Nothing may be leased to a call that is not there any more.
+            # Nothing may be leased to a call that was cancelled.
             while context.is_active():
                 answer = event(request, self._clock())
                 if changes and (first or answer is not None):
@@ -339,7 +341,7 @@ def _checked(handler: Handler) -> Handler:
 
 
 def check(request: Any) -> None:
-    """Raises UsageError, naming the field, unless every integer is from -1 to 2**53."""
+    """Raise UsageError, naming the field, unless every integer is from -1 to 2**53."""
     for field, value in request.ListFields():
         for each in value if field.is_repeated else (value,):
             if isinstance(each, Message):

@@ -1,4 +1,4 @@
-"""Asks the brokers what the streams of a job have, as long as the job lasts."""
+"""Polls the brokers for new records of a job's streams, as long as the job runs."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torch_edl.errors import EdlError
 log = logging.getLogger(__name__)
 
 EVERY_S = 0.5
-"""Between two questions: a record waits so long at most until it is in a task."""
+"""Seconds between two polls; the longest delay until a new record is in a task."""
 
 
 class StreamWatch:
-    """A thread that tells the job of partitions and of their ends.
+    """A thread that reports the offsets of partitions to the job.
 
     Args:
-        topics: the names of the streams; none: there is nothing to ask.
-        apply: takes each event.
+        topics: names of the streams; empty if the job has none.
+        apply: receives each event.
     """
 
     def __init__(
@@ -32,16 +32,16 @@ class StreamWatch:
         self._topics = topics
         self._apply = apply
         self._ended = threading.Event()
-        self._silent = False  # and told
+        self._silent = False  # the brokers do not answer, and this was reported
         self._thread = threading.Thread(target=self._run, name="streams", daemon=True)
 
     def start(self) -> None:
-        """Begins to ask."""
+        """Begin to poll."""
         if self._topics:
             self._thread.start()
 
     def stop(self) -> None:
-        """Asks no more; a question that is under way is not waited for."""
+        """Stop to poll, without waiting for a poll in progress."""
         self._ended.set()
 
     def _run(self) -> None:
@@ -65,7 +65,7 @@ class StreamWatch:
             self._apply(StreamGrown(offsets))
 
     def _tell(self, error: str) -> None:
-        """Says once that there is no answer, and once that there is one again."""
+        """Report once that the brokers do not answer, and once that they answer again."""
         if self._silent == bool(error):
             return
         self._silent = bool(error)

@@ -1,15 +1,15 @@
-"""How often the master does what takes long in a large job, while calls of the workers wait."""
+"""Limits on the frequency of work that takes long in a large job and delays calls of workers."""
 
 from __future__ import annotations
 
 
 class Throttle:
-    """Says when it is time again: at most so often, and never for more than a share of the time.
+    """Limits how often an action runs, and its share of the time.
 
     Args:
-        every_s: the shortest time between two.
-        times: how many times as long as one took nothing is due.
-        longest_s: what that comes to at most.
+        every_s: minimum seconds between two runs.
+        times: minimum pause after a run, as a multiple of its duration.
+        longest_s: upper bound of that pause, in seconds.
     """
 
     def __init__(self, *, every_s: float, times: float, longest_s: float) -> None:
@@ -19,24 +19,24 @@ class Throttle:
         self._due = float("-inf")
 
     def is_due(self, now: float) -> bool:
-        """Whether it is time."""
+        """Return whether the action may run now."""
         return now >= self._due
 
     def until_due(self, now: float) -> float:
-        """Seconds until it is time; 0: it is."""
+        """Return the seconds until the action may run; 0 if it may run now."""
         return max(0.0, self._due - now)
 
     def took(self, seconds: float, now: float) -> None:
-        """It was done, and is over ``now``."""
+        """Record that a run of that duration ended at ``now``."""
         self._due = now + max(self._every_s, min(self._times * seconds, self._longest_s))
 
 
 def of_ticks() -> Throttle:
-    """Of ticks: each report of a task asks for one."""
+    """Return the limit for ticks of the job: each report of a task requests one."""
     return Throttle(every_s=0.0, times=4, longest_s=0.5)
 
 
 def of_notes() -> Throttle:
-    """Of notes of the job's state. What happens meanwhile, a restarted master is told by the
-    workers."""
+    """Return the limit for writes of the job's state. After a restart, workers report what it
+    lacks."""
     return Throttle(every_s=1.0, times=9, longest_s=10.0)

@@ -1,5 +1,5 @@
-"""Where the master keeps its state: keys with values, and a lock that fences its last owner off.
+"""The store of a job's state: keys with values, and a lock that fences former owners.
 
-What the state means is decided elsewhere; nothing here knows of tasks or workers. ``base.py`` is
-the interface, ``sqlite.py`` and ``etcd.py`` implement it, and ``lock.py`` works with both.
+:class:`torch_edl.interfaces.Store` is the interface, ``sqlite.py`` the built-in implementation, and
+``lock.py`` works with any. Nothing here knows of tasks or workers.
 """

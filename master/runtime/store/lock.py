@@ -1,8 +1,8 @@
 """The lock on a job: one master at a time writes to the store.
 
-The token of a lock is the revision of its key. Each write names it, so that an owner that was
-paused for longer than its lock lived cannot overwrite what its successor wrote. Each write also
-names the write before it: one that was not answered in time cannot come late, over a newer one.
+The token of a lock is the revision of its key. Each write names the token, so an owner that was
+paused until its lock expired cannot overwrite the writes of its successor. Each write also names
+the previous write, so a delayed write cannot overwrite a newer one.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ _LOCK, _BEAT = "lock", "beat"
 
 
 class Lock:
-    """The lock of a store, as one of those that ask for it sees it. Not thread-safe, but for
-    :meth:`put`.
+    """The lock of a store, as one contender sees it. Only :meth:`put` is thread-safe.
 
-    Whether the time of an owner is over is decided without its clock or that of the store: whoever
-    waits sees that no renewal comes for as long as the lock lives.
+    An owner's lock has expired when a contender has seen no renewal for the lifetime of the lock.
+    Neither the owner's clock nor the store's is used.
 
     Args:
-        owner: unique among all that may ask; not empty.
-        clock: seconds that never go back.
+        owner: unique name of the contender; not empty.
+        clock: monotonic clock in seconds.
     """
 
     def __init__(
@@ -35,23 +34,23 @@ class Lock:
         self.store = store
         self.token = 0
         self.valid_until = 0.0
-        """On the clock: nobody else can have the lock before."""
+        """Time on the clock before which no other owner can have the lock."""
         self._owner = owner
-        self._mutex = threading.Lock()  # for all writes of the owner
+        self._mutex = threading.Lock()  # serializes the writes of the owner
         self._beat = 0  # revision of the last write
-        self._unanswered = False  # that revision may be another one
+        self._unanswered = False  # a write failed, so the revision is uncertain
         self._clock = clock
         self._seen: tuple[int, int] | None = None
         self._seen_at = 0.0
 
     def acquire(self, *, is_dead: Callable[[str], bool] = lambda owner: False) -> None:
-        """Takes the lock.
+        """Acquire the lock.
 
         Args:
-            is_dead: whether an owner is known to be gone, so that its time need not be waited for.
+            is_dead: returns whether an owner is known to have exited; its lock is taken at once.
 
         Raises:
-            StoreConflictError: another owner has the lock; ask again.
+            StoreConflictError: another owner has the lock; the call can be repeated.
         """
         began = self._clock()
         lock, beat = self.store.get(_LOCK), self.store.get(_BEAT)
@@ -70,22 +69,22 @@ class Lock:
 
     @property
     def is_certain(self) -> bool:
-        """Nobody else can have the lock now; otherwise only the store knows."""
+        """True if no other owner can have the lock now; False if only the store knows."""
         return self._clock() < self.valid_until
 
     def renew(self) -> None:
-        """The owner lives.
+        """Renew the lock.
 
         Raises:
-            StoreConflictError: another one has taken the lock.
+            StoreConflictError: another owner has the lock.
         """
         self.put({})
 
     def put(self, puts: Mapping[str, bytes]) -> None:
-        """Writes keys, and renews the lock.
+        """Write keys, and renew the lock.
 
         Raises:
-            StoreConflictError: another one has taken the lock; nothing was written.
+            StoreConflictError: another owner has the lock; nothing was written.
         """
         with self._mutex:
             began = self._clock()
@@ -104,22 +103,22 @@ class Lock:
                 lock = self.store.get(_LOCK)
                 if lock is None or lock.revision != self.token:
                     raise
-                continue  # a write that was not answered has come meanwhile
+                continue  # an unanswered write has taken effect meanwhile
             self._unanswered = False
             return written
 
     def release(self) -> None:
-        """Gives the lock back.
+        """Release the lock.
 
         Raises:
-            StoreConflictError: another one has taken the lock.
+            StoreConflictError: another owner has the lock.
         """
         self.store.commit({_LOCK: b""}, {_LOCK: self.token})
 
     def clear(self) -> None:
-        """Removes everything, the lock as well.
+        """Remove all keys, including the lock.
 
         Raises:
-            StoreConflictError: another one has taken the lock; nothing was removed.
+            StoreConflictError: another owner has the lock; nothing was removed.
         """
         self.store.clear({_LOCK: self.token})

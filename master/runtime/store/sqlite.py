@@ -1,4 +1,4 @@
-"""A store in a file of sqlite, which the processes of one machine share."""
+"""A store in an sqlite file, which the processes of one machine share."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _BUSY_S = 10.0
 
 
 class SqliteStore(Store):
-    """See :class:`~torch_edl.interfaces.Store`.
+    """A :class:`~torch_edl.interfaces.Store` in a file.
 
     Args:
-        path: of the file; made if it is not there.
+        path: path of the file; created if missing.
     """
 
     lock_ttl_s = 3.0
@@ -32,13 +32,13 @@ class SqliteStore(Store):
         self._mutex = threading.Lock()
         self._path = str(path)
         try:
-            # isolation_level None: transactions are written out below, where they begin.
+            # isolation_level None: _transaction begins transactions explicitly.
             self._connection = sqlite3.connect(
                 self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
             )
-            # With a write-ahead log readers do not wait. FULL forces each write to the disk (2 ms,
-            # without 0.2, measured): journals are removed because of what is written here, so a
-            # machine that loses power must not forget it.
+            # With a write-ahead log, readers do not wait. FULL forces each write to the disk (2 ms
+            # instead of 0.2, measured): journals are removed after these writes, so a loss of power
+            # must not undo them.
             self._connection.execute("PRAGMA journal_mode=WAL")
             self._connection.execute("PRAGMA synchronous=FULL")
             self._connection.executescript(_SCHEMA)
@@ -70,7 +70,7 @@ class SqliteStore(Store):
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         with self._mutex:
-            # IMMEDIATE: what is read here cannot change before it is written.
+            # IMMEDIATE: what is read here cannot change before the write.
             try:
                 self._connection.execute("BEGIN IMMEDIATE")
             except sqlite3.Error as error:
