@@ -88,7 +88,7 @@ class Loader:
         self.given = dataset
         """The dataset as the script passed it."""
         self.data = data
-        """Arguments of :class:`~torch_edl.pytorch.order.Pass`, except ``records``."""
+        """Arguments of :class:`~torch_edl.data.passes.Pass`, except ``records``."""
         self.options = options
         """Further arguments of the ``DataLoader``."""
         self.passes = 0

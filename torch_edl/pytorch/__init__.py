@@ -1,5 +1,5 @@
 """The backend of PyTorch: model files, gradient hooks, replicas and collectives.
 
-``tf_compat`` is its twin for Keras. All that trains a model of torch and imports torch is
-here, in ``torch_edl.nn`` or in ``torch_edl.api``.
+``tf_compat`` is the corresponding backend of Keras. Code that trains a torch model and imports
+torch is in this package, in ``torch_edl.nn`` or in ``torch_edl.api``.
 """

@@ -1,4 +1,4 @@
-"""Batches of a dataset by position: a plain DataLoader that is told which records come next."""
+"""Batches of a dataset by position, read by a plain DataLoader."""
 
 from __future__ import annotations
 
@@ -22,25 +22,29 @@ from torch_edl.interfaces import ENDLESS
 from torch_edl.pytorch.order import Order
 from torch_edl.pytorch.sample_digest import sample_digest
 
-# What a DataLoader decides by its own order; ours is the job's.
+# Options of a DataLoader that set the order of records, which the job determines.
 _REFUSED = {
     "sampler": "the job deals the records out; leave it out",
     "batch_sampler": "the job deals the records out; use batch_size",
 }
-# Files are shuffled in blocks of so many minibatches, and within each: see TaskReader.
+# Number of minibatches in a block of a shuffled file; see TaskReader.
 _BATCHES_PER_TASK = 32
 
 
 class Batches:
-    """The minibatches of one member, as its DataLoader makes them.
+    """The minibatches of one member, read by a DataLoader.
 
-    As long as the ring stays the same the loader runs ahead as far as its options say. When it
-    changes, or a step is taken again, it is made anew from there.
+    The DataLoader prefetches while the ring stays the same. When the ring changes or a step is
+    repeated, a new DataLoader starts at that position.
 
     Args:
-        dataset: with ``__len__`` and ``__getitem__`` (or ``__getitems__``).
-        indices: from positions of one epoch to what the dataset is indexed by.
-        options: of the DataLoader.
+        dataset: a dataset with ``__len__`` and ``__getitem__`` (or ``__getitems__``).
+        data: the pass.
+        indices: function from positions within one epoch to indices of the dataset.
+        options: options of the DataLoader.
+
+    Raises:
+        UsageError: an option sets the order of records.
     """
 
     def __init__(
@@ -63,16 +67,16 @@ class Batches:
         self._place = (0, 0)
 
     def known_end(self, start: int, world: int) -> Pass:
-        """The pass, as far as its length is known at ``start``."""
+        """Return the pass, whose length is always known here."""
         return self.data
 
     def take(self, span: Span, start: int, rank: int, world: int) -> Any:
-        """The minibatch at ``span``, of the update at ``start``."""
+        """Return the minibatch at ``span``, which belongs to the update at ``start``."""
         if self._place == (rank, world) and self._running is not None:
             batch = next(self._running, None)
             if self._ahead and self._ahead.popleft() == span:
                 return batch
-        # Another ring, or a step that is taken again.
+        # The ring has changed, or a step is repeated.
         self._place = (rank, world)
         self._ahead.clear()
         self._running = iter(self._loader(self._spans(start, span, rank, world)))
@@ -81,20 +85,20 @@ class Batches:
         return batch
 
     def of(self, spans: Sequence[Span]) -> Iterator[Any]:
-        """The minibatches at some spans, one after the other."""
+        """Return an iterator over the minibatches at some spans."""
         return iter(self._loader(self._indices(span) for span in spans))
 
     def sample(self, span: Span) -> Any:
-        """A minibatch beside the order, for a step that does not count."""
+        """Return the minibatch at ``span``, out of order and read in this process."""
         return self.collate(samples(self.dataset, self._indices(span)))
 
     def close(self) -> None:
-        """Ends the loader's processes."""
+        """Stop the processes of the DataLoader."""
         self._running = None
         self._ahead.clear()
 
     def _spans(self, start: int, first: Span, rank: int, world: int) -> Iterator[list[Any]]:
-        """The indices of this and all later minibatches, should nothing change."""
+        """Yield the indices of all minibatches from ``first`` on, if the ring does not change."""
         for span in self.data.spans(start, first, rank, world):
             self._ahead.append(span)
             yield self._indices(span)
@@ -104,10 +108,17 @@ class Batches:
 
 
 class StreamBatches:
-    """The minibatches of one member, of a dataset that can only be iterated.
+    """The minibatches of one member from an ``IterableDataset``.
 
-    Every member reads the whole stream and takes its part, so the stream must be the same in all
-    of them; a job that continues from a checkpoint reads up to there first.
+    Every member reads the whole stream and uses its own part, so the stream must be the same in all
+    members. A job that resumes from a checkpoint first skips the records before its position.
+
+    Args:
+        epochs: number of iterations over the dataset.
+        options: options of the DataLoader; only ``collate_fn`` is supported.
+
+    Raises:
+        UsageError: an option is not supported, or the pass is shuffled.
     """
 
     def __init__(
@@ -126,10 +137,11 @@ class StreamBatches:
         self.collate: Any = options.get("collate_fn") or default_collate
         self._stream = itertools.chain.from_iterable(itertools.repeat(dataset, epochs))
         self._records: deque[Any] = deque()
-        self._first = 0  # position of the first record that is kept
+        self._first = 0  # position of the first record in self._records
 
     def known_end(self, start: int, world: int) -> Pass:
-        """Reads one update ahead: is this the end?
+        """Read the records of the update at ``start``, and return the pass with its length if the
+        stream ends there.
 
         Raises:
             UsageError: the stream has no records.
@@ -141,7 +153,7 @@ class StreamBatches:
         if not self._records:
             skipped = itertools.islice(self._stream, start - self._first)
             self._first += sum(1 for _ in skipped)
-        # Less than nothing is missing where more were read for a larger ring.
+        # More records than wanted are present if they were read for a larger ring.
         missing = max(0, wanted - self._first - len(self._records))
         self._records.extend(itertools.islice(self._stream, missing))
         end = self._first + len(self._records)
@@ -152,33 +164,36 @@ class StreamBatches:
         return self.data
 
     def take(self, span: Span, start: int, rank: int, world: int) -> Any:
-        """The minibatch at ``span``."""
+        """Return the minibatch at ``span``."""
         return self.sample(span)
 
     def sample(self, span: Span) -> Any:
-        """The records at ``span``, as far as they are there."""
+        """Return a minibatch of those records at ``span`` that were read; at least one record."""
         first = min(span[0] - self._first, max(0, len(self._records) - 1))
         last = max(first + 1, span[1] - self._first)
         return self.collate(list(itertools.islice(self._records, first, last)))
 
     def close(self) -> None:
-        """Forgets what was read."""
+        """Discard all records that were read."""
         self._records.clear()
 
 
 def open_batches(
     dataset: Any, data: dict[str, Any], number: int, options: Mapping[str, Any]
 ) -> Batches | StreamBatches:
-    """The batches of a dataset of any kind.
+    """Return the batches of a dataset of any kind.
 
     Args:
-        data: arguments of :class:`~torch_edl.pytorch.order.Pass`, but for ``records``.
-        number: of the pass in the job.
+        dataset: a dataset, a table, or paths of data files.
+        data: arguments of :class:`~torch_edl.data.passes.Pass`, except ``records``.
+        number: number of the pass in the job.
+        options: options of the DataLoader.
 
     Raises:
-        UsageError: it can neither be indexed nor iterated, or has no records.
+        UsageError: the dataset can neither be indexed nor iterated, or has no records; or an option
+            is not supported.
     """
-    # What is 0, False or None is the default of a DataLoader; a stream takes few options.
+    # An option of 0, False or None is a default; a stream rejects most other options.
     options = {name: value for name, value in options.items() if value}
     if is_paths(dataset):
         return _open_files(dataset, data, number, options)
@@ -186,7 +201,7 @@ def open_batches(
     if isinstance(dataset, Rows):
         options = {"collate_fn": collate_records, **options}
     if isinstance(dataset, IterableDataset):
-        # The length shows when the end is there; epochs follow each other without a border.
+        # The length is unknown until the end; epochs follow each other without a boundary.
         stream = Pass(records=ENDLESS, **{**data, "epochs": 1})
         return StreamBatches(dataset, stream, data["epochs"], options)
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
@@ -217,7 +232,7 @@ class Rows:
 
 
 def as_rows(dataset: Any) -> Any:
-    """The rows of a data frame of pandas, or of a ``pyarrow.Table``; another dataset as it is.
+    """Return a pandas data frame or a ``pyarrow.Table`` as a dataset; any other dataset unchanged.
 
     Raises:
         UsageError: a column has values of several types.
@@ -227,23 +242,23 @@ def as_rows(dataset: Any) -> Any:
 
 
 def samples(dataset: Any, indices: list[Any]) -> Any:
-    """What a ``collate_fn`` gets of some samples of a dataset."""
+    """Return some samples of a dataset in the form of a ``collate_fn``'s argument."""
     if hasattr(dataset, "__getitems__"):
         return dataset.__getitems__(indices)
     return [dataset[index] for index in indices]
 
 
 def is_paths(dataset: Any) -> bool:
-    """Whether a script gives data files, by one path or by several."""
+    """Return True if a dataset is given by one path, or by a list or tuple of paths."""
     several = dataset if isinstance(dataset, list | tuple) else [dataset]
     return all(isinstance(path, str | os.PathLike) for path in several)
 
 
 def open_sources(paths: Any) -> list[Source]:
-    """The sources that a path, or several, name.
+    """Open the sources of one path or several.
 
     Raises:
-        UsageError: there is no such file, or it is of no known kind.
+        UsageError: a file does not exist, or has an unknown format.
     """
     named = [paths] if isinstance(paths, str | os.PathLike) else paths
     try:
@@ -287,7 +302,8 @@ def _open_files(
 
 
 def collate_records(records: Any) -> Any:
-    """Tensors by column for the rows of a table, texts as lists; records of bytes as they are."""
+    """Convert a table to a dict of numeric columns as tensors and other columns as lists; return a
+    list of ``bytes`` unchanged."""
     if isinstance(records, list):
         return records
     columns = {}

@@ -1,4 +1,4 @@
-"""The contract of a model file of torch: its functions, and what they must give."""
+"""The contract of a model file of torch: its functions and their return values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch_edl.training.contract.signatures import SIGNATURES
 
 @dataclass(frozen=True, kw_only=True)
 class Contract(UserFunctions):
-    """The functions of a model file, under the first of their accepted names."""
+    """The functions of a model file of torch."""
 
     model: Callable[[], nn.Module]
     optimizer: Callable[[Any], torch.optim.Optimizer]
@@ -27,10 +27,10 @@ class Contract(UserFunctions):
     signatures = SIGNATURES["torch"]
 
     def make_model(self) -> nn.Module:
-        """Calls the user's ``model``.
+        """Call ``model`` and return its module.
 
         Raises:
-            ContractError: it raised, or returned no module.
+            ContractError: the function raised, or did not return a module.
         """
         module = self._call(f"{self.named('model')}()", self.model)
         if not isinstance(module, nn.Module):
@@ -38,10 +38,11 @@ class Contract(UserFunctions):
         return module
 
     def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        """Calls the user's ``optimizer`` with the parameters of ``module``.
+        """Call ``optimizer`` with the parameters of ``module``, and return its optimizer.
 
         Raises:
-            ContractError: it raised, or returned no optimizer, or one that needs a closure.
+            ContractError: the function raised, did not return an optimizer, or returned an
+                optimizer whose ``step`` needs a closure.
         """
         made = self._call(
             "optimizer(model.parameters())", lambda: self.optimizer(module.parameters())
@@ -58,7 +59,11 @@ class Contract(UserFunctions):
         return made
 
     def make_scheduler(self, optimizer: torch.optim.Optimizer) -> Any | None:
-        """Calls the user's ``scheduler``, if there is one."""
+        """Call ``scheduler`` and return its scheduler; None if the file does not define it.
+
+        Raises:
+            ContractError: the function raised, or did not return a scheduler.
+        """
         if self.scheduler is None:
             return None
         made = self._call("scheduler(optimizer)", lambda: self.scheduler(optimizer))  # type: ignore[misc]
@@ -68,10 +73,10 @@ class Contract(UserFunctions):
 
 
 def load_contract(path: str, args: Sequence[str] = ()) -> Contract:
-    """Executes a model file and finds the functions of the contract in it.
+    """Execute a model file and return its functions.
 
     Args:
-        args: becomes ``sys.argv[1:]`` of the file.
+        args: ``sys.argv[1:]`` of the file.
 
     Raises:
         ContractError: the file raised, or a function is missing or takes other arguments.

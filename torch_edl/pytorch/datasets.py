@@ -1,6 +1,6 @@
-"""What ``feed`` may return besides tensors, in torch: a ``Dataset``, read by a ``DataLoader``.
+"""Torch datasets that ``feed`` may return in place of tensors, read by a ``DataLoader``.
 
-Samples of a dataset may raise: they are found one by one, named, or left out.
+Samples that raise are either left out, or located by index for the error message.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch_edl.errors import describe_error
 
 
 class TorchDatasets:
-    """See :class:`~torch_edl.data.batch.Datasets`."""
+    """Datasets of torch; see :class:`~torch_edl.data.batch.Datasets`."""
 
     name = "a torch Dataset"
     framework = "torch"
@@ -36,7 +36,7 @@ class TorchDatasets:
         return len(dataset)
 
     def tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
-        # Columns of a table may not be written to, and torch has no such tensors.
+        # Columns of a table are read-only, which torch tensors cannot be.
         return torch.from_numpy(array if array.flags.writeable else array.copy())
 
     def minibatches(
@@ -64,8 +64,8 @@ class TorchDatasets:
 class TorchGenerator:
     """The default generator of torch on the CPU; see :class:`~torch_edl.data.randomness.Generator`.
 
-    The generator is left alone for a ``feed`` that does not use it, and so the dropout of a model
-    does not depend on when ``feed`` runs.
+    A ``feed`` that does not use the generator leaves its state unchanged, so that the dropout of a
+    model does not depend on the time at which ``feed`` runs.
     """
 
     def seed(self, seed: int) -> None:
@@ -80,7 +80,8 @@ class TorchGenerator:
 
 
 class _Tolerant(Dataset[Any]):
-    """A dataset with a :class:`Damaged` where one raises; :func:`collate_sound` collates it."""
+    """A dataset that returns :class:`Damaged` for a sample that raises; its samples are collated by
+    :func:`collate_sound`."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -95,7 +96,8 @@ class _Tolerant(Dataset[Any]):
 def collate_sound(
     collate: Callable[[list[Any]], Any], samples: Sequence[Any]
 ) -> tuple[Any, list[Damaged]]:
-    """A minibatch of the samples that are sound (None if there is none), and the others."""
+    """Return a minibatch of the undamaged samples (None if there are none), and the damaged
+    samples."""
     sound = [sample for sample in samples if not isinstance(sample, Damaged)]
     damaged = [sample for sample in samples if isinstance(sample, Damaged)]
     return (collate(sound) if sound else None), damaged
@@ -110,16 +112,16 @@ def minibatches(
     collate_fn: Any,
     **options: Any,
 ) -> Iterator[tuple[Any, Sequence[Damaged]]]:
-    """The first minibatch of a dataset and those from number ``skip`` on, and what was left out of
-    each.
+    """Yield the first minibatch of a dataset and those from number ``skip`` on, each with its
+    damaged samples. The first minibatch is always read, to compare it with earlier attempts.
 
     Args:
-        random: what a stream draws; the processes of the loader are seeded by it.
-        tolerant: leave samples out that raise; a stream has none that could be.
-        options: of the ``DataLoader``, ``batch_size`` among them.
+        random: random numbers of the task; they seed the processes of the ``DataLoader``.
+        tolerant: leave out samples that raise; has no effect on an ``IterableDataset``.
+        options: options of the ``DataLoader``, including ``batch_size``.
 
     Raises:
-        SampleError: it raised.
+        SampleError: the dataset raised.
     """
     options["generator"] = torch.Generator().manual_seed(random.seed)
     if isinstance(dataset, IterableDataset):
@@ -143,19 +145,19 @@ def minibatches(
             taken += 1
             yield item if tolerant else (item, ())
     except (Exception, SystemExit) as error:
-        if not tolerant:  # Read again, one by one, in this process: which is it?
+        if not tolerant:  # read again, one by one, to find the index of the sample
             read_all(dataset, indices[taken * size : (taken + 1) * size])
         raise SampleError(error, None) from error
 
 
 def read_all(dataset: Any, indices: Iterable[int], *, tolerant: bool = False) -> list[Any]:
-    """The samples at some indices.
+    """Return the samples at some indices.
 
     Args:
-        tolerant: with a :class:`Damaged` where one raises.
+        tolerant: return :class:`Damaged` for a sample that raises.
 
     Raises:
-        SampleError: one raised.
+        SampleError: a sample raised, unless ``tolerant``; or a sample called ``sys.exit()``.
     """
     samples: list[Any] = []
     for index in indices:

@@ -1,4 +1,4 @@
-"""A model file of torch: its model, optimizer and scheduler, and how they train."""
+"""A model file of torch: its model, optimizer and scheduler, and their engines."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ log = logging.getLogger(__name__)
 
 
 def warm_up() -> None:
-    """Imports torch's compiler before a model file is loaded.
+    """Import torch's compiler before a model file is loaded.
 
-    The first optimizer of a process imports it otherwise, which takes a second or two; a spare has
-    imported it before it takes the place of a worker.
+    Otherwise the first optimizer of a process imports the compiler, which takes one or two seconds.
+    A spare imports the compiler while it waits.
     """
     importlib.import_module("torch._dynamo")
 
 
 class ModelFile(UserModel):
-    """See :class:`~torch_edl.training.user_model.UserModel`."""
+    """A model file of torch; see :class:`~torch_edl.training.user_model.UserModel`."""
 
     values = TorchValues()
 
@@ -80,7 +80,7 @@ class ModelFile(UserModel):
             check_shared(self.model)
         if ready.strategy == "ps":
             # Rows that decay towards zero become denormal numbers, which are many times slower.
-            # Elsewhere a model gives the same bits as under `python`.
+            # With other strategies a model computes the same bits as under `python`.
             torch.set_flush_denormal(True)
             swapped = swap_large(
                 self.model, train.large_embedding, self.optimizer,

@@ -1,4 +1,4 @@
-"""What the master needs to know of a model of torch to choose a strategy."""
+"""The description of a torch model from which the master chooses a strategy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch_edl.wire import master_pb2 as pb
 
 
 def report_model(module: nn.Module, optimizer: torch.optim.Optimizer) -> pb.ReportModelRequest:
-    """What the master needs to know of a model to choose a strategy."""
+    """Return the description of a model: its optimizer, its size and its embeddings."""
     report = pb.ReportModelRequest(
         optimizer=type(optimizer).__name__,
         dense_elements=sum(p.numel() for p in module.parameters()),

@@ -1,4 +1,4 @@
-"""The order in which a pass indexes a dataset, which depends on (seed, pass, epoch) only."""
+"""The order of the records in a pass, which is a function of (seed, pass, epoch)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Order:
     """Maps positions of a pass to indices of the dataset.
 
     Args:
-        number: number of the pass in the job; each pass has an order of its own.
+        number: number of the pass in the job; each pass has its own order.
     """
 
     def __init__(self, data: Pass, number: int) -> None:
@@ -24,7 +24,7 @@ class Order:
         self._indices = np.empty(0, np.int64)
 
     def indices(self, span: Span) -> list[int]:
-        """The indices at the positions of a span, which lies in one epoch."""
+        """Return the indices at the positions of a span, which must lie in one epoch."""
         first, last = span
         epoch, start = divmod(first, self._data.records)
         if not self._data.shuffle:

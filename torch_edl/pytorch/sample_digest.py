@@ -1,8 +1,8 @@
-"""A digest of what a dataset stores, which tells two orders of its samples apart.
+"""A digest of a dataset's stored data, which differs for another order of its samples.
 
-The digest is made of what is stored for each sample: the indices of a ``Subset``, tensors, arrays,
-lists, tables. No sample is read: ``__getitem__`` may augment a sample at random, or open a file
-that the processes of a ``DataLoader`` must not inherit.
+The digest covers the data stored for each sample: the indices of a ``Subset``, tensors, arrays,
+lists, tables. No sample is read, since ``__getitem__`` may augment a sample at random, or open a
+file that the processes of a ``DataLoader`` must not inherit.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from typing import Any
 import numpy as np
 import torch
 
-_ROWS, _VALUES, _LENGTH = 64, 16, 1024  # at most so many samples, values of each, and letters
-_PARTS, _DEPTH = 64, 6  # at most so many datasets, arrays and the like, inside of each other
+_ROWS, _VALUES, _LENGTH = 64, 16, 1024  # limits: samples, values in a sample, characters of a text
+_PARTS, _DEPTH = 64, 6  # limits: parts of an object, and levels of nested objects
 
-# A dataset may fill a cache for each sample later on: its first digest is the one that holds.
+# The first digest of each dataset, which a cache that the dataset fills later must not change.
 _known: dict[int, tuple[weakref.ref[Any], str]] = {}
 
 
 def sample_digest(dataset: Any) -> str:
-    """The digest of the first, the last and some other samples of a dataset; empty if the dataset
-    stores nothing for each sample.
+    """Return the digest of the first, the last and some other samples of a dataset; empty if the
+    dataset stores no data for each sample.
 
-    Floats are compared roughly, since processors round differently, and of paths the last part.
+    Floats are rounded coarsely, since processors round differently. Paths are reduced to their last
+    component.
 
     Args:
-        dataset: has ``__len__`` and ``__getitem__``.
+        dataset: a dataset with ``__len__`` and ``__getitem__``.
     """
     key = id(dataset)
     reference, digest = _known.get(key, (None, ""))
@@ -46,11 +47,11 @@ def sample_digest(dataset: Any) -> str:
 
 
 def _stored(value: Any, count: int, outer: set[int]) -> Iterator[Any]:
-    """What is stored for some of ``count`` samples: in a dataset, in its attributes, or in the
-    datasets that it is made of.
+    """Yield the data stored for some of ``count`` samples: in a dataset, in its attributes, or in
+    the datasets that it consists of.
 
     Args:
-        outer: ids of the objects that ``value`` is part of.
+        outer: ids of the objects that contain ``value``.
     """
     if _length(value) == count and (rows := _rows(value, count)) is not None:
         yield rows
@@ -68,17 +69,17 @@ def _stored(value: Any, count: int, outer: set[int]) -> Iterator[Any]:
 
 
 def _length(value: Any) -> int:
-    """The number of items; -1 if the value has none, as a text."""
+    """Return the number of items; -1 for a text, a mapping, or a value without a length."""
     if isinstance(value, str | bytes | Mapping):
         return -1
     try:
         return len(value)
-    except Exception:  # an object of somebody else's, such as a file that is closed
+    except Exception:  # any object may raise, such as a closed file
         return -1
 
 
 def _rows(value: Any, count: int) -> Any:
-    """The values of some samples; None if the type of ``value`` is none that stores them."""
+    """Return the values of some samples; None if the type of ``value`` is not supported."""
     at = _some(count, _ROWS)
     package = type(value).__module__.partition(".")[0]
     is_tensor = isinstance(value, torch.Tensor) and value.layout is torch.strided
@@ -92,7 +93,7 @@ def _rows(value: Any, count: int) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Some of the values in a sample, as numbers and texts."""
+    """Return some of the values in a sample, as numbers and texts."""
     if isinstance(value, torch.Tensor) and value.layout is torch.strided:
         flat = value.detach().reshape(-1)
         return [*value.shape, *(_plain(flat[at].item()) for at in _some(len(flat), _VALUES))]
@@ -102,7 +103,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float):
-        # Steps of 5%, and of 0.00005 near 0; their borders are at numbers that data rarely have.
+        # Steps of 5%, and of 0.00005 near 0. The offset keeps borders away from common numbers.
         finite = math.isfinite(value)
         return math.floor(math.asinh(1000 * value) * 20 + 0.3137) if finite else str(value)
     if isinstance(value, str | os.PathLike):
@@ -117,5 +118,5 @@ def _plain(value: Any) -> Any:
 
 
 def _some(count: int, most: int) -> list[int]:
-    """The first, the last and some other places of ``count``."""
+    """Return the first, the last and some other indices below ``count``; at most ``most``."""
     return sorted({int(place) for place in np.linspace(0, count - 1, min(most, count))})

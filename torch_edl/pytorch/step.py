@@ -1,5 +1,5 @@
-"""One minibatch through the functions of a model file: what it computes, and what is said of an
-error."""
+"""The computation of one minibatch by the functions of a model file, and the errors of these
+functions."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ from torch_edl.training.not_finite import not_finite, the_one
 
 
 class Step:
-    """One minibatch through the user's model: forward, loss and backward, checked.
+    """Forward, loss and backward of the user's model on one minibatch, with checks.
 
     Args:
-        on_nan: ``stop`` raises :class:`NanLossError`, ``skip`` returns None.
-        log_layers: glob over module names whose outputs are logged now and then.
-        apart: within it, nothing else draws random numbers of torch.
+        on_nan: ``stop``: a loss that is not finite raises :class:`NanLossError`; ``skip``: the
+            minibatch is left out.
+        log_layers: glob pattern of the names of modules whose outputs are logged periodically.
+        apart: returns a context in which no other thread draws random numbers of torch.
     """
 
     def __init__(
@@ -53,15 +54,15 @@ class Step:
             modules[name].register_forward_hook(self._log_layer(name))
 
     def forward(self, features: Any) -> Any:
-        """The model on a minibatch."""
+        """Run the model on the features of a minibatch."""
         with self._apart():
             return self._forward(features)
 
     def predict(self, features: Any) -> Any:
-        """What the model says of a minibatch.
+        """Return the output of the model for the features of a minibatch.
 
         Raises:
-            UserCodeError: it raised.
+            UserCodeError: the model raised.
         """
         try:
             return self.forward(features)
@@ -74,13 +75,16 @@ class Step:
             ) from error
 
     def backward(self, loss: torch.Tensor, batch: Batch) -> None:
-        """The gradient of what :meth:`loss` gave for a minibatch.
+        """Compute the gradients of a loss that :meth:`loss` returned.
+
+        Args:
+            batch: the minibatch, for messages.
 
         Raises:
-            UserCodeError: it raised.
+            UserCodeError: the backward pass raised.
         """
         try:
-            with self._apart():  # activation checkpoints draw again
+            with self._apart():  # activation checkpoints draw random numbers again
                 loss.backward()  # type: ignore[no-untyped-call]
         except Exception as error:
             raise UserCodeError(
@@ -89,11 +93,12 @@ class Step:
             ) from error
 
     def loss(self, batch: Batch) -> torch.Tensor | None:
-        """The loss of a minibatch, a finite scalar; None if it is to be left out.
+        """Return the loss of a minibatch, a finite scalar; None if the loss is not finite and
+        ``on_nan`` is ``skip``.
 
         Raises:
-            UserCodeError: the user's code raised, or returned no scalar.
-            NanLossError: the loss is not finite.
+            UserCodeError: user code raised, or did not return a scalar.
+            NanLossError: the loss is not finite, and ``on_nan`` is ``stop``.
         """
         self._layers.count += 1
         predictions = self.predict(batch.features)
@@ -118,7 +123,8 @@ class Step:
         return loss
 
     def _the_one(self, batch: Batch, predictions: Any) -> int | None:
-        """The sample whose loss cannot be computed, or is not finite, where the others' can."""
+        """Return the index of the first sample whose loss fails or is not finite; None if no sample
+        fails by itself, or all do."""
 
         def fails(index: int) -> bool:
             labels, predicted = (
@@ -131,8 +137,8 @@ class Step:
             return the_one(batch.size, fails)
 
     def _dtypes(self, error: BaseException, **fed: Any) -> str:
-        """What to do about numbers of float64, the type of numpy and of tables, where torch raised
-        over types."""
+        """Return a hint if torch raised because of float64 tensors, the default type of numpy and
+        of tables; empty otherwise."""
         said = str(error).lower()
         known = {p.dtype for p in self._model.parameters() if p.is_floating_point()}
         if not ("dtype" in said or "double" in said) or torch.float64 in known:
@@ -159,12 +165,12 @@ class Step:
 def contract_body(
     step: Step, engine: Engine, optimizer: torch.optim.Optimizer, scheduler: Any | None
 ) -> Callable[[Batch], float]:
-    """What stands between two batches of a model file: computes a minibatch and returns its loss.
-    NaN: the minibatch gave no gradient.
+    """Return the body of the training loop of a model file: a function that computes a minibatch
+    and returns its loss; NaN if the minibatch gave no gradient.
 
-    Raises:
-        UserCodeError: the user's code raised.
-        NanLossError: the loss is not finite, and the user wants to stop then.
+    Raises (the body):
+        UserCodeError: user code raised.
+        NanLossError: the loss is not finite, and the job is configured to stop in this case.
     """
 
     def body(batch: Batch) -> float:
@@ -180,9 +186,11 @@ def contract_body(
 
 
 def caller(model: nn.Module) -> Callable[[Any], Any]:
-    """The function from the features of a minibatch to what the model makes of them: a tuple is
-    unpacked unless ``forward`` takes a single argument, a dict becomes keyword arguments where
-    the names fit."""
+    """Return a function from the features of a minibatch to the output of the model.
+
+    A tuple is unpacked unless ``forward`` takes a single argument. A dict is passed as keyword
+    arguments if ``forward`` has parameters of all its names, and as one argument otherwise.
+    """
     unpack = _unpacks(model)
 
     def call(features: Any) -> Any:

@@ -1,4 +1,4 @@
-"""How tensors and metrics of torch become numbers and arrays."""
+"""Conversion of torch tensors and metrics to numbers and arrays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Array = npt.NDArray[Any]
 
 
 class TorchValues:
-    """See :class:`~torch_edl.training.task_results.Values`."""
+    """Conversion for torch; see :class:`~torch_edl.training.task_results.Values`."""
 
     def mean(self, value: Any) -> float:
         return float(torch.as_tensor(value, dtype=torch.float64).mean())
@@ -52,7 +52,8 @@ class TorchValues:
 
 
 def describe(value: Any) -> str:
-    """Shape and dtype of a tensor, the type of anything else: for messages."""
+    """Return the shape and dtype of a tensor, or the type of any other value, for messages. The
+    parts of tuples, lists and mappings are described one by one."""
     if isinstance(value, torch.Tensor):
         return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
     if isinstance(value, tuple | list):
@@ -96,5 +97,5 @@ def _reduction(metric: str, key: str, function: Callable[..., Any] | None) -> st
 def _load_torchmetric(metric: Any, merged: Mapping[str, torch.Tensor]) -> None:
     for key, value in merged.items():
         setattr(metric, key, [value] if isinstance(metric._defaults[key], list) else value)
-    # compute() warns of a metric that was never updated.
+    # Without a count, compute() warns that the metric was never updated.
     metric._update_count = 1

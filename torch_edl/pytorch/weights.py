@@ -1,4 +1,4 @@
-"""The ``state_dict`` of a model in a file of torch or safetensors."""
+"""Files of a model's ``state_dict``, in the format of torch or of safetensors."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ SUFFIXES = (*_TORCH_SUFFIXES, ".safetensors")
 
 
 def checked(path: str | os.PathLike[str]) -> Path:
-    """The path, if its suffix is supported.
+    """Return the path if its suffix is supported.
 
     Raises:
-        UsageError: the suffix is another one.
+        UsageError: the suffix is not supported.
     """
     path = Path(path)
     if path.suffix not in SUFFIXES:
@@ -30,10 +30,11 @@ def checked(path: str | os.PathLike[str]) -> Path:
 
 
 def write(state: Mapping[str, Any], path: Path) -> None:
-    """Writes a ``state_dict``, whole or not at all; missing folders are created.
+    """Write a ``state_dict`` atomically; create missing folders.
 
     Raises:
         EdlError: the file cannot be written.
+        UsageError: a value is not a tensor, and the format is safetensors.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,17 +45,17 @@ def write(state: Mapping[str, Any], path: Path) -> None:
             else:
                 safetensors.torch.save_file(_apart(state), temporary)
     except (OSError, RuntimeError, safetensors.SafetensorError) as error:
-        # torch and safetensors hide the error of the disk: one as context, the other in a text.
+        # torch raises the disk's error as a context; safetensors has only its text.
         behind = error if isinstance(error, OSError) else error.__context__
         cause = behind.strerror if isinstance(behind, OSError) else error
         raise EdlError(f"{path}: cannot be written: {cause}") from error
 
 
 def read(path: Path) -> Mapping[str, Any]:
-    """Reads a file of :func:`write` or ``torch.save``, to the CPU.
+    """Read a file of :func:`write` or ``torch.save``; the tensors are on the CPU.
 
     Raises:
-        UsageError: the file holds something else.
+        UsageError: the file does not hold a ``state_dict``.
     """
     if path.suffix not in _TORCH_SUFFIXES:
         return safetensors.torch.load_file(path)
@@ -65,7 +66,11 @@ def read(path: Path) -> Mapping[str, Any]:
 
 
 def _apart(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The same tensors, each in memory of its own: safetensors rejects shared memory."""
+    """Return contiguous tensors that share no memory, which safetensors requires.
+
+    Raises:
+        UsageError: a value is not a tensor.
+    """
     made: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
     for name, value in state.items():
