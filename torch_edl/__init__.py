@@ -1,7 +1,7 @@
 """torch-edl: an elastic trainer for PyTorch.
 
-The public names are loaded when first used, so that ``import torch_edl`` (the master, the
-servers, the command line) does not import torch.
+The public names are loaded at their first use, so that ``import torch_edl`` does not import torch
+in the master, the servers and the command line.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
     "preprocessing",
 ]
 
-# Name to its module, and to what it is there; the module itself where that is empty.
+# Public name to its module and its attribute there; an empty attribute means the module itself.
 _LAZY = {
     "nn": ("torch_edl.nn", ""),
     "optim": ("torch_edl.optim", ""),

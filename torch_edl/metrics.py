@@ -1,4 +1,5 @@
-"""Metrics whose state can be merged, so that a figure over many workers equals that of one."""
+"""Metrics with states that can be merged, so that the result does not depend on the number of
+workers."""
 
 from __future__ import annotations
 
@@ -11,55 +12,60 @@ from torch import Tensor
 from torch_edl.errors import UsageError
 
 Reduction = Literal["sum", "max", "min"]
-"""How two workers' values of one state tensor become one, element by element."""
+"""Operation that merges the values of a state tensor from two workers, element by element."""
 
 
 @runtime_checkable
 class Metric(Protocol):
-    """What ``eval_metrics_fn`` may return beside plain functions.
+    """A metric object, which ``eval_metrics_fn`` may return in place of a function.
 
-    Every worker updates its own object; the states are then reduced, tensor by tensor and in any
-    order, and merged into a fresh object, whose ``compute`` is the figure of the job. ``state`` of
-    a fresh object is the neutral element.
+    Every worker updates its own object. The states are then reduced, tensor by tensor and in any
+    order, and merged into a new object, whose ``compute`` returns the result of the job. The
+    ``state`` of a new object must be the neutral element of its reductions.
     """
 
     @property
     def reductions(self) -> Mapping[str, Reduction]:
-        """The reduction of each tensor that ``state`` returns."""
+        """The reduction of each tensor of ``state``, by name."""
         ...
 
     def update(self, labels: Tensor, predictions: Tensor) -> None:
-        """Count a minibatch in."""
+        """Add a minibatch."""
         ...
 
     def state(self) -> dict[str, Tensor]:
-        """All that was counted, as tensors whose shapes do not depend on the data."""
+        """Return the state as tensors by name. Their shapes must not depend on the data."""
         ...
 
     def merge(self, state: Mapping[str, Tensor]) -> None:
-        """Count another object's ``state`` in."""
+        """Add the ``state`` of another object."""
         ...
 
     def compute(self) -> float:
-        """The figure over everything counted."""
+        """Return the value of the metric over all added minibatches and states."""
         ...
 
     def reset(self) -> None:
-        """Forget everything counted."""
+        """Return to the state of a new object."""
         ...
 
 
 class AUC:
-    """Area under the ROC curve, by a histogram of the scores of each class.
+    """Area under the ROC curve, computed from a histogram of the scores of each class.
 
-    The counts are integers, so any split of the records over workers gives the same figure, bit
-    for bit. Scores are binned on the logit scale, evenly in ``x / (1 + |x|)``: with the default
-    65,536 bins a bin is 3e-5 wide at logit 0 and 2e-3 at 7, and the figure is within 1e-4 of the
-    exact one for scores that are not all packed into a few bins (pairs in one bin count half).
+    The counts are integers, so the result is the same, bit for bit, for any distribution of the
+    records over workers. Scores are binned on the logit scale, evenly in ``x / (1 + |x|)``. With
+    the default of 65,536 bins, a bin is 3e-5 wide at logit 0 and 2e-3 wide at logit 7. The result
+    is within 1e-4 of the exact value unless most scores are in a few bins (a pair of records in the
+    same bin counts half). An object and its state take 1 MB each.
 
-    ``scores`` says what the predictions are: ``"logits"`` (any real number; also right for a score
-    that is merely monotone in the probability) or ``"probabilities"`` (0 to 1). One object takes
-    1 MB and so does its state.
+    Args:
+        scores: type of the predictions: ``"logits"`` (any real numbers, also scores that are only
+            monotone in the probability) or ``"probabilities"`` (0 to 1).
+        bins: number of bins; at least 2.
+
+    Raises:
+        UsageError: an argument is invalid.
     """
 
     def __init__(
@@ -79,10 +85,15 @@ class AUC:
         return {"counts": "sum"}
 
     def update(self, labels: Tensor, predictions: Tensor) -> None:
-        """Count ``n`` records: labels of 0 and 1 (any dtype) and predictions, ``n`` elements each.
+        """Add ``n`` records.
 
-        Raises UsageError where the numbers of elements differ, a label is neither 0 nor 1, or a
-        prediction is NaN or, with ``scores="probabilities"``, outside 0 to 1.
+        Args:
+            labels: ``n`` labels of 0 or 1, of any dtype and shape.
+            predictions: ``n`` scores.
+
+        Raises:
+            UsageError: the numbers of elements differ; a label is neither 0 nor 1; a prediction is
+                NaN, or outside 0 to 1 with ``scores="probabilities"``.
         """
         score = predictions.detach().reshape(-1).to("cpu", torch.float64)
         truth = labels.detach().reshape(-1).to("cpu")
@@ -107,14 +118,14 @@ class AUC:
                 "predictions: NaN has no rank, so there is no AUC; look at the inputs and the loss"
             )
         half = self._bins / 2
-        # x / (1 + |x|) without its NaN at infinity, which the logit of an exact 0 or 1 is.
+        # x / (1 + |x|), written so that infinity, the logit of an exact 0 or 1, does not give NaN.
         squashed = torch.sign(score) * (1 - 1 / (1 + score.abs()))
         place = torch.clamp((squashed * half + half).to(torch.int64), 0, self._bins - 1)
         place += positive.to(torch.int64) * self._bins
         self._counts += torch.bincount(place, minlength=2 * self._bins).view(2, self._bins)
 
     def state(self) -> dict[str, Tensor]:
-        """``counts``: int64 (2, bins), of the negatives and of the positives; a copy."""
+        """Return a copy of ``counts``: int64 (2, bins), negatives in row 0, positives in row 1."""
         return {"counts": self._counts.clone()}
 
     def merge(self, state: Mapping[str, Tensor]) -> None:
@@ -127,7 +138,8 @@ class AUC:
         self._counts += counts.to("cpu", torch.int64)
 
     def compute(self) -> float:
-        """The probability that a positive scores above a negative; NaN while a class is missing."""
+        """Return the probability that a positive has a higher score than a negative; NaN if there
+        are no records of a class."""
         negatives, positives = self._counts.to(torch.float64)
         pairs = float(negatives.sum() * positives.sum())
         if pairs == 0:

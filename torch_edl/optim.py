@@ -1,4 +1,4 @@
-"""FTRL, which torch.optim lacks, and the compiled kernel that runs an optimizer of the user."""
+"""The optimizer FTRL, which torch.optim lacks, and the compiled kernels of torch optimizers."""
 
 from __future__ import annotations
 
@@ -13,24 +13,28 @@ from torch_edl.errors import UnsupportedOptimizerError, UsageError
 from torch_edl.wire import pserver_pb2 as pb
 
 _LEAST_RATE = torch.finfo(torch.float32).tiny
-"""Below it, a division by the rate is beyond float32."""
+"""Smallest learning rate of a step; a division by a smaller rate overflows float32."""
 
 
 class Ftrl(Optimizer):
-    r"""Follow the regularised leader, per coordinate (McMahan et al. 2013), as TensorFlow has it.
+    r"""Follow the regularised leader, per coordinate (McMahan et al. 2013), as in TensorFlow.
 
-    With ``n`` the sum of squared gradients (from ``initial_accumulator_value``), ``z`` the linear
-    term (from 0) and ``p = -lr_power``, a step is::
+    With ``n`` the sum of squared gradients (initially ``initial_accumulator_value``), ``z`` the
+    linear term (initially 0) and ``p = -lr_power``, a step is::
 
         n' = n + g**2
         z' = z + g - (n'**p - n**p) / lr * w
         w' = 0 if |z'| <= l1 else (sign(z') * l1 - z') / ((n'**p + beta) / lr + 2 * l2)
 
-    so ``l1`` makes weights exactly 0. At a rate of 0 (a scheduler's warm-up) a step does nothing.
-    Gradients are dense or sparse (COO over the first dimension); rows that a sparse gradient lacks
-    keep weight and state.
+    so ``l1`` makes weights exactly 0. A step at a learning rate of 0 (the start of a warm-up) has
+    no effect. Gradients are dense or sparse (COO over the first dimension). Rows that a sparse
+    gradient lacks keep their weight and state.
 
-    State of a parameter: ``step`` (float32 scalar), ``accumulator`` and ``linear`` (its shape).
+    State of a parameter: ``step`` (float32 scalar), ``accumulator`` and ``linear`` (both of the
+    shape of the parameter).
+
+    Raises:
+        UsageError: an argument is out of range.
     """
 
     def __init__(
@@ -43,7 +47,6 @@ class Ftrl(Optimizer):
         beta: float = 0.0,
         initial_accumulator_value: float = 0.1,
     ) -> None:
-        """Raises UsageError for a value outside its range."""
         for name, value, low in (("l1", l1, 0.0), ("l2", l2, 0.0), ("beta", beta, 0.0)):
             if value < low:
                 raise UsageError(f"{name}={value}: must be 0 or more")
@@ -67,14 +70,18 @@ class Ftrl(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update of every parameter that has a gradient; returns what ``closure`` returns."""
+        """Update every parameter that has a gradient, and return the value of ``closure``.
+
+        Raises:
+            UsageError: a gradient is sparse over more than the first dimension.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
             for param in group["params"]:
-                # A rate of 0, from which a warm-up begins, moves nothing; on servers neither.
+                # A rate of 0, at the start of a warm-up, has no effect, as on the servers.
                 if param.grad is not None and group["lr"] >= _LEAST_RATE:
                     self._update(param, param.grad, group)
         return loss
@@ -98,7 +105,7 @@ class Ftrl(Optimizer):
                 "first dimension only, as nn.Embedding(sparse=True) makes them"
             )
         rows = rows[0]
-        # The rows are unique after coalesce, so they can be taken out, updated and put back.
+        # The rows are unique after coalesce, so they can be copied, updated and written back.
         row_accumulator, row_linear = accumulator[rows], linear[rows]
         param[rows] = _leader(param[rows], grad.values(), row_accumulator, row_linear, group)
         accumulator[rows] = row_accumulator
@@ -108,7 +115,8 @@ class Ftrl(Optimizer):
 def _leader(
     weight: Tensor, grad: Tensor, accumulator: Tensor, linear: Tensor, group: dict[str, Any]
 ) -> Tensor:
-    """The new weight; updates ``accumulator`` and ``linear``. All of one shape."""
+    """Update ``accumulator`` and ``linear`` in place and return the new weight. All tensors have
+    the same shape."""
     lr, power = group["lr"], -group["lr_power"]
     before = accumulator.pow(power)
     accumulator.addcmul_(grad, grad)
@@ -116,12 +124,12 @@ def _leader(
     linear.add_(grad).addcmul_(after - before, weight, value=-1 / lr)
     curvature = after.add_(group["beta"]).div_(lr).add_(2 * group["l2"])
     shrunk = linear - linear.clamp(-group["l1"], group["l1"])
-    # 0 / 0 where nothing was ever accumulated: such a weight has had no gradient, and is 0.
+    # Where nothing was accumulated the quotient is 0 / 0; such a weight has no gradient and is 0.
     return torch.where(shrunk == 0, torch.zeros_like(shrunk), -shrunk / curvature)
 
 
-# Class -> kernel and its hyperparameters under torch's names. The other options of a group
-# (foreach, fused, capturable, ...) say how torch computes, not what.
+# Class -> kernel and the names of its hyperparameters in torch. The other options of a group
+# (foreach, fused, capturable, ...) do not affect the result.
 _KERNELS: dict[type[torch.optim.Optimizer], tuple[str, tuple[str, ...]]] = {
     torch.optim.SGD: (
         "sgd",
@@ -151,12 +159,12 @@ SUPPORTED = tuple(f"{kind.__module__.split('.')[0]}.optim.{kind.__name__}" for k
 
 
 def optimizer_config(optimizer: torch.optim.Optimizer) -> pb.OptimizerConfig:
-    """The compiled kernel of a torch optimizer, and the hyperparameters of each parameter group.
-
-    The optimizer is read, never pickled: its class and its parameter groups say all.
+    """Return the compiled kernel of a torch optimizer, and the hyperparameters of each parameter
+    group. The optimizer is not pickled.
 
     Raises:
-        UnsupportedOptimizerError: the class has no kernel, or decays in a way that has none.
+        UnsupportedOptimizerError: the class has no kernel, or the optimizer is
+            ``Adam(decoupled_weight_decay=True)``.
     """
     kind, _ = _kernel(optimizer)
     config = pb.OptimizerConfig(kind=kind)
@@ -172,7 +180,7 @@ def optimizer_config(optimizer: torch.optim.Optimizer) -> pb.OptimizerConfig:
 
 
 def hyperparameters(optimizer: torch.optim.Optimizer) -> list[dict[str, float]]:
-    """What the kernel of an optimizer needs to know, for each parameter group as it is now.
+    """Return the current hyperparameters of an optimizer's kernel, for each parameter group.
 
     Raises:
         UnsupportedOptimizerError: the class has no kernel.
@@ -198,6 +206,7 @@ def _value(group: dict[str, Any], name: str) -> float:
 
 
 def group_of(optimizer: torch.optim.Optimizer) -> Callable[[torch.nn.Parameter], int]:
-    """A function from a parameter to the index of its group; -1: the parameter is frozen."""
+    """Return a function from a parameter to the index of its group; -1 if the parameter is frozen
+    or in no group."""
     index = {id(p): i for i, g in enumerate(optimizer.param_groups) for p in g["params"]}
     return lambda parameter: index.get(id(parameter), -1) if parameter.requires_grad else -1
