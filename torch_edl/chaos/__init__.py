@@ -1,6 +1,6 @@
-"""Faults on purpose: kills and pauses processes of a job, and judges how the job took them.
+"""Fault injection: kills and pauses processes of a job, and checks how the job recovers.
 
-``plan``, ``storm`` and ``verdict`` are pure: what happens when is a function of the plan and its
-seed, with time and processes passed in. ``targets`` and ``run`` act on processes. Nothing here
-knows how a job recovers.
+``plan``, ``storm`` and ``verdict`` are pure: the times and targets of faults follow from the plan
+and its seed, with time and processes passed in. ``targets`` and ``run`` act on processes. No module
+here depends on how a job recovers.
 """

@@ -1,4 +1,4 @@
-"""A job on a cluster, for a storm: its pods are deleted."""
+"""The site of a job on a cluster; its pods are deleted."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from torch_edl.launch.jobs.calls import CALL_TIMEOUT_S, refused
 from torch_edl.launch.jobs.cluster_job import ClusterJob, MasterConnection
 from torch_edl.wire import master_pb2 as pb
 
-# How often the Job is looked at.
+# Seconds between two looks at the Job.
 _LOOK_S = 2.0
 _LISTED_S = 60.0
 
 
 class ClusterSite:
-    """:class:`torch_edl.chaos.site.Site` of a job in pods.
+    """Implements :class:`torch_edl.chaos.site.Site` for a job in pods.
 
-    SIGKILL is a deletion without a grace period, SIGTERM one with that of the pod.
+    SIGKILL becomes a deletion without a grace period, SIGTERM one with the grace period of the pod.
 
     Raises:
-        UsageError: the job is over, or the plan pauses processes, which no cluster does.
-        ClusterError: the cluster does not answer, or refuses.
+        UsageError: the job is over, or the plan pauses processes, which is impossible on a cluster.
+        ClusterError: the cluster does not answer, or rejects a request.
     """
 
     def __init__(self, job: ClusterJob, plan: StormPlan) -> None:
@@ -80,7 +80,8 @@ class ClusterSite:
             stub = self._connection.stub
         try:
             return stub.call(request, timeout_s=CALL_TIMEOUT_S)
-        except ValueError as error:  # the other thread has closed it, for that of another pod
+        # The other thread closed the connection because another pod became the master.
+        except ValueError as error:
             raise UsageError(f"{self._job.name}: its master does not run") from error
         except grpc.RpcError as error:
             raise refused(self._job.name, error) from error
@@ -109,7 +110,7 @@ class ClusterSite:
         return True
 
     def has_master(self) -> bool:
-        """The Job of the master starts it again."""
+        """Return True until the Job is gone, since the Job restarts its master."""
         now = time.monotonic()
         if not self._gone and now - self._looked >= _LOOK_S:
             self._looked = now
@@ -138,4 +139,4 @@ class ClusterSite:
         self._listed.set()
 
     def _failed(self, error: ClusterError) -> None:
-        """The watch goes on trying."""
+        """Do nothing: the watch keeps trying."""

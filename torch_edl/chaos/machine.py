@@ -1,4 +1,4 @@
-"""A job of this machine, for a storm: signals to its processes."""
+"""The site of a job on this machine; its processes receive signals."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from torch_edl.wire import master_pb2 as pb
 
 
 class MachineSite:
-    """:class:`torch_edl.chaos.site.Site` of a job of this machine.
+    """Implements :class:`torch_edl.chaos.site.Site` for a job on this machine.
 
     Raises:
-        UsageError: the job does not run here.
+        UsageError: the job does not run on this machine.
     """
 
     where = "on this machine"
@@ -59,10 +59,10 @@ class MachineSite:
 
 
 def _running(job: JobFolder) -> MasterAddress:
-    """The master of a job that runs on this machine.
+    """Return the address of the master of a job that runs on this machine.
 
     Raises:
-        UsageError: it does not.
+        UsageError: the job does not run on this machine, or belongs to another user.
     """
     if job.master_file.exists() and not _readable(job):
         raise UsageError(

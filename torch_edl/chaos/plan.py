@@ -1,4 +1,4 @@
-"""Which faults are to happen: from the command line, or from a TOML file. Pure but for the file."""
+"""The faults of a storm, from the command line or from a TOML file. Pure except for the file."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _KEYS = {"kill", "pause", "signal", "every", "at"}
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """What happens to processes of one role: in each round at random times, or once."""
+    """A kill or a pause of processes of one role, at random times in each round or once."""
 
     role: str
     """One of :data:`ROLES`."""
     count: int = 1
-    """How many processes, of those that live then."""
+    """Number of processes to strike."""
     signal: str = "KILL"
-    """How they are killed, one of :data:`SIGNALS`."""
+    """Signal that kills the processes, one of :data:`SIGNALS`."""
     pause_s: float = 0.0
-    """Seconds between SIGSTOP and SIGCONT; 0: they are killed."""
+    """Seconds between SIGSTOP and SIGCONT; 0: the processes are killed."""
     every_s: float = 0.0
-    """The length of a round; 0: once, at ``at_s``."""
+    """Length of a round, seconds; 0: the fault happens once, at ``at_s``."""
     at_s: float = 0.0
-    """When it happens once, to all of them together."""
+    """Seconds from the start at which a fault that happens once strikes all its processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +42,16 @@ class StormPlan:
 
     faults: tuple[Fault, ...]
     for_s: float
-    """How long the storm lasts."""
+    """Length of the storm, seconds."""
     seed: int = 0
 
     def roles(self, *, killed: bool) -> dict[str, int]:
-        """The roles that are killed, or paused, and how many processes at most at a time."""
+        """Return the roles that are killed or paused, with the largest number of processes at a
+        time.
+
+        Args:
+            killed: True for the roles that are killed; False for those that are paused.
+        """
         found: dict[str, int] = {}
         for fault in self.faults:
             if killed == (not fault.pause_s):
@@ -55,10 +60,10 @@ class StormPlan:
 
 
 def duration(text: str, option: str) -> float:
-    """Seconds of ``500ms``, ``3s``, ``2m`` or ``1h``; a number alone is seconds.
+    """Return the seconds of ``500ms``, ``3s``, ``2m`` or ``1h``; a number alone is in seconds.
 
     Raises:
-        UsageError: it is no duration above 0.
+        UsageError: the text is no duration above 0.
     """
     match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|m|h)?", text.strip())
     value = float(match[1]) * _UNITS[match[2] or "s"] if match else 0.0
@@ -76,13 +81,14 @@ def faults(
     at_s: float = 0.0,
     named: str = "--{}",
 ) -> tuple[Fault, ...]:
-    """The faults of ``worker=2,ps=1`` and ``worker=1:5s``.
+    """Return the faults that ``kill`` (``worker=2,ps=1``) and ``pause`` (``worker=1:5s``)
+    describe.
 
     Args:
-        named: how a message names ``kill`` and ``pause``.
+        named: format of the names ``kill`` and ``pause`` in messages.
 
     Raises:
-        UsageError: a role, a number or a duration that does not exist.
+        UsageError: an unknown role, or an invalid number or duration.
     """
     found = []
     as_kill, as_pause = named.format("kill"), named.format("pause")
@@ -100,14 +106,14 @@ def faults(
 
 
 def read(path: Path, *, seed: int | None, for_s: float | None) -> StormPlan:
-    """The plan of a TOML file.
+    """Return the plan in a TOML file.
 
     Args:
-        seed: instead of that of the file.
-        for_s: instead of that of the file.
+        seed: seed that replaces the one in the file; None: that of the file.
+        for_s: length in seconds that replaces the one in the file; None: that of the file.
 
     Raises:
-        UsageError: the file cannot be read, or holds no plan.
+        UsageError: the file cannot be read, or contains no valid plan.
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -146,7 +152,7 @@ def _plan(content: Mapping[str, Any], *, seed: int | None, for_s: float | None) 
 
 
 def _faults(entry: Any) -> tuple[Fault, ...]:
-    """The faults of one entry of a plan."""
+    """Return the faults of one entry of a plan."""
     if not isinstance(entry, dict):
         raise UsageError(f"fault = {entry!r}: write [[fault]]")
     _known(entry, _KEYS, "a fault")

@@ -1,4 +1,4 @@
-"""What the set-up of a job promises to survive, and what a plan will cost otherwise. Pure."""
+"""What the configuration of a job promises to survive, and what a plan costs otherwise. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch_edl.wire import master_pb2 as pb
 
 
 def risks(plan: StormPlan, config: JobConfig, status: pb.GetStatusResponse) -> Sequence[str]:
-    """What the plan will cost, a sentence each; empty: nothing, whatever it does."""
+    """Return what the plan will cost, one sentence per risk; empty if no progress can be lost."""
     found = []
     killed = plan.roles(killed=True)
     everything = killed | plan.roles(killed=False)
@@ -37,7 +37,8 @@ def risks(plan: StormPlan, config: JobConfig, status: pb.GetStatusResponse) -> S
 
 
 def restraint(plan: StormPlan, config: JobConfig) -> str:
-    """Which faults of the plan wait until the set-up promises to survive them; empty: none."""
+    """Return which faults wait until the job can survive them, as a sentence; empty if none
+    does."""
     if config.durability.mode != "replica":
         return ""
     if not (plan.roles(killed=True) | plan.roles(killed=False)).get("ps"):

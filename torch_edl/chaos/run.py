@@ -1,4 +1,4 @@
-"""A storm over a running job: sends the signals, asks for the status, and tells the job."""
+"""Runs a storm over a job: sends signals, polls the status, and adds events to the job."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from torch_edl.launch.jobs.folder import ENDED
 from torch_edl.wire import master_pb2 as pb
 
 _LOOK_S = 0.25
-# How long a job has to make progress after the last fault.
+# Seconds that a job has to make progress after the last fault.
 _SETTLE_S = 60.0
 _VERBS = {signal.SIGKILL: "killed", signal.SIGTERM: "told to end", signal.SIGCONT: "continues"}
 
 
 class StormDisplay(Protocol):
-    """What a user sees of a storm."""
+    """Shows a storm to the user."""
 
     def line(self, at_s: float, text: str) -> None:
-        """Something was done, so many seconds after the start."""
+        """Show an action that happened ``at_s`` seconds after the start."""
         ...
 
     def progress(self, at_s: float, for_s: float, text: str) -> None:
-        """How far the storm and the job are."""
+        """Show the progress of the storm and of the job."""
         ...
 
 
 class Chaos:
-    """One run of ``torch-edl chaos``. Ends by itself, or soon after :meth:`stop`.
+    """One run of ``torch-edl chaos``. It ends by itself, or soon after :meth:`stop`.
 
     Args:
-        site: of a job that runs.
+        site: site of a running job.
 
     Raises:
-        UsageError: the job is over, or has no process that the plan could happen to; nothing was
-            done.
+        UsageError: the job is over, or has no process that the plan could strike; no fault was
+            injected.
     """
 
     def __init__(self, site: Site, plan: StormPlan, *, display: StormDisplay) -> None:
@@ -55,36 +55,37 @@ class Chaos:
             raise UsageError(f"{status.job}: the job is over, it is {status.state}")
         config = site.config()
         self.risks = risks(plan, config, status)
-        """What the plan will cost, a sentence each."""
+        """What the plan will cost, one sentence per risk; empty if no progress can be lost."""
         self._check_roles(status, site.living(status.processes))
         self.elsewhere = site.out_of_reach(status.processes)
-        """Processes of the job that do not run on this machine, and are spared."""
+        """Number of processes on other machines, which are spared."""
         self.restraint = restraint(plan, config)
-        """Which faults wait until the job could survive them; empty: none."""
+        """Sentence that says which faults wait until the job can survive them; empty if none
+        does."""
         self._storm = Storm(plan)
-        self._seen: set[int] = set()  # ids of servers that lived
+        self._seen: set[int] = set()  # ids of servers that were seen running
         self._began = time.monotonic()
         self.watch = StatusWatch(
             status, self._began, seed=plan.seed, may_roll_back=bool(self.risks)
         )
         self._events = _Events(site)
-        self._lock = threading.Lock()  # of the watch, which the thread of the status feeds
+        self._lock = threading.Lock()  # guards the watch, which the status thread feeds
         self._stopped, self._over = threading.Event(), threading.Event()
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Seconds since the start."""
         return time.monotonic() - self._began
 
     def stop(self) -> None:
-        """No more faults; what is paused continues. May be called from a signal handler."""
+        """Stop injecting faults, and continue paused processes. Safe in a signal handler."""
         self._stopped.set()
 
     def run(self, *, wait: bool) -> Verdict:
-        """The storm, and what came of it.
+        """Run the storm, and return the verdict.
 
         Args:
-            wait: until the job has ended.
+            wait: True: the verdict waits for the end of the job.
         """
         looking = threading.Thread(target=self._look, name="status", daemon=True)
         seed = f"seed {self._plan.seed}"
@@ -116,13 +117,13 @@ class Chaos:
         return self._site.living(self.watch.last.processes)
 
     def _expendable(self, living: Sequence[Target]) -> Sequence[Target] | None:
-        """The servers of which one may be lost; None: any number of them."""
+        """Return the servers of which one may be lost; None if any number may be lost at once."""
         if not self.restraint:
             return None
         listed = [p for p in self.watch.last.processes if p.role == "ps" and p.state != EXITED]
         servers = {target.id: target for target in living if target.role == "ps"}
         self._seen |= servers.keys()
-        # The status is from before the death of a server that is not there any more.
+        # The status is older than the death of a server that it lists but that no longer runs.
         if any(p.id in self._seen and p.id not in servers for p in listed):
             return []
         return [servers[p.id] for p in listed if p.expendable and p.id in servers]
@@ -130,7 +131,7 @@ class Chaos:
     def _strike(self, blows: list[Blow]) -> None:
         for blow in blows:
             if not self._site.strike(blow):
-                continue  # it ended by itself meanwhile
+                continue  # the process ended in the meantime
             text = f"{blow.target} ({blow.target.place}) "
             text += f"paused for {blow.pause_s:g} s" if blow.pause_s else _VERBS[blow.number]
             if blow.number != signal.SIGCONT:
@@ -159,14 +160,14 @@ class Chaos:
         return status
 
     def _settle(self, *, wait: bool) -> None:
-        """Until the job has made progress after the last fault, or has ended."""
+        """Wait until the job has made progress after the last fault, or has ended."""
         if not self._stopped.is_set() and not self._is_over():
             text = "the last fault is over; waiting for progress"
             self._display.line(self.seconds, text)
             self._events.add("info", f"chaos: {text}")
         until = time.monotonic() + _SETTLE_S
         while not self._stopped.is_set() and not self._is_over():
-            # A job with an error ends soon, and only then is it known how.
+            # A job with an error ends soon, and only its final state tells how.
             progressed = self.watch.progressed and not self.watch.last.error
             settled = progressed or time.monotonic() >= until
             if settled and not (wait and self.watch.progressed):
@@ -217,7 +218,7 @@ class Chaos:
 
 
 class _Events:
-    """Events on their way to the job, kept until a master has taken them. Thread-safe."""
+    """Events for the job, kept until a master has accepted them. Thread-safe."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -227,7 +228,7 @@ class _Events:
         self._count = 0
 
     def add(self, level: str, text: str) -> None:
-        """Appends an event; :meth:`deliver` sends it."""
+        """Append an event; :meth:`deliver` sends it."""
         with self._lock:
             self._count += 1
             self._waiting.append(
@@ -235,7 +236,7 @@ class _Events:
             )
 
     def deliver(self) -> None:
-        """Sends what waits; what does not arrive waits for the next time."""
+        """Send the pending events; those that do not arrive are sent again by the next call."""
         with self._lock:
             events = list(self._waiting)
         if not events:

@@ -1,4 +1,4 @@
-"""Where the processes of a job are, for a storm: on this machine, or in the pods of a cluster."""
+"""Where the processes of a job run: on this machine, or in the pods of a cluster."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ EXITED = "exited"
 
 
 class Site(Protocol):
-    """A job that runs, and its processes."""
+    """A running job and its processes."""
 
     where: str
-    """``on this machine``, ``in namespace team``: for messages."""
+    """Place of the job for messages: ``on this machine``, ``in namespace team``."""
 
     def config(self) -> JobConfig:
-        """The configuration of the job."""
+        """Return the configuration of the job."""
         ...
 
     def ask(self, request: Message) -> Any:
-        """Makes one call to the master.
+        """Call the master once.
 
         Raises:
-            EdlError: no master answers, or it rejects the call.
+            EdlError: no master answers, or the master rejects the call.
         """
         ...
 
     def living(self, listed: Iterable[pb.ProcessStatus]) -> list[Target]:
-        """The processes of a status that live, and that a storm can reach."""
+        """Return the processes of a status that run and that a signal can reach."""
         ...
 
     def out_of_reach(self, listed: Iterable[pb.ProcessStatus]) -> int:
-        """The number of processes that live and are spared, since they are elsewhere."""
+        """Return the number of running processes that are out of reach, on other machines."""
         ...
 
     def strike(self, blow: Blow) -> bool:
-        """Sends a signal, or has it sent; False: the process is gone."""
+        """Send a signal, or request it; return False if the process is gone."""
         ...
 
     def has_master(self) -> bool:
-        """Whether the master lives, or somebody who may start it again."""
+        """Return True if a master runs, or may be started again."""
         ...
 
     def end(self) -> tuple[str, str]:
-        """The state of the job without a master, and why it failed."""
+        """Return the state of the job after its master has ended, and the reason of a failure."""
         ...
 
     def close(self) -> None:
-        """The storm is over."""
+        """Release all resources after the storm."""
         ...

@@ -1,4 +1,4 @@
-"""What happens when, and to which process: a function of the plan, its seed and who lives. Pure."""
+"""Decides which process is struck when, from the plan, its seed and the running processes. Pure."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from dataclasses import dataclass
 
 from torch_edl.chaos.plan import Fault, StormPlan
 
-# A fault waits this long for a process to happen to.
+# Seconds that a due fault waits for a process to strike.
 _PATIENCE_S = 10.0
 
 
 @dataclass(frozen=True)
 class Target:
-    """A process of the job that lives."""
+    """A running process of the job."""
 
     role: str
     id: int
     pid: int
-    """On its machine; a process in a pod has another pod for each life."""
+    """Process id on its machine; 0 for a process in a pod."""
     pod: str = ""
-    """The pod that it runs in; empty: none."""
+    """Name of the pod of the process; empty on a machine. A restarted process has another pod."""
 
     @property
     def place(self) -> str:
-        """For messages."""
+        """The pod or the process id, for messages."""
         return f"pod {self.pod}" if self.pod else f"pid {self.pid}"
 
     def __str__(self) -> str:
@@ -36,12 +36,12 @@ class Target:
 
 @dataclass(frozen=True, order=True)
 class Strike:
-    """One fault to come."""
+    """A scheduled fault."""
 
     at_s: float
-    """Since the storm began."""
+    """Seconds from the start of the storm."""
     chance: float
-    """From 0 to 1: which of those that live."""
+    """Random number from 0 to 1 that selects one of the running processes."""
     role: str
     signal: str
     pause_s: float
@@ -49,7 +49,7 @@ class Strike:
 
 @dataclass(frozen=True)
 class Blow:
-    """A signal to send now."""
+    """A signal that is due."""
 
     target: Target
     number: signal.Signals
@@ -57,7 +57,7 @@ class Blow:
 
 
 def strikes(plan: StormPlan) -> list[Strike]:
-    """All faults of a storm in the order of their times."""
+    """Return all faults of a storm in the order of their times."""
     chance = random.Random(plan.seed)
     found = []
     for fault in plan.faults:
@@ -78,22 +78,23 @@ def _times(fault: Fault, for_s: float, chance: random.Random) -> Iterable[float]
 
 
 class Storm:
-    """The faults that are still to come."""
+    """The pending faults and pauses of a storm."""
 
     def __init__(self, plan: StormPlan) -> None:
         self._open = strikes(plan)
         self._struck: set[Target] = set()
         self._paused: dict[Target, float] = {}
         self.missed = 0
-        """Faults that found no process in time."""
+        """Number of faults that found no process in time."""
 
     @property
     def over(self) -> bool:
-        """Nothing is to come, and nothing is paused."""
+        """True if no fault and no pause is pending."""
         return not self._open and not self._paused
 
     def next_s(self) -> float:
-        """When the next fault, or the end of a pause, is due; infinity: never."""
+        """Return the time at which the next fault or end of a pause is due; infinity if none is
+        pending."""
         times = [strike.at_s for strike in self._open[:1]] + list(self._paused.values())
         return min(times, default=math.inf)
 
@@ -103,12 +104,12 @@ class Storm:
         living: Sequence[Target],
         expendable: Collection[Target] | None = None,
     ) -> list[Blow]:
-        """The signals to send now.
+        """Return the signals to send now.
 
         Args:
-            living: the processes that live.
-            expendable: the servers of which one may be lost, if no other one has been struck since
-                that was found out; None: all of them, even together.
+            living: the running processes.
+            expendable: servers of which one may be lost, provided that no other server was struck
+                since this list was made; None: all servers may be lost, even together.
         """
         blows = []
         for paused, until in list(self._paused.items()):
@@ -132,7 +133,7 @@ class Storm:
         return blows
 
     def stop(self) -> list[Blow]:
-        """Nothing more happens; the signals that continue what is paused."""
+        """Cancel all pending faults, and return the signals that continue paused processes."""
         blows = [Blow(target, signal.SIGCONT) for target in self._paused]
         self._open, self._paused = [], {}
         return blows

@@ -1,4 +1,4 @@
-"""The processes of a job on this machine, so that a signal can reach no other process."""
+"""Signals for processes of a job on this machine that can reach no other process."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from torch_edl.wire import master_pb2 as pb
 class Processes:
     """Finds and signals processes of one job.
 
-    A process is held by a pidfd, which stays with the process when its pid is used again. Whether
-    it is of the job shows in its environment, which has the secret token of the job: nobody else
-    has it, and so neither a process of another machine nor one that got an old pid is taken.
+    A process is held by a pidfd, which stays valid if the pid is reused. A process belongs to the
+    job if its environment has the secret token of the job. This excludes processes on other
+    machines and processes that received an old pid.
 
     Args:
-        token: of the job.
+        token: token of the job.
     """
 
     def __init__(self, token: str) -> None:
         self._mark = f"{ENV_TOKEN}={token}".encode()
 
     def living(self, listed: Iterable[pb.ProcessStatus]) -> list[Target]:
-        """Those of a status that live on this machine."""
+        """Return the processes of a status that run on this machine."""
         found = []
         for process in listed:
             target = Target(process.role, process.id, process.pid)
@@ -39,7 +39,7 @@ class Processes:
         return found
 
     def send(self, target: Target, number: signal.Signals) -> bool:
-        """Sends a signal; False: the process is gone."""
+        """Send a signal; return False if the process is gone."""
         with self._held(target) as fd:
             return fd is not None and _send(fd, number)
 
@@ -47,11 +47,12 @@ class Processes:
     def _held(self, target: Target) -> Iterator[int | None]:
         try:
             fd = os.pidfd_open(target.pid)
-        except OSError:  # gone
+        except OSError:  # the process is gone
             yield None
             return
         try:
-            # The second: what was read of the pid was of this process.
+            # Signal 0 confirms that the process still ran after its environment was read, so that
+            # the pid was not reused in between.
             yield fd if self._is_ours(target) and _send(fd, 0) else None
         finally:
             os.close(fd)
@@ -59,7 +60,7 @@ class Processes:
     def _is_ours(self, target: Target) -> bool:
         try:
             environment = Path(f"/proc/{target.pid}/environ").read_bytes()
-        except OSError:  # gone, or of another user
+        except OSError:  # the process is gone, or belongs to another user
             return False
         return self._mark in environment.split(b"\0")
 

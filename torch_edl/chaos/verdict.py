@@ -1,4 +1,4 @@
-"""How a job took its faults, from what its status said meanwhile. Pure."""
+"""Derives from the status of a job how it took the faults. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from torch_edl.chaos.storm import Blow
 from torch_edl.wire import master_pb2 as pb
 
-# A longer time without progress is a stall: workers report each second.
+# Seconds without progress above which a stall is counted; workers report each second.
 STALL_S = 2.0
 _PENDING = "pending"
 _BROKEN = ("failed", "dead")
@@ -18,63 +18,66 @@ _BROKEN = ("failed", "dead")
 
 @dataclass
 class Gaps:
-    """Times in which something was missed."""
+    """Number and longest duration of gaps, such as stalls."""
 
     times: int = 0
     longest_s: float = 0.0
 
     def add(self, gap_s: float, *, least_s: float = 0.0) -> None:
-        """Counts a gap of more than ``least_s``; the longest counts in any case."""
+        """Count a gap of more than ``least_s``; ``longest_s`` includes shorter gaps."""
         self.times += gap_s > least_s
         self.longest_s = round(max(self.longest_s, gap_s), 2)
 
 
 @dataclass(kw_only=True)
 class Verdict:
-    """What ``torch-edl chaos`` reports."""
+    """The report of ``torch-edl chaos``."""
 
     job: str
     seed: int
     held: bool | None = True
-    """Nothing was lost that the set-up of the job promises to keep, and the job goes on. None: the
-    storm was ended before the job could make progress."""
+    """True if nothing was lost that the configuration promises to keep, and the job goes on. None
+    if the storm was ended before the job could make progress."""
     problems: list[str] = field(default_factory=list)
-    """Why not."""
+    """Reasons why the promise did not hold; empty if it did."""
     state: str = ""
-    """Of the job at the end."""
+    """The state of the job at the end."""
     seconds: float = 0.0
     kills: dict[str, int] = field(default_factory=dict)
     pauses: dict[str, int] = field(default_factory=dict)
     missed: int = 0
-    """Faults that found no process."""
+    """Number of faults that found no process."""
     replaced: dict[str, int] = field(default_factory=dict)
-    """Processes that started meanwhile, by role."""
+    """Number of processes that started during the storm, by role."""
     records: dict[str, int] = field(default_factory=dict)
-    """Done before and after, and the total."""
+    """Records done ``before`` and ``after`` the storm, and their ``total``."""
     rolled_back: dict[str, int] = field(default_factory=dict)
-    """How often, and how many records."""
+    """Number of rollbacks (``times``) and of records rolled back (``records``)."""
     updates_lost: int = 0
-    """Of one server each: ``--repair`` left out damaged records of a journal."""
+    """Updates of single servers that were lost because ``--repair`` left out damaged records of a
+    journal."""
     stalls: Gaps = field(default_factory=Gaps)
-    """Without progress for more than two seconds, not counting times without a master."""
+    """Times without progress for more than two seconds, except times without a master."""
     master_away: Gaps = field(default_factory=Gaps)
     """Times in which no master answered."""
 
     @property
     def text(self) -> str:
-        """Whether the promise held, in words."""
+        """The verdict as a sentence."""
         if self.held is None:
             return "ended before a verdict: no record was done since the last fault"
         return "the promise held" if self.held else "the promise did NOT hold"
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for ``--json``."""
+        """Return plain data for ``--json``."""
         return dataclasses.asdict(self)
 
 
 def _process(status: pb.ProcessStatus) -> tuple[str, int, int]:
-    """What no other process of the job has: the master alone keeps its number when it is started
-    again."""
+    """Return a key that is unique among all processes of the job.
+
+    Only a restarted master keeps its id, so the key of a master has its pid.
+    """
     return status.role, status.id, status.pid if status.role == "master" else 0
 
 
@@ -82,9 +85,9 @@ class StatusWatch:
     """Follows the status of a job during a storm.
 
     Args:
-        first: the status before the storm.
-        now: when it came.
-        may_roll_back: the set-up of the job does not promise to keep everything.
+        first: status before the storm.
+        now: time at which the status was received.
+        may_roll_back: True if the configuration of the job does not promise to keep all progress.
     """
 
     def __init__(
@@ -102,16 +105,16 @@ class StatusWatch:
         self._struck_at = now
         self._done_then: int | None = None
         self.progressed = False
-        """Records were done since the last fault."""
+        """True if records were done since the last fault."""
 
     def struck(self, blow: Blow, now: float) -> None:
-        """A signal was sent."""
+        """Record that a signal was sent."""
         self._struck_at, self._done_then = now, None
         (self._pauses if blow.pause_s else self._kills)[blow.target.role] += 1
         self.progressed = False
 
     def saw(self, status: pb.GetStatusResponse | None, now: float) -> None:
-        """The status that was asked for at that time; None: there was no answer."""
+        """Record the status that was requested at ``now``; None if the master did not answer."""
         if status is None:
             self._absent = True
             return
@@ -119,14 +122,14 @@ class StatusWatch:
             self._absent = False
             away_s = now - self._answered
             self._verdict.master_away.add(away_s)
-            self._progress += away_s  # nobody told what was done meanwhile
+            self._progress += away_s  # progress without a master is unknown
         self._answered = now
         if status.records_done > self.last.records_done or status.state != "running":
             if self.last.state == "running":
                 self._verdict.stalls.add(now - self._progress, least_s=STALL_S)
             self._progress = now
         if now > self._struck_at:
-            # A worker that died takes along what it had not reported.
+            # A worker that died loses the progress that it had not reported.
             before = status.records_done if self._done_then is None else self._done_then
             self._done_then = min(before, status.records_done)
             self.progressed |= status.records_done > self._done_then
@@ -138,13 +141,13 @@ class StatusWatch:
         self.last = status
 
     def counts(self) -> str:
-        """``3 worker, 1 ps``: what was killed and paused so far."""
+        """Return the number of kills and pauses so far, such as ``3 worker, 1 ps``."""
         parts = [f"{n} {role}" for role, n in sorted(self._kills.items())]
         parts += [f"{n} {role} paused" for role, n in sorted(self._pauses.items())]
         return ", ".join(parts) or "none"
 
     def rolled_back(self) -> tuple[int, int]:
-        """(times, records) since the storm began."""
+        """Return the number of rollbacks and of records rolled back since the storm began."""
         first, last = self._first, self.last
         records = last.records_rolled_back - first.records_rolled_back
         return last.rollbacks - first.rollbacks, records
@@ -152,17 +155,17 @@ class StatusWatch:
     def verdict(
         self, now: float, *, state: str, error: str, missed: int, is_cut: bool = False
     ) -> Verdict:
-        """What is to be said of it all.
+        """Return the verdict.
 
         Args:
-            state: of the job now.
-            error: why the job failed.
-            missed: faults that found no process.
-            is_cut: the user ended the storm.
+            state: current state of the job.
+            error: reason why the job failed; empty if it did not.
+            missed: number of faults that found no process.
+            is_cut: True if the user ended the storm.
         """
         found, (times, records) = self._verdict, self.rolled_back()
         found.state, found.missed, found.seconds = state, missed, round(now - self._began, 1)
-        if state == "running":  # until now
+        if state == "running":  # the current stall lasts until now
             seen = self._answered if self._absent else now
             found.stalls.add(seen - self._progress, least_s=STALL_S)
         found.kills, found.pauses = dict(self._kills), dict(self._pauses)
