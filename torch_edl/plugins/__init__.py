@@ -1,4 +1,4 @@
-"""Parts that not every user needs. They are found by entry points, as those of other packages are.
+"""Optional parts of torch-edl, found by entry points like plugins of other packages.
 
 Nothing outside of this folder imports them; see :mod:`torch_edl.interfaces`.
 """

@@ -1,1 +1,1 @@
-"""The state of a master in an etcd."""
+"""Keeps the state of a master in etcd."""

@@ -1,5 +1,7 @@
-"""How the master reaches an etcd: by the environment variables of ``etcdctl``, so that no secret is
-on a command line or in the configuration of a job."""
+"""Credentials for etcd, from the environment variables of ``etcdctl``.
+
+No secret is on a command line or in the configuration of a job.
+"""
 
 from __future__ import annotations
 
@@ -16,30 +18,29 @@ _USER, _PASSWORD = "ETCDCTL_USER", "ETCDCTL_PASSWORD"
 
 @dataclass(frozen=True, kw_only=True)
 class EtcdAccess:
-    """Certificates and a user; the default is a connection without either."""
+    """Certificates and user of a connection to etcd; the default has neither."""
 
     tls: bool = False
     ca: str = ""
-    """File of the certificates that the etcd is checked with; empty: those of the Python package
-    certifi."""
+    """File of the certificates that verify the etcd; empty: those of the Python package certifi."""
     cert: str = ""
-    """File of the certificate that the etcd asks for; empty: the etcd asks for none."""
+    """File of the client certificate; empty: none."""
     key: str = ""
     user: str = ""
-    """Empty: the etcd asks for none."""
+    """Name of the user; empty: none."""
     password: str = ""
 
     @classmethod
     def from_environment(
         cls, variables: Mapping[str, str] = os.environ, *, tls: bool
     ) -> EtcdAccess:
-        """What the variables of etcdctl say.
+        """Read the variables of etcdctl.
 
         Args:
-            tls: the connection is encrypted.
+            tls: True if the connection is encrypted.
 
         Raises:
-            UsageError: a file is missing, or a variable.
+            UsageError: a file or a variable is missing.
         """
         files = {name: variables.get(name, "") for name in (_CA, _CERT, _KEY)} if tls else {}
         for name, file in files.items():
@@ -47,7 +48,7 @@ class EtcdAccess:
                 raise UsageError(f"{name} {file}: no such file; name a PEM file")
         if bool(files.get(_CERT)) != bool(files.get(_KEY)):
             raise UsageError(f"{_CERT} and {_KEY}: one is set; a certificate needs its key")
-        # As etcdctl takes them: NAME:PASSWORD, or the password in a variable of its own.
+        # As in etcdctl: NAME:PASSWORD in one variable, or the password in a variable of its own.
         user, password = variables.get(_USER, ""), variables.get(_PASSWORD, "")
         if not password:
             user, _, password = user.partition(":")

@@ -1,8 +1,8 @@
 """A store in etcd, which the machines of a cluster share.
 
-The client is etcd3gw, which OpenStack maintains. It speaks the JSON gateway that every etcd since
-3.4 serves at its client port, and has types. Clients of etcd's gRPC API would tie torch-edl to the
-release of protobuf that their code was generated for, and the best known one is not maintained.
+The client is etcd3gw, which OpenStack maintains. It uses the JSON gateway that every etcd since 3.4
+serves at its client port, and is typed. Clients of etcd's gRPC API would tie torch-edl to the
+protobuf release that their code was generated for, and the best known one is not maintained.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ except ImportError as missing:
         "--store etcd://...: the client of etcd is not installed: pip install 'torch-edl[etcd]'"
     ) from missing
 
-_API = "/v3/"  # of etcd 3.4 and later
+_API = "/v3/"  # served by etcd 3.4 and later
 _ANSWER_S = 3.0
 _TOKEN = "Authorization"
 _LARGEST = 1 << 28
@@ -52,34 +52,34 @@ _FIXES = {
     "certificate verify failed": "name the certificate of its authority in ETCDCTL_CACERT",
     "certificate required": "name a certificate and its key in ETCDCTL_CERT and ETCDCTL_KEY",
 }
-# A token expires, and etcd forgets tokens when it starts again.
+# A token expires, and a restarted etcd no longer has earlier tokens.
 _SIGN_IN_AGAIN = ("invalid auth token", "revision of auth store is old")
 
 T = TypeVar("T")
 
 
 class EtcdStore(Store):
-    """See :class:`~torch_edl.interfaces.Store`. Revisions are those of etcd.
+    """Implements :class:`~torch_edl.interfaces.Store`. Revisions are those of etcd.
 
-    Values are compressed: etcd keeps each version of a key until it is compacted, and takes at most
-    1.5 MB at once.
+    Values are compressed: etcd keeps each version of a key until a compaction, and accepts at most
+    1.5 MB per request.
 
     Args:
-        endpoints: HOST:PORT of the members. The one that answered last is asked first.
-        prefix: of all keys. Nobody else writes there.
-        access: certificates and the user.
+        endpoints: addresses HOST:PORT of the members. The member that answered last is asked first.
+        prefix: prefix of all keys, used by no other writer.
+        access: certificates and user.
     """
 
-    # An owner bridges an etcd that restarts, or that is away for ten seconds.
+    # Long enough for an etcd that restarts or is unreachable for ten seconds.
     lock_ttl_s = 15.0
 
     def __init__(
         self, endpoints: Sequence[str], prefix: str, access: EtcdAccess | None = None
     ) -> None:
         self._access = access or EtcdAccess()
-        self._mutex = threading.Lock()  # a session of requests is for one thread at a time
+        self._mutex = threading.Lock()  # a session of requests must be used by one thread at a time
         self._prefix = f"{prefix}/".encode()
-        # Environment variables name proxies for the web, not for this.
+        # Proxies in environment variables are meant for the web.
         self._session = requests.Session()
         self._session.trust_env = False
         self._session.verify = self._access.ca or True
@@ -122,14 +122,14 @@ class EtcdStore(Store):
         )
 
     def _signed_in(self, client: Etcd3Client, call: Callable[[Etcd3Client], T]) -> T:
-        """The answer to a call that carries the token of the user, if there is one."""
+        """Return the answer to a call that carries the token of the user, if there is a user."""
         if not self._access.user:
             return call(client)
         if _TOKEN not in self._session.headers:
             self._sign_in(client)
         try:
             return call(client)
-        except Etcd3Exception as error:  # etcd has done nothing
+        except Etcd3Exception as error:  # etcd rejected the call without an effect
             if not any(sign in str(error.detail_text) for sign in _SIGN_IN_AGAIN):
                 raise
             self._sign_in(client)
@@ -142,7 +142,7 @@ class EtcdStore(Store):
         self._session.headers[_TOKEN] = answer["token"]
 
     def _transaction(self, writes: list[dict[str, Any]], expected: Mapping[str, int]) -> int:
-        """etcd itself compares and writes, in one step."""
+        """Compare revisions and write in one transaction of etcd, and return the new revision."""
         compare = [
             {"key": self._coded(key), "target": "MOD", "result": "EQUAL", "mod_revision": revision}
             for key, revision in expected.items()
@@ -154,15 +154,15 @@ class EtcdStore(Store):
             return int(done["header"]["revision"])
         revisions = ", ".join(f"{key} at revision {number}" for key, number in expected.items())
         conflict = f"expected was {revisions}"
-        if unanswered:  # the one that did not answer may have written it
+        if unanswered:  # a member that did not answer may have committed the write
             raise OSError(f"{'; '.join(unanswered)}; {conflict}")
         raise StoreConflictError(conflict)
 
     def _ask(self, call: Callable[[Etcd3Client], T], unanswered: list[str] | None = None) -> T:
-        """The answer of the first member that answers.
+        """Return the answer of the first member that answers.
 
         Args:
-            unanswered: is told of the members that did not.
+            unanswered: list to which an error is added for each member that did not answer.
         """
         silent = [] if unanswered is None else unanswered
         with self._mutex:
@@ -203,7 +203,7 @@ def _base64(value: bytes) -> str:
 
 
 def _text(error: Etcd3Exception) -> str:
-    """What etcd or the operating system said, and the fix if there is one."""
+    """Return the message of etcd or of the operating system, with the fix if one is known."""
     text = error.detail_text or str(error)
     if found := re.search(r"\[Errno [0-9]+\] ([A-Za-z ]+)", text):
         return found[1]

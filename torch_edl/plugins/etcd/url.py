@@ -1,5 +1,7 @@
-"""``--store etcd://HOST:PORT[,HOST:PORT]``, with TLS ``etcds://``; see
-:class:`torch_edl.interfaces.StoreType`."""
+"""The URL ``--store etcd://HOST:PORT[,HOST:PORT]``, or ``etcds://`` with TLS.
+
+See :class:`torch_edl.interfaces.StoreType`.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,18 @@ _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9_.-]+):([0-9]{1,5})")
 
 
 def check(url: str) -> None:
-    """Check that the URL names the members of an etcd."""
+    """Raise UsageError unless the URL names the members of an etcd."""
     endpoints(url)
 
 
 def open(url: str, job: str) -> Store:
-    """Open the store of a job; the environment has the certificates and the user.
+    """Open the store of a job, with the certificates and the user from the environment.
 
     Raises:
-        UsageError: the client of etcd is not installed, or a variable of the environment is wrong.
+        UsageError: the client of etcd is not installed, or an environment variable is wrong.
     """
-    # Only here: an extra installs the client of etcd, and a client of a cluster does not need it.
+    # Imported here: the client of etcd belongs to an extra, which a client of a cluster does not
+    # need.
     from torch_edl.plugins.etcd.store import EtcdStore
 
     access = EtcdAccess.from_environment(tls=url.startswith("etcds:"))
@@ -31,7 +34,7 @@ def open(url: str, job: str) -> Store:
 
 
 def endpoints(url: str) -> list[str]:
-    """The members of the etcd as HOST:PORT.
+    """Return the addresses HOST:PORT of the members.
 
     Raises:
         UsageError: an address is missing or wrong.

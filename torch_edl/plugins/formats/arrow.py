@@ -1,8 +1,8 @@
-"""Arrow IPC files and streams, Feather, and the files of a dataset of Hugging Face.
+"""Arrow IPC files and streams, Feather, and the files of a Hugging Face dataset.
 
-A block is a record batch. The scan reads the header of each message, and no body. The rows of a
-local file that is not compressed are slices of the mapped file: nothing is copied or kept. Any
-other batch is decoded as a whole; one above 32 MB once, to disk
+A block is a record batch. The scan reads the header of each message, but no body. Rows of an
+uncompressed local file are slices of the mapped file, without a copy or a cache. Any other batch is
+decoded as a whole; a batch above 32 MB is decoded once, to disk
 (:mod:`~torch_edl.data.sources.files.sliced`).
 """
 
@@ -25,9 +25,9 @@ from torch_edl.plugins.formats.arrow_messages import FILE_MAGIC, ArrowMessage, m
 from torch_edl.plugins.formats.arrow_rows import RowCheck
 
 SLICE_BYTES = 2 << 20
-"""Of a large batch, written to disk at once."""
+"""Bytes of a large batch that are written to disk at a time."""
 
-# One thread: the cores belong to the training step that runs meanwhile.
+# One thread, since the training step uses the other cores.
 _ONE_THREAD = pa.ipc.IpcReadOptions(use_threads=False)
 
 
@@ -37,26 +37,27 @@ class ArrowSource(SlicedSource):
     @staticmethod
     def begins(head: bytes) -> bool:
         """True if a file of this format begins with these bytes."""
-        return head.startswith((b"ARROW1", b"FEA1", b"\xff\xff\xff\xff"))  # the last: a stream
+        # the last prefix is that of a stream
+        return head.startswith((b"ARROW1", b"FEA1", b"\xff\xff\xff\xff"))
 
     def __init__(self, path: str, *, skip_damaged: bool = False) -> None:
-        """Opens ``path`` (absolute, or a URL) and finds its batches.
+        """Open ``path`` (absolute, or a URL) and find its batches.
 
         Raises:
-            DataError: unreadable, or damaged. With ``skip_damaged`` every batch is decoded once,
-                and those that cannot be are left out.
+            DataError: the file is unreadable or damaged. With ``skip_damaged``, every batch is
+                decoded once, and batches that cannot be decoded are left out.
         """
         self._skip_damaged = skip_damaged
         self._is_sliceable = False
         self._check = RowCheck(pa.schema([]))
         self.schema = pa.schema([])
-        # One request for a header, and none for what lies between.
+        # Access is not sequential: one request per header, none for the bodies.
         index, stamp = cached(path, "arrow", skip_damaged, self._scan, sequential=False)
         self._open(path, index.details)
         super().__init__(stamp, index, Metadata.of(path, self.schema))
 
     def part(self, reading: Reading, block: int, start: int, end: int) -> Records:
-        """The rows ``start .. end - 1``, at least one, of a block of the index."""
+        """Return the rows ``start .. end - 1``, at least one, of a block of the index."""
         if not self._is_sliceable:
             return super().part(reading, block, start, end)
         file = reading.file(block)
@@ -66,7 +67,7 @@ class ArrowSource(SlicedSource):
         return pa.Table.from_batches([rows])
 
     def slices(self, file: DataFile, offset: int, length: int, count: int) -> Iterator[Any]:
-        """The rows of the batch at byte ``offset``."""
+        """Yield the rows of the batch at byte ``offset``, in slices."""
         batch = self._validated(file, offset, self._batch(file, offset, length, count))
         rows = max(1, SLICE_BYTES * count // max(length, 1))
         for start in range(0, count, rows):
@@ -88,7 +89,7 @@ class ArrowSource(SlicedSource):
                 stream = pa.BufferReader(b"".join(parts))
                 batch = pa.ipc.open_stream(stream, options=_ONE_THREAD).read_next_batch()
             else:
-                # A reader of a stream takes the message that is where the stream stands.
+                # A stream reader reads the message at the current position of the stream.
                 stream, reader = file.reader or self._stream(file)
                 stream.seek(offset)
                 batch = reader.read_next_batch()
@@ -115,8 +116,10 @@ class ArrowSource(SlicedSource):
         return rows
 
     def _dictionaries_of(self, batch: int) -> list[tuple[int, int]]:
-        """Places of the dictionaries of the batch at that byte. In a stream they come before it,
-        and a later one may replace them."""
+        """Return offset and length of the dictionaries of the batch at byte ``batch``.
+
+        In a stream, a dictionary precedes its batches, and a later one may replace it.
+        """
         live: dict[int, list[tuple[int, int]]] = {}
         for offset, length, identity, is_delta in self._dictionaries:
             if offset < batch or self._is_file:
@@ -127,7 +130,7 @@ class ArrowSource(SlicedSource):
         return [place for places in live.values() for place in places]
 
     def _open(self, path: str, details: dict[str, Any]) -> None:
-        """Takes over what the scan found."""
+        """Set the schema and dictionaries from the details of the scan."""
         self._is_file: bool = details["is_file"]
         self._dictionaries: list[tuple[int, int, int, bool]] = details["dictionaries"]
         self._head = base64.b64decode(details["schema"])
@@ -136,7 +139,7 @@ class ArrowSource(SlicedSource):
             return
         try:
             stored = pa.ipc.read_schema(pa.py_buffer(self._head))
-            # A reader of streams swaps the bytes of numbers that a big-endian machine wrote.
+            # The stream reader converts numbers that a big-endian machine wrote.
             self.schema = pa.ipc.open_stream(pa.py_buffer(self._head)).schema
             names = self.schema.names
         except (pa.ArrowException, OSError, ValueError) as error:
@@ -145,7 +148,7 @@ class ArrowSource(SlicedSource):
         if twice:
             raise DataError(path, f"column {twice[0]!r} appears twice")
         self._check = RowCheck(self.schema)
-        # Of a nested column, all of a batch is validated for any slice of it.
+        # For a nested column, validation of any slice would read the whole batch.
         self._is_sliceable = (
             not objects.is_url(path)
             and not details["is_compressed"]

@@ -1,7 +1,7 @@
-"""The messages of Arrow's IPC formats: where they are and what they hold, without their bodies.
+"""Reads the headers of messages of Arrow's IPC formats, without their bodies.
 
-pyarrow reads a message with its body only. What is wanted of a record batch before that (its
-length, in rows and in bytes) stands in the flatbuffer before the body:
+pyarrow reads a message only together with its body. The size of a record batch, in rows and in
+bytes, stands in the flatbuffer before the body:
 https://arrow.apache.org/docs/format/Columnar.html#encapsulated-message-format
 """
 
@@ -18,13 +18,13 @@ from torch_edl.errors import DataError
 FILE_MAGIC = b"ARROW1"
 
 _CONTINUES = 0xFFFFFFFF
-_HEAD_BYTES = 4096  # read at once; most flatbuffers are shorter
+_HEAD_BYTES = 4096  # bytes read at once; most flatbuffers are shorter
 _MAX_HEAD_BYTES = 256 << 20
 
 _KINDS = {1: "schema", 2: "dictionary", 3: "batch"}
 _VERSION, _KIND, _HEADER, _BODY_BYTES = range(4)  # fields of a message, by number
-_ROWS, _, _, _COMPRESSION = range(4)  # of a record batch
-_ID, _, _IS_DELTA = range(3)  # of a dictionary batch
+_ROWS, _, _, _COMPRESSION = range(4)  # fields of a record batch, by number
+_ID, _, _IS_DELTA = range(3)  # fields of a dictionary batch, by number
 
 
 @dataclass(frozen=True)
@@ -34,24 +34,24 @@ class ArrowMessage:
     kind: str
     """``schema``, ``dictionary`` or ``batch``."""
     offset: int
-    """Where it begins."""
+    """Offset of the message in the file, bytes."""
     length: int
-    """Bytes of it, with its body."""
+    """Length of the message with its body, bytes."""
     rows: int = 0
-    """Of a batch."""
+    """Number of rows of a batch; 0 for other kinds."""
     dictionary: int = 0
-    """Id of a dictionary."""
+    """Id of a dictionary; 0 for other kinds."""
     is_delta: bool = False
-    """Whether a dictionary adds to the one of this id rather than replaces it."""
+    """True if a dictionary extends the earlier one of its id instead of replacing it."""
     is_compressed: bool = False
-    """Whether the buffers of a batch are."""
+    """True if the buffers of a batch are compressed."""
 
 
 def messages(file: DataFile) -> Iterator[ArrowMessage]:
-    """All messages of a file or a stream.
+    """Yield all messages of a file or a stream.
 
     Raises:
-        DataError: there are none, or the file ends within one.
+        DataError: the file is in no supported format, or ends within a message.
     """
     magic = file.read_at(0, min(8, file.size))
     is_file = magic.startswith(FILE_MAGIC)
@@ -71,12 +71,12 @@ def messages(file: DataFile) -> Iterator[ArrowMessage]:
 
 
 def _message_at(file: DataFile, offset: int) -> ArrowMessage | None:
-    """The message that begins there; None: the mark of the end does."""
+    """Return the message at ``offset``; None at the end mark."""
     head = file.read_at(offset, min(_HEAD_BYTES, file.size - offset))
     try:
         (size,) = struct.unpack_from("<I", head)
         begin = 4
-        if size == _CONTINUES:  # missing before version 0.15
+        if size == _CONTINUES:  # the marker is missing before version 0.15
             (size,) = struct.unpack_from("<I", head, 4)
             begin = 8
         if size == 0:
@@ -107,7 +107,7 @@ def _message_at(file: DataFile, offset: int) -> ArrowMessage | None:
 
 
 class _Table:
-    """A table of a flatbuffer; struct.error: it reaches out of the buffer."""
+    """A table in a flatbuffer. Access outside the buffer raises struct.error."""
 
     def __init__(self, data: bytes, place: int) -> None:
         self._data = data
@@ -116,24 +116,25 @@ class _Table:
 
     @classmethod
     def root(cls, data: bytes) -> _Table:
-        """That of a message."""
+        """Return the root table of a message."""
         (place,) = struct.unpack_from("<I", data)
         return cls(data, place)
 
     def number(self, field: int, kind: str) -> int:
-        """A field, of a type of ``struct``; 0 where it is left out."""
+        """Return a number field that has the format ``kind`` of ``struct``; 0 if the field is
+        absent."""
         place = self._place_of(field)
         return self._at(kind, place) if place else 0
 
     def table(self, field: int) -> _Table:
-        """A field that is a table."""
+        """Return a field that is a table."""
         place = self._place_of(field)
         if not place:
             raise struct.error("no header")
         return _Table(self._data, place + self._at("<I", place))
 
     def has(self, field: int) -> bool:
-        """Whether a field is there."""
+        """Return True if the field is present."""
         return self._place_of(field) > 0
 
     def _place_of(self, field: int) -> int:
@@ -144,7 +145,7 @@ class _Table:
         return self._place + offset if offset else 0
 
     def _at(self, kind: str, place: int) -> int:
-        if place < 0:  # which would count from the end
+        if place < 0:  # would count from the end of the buffer
             raise struct.error("out of the buffer")
         value: int = struct.unpack_from(kind, self._data, place)[0]
         return value

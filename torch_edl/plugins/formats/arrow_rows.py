@@ -1,7 +1,8 @@
-"""Whether rows of Arrow's formats can be used: what is damaged would end the process, not raise.
+"""Validates rows of Arrow's formats: damaged rows would crash the process without an exception.
 
-Arrow's ``validate(full=True)`` looks at each text alone, which takes half as long as LZ4 takes to
-unpack them. Here a column of texts is looked at as a whole, and Arrow at what is not so simple.
+Arrow's ``validate(full=True)`` checks each text separately, which takes half as long as LZ4 takes
+to decompress them. Here a column of texts is checked as a whole, and Arrow checks the other
+columns.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from pyarrow import types
 
 from torch_edl import _core
 
-_FEW_ROWS = 4000  # below, Arrow's way is as fast
+_FEW_ROWS = 4000  # with fewer rows, Arrow's validation is as fast
 
 
 class RowCheck:
-    """Looks at all values that lead elsewhere in memory, and at texts.
+    """Checks all texts, and all values that refer to other places in memory.
 
     Attributes:
-        is_flat: slices of rows are looked at alone, whatever they are cut from.
+        is_flat: True if a slice can be validated independently of the rest of its batch.
     """
 
     def __init__(self, schema: Any) -> None:
@@ -29,7 +30,7 @@ class RowCheck:
         self.is_flat = all(types.is_primitive(kinds[n]) for n in self._others)
 
     def __call__(self, rows: Any) -> None:
-        """Looks at a ``pyarrow.RecordBatch``.
+        """Validate a ``pyarrow.RecordBatch``.
 
         Raises:
             pyarrow.ArrowInvalid: a text is not UTF-8, or an offset or index is out of its bounds.
@@ -51,14 +52,14 @@ def _is_number(kind: Any) -> bool:
 
 
 def _is_wide(kind: Any) -> bool | None:
-    """Whether the offsets of texts are of 64 bits; None: it is another type."""
+    """Return True if offsets of texts have 64 bits; None if the type is no text."""
     if types.is_string(kind) or types.is_binary(kind):
         return False
     return True if types.is_large_string(kind) or types.is_large_binary(kind) else None
 
 
 def _is_simple(column: Any, wide: bool) -> bool:
-    """Whether texts follow each other within their buffer, and are ASCII."""
+    """Return True if the texts are contiguous within their buffer and ASCII."""
     _, offsets, content = column.buffers()
     if content is None:
         return False

@@ -1,6 +1,6 @@
 """Avro container files, read by fastavro as ``pyarrow.Table``.
 
-A block is about half a megabyte of whole Avro blocks. The scan reads the sizes of those.
+A block is about half a megabyte of whole Avro blocks. The scan reads only their sizes.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class AvroSource(BlockSource):
         return head.startswith(b"Obj\x01")
 
     def __init__(self, path: str, *, skip_damaged: bool = False) -> None:
-        """Opens ``path`` (absolute, or a URL) and finds its blocks.
+        """Open ``path`` (absolute, or a URL) and find its blocks.
 
         Raises:
-            DataError: unreadable, no whole Avro file, or a type that Arrow has not. With
-                ``skip_damaged`` every block is decoded once, those that cannot be are left out,
-                and a block of a wrong size ends the file.
+            DataError: the file is unreadable or no complete Avro file, or has a type that Arrow
+                lacks. With ``skip_damaged``, every block is decoded once, blocks that cannot be
+                decoded are left out, and a block of a wrong size ends the file.
         """
         self._skip_damaged = skip_damaged
         self.schema: Any = pa.schema([])
@@ -55,27 +55,27 @@ class AvroSource(BlockSource):
         super().__init__(stamp, index, Metadata.of(path, self.schema))
 
     def empty(self) -> Records:
-        """A table of no rows with the columns of the file."""
+        """Return a table without rows that has the columns of the file."""
         return self.schema.empty_table()
 
     def decode(self, file: DataFile, offset: int, length: int, count: int) -> Records:
-        """The records of a block as a table."""
+        """Return the records of a block as a table."""
         data = self._head + file.read_at(offset, length)
         try:
             records: list[Any] = list(fastavro.reader(io.BytesIO(data)))
-            for name in self._texts:  # of UUIDs
+            for name in self._texts:  # columns of UUIDs
                 for record in records:
                     if record[name] is not None:
                         record[name] = str(record[name])
             rows = pa.Table.from_pylist(records, self.schema)
-        except Exception as error:  # fastavro raises whatever the damage leads to
+        except Exception as error:  # fastavro raises various exceptions for damaged data
             raise DataError(file.path, f"a block cannot be read: {error!r}", offset) from error
         if len(rows) != count:
             raise DataError(file.path, f"{len(rows)} records, the scan saw {count}", offset)
         return rows
 
     def _open(self, path: str, head: bytes) -> None:
-        """Takes over the header of the file."""
+        """Set the schema from the header of the file."""
         self._head = head
         if not head:
             return
@@ -84,7 +84,7 @@ class AvroSource(BlockSource):
             self.schema, self._texts = arrow_schema(schema)
         except UsageError as error:
             raise DataError(path, str(error)) from error
-        except Exception as error:  # fastavro leaves much of a schema unchecked
+        except Exception as error:  # fastavro checks few parts of a schema
             raise DataError(path, f"the schema cannot be read: {error!r}") from error
 
     def _scan(self, file: DataFile) -> Index:
@@ -121,10 +121,10 @@ class AvroSource(BlockSource):
         return Index.of(blocks, damaged, head=base64.b64encode(self._head).decode())
 
     def _block_at(self, file: DataFile, offset: int) -> tuple[int, int]:
-        """Where the Avro block at ``offset`` ends, and its records.
+        """Return the end of the Avro block at ``offset``, and its number of records.
 
         Raises:
-            DataError: without an offset: none begins there, or none ends where it says.
+            DataError: without an offset, if no block begins here or its end mark is missing.
         """
         reader: Any = file.stream()
         reader.seek(offset)
@@ -142,7 +142,7 @@ class AvroSource(BlockSource):
 
 
 def _head(file: DataFile) -> bytes:
-    """The header of the file."""
+    """Return the header of the file; empty for an empty file."""
     if not file.size:
         return b""
     reader: Any = file.stream()

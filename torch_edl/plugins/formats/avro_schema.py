@@ -1,4 +1,4 @@
-"""Schemas of Avro as schemas of Arrow."""
+"""Converts schemas of Avro to schemas of Arrow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pyarrow import types
 
 from torch_edl.errors import UsageError
 
-_MAX_PRECISION = 76  # of Arrow's decimal256
+_MAX_PRECISION = 76  # maximum of Arrow's decimal256
 
 _TYPES = {
     "null": pa.null(),
@@ -34,12 +34,13 @@ _LOGICAL = {
 
 
 def arrow_schema(schema: Any) -> tuple[Any, list[str]]:
-    """The ``pyarrow.Schema`` of the records of a parsed Avro schema, and the names of the columns
-    whose values are UUIDs, which Arrow has as texts.
+    """Return the ``pyarrow.Schema`` of a parsed Avro schema, and the names of columns of UUIDs.
+
+    Arrow has UUIDs as texts.
 
     Raises:
-        UsageError: the schema is no record, has a type that Arrow has not, or is one of which any
-            number of values may follow from a few bytes.
+        UsageError: the schema is no record, has a type that Arrow lacks, or has a type of which a
+            few bytes may hold any number of values.
     """
     if not isinstance(schema, dict) or schema["type"] != "record":
         raise UsageError("the Avro schema is no record; write records with named fields")
@@ -52,7 +53,7 @@ def arrow_schema(schema: Any) -> tuple[Any, list[str]]:
 
 
 def _is_empty(kind: Any) -> bool:
-    """Whether a value takes no byte of the file, so that its size bounds no number of values."""
+    """Return True if a value occupies no bytes, so that sizes do not limit the number of values."""
     if types.is_struct(kind):
         return all(_is_empty(field.type) for field in kind)
     fixed = types.is_fixed_size_binary(kind) and not types.is_decimal(kind)

@@ -1,8 +1,9 @@
 """JSON lines: one object per line, read by pyarrow.
 
-A column has one type over the whole file: integers and floating-point numbers make the latter, and
-texts of which only some are times stay texts. Any other two types are refused, as are integers
-beyond 64 bits, which pyarrow would round, and deeply nested records, which would end the process.
+A column has one type in the whole file. Integers and floating-point numbers become floating-point
+numbers, and times mixed with other texts become texts. Other mixtures of types are rejected, as are
+integers beyond 64 bits, which pyarrow would round, and deeply nested records, which would crash the
+process.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from pyarrow import json
 from torch_edl.plugins.formats.lines import LineSource, MalformedError
 
 MAX_DEPTH = 64
-"""Objects and arrays within each other. Arrow's formats have the same bound; pyarrow's parser needs
-40 s for 5,000 of them, and the stack of a thread for 20,000."""
+"""Maximum nesting of objects and arrays. Arrow's formats have the same limit. pyarrow's parser
+needs 40 s for 5,000 levels, and overflows the stack of a thread at 20,000."""
 
 _ROW = re.compile(r" in row (\d+)$")
 _TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
@@ -63,7 +64,7 @@ def _read(block: bytes, schema: Any) -> Any:
     try:
         return json.read_json(
             pa.BufferReader(block),
-            # One block per call, and one thread: the cores belong to the training step.
+            # One block per call, and one thread, since the training step uses the other cores.
             json.ReadOptions(use_threads=False, block_size=len(block) + 1),
             json.ParseOptions(
                 explicit_schema=schema,
@@ -77,7 +78,7 @@ def _read(block: bytes, schema: Any) -> Any:
 
 
 def _check_text(block: bytes) -> None:
-    """pyarrow does not look whether texts are UTF-8."""
+    """Raise MalformedError unless the block is UTF-8, which pyarrow does not check."""
     try:
         block.decode()
     except UnicodeDecodeError as error:
@@ -86,21 +87,24 @@ def _check_text(block: bytes) -> None:
 
 
 def _check_nesting(lines: list[bytes]) -> None:
-    """Raises MalformedError unless each line is one object that is not nested too deeply. pyarrow's
-    parser does not end a record with its line: brackets may add up over many of them."""
+    """Raise MalformedError unless each line is one object that is not nested too deeply.
+
+    pyarrow's parser does not end a record at the end of its line, so nesting may grow over many
+    lines.
+    """
     for row, line in enumerate(lines):
         text = line.strip(_BLANKS).removeprefix(_BOM)
         if not (text.startswith(b"{") and text.endswith(b"}")):
             shown = text[:40].decode(errors="replace")
             raise MalformedError(f"expected one JSON object per line, and found: {shown}", row)
-        # Few records have as many brackets, and only those are looked at closely.
+        # Few records have this many brackets; only those are examined closely.
         if text.count(b"{") + text.count(b"[") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
             raise MalformedError(f"more than {MAX_DEPTH} objects and arrays within each other", row)
 
 
 def _depth(text: bytes) -> int:
-    """The most objects and arrays that are open at once."""
-    letters = np.frombuffer(_TEXT.sub(b"", text), dtype=np.uint8) | 0x20  # [ is { then, and ] is }
+    """Return the largest number of objects and arrays that are open at once."""
+    letters = np.frombuffer(_TEXT.sub(b"", text), dtype=np.uint8) | 0x20  # maps [ to {, and ] to }
     steps = (letters == ord("{")).astype(np.int32) - (letters == ord("}"))
     return int(steps.cumsum().max(initial=0))
 
@@ -110,7 +114,7 @@ def _lines(block: bytes) -> list[bytes]:
 
 
 def _wider(name: str, a: Any, b: Any) -> Any:
-    """The type that values of both types can be read as."""
+    """Return the type to which values of both types can be converted."""
     if a == b or pa.types.is_null(b):
         return a
     if pa.types.is_null(a):
@@ -132,7 +136,7 @@ def _wider(name: str, a: Any, b: Any) -> Any:
 
 
 def _may_be_wide(column: Any) -> bool:
-    """Whether there are doubles in it that may be integers beyond int64."""
+    """Return True if the column has doubles that may be integers beyond int64."""
     kind = column.type
     if pa.types.is_struct(kind):
         return any(_may_be_wide(pc.struct_field(column, i)) for i in range(kind.num_fields))

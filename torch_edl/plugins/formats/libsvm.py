@@ -1,7 +1,7 @@
 """LibSVM (SVMlight): ``label [qid:number] index:value index:value ... # comment`` per line.
 
-Records have the columns ``label`` (double), ``qid`` (int64, if the file has it), ``indices``
-(list of int64, as they stand in the file) and ``values`` (list of double).
+Records have the columns ``label`` (double), ``qid`` (int64, if the file has it), ``indices`` (list
+of int64, as in the file) and ``values`` (list of double).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch_edl.plugins.formats.lines import LineSource, MalformedError
 _COMMENT = re.compile(rb"#[^\n]*")
 _QID = re.compile(rb"^([ \t]*[^\s:]+[ \t]+)qid:(\d{1,18})(?=\s|\Z)", re.MULTILINE)
 _COLON, _NEWLINE, _SPACE = b":\n "
-_EXACT = 2.0**53  # above, doubles are no integers
+_EXACT = 2.0**53  # doubles above this value do not represent all integers
 
 
 class LibSvmSource(LineSource):
@@ -62,18 +62,20 @@ class LibSvmSource(LineSource):
 def _parse(
     block: bytes,
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int32], npt.NDArray[np.float64]]:
-    """Labels; where the pairs of each record begin, and their end; pairs of index and value.
+    """Return labels, offsets of the pairs of each record with a final end, and pairs.
+
+    A pair is an index and a value.
 
     Raises:
-        MalformedError: of the first record that is.
+        MalformedError: a record is malformed; the error names the first one.
     """
     text = np.frombuffer(block, dtype=np.uint8)
     blank = text <= _SPACE
-    begins = np.flatnonzero(~blank & np.concatenate(([True], blank[:-1])))  # of fields
+    begins = np.flatnonzero(~blank & np.concatenate(([True], blank[:-1])))  # starts of fields
     line_of_field = np.searchsorted(np.flatnonzero(text == _NEWLINE), begins)
-    first = np.flatnonzero(np.diff(line_of_field, prepend=-1))  # field of each record
+    first = np.flatnonzero(np.diff(line_of_field, prepend=-1))  # first field of each record
     pairs = np.diff(first, append=len(begins)) - 1
-    # One colon in each field but the first of a record, and neither at its start nor at its end.
+    # Each field except the first of a record has one colon, neither at its start nor at its end.
     colons = np.flatnonzero(text == _COLON)
     at = np.searchsorted(begins, colons, side="right") - 1
     per_field = np.bincount(at, minlength=len(begins)) if len(begins) else np.zeros(0, np.int64)
@@ -91,7 +93,7 @@ def _parse(
     if len(numbers) != len(begins) + len(colons):
         raise _first_bad(block, begins, first)
     offsets = np.concatenate(([0], np.cumsum(pairs)))
-    # A label is one number, a pair is two.
+    # A label is one number, and a pair is two numbers.
     label_at = np.arange(len(first)) + 2 * offsets[:-1]
     keep = np.ones(len(numbers), dtype=bool)
     keep[label_at] = False

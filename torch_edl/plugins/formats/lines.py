@@ -1,7 +1,7 @@
 """Files of one record per line, read as ``pyarrow.Table`` with the same types everywhere.
 
-A block is about half a megabyte of whole lines. The scan parses every block once: that counts the
-records, finds malformed ones before training starts, and fixes the type of each column over the
+A block is about half a megabyte of whole lines. The scan parses every block once: it counts the
+records, finds malformed ones before training starts, and determines the type of each column for the
 whole file.
 """
 
@@ -23,11 +23,16 @@ from torch_edl.interfaces import Metadata, Records
 BLOCK_BYTES = 512 << 10
 
 MAX_LINE_BYTES = 64 << 20
-"""A longer line is taken for damage."""
+"""Longest line that is accepted, bytes; longer lines count as damage."""
 
 
 class MalformedError(Exception):
-    """Lines that cannot be parsed: why, and which of the records, if that is known."""
+    """Lines that cannot be parsed.
+
+    Args:
+        reason: the cause, for messages.
+        row: number of the malformed record, from 0; None if it is unknown.
+    """
 
     def __init__(self, reason: str, row: int | None = None) -> None:
         super().__init__(reason)
@@ -35,7 +40,7 @@ class MalformedError(Exception):
 
 
 class LineSource(BlockSource):
-    """A format says how lines become a table.
+    """The base of formats with one record per line; a subclass turns lines into a table.
 
     Attributes:
         schema: ``pyarrow.Schema`` of all records.
@@ -43,14 +48,14 @@ class LineSource(BlockSource):
 
     schema: Any
     has_comments = False
-    """Lines that begin with ``#`` are no records."""
+    """True if lines that begin with ``#`` are comments."""
 
     def __init__(self, path: str, kind: str, *, skip_damaged: bool = False) -> None:
-        """Opens and scans ``path`` (absolute, or a URL).
+        """Open and scan ``path`` (absolute, or a URL).
 
         Raises:
-            DataError: unreadable, or a malformed record (with ``skip_damaged`` such records are
-                left out).
+            DataError: the file is unreadable or has a malformed record. With ``skip_damaged``,
+                malformed records are left out.
         """
         self._skip_damaged = skip_damaged
         index, stamp = cached(path, kind, skip_damaged, self._scan)
@@ -60,34 +65,34 @@ class LineSource(BlockSource):
 
     @abstractmethod
     def inferred(self, block: bytes) -> Any:
-        """The table of whole lines, with types that these lines alone give.
+        """Return the table of whole lines, with types inferred from these lines alone.
 
         Raises:
-            MalformedError: see there.
+            MalformedError: a record is malformed.
         """
 
     @abstractmethod
     def parsed(self, block: bytes) -> Any:
-        """The table of whole lines, with :attr:`schema`.
+        """Return the table of whole lines, with the types of :attr:`schema`.
 
         Raises:
-            MalformedError: see there.
+            MalformedError: a record is malformed.
         """
 
     @abstractmethod
     def merged(self, before: Any, found: Any) -> Any:
-        """The schema to which the records of both schemas can be read.
+        """Return the schema to which records of both schemas can be converted.
 
         Raises:
-            MalformedError: there is none.
+            MalformedError: there is no such schema.
         """
 
     def empty(self) -> Records:
-        """A table of no rows with the columns of the file."""
+        """Return a table without rows that has the columns of the file."""
         return self.schema.empty_table()
 
     def decode(self, file: DataFile, offset: int, length: int, count: int) -> Records:
-        """The records of a block as a table."""
+        """Return the records of a block as a table."""
         try:
             rows = self._sound(file.read_at(offset, length), self.parsed)[0]
         except MalformedError as error:
@@ -124,18 +129,18 @@ class LineSource(BlockSource):
         return Index.of(blocks, damaged, schema=serialized)
 
     def _line_of(self, block: bytes, row: int) -> int:
-        """The line of a block, from 1, that has a record."""
+        """Return the line of a block, from 1, that contains a record."""
         texts = (line.strip() for line in block.split(b"\n"))
         full = [
             number
             for number, text in enumerate(texts, 1)
             if text and not (self.has_comments and text.startswith(b"#"))
         ]
-        # What follows a record on its line is one more to the parser.
+        # The parser counts anything after a record on its line as another record.
         return full[min(row, len(full) - 1)]
 
     def _sound(self, block: bytes, parse: Callable[[bytes], Any]) -> tuple[Any, int]:
-        """The table of a block, and how many malformed records were left out of it."""
+        """Return the table of a block, and the number of malformed records that were left out."""
         try:
             return parse(block), 0
         except MalformedError:
@@ -154,7 +159,7 @@ class LineSource(BlockSource):
 
 
 def _line_blocks(file: DataFile) -> Iterator[tuple[int, bytes]]:
-    """Offset and content of blocks of whole lines."""
+    """Yield offset and content of blocks of whole lines."""
     start = 0
     while start < file.size:
         size = BLOCK_BYTES

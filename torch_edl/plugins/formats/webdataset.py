@@ -1,8 +1,8 @@
-"""WebDataset: a tar whose consecutive members with one key make a sample.
+"""WebDataset: a tar file in which consecutive members with one key form a sample.
 
-The key is the name up to the first dot of its last part; what follows is the name of a column. A
-record has the column ``__key__`` (text), and a column of bytes for each extension in the file, null
-where the sample has no such member. A block is about a megabyte of whole samples.
+The key is the name up to the first dot of its last part; the rest is the name of a column. A record
+has the column ``__key__`` (text), and a column of bytes for each extension in the file, null if the
+sample has no such member. A block is about a megabyte of whole samples.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KEY = "__key__"
 _NAME = re.compile(r"((?:.*/|)[^./][^./]*)\.([^/]+)")
 _TAR_BLOCK = 512
 
-# What tarfile raises at damage: IndexError where the map of a sparse member is cut off,
+# Exceptions of tarfile for damaged files: IndexError if the map of a sparse member is cut off,
 # RecursionError at a thousand headers of one member.
 _TAR_ERRORS = (
     tarfile.TarError,
@@ -49,9 +49,9 @@ class TarMember(NamedTuple):
     key: str
     extension: str
     header: tarfile.TarInfo
-    """Its ``size`` is that of the content: a sparse member occupies less in the file."""
+    """Header with the ``size`` of the content; a sparse member occupies less in the file."""
     end: int
-    """Offset of the next header."""
+    """Offset of the next header, bytes."""
 
     def content(self, data: bytes) -> bytes:
         """Return the content of the member, with zeros in the holes of a sparse member.
@@ -70,7 +70,7 @@ class TarMember(NamedTuple):
 
 
 def _parts_of(header: tarfile.TarInfo) -> list[tuple[int, int]]:
-    """Offset and length of the parts of a sparse member that are in the file."""
+    """Return offset and length of the parts of a sparse member that are stored in the file."""
     parts: Any = header.sparse
     return [part for part in parts if part[1]]  # an empty part marks the size, or fills the header
 
@@ -87,7 +87,7 @@ def _check_sparse(header: tarfile.TarInfo, end: int) -> None:
 
 
 class WebDatasetSource(BlockSource):
-    """The samples of a tar."""
+    """The samples of a tar file."""
 
     @staticmethod
     def begins(head: bytes) -> bool:
@@ -95,11 +95,11 @@ class WebDatasetSource(BlockSource):
         return head[257:262] == b"ustar"
 
     def __init__(self, path: str, *, skip_damaged: bool = False) -> None:
-        """Opens ``path`` (absolute, or a URL) and finds its members.
+        """Open ``path`` (absolute, or a URL) and find its members.
 
         Raises:
-            DataError: unreadable, no whole tar, or a sample with two members of one extension.
-                With ``skip_damaged`` a damaged header ends the file.
+            DataError: the file is unreadable, is no complete tar file, or has a sample with two
+                members of one extension. With ``skip_damaged``, a damaged header ends the file.
         """
 
         def scan(file: DataFile) -> Index:
@@ -114,11 +114,11 @@ class WebDatasetSource(BlockSource):
         super().__init__(stamp, index, Metadata.of(path, self._schema))
 
     def empty(self) -> Records:
-        """A table of no rows with the columns of the file."""
+        """Return a table without rows that has the columns of the file."""
         return self._schema.empty_table()
 
     def decode(self, file: DataFile, offset: int, length: int, count: int) -> Records:
-        """The samples of a block as a table."""
+        """Return the samples of a block as a table."""
         columns: dict[str, list[Any]] = {name: [None] * count for name in self._schema.names}
         keys = columns[KEY]
         data = file.read_at(offset, length)
@@ -136,10 +136,10 @@ class WebDatasetSource(BlockSource):
 
 
 def _members(file: DataFile, data: bytes | None = None, offset: int = 0) -> Iterator[TarMember]:
-    """The members of samples, of a file or of ``data`` at ``offset`` of it.
+    """Yield the members of samples, of a file or of ``data`` at ``offset`` of the file.
 
     Raises:
-        DataError: a damaged header, or the end of the file within a member.
+        DataError: a header is damaged, or the file ends within a member.
     """
     source: Any = file.stream() if data is None else io.BytesIO(data)
     size = file.size if data is None else len(data)
@@ -165,14 +165,14 @@ def _members(file: DataFile, data: bytes | None = None, offset: int = 0) -> Iter
             place = int(tar.offset)
     except _TAR_ERRORS as error:
         raise DataError(file.path, f"no whole tar: {error}", offset + place) from error
-    # tarfile takes a damaged header for the end.
+    # tarfile treats a damaged header as the end.
     source.seek(place)
     if any(source.read(_TAR_BLOCK)):
         raise DataError(file.path, "the header of a member is damaged", offset + place)
 
 
 def _check_name(path: str, name: str) -> None:
-    """Raises DataError unless the name of a member is UTF-8, as keys and columns are."""
+    """Raise DataError unless the name of a member is UTF-8, like keys and columns."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -186,7 +186,7 @@ def _scan(file: DataFile, skip_damaged: bool) -> Index:
     columns: dict[str, None] = {}
     blocks: list[tuple[int, int, int]] = []
     begin = end = count = total = damaged = 0
-    size = sample = 0  # bytes of content, of the block and of the sample
+    size = sample = 0  # bytes of content of the block and of the sample
     last: str | None = None
     seen: set[str] = set()
     try:
@@ -215,7 +215,7 @@ def _scan(file: DataFile, skip_damaged: bool) -> Index:
             raise
         log.warning("left out, with what follows: %s", error)
         damaged = 1
-        # The sample before may lack members.
+        # The last sample may lack members.
         if end + _TAR_BLOCK > file.size or count:
             end = min(end, error.offset)
     blocks.append((begin, end - begin, count))

@@ -1,1 +1,1 @@
-"""Topics of Kafka as data, with an end or without one."""
+"""Topics of Kafka as data, with or without an end."""

@@ -1,8 +1,8 @@
-"""The name of a topic of Kafka, or of a partition of it, or of a range of its offsets:
+"""The name of a Kafka topic, partition or range of offsets:
 ``kafka://host:9092,host2:9092/topic``, ``.../topic/3``, ``.../topic/3#first=0&end=40``.
 
-The user writes a topic. A job adds the rest. How to connect (TLS, users and passwords) stands in a
-file of librdkafka's properties that ``TORCH_EDL_KAFKA_CONFIG`` names.
+The user writes a topic, and a job adds the rest. TLS, users and passwords are configured in a file
+of librdkafka's properties, whose path is in ``TORCH_EDL_KAFKA_CONFIG``.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _EXAMPLE = "write for example kafka://host:9092/topic"
 
 @dataclass(frozen=True, kw_only=True)
 class KafkaName:
-    """What :func:`parse` makes of a name."""
+    """The parts of a name."""
 
     servers: str
-    """``host:port``, several separated by commas."""
+    """Address ``host:port``, or several separated by commas."""
     topic: str
     partition: int | None = None
-    """None: all of them."""
+    """Number of the partition; None: all partitions."""
     offsets: tuple[int, int] | None = None
-    """The first one and one after the last; None: a stream without end."""
+    """First offset, and the offset after the last one; None: a stream without an end."""
 
     def __str__(self) -> str:
         text = f"kafka://{self.servers}/{self.topic}"
@@ -43,10 +43,10 @@ class KafkaName:
 
 
 def parse(text: str) -> KafkaName:
-    """A name as the user, or a job, wrote it; no server is asked.
+    """Parse a name that a user or a job wrote, without a request to a server.
 
     Raises:
-        UsageError: a part is missing or not possible. The message shows no password.
+        UsageError: a part is missing or invalid. The message shows no password.
     """
     url, _, fragment = text.removeprefix("kafka://").partition("#")
     servers, _, path = url.partition("/")
@@ -75,10 +75,10 @@ def parse(text: str) -> KafkaName:
 
 
 def properties(servers: str) -> dict[str, str]:
-    """What a client of librdkafka is made with.
+    """Return the configuration of a client of librdkafka.
 
     Raises:
-        UsageError: the file of properties cannot be read. The message shows no line of it.
+        UsageError: the file of properties cannot be read. The message shows no line of the file.
     """
     found = {}
     path = os.environ.get(ENV_CONFIG, "")

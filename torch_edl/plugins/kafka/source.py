@@ -1,8 +1,8 @@
-"""Partitions of topics of Kafka: a record is the value of a message, by its offset.
+"""Partitions of Kafka topics: a record is the value of a message, by its offset.
 
-A range of offsets is read like a part of a file. A stream has no end: its source does not know how
-many records there are, and a range of it has fewer records than offsets where the topic has gaps
-(marks of transactions, messages of transactions that were aborted).
+A range of offsets is read like a part of a file. A stream has no end, so the number of its records
+is unknown. A range of a stream has fewer records than offsets if the topic has gaps (marks of
+transactions, messages of aborted transactions).
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ log = logging.getLogger(__name__)
 
 
 ASK_S = 20.0
-"""How long an answer of the brokers about a topic is waited for."""
+"""Seconds to wait for an answer of the brokers about a topic."""
 
 SAY_S = 3.0
-"""After which a log says that it is waited for."""
+"""Seconds after which a warning about the wait is logged."""
 
 READ_S = 60.0
-"""How long a read waits for the next message."""
+"""Seconds that a read waits for the next message."""
 
-_MESSAGES = 2000  # that are taken at once
-_POLL_S = 0.05  # for these: there are fewer where the topic has gaps
+_MESSAGES = 2000  # maximum number of messages per call
+_POLL_S = 0.05  # time limit of a call, which returns fewer messages if the topic has gaps
 _CONSUMER = {
-    "group.id": "torch-edl",  # which nothing is committed for
+    "group.id": "torch-edl",  # no offset is committed for this group
     "enable.auto.commit": False,
     "enable.partition.eof": True,
     "auto.offset.reset": "error",
     "isolation.level": "read_committed",
     "check.crcs": True,
-    "fetch.wait.max.ms": 5,  # a jump waits for the fetch before it
+    "fetch.wait.max.ms": 5,  # a seek waits for the fetch in progress
     "queued.max.messages.kbytes": 16384,
 }
 
 
 def offsets_of(name: KafkaName) -> dict[int, tuple[int, int]]:
-    """Of each partition of a topic, the offsets of its first record and of one after its last.
+    """Return the offsets of the first record and after the last one, by partition of a topic.
 
     Raises:
-        DataError: no broker answers, or there is no such topic.
+        DataError: no broker answers, or the topic does not exist.
     """
     earliest, latest = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]
     try:
@@ -95,7 +95,7 @@ def _listed(client: Consumer, name: KafkaName) -> Any:
 
 @functools.lru_cache(maxsize=8)
 def _clients(servers: str, process: int) -> tuple[Consumer, AdminClient]:
-    """For questions about topics: a consumer makes no topic that it asks for."""
+    """Return clients for metadata; a consumer is used since its requests create no topic."""
     settings = properties(servers)
     return (
         Consumer({**_CONSUMER, **settings}, logger=log),
@@ -107,12 +107,12 @@ class KafkaSource(UrlSource):
     """The messages of a partition, by their offsets.
 
     Args:
-        name: of a range of offsets, whose records begin at 0; or of a partition without end, whose
-            records are at their offsets.
-        skip_damaged: leave out what the brokers no longer have.
+        name: name of a range of offsets, whose records are numbered from 0; or of a partition
+            without an end, whose records are numbered by their offsets.
+        skip_damaged: skip offsets that the brokers have removed.
 
     Raises:
-        UsageError: the name is wrong, or names a whole topic.
+        UsageError: the name is invalid, or names a whole topic.
     """
 
     endless = True
@@ -131,7 +131,8 @@ class KafkaSource(UrlSource):
         self._lock = threading.Lock()
         self._consumer: Any = None
         self._process = 0
-        self._position = -1  # of the consumer; -1: none
+        # offset of the next message of the consumer; -1: no partition is assigned
+        self._position = -1
 
     @classmethod
     def canonical(cls, url: str) -> str:
@@ -158,7 +159,8 @@ class KafkaSource(UrlSource):
         try:
             policy = answer.result().get("cleanup.policy")
         except KafkaException as error:
-            # The user may lack the right to describe: attempts on a task compare their messages.
+            # Without the right to describe the topic, retries of a task compare their messages
+            # instead.
             log.info("%s: cleanup.policy is not known: %s", name, error.args[0].str())
             return
         if policy is not None and "compact" in str(policy.value):
@@ -171,8 +173,10 @@ class KafkaSource(UrlSource):
 
     @classmethod
     def parts(cls, url: str) -> list[str]:
-        """The names of the partitions of a topic, with the offsets that they have now; a name with
-        offsets is its own only part."""
+        """Return the names of the partitions of a topic, with their current offsets.
+
+        A name with offsets has itself as its only part.
+        """
         name = parse(url)
         if name.offsets is not None:
             return [url]
@@ -192,11 +196,12 @@ class KafkaSource(UrlSource):
         }
 
     def read(self, start: int, end: int) -> Records:
-        """The values of the messages at ``start .. end - 1``; a message without one gives ``b""``.
+        """Return the values of the messages at ``start .. end - 1``; ``b""`` for a message without
+        one.
 
         Raises:
-            DataError: the range is not within ``0 .. count``, no broker answers for a minute, the
-                messages were removed, or, unless it is a stream, some offsets have no message.
+            DataError: the range is not within ``0 .. count``, no message arrives for a minute, the
+                messages were removed, or offsets without a message are in a range with an end.
         """
         if not 0 <= start <= end <= self.count:
             raise DataError(self.name, f"asked for records {start} to {end} of {self.count}")
@@ -229,7 +234,7 @@ class KafkaSource(UrlSource):
                 error, offset = message.error(), message.offset()
                 if error is not None and error.code() != KafkaError._PARTITION_EOF:
                     self._heed(error, start, end)
-                elif offset >= end:  # the last ones were a gap
+                elif offset >= end:  # the last offsets were a gap
                     self._position = -1
                     return records
                 elif error is None:
@@ -243,14 +248,14 @@ class KafkaSource(UrlSource):
         return records
 
     def _rest(self) -> None:
-        """Asks for no more where there is no more: it would ask all the time."""
+        """Unassign the partition at its end, since the consumer would keep fetching otherwise."""
         here = self._place(self._position)
         if self._position >= self._consumer.get_watermark_offsets(here, cached=True)[1]:
             self._consumer.unassign()
             self._position = -1
 
     def _go_to(self, offset: int) -> None:
-        if self._process != os.getpid():  # a client does not outlive a fork
+        if self._process != os.getpid():  # a client does not survive a fork
             self._consumer = Consumer({**_CONSUMER, **properties(self._name.servers)}, logger=log)
             self._process, self._position = os.getpid(), -1
         if self._position != offset:

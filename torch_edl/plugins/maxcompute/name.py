@@ -1,5 +1,5 @@
-"""The name of a table of MaxCompute, or of a partition of it: ``odps://project/table`` or
-``odps://project/table#partition=day=1,hour=3``."""
+"""The name of a MaxCompute table or partition:
+``odps://project/table`` or ``odps://project/table#partition=day=1,hour=3``."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _EXAMPLE = "write for example odps://project/table#partition=day=20260131"
 
 @dataclass(frozen=True, kw_only=True)
 class MaxComputeName:
-    """What :func:`parse` makes of a name."""
+    """The parts of a name."""
 
     project: str
     table: str
     partition: str = ""
-    """``column=value``, several separated by commas; empty: a table without partitions."""
+    """``column=value``, or several separated by commas; empty: a table without partitions."""
 
     def __str__(self) -> str:
         behind = f"#partition={self.partition}" if self.partition else ""
@@ -28,10 +28,10 @@ class MaxComputeName:
 
 
 def parse(text: str) -> MaxComputeName:
-    """A name as the user wrote it; nobody is asked.
+    """Parse a name that a user wrote, without a request to a server.
 
     Raises:
-        UsageError: a part is missing or not possible. The message shows no password.
+        UsageError: a part is missing or invalid. The message shows no password.
     """
     url, separator, fragment = text.removeprefix("odps://").partition("#")
     project, _, table = url.partition("/")

@@ -1,7 +1,8 @@
 """Tables and partitions of MaxCompute: rows by index, through its tunnel.
 
-A download session is a snapshot of the table, in which a row has an index. Each process opens one
-of its own; size and time of the last change of the table tell whether all have the same rows.
+A download session is a snapshot of the table, in which each row has an index. Each process opens a
+session of its own; the size and the modification time of the table tell whether all sessions have
+the same rows.
 """
 
 from __future__ import annotations
@@ -23,24 +24,24 @@ from torch_edl.errors import DataError, UsageError
 from torch_edl.interfaces import Metadata, Records, UrlSource
 from torch_edl.plugins.maxcompute.name import MaxComputeName, parse
 
-# At the level INFO, pyodps logs the tokens that it reads.
+# pyodps logs the tokens that it reads at the level INFO.
 logging.getLogger("odps").setLevel(logging.WARNING)
 
-_SHOWN = 500  # characters of an error
+_SHOWN = 500  # maximum length of an error text
 
 
 class MaxComputeSource(UrlSource):
     """The rows of a table without partitions, or of one partition.
 
     Attributes:
-        stamp: size in bytes, and time of the last change in ns, of the table or partition.
+        stamp: size in bytes and modification time in ns of the table or partition.
 
     Args:
-        name: ``odps://project/table#partition=...``; the environment variables of pyodps say where
-            and by whom (``ODPS_ENDPOINT``, ``ODPS_STS_ACCESS_KEY_ID`` ...).
+        name: ``odps://project/table#partition=...``; the endpoint and the credentials come from the
+            environment variables of pyodps (``ODPS_ENDPOINT``, ``ODPS_STS_ACCESS_KEY_ID`` ...).
 
     Raises:
-        UsageError: the name is wrong, or the environment says too little.
+        UsageError: the name is invalid, or an environment variable is missing.
         DataError: the table cannot be read.
     """
 
@@ -54,7 +55,7 @@ class MaxComputeSource(UrlSource):
             self._session, self.stamp = self._open()
             self.count = int(self._session.count)
             self._schema = odps_schema_to_arrow_schema(self._session.schema)
-            if self.count:  # times may be converted
+            if self.count:  # the tunnel may convert times
                 self._schema = self._download(0, 1).schema
         self.metadata = Metadata.of(self.name, self._schema)
 
@@ -69,11 +70,11 @@ class MaxComputeSource(UrlSource):
             _stamp(_client(name), name)
 
     def read(self, start: int, end: int) -> Records:
-        """The rows ``start .. end - 1``, as a ``pyarrow.Table``.
+        """Return the rows ``start .. end - 1`` as a ``pyarrow.Table``.
 
         Raises:
             DataError: the range is not within ``0 .. count``, the tunnel does not answer, or the
-                session expired and the table has changed since.
+                session expired and the table has changed since it was opened.
         """
         if not 0 <= start <= end <= self.count:
             raise DataError(self.name, f"asked for records {start} to {end} of {self.count}")
@@ -83,7 +84,7 @@ class MaxComputeSource(UrlSource):
         with _as_data_error(self.name):
             try:
                 rows = self._download(start, end)
-            except odps.errors.ODPSError:  # sessions end after a day
+            except odps.errors.ODPSError:  # sessions expire after a day
                 self._renew(session)
                 rows = self._download(start, end)
         if len(rows) != end - start:
@@ -95,7 +96,7 @@ class MaxComputeSource(UrlSource):
             return reader.read()
 
     def _open(self) -> tuple[Any, tuple[int, int]]:
-        """A session, and the stamp of what is in it."""
+        """Open a session, and return it with the stamp of its table."""
         before = _stamp(self._odps, self._name)
         tunnel = TableTunnel(self._odps, project=self._name.project)
         session = tunnel.create_download_session(
@@ -108,7 +109,7 @@ class MaxComputeSource(UrlSource):
     def _renew(self, expired: Any) -> None:
         with self._lock:
             if self._session is not expired:
-                return  # another thread has
+                return  # another thread renewed the session
             session, stamp = self._open()
             if (session.count, stamp) != (self.count, self.stamp):
                 raise DataError(
@@ -118,7 +119,7 @@ class MaxComputeSource(UrlSource):
 
 
 def _stamp(client: Any, name: MaxComputeName) -> tuple[int, int]:
-    """Size in bytes, and time of the last change in ns, of a table or partition."""
+    """Return size in bytes and modification time in ns of a table or partition."""
     place = client.get_table(name.table, project=name.project)
     if name.partition:
         place = place.get_partition(name.partition)

@@ -1,4 +1,4 @@
-"""The columns of a table or query of an SQL database, and their types."""
+"""The columns of an SQL table or query, and their types."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from torch_edl.errors import DataError
 from torch_edl.plugins.sql.connection import Connections
 from torch_edl.plugins.sql.name import SqlName
 
-_TABLES = 20  # that a message names
+_TABLES = 20  # maximum number of tables that a message names
 _SYSTEM = "'information_schema', 'pg_catalog', 'mysql', 'performance_schema', 'sys'"
 
 
 def rows_of(name: SqlName) -> Any:
-    """The rows of the table or query, as a part of a statement."""
+    """Return the table or query as a part of a statement."""
     if name.query:
-        # Text of the user: its colons (casts, times) are no parameters.
+        # The colons of the user's text (casts, times) are no parameters.
         return sa.text("(" + name.query.replace(":", r"\:") + ") AS records")
     schema, _, table = name.table.rpartition(".")
     return sa.table(table, schema=schema or None)
 
 
 def columns(database: Connections, name: SqlName) -> pa.Schema:
-    """The columns; where the database has no types for them, with those of one row by chance.
+    """Return the columns of the table or query.
+
+    If the database has no types for them, the types are those of an arbitrary row.
 
     Raises:
-        DataError: no connection, no such table, two columns of one name, or no key that rows can be
-            found by.
+        DataError: no connection, no such table, two columns of one name, or no suitable key.
     """
     rows, key = rows_of(name), name.key
     try:
@@ -53,10 +54,10 @@ def columns(database: Connections, name: SqlName) -> pa.Schema:
 
 
 def schema_of(database: Connections, name: SqlName) -> pa.Schema:
-    """The columns with the types that ``feed`` sees.
+    """Return the columns with the types that ``feed`` receives.
 
     Raises:
-        DataError: as of :func:`columns`.
+        DataError: as for :func:`columns`.
     """
     rows = rows_of(name)
     found = columns(database, name)
@@ -64,8 +65,11 @@ def schema_of(database: Connections, name: SqlName) -> pa.Schema:
 
 
 def _type(database: Connections, rows: Any, field: Any) -> Any:
-    """The type of a column as ``feed`` sees it: decimal numbers are floats; drivers give them as
-    texts, or with as many digits as the rows of an answer need."""
+    """Return the type of a column that ``feed`` receives.
+
+    Decimal numbers become floats: drivers return them as texts, or with as many digits as the rows
+    of an answer need.
+    """
     type = field.type if database.typed else _of_value(database, rows, field.name)
     if pa.types.is_decimal(type):
         return pa.float64()
@@ -75,7 +79,8 @@ def _type(database: Connections, rows: Any, field: Any) -> Any:
 
 
 def _of_value(database: Connections, rows: Any, name: str) -> Any:
-    """Of a column in a database whose values have types, and its columns none."""
+    """Return the type of one value, for a database whose values have types and whose columns do
+    not."""
     column: sa.ColumnClause[Any] = sa.column(name)
     some = sa.select(column).select_from(rows).where(column.is_not(None)).limit(1)
     found = database.execute(some)
@@ -83,7 +88,7 @@ def _of_value(database: Connections, rows: Any, name: str) -> Any:
 
 
 def _tables(database: Connections, rows: Any) -> str:
-    """The tables that there are, for the message of one that there is not."""
+    """Return a hint with the existing tables, for the message about a missing table."""
     if not isinstance(rows, sa.TableClause):
         return ""
     try:
@@ -100,7 +105,7 @@ def _tables(database: Connections, rows: Any) -> str:
 
 
 def _tables_there(backend: str) -> sa.Select[Any]:
-    """Schema (the default one has none) and name of the tables and views of a database."""
+    """Return a query for schema and name of all tables and views; the default schema is empty."""
     if backend == "sqlite":
         shown, source, ours = "'', name", "sqlite_master", "type IN ('table', 'view')"
     else:

@@ -1,7 +1,7 @@
-"""Connections to SQL databases that answer with Arrow tables: ADBC for PostgreSQL and SQLite,
-DuckDB's own interface, and SQLAlchemy for every other URL.
+"""Connections to SQL databases that return Arrow tables.
 
-Statements are made by SQLAlchemy Core: identifiers are quoted and values bound by its dialects.
+ADBC is used for PostgreSQL and SQLite, the interface of DuckDB for DuckDB, and SQLAlchemy for every
+other URL. SQLAlchemy Core makes the statements: its dialects quote identifiers and bind values.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from torch_edl.errors import DataError, UsageError
 from torch_edl.plugins.sql.name import SqlName, connection_url, is_file
 
 BUSY_MS = 60_000
-"""How long a read of SQLite waits for a writer."""
+"""Time that a read of SQLite waits for a writer, ms."""
 
 MOST_ROWS = 1 << 24
-"""Rows that are expected at most, where nothing is known."""
+"""Default limit of the rows that a statement is expected to return."""
 
-_SHOWN = 500  # characters of an error of a driver
-_STATEMENT = ("query:", "[SQL:")  # where a driver goes on with what it was asked
+_SHOWN = 500  # maximum length of a driver's error text
+_STATEMENT = ("query:", "[SQL:")  # where a driver's error text continues with the statement
 
 
 class Connection(Protocol):
-    """One connection, for one thread at a time."""
+    """One connection, used by one thread at a time."""
 
     def execute(self, statement: sa.Select[Any], values: Mapping[str, Any], most: int) -> pa.Table:
-        """The rows of a statement whose parameters have these values; ``most`` are expected."""
+        """Return the rows of a statement, with values for its parameters; ``most`` are expected."""
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Close the connection."""
 
 
 class _Compiled:
-    """A connection that takes texts with positions for the values."""
+    """A connection that accepts SQL text with positional parameters."""
 
     dialect: Any
 
     def text(self, statement: sa.Select[Any], values: Mapping[str, Any]) -> tuple[str, list[Any]]:
-        """The statement in the words of the database, and its values in order."""
+        """Return the statement in the dialect of the database, and its values in order."""
         text, names, own = _compiled(statement, self.dialect)
         bound = {**own, **values}
         return text, [bound[name] for name in names]
@@ -92,16 +92,16 @@ class _Sqlite(_Compiled):
 
         path = str(url.database)
         if not path.startswith("file:"):
-            os.stat(path)  # the driver says of a file that is missing that memory is
-        # Read only: otherwise a file that is missing would be made.
+            os.stat(path)  # the driver reports a missing file as out of memory
+        # Read only, since SQLite would create a missing file otherwise.
         uri = path if path.startswith("file:") else f"file:{quote(path)}?mode=ro"
         self._adbc = dbapi.connect(uri, autocommit=True)
         self._cursor = self._adbc.cursor()
         _fetch(self._cursor, f"PRAGMA busy_timeout = {BUSY_MS:d}", [])
 
     def execute(self, statement: sa.Select[Any], values: Mapping[str, Any], most: int) -> pa.Table:
-        # The types of the columns are those of the first batch, so all rows are to be one batch;
-        # memory is reserved for as many.
+        # The driver derives the types of the columns from the first batch, so all rows must be in
+        # one batch. It reserves memory for ``most`` rows.
         options = {"adbc.sqlite.query.batch_rows": str(most)}
         self._cursor.adbc_statement.set_options(**options)
         return _fetch(self._cursor, *self.text(statement, values))
@@ -112,7 +112,7 @@ class _Sqlite(_Compiled):
 
 
 def _fetch(cursor: Any, text: str, values: list[Any]) -> pa.Table:
-    # The cursor prepares a text again only where it is another one than before.
+    # The cursor prepares a statement again only if its text differs from the last one.
     cursor.execute(text, values or None)
     return cursor.fetch_arrow_table()
 
@@ -155,11 +155,11 @@ class _SqlAlchemy:
 _DRIVERS: dict[str, Any] = {"postgresql": _Postgres, "sqlite": _Sqlite, "duckdb": _DuckDb}
 
 _PACKAGES = {"MySQLdb": "mysqlclient", "psycopg2": "psycopg2-binary"}
-"""Packages of modules that have another name."""
+"""Packages by the name of their module, where the names differ."""
 
 
 def _package(url: sa.URL, error: ImportError) -> str:
-    """What pip installs for a database whose driver is missing."""
+    """Return what to install with pip for a database whose driver is missing."""
     module = (error.name or url.drivername).partition(".")[0]
     return "'torch-edl[sql]'" if url.drivername in _DRIVERS else _PACKAGES.get(module, module)
 
@@ -172,11 +172,11 @@ def _no_driver(name: SqlName, url: sa.URL, error: ImportError) -> UsageError:
 
 
 def check_connection(name: SqlName) -> None:
-    """Imports the driver of a database, and looks for its file; nothing is connected.
+    """Import the driver of a database and check that its file exists, without a connection.
 
     Raises:
-        UsageError: the driver is not installed, a variable of the environment is not set, or there
-            is no such file.
+        UsageError: the driver is not installed, an environment variable is not set, or the file
+            does not exist.
     """
     url, _ = connection_url(name)
     try:
@@ -199,43 +199,47 @@ def check_connection(name: SqlName) -> None:
 
 
 def _close_all(idle: list[Connection], process: int) -> None:
-    while idle and process == os.getpid():  # a fork shares the sockets of its parent
+    while idle and process == os.getpid():  # a forked process shares the sockets of its parent
         with contextlib.suppress(Exception):
             idle.pop().close()
 
 
 class Connections:
-    """The connections of a process to one database: each call has one for itself, and leaves it
-    to the next. A forked process makes its own."""
+    """The pooled connections of a process to one database.
+
+    Each call uses one connection exclusively and returns it to the pool. A forked process opens its
+    own connections.
+    """
 
     def __init__(self, name: SqlName) -> None:
         self._name = name
         self._url, self._secrets = connection_url(name)
         self._driver = _DRIVERS.get(self._url.drivername, _SqlAlchemy)
         self.typed: bool = self._driver.typed
-        """A statement has the same types for any rows: also where all values are NULL."""
+        """True if the types of a statement do not depend on its rows, even if all values are
+        NULL."""
         self.backend: str = self._url.get_backend_name()
         self._lock = threading.Lock()
         self._begin()
 
     def _begin(self) -> None:
-        """Without connections, in this process."""
+        """Start an empty pool for this process."""
         self._process = os.getpid()
         self._idle: list[Connection] = []
-        # Also at the end of the process: ADBC complains of connections that are left to Python.
+        # Also called at the end of the process: ADBC warns about connections that are not closed.
         weakref.finalize(self, _close_all, self._idle, self._process)
 
     def execute(
         self, statement: sa.Select[Any], *, most: int = MOST_ROWS, **values: Any
     ) -> pa.Table:
-        """The rows of a statement. A connection that was lost since its last use is replaced.
+        """Return the rows of a statement; a lost connection is replaced.
 
         Args:
-            most: rows that are expected; more of them come, too.
-            values: of the parameters.
+            most: expected number of rows; more rows are returned too.
+            values: values of the parameters.
 
         Raises:
-            DataError: the database cannot be reached, or refuses the statement.
+            DataError: the database cannot be reached, or rejects the statement.
         """
         connection = self._take()
         if connection is not None:
@@ -277,5 +281,5 @@ class Connections:
             text = "; ".join(filter(None, lines[: next(statement, None)]))[:_SHOWN]
             for secret in self._secrets:
                 text = text.replace(secret, "***").replace(quote(secret, safe=""), "***")
-            # Its cause may show what must not be seen.
+            # The cause may contain secrets.
             raise DataError(str(self._name), text) from None

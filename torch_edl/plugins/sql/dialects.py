@@ -1,4 +1,4 @@
-"""Databases without an entry point of their own: the installed dialects of SQLAlchemy."""
+"""Sources of databases without an entry point of their own, by the dialects of SQLAlchemy."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 def source_of(url: str) -> Any:
-    """The type of sources of a URL, if a package for SQLAlchemy knows its scheme; otherwise None.
+    """Return the type of sources of a URL if SQLAlchemy has a dialect for it; otherwise None.
 
-    What is read of a database stands behind ``#``; a URL without that is none of a database.
+    The URL of a database has a fragment (``#``) that says what is read.
     """
     scheme, _, rest = url.partition("://")
     if "#" not in rest or scheme.partition("+")[0] not in _dialects():

@@ -1,9 +1,9 @@
-"""The name of a table or query of an SQL database: an URL, and behind ``#`` what is read.
+"""The name of an SQL table or query: a URL, and after ``#`` what is read.
 
 ``postgresql://user@host/db#table=clicks&key=id`` or ``...#key=id&query=SELECT ...``, where the text
-of a query goes to the end as it is. A source adds what it found (``last`` and ``keys``), so that
-all processes of a job that open the source by its name read the same rows. Passwords are in no
-name: they stand in the environment.
+of a query extends to the end. A source adds ``last`` and ``keys``, so that all processes of a job
+that open the source by its name read the same rows. Names have no passwords; these come from the
+environment.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _EXAMPLE = "write for example postgresql://user@host/db#table=clicks&key=id"
 
 @dataclass(frozen=True, kw_only=True)
 class SqlName:
-    """What :func:`parse` makes of a name."""
+    """The parts of a name."""
 
     url: str
-    """For SQLAlchemy, with ``${NAME}`` where a secret of the environment stands."""
+    """URL of SQLAlchemy, with ``${NAME}`` in place of a secret in the environment variable NAME."""
     key: str
-    """The column that the rows are ordered and found by."""
+    """Column by which the rows are ordered and found."""
     table: str = ""
-    """``name`` or ``schema.name``; empty: there is a query."""
+    """Table as ``name`` or ``schema.name``; empty if there is a query."""
     query: str = ""
     last: str = ""
-    """The greatest key that counts; empty: the greatest there is."""
+    """Largest key that belongs to the data; empty: no limit."""
     keys: str = ""
-    """Digest of all keys; empty: any."""
+    """Digest of all keys; empty: not checked."""
 
     def __str__(self) -> str:
         parts = {name: getattr(self, name) for name in _PARTS}
@@ -47,16 +47,16 @@ class SqlName:
 
 
 def parse(text: str) -> SqlName:
-    """A name as the user, or a source, wrote it; the database is not asked.
+    """Parse a name that a user or a source wrote, without a request to the database.
 
     Raises:
-        UsageError: a part is missing, unknown or not possible, or there is a password in it. The
-            message shows no password.
+        UsageError: a part is missing, unknown or invalid, or contains a password. The message shows
+            no password.
     """
     url, _, fragment = text.partition("#")
     shown = _checked_url(url)
     fragment, found, query = fragment.partition("query=")
-    if found and fragment and not fragment.endswith("&"):  # a part that ends in "query"
+    if found and fragment and not fragment.endswith("&"):  # a part whose name ends in "query"
         raise UsageError(f"{shown}#{fragment}: unknown part {fragment.split('&')[-1]}query")
     example = f"write for example '{shown}#table=clicks&key=id'"
     parts = dict(parse_qsl(fragment.strip("&"), keep_blank_values=True))
@@ -75,10 +75,11 @@ def parse(text: str) -> SqlName:
 
 
 def connection_url(name: SqlName) -> tuple[URL, tuple[str, ...]]:
-    """The ``sqlalchemy.URL`` to connect with, and the secrets in it, which no message may show.
+    """Return the ``sqlalchemy.URL`` of the connection, and its secrets, which no message may
+    show.
 
     Raises:
-        UsageError: a variable of the environment is not set.
+        UsageError: an environment variable is not set.
     """
     url, secrets = _url(name.url), []
 
@@ -101,7 +102,7 @@ def connection_url(name: SqlName) -> tuple[URL, tuple[str, ...]]:
 
 
 def pinned(name: SqlName, last: str, keys: str) -> SqlName:
-    """The name of the rows up to the key ``last``, whose keys have the digest ``keys``."""
+    """Return the name of the rows up to the key ``last``, whose keys have the digest ``keys``."""
     return replace(name, last=last, keys=keys)
 
 
@@ -109,12 +110,12 @@ def _url(text: str) -> URL:
     try:
         return make_url(text)
     except (ArgumentError, ValueError):
-        # The text of the error would show what may be a password.
+        # The text of the error may contain a password.
         raise UsageError(f"{text.partition(':')[0]}://...: not an URL; {_EXAMPLE}") from None
 
 
 def _checked_url(text: str) -> str:
-    """The URL as it may be shown."""
+    """Return the URL without secrets, for messages."""
     url = _url(text)
     shown = str(url.set(query={}).render_as_string(hide_password=True))
     secret = url.password if url.password and not _VARIABLE.fullmatch(str(url.password)) else None
@@ -135,13 +136,13 @@ def _checked_url(text: str) -> str:
 
 
 def is_file(url: URL) -> bool:
-    """Whether the database is a file, by its path."""
-    named = str(url.database).startswith("file:")  # an URL of SQLite's own
+    """Return True if the database is a file that the URL names by its path."""
+    named = str(url.database).startswith("file:")  # a URL of SQLite itself
     return url.get_backend_name() in ("sqlite", "duckdb") and not named
 
 
 def _absolute(text: str) -> str:
-    """The URL with an absolute path, where it names a file: processes have other folders."""
+    """Return the URL with an absolute file path, since processes have other working folders."""
     url = _url(text)
     if not is_file(url):
         return text

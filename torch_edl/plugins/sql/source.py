@@ -1,8 +1,8 @@
-"""Tables and queries of SQL databases: a record is a row, by its place in the order of a key.
+"""Tables and queries of SQL databases: a record is a row, by its position in the order of a key.
 
-Opening pages through the keys (keyset paging, a page an answer) and keeps of each block of rows its
-first and last key and a digest of all its keys. Rows are read by a range of keys, which an index of
-the database finds, and are the ones that were counted: a block whose keys have changed is an error.
+Opening pages through the keys (keyset paging, one page per statement), and keeps the first key, the
+last key and a digest of all keys of each block of rows. Rows are read by a range of keys, for which
+the database uses an index. A block whose keys have changed since raises an error.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from torch_edl.plugins.sql.connection import Connections, check_connection
 from torch_edl.plugins.sql.name import parse, pinned
 
 BLOCK_ROWS = 2048
-"""Rows whose keys have one digest: what is read at least."""
+"""Rows per block. A block has one digest, and is the smallest unit that is read."""
 
 PAGE_BLOCKS = 256
-"""Blocks of keys in one answer while they are counted."""
+"""Blocks of keys per statement while the rows are counted."""
 
 _DIGEST_BYTES = 8
 
@@ -38,17 +38,17 @@ _DIGEST_BYTES = 8
 class SqlSource(UrlSource):
     """The rows of a table or query, in the order of their key.
 
-    The name of the source says up to which key and with which keys it was counted. Rows that are
-    added behind that key later are no part of it.
+    The name of the source has the largest key and a digest of the keys that were counted. Rows that
+    are added after that key later do not belong to the source.
     """
 
     def __init__(self, name: str, *, skip_damaged: bool = False) -> None:
-        """Opens what ``name`` says (:mod:`~torch_edl.plugins.sql.name`); counts it.
+        """Open and count the rows of ``name`` (:mod:`~torch_edl.plugins.sql.name`).
 
         Raises:
-            UsageError: the name is wrong, or a driver is missing.
-            DataError: no connection, no such table or column, a key that is there twice or not at
-                all, or other keys than the name says.
+            UsageError: the name is invalid, or a driver is missing.
+            DataError: no connection, no such table or column, a key that is duplicate or NULL, or
+                keys that differ from those of the name.
         """
         wanted = parse(name)
         self.name = str(wanted)
@@ -68,7 +68,7 @@ class SqlSource(UrlSource):
             .order_by(self._key)
         )
         self._bounds: list[tuple[Any, Any]] = []
-        # Where each block begins, and the end of the last one.
+        # The first row of each block, and the end of the last block.
         self._begins: npt.NDArray[np.int64] = np.zeros(1, np.int64)
         self._digests: list[bytes] = []
         self.count = 0
@@ -93,11 +93,11 @@ class SqlSource(UrlSource):
         columns(Connections(name), name)
 
     def read(self, start: int, end: int) -> Records:
-        """The rows ``start .. end - 1``, in the order of the key, as a ``pyarrow.Table``.
+        """Return the rows ``start .. end - 1``, in the order of the key, as a ``pyarrow.Table``.
 
         Raises:
-            DataError: the range is not within ``0 .. count``, the database does not answer, or
-                rows in the blocks of the range were added or deleted since they were counted.
+            DataError: the range is not within ``0 .. count``, the database does not answer, or rows
+                in the blocks of the range were added or deleted since they were counted.
         """
         if not 0 <= start <= end <= self.count:
             raise DataError(self.name, f"asked for records {start} to {end} of {self.count}")
@@ -110,7 +110,7 @@ class SqlSource(UrlSource):
         rows = cache.take(key, count) if first == last else None
         if rows is None:
             rows = self._blocks(first, last)
-            if first == last:  # of which other tasks may want the rest
+            if first == last:  # other tasks may read the rest of the block
                 cache.put(key, rows, len(rows) - count)
         return cut(rows, start - begin, end - begin)
 
@@ -135,12 +135,12 @@ class SqlSource(UrlSource):
             "and let rows that come later have greater keys",
         )
 
-    # ---- what is found when it is opened ----
+    # ---- opening ----
 
     def _cast(self, table: Any) -> Any:
         if table.schema.equals(self._schema):
             return table
-        # A column of NULLs has a type by chance where columns have none.
+        # A column of NULLs has an arbitrary type if the database has no types for columns.
         columns = [
             pa.chunked_array([pa.nulls(len(column), type)])
             if column.null_count == len(column)
@@ -155,7 +155,7 @@ class SqlSource(UrlSource):
             ) from error
 
     def _count(self, last: str) -> None:
-        """Finds the blocks of the rows up to the key ``last``."""
+        """Find the blocks of the rows up to the key ``last``."""
         lengths = []
         for block in self._key_blocks(last):
             lengths.append(len(block))
@@ -166,7 +166,7 @@ class SqlSource(UrlSource):
 
     def _key_blocks(self, last: str) -> Iterator[Any]:
         if pa.types.is_null(self._schema.field(self._key.name).type):
-            return  # no values: there are no rows, or no keys
+            return  # no values: either no rows or no keys
         page = BLOCK_ROWS * PAGE_BLOCKS
         statement = sa.select(self._key).select_from(self._rows).order_by(self._key).limit(page + 1)
         values: dict[str, Any] = {}
@@ -176,7 +176,8 @@ class SqlSource(UrlSource):
         onward = statement.where(self._key >= sa.bindparam("next", type_=self._key.type))
         keys = self._page(statement, values)
         while len(keys):
-            # The last one is where the next page begins, so that a key is seen that is in both.
+            # The last key is also the first of the next page, so that a key in both pages is
+            # noticed.
             for start in range(0, min(len(keys), page), BLOCK_ROWS):
                 yield keys.slice(start, min(BLOCK_ROWS, page - start))
             if len(keys) <= page:
