@@ -1,7 +1,8 @@
-"""What becomes of the columns of records before a model sees them: hashes, vocabularies, buckets,
-normalised numbers, fitted in one pass whose statistics merge in any order.
+"""Turns columns of records into inputs of a model: hashes, vocabularies, buckets, scaled numbers.
 
-No torch, no TensorFlow and no sockets in here: Arrow and numpy, for any worker and for the master.
+Fitted steps need one pass over the data, whose statistics can be merged in any order. No module
+here uses torch, TensorFlow or sockets: only Arrow and numpy, so any worker and the master can
+import the package.
 """
 
 from torch_edl.preprocessing.column import (

@@ -1,4 +1,4 @@
-"""A column of records as text, integers or numbers, whatever library it comes from."""
+"""Converts columns of any library to texts, integers or numbers."""
 
 from __future__ import annotations
 
@@ -21,20 +21,23 @@ Hashes = npt.NDArray[np.uint64]
 Values = Any
 """A ``pyarrow.Array``, or a numpy array of numbers."""
 
-_SHOWN = 20  # columns in a message
+_SHOWN = 20  # maximum number of columns that a message names
 
 
 def take(records: Any, name: str) -> Values:
-    """A column of a table, a data frame, a mapping of names to arrays, tensors or lists, or of a
-    list of mappings, one for each record.
+    """Return a column of records.
+
+    Args:
+        records: a table, a data frame, a mapping of names to arrays, tensors or lists, or a list of
+            mappings, one per record.
 
     Raises:
-        UsageError: there is no such column, or it is not one value for each record.
+        UsageError: the column does not exist, or does not have one value per record.
     """
     try:
         if _are_rows(records):
             found: Any = [row[name] for row in records]
-            # Tensors of one number, which Arrow does not know.
+            # Arrow does not accept tensors with one number.
             found = np.asarray(found) if hasattr(found[0], "__array__") else found
         else:
             found = records.column(name) if isinstance(records, pa.Table) else records[name]
@@ -61,7 +64,8 @@ def _described(records: Any) -> str:
 
 
 def as_values(found: Any, name: str) -> Values:
-    """A column as an Arrow array without dictionary, or a numpy array of numbers (n,)."""
+    """Return a column as an Arrow array without a dictionary, or as a numpy array of numbers
+    (n,)."""
     if isinstance(found, pa.ChunkedArray):
         found = found.chunk(0) if found.num_chunks == 1 else found.combine_chunks()
     if isinstance(found, pa.Array):
@@ -79,12 +83,12 @@ def as_values(found: Any, name: str) -> Values:
 
 
 def length(values: Values) -> int:
-    """Records."""
+    """Return the number of records."""
     return len(values)
 
 
 def is_text(values: Values) -> bool:
-    """Texts or bytes, rather than numbers."""
+    """Return True for texts or bytes, False for numbers."""
     return isinstance(values, pa.Array) and _is_text(values.type)
 
 
@@ -99,10 +103,10 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def texts(values: Values, name: str) -> _core.Texts:
-    """The column as text; integers as their decimal digits.
+    """Return the column as texts; integers become their decimal digits.
 
     Raises:
-        UsageError: it is of another type.
+        UsageError: the column has neither texts nor integers.
     """
     if not is_text(values):
         whole, missing = integers(values, name)
@@ -115,10 +119,10 @@ def texts(values: Values, name: str) -> _core.Texts:
 
 
 def integers(values: Values, name: str) -> tuple[Ids, npt.NDArray[np.bool_] | None]:
-    """The column as int64, and where it is missing (None: nowhere).
+    """Return the column as int64, and a mask of missing values; None if none is missing.
 
     Raises:
-        UsageError: it is of another type, or has fractions.
+        UsageError: the column cannot be converted to integers, or has fractions.
     """
     missing = None
     if isinstance(values, pa.Array):
@@ -140,10 +144,10 @@ def integers(values: Values, name: str) -> tuple[Ids, npt.NDArray[np.bool_] | No
 
 
 def numbers(values: Values, name: str) -> Numbers:
-    """The column as float32 if it is that, else as float64; NaN where it is missing.
+    """Return the column as float32 if it has this type, else as float64; missing values are NaN.
 
     Raises:
-        UsageError: it is no number.
+        UsageError: the column cannot be converted to numbers.
     """
     if isinstance(values, pa.Array):
         if is_text(values) or pa.types.is_null(values.type) or pa.types.is_decimal(values.type):
@@ -153,7 +157,7 @@ def numbers(values: Values, name: str) -> Numbers:
 
 
 def _plain(values: pa.Array, name: str) -> npt.NDArray[Any]:
-    """A numpy array of numbers; NaN where they are missing."""
+    """Return a numpy array of numbers; missing values are NaN."""
     kind = values.type
     if pa.types.is_boolean(kind):
         values = values.cast(pa.int8())
@@ -164,7 +168,7 @@ def _plain(values: pa.Array, name: str) -> npt.NDArray[Any]:
 
 
 def _cast(values: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
-    """Numbers of what is text; an empty text is missing."""
+    """Convert a column, for example texts to numbers; an empty text is a missing value."""
     try:
         if is_text(values):
             values = pc.if_else(pc.equal(values, pa.scalar("", values.type)), None, values)
@@ -174,7 +178,7 @@ def _cast(values: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
 
 
 def from_tensors(records: Any) -> bool:
-    """Whether the records are tensors of torch, which then has been imported by somebody."""
+    """Return True if the records are tensors of torch."""
     torch = sys.modules.get("torch")
     records = records[0] if _are_rows(records) else records
     if torch is None or not isinstance(records, Mapping):
@@ -183,6 +187,6 @@ def from_tensors(records: Any) -> bool:
 
 
 def to_tensors(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Any]:
-    """The arrays as tensors of torch, without a copy."""
+    """Return the arrays as tensors of torch, without a copy."""
     from_numpy = sys.modules["torch"].from_numpy
     return {name: from_numpy(array) for name, array in arrays.items()}

@@ -1,4 +1,4 @@
-"""A column, and what is done with it: declared step by step, before there are any records."""
+"""The declaration of a column and of its steps, made before any records are read."""
 
 from __future__ import annotations
 
@@ -29,79 +29,87 @@ from torch_edl.preprocessing.steps import (
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the records, or a cross of several, and the steps that it goes through.
+    """A column of the records, or a cross of several columns, with its steps.
 
-    Every method returns another column with one more step. Without a step that makes ids of it, a
-    column is float32 numbers.
+    Every method returns a new column with one more step. A column without a step that makes ids
+    becomes float32 numbers.
     """
 
     source: str | tuple[Column, ...]
-    """Its name in the records; or the columns that are crossed."""
+    """Name of the column in the records; for a cross, the crossed columns."""
     steps: tuple[ColumnStep, ...] = ()
 
     # ---- steps ----
 
     def fill(self, value: str | float) -> Column:
-        """``value`` in place of what is missing (null, NaN): a text for texts, else a number."""
+        """Replace missing values (null, NaN) by ``value``: a text for texts, else a number."""
         return self._with(Fill(value=value))
 
     def missing(self) -> Column:
-        """1 where the column is missing, else 0."""
+        """Return 1 for missing values, else 0."""
         return self._with(Missing())
 
     def log(self) -> Column:
-        """``log(1 + x)``; of negative numbers ``-log(1 - x)``."""
+        """Apply ``log(1 + x)``, and ``-log(1 - x)`` to negative numbers."""
         return self._with(Log())
 
     def normalize(self) -> Column:
-        """Mean 0 and variance 1. What is missing stays so, and ``fill(0)`` makes it the mean."""
+        """Scale to mean 0 and variance 1.
+
+        Missing values stay missing; ``fill(0)`` after this step replaces them by the mean.
+        """
         return self._with(Normalize())
 
     def ids(self, count: int = 0) -> Column:
-        """Integers as they are.
+        """Use integers as ids without a change.
 
         Args:
-            count: ids are 0 to so many less one, or an error; 0: any int64.
+            count: number of ids; ids outside of 0 to ``count - 1`` are an error. 0: any int64.
         """
         return self._with(Integers(count=count))
 
     def hash(self, buckets: int = 0, *, seed: int = 0) -> Column:
-        """Ids 0 to ``buckets - 1`` by a hash of the text, or of the integer; what is missing has a
-        bucket as well. The same on all machines, for ever.
+        """Hash texts or integers to ids 0 to ``buckets - 1``; missing values have a bucket as well.
+
+        The ids are the same on all machines and in all versions.
 
         Args:
-            buckets: 0: any int64, for embeddings without a fixed number of ids.
-            seed: another number gives other buckets.
+            buckets: number of ids; 0: any int64, for embeddings without a fixed number of ids.
+            seed: seed of the hash; different seeds give different buckets.
         """
         return self._with(Hash(count=buckets, seed=seed))
 
     def vocabulary(
         self, size: int, *, min_count: int = 1, oov: int = 1, distinct: int = 4_000_000
     ) -> Column:
-        """Ids by rank: the most frequent value has id ``oov``, the next one ``oov + 1`` and so on;
-        equally frequent ones are in the order of their bytes. Integers count as their digits.
+        """Map values to ids by rank.
 
-        Values that are not in the vocabulary have ids below ``oov``: 0 where the value is missing
-        or ``oov`` is 1, else 1 to ``oov - 1`` by a hash.
+        The most frequent value has id ``oov``, the next one ``oov + 1``, and so on. Equally
+        frequent values are ordered by their bytes. Integers are treated as their decimal digits.
+
+        Values outside of the vocabulary have ids below ``oov``: 0 if the value is missing or
+        ``oov`` is 1, else an id from 1 to ``oov - 1`` by a hash.
 
         Args:
-            size: number of ids, those below ``oov`` included.
-            min_count: leave out what occurs more rarely.
-            oov: ids for all other values.
-            distinct: values are counted exactly, up to so many different ones; more is an error.
+            size: number of ids, including those below ``oov``.
+            min_count: smallest number of occurrences of a value in the vocabulary.
+            oov: number of ids for all other values.
+            distinct: largest number of distinct values; more values raise an error, since all
+                values are counted exactly.
         """
         return self._with(Vocabulary(size=size, min_count=min_count, oov=oov, distinct=distinct))
 
     def bucketize(
         self, boundaries: Sequence[float] = (), *, quantiles: int = 0, cells: int = 1 << 16
     ) -> Column:
-        """Ids by size: 0 where the number is missing, 1 below the first boundary, and so on.
+        """Map numbers to ids by size: 0 for a missing one, 1 below the first boundary, and so on.
 
         Args:
-            boundaries: rising; a number that is equal to one is below it.
-            quantiles: instead, so many buckets of about equally many records, fitted.
-            cells: of the histogram of the fit, 4,096 or more: with so many different numbers at
-                most the quantiles are exact, see
+            boundaries: boundaries in ascending order; a number equal to a boundary is below it.
+            quantiles: number of buckets with about equally many records, fitted to the data; an
+                alternative to ``boundaries``.
+            cells: number of cells of the histogram of the fit, at least 4,096; the quantiles are
+                exact up to this number of distinct values, see
                 :class:`~torch_edl.preprocessing.statistic.Histogram`.
         """
         if bool(boundaries) == bool(quantiles):
@@ -122,11 +130,11 @@ class Column:
             raise UsageError(f"{self}.{step.name}: a cross is hashed: cross(...).hash(buckets)")
         return replace(self, steps=(*self.steps, step))
 
-    # ---- what it is ----
+    # ---- properties ----
 
     @property
     def name(self) -> str:
-        """What a person calls it."""
+        """Name of the column for messages; for a cross, the names joined by " x "."""
         if isinstance(self.source, str):
             return self.source
         return " x ".join(part.name for part in self.source)
@@ -136,22 +144,25 @@ class Column:
 
     @property
     def gives_ids(self) -> bool:
-        """int64 ids; else float32 numbers."""
+        """True if the column becomes int64 ids, False if it becomes float32 numbers."""
         return bool(self.steps) and self.steps[-1].gives_ids
 
     @property
     def buckets(self) -> int:
-        """Its ids are 0 to so many less one; 0: any int64."""
+        """Number of ids, which are 0 to ``buckets - 1``; 0: any int64."""
         return self.steps[-1].buckets if self.steps else 0
 
     @property
     def fitted_step(self) -> ColumnStep | None:
-        """The step that needs a statistic."""
+        """The step that needs a statistic; None if there is none."""
         return next((step for step in self.steps if step.fitted), None)
 
     def apart(self) -> Column:
-        """The column, hashed so that its ids are not those of another column: the seed of a hash
-        without buckets depends on the declaration. Any other column is returned as it is."""
+        """Return the column such that its ids differ from those of other columns.
+
+        The seed of a hash without a number of buckets then depends on the declaration. Any other
+        column is returned without a change.
+        """
         last = self.steps[-1] if self.steps else None
         if not isinstance(last, Hash) or last.count:
             return self
@@ -161,17 +172,16 @@ class Column:
         return replace(self, steps=(*self.steps[:-1], replace(last, seed=seed)))
 
     def walk(self, path: str) -> Iterator[tuple[str, Column]]:
-        """This column and those that it crosses, each with a name of its own."""
+        """Yield this column and the columns that it crosses, each with a unique path."""
         yield path, self
         if isinstance(self.source, tuple):
             for number, part in enumerate(self.source):
                 yield from part.walk(f"{path}.{number}")
 
-    # ---- what it becomes ----
+    # ---- values ----
 
     def observed(self, records: Any) -> Any:
-        """What its fitted step is fitted by: its values in parsed records after the steps before
-        that one."""
+        """Return the input of the fitted step: values of parsed records after the earlier steps."""
         assert isinstance(self.source, str), "a cross is hashed"
         found = arrays.take(records, self.source)
         for step in itertools.takewhile(lambda each: not each.fitted, self.steps):
@@ -179,10 +189,10 @@ class Column:
         return found
 
     def values(self, records: Any, path: str, fitted: Mapping[str, Fitted]) -> Any:
-        """Its values in parsed records after all steps.
+        """Return the values in parsed records after all steps.
 
         Args:
-            path: its name in ``fitted``, see :meth:`walk`.
+            path: key of the column in ``fitted``, see :meth:`walk`.
         """
         source, own = self.source, fitted.get(path)
         if isinstance(source, str):
@@ -201,17 +211,17 @@ class Column:
     # ---- as JSON ----
 
     def spec(self) -> dict[str, Any]:
-        """As JSON can say it."""
+        """Return the declaration as values that JSON supports."""
         crossed = isinstance(self.source, tuple)
         source = [part.spec() for part in self.source] if crossed else self.source  # type: ignore[union-attr]
         return {"column": source, "steps": [step.spec() for step in self.steps]}
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any]) -> Column:
-        """The inverse of :meth:`spec`.
+        """Return the column of a declaration, the inverse of :meth:`spec`.
 
         Raises:
-            KeyError, TypeError, ValueError: it is none.
+            KeyError, TypeError, ValueError: the argument is no declaration.
         """
         source = spec["column"]
         if not isinstance(source, str):
@@ -224,12 +234,12 @@ class Column:
 
 
 def column(name: str) -> Column:
-    """A column of the records, by its name."""
+    """Declare a column by its name in the records."""
     return Column(name)
 
 
 def cross(*columns: str | Column) -> Column:
-    """The combinations of the values of several columns: ``cross("country", "device").hash(1000)``.
+    """Declare the combinations of several columns: ``cross("country", "device").hash(1000)``.
 
     A column may have steps of its own, such as ``column("age").bucketize([18, 35, 65])``.
     """
@@ -240,13 +250,13 @@ def cross(*columns: str | Column) -> Column:
 
 @dataclass(frozen=True)
 class OneSpace:
-    """Columns of ids that share one space of ids; see :func:`one_space`."""
+    """Columns of ids in one common space of ids; see :func:`one_space`."""
 
     columns: tuple[Column, ...]
 
     @property
     def offsets(self) -> list[int]:
-        """What is added to the ids of each column; 0 to those of a column with any int64."""
+        """Numbers that are added to the ids of each column; 0 for a column with any int64."""
         offsets, begin = [], 0
         for each in self.columns:
             offsets.append(begin if each.buckets else 0)
@@ -255,8 +265,10 @@ class OneSpace:
 
 
 def one_space(columns: Sequence[Column]) -> OneSpace:
-    """The ids of each column begin after those of the column before it, so one embedding serves
-    all columns and no two columns share a row."""
+    """Place the ids of each column after those of the column before it.
+
+    One embedding then serves all columns, and no two columns share a row.
+    """
     for each in columns:
         if not each.gives_ids or not each.buckets:
             raise UsageError(
@@ -268,15 +280,17 @@ def one_space(columns: Sequence[Column]) -> OneSpace:
 
 @dataclass(frozen=True)
 class Shared:
-    """Columns of ids whose equal ids are the same; see :func:`shared`."""
+    """Columns in which equal values have equal ids; see :func:`shared`."""
 
     columns: tuple[Column, ...]
 
 
 def shared(columns: Sequence[Column]) -> Shared:
-    """Equal values of the columns have the same id, and so the same row of an embedding: the last
-    three items that a user looked at, the sender and the receiver of a message. The columns of a
-    plain list have ids of their own."""
+    """Give equal values of several columns the same id, and so the same row of an embedding.
+
+    Examples are the last three items that a user viewed, or the sender and the receiver of a
+    message. In a plain list, by contrast, each column has its own ids.
+    """
     for each in columns:
         if not each.gives_ids or each.fitted_step is not None:
             raise UsageError(

@@ -1,4 +1,4 @@
-"""All columns of a model: what they become, fitted, saved and loaded."""
+"""All columns of a model: their outputs, fitting, saving and loading."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ _FITTED = {"normalize": Scale, "quantiles": Boundaries, "vocabulary": Words}
 
 
 class Columns:
-    """What the columns of records become: arrays by name.
+    """Converts columns of records to arrays, by name of the output.
 
-    A column gives an array (n,), several columns one array (n, columns): int64 where they are ids,
-    float32 where they are numbers. Called with records, which are a ``pyarrow.Table``, a data
-    frame, a mapping of names to columns or a list of mappings, it returns a dict of numpy arrays
-    (of tensors, if the columns are tensors of torch).
+    A column becomes an array (n,), a list of columns one array (n, columns): int64 for ids, float32
+    for numbers. A call takes records, which are a ``pyarrow.Table``, a data frame, a mapping of
+    names to columns or a list of mappings, and returns a dict of numpy arrays (of tensors, if the
+    columns are tensors of torch).
 
     Args:
-        parse: makes such records of what a source gives, where that is no table (RecordIO gives
-            a list of ``bytes``).
-        outputs: by the name of what they become, a :class:`Column` or a list of them. Columns of
-            ids in a list have no id in common, as in :func:`one_space`: the ids of a column begin
-            after those of the one before, and hashes without a number of buckets have seeds of
-            their own. Only ``ids()`` without a count stays as it is. In :func:`shared` of a list,
-            equal values have the same id.
+        parse: converts the output of a source to such records, for sources without tables (RecordIO
+            gives a list of ``bytes``).
+        outputs: by name of the output, a :class:`Column` or a list of columns. Columns of ids in a
+            list have no ids in common, as in :func:`one_space`: the ids of a column begin after
+            those of the one before, and hashes without a number of buckets have different seeds.
+            Only ``ids()`` without a count is not changed. In :func:`shared` of a list, equal values
+            have the same id.
 
     Raises:
-        UsageError: ids and numbers are in one array, or there are more ids than 64 bits have.
+        UsageError: an array would mix ids and numbers, or its ids exceed 64 bits.
     """
 
     def __init__(self, parse: Callable[[Any], Any] | None = None, /, **outputs: Output) -> None:
@@ -56,32 +56,32 @@ class Columns:
         if not outputs:
             raise UsageError("Columns() without columns; for example Columns(age=column('age'))")
 
-    # ---- what it is ----
+    # ---- properties ----
 
     def walk(self) -> Iterator[tuple[str, Column]]:
-        """Every column, also those that are crossed, each with a name of its own."""
+        """Yield every column, including crossed ones, each with a unique path."""
         for name, group in self._outputs.items():
             for number, each in enumerate(group.columns):
                 yield from each.walk(f"{name}.{number}")
 
     @property
     def needs_fit(self) -> bool:
-        """A step needs a statistic of the records."""
+        """True if a step needs a statistic of the records."""
         return any(each.fitted_step is not None for _, each in self.walk())
 
     @property
     def is_fitted(self) -> bool:
-        """It can be called."""
+        """True if the object can be called with records."""
         return bool(self._fitted) or not self.needs_fit
 
     def buckets(self, name: str) -> int:
-        """The ids of an output are 0 to so many less one; 0: any int64.
+        """Return the number of ids of an output, which are 0 to one less; 0: any int64.
 
         Args:
-            name: of the output, which is a keyword argument of ``Columns``.
+            name: name of the output, a keyword argument of ``Columns``.
 
         Raises:
-            UsageError: there is no such output.
+            UsageError: the output does not exist.
         """
         if name not in self._outputs:
             raise UsageError(
@@ -91,21 +91,24 @@ class Columns:
         return self._outputs[name].buckets
 
     def fitted(self, name: str, number: int = 0) -> Any:
-        """What was fitted for a column of an output: a :class:`Scale`, :class:`Boundaries` or
-        :class:`Words`."""
+        """Return what was fitted for a column of an output.
+
+        Returns:
+            A :class:`Scale`, :class:`Boundaries` or :class:`Words`.
+        """
         return self._fitted[f"{name}.{number}"]
 
     def ids_of(self, name: str, column: str, values: Any) -> npt.NDArray[np.int64]:
-        """The ids (n,) of some values of a column: the rows of an embedding that belong to them.
+        """Return the ids (n,) of values of a column, which are their rows in an embedding.
 
         Args:
-            name: of the output.
-            column: its name in the records; of a cross, the names with " x " between them.
-            values: n values (texts, numbers, None); of a cross, a mapping with those of each of its
-                columns.
+            name: name of the output.
+            column: name of the column in the records; for a cross, the names joined by " x ".
+            values: n values (texts, numbers, None); for a cross, a mapping with the values of each
+                crossed column.
 
         Raises:
-            UsageError: there is no such output, or no such column of ids in it; or nothing is
+            UsageError: the output does not exist, it has no such column of ids, or nothing is
                 fitted yet.
         """
         self.buckets(name)
@@ -123,12 +126,12 @@ class Columns:
 
     @property
     def spec(self) -> str:
-        """The declaration, as JSON; equal for equal ones."""
+        """The declaration as JSON; equal declarations have equal texts."""
         return json.dumps({name: group.spec() for name, group in self._outputs.items()})
 
     @classmethod
     def from_spec(cls, spec: str, parse: Callable[[Any], Any] | None = None) -> Self:
-        """The inverse of :attr:`spec`.
+        """Return the columns of a declaration, the inverse of :attr:`spec`.
 
         Raises:
             UsageError: the text is no declaration.
@@ -142,7 +145,7 @@ class Columns:
     # ---- fitting ----
 
     def statistics(self) -> Statistics:
-        """Those that the fit takes, of no records yet."""
+        """Return empty statistics for the fit."""
         fitted = {path: each for path, each in self.walk() if each.fitted_step is not None}
         needed = {leaf.name: leaf for _, leaf in self.walk() if isinstance(leaf.source, str)}
         return Statistics(fitted, self._parsed, needed=list(needed))
@@ -151,10 +154,10 @@ class Columns:
         return records if self._parse is None else self._parse(records)
 
     def fit(self, records: Any) -> Self:
-        """Fits in this process, by one pass.
+        """Fit in this process, with one pass over the records.
 
         Args:
-            records: all of them, or an iterable of parts such as the batches of a
+            records: all records, or an iterable of parts such as the batches of a
                 ``pyarrow.dataset``.
         """
         statistics = self.statistics()
@@ -164,23 +167,26 @@ class Columns:
         return self.finish(statistics)
 
     def finish(self, statistics: Statistics) -> Self:
-        """Fits by statistics that were merged."""
+        """Fit from merged statistics."""
         self._fitted = statistics.finish()
         return self
 
     # ---- use ----
 
     def tell_unknown(self, say: Callable[[str], None]) -> Self:
-        """Have ``say`` called with a text for each vocabulary that lacks many values of the first
-        1,000 records of the calls from now on."""
+        """Report vocabularies that lack many values of the first 1,000 records of the next calls.
+
+        Args:
+            say: called with one text per vocabulary.
+        """
         self._unknown = UnknownValues(say)
         return self
 
     def __call__(self, records: Any) -> dict[str, Any]:
-        """The outputs of some records.
+        """Return the outputs for records.
 
         Raises:
-            UsageError: a column is missing or of another type, or nothing is fitted yet.
+            UsageError: a column is missing or has another type, or nothing is fitted yet.
         """
         parsed = self._parsed(records)
         unknown = self._unknown
@@ -195,28 +201,29 @@ class Columns:
         }
         return arrays.to_tensors(made) if arrays.from_tensors(parsed) else made
 
-    # ---- saved ----
+    # ---- saving ----
 
     def to_bytes(self) -> bytes:
-        """The declaration and what was fitted, as safetensors."""
+        """Return the declaration and the fitted values as safetensors."""
         tensors = {
             f"{path}/{key}": np.ascontiguousarray(array)
             for path, fitted in self._fitted.items()
             for key, array in fitted.arrays().items()
         }
         about = json.dumps({"format": _FORMAT, "columns": self.spec})
-        # One entry: safetensors writes several in any order, and equal contents are to be equal.
+        # One entry, since safetensors writes several in an arbitrary order, and equal contents must
+        # have equal bytes.
         return bytes(save(tensors, {_ABOUT: about}))
 
     def load_bytes(self, content: bytes, *, source: str = "") -> Self:
-        """Takes over what was fitted elsewhere.
+        """Restore the fitted values from :meth:`to_bytes`.
 
         Args:
-            source: where it comes from, for errors.
+            source: origin of the content, for messages.
 
         Raises:
-            CheckpointError: it is damaged.
-            UsageError: it is of other columns.
+            CheckpointError: the content is damaged.
+            UsageError: the content belongs to other columns.
         """
         saved, declared = _spec_of(content, source), self.spec
         if saved != declared:
@@ -240,27 +247,26 @@ class Columns:
         return self
 
     def save(self, path: str | Path) -> None:
-        """Writes a file, whole or not at all."""
+        """Write a file atomically."""
         with replacing(path) as file:
             file.write(self.to_bytes())
 
     def load(self, path: str | Path) -> Self:
-        """Takes over what :meth:`save` wrote, or the preprocessing in the folder of an exported
-        model or a checkpoint.
+        """Restore the fitted values from a file, or from the folder of a model or a checkpoint.
 
         Raises:
-            CheckpointError: there is none, or it is damaged.
-            UsageError: it is of other columns.
+            CheckpointError: the file does not exist or is damaged.
+            UsageError: the file belongs to other columns.
         """
         content, file = _read(path)
         return self.load_bytes(content, source=str(file))
 
     @classmethod
     def open(cls, path: str | Path, parse: Callable[[Any], Any] | None = None) -> Self:
-        """The columns of a file, or of the folder of a model, without their declaration.
+        """Return the columns of a file, or of the folder of a model, with their declaration.
 
         Raises:
-            CheckpointError: there is none, or it is damaged.
+            CheckpointError: the file does not exist or is damaged.
         """
         content, file = _read(path)
         columns = cls.from_spec(_spec_of(content, str(file)), parse)
@@ -277,10 +283,10 @@ def _read(path: str | Path) -> tuple[bytes, Path]:
 
 
 def _spec_of(content: bytes, source: str) -> str:
-    """The declaration in a file.
+    """Return the declaration in the content of a file.
 
     Raises:
-        CheckpointError: the file is damaged, or of another version.
+        CheckpointError: the content is damaged, or has another format version.
     """
     try:
         size = int.from_bytes(content[:8], "little")
@@ -295,7 +301,7 @@ def _spec_of(content: bytes, source: str) -> str:
 
 
 def _differ(saved: str, declared: str) -> str:
-    """The first output that differs, in words."""
+    """Return the first output that differs, as text."""
     before, now = json.loads(saved), json.loads(declared)
     for name in [*now, *before]:
         if before.get(name) != now.get(name):

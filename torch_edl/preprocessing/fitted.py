@@ -1,4 +1,4 @@
-"""What a fitted step knows once all records were seen: small, and saved with the model."""
+"""The results of fitted steps: small values that are saved with the model."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 class Fitted(Protocol):
-    """What was fitted for one step."""
+    """The result of fitting one step."""
 
     def arrays(self) -> Arrays:
-        """As it is saved."""
+        """Return the arrays in which the result is saved."""
         ...
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Of a :class:`~torch_edl.preprocessing.steps.Normalize`."""
+    """The result of fitting a :class:`~torch_edl.preprocessing.steps.Normalize`."""
 
     mean: float
     std: float
-    """Of the population; 0: all values are equal, or there are none."""
+    """Standard deviation of the population; 0: all values are equal, or there are none."""
 
     def arrays(self) -> Arrays:
         return {"mean": np.array([self.mean]), "std": np.array([self.std])}
@@ -41,12 +41,12 @@ class Scale:
 
 @dataclass(frozen=True)
 class Boundaries:
-    """Of :class:`~torch_edl.preprocessing.steps.Quantiles`."""
+    """The result of fitting :class:`~torch_edl.preprocessing.steps.Quantiles`."""
 
     values: npt.NDArray[np.float64]
-    """Rising; fewer than asked for where one value is more frequent than a bucket is large."""
+    """Boundaries in ascending order; fewer than requested if a value fills more than one bucket."""
     relative_error: float
-    """Each is within this part of itself of the exact quantile; 0: it is the exact quantile."""
+    """Bound of the relative error of each boundary; 0: the quantiles are exact."""
 
     def arrays(self) -> Arrays:
         return {"boundaries": self.values, "relative_error": np.array([self.relative_error])}
@@ -57,13 +57,13 @@ class Boundaries:
 
 
 class Words:
-    """Of a :class:`~torch_edl.preprocessing.steps.Vocabulary`: values by rank, with their counts.
+    """The result of fitting a :class:`~torch_edl.preprocessing.steps.Vocabulary`.
 
     Args:
-        offsets: int64 (n + 1,), where each value begins in ``data``.
-        data: the values, one after the other, UTF-8 or bytes.
-        counts: int64 (n,), falling.
-        total: of all values, also those that are not in the vocabulary.
+        offsets: int64 (n + 1,), start of each value in ``data``.
+        data: the concatenated values, UTF-8 or bytes.
+        counts: int64 (n,), number of occurrences, in descending order.
+        total: number of all values, including those outside of the vocabulary.
     """
 
     _KEYS: ClassVar = ("offsets", "data", "counts", "total")
@@ -79,7 +79,7 @@ class Words:
         )
 
     def find(self, texts: _core.Texts) -> npt.NDArray[np.int64]:
-        """The rank of each, from 0; -1: not in the vocabulary, or missing."""
+        """Return the rank of each text, from 0; -1: missing, or not in the vocabulary."""
         return self._places.find(texts)
 
     def __len__(self) -> int:
@@ -87,7 +87,7 @@ class Words:
 
     @property
     def values(self) -> list[bytes]:
-        """The values by rank."""
+        """The values in the order of their rank."""
         data, offsets = bytes(self._data), self._offsets.tolist()
         return [data[a:b] for a, b in itertools.pairwise(offsets)]
 

@@ -1,4 +1,4 @@
-"""The columns of one output: one array of ids or of numbers."""
+"""The columns of one output, which become one array of ids or of numbers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Group:
         return sum(counts) if self._offsets else max(counts)
 
     def stack(self, columns: Iterable[Any]) -> npt.NDArray[Any]:
-        """One array of the columns, each copied once to its place."""
+        """Return one array of the columns; each column is copied once."""
         ids = self.columns[0].gives_ids
         dtype = np.int64 if ids else np.float32
         if self._single:
@@ -89,7 +89,7 @@ class Group:
         return out
 
     def placed(self, ids: Any, number: int) -> npt.NDArray[np.int64]:
-        """The ids of a column, by its number, as they are in the output."""
+        """Return the ids of a column, selected by its number, as they appear in the output."""
         begin = self._offsets[number] if self._offsets else 0
         placed: npt.NDArray[np.int64] = np.add(ids, begin, dtype=np.int64)
         return placed
@@ -108,7 +108,7 @@ class Group:
 
     @staticmethod
     def output(spec: Mapping[str, Any]) -> Output:
-        """The inverse of :meth:`spec`."""
+        """Return the output of a declaration, the inverse of :meth:`spec`."""
         columns = [Column.from_spec(each) for each in spec["columns"]]
         if spec["one_space"]:
             return OneSpace(tuple(columns))

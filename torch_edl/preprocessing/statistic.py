@@ -1,8 +1,8 @@
-"""The statistics of a column: what each task gives, merged exactly and in any order.
+"""The statistics of a column, which tasks compute and which merge exactly, in any order.
 
-Each is a commutative monoid: an empty statistic changes nothing, and a merge of parts is, bit for
-bit, what one pass over all records gives. So neither the number of workers nor the order in which
-tasks end has an effect on what is fitted.
+Each statistic is a commutative monoid: an empty one changes nothing, and a merge of parts equals,
+bit for bit, one pass over all records. So the fit depends neither on the number of workers nor on
+the order in which tasks end.
 """
 
 from __future__ import annotations
@@ -22,43 +22,43 @@ from torch_edl.preprocessing.fitted import Arrays, Boundaries, Fitted, Scale, Wo
 from torch_edl.preprocessing.steps import Normalize, Quantiles, Vocabulary
 
 MOST_TEXT_BYTES = 1 << 30
-"""Of the distinct values of one column."""
+"""Largest total size of the distinct values of one column, bytes."""
 
 
 class Statistic(Protocol):
-    """What is known of one column."""
+    """The statistic of one column."""
 
     def observe(self, values: Values, name: str) -> None:
-        """Adds records.
+        """Add records.
 
         Raises:
-            UsageError: they are not what the step takes, or there are too many distinct ones.
+            UsageError: the values have a wrong type, or there are too many distinct ones.
         """
         ...
 
     def merge(self, arrays: Arrays, name: str) -> None:
-        """Adds the records of another statistic, of which :meth:`arrays` is given."""
+        """Add the records of another statistic, given by its :meth:`arrays`."""
         ...
 
     @property
     def nbytes(self) -> int:
-        """What it holds, without its overhead."""
+        """Size of the content in bytes, without overhead."""
         ...
 
     def arrays(self) -> Arrays:
-        """All of it."""
+        """Return the complete content."""
         ...
 
     def finish(self) -> Fitted:
-        """What the step is to know."""
+        """Return the result of the fit."""
         ...
 
 
 class Moments:
-    """Count, sum and sum of squares, without rounding: integers, times powers of two."""
+    """Count, sum and sum of squares without rounding, as integers scaled by powers of two."""
 
     _BITS = 1074
-    """Of the sum behind the point, and half of those of the squares."""
+    """Fractional bits of the sum; the squares have twice as many."""
     _ROOT_BITS = 64
 
     def __init__(self, step: Normalize) -> None:
@@ -93,7 +93,7 @@ class Moments:
         n, total = self._count, self._sum
         if n == 0:
             return Scale(0.0, 0.0)
-        # The root before the division: the variance of numbers may be beyond the range of a float.
+        # The root is taken before the division, since the variance may exceed the range of a float.
         root = math.isqrt((n * self._squares - total * total) << 2 * self._ROOT_BITS)
         std = Fraction(root, n << self._BITS + self._ROOT_BITS)
         return Scale(float(Fraction(total, n << self._BITS)), float(std))
@@ -105,14 +105,15 @@ def _signed(value: int) -> npt.NDArray[np.uint8]:
 
 
 class Histogram:
-    """How many numbers are in each cell; cells are exact until there are too many of them.
+    """Counts of numbers per cell; cells are exact until there are too many of them.
 
-    A number is its 64 bits, mapped so that they rise with the number, without the lowest ``level``
-    of them. The level is the lowest one at which there are ``cells`` or fewer, which depends on
-    the set of numbers alone: parts have a lower level or the same, and are brought to that of the
-    whole. A quantile is found in the very cell that holds the exact one, so its relative error is
-    below ``2 ** (level - 52)``: 0 with up to ``cells`` distinct numbers, about 1e-4 for a few
-    decades of magnitude with 65,536 cells, and 1/16 at worst for doubles of all magnitudes.
+    A number is represented by its 64 bits, mapped so that they have the order of the numbers,
+    without the lowest ``level`` bits. The level is the lowest one at which there are at most
+    ``cells`` cells, so it depends only on the set of numbers. Parts have the same level or a lower
+    one, and are converted to the level of the whole. A quantile is taken from the cell of the exact
+    quantile, so its relative error is below ``2 ** (level - 52)``: 0 with up to ``cells`` distinct
+    numbers, about 1e-4 for a few decades of magnitude with 65,536 cells, and 1/16 at worst for
+    doubles of all magnitudes.
     """
 
     def __init__(self, step: Quantiles) -> None:
@@ -145,7 +146,7 @@ class Histogram:
         self._coarsen(self._needed(self._cells))
 
     def _needed(self, cells: npt.NDArray[np.uint64]) -> int:
-        """By how many bits cells that rise must be coarser, so that there are not too many."""
+        """Return by how many bits sorted cells must be coarsened to stay within the limit."""
 
         def suffices(by: int) -> bool:
             coarse = cells >> np.uint64(by)
@@ -166,8 +167,11 @@ class Histogram:
         return {"level": np.array([self._level]), "cells": self._cells, "counts": self._counts}
 
     def finish(self) -> Boundaries:
-        """The values that part the numbers into equal buckets: for each k the smallest at or below
-        which there is a part k / count of them, as numpy's ``inverted_cdf``."""
+        """Return the boundaries of buckets with equally many numbers.
+
+        For each k, the boundary is the smallest number at or below which there are at least k /
+        count of the numbers, as in numpy's ``inverted_cdf``.
+        """
         if not len(self._cells):
             return Boundaries(np.empty(0), 0.0)
         upto = np.cumsum(self._counts)
@@ -181,7 +185,7 @@ class Histogram:
 def _summed(
     cells: npt.NDArray[Any], counts: npt.NDArray[Any]
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-    """Each cell once, rising, with the sum of its counts."""
+    """Return each cell once, in ascending order, with the sum of its counts."""
     order = np.argsort(cells, kind="stable")
     return _added(cells[order], counts[order])
 
@@ -189,13 +193,13 @@ def _summed(
 def _added(
     cells: npt.NDArray[Any], counts: npt.NDArray[Any]
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-    """As :func:`_summed`, of cells that rise."""
+    """Return the same as :func:`_summed`, for sorted cells."""
     first = _firsts(cells)
     return cells[first], np.add.reduceat(counts, first) if len(first) else counts
 
 
 def _firsts(cells: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
-    """Where each cell begins, of cells that rise."""
+    """Return the index of the first element of each cell, for sorted cells."""
     changes = np.ones(len(cells), np.bool_)
     np.not_equal(cells[1:], cells[:-1], out=changes[1:])
     return np.flatnonzero(changes)
@@ -205,9 +209,9 @@ _SIGN = np.uint64(1 << 63)
 
 
 def _rising(values: npt.NDArray[np.float64]) -> npt.NDArray[np.uint64]:
-    """Numbers as integers in the same order; both zeros are one."""
+    """Return numbers as integers in the same order; both zeros become one integer."""
     bits = (values + 0.0).view(np.int64)
-    # Of what is negative all bits, else the sign.
+    # Flips all bits of negative numbers, and the sign bit of the others.
     flipped = (bits >> 63).view(np.uint64)
     flipped |= _SIGN
     flipped ^= bits.view(np.uint64)
@@ -215,12 +219,12 @@ def _rising(values: npt.NDArray[np.float64]) -> npt.NDArray[np.uint64]:
 
 
 def _numbers(cells: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
-    """The inverse of :func:`_rising`."""
+    """Return the numbers of integers, the inverse of :func:`_rising`."""
     return np.where(cells & _SIGN, cells & ~_SIGN, ~cells).view(np.float64)
 
 
 class ValueCounts:
-    """How often each value occurs, exactly."""
+    """Exact counts of all distinct values."""
 
     def __init__(self, step: Vocabulary) -> None:
         self._step = step

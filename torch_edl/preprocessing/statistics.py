@@ -1,4 +1,4 @@
-"""The statistics of all columns that are fitted: what one task gives, and what a job merges."""
+"""The statistics of all fitted columns, which tasks compute and a job merges."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _STATISTICS: Mapping[type[ColumnStep], Callable[[Any], Statistic]] = {
 
 
 class Statistics:
-    """Of the records that were observed or merged; in any order, the result is the same bits.
+    """Statistics of observed or merged records; the result is the same bits in any order.
 
-    :meth:`~torch_edl.preprocessing.Columns.statistics` makes it.
+    :meth:`~torch_edl.preprocessing.Columns.statistics` creates them.
 
     Args:
-        columns: those with a fitted step, by their paths.
-        parse: makes records with these columns of what a source gives.
-        needed: columns of the records that are used without being fitted, too.
+        columns: columns with a fitted step, by their paths.
+        parse: converts the output of a source to records with these columns.
+        needed: names of all columns that training uses, fitted or not.
     """
 
     def __init__(
@@ -51,23 +51,24 @@ class Statistics:
         }
 
     def observe(self, records: Any) -> None:
-        """Adds records.
+        """Add records.
 
         Raises:
-            UsageError: a column is missing or of another type, or has too many distinct values.
+            UsageError: a column is missing or has another type, or has too many distinct values.
         """
         parsed = self._parse(records)
-        # Also of columns that are not fitted: training would miss them after the pass.
+        # Columns that are not fitted are checked too; otherwise training would fail after the pass.
         for name in self._needed:
             arrays.take(parsed, name)
         for path, each in self._columns.items():
             self._of[path].observe(each.observed(parsed), each.name)
 
     def merge(self, content: bytes) -> None:
-        """Adds what :meth:`to_bytes` of another one gave.
+        """Add the records of other statistics, given by their :meth:`to_bytes`.
 
         Raises:
-            UsageError: it is of other columns, or there are too many distinct values now.
+            UsageError: the content belongs to other columns, or there are too many distinct values
+                now.
         """
         found: dict[str, dict[str, Any]] = {path: {} for path in self._of}
         try:
@@ -83,11 +84,11 @@ class Statistics:
 
     @property
     def nbytes(self) -> int:
-        """What it holds, without its overhead."""
+        """Size of the content in bytes, without overhead."""
         return sum(statistic.nbytes for statistic in self._of.values())
 
     def to_bytes(self) -> bytes:
-        """All of it, as safetensors."""
+        """Return the complete content as safetensors."""
         return bytes(
             save(
                 {
@@ -99,5 +100,5 @@ class Statistics:
         )
 
     def finish(self) -> dict[str, Fitted]:
-        """What the steps are to know, by the path of their column."""
+        """Return the results of the fit, by the path of their column."""
         return {path: statistic.finish() for path, statistic in self._of.items()}

@@ -1,4 +1,4 @@
-"""What is done with a column, step by step. A step that is fitted says which statistic it needs."""
+"""The steps that a column goes through. A fitted step needs a statistic of the column."""
 
 from __future__ import annotations
 
@@ -34,32 +34,32 @@ class ColumnStep(ABC):
 
     name: ClassVar[str]
     gives_ids: ClassVar[bool] = False
-    """Ids, int64, behind which no other step can be; else numbers or what it was given."""
+    """True if the step makes int64 ids, after which no other step is possible."""
     fitted: ClassVar[bool] = False
-    """It needs a statistic of the column."""
+    """True if the step needs a statistic of the column."""
 
     @property
     def buckets(self) -> int:
-        """How many ids there are: 0 to so many less one; 0: any int64."""
+        """Number of ids, which are 0 to ``buckets - 1``; 0: any int64."""
         return 0
 
     @abstractmethod
     def apply(self, values: Values, fitted: Any, name: str) -> Values:
-        """The values after this step.
+        """Return the values after this step.
 
         Args:
-            fitted: what the statistic gave.
-            name: of the column, for errors.
+            fitted: result of the statistic; None for steps that are not fitted.
+            name: name of the column, for messages.
         """
 
     def spec(self) -> dict[str, Any]:
-        """As JSON can say it."""
+        """Return the step as values that JSON supports."""
         return {"step": self.name, **asdict(self)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fill(ColumnStep):
-    """A value in place of what is missing (null, NaN)."""
+    """Replaces missing values (null, NaN) by a value."""
 
     name: ClassVar[str] = "fill"
     value: str | float
@@ -85,7 +85,7 @@ class Fill(ColumnStep):
 
 @dataclass(frozen=True, kw_only=True)
 class Missing(ColumnStep):
-    """1 where the column is missing, else 0."""
+    """Replaces missing values by 1, and all others by 0."""
 
     name: ClassVar[str] = "missing"
 
@@ -99,7 +99,7 @@ class Missing(ColumnStep):
 
 @dataclass(frozen=True, kw_only=True)
 class Log(ColumnStep):
-    """``log(1 + x)`` of what is not negative, ``-log(1 - x)`` of what is."""
+    """Applies ``log(1 + x)``, and ``-log(1 - x)`` to negative numbers."""
 
     name: ClassVar[str] = "log"
 
@@ -113,7 +113,7 @@ class Log(ColumnStep):
 
 @dataclass(frozen=True, kw_only=True)
 class Normalize(ColumnStep):
-    """Mean 0 and variance 1, over all records that have a value."""
+    """Scales to mean 0 and variance 1 over all records that have a value."""
 
     name: ClassVar[str] = "normalize"
     fitted: ClassVar[bool] = True
@@ -127,7 +127,7 @@ class Normalize(ColumnStep):
 
 @dataclass(frozen=True, kw_only=True)
 class Integers(ColumnStep):
-    """Ids as they are."""
+    """Uses integers as ids without a change."""
 
     name: ClassVar[str] = "ids"
     gives_ids: ClassVar[bool] = True
@@ -152,7 +152,8 @@ class Integers(ColumnStep):
 
 @dataclass(frozen=True, kw_only=True)
 class Hash(ColumnStep):
-    """A number in 0 to ``count - 1`` that depends on the text, or the integer, and the seed."""
+    """Hashes texts or integers with a seed to ids 0 to ``count - 1``; to any int64 if ``count`` is
+    0."""
 
     name: ClassVar[str] = "hash"
     gives_ids: ClassVar[bool] = True
@@ -168,7 +169,7 @@ class Hash(ColumnStep):
         return self.count
 
     def apply(self, values: Values, fitted: Any, name: str) -> Ids:
-        """Of one column, or of a list of them: a hash of all their values in order."""
+        """Return the hashes of one column, or of the combined values of a list of columns."""
         parts = values if isinstance(values, list) else [values]
         hashes = np.array([self.seed], np.uint64)
         for part in parts:
@@ -185,7 +186,7 @@ def _hashes(values: Values, seeds: Hashes, name: str) -> Hashes:
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary(ColumnStep):
-    """The most frequent values in order, behind ``oov`` ids for all others."""
+    """Maps the most frequent values to ids by rank, after ``oov`` ids for all other values."""
 
     name: ClassVar[str] = "vocabulary"
     gives_ids: ClassVar[bool] = True
@@ -225,7 +226,7 @@ class Vocabulary(ColumnStep):
 
 @dataclass(frozen=True, kw_only=True)
 class Bucketize(ColumnStep):
-    """Between which boundaries a number is: 0 where it is missing, 1 below all, and so on."""
+    """Maps numbers to ids by boundaries: 0 for a missing number, 1 below the first boundary."""
 
     name: ClassVar[str] = "bucketize"
     gives_ids: ClassVar[bool] = True
@@ -250,7 +251,8 @@ class Bucketize(ColumnStep):
 
 @dataclass(frozen=True, kw_only=True)
 class Quantiles(ColumnStep):
-    """Buckets of about equally many records: 0 where it is missing, 1 the lowest, and so on."""
+    """Maps numbers to buckets of about equally many records: 0 for a missing number, 1 the
+    lowest."""
 
     name: ClassVar[str] = "quantiles"
     gives_ids: ClassVar[bool] = True
@@ -271,8 +273,9 @@ class Quantiles(ColumnStep):
 
 
 def bucket_of(values: Numbers, boundaries: Numbers) -> Ids:
-    """0 for NaN; else 1 and the number of boundaries below the value, as torch.bucketize counts."""
-    # Both of one type: otherwise numpy would search in a copy of another.
+    """Return 0 for NaN, else 1 plus the number of boundaries below the value, as in
+    torch.bucketize."""
+    # Both arrays have one type; otherwise numpy would search in a converted copy.
     found = np.searchsorted(boundaries, values.astype(np.float64, copy=False), side="left")
     found += 1
     found[np.isnan(values)] = 0
@@ -290,4 +293,4 @@ STEPS: Mapping[str, type[ColumnStep]] = {
         Fill, Missing, Log, Normalize, Integers, Hash, Vocabulary, Bucketize, Quantiles
     )
 }  # fmt: skip
-"""By the name in a specification."""
+"""All steps by their name in a declaration."""

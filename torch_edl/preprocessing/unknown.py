@@ -1,4 +1,4 @@
-"""The share of values that the vocabularies of a loaded model lack."""
+"""Measures the share of values that the vocabularies of a loaded model lack."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from torch_edl.preprocessing.fitted import Fitted, Words
 from torch_edl.preprocessing.steps import Missing
 
 RECORDS = 1000
-"""Records that are looked at."""
+"""Number of records that are examined."""
 
 _MANY = 0.01
 
 
 class UnknownValues:
-    """Counts the values of the first records that are not in a vocabulary, and says so once.
+    """Counts values of the first records that no vocabulary has, and reports them once.
 
     Args:
-        say: takes a text for each column of which a hundredth or more is unknown.
+        say: called with a text for each column of which at least 1 % of the values are unknown.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._records = 0
-        self._counts: dict[str, tuple[int, int]] = {}  # by path: values, and unknown ones
+        # by path: numbers of values and of unknown values
+        self._counts: dict[str, tuple[int, int]] = {}
 
     def observe(
         self,
@@ -34,7 +35,7 @@ class UnknownValues:
         records: Any,
         fitted: Mapping[str, Fitted],
     ) -> bool:
-        """Count the values of some records; return whether more records are to be looked at."""
+        """Count the values of some records, and return True if more records must be examined."""
         seen, names = 0, {}
         for path, each in columns:
             words = fitted.get(path)
