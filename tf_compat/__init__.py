@@ -1,11 +1,12 @@
-"""The TensorFlow backend: workers that train Keras models, with the master and the servers of all.
-No torch here, and nothing that a master, a server or a worker of torch imports.
+"""The TensorFlow backend: workers that train Keras models with the common master and servers.
+
+This package does not import torch, and no master, server or torch worker imports this package.
 """
 
 import os
 
-# Without the notes on the processor, which TensorFlow writes when it is imported. The one on oneDNN
-# has no level: only TF_ENABLE_ONEDNN_OPTS=0 ends it, which changes numbers.
+# Hides notes about the processor that TensorFlow logs at its import. The note about oneDNN has no
+# level; only TF_ENABLE_ONEDNN_OPTS=0 hides it, which changes numerical results.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 
 from tf_compat.embedding import Embedding

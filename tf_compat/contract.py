@@ -1,4 +1,4 @@
-"""The contract of a model file of Keras: its functions, and what they must give."""
+"""The contract of a Keras model file: its functions and their return values."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _DATASET_NAMES = ("dataset", "ds")
 
 @dataclass(frozen=True, kw_only=True)
 class Contract(UserFunctions):
-    """The functions of a model file, under the first of their accepted names."""
+    """The functions of a model file, each under the first of its accepted names."""
 
     optimizer: Callable[[], Any]
 
     signatures = SIGNATURES["tensorflow"]
 
     def make_model(self) -> Any:
-        """Calls the user's ``model``.
+        """Call the user's ``model`` and return the model.
 
         Raises:
-            ContractError: it raised, returned no model, or one that has no variables yet.
+            ContractError: the function raised, or returned no model, or a model without variables.
         """
         name = self.named("model")
         model = self._call(f"{name}()", self.model)
@@ -47,10 +47,10 @@ class Contract(UserFunctions):
         return model
 
     def make_optimizer(self) -> Any:
-        """Calls the user's ``optimizer``.
+        """Call the user's ``optimizer`` and return the optimizer.
 
         Raises:
-            ContractError: it raised, or returned no optimizer.
+            ContractError: the function raised, or returned no optimizer.
         """
         made = self._call("optimizer()", self.optimizer)
         if not isinstance(made, keras.optimizers.Optimizer):
@@ -58,16 +58,16 @@ class Contract(UserFunctions):
         return made
 
     def check_metric(self, what: str, metric: Any) -> None:
-        """As for any framework; metrics of Keras are updated by ``update_state``."""
+        """Accept metrics of Keras, which have ``update_state``, and those of any framework."""
         if not isinstance(metric, keras.metrics.Metric):
             super().check_metric(what, metric)
 
 
 def load_contract(path: str, args: Sequence[str] = ()) -> Contract:
-    """Executes a model file and finds the functions of the contract in it.
+    """Execute a model file, and return the functions of the contract in it.
 
     Args:
-        args: becomes ``sys.argv[1:]`` of the file.
+        args: arguments for ``sys.argv[1:]`` of the file.
 
     Raises:
         ContractError: the file raised, or a function is missing or takes other arguments.
@@ -79,8 +79,10 @@ def load_contract(path: str, args: Sequence[str] = ()) -> Contract:
 
 
 def _takes_dataset(feed: Callable[..., Any]) -> bool:
-    """Whether a ``feed`` is written as in ElasticDL, ``feed(dataset, mode, metadata)``: the name of
-    its first parameter tells."""
+    """Return True for a ``feed`` as in ElasticDL, ``feed(dataset, mode, metadata)``.
+
+    The name of its first parameter decides.
+    """
     try:
         first = next(iter(inspect.signature(feed).parameters), "")
     except (TypeError, ValueError):  # a builtin may have no signature

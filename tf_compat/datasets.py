@@ -1,4 +1,4 @@
-"""What ``feed`` may return besides tensors, in TensorFlow: a ``tf.data.Dataset`` of samples."""
+"""Supports a ``feed`` that returns a ``tf.data.Dataset`` of samples instead of tensors."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ Feed = Callable[[Any, str, Any], Any]
 
 
 class TensorFlowDatasets:
-    """See :class:`~torch_edl.data.batch.Datasets`. A sample of a ``tf.data.Dataset`` that raises
-    ends the dataset, so none is left out."""
+    """Implements :class:`~torch_edl.data.batch.Datasets`.
+
+    A sample of a ``tf.data.Dataset`` that raises ends the dataset, so samples cannot be skipped.
+    """
 
     name = "a tf.data.Dataset"
     framework = "tensorflow"
@@ -41,7 +43,7 @@ class TensorFlowDatasets:
     ) -> Iterator[tuple[Any, Sequence[Damaged]]]:
         in_order = tf.data.Options()
         in_order.deterministic = True
-        # In one go: a dataset that shuffles has another order when it is read a second time.
+        # Read in one pass: a dataset that shuffles has another order when it is read again.
         read = self._read(dataset.with_options(in_order).batch(self._batch_size))
         for number, item in enumerate(read):
             if number == 0 or number >= skip:
@@ -59,11 +61,10 @@ class TensorFlowDatasets:
 
 
 class TensorFlowGenerator:
-    """The generator of the seeds of operations; see
-    :class:`~torch_edl.data.randomness.Generator`.
+    """Implements :class:`~torch_edl.data.randomness.Generator` for the seeds of operations.
 
-    TensorFlow offers :func:`tf.random.set_seed`, and no public way to read the state. Layers of
-    Keras have generators of their own.
+    TensorFlow has :func:`tf.random.set_seed`, but no public way to read the state. Layers of Keras
+    have their own generators.
     """
 
     def seed(self, seed: int) -> None:
@@ -71,7 +72,7 @@ class TensorFlowGenerator:
 
     def state(self) -> Any:
         eager = context.context()
-        # Before the first seed there is no generator.
+        # The generator does not exist before the first seed.
         return None if eager._seed is None else (eager._seed, eager._rng.getstate())
 
     def restore(self, state: Any) -> None:
@@ -83,8 +84,10 @@ class TensorFlowGenerator:
 
 
 def of_dataset(dataset_fn: Feed) -> Feed:
-    """A ``feed`` of a ``dataset_fn``, which is given the records as a ``tf.data.Dataset``: of
-    strings of bytes, or of dicts of the columns of a table."""
+    """Return a ``feed`` that passes the records to ``dataset_fn`` as a ``tf.data.Dataset``.
+
+    The elements of the dataset are byte strings, or dicts of the columns of a table.
+    """
 
     def feed(records: Any, mode: str, metadata: Any) -> Any:
         return dataset_fn(_dataset(records), mode, metadata)

@@ -1,4 +1,4 @@
-"""Embeddings of Keras over a hash table: any int64 is an id, and rows are created on first use."""
+"""Keras embeddings over a hash table: any int64 is an id, and rows are created on first use."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ _unnamed = itertools.count()
 
 
 class TableLayer:
-    """What makes a layer of Keras one with a table. ``anchor`` is an empty variable (0, dim) that
-    stands for the table in the gradient; the rows are in the store."""
+    """The base of Keras layers with a table.
+
+    ``anchor`` is an empty variable (0, dim) that represents the table in the gradient; the rows are
+    in the store.
+    """
 
     table: str
     options: TableOptions
@@ -29,16 +32,16 @@ class TableLayer:
     anchor: Any
     store: RowStore | None
     paths: list[str]
-    """Of all layers of this table in the model; set by
+    """Paths of all layers of this table in the model; set by
     :func:`~torch_edl.tables.naming.bind_tables`."""
 
     @property
     def dim(self) -> int:
-        """Size of a row."""
+        """Number of elements of a row."""
         return self.options.dim
 
     def look_up(self, inputs: Any) -> Any:
-        """Rows (*inputs.shape, dim), differentiable into the table."""
+        """Return rows (*inputs.shape, dim), differentiable with respect to the table."""
         ids = tf.cast(inputs, tf.int64)
         flat = tf.reshape(ids, [-1])
         rows = _lookup(self)(tf.convert_to_tensor(self.anchor), flat)
@@ -48,22 +51,22 @@ class TableLayer:
         return found
 
     def info(self, group: int) -> pb.EmbeddingTableInfo:
-        """The description of the table; ``group`` is its parameter group."""
+        """Return the description of the table; ``group`` is its parameter group."""
         return self.options.info(self.table, group, self.paths)
 
 
 class Embedding(TableLayer, keras.layers.Layer):  # type: ignore[misc]
-    """Like ``keras.layers.Embedding``, over a table that grows id by id.
+    """Works like ``keras.layers.Embedding``, over a table that grows id by id.
 
     Args:
-        input_dim: ids are in ``[0, input_dim)``; None: any int64 is an id.
-        output_dim: size of a row.
-        table: name of the table; by default the path of the layer in the model. Layers of one
-            table share its rows.
-        initializer: how a new row starts: ``"uniform"``, ``"normal"``, ``"zeros"``,
+        input_dim: number of ids, which are in ``[0, input_dim)``; None: any int64 is an id.
+        output_dim: number of elements of a row.
+        table: name of the table; None: the path of the layer in the model. Layers of one table
+            share its rows.
+        initializer: initial value of a new row: ``"uniform"``, ``"normal"``, ``"zeros"``,
             ``"constant"``, ``"xavier_uniform"``, ``"xavier_normal"``, or with arguments
             ``("normal", {"std": 0.01})``.
-        mask_zero: id 0 is padding, which later layers leave out.
+        mask_zero: True: id 0 is padding, which later layers ignore.
         min_count, max_age, max_rows, max_bytes, storage_dtype: as in ``torch_edl.nn.Embedding``.
 
     Raises:
@@ -103,37 +106,37 @@ class Embedding(TableLayer, keras.layers.Layer):  # type: ignore[misc]
         self.supports_masking = mask_zero
 
     def build(self, input_shape: Any = None) -> None:
-        """Makes the anchor."""
+        """Create the anchor."""
         self.anchor = self.add_weight(shape=(0, self.dim), name="anchor", initializer="zeros")
         self.built = True
 
     def call(self, inputs: Any) -> Any:
-        """Rows (*inputs.shape, output_dim)."""
+        """Return rows (*inputs.shape, output_dim)."""
         return self.look_up(inputs)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """Of :meth:`call`."""
+        """Return the shape of the output of :meth:`call`."""
         return (*input_shape, self.dim)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """What is not padding, if ids of 0 are."""
+        """Return the mask of ids that are no padding; None without ``mask_zero``."""
         return keras.ops.not_equal(inputs, 0) if self.mask_zero else None
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments."""
+        """Return the arguments of the constructor."""
         return {**super().get_config(), **self._given}
 
 
 class SwappedEmbedding(TableLayer, keras.layers.Embedding):  # type: ignore[misc]
-    """A large ``keras.layers.Embedding`` whose weights became a table."""
+    """A large ``keras.layers.Embedding`` whose weights were replaced by a table."""
 
     def call(self, inputs: Any) -> Any:
-        """Rows (*inputs.shape, output_dim)."""
+        """Return rows (*inputs.shape, output_dim)."""
         return self.look_up(inputs)
 
 
 def swap(layer: Any, initializer: Initializer) -> None:
-    """Makes a built ``keras.layers.Embedding`` one over a table, in its place in the model."""
+    """Turn a built ``keras.layers.Embedding`` into a layer with a table, in place."""
     weights, dim = layer._embeddings, int(layer.output_dim)
     layer._untrack_variable(weights)
     layer._embeddings = None
@@ -147,15 +150,19 @@ def swap(layer: Any, initializer: Initializer) -> None:
 
 
 def store_of(layer: TableLayer) -> RowStore:
-    """Where the rows of a layer are now: in this process, until a job says otherwise."""
+    """Return the store of the rows of a layer; rows are in this process unless a job sets a
+    store."""
     if layer.store is None:
         layer.store = LocalRows(layer, None, 0)
     return layer.store
 
 
 def _lookup(layer: TableLayer) -> Any:
-    """The differentiable step from ids to rows: the same function eagerly and in a graph, where
-    it leaves the graph for the store."""
+    """Return the differentiable function from ids to rows.
+
+    The same function works eagerly and in a graph, where it calls the store through
+    ``tf.numpy_function``.
+    """
     found: list[tuple[RowBlock, npt.NDArray[np.int64]]] = []
 
     def rows_of(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""A trained model as a file of Keras or a SavedModel, with the rows of its tables filled in."""
+"""Exports a trained model to a Keras file or a SavedModel, with the rows of its tables."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ from torch_edl.errors import CheckpointError, ContractError, describe_error
 
 @keras.saving.register_keras_serializable(package="tf_compat")
 class FilledEmbedding(keras.layers.Layer):  # type: ignore[misc]
-    """An embedding of some ids: all of a table with a bound, else those that training has seen. Any
-    other id has a row of zeros.
+    """An embedding with a fixed set of ids; any other id has a row of zeros.
+
+    The ids are all ids of a table with a bound, or else those that training has seen.
 
     Args:
-        rows: how many ids there are.
-        dim: size of a row.
+        rows: number of ids.
+        dim: number of elements of a row.
     """
 
     def __init__(self, rows: int, dim: int, mask_zero: bool = False, **kwargs: Any) -> None:
@@ -37,7 +38,7 @@ class FilledEmbedding(keras.layers.Layer):  # type: ignore[misc]
         self.supports_masking = mask_zero
 
     def build(self, input_shape: Any = None) -> None:
-        """Makes the variables; the ids are sorted."""
+        """Create the variables; the ids must be assigned in ascending order."""
         self.ids = self.add_weight(
             shape=(self.rows,), dtype="int64", initializer="zeros", trainable=False, name="ids"
         )
@@ -47,7 +48,7 @@ class FilledEmbedding(keras.layers.Layer):  # type: ignore[misc]
         self.built = True
 
     def call(self, inputs: Any) -> Any:
-        """Rows (*inputs.shape, dim)."""
+        """Return rows (*inputs.shape, dim)."""
         wanted = tf.cast(inputs, tf.int64)
         flat = tf.reshape(wanted, [-1])
         known, vectors = tf.convert_to_tensor(self.ids), tf.convert_to_tensor(self.vectors)
@@ -59,28 +60,28 @@ class FilledEmbedding(keras.layers.Layer):  # type: ignore[misc]
         return found
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """Of :meth:`call`."""
+        """Return the shape of the output of :meth:`call`."""
         return (*input_shape, self.dim)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """What is not padding, if ids of 0 are."""
+        """Return the mask of ids that are no padding; None without ``mask_zero``."""
         return keras.ops.not_equal(inputs, 0) if self.mask_zero else None
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments."""
+        """Return the arguments of the constructor."""
         about = {"rows": self.rows, "dim": self.dim, "mask_zero": self.mask_zero}
         return {**super().get_config(), **about}
 
 
 def export(source: Path, model_file: str, target: Path) -> str:
-    """Writes a trained model as ``NAME.keras``, or else as the folder of a SavedModel.
+    """Write a trained model as ``NAME.keras``, or else as the folder of a SavedModel.
 
     Returns:
-        What was written, in words.
+        A text for the user that says what was written.
 
     Raises:
-        ContractError: the model file breaks the contract, or Keras cannot write its model.
-        CheckpointError: the values are damaged, or of another model.
+        ContractError: the model file violates the contract, or Keras cannot write its model.
+        CheckpointError: the values are damaged, or belong to another model.
     """
     contract = load_contract(model_file)
     with _inputs() as seen:
@@ -108,7 +109,7 @@ def _write(model: Any, inputs: Any, target: Path) -> None:
         model.save(target)
         return
     signature = None
-    if inputs is not None and not getattr(model, "inputs", None):  # a class of the user
+    if inputs is not None and not getattr(model, "inputs", None):  # a subclassed model
         signature = [tf.nest.map_structure(_any_batch, inputs)]
     model.export(str(target), verbose=False, input_signature=signature)
 
@@ -126,7 +127,7 @@ def _unwritten(contract: Contract, target: Path, error: Exception) -> ContractEr
 
 
 def _fill(layer: TableLayer, reader: CheckpointReader, source: Path) -> int:
-    """Puts the rows of a table into the layer; how many."""
+    """Copy the rows of a table into the layer, and return their number."""
     saved = reader.tables.get(layer.table)
     if saved is None:
         known = ", ".join(reader.tables) or "none"
@@ -139,7 +140,7 @@ def _fill(layer: TableLayer, reader: CheckpointReader, source: Path) -> int:
     made.__class__ = FilledEmbedding
     made.rows, made.dim = len(ids), dim
     made._tracker.unlock()
-    FilledEmbedding.build(made)  # the build of the instance is that of its first class
+    FilledEmbedding.build(made)  # the bound ``build`` of the instance is that of its first class
     made._tracker.lock()
     made.ids.assign(ids)
     made.vectors.assign(vectors)
@@ -147,8 +148,10 @@ def _fill(layer: TableLayer, reader: CheckpointReader, source: Path) -> int:
 
 
 def _rows(saved: SavedTable, dim: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """All rows of a table, sorted by id, and one of zeros if there are none. With a bound, a row
-    that training has not seen is as it would begin."""
+    """Return all rows of a table, sorted by id; one row of zeros if there are none.
+
+    With a bound, rows that training has not seen have their initial values.
+    """
     if saved.bound:
         return np.arange(saved.bound), saved.weight()
     ids, vectors = [np.zeros(0, np.int64)], [np.zeros((0, dim), np.float32)]
@@ -164,8 +167,10 @@ def _rows(saved: SavedTable, dim: int) -> tuple[npt.NDArray[np.int64], npt.NDArr
 
 @contextmanager
 def _inputs() -> Iterator[dict[int, Any]]:
-    """Notes what each model is first called on, by its ``id``: a class of the user says nowhere
-    else of which types its inputs are."""
+    """Record the first input of each model by its ``id``.
+
+    A subclassed model does not declare the types of its inputs anywhere else.
+    """
     seen: dict[int, Any] = {}
     call = keras.Model.__call__
 

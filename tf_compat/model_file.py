@@ -1,4 +1,4 @@
-"""A model file of Keras: its model and optimizer, and how they train."""
+"""A Keras model file: its model, its optimizer, and the engines that train them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 
 def warm_up() -> None:
-    """Prepares this process for TensorFlow, before a model file is loaded."""
+    """Check that Keras uses TensorFlow, before a model file is loaded."""
     if keras.backend.backend() != "tensorflow":
         raise UsageError(
             f"the backend of Keras is {keras.backend.backend()}: models train on that of "
@@ -57,7 +57,7 @@ def warm_up() -> None:
 
 
 def _limit_threads(config: JobConfig) -> None:
-    """As the master does for torch, but before the first operation, after which it is too late."""
+    """Limit the threads of TensorFlow, which is possible only before the first operation."""
     cluster = config.cluster
     cores = len(os.sched_getaffinity(0)) // cluster.max_workers
     try:
@@ -69,14 +69,14 @@ def _limit_threads(config: JobConfig) -> None:
 
 
 class ModelFile(UserModel):
-    """See :class:`~torch_edl.training.user_model.UserModel`."""
+    """Implements :class:`~torch_edl.training.user_model.UserModel`."""
 
     values = TensorFlowValues()
 
     def __init__(self, contract: Contract, config: JobConfig) -> None:
         self.contract = contract
         _limit_threads(config)
-        # Every worker builds the same initial model.
+        # All workers must build the same initial model.
         keras.utils.set_random_seed(config.train.seed)
         self.model = contract.make_model()
         self.optimizer = contract.make_optimizer()

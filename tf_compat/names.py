@@ -1,10 +1,10 @@
-"""What the variables of a Keras model are called outside of TensorFlow, and how they lie there.
+"""Names and layouts of the variables of a Keras model outside of TensorFlow.
 
-Servers, checkpoints and exported models know parameters by the names and in the layouts of torch's
-``state_dict``: ``deep.0.weight`` (out, in), where Keras has a kernel (in, out). So a model that has
-the same parameters in both frameworks is one model: workers of both can train it, and each reads
-the checkpoints of the other. A layer is called by the attribute that holds it; in a ``Sequential``
-or a functional model, by the name that the user gave it, or else by its place.
+Servers, checkpoints and exported models use the names and layouts of torch's ``state_dict``:
+``deep.0.weight`` (out, in), where Keras has a kernel (in, out). A model with the same parameters in
+both frameworks is therefore one model: workers of both can train it, and each can read the
+checkpoints of the other. A layer is named after the attribute that holds it; in a ``Sequential`` or
+a functional model, after the name that the user gave it, or else after its position.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch_edl.errors import UsageError
 
 Array = npt.NDArray[Any]
 
-# By class: attribute of the variable -> (name in torch, the axes of Keras in torch's order).
+# By class of the layer: the axes of its kernel in Keras, in the order of torch.
 _KERNELS: list[tuple[type, tuple[int, ...]]] = [
     (keras.layers.Dense, (1, 0)),
     (keras.layers.Conv1D, (2, 1, 0)),
@@ -40,59 +40,60 @@ _NORM_NAMES = {
 
 @dataclass(frozen=True)
 class VariableName:
-    """A variable of a model."""
+    """The name and the layout of a variable of a model."""
 
     name: str
-    """In the ``state_dict``."""
+    """Name in the ``state_dict``."""
     variable: Any
-    """``keras.Variable``."""
+    """The ``keras.Variable``."""
     axes: tuple[int, ...] | None
-    """The axes of the variable in the order of torch; None: as they are."""
+    """Axes of the variable in the order of torch; None: the order is the same."""
     is_buffer: bool
-    """A layer assigns it, as a normalization its moving mean; no gradient moves it."""
+    """True if the layer assigns the variable, such as the moving mean of a normalization, and no
+    gradient changes it."""
 
     @property
     def trainable(self) -> bool:
-        """Whether gradients move it; otherwise it is frozen, or a buffer."""
+        """True if gradients change the variable; False if it is frozen or a buffer."""
         return not self.is_buffer and bool(self.variable.trainable)
 
     def outside(self, value: Array) -> Array:
-        """A value of the variable, or a gradient, in the layout of the ``state_dict``."""
+        """Return a value or a gradient of the variable in the layout of the ``state_dict``."""
         return value if self.axes is None else value.transpose(self.axes)
 
     def inside(self, value: Array) -> Array:
-        """The inverse of :meth:`outside`."""
+        """Return a value in the layout of Keras, the inverse of :meth:`outside`."""
         return value if self.axes is None else value.transpose(np.argsort(self.axes))
 
     @property
     def value(self) -> Array:
-        """The current value, in the layout of the ``state_dict``."""
+        """The current value in the layout of the ``state_dict``."""
         return self.outside(np.asarray(self.variable))
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """In the ``state_dict``."""
+        """Shape in the layout of the ``state_dict``."""
         shape = tuple(int(size) for size in self.variable.shape)
         return shape if self.axes is None else tuple(shape[axis] for axis in self.axes)
 
     def assign(self, value: Array) -> None:
-        """Takes a value in the layout of the ``state_dict``."""
+        """Assign a value that has the layout of the ``state_dict``."""
         self.variable.assign(self.inside(value))
 
 
 def layers(model: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """All layers of a model by their paths, the model itself first; each layer once."""
+    """Yield all layers of a model with their paths, the model itself first; each layer once."""
     yield from _walk(model, path, set())
 
 
 def places(model: Any, tables: Mapping[int, Any]) -> list[VariableName]:
-    """The variables of a model but those of tables, by their names.
+    """Return the variables of a model, except those of tables, sorted by name.
 
     Args:
-        tables: layers that are tables, by their ``id``.
+        tables: layers with tables, by their ``id``.
 
     Raises:
-        UsageError: two variables have one name.
+        UsageError: two variables have the same name.
     """
     found: dict[str, VariableName] = {}
     for path, layer in layers(model):
@@ -115,7 +116,7 @@ def _named(layer: Any, variable: Any) -> tuple[str, tuple[int, ...] | None]:
     name = str(variable.name)
     if name == "kernel":
         for kind, axes in _KERNELS:
-            # Subclasses, such as transposed convolutions, may mean other axes.
+            # Subclasses, such as transposed convolutions, may have other axes.
             if type(layer) is kind:
                 return "weight", axes
     if name == "embeddings" and isinstance(layer, keras.layers.Embedding):
@@ -135,7 +136,7 @@ def _walk(layer: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
 
 
 def _parts(layer: Any) -> Iterator[tuple[str, Any]]:
-    """The layers that a layer has directly, by name."""
+    """Yield the direct sublayers of a layer with their names."""
     children = list(layer._flatten_layers(include_self=False, recursive=False))
     if isinstance(layer, keras.Sequential) or type(layer).__name__ == "Functional":
         for number, child in enumerate(layer.layers):
@@ -145,7 +146,7 @@ def _parts(layer: Any) -> Iterator[tuple[str, Any]]:
     for name, value in vars(layer).items():
         if not name.startswith("_"):
             yield from _held(name, value, known)
-    for child in children:  # under private names, or added in another way
+    for child in children:  # layers under private names, or added in another way
         yield child.name, child
 
 
@@ -161,6 +162,6 @@ def _held(name: str, value: Any, known: set[int]) -> Iterator[tuple[str, Any]]:
 
 
 def _is_automatic(layer: Any) -> bool:
-    """Whether Keras named the layer: by its class, and how many of it there were in the process."""
+    """Return True if Keras chose the name of the layer, from its class and a counter."""
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(layer).__name__)
     return re.fullmatch(rf"{snake.lower()}(_\d+)?", layer.name) is not None

@@ -1,4 +1,4 @@
-"""The compiled kernel that runs an optimizer of Keras, and its learning rates."""
+"""Maps Keras optimizers to the compiled kernels, with their learning rates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _sgd(o: Any) -> _Hyper:
 
 
 def _adagrad(o: Any) -> _Hyper:
-    # Keras divides by the root of (sum + eps): a sum that begins higher by eps.
+    # Keras divides by the root of (sum + eps), which equals an initial sum increased by eps.
     return {"initial_accumulator_value": o.initial_accumulator_value + o.epsilon, "eps": 0.0}
 
 
@@ -51,7 +51,7 @@ _KERNELS: dict[type, tuple[str, Callable[[Any], _Hyper]]] = {
     keras.optimizers.RMSprop: ("keras_rmsprop", _rmsprop),
     keras.optimizers.Ftrl: ("ftrl", _ftrl),
 }
-# Options that change gradients or variables in a way that the servers do not know.
+# Options that change gradients or variables in ways that the servers do not implement.
 _REFUSED = (
     "clipnorm",
     "clipvalue",
@@ -64,10 +64,10 @@ _REFUSED = (
 
 
 def optimizer_config(optimizer: Any) -> pb.OptimizerConfig:
-    """The compiled kernel of an optimizer of Keras, and its hyperparameters, as one group.
+    """Return the compiled kernel of a Keras optimizer with its hyperparameters, as one group.
 
     Raises:
-        UnsupportedOptimizerError: the class, or an option of it, has no kernel.
+        UnsupportedOptimizerError: no kernel implements the class, or one of its options.
     """
     name = type(optimizer).__name__
     found = _KERNELS.get(type(optimizer))
@@ -84,7 +84,8 @@ def optimizer_config(optimizer: Any) -> pb.OptimizerConfig:
     if getattr(optimizer, "_exclude_from_weight_decay", None):
         refused.append("exclude_from_weight_decay")
     if schedule(optimizer) is not None and getattr(optimizer, "momentum", None):
-        # Keras keeps the rate of each step in the momentum; the kernels multiply it by the last.
+        # Keras adds gradients to the momentum after multiplication by the rate of their step; the
+        # kernels multiply the momentum by the current rate.
         refused.append("momentum with a schedule")
     if refused:
         raise UnsupportedOptimizerError(
@@ -99,12 +100,12 @@ def optimizer_config(optimizer: Any) -> pb.OptimizerConfig:
 
 
 def schedule(optimizer: Any) -> Any | None:
-    """The ``LearningRateSchedule`` of an optimizer; None: its rate is a number."""
+    """Return the ``LearningRateSchedule`` of an optimizer; None if its rate is a number."""
     rate = optimizer._learning_rate
     return rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else None
 
 
 def learning_rates(optimizer: Any, step: int) -> Sequence[float]:
-    """The rate of the step after ``step``; empty: it stays."""
+    """Return the rate of the step after ``step``; empty if the rate is constant."""
     found = schedule(optimizer)
     return [] if found is None else [float(found(step))]

@@ -1,4 +1,4 @@
-"""Sums the gradients of a Keras model over a ring: one flat array, after the tape."""
+"""Sums the gradients of a Keras model over a ring, as one flat array after the backward pass."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ Array = npt.NDArray[Any]
 
 
 class Reducer(Phases):
-    """See :class:`~torch_edl.engine.ring.replicated.GradientReducer`.
+    """Implements :class:`~torch_edl.engine.ring.replicated.GradientReducer`.
 
-    Gradients travel in float32, or in float64 where a variable has that type. Slices, as those of a
-    ``keras.layers.Embedding``, are made dense. Behind the gradients travel who has which of them,
-    two sums of shares, the control numbers, and what normalizations have measured: all members take
-    that of one member, as in a ring of torch.
+    Gradients are sent in float32, or in float64 if a variable has this type. Slices, such as those
+    of a ``keras.layers.Embedding``, are converted to dense gradients. The array ends with a flag
+    per gradient that says if the member has it, two sums of shares, the control numbers, and the
+    statistics of normalizations. All members take the statistics of one member, as in a ring of
+    torch.
     """
 
     def __init__(self, trained: TrainedModel, controls: int, send: Send, receive: Receive) -> None:
@@ -46,10 +47,10 @@ class Reducer(Phases):
         end = self._statistics[-1].stop if self._statistics else self._told.stop
         self._flat: Array = np.zeros(end, self._dtype)
         self._share = 1.0
-        self._share_before = 0.0  # of the minibatches before, in this update
+        self._share_before = 0.0  # sum of the shares of earlier minibatches of this update
         self._leads = True
         self._has: set[int] = set()
-        """Numbers of the variables whose gradient is in the array."""
+        """Numbers of the variables whose gradients are in the array."""
         trained.on_gradients(self._take)
 
     def use(self, group: StreamGroup | None) -> None:
@@ -89,10 +90,10 @@ class Reducer(Phases):
         assert live, "the body of a model file steps only then"
 
     def after_step(self) -> None:
-        """Nothing was hidden from the optimizer."""
+        """Do nothing, since no gradient was hidden from the optimizer."""
 
     def forbid_accumulation(self) -> None:
-        """The gradients of a tape are never added to those before."""
+        """Do nothing, since gradients of a tape are never accumulated in the variables."""
 
     def _reset(self) -> None:
         self.phase, self.failure = Phase.IDLE, ""
@@ -100,8 +101,8 @@ class Reducer(Phases):
         self._share_before = 0.0
 
     def _take(self) -> None:
-        """The tape has given the gradients of a minibatch."""
-        if self.phase is Phase.LOCAL:  # an optimizer meets the same types in a ring of any size
+        """Process the gradients of a minibatch after the backward pass."""
+        if self.phase is Phase.LOCAL:  # the optimizer receives the same types as in a ring
             given = self._trained.gradients
             self._trained.gradients = {name: dense(each) for name, each in given.items()}
         if self.phase not in (Phase.ACCUMULATE, Phase.REDUCE):
@@ -116,9 +117,9 @@ class Reducer(Phases):
             self.phase = Phase.REDUCED
 
     def _add(self) -> None:
-        """Adds the gradients in hand to the array, weighted."""
+        """Add the current gradients, weighted by their share, to the array."""
         if not self._share:
-            return  # zero times what is not finite would be no zero
+            return  # 0 times a value that is not finite would be NaN
         for number, place in enumerate(self._places):
             gradient = self._trained.gradients.get(place.name)
             if gradient is None:
@@ -132,7 +133,7 @@ class Reducer(Phases):
                 self._has.add(number)
 
     def _reduce(self) -> None:
-        """Sums the array over all members, and gives the optimizer its gradients."""
+        """Sum the array over all members, and set the gradients for the optimizer."""
         flat, told, count = self._flat, self._flat[self._told], len(self._places)
         has = [float(number in self._has) for number in range(count)]
         for number, span in enumerate(self._spans):
@@ -164,7 +165,7 @@ class Reducer(Phases):
 
 
 def _spans(variables: list[Any]) -> list[slice]:
-    """The parts of a flat array that the variables have, one after the other."""
+    """Return the consecutive parts of a flat array that belong to the variables."""
     spans, start = [], 0
     for variable in variables:
         end = start + int(np.prod(variable.shape, dtype=np.int64))

@@ -1,5 +1,4 @@
-"""The state of a Keras model that a process holds whole: in checkpoints, and on the way to another
-member of a ring."""
+"""The complete state of a Keras model in one process, for checkpoints and for members of a ring."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Replica:
-    """See :class:`~torch_edl.engine.local.HeldModel` and
+    """Implements :class:`~torch_edl.engine.local.HeldModel` and
     :class:`~torch_edl.engine.ring.replicated.SharedReplica`."""
 
     def __init__(self, trained: TrainedModel, seed: int) -> None:
@@ -60,9 +59,9 @@ class Replica:
         }
         tables = [(rows.table, rows.table.step) for rows in trained.local_rows()]
         for table, _ in tables:
-            table.core.end_snapshot()  # of a copy that was never written
+            table.core.end_snapshot()  # ends the snapshot of a checkpoint that was never written
             table.core.begin_snapshot()
-        # No optimizers and schedulers of torch, whose worker says so when it is to resume this.
+        # The empty lists let a worker of torch detect that the checkpoint has no torch optimizer.
         about = json.dumps({**self._header(), "optimizers": [], "stateful": []})
 
         def write_to(directory: Path) -> Snapshot:
@@ -111,7 +110,8 @@ class Replica:
         }
 
     def _variables(self) -> list[tuple[str, Any]]:
-        """All that training changes, by names that are the same in every process."""
+        """Return all variables that training changes, with names that are equal in all
+        processes."""
         optimizer = enumerate(self._trained.optimizer.variables)
         return [
             *((place.name, place.variable) for place in self._trained.places),
@@ -152,15 +152,15 @@ class Replica:
 
 
 def load_values(trained: TrainedModel, source: CheckpointReader, where: object) -> None:
-    """Takes over the values of a saved model; the rows of tables stay where they are.
+    """Assign the values of a saved model; the rows of tables are not changed.
 
     Raises:
-        CheckpointError: the values are of another model.
+        CheckpointError: the values belong to another model.
     """
     values, _ = source.dense()
     held = {layer.table for layer in trained.tables}
     for table in source.tables.values():
-        if table.name not in held and table.bound:  # a table there, a plain weight here
+        if table.name not in held and table.bound:  # saved as a table, a plain weight in this model
             values |= dict.fromkeys((f"{path}.weight" for path in table.modules), table.weight())
     wrong = []
     for place in trained.places:

@@ -1,4 +1,4 @@
-"""A Keras model that every member of a ring holds whole."""
+"""A Keras model of which every member of a ring has a complete copy."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch_edl.engine.ring.stream_group import StreamGroup
 
 
 class ReplicatedKerasModel:
-    """See :class:`~torch_edl.engine.ring.replicated.Replicated`.
+    """Implements :class:`~torch_edl.engine.ring.replicated.Replicated`.
 
     Args:
-        meeting: where other members reach this process.
+        meeting: endpoint at which other members reach this process.
     """
 
     def __init__(self, trained: TrainedModel, replica: Replica, meeting: Meeting) -> None:

@@ -1,5 +1,4 @@
-"""Rows of tables for the lookups of a Keras model: on servers, found ahead of time, or in this
-process."""
+"""Rows of tables for the lookups of a Keras model, on servers or in this process."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ _UNTRAINED = Optimizers("sgd", ())
 
 
 class RowLayer(Protocol):
-    """A layer with a table, as a store of rows sees it."""
+    """The part of a layer with a table that a store of rows needs."""
 
     table: str
     options: TableOptions
@@ -32,20 +31,22 @@ class RowLayer(Protocol):
 
 
 class RowStore(Protocol):
-    """Where a layer gets its rows from."""
+    """The source of rows for the lookups of a layer."""
 
     training: bool
-    """Lookups make rows of ids that have none."""
+    """True if lookups create rows for new ids."""
 
     def lookup(self, layer: Any, ids: Ids) -> tuple[RowBlock, Ids] | None:
-        """A block of rows, and the places in it of the ids (n,). None: the layer is only asked
-        which ids it looks up."""
+        """Return a block of rows, and the indices (n,) of the ids in the block.
+
+        The result is None while a plan only records which ids are looked up.
+        """
         ...
 
 
 @dataclass
 class KerasCall(RowLookup):
-    """See :class:`~torch_edl.engine.servers.plan.RowLookup`."""
+    """Implements :class:`~torch_edl.engine.servers.plan.RowLookup`."""
 
     layer: Any
 
@@ -60,22 +61,23 @@ class ServerRows:
         self.training = True
         self._planning: list[KerasCall] | None = None
         self._noted: dict[bytes, Ids] = {}
-        self._lookups = 0  # of a forward pass; 0: not known yet
+        self._lookups = 0  # lookups per forward pass; 0: not known yet
         self._batch = self._call = 0
         self._pull: PullRows | None = None
         self._servers = 1
         self._plan = self._none()
 
     def connect(self, servers: int, pull: PullRows) -> None:
-        """Meets the servers: ``pull`` gets the rows of ids that no plan had."""
+        """Set the number of servers, and the function that pulls rows that are in no plan."""
         self._servers, self._pull = servers, pull
         self.use(None, 0)
 
     def plan(self, forward: Callable[[Any], Any] | None, features: Sequence[Any]) -> KerasPlan:
-        """Finds which rows minibatches need: runs the model up to its last lookup, eagerly.
+        """Find the rows that minibatches need, by running the model eagerly up to its last
+        lookup.
 
         Args:
-            forward: runs the model; None: it has no tables.
+            forward: runs the model; None: the model has no tables.
         """
         calls: list[list[KerasCall]] = [[] for _ in features]
         if forward is not None:
@@ -83,7 +85,7 @@ class ServerRows:
         return RowPlan(calls, self._servers, RowBlock)
 
     def use(self, plan: KerasPlan | None, number: int) -> None:
-        """The next forward pass is minibatch ``number`` of ``plan``; None: of none."""
+        """Select minibatch ``number`` of ``plan`` for the next forward pass; None: no plan."""
         self._plan, self._batch = (self._none(), 0) if plan is None else (plan, number)
         self._call = 0
 
@@ -93,7 +95,7 @@ class ServerRows:
     def lookup(self, layer: Any, ids: Ids) -> tuple[RowBlock, Ids] | None:
         _check_range(layer, ids)
         if self._planning is not None:
-            # Tables that are asked for the same ids share them.
+            # Lookups of the same ids share one array.
             values = self._noted.setdefault(ids.tobytes(), ids.copy())
             self._planning.append(KerasCall(layer.table, layer.dim, values, layer))
             if len(self._planning) == self._lookups:
@@ -124,8 +126,8 @@ class LocalRows:
     """The :class:`RowStore` of one table whose rows are in this process.
 
     Args:
-        kernel: of the optimizer; None: rows are looked up, and not trained.
-        seed: an initial row is a function of seed, table and id.
+        kernel: kernel of the optimizer; None: rows are looked up but not trained.
+        seed: seed of initial rows, which are a function of seed, table and id.
     """
 
     def __init__(self, layer: RowLayer, kernel: pb.OptimizerConfig | None, seed: int) -> None:
@@ -144,16 +146,16 @@ class LocalRows:
         return block, inverse
 
     def step(self, rates: Sequence[float]) -> None:
-        """Updates the rows that got gradients since the last step."""
+        """Update the rows that received gradients since the last step."""
         used, self._used = self._used, []
         update(self.table, used, rates)
 
     def forget(self) -> None:
-        """Drops the gradients since the last step."""
+        """Drop the gradients since the last step."""
         self._used = []
 
     def restore(self, source: CheckpointReader) -> None:
-        """Takes rows, slots and step from a checkpoint."""
+        """Restore rows, slots and step from a checkpoint."""
         self.table = source.restore_table(self.table.declared, self._optimizers)
 
 

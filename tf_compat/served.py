@@ -26,11 +26,11 @@ _FROZEN = -1
 
 
 class ServedKerasModel:
-    """See :class:`~torch_edl.engine.servers.served.ServedModel`.
+    """Implements :class:`~torch_edl.engine.servers.served.ServedModel`.
 
     Args:
-        forward: runs the model on the features of a minibatch, eagerly, in evaluation.
-        local_steps: minibatches of an update.
+        forward: runs the model eagerly on the features of a minibatch, in evaluation mode.
+        local_steps: number of minibatches per update.
     """
 
     is_script = False
@@ -101,7 +101,7 @@ class ServedKerasModel:
         self.rows.use(plan, number)
 
     def given(self, features: Any) -> Any:
-        return features  # tensors of TensorFlow do not change
+        return features  # tensors of TensorFlow are immutable
 
     def load(self, values: Sequence[Floats | None]) -> None:
         for flat, each in zip(self._flats, values, strict=True):
@@ -130,7 +130,8 @@ class ServedKerasModel:
             if not _is_flat(place):
                 value, given = place.value, self._exact.get(name)
                 if given is None or not np.array_equal(value, given):
-                    # From now on with each push: nobody says which pushes were applied.
+                    # The value is sent with every later push, since no answer tells which pushes
+                    # were applied.
                     self._exact.pop(name, None)
                     changed[name] = value
         return changed
@@ -149,7 +150,7 @@ class ServedKerasModel:
 
 
 class _Flat:
-    """The dense parameters of one server, as its flat vector."""
+    """The dense parameters of one server as a flat vector."""
 
     def __init__(
         self, places: Mapping[str, VariableName], segments: Sequence[DenseSegment]
@@ -157,7 +158,7 @@ class _Flat:
         self._parts = [(places[s.name], s, slice(s.start, s.start + s.size)) for s in segments]
         self._gradient = np.zeros(sum(s.size for s in segments), np.float32)
         self.reached: set[int] = set()
-        """Numbers of the parts that some minibatch of the update has a gradient for."""
+        """Numbers of the parts for which a minibatch of the update has a gradient."""
 
     def load(self, values: Floats) -> None:
         for place, segment, span in self._parts:

@@ -1,4 +1,4 @@
-"""One minibatch through the functions of a model file: forward, loss and the tape's gradients."""
+"""Runs one minibatch through the functions of a model file: forward, loss and gradients."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Backward = Callable[[], list[Any]]
 
 
 class Step:
-    """One minibatch through the user's model, checked.
+    """Runs single minibatches through the user's model, with checks.
 
     Args:
-        on_nan: ``stop`` raises NanLossError, ``skip`` leaves the minibatch out.
-        compiled: run the step as one graph (``tf.function``), rather than eagerly.
-        log_layers: glob over names of layers whose outputs are logged now and then.
-        apart: within it, nothing else draws random numbers of TensorFlow.
+        on_nan: ``stop`` raises NanLossError, ``skip`` skips the minibatch.
+        compiled: True: run the step as one graph (``tf.function``); False: run it eagerly.
+        log_layers: glob pattern for names of layers whose outputs are logged periodically.
+        apart: context in which no other code draws random numbers of TensorFlow.
     """
 
     def __init__(
@@ -52,15 +52,15 @@ class Step:
         self._forward = tf.function(self.call, reduce_retracing=True) if compiled else self.call
 
     def call(self, features: Any) -> Any:
-        """The model on a minibatch, in evaluation."""
+        """Return the predictions for a minibatch, computed eagerly in evaluation mode."""
         with self._apart():
             return self._trained.model(features, training=False)
 
     def predict(self, features: Any) -> Any:
-        """What the model says of a minibatch.
+        """Return the predictions for a minibatch.
 
         Raises:
-            UserCodeError: it raised.
+            UserCodeError: the model raised.
         """
         try:
             return self._forward(features)
@@ -70,8 +70,10 @@ class Step:
             raise self._blamed("the model", error, features=features) from error
 
     def loss(self, batch: Batch) -> tuple[float, Backward] | None:
-        """The loss of a minibatch with the model's own penalties, a finite scalar, and what
-        computes the gradients of ``trained.variables``; None if it is to be left out.
+        """Return the loss of a minibatch, and a function that computes the gradients.
+
+        The loss is a finite number and includes the penalties of the model. The gradients are those
+        of ``trained.variables``. The result is None if the minibatch is to be skipped.
 
         Raises:
             UserCodeError: the user's code raised, or returned no scalar.
@@ -131,7 +133,7 @@ class Step:
         return total, backward
 
     def _the_one(self, batch: Batch, predictions: Any) -> int | None:
-        """The sample whose loss cannot be computed, where the others' can."""
+        """Return the only sample whose loss cannot be computed; None if there is no single one."""
 
         def fails(index: int) -> bool:
             labels, predicted = (

@@ -1,4 +1,4 @@
-"""The tables of a Keras model: which embeddings become tables, and what the tables are called."""
+"""The tables of a Keras model: their names, and the embeddings that become tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch_edl.tables.naming import bind_tables
 
 
 def tables_of(model: Any) -> list[TableLayer]:
-    """The layers with tables, named as :func:`~torch_edl.tables.naming.bind_tables` does.
+    """Return the layers with tables, named by :func:`~torch_edl.tables.naming.bind_tables`.
 
     Raises:
         UsageError: two layers of one table differ in size.
@@ -23,15 +23,20 @@ def tables_of(model: Any) -> list[TableLayer]:
 
 
 def swap_large(model: Any, threshold: int, *, restored: bool = False) -> list[str]:
-    """Replaces every ``keras.layers.Embedding`` of more than ``threshold`` elements; the paths of
-    those. Layers with features that tables lack stay as they are: constraints, regularizers,
-    masks, LoRA, quantized or frozen weights.
+    """Replace every ``keras.layers.Embedding`` of more than ``threshold`` elements by a table.
+
+    Layers with features that tables lack stay as they are: constraints, regularizers, masks, LoRA,
+    quantized or frozen weights.
+
+    Returns:
+        The paths of the replaced layers.
 
     Args:
-        restored: the rows come from a checkpoint or another model, whatever the weights are.
+        restored: True if the rows come from a checkpoint or another model, so that the current
+            weights do not matter.
 
     Raises:
-        UsageError: the weights of one have values that would be lost.
+        UsageError: a layer has weights that are not random initial values, and would be lost.
     """
     swapped = []
     for path, layer in layers(model):
@@ -46,7 +51,7 @@ def swap_large(model: Any, threshold: int, *, restored: bool = False) -> list[st
 
 
 def set_defaults(model: Any, max_rows: int, storage_dtype: str) -> None:
-    """Bounds the tables that have no bound, and says how rows are kept where the user did not."""
+    """Set a limit of rows and a storage type for tables for which the user set none."""
     for _, layer in layers(model):
         if isinstance(layer, TableLayer):
             layer.options = layer.options.with_defaults(max_rows, storage_dtype)

@@ -1,4 +1,4 @@
-"""A Keras model and its optimizer: its variables under their names, its tables, and the step."""
+"""A Keras model with its optimizer: named variables, tables, and the update step."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tf_compat.tables import tables_of
 
 
 class TrainedModel:
-    """What training changes.
+    """The state that training changes.
 
     Args:
-        model: with all its variables; its large embeddings are swapped.
+        model: built model, whose large embeddings were already replaced by tables.
     """
 
     def __init__(self, model: Any, optimizer: Any) -> None:
@@ -26,35 +26,35 @@ class TrainedModel:
         self.tables = tables_of(model)
         self.places: list[VariableName] = places(model, {id(layer): layer for layer in self.tables})
         self.gradients: dict[str, Any] = {}
-        """Of the minibatch in hand, by the name of the variable; a variable that the loss does not
-        depend on has none."""
+        """Gradients of the current minibatch by the name of the variable; a variable without an
+        effect on the loss has none."""
         self.trained = [place for place in self.places if place.trainable]
-        """Those that gradients move."""
+        """The variables that gradients change."""
         anchors = [layer.anchor for layer in self.tables if layer.anchor.trainable]
         self.variables = [*(place.variable for place in self.trained), *anchors]
-        """What the tape watches: those of ``places`` that are trained, and the tables."""
+        """The variables that the tape watches: those of ``trained``, and the anchors of tables."""
         optimizer.build([place.variable for place in self.trained])
         self._before: list[Callable[[], None]] = []
         self._on_gradients: list[Callable[[], None]] = []
 
     def before_step(self, hook: Callable[[], None]) -> Callable[[], None]:
-        """Calls ``hook`` before each step; returns what ends that."""
+        """Call ``hook`` before each step, and return a function that removes the hook."""
         self._before.append(hook)
         return lambda: self._before.remove(hook)
 
     def on_gradients(self, hook: Callable[[], None]) -> None:
-        """Calls ``hook`` when :meth:`take` has the gradients of a minibatch."""
+        """Call ``hook`` whenever :meth:`take` has set the gradients of a minibatch."""
         self._on_gradients.append(hook)
 
     def take(self, gradients: Sequence[Any]) -> None:
-        """Takes the gradients of ``variables``; those of tables are in their stores."""
+        """Set the gradients of ``variables``; the stores have those of tables."""
         pairs = zip(self.trained, gradients, strict=False)
         self.gradients = {place.name: _summed(g) for place, g in pairs if g is not None}
         for hook in self._on_gradients:
             hook()
 
     def step(self) -> None:
-        """Moves the model by the gradients in hand, unless a hook took them."""
+        """Update the model with the current gradients."""
         for hook in self._before:
             hook()
         local = self.local_rows()
@@ -71,15 +71,15 @@ class TrainedModel:
         self.gradients = {}
 
     def local_rows(self) -> list[LocalRows]:
-        """The tables of this process, each once."""
+        """Return the stores of tables in this process, each once."""
         found = {id(each.store): each.store for each in self.tables}
         return [rows for rows in found.values() if isinstance(rows, LocalRows)]
 
     def hold_rows(self, seed: int) -> None:
-        """Keeps the rows of all tables in this process.
+        """Create stores in this process for the rows of all tables.
 
         Raises:
-            UnsupportedOptimizerError: there are tables, and no kernel for their rows.
+            UnsupportedOptimizerError: the model has tables, and no kernel implements its optimizer.
         """
         if not self.tables:
             return
@@ -91,15 +91,18 @@ class TrainedModel:
             layer.store = stores[layer.table]
 
     def set_training(self, training: bool) -> None:
-        """Whether lookups make rows of ids that have none."""
+        """Set whether lookups create rows for new ids."""
         for layer in self.tables:
             if layer.store is not None:
                 layer.store.training = training
 
 
 def _summed(gradient: Any) -> Any:
-    """A gradient in which each row comes once. Keras adds the squares of slices, so that an id that
-    comes twice in a minibatch would have another step than on servers, in a ring or in torch."""
+    """Return a gradient in which each row appears once.
+
+    Keras would add the squares of repeated slices, so an id that appears twice in a minibatch would
+    have another step than on servers, in a ring or in torch.
+    """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     rows, places = tf.unique(gradient.indices)
@@ -108,5 +111,5 @@ def _summed(gradient: Any) -> Any:
 
 
 def dense(gradient: Any) -> Any:
-    """A gradient as a tensor; that of a small ``keras.layers.Embedding`` comes as slices."""
+    """Return a gradient as a tensor; a small ``keras.layers.Embedding`` has slices."""
     return tf.convert_to_tensor(gradient)

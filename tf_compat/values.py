@@ -1,4 +1,4 @@
-"""How tensors and metrics of TensorFlow become numbers and arrays."""
+"""Converts tensors and metrics of TensorFlow to numbers and arrays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch_edl.errors import ContractError
 
 Array = npt.NDArray[Any]
 
-# Metrics whose state is a sum over records, so that the states of workers add up.
+# Metrics whose state is a sum over records, so that the states of workers can be added.
 _SUMS = (
     keras.metrics.Mean,
     keras.metrics.Sum,
@@ -35,7 +35,7 @@ _SUMS = (
 
 
 class TensorFlowValues:
-    """See :class:`~torch_edl.training.task_results.Values`."""
+    """Implements :class:`~torch_edl.training.task_results.Values`."""
 
     def mean(self, value: Any) -> float:
         return float(np.asarray(value, np.float64).mean())
@@ -85,7 +85,7 @@ class TensorFlowValues:
 
 
 def describe(value: Any) -> str:
-    """Shape and dtype of a tensor, the type of anything else: for messages."""
+    """Return shape and dtype of a tensor, or the type of any other value, for messages."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         dtype = getattr(value.dtype, "name", value.dtype)
         return f"{tuple(value.shape)} {dtype}"

@@ -1,4 +1,4 @@
-"""Layers of Keras whose outputs are logged in training."""
+"""Logs the outputs of Keras layers during training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch_edl.training.layer_log import LayerLog
 
 
 class WatchedLayers:
-    """Those whose names, which are torch's, match a pattern; see ``--log-layers``."""
+    """The layers whose names match a pattern; names are those of torch, see ``--log-layers``."""
 
     def __init__(self, model: Any, pattern: str) -> None:
         found = {path: layer for path, layer in layers(model) if path}
@@ -25,12 +25,12 @@ class WatchedLayers:
             found[path].call = self._watched(path, found[path].call)
 
     def begin(self) -> None:
-        """The next minibatch is trained."""
+        """Record that the training of the next minibatch begins."""
         self._log.count += 1
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Within it the model is called in training, or a graph of that is made."""
+        """Log outputs of calls within this context, which train or trace a graph for training."""
         self._training = True
         try:
             yield
@@ -49,7 +49,7 @@ class WatchedLayers:
             if self._training and tf.is_tensor(output):
                 if tf.executing_eagerly():
                     note(output.numpy())
-                else:  # the graph calls it in each step
+                else:  # the graph calls the function in each step
                     tf.numpy_function(note, [output], [])
             return output
 
