@@ -1,5 +1,5 @@
-"""The process that holds one shard of the model: RPCs, updates, snapshots.
+"""The parameter server: the process that holds one shard of the model. RPCs, updates, snapshots.
 
-Nothing here knows other servers but the peer of a replica, or tasks beyond their watermarks. Never
+Knows no other server except the peer of its replica, and of tasks only their watermarks. Never
 imports torch.
 """

@@ -34,10 +34,11 @@ from torch_edl.wire.server import serve
 
 log = logging.getLogger(__name__)
 
-# A push that waits for the end of a hold occupies a thread, and the call that ends it needs one.
+# Each push that waits for the end of a hold occupies a thread, and the call that ends the hold
+# needs one.
 _THREADS = 256
 _STOP_GRACE_S = 2.0
-# Below the 30 s after which Kubernetes kills what it asked to end.
+# Below the 30 s after which Kubernetes kills a terminating pod.
 _LEAVE_S = 25.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -82,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Serves until SIGTERM or SIGINT; returns the exit code: 128 + the signal, 1 for an error."""
+    """Serve until SIGTERM or SIGINT. Returns the exit code: 128 + the signal, 1 for an error."""
     _core.tune_malloc()
     args = _parser().parse_args()
     setup_logging("ps", args.shard)
@@ -105,8 +106,8 @@ def _run(args: argparse.Namespace) -> int:
         failed.set()
         os.kill(os.getpid(), signal.SIGTERM)
 
-    # Blocked in all threads and waited for below. A handler that sets an Event would deadlock where
-    # it interrupts this thread while the thread holds the lock of that Event.
+    # Blocked in all threads and awaited below. A signal handler that sets an Event would deadlock
+    # if it interrupted this thread while the thread holds the lock of the Event.
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
     rules = TrainConfig(
         mode=args.mode,
@@ -212,7 +213,7 @@ def _restored(
     args: argparse.Namespace, rules: TrainConfig, end: Callable[[], None], sink: SnapshotLog | None
 ) -> ModelShard:
     source = None
-    # A log with a snapshot has all that was restored: the checkpoint may be gone by now.
+    # A log with a snapshot contains the restored state, and the checkpoint may have been removed.
     if args.restore and not (sink and sink.base.path):
         source = CheckpointReader(
             args.restore, args.shard, args.shards, values_only=args.values_only
@@ -250,8 +251,8 @@ def _identity(args: argparse.Namespace, token: str) -> JournalIdentity:
 def _link(
     args: argparse.Namespace, token: str, end: Callable[[], None], replica: ShardReplica | None
 ) -> MasterLink | None:
-    """The connection to the master, which hears from now on that this process lives; None: there is
-    no master, which the caller of this process is told where it listens instead."""
+    """Return the connection to the master, which sends heartbeats from now on. None without a
+    master: the process then writes its address to stdout."""
     master = os.environ.get(ENV_MASTER, "")
     if not master:
         return None
@@ -259,7 +260,7 @@ def _link(
     def fenced() -> None:
         if replica:
             replica.log.close("another server has the shard")
-        # The master says why, unless the user asked for other servers.
+        # The master logs the reason, unless the user requested other servers.
         log.info("another server has shard %d: this one was replaced and ends", args.shard)
         end()
 

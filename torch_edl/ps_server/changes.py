@@ -1,7 +1,7 @@
-"""The changes of a shard in their one order, as its sink gets them.
+"""The changes of a shard in one order, as they are appended to its sink.
 
-Without a sink, and while changes are made again, nothing is appended. All methods but
-``wait_durable`` are called with the lock of all changes.
+Without a sink, and during a replay, nothing is appended. All methods except ``wait_durable`` are
+called with the lock of all changes held.
 """
 
 from __future__ import annotations
@@ -12,32 +12,33 @@ from torch_edl.wire import pserver_pb2 as pb
 
 
 class Changes:
-    """Numbers the changes of a shard."""
+    """Numbers the changes of a shard and appends them to its sink."""
 
     def __init__(self, sink: Sink | None) -> None:
         self._sink = sink
         self.sequence = 0
-        """Of the last change, which is made when nobody holds the lock."""
+        """Number of the last change; the change is complete when the lock is free."""
         self.replaying = False
-        """The changes that are made are those of the sink."""
-        self._evictions: list[LogEntry] = []  # that the sink lacks
+        """True while changes are read from the sink and applied again."""
+        self._evictions: list[LogEntry] = []  # not yet appended to the sink
 
     @property
     def appended(self) -> bool:
-        """Whether the sink gets changes at present."""
+        """True if changes are appended to the sink at present."""
         return self._sink is not None and not self.replaying
 
     @property
     def is_slow(self) -> bool:
-        """Whether :meth:`wait_durable` waits for a disk or a peer."""
+        """True if :meth:`wait_durable` waits for a disk or a peer."""
         return self._sink is not None and self._sink.is_slow
 
     def entry(self, kind: Kind, request: bytes) -> LogEntry | None:
-        """What :meth:`append` takes. The checksum costs time: better without the lock."""
+        """Return the argument of :meth:`append`; None if nothing is appended. Called without the
+        lock, since the checksum takes time."""
         return LogEntry.of(kind, request) if self.appended else None
 
     def append(self, entry: LogEntry | None) -> None:
-        """Gives the sink a change that the caller makes next.
+        """Append a change to the sink, before the caller makes it.
 
         Raises:
             OSError: the sink has no room; the change must not be made.
@@ -50,13 +51,14 @@ class Changes:
         self.sequence = self._sink.append(entry)
 
     def note_eviction(self, table: str, ids: Ids) -> None:
-        """Rows were removed. Which rows depends on pulls, and pulls are no changes: the ids become
-        a record of their own, right before the next one."""
+        """Record removed rows. Which rows are removed depends on pulls, which are no changes, so
+        their ids become a record of their own, appended before the next one."""
         if self.appended and len(ids):
             entry = pb.TableIds(name=table, ids=ids.astype("<i8").tobytes())
             self._evictions.append(LogEntry.of(Kind.EVICTION, entry.SerializeToString()))
 
     def wait_durable(self) -> None:
-        """Returns when all changes so far survive this process; see :class:`Sink` for errors."""
+        """Wait until all changes so far survive the loss of this process; see :class:`Sink` for
+        errors."""
         if self._sink is not None and not self.replaying:
             self._sink.wait_durable(self.sequence)

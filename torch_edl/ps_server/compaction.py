@@ -15,47 +15,48 @@ from torch_edl.ps_server.snapshots import SnapshotLog
 _log = logging.getLogger(__name__)
 
 LOG_BYTES = 512 << 20
-"""A log is not worth a snapshot below this, nor below half the size of the last snapshot: a replay
-takes as long per byte as reading a snapshot, which writes the whole shard, and to a peer even sends
-it. At 20 MB of pushes per second, a shard is written every 26 s."""
+"""Size below which a log is not replaced by a snapshot; half the size of the last snapshot is a
+limit, too. A byte of log is replayed as fast as a byte of a snapshot is read, and a snapshot writes
+the whole shard (to a peer, over the network). At 20 MB of pushes per second, a shard is written
+every 26 s."""
 _LOOK_S = 0.2
-_RETRY_S = 10.0  # after a disk or a peer refused
-_PATIENCE = 3  # snapshots in a row that are given up for checkpoints
+_RETRY_S = 10.0  # after a failed write
+_PATIENCE = 3  # snapshots in a row that checkpoints may interrupt
 
 
 class _GivenUpError(Exception):
-    """A checkpoint is due."""
+    """A checkpoint is due, or the server stops: the snapshot is abandoned."""
 
 
 class Compactor:
-    """Takes snapshots, in a thread, while pushes go on.
+    """A thread that takes snapshots while pushes continue.
 
     Args:
-        is_held: whether pushes are kept out for a checkpoint, which comes first.
+        is_held: returns whether a checkpoint holds pushes back; a checkpoint has priority.
     """
 
     def __init__(self, shard: ModelShard, log: SnapshotLog, is_held: Callable[[], bool]) -> None:
         self._shard, self._snapshots_of = shard, log
         self._is_held = is_held
         self.lock = threading.Lock()
-        """Held while a snapshot or a checkpoint reads the tables: only one can."""
-        self._wanted = threading.Event()  # by a checkpoint
+        """Held while a snapshot or a checkpoint reads the tables: only one can at a time."""
+        self._wanted = threading.Event()  # a checkpoint waits
         self._given_up = 0
-        self._size = 0  # of the last snapshot
+        self._size = 0  # bytes of the last snapshot
         self._has_base = threading.Event()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="compaction", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread; a snapshot that is under way is given up."""
+        """Stop the thread; a snapshot in progress is abandoned."""
         self._closing.set()
         self._thread.join()
 
     def give_way(self, timeout_s: float) -> None:
-        """Returns when no snapshot is under way. One that compacts the log is given up, unless that
-        has happened too often; the first of a restored shard is not: the checkpoint that the shard
-        was restored from may go when there is a newer one.
+        """Wait until no snapshot is in progress, before a checkpoint. A snapshot is abandoned,
+        unless that has happened too often. The first one of a restored shard is awaited: the
+        checkpoint that the shard was restored from may be removed once there is a newer one.
 
         Raises:
             TimeoutError: the first snapshot takes longer.
@@ -86,7 +87,7 @@ class Compactor:
     def _run(self) -> None:
         not_before = 0.0
         while not self._closing.wait(_LOOK_S):
-            # A peer that needs a base is another one than that which was lost.
+            # A peer that needs a base is a new one: the failure of the old one does not count.
             waits = time.monotonic() < not_before and not self._snapshots_of.needs_base
             if waits or not self._is_due():
                 continue

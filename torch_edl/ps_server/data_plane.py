@@ -1,4 +1,4 @@
-"""Where the data plane of a server listens."""
+"""The data plane of a server: its endpoint for pulls and pushes."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from torch_edl.scratch import Scratch
 from torch_edl.wire.data_plane import LOCAL
 from torch_edl.wire.data_server import Answer, DataServer
 
-_SOCKET_PATH = 100  # of 107 bytes that the kernel takes
+_SOCKET_PATH = 100  # the kernel accepts 107 bytes
 
 
 class DataPlane:
-    """Answers pulls and pushes until :meth:`close`: of this machine over a Unix socket, of others
-    over TCP, encrypted.
+    """Answers pulls and pushes until :meth:`close`: over a Unix socket on a loopback host, else
+    over encrypted TCP.
 
     Args:
         answers: see :class:`~torch_edl.wire.data_server.DataServer`.
-        host: where the server listens.
-        name: of the server, for a folder.
-        token: of the job.
-        threads: calls at once.
+        host: host at which the server listens.
+        name: name of the server, for its scratch folder.
+        token: token of the job.
+        threads: number of calls that are answered in parallel.
 
     Raises:
-        UsageError: the host is not of this machine.
+        UsageError: the host is not an address of this machine.
     """
 
     def __init__(
@@ -42,20 +42,20 @@ class DataPlane:
                 where = LOCAL + path
         self._server = DataServer(answers, endpoint=where, token=token, threads=threads)
         self.endpoint = self._server.endpoint
-        """As workers are to connect."""
+        """Endpoint to which workers connect."""
         if not self.endpoint.startswith(LOCAL):
             port = self.endpoint.rpartition(":")[2]
             self.endpoint = f"tcp://{f'[{host}]' if ':' in host else host}:{port}"
 
     def close(self, grace_s: float) -> None:
-        """Ends: calls that run are answered if they end within the grace."""
+        """Stop serving; running calls are answered if they end within ``grace_s`` seconds."""
         self._server.close(grace_s)
         if self._scratch is not None:
             self._scratch.close()
 
 
 def _address(host: str) -> str:
-    """The numeric address of a host."""
+    """Return the numeric address of a host."""
     try:
         return str(socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:

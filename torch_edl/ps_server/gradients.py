@@ -1,4 +1,4 @@
-"""What a push changes, decoded; and the mean of several pushes, which sync mode applies."""
+"""The decoded content of a push, and the mean of several pushes for sync mode."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Gradients:
-    """One push, or the mean of several."""
+    """The content of one push, or the mean of several."""
 
     dense: Floats | None
-    """(n,) the flat gradient of the shard"""
+    """Flat gradient of the shard (n,); None if the push has none."""
     tables: list[tuple[EmbeddingTable, Ids, Floats]]
-    """ids (n,) and gradients (n, dim)"""
+    """For each table, ids (n,) and gradients (n, dim)."""
     rates: list[float]
-    """One per parameter group; empty: the rates of the groups."""
+    """Learning rates, one per parameter group; empty for the groups' own rates."""
     version: int
     """Version of the parameters that the gradient was computed with."""
     untouched: frozenset[int] = frozenset()
-    """Places of dense parameters that the loss did not reach; ``dense`` is zero there in sync
-    mode, and undefined otherwise."""
+    """Indices of dense parameters without a gradient; ``dense`` is zero there in sync mode, and
+    undefined otherwise."""
     exact: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
-    """New values of buffers that are not float32."""
+    """New values of buffers that are not float32, by name."""
 
 
 @dataclass(frozen=True)
 class Push:
-    """A push that was accepted."""
+    """An accepted push."""
 
     range: pb.RecordRange
     gradients: Gradients
     request: bytes
-    """As the wire brought it, where there is a sink."""
+    """The serialized request, if the shard has a sink; empty otherwise."""
 
 
 def decode(
@@ -58,11 +58,11 @@ def decode(
     *,
     for_mean: bool,
 ) -> Gradients:
-    """Views of the content of a push, all checked: applying them cannot fail half-way.
+    """Return the content of a push as views, fully checked: applying it cannot fail half-way.
 
     Args:
-        frames: of the message.
-        for_mean: what the loss did not reach counts as zero.
+        frames: frames of the message.
+        for_mean: set parameters without a gradient to zero.
 
     Raises:
         UsageError: the content does not fit the shard, or a value is not finite.
@@ -109,7 +109,7 @@ def _decode_tables(
 
 
 def split(pushes: Sequence[Push], targets: Watermarks | None) -> tuple[list[Push], list[Push]]:
-    """The pushes whose records are within ``targets``, and the others; None: all are within."""
+    """Return the pushes whose records are within ``targets``, and the others; None includes all."""
     within: list[Push] = []
     beyond: list[Push] = []
     for push in pushes:
@@ -120,13 +120,12 @@ def split(pushes: Sequence[Push], targets: Watermarks | None) -> tuple[list[Push
 
 
 def mean(pushes: Sequence[Gradients], assigned: Sequence[slice] = ()) -> Gradients:
-    """The average of pushes: an id or parameter that a push lacks counts as zero in it.
+    """Return the mean of pushes; an id or parameter that a push lacks counts as zero.
 
-    The rates, and values that are not float32, are those of the last push; the version is the
-    oldest.
+    Rates, and values that are not float32, are those of the last push; the version is the oldest.
 
     Args:
-        assigned: where ``dense`` holds values rather than gradients: values are averaged over the
+        assigned: slices of ``dense`` that hold values, not gradients: values are averaged over the
             pushes that have them.
     """
     if len(pushes) == 1:

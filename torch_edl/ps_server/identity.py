@@ -1,4 +1,4 @@
-"""Which journal a file or folder is of. Pure."""
+"""The identity of a journal, stored in its files to detect a mix-up. Pure."""
 
 from __future__ import annotations
 
@@ -29,33 +29,34 @@ def _checksum(content: Mapping[str, Any]) -> int:
 
 
 def run_of(token: str) -> str:
-    """Names a run by the token of its job, which it does not tell."""
+    """Return a name of the run that does not reveal the token of its job."""
     return hashlib.sha256(token.encode()).hexdigest()[:_RUN_DIGITS]
 
 
 @dataclass(frozen=True, kw_only=True)
 class JournalIdentity:
-    """One journal: of one shard, from one checkpoint on."""
+    """The identity of one journal: of one shard, for one incarnation of the model."""
 
     job: str
     shard: int
     shards: int
     model: int
-    """Incarnation of the model: it rises when the job returns to a checkpoint."""
+    """Incarnation of the model, which increases when the job returns to a checkpoint."""
     run: str = ""
-    """Tells runs of jobs of the same name apart; empty: no other process ever reads the journal."""
+    """Name of the run, unique among jobs of the same name; empty if no other process reads the
+    journal."""
 
     def to_json(self) -> str:
-        """The text that :meth:`require` reads."""
+        """Return the text that :meth:`require` reads."""
         content = {"format": FORMAT, **asdict(self)}
         return json.dumps({**content, "crc32": _checksum(content)})
 
     def require(self, text: str | bytes, where: Path) -> None:
-        """Compares with what :meth:`to_json` wrote there.
+        """Check that a text of :meth:`to_json` describes this journal.
 
         Raises:
-            UsageError: it is another journal; the message names each difference.
-            KeyError, TypeError: the text is not that of an identity, or is damaged.
+            UsageError: it describes another journal; the message names each difference.
+            KeyError, TypeError: the text is not an identity, or is damaged.
         """
         try:
             found = json.loads(text)

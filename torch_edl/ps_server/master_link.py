@@ -1,4 +1,4 @@
-"""What a server says to the master: each second that it lives, and once that it listens."""
+"""The connection of a server to the master: one registration, and a heartbeat each second."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class MasterLink:
     """The connection of one server to the master of its job.
 
     Args:
-        on_fenced: called in a thread of this object when another server has the shard: this one
-            was replaced while it was paused, or cut off from the master.
+        on_fenced: called in a thread of this object when another server has the shard: this one was
+            replaced while it was paused or disconnected.
     """
 
     def __init__(
@@ -48,27 +48,29 @@ class MasterLink:
         self._shard, self._incarnation = shard, incarnation
         self._on_fenced = on_fenced
         self.version: Callable[[], int] = lambda: 0
-        """Updates that the shard has had."""
+        """Callback that returns the number of updates of the shard."""
         self.problem: Callable[[], str] = lambda: ""
-        """What keeps the server from accepting pushes; empty: nothing."""
+        """Callback that returns the reason why the server rejects pushes; empty if it accepts
+        them."""
         self.keeper: Callable[[], int] = lambda: 0
-        """Incarnation of the server that keeps a copy of the shard; 0: none does."""
+        """Callback that returns the incarnation of the server that keeps a copy of the shard; 0 if
+        none does."""
         self.note: Callable[[], tuple[int, bool]] = lambda: (0, False)
-        """What the master is to keep for good: the number of the note (0: nothing), and whether a
-        server keeps a copy."""
+        """Callback that returns the number of the note that the master is to store (0: none), and
+        its content: whether a server keeps a copy of the shard."""
         self.on_answer: Callable[[pb.Server | None, int], None] = lambda peer, noted: None
-        """Called with the server of the next shard, which keeps a copy of this one (None: none
-        listens), and the number of the note that the master has kept now (0: none)."""
+        """Callback, called with the server of the next shard, which keeps a copy of this one (None
+        if it does not listen), and the number of the note that the master has stored (0: none)."""
         self.hurries: Callable[[], bool] = lambda: False
-        """Whether pushes wait for an answer of the master."""
+        """Callback that returns whether pushes wait for an answer of the master."""
         self.leaving = False
-        """The process was asked to end."""
+        """True once the process was asked to end."""
         self._absence = Absence(_INTERVAL_S + _CALL_S)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="master-link", daemon=True)
 
     def start(self) -> None:
-        """Starts the heartbeats: a server may restore its shard for long before it listens."""
+        """Start the heartbeats, before the shard is restored: that may take long."""
         self._thread.start()
 
     def register(
@@ -81,14 +83,14 @@ class MasterLink:
         damage: str = "",
         watermarks: Watermarks | None = None,
     ) -> None:
-        """Tells the master where this server listens.
+        """Send the address of this server to the master.
 
         Args:
-            data_plane: where it answers pulls and pushes, too.
-            lost: why the state of the shard is lost; empty: this server has all of it, but for
-                ``updates_lost`` updates.
-            damage: why these are lost; empty: an earlier server said so.
-            watermarks: the records that this server has; None if its state is lost.
+            data_plane: endpoint for pulls and pushes; empty if they use ``address``.
+            lost: reason why the state of the shard is lost; empty if the server has all of it
+                except ``updates_lost`` updates.
+            damage: reason why these updates are lost; empty if an earlier server reported it.
+            watermarks: watermarks of the records in the shard; None if its state is lost.
 
         Raises:
             EdlError: the master does not know this server.
@@ -110,16 +112,15 @@ class MasterLink:
             raise EdlError(f"master {where}: registration rejected: {error.details()}") from None
 
     def tell(self, problem: str) -> None:
-        """Tells the master why this process cannot serve its shard."""
+        """Report to the master why this process cannot serve its shard."""
         self.problem = lambda: problem
         self.beat()
 
     def leave(self, signals: Iterable[signal.Signals], *, within_s: float) -> None:
-        """This process was asked to end: serves on as long as the master wants that, or until one
-        of the signals comes again.
+        """Serve on, after a signal to end, for as long as the master wants or until another signal.
 
         Args:
-            within_s: the wait ends after so many seconds.
+            within_s: upper bound of the wait in seconds.
         """
         self.leaving = True
         deadline = time.monotonic() + within_s
@@ -128,8 +129,8 @@ class MasterLink:
                 return
 
     def beat(self) -> bool:
-        """Sends one heartbeat now; the master may be away. Returns whether a server that leaves is
-        to serve on for now."""
+        """Send one heartbeat; the master may be unreachable. Returns whether a server that is
+        leaving is to stay for now."""
         note, has_copy = self.note()
         request = pb.ServerHeartbeatRequest(
             shard=self._shard,
@@ -146,7 +147,7 @@ class MasterLink:
         except grpc.RpcError as error:
             log.debug("heartbeat: %s", error.code())
             if self._absence.failed() > MASTER_AWAY_S:
-                # Those that would end this process are gone.
+                # No process is left that would end this one.
                 log.error("the master is gone, and nobody has started it again")
                 end_own_group()
             return False
@@ -160,7 +161,7 @@ class MasterLink:
         return bool(answer.stay)
 
     def close(self) -> None:
-        """Ends the heartbeats."""
+        """Stop the heartbeats."""
         self._closed.set()
         self._stub.close()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
@@ -172,6 +173,6 @@ class MasterLink:
                 self.beat()
                 if self._closed.wait(_HURRY_S if self.hurries() else _INTERVAL_S):
                     return
-        except ValueError:  # grpc, of a channel that close() closed meanwhile
+        except ValueError:  # raised by grpc after close()
             if not self._closed.is_set():
                 raise

@@ -1,5 +1,5 @@
-"""Admits changes to the model: pushes run concurrently, a cut runs alone, and a hold keeps out all
-pushes but those that it names."""
+"""Concurrency of changes: pushes run in parallel, a cut runs alone, and a hold stops all pushes
+except those that its cut names."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ class HoldEndedError(EdlError, TimeoutError):
 
 
 class PushBarrier:
-    """Pushes pass the barrier unless :meth:`hold` has closed it. The hold ends when a snapshot is
-    cut, when it is released, or when its time is up: a master that died must not stop training."""
+    """A barrier that pushes pass unless :meth:`hold` has closed it. The hold ends when a snapshot
+    is cut, when it is released, or on a timeout: the death of a master must not stop training."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._condition = threading.Condition()
         self._inside = 0
-        self._deadline: float | None = None  # of the hold; None: no hold is in force
-        self._holds = 0  # number of holds so far: identifies the one in force
+        self._deadline: float | None = None  # end of the hold; None: no hold
+        self._holds = 0  # number of holds so far, which identifies the current one
         self._since = 0.0
         self._targets: Watermarks | None = None
         self._alone = False
         self._closed = False
-        self._move = 0  # the one that sealed the barrier, or that failed last
+        self._move = 0  # the newest move of the model
         self._sealed = False
 
     @contextmanager
     def passing(
         self, task_id: int | None = None, last: int = 0, *, may_wait: bool = True
     ) -> Iterator[None]:
-        """Surrounds the push of the records of a task up to ``last``, or, without a task, any other
-        change; waits while a hold keeps it out.
+        """Surround a push of the records of a task up to ``last``, or, without a task, another
+        change. Waits while a hold stops it.
 
         Raises:
-            WouldWaitError: a hold does so, and it may not wait.
+            WouldWaitError: it would have to wait, and ``may_wait`` is False.
         """
 
         def named() -> bool:
@@ -72,7 +72,7 @@ class PushBarrier:
                     self._condition.notify_all()
 
     def close(self) -> None:
-        """Rejects all pushes, those that wait included: the process ends."""
+        """Reject all pushes, including waiting ones: the process ends."""
         with self._condition:
             self._closed = True
             self._condition.notify_all()
@@ -95,16 +95,16 @@ class PushBarrier:
         self._condition.notify_all()
 
     def is_held(self) -> bool:
-        """Whether a hold is in force."""
+        """Return whether a hold is in force."""
         with self._condition:
             return self._held()
 
     def hold(self, timeout_s: float, *, move: int = 0) -> None:
-        """Keeps out new pushes, and returns when none is inside. A hold in force starts again.
+        """Stop new pushes, and wait until none is inside. A hold in force is restarted.
 
         Args:
-            move: a move of the model begins, with a number above those of earlier ones: what an
-                earlier one sealed is open again, to the pushes that the cut of this one names.
+            move: number of a move of the model that begins, above those of earlier moves. The seal
+                of an earlier move is removed.
         """
         with self._condition:
             if move > self._move:
@@ -120,7 +120,7 @@ class PushBarrier:
             self._require_held(mine)
 
     def release(self, *, move: int = 0) -> None:
-        """Ends the hold, and undoes the seal of a move that came to nothing."""
+        """End the hold, and remove the seal of a move that failed."""
         with self._condition:
             if move and move == self._move:
                 self._sealed = False
@@ -130,17 +130,17 @@ class PushBarrier:
     def cut(
         self, targets: Watermarks, reached: Callable[[], bool], *, move: int = 0
     ) -> Iterator[Callable[[], float]]:
-        """Admits the pushes up to ``targets`` until ``reached()``; then the body runs alone, and
-        the hold ends.
+        """Admit the pushes up to ``targets`` until ``reached()``; then run the body alone and end
+        the hold.
 
         Args:
-            move: of the model, see :meth:`hold`: no push passes after the body. 0: there is none.
+            move: number of a move, see :meth:`hold`: no push passes after the body. 0 for none.
 
         Yields:
             A function that returns the seconds since the hold began.
 
         Raises:
-            HoldEndedError: no hold is in force, or its time was up before.
+            HoldEndedError: no hold is in force, or it timed out.
         """
         with self._condition:
             mine = self._holds
@@ -152,7 +152,7 @@ class PushBarrier:
             while not reached():
                 self._require_held(mine)
                 self._condition.wait(self._left())
-            # The time may have been up: then pushes beyond the targets may have passed, too.
+            # After a timeout, pushes beyond the targets may have passed.
             self._require_held(mine)
             self._alone = True
             while self._inside:

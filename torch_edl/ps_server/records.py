@@ -33,8 +33,7 @@ Piece = bytes | memoryview
 
 
 class Kind(enum.IntEnum):
-    """What changed a shard. The payload is the request as the wire brought it, but for EVICTION
-    and REPAIR."""
+    """The kind of change. The payload is the serialized request, except for EVICTION and REPAIR."""
 
     DENSE = 1
     """PushDenseParametersRequest"""
@@ -45,16 +44,16 @@ class Kind(enum.IntEnum):
     FLUSH = 4
     """FlushRequest"""
     CUT = 5
-    """SnapshotRequest: in sync mode its targets decide what is applied."""
+    """SnapshotRequest: in sync mode its targets determine which pushes are applied."""
     EVICTION = 6
     """TableIds: the rows that a table removed."""
     REPAIR = 7
-    """LostRecords: records that could not be read were left out."""
+    """LostRecords: number of unreadable records that were left out."""
 
 
 @dataclass(frozen=True)
 class LogEntry:
-    """What is appended. The checksum is computed here, before any lock is taken."""
+    """An entry to append. Its checksum is computed before any lock is taken."""
 
     kind: int
     payload: Piece
@@ -62,13 +61,13 @@ class LogEntry:
 
     @classmethod
     def of(cls, kind: int, payload: Piece) -> LogEntry:
-        """The entry with the checksum of its payload."""
+        """Return an entry with the checksum of its payload."""
         return cls(kind, payload, crc32(payload))
 
 
 @dataclass(frozen=True)
 class Record:
-    """An entry at its place."""
+    """An entry with its sequence number."""
 
     sequence: int
     kind: int
@@ -76,39 +75,41 @@ class Record:
 
 
 class Sink(Protocol):
-    """Where a shard appends what changes it, before the change: a journal on a disk, or a peer."""
+    """The log to which a shard appends each change before it is made: a journal on a disk, or a
+    peer."""
 
     @property
     def is_slow(self) -> bool:
-        """Whether :meth:`wait_durable` waits for a disk or a peer."""
+        """True if :meth:`wait_durable` waits for a disk or a peer."""
 
     def append(self, entry: LogEntry) -> int:
-        """Appends, in the order of the calls; returns the sequence number of the record.
+        """Append an entry, in the order of the calls. Returns the sequence number of the record.
 
         Raises:
-            OSError: nothing was appended, and the change must not be made. It may be tried again.
+            OSError: nothing was appended, and the change must not be made. The call may be
+                repeated.
         """
 
     def wait_durable(self, sequence: int) -> None:
-        """Returns when the record, and all before it, survive the loss of this process; a change
-        may be acknowledged then.
+        """Wait until the record, and all before it, survive the loss of this process; only then is
+        a change acknowledged.
 
         Raises:
-            StaleIncarnationError: another process has taken the shard over; it decides whether the
+            StaleIncarnationError: another process has taken over the shard; it decides whether the
                 change was made.
-            OSError: the sink failed for good.
+            OSError: the sink failed permanently.
         """
 
 
 def pack(record: Record) -> bytes:
-    """A record as it stands in a segment."""
+    """Return a record as it is stored in a segment."""
     entry = LogEntry.of(record.kind, record.payload)
     return b"".join((pack_head(record.sequence, entry), entry.payload))
 
 
 def batch(kept: Iterable[tuple[int, LogEntry]], after: int, until: int) -> list[memoryview]:
-    """Records between two numbers as they stand in a segment, each in two pieces: not all of them,
-    if they are many.
+    """Return records with numbers in ``(after, until]`` as they are stored in a segment, two pieces
+    each; limited in size, so the last ones may be missing.
 
     Args:
         kept: numbers and entries, in order.
@@ -128,10 +129,10 @@ def batch(kept: Iterable[tuple[int, LogEntry]], after: int, until: int) -> list[
 
 
 def unpack(pieces: Iterable[Piece]) -> Iterator[tuple[int, LogEntry]]:
-    """The records that came, and their numbers. Their payloads are views of the pieces.
+    """Yield the number and the entry of each received record. The payloads are views of the pieces.
 
     Args:
-        pieces: each with whole records; the payload of the last one may be a piece of its own.
+        pieces: whole records; the payload of the last one of a piece may be a piece of its own.
 
     Raises:
         UsageError: the bytes are not records.
@@ -154,7 +155,7 @@ def unpack(pieces: Iterable[Piece]) -> Iterator[tuple[int, LogEntry]]:
 
 
 def last(content: Piece) -> int:
-    """The number of the last of the records that a message brought.
+    """Return the number of the last record in a message.
 
     Raises:
         UsageError: the bytes are not records.
@@ -171,7 +172,7 @@ def last(content: Piece) -> int:
 
 @dataclass(frozen=True)
 class Head:
-    """What a record says about its payload."""
+    """The head of a record, which describes its payload."""
 
     sequence: int
     length: int
@@ -180,13 +181,13 @@ class Head:
 
 
 def pack_head(sequence: int, entry: LogEntry) -> bytes:
-    """The head of the record with that number, HEAD_BYTES long."""
+    """Return the head of the record with that number, HEAD_BYTES long."""
     fields = _FIELDS.pack(sequence, len(entry.payload), entry.kind, entry.crc)
     return fields + _CRC.pack(crc32(fields))
 
 
 def unpack_head(content: Piece) -> Head | None:
-    """The inverse of :func:`pack_head`; None if it is too short or does not match its checksum."""
+    """Return the head in ``content``; None if it is too short or its checksum does not match."""
     if len(content) < HEAD_BYTES:
         return None
     if crc32(content[: _FIELDS.size]) != _CRC.unpack_from(content, _FIELDS.size)[0]:

@@ -1,4 +1,4 @@
-"""Brings a shard to the state that its log holds."""
+"""Restores a shard from its log."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from torch_edl.wire import shard_state_pb2 as state_pb
 
 _log = logging.getLogger(__name__)
 
-# Of the first records: they describe the model.
+# Number of records at the beginning that describe the model.
 _SET_UP = 2
 
 
 def recover(shard: ModelShard, log: SnapshotLog, damage: Damage | None = None) -> None:
-    """Loads the base of the log, and makes the changes since then again, in a shard that nobody
-    uses yet.
+    """Load the base of the log, and apply the later changes again, to a shard that is not in use
+    yet.
 
     Args:
-        damage: what the log leaves out while it is read: the updates there are lost. Afterwards,
-            what no earlier server has found.
+        damage: collects what the log cannot read; the updates there are lost. At the end, it holds
+            only what no earlier server has found.
 
     Raises:
         JournalDamagedError: the base or a record is damaged or missing; the message names it.
@@ -64,14 +64,14 @@ def recover(shard: ModelShard, log: SnapshotLog, damage: Damage | None = None) -
 
 
 def _lose(shard: ModelShard, records: int, newest: int, damage: Damage) -> None:
-    """The next records cannot be read."""
+    """Count the next records as lost: they cannot be read."""
     if not records:
         return
     first = shard.sequence + 1
     if first <= _SET_UP:
         raise JournalDamagedError(f"{damage.text}; no shard can do without the description of it")
     if first <= newest:
-        # Workers may send it again, and parts of the snapshot have it.
+        # Parts of the snapshot contain the record, and workers may send it again.
         raise JournalDamagedError(
             f"{damage.text}; record {first} came during a snapshot, parts of which have it, so it "
             "cannot be left out"
@@ -80,7 +80,7 @@ def _lose(shard: ModelShard, records: int, newest: int, damage: Damage) -> None:
 
 
 def replay(shard: ModelShard, record: Record) -> None:
-    """Makes a change again. The caller has read the state before it, and nobody else is here.
+    """Apply a change again. The shard has the state before the change, and no other thread uses it.
 
     Raises:
         EdlError: the change does not fit the state.

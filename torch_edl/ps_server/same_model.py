@@ -1,4 +1,4 @@
-"""The description of the model by the first worker, and whether another worker has the same."""
+"""The description of the model by the first worker, and its comparison with those of others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch_edl.wire import shard_state_pb2 as state_pb
 
 
 def require_same_dense(given: DenseShard, first: DenseShard) -> None:
-    """Raises UsageError, naming a difference, unless both have the same layout and optimizer."""
+    """Raise UsageError, naming a difference, unless both have the same layout and optimizer."""
     new, old = given.layout(), first.layout()
     if new != old:
         raise UsageError(
@@ -30,7 +30,7 @@ def require_same_dense(given: DenseShard, first: DenseShard) -> None:
 
 
 def require_same_table(given: pb.EmbeddingTableInfo, first: pb.EmbeddingTableInfo) -> None:
-    """Raises UsageError with both descriptions unless they are of the same table."""
+    """Raise UsageError with both descriptions unless they describe the same table."""
     if not _alike(first, given):
         raise UsageError(
             f"table {given.name}: not the first worker's; that one is {_line(first)}, this one "
@@ -39,8 +39,8 @@ def require_same_table(given: pb.EmbeddingTableInfo, first: pb.EmbeddingTableInf
 
 
 def _alike(first: pb.EmbeddingTableInfo, other: pb.EmbeddingTableInfo) -> bool:
-    """Whether two workers ask for the same table. Measured initializers differ, since each worker
-    draws its own weights."""
+    """Return whether two workers describe the same table. Measured initializers may differ, since
+    each worker draws its own weights."""
     if not (first.initializer.measured and other.initializer.measured):
         return first == other
     same = pb.EmbeddingTableInfo()
@@ -67,7 +67,7 @@ def _difference(new: Sequence[tuple[object, ...]], old: Sequence[tuple[object, .
 
 
 def without_values(request: pb.PushDenseParametersRequest) -> pb.PushDenseParametersRequest:
-    """What the request says but for the values of parameters."""
+    """Return the request without the values of parameters."""
     described = pb.PushDenseParametersRequest(optimizer=request.optimizer, seed=request.seed)
     for given in request.parameters:
         parameter = described.parameters.add(name=given.name, group=given.group)
@@ -83,13 +83,13 @@ def describe(
     steps: Sequence[int],
     tables: Sequence[tuple[EmbeddingTable, int]],
 ) -> state_pb.ShardState:
-    """The description of a shard in a snapshot.
+    """Return the description of a shard for a snapshot.
 
     Args:
-        first: of the first worker, :meth:`without_values`.
-        exact: the values of what is not float32.
-        steps: updates of each dense parameter.
-        tables: each with its step.
+        first: the first worker's request, see :func:`without_values`.
+        exact: values that are not float32, by name.
+        steps: number of updates of each dense parameter.
+        tables: tables with their steps.
     """
     state = state_pb.ShardState(dense=first, steps=steps)
     for parameter in state.dense.parameters:

@@ -1,4 +1,4 @@
-"""The RPCs of a parameter server: fence, decode, act, encode."""
+"""The RPCs of a parameter server: check the fence, decode, act, encode."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from torch_edl.wire.server import Handler, TakesBytes
 
 _log = logging.getLogger(__name__)
 
-# All workers wait until a hold ends.
+# Upper bound of a hold, during which all workers wait.
 _LONGEST_HOLD_MS = 600_000
-_FIRST_SNAPSHOT_S = 5.0  # that a checkpoint waits for the first snapshot of the log
-_PAGE_BYTES = 16 << 20  # of the rows in one answer
+_FIRST_SNAPSHOT_S = 5.0  # wait of a checkpoint for the log's first snapshot
+_PAGE_BYTES = 16 << 20  # bytes of rows in one answer
 
 Part = bytes | npt.NDArray[np.float32] | tuple[_core.Table, npt.NDArray[np.int64]]
 
 
 class Encoded:
-    """A response that is serialized already: the parameters are copied once, rather than into a
-    message and from there into its bytes."""
+    """A serialized response. Parameters are copied once, instead of into a message and then into
+    its bytes."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
@@ -53,13 +53,13 @@ class Encoded:
 
 
 class PserverService:
-    """Answers for one shard.
+    """Answers RPCs for one shard.
 
     Args:
-        fence: what every call must carry.
-        stem: how the names of the files of this shard begin.
-        log: the sink of the shard, where snapshots make it shorter.
-        keeper: of the copy of another shard.
+        fence: fence that every call must carry.
+        stem: prefix of the names of this shard's files.
+        log: sink of the shard, which the service compacts by snapshots.
+        keeper: keeper of the copy of another shard.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class PserverService:
         self._snapshots = self._compactor.lock if self._compactor else threading.Lock()
 
     def handlers(self) -> dict[str, Handler | TakesBytes]:
-        """Method name to handler."""
+        """Return the handlers by name of the method."""
         changes: dict[str, Callable[[Any, bytes], Any]] = {
             "PushDenseParameters": self._push_dense_parameters,
             "PushEmbeddingTableInfos": self._push_embedding_table_infos,
@@ -103,7 +103,7 @@ class PserverService:
         }
 
     def data_answers(self) -> dict[str, Answer]:
-        """The field of a DataRequest to its answer."""
+        """Return the answers of the data plane by field of a DataRequest."""
         answers: dict[str, Answer] = {
             "pull": self._pull_framed,
             "push_gradients": self._push_framed,
@@ -112,13 +112,13 @@ class PserverService:
         return {name: self._fenced_framed(answer) for name, answer in answers.items()}
 
     def close(self) -> None:
-        """Rejects pushes that wait, and new ones."""
+        """Reject new pushes and those that wait."""
         self._barrier.close()
         if self._compactor:
             self._compactor.close()
 
     def _fenced(self, answer: Callable[[Any], Any]) -> Handler:
-        """A handler that rejects calls for another job or incarnation."""
+        """Return a handler that rejects calls for another job or incarnation."""
 
         def handle(request: Any, _: grpc.ServicerContext) -> Any:
             self._require_fence(request.fence)
@@ -134,7 +134,7 @@ class PserverService:
         return handle
 
     def _fenced_change(self, answer: Callable[[Any, bytes], Any]) -> TakesBytes:
-        """The same for a request that the sink of the shard gets as the wire brought it."""
+        """Return a fenced handler that also receives the serialized request, for the sink."""
 
         def handle(request: Any, raw: bytes, _: grpc.ServicerContext) -> Any:
             self._require_fence(request.fence)
@@ -169,7 +169,7 @@ class PserverService:
     def _looked_up(
         self, request: pb.PullRequest, frames: codec.Frames = ()
     ) -> list[tuple[_core.Table, bytes | memoryview]]:
-        """The tables of a pull, each with packed ids."""
+        """Return the tables of a pull, each with packed ids."""
         ids: list[bytes | memoryview] = []
         for entry in request.tables:
             ids.append(codec.entry_ids(entry, ids, frames))
@@ -179,7 +179,7 @@ class PserverService:
         ]
 
     def _pull_framed(self, given: Framed, _may_wait: bool) -> Framed:
-        """:meth:`_pull` with the rows in frames of their own."""
+        """Answer a pull, with the rows in frames of their own."""
         shard, request = self._shard, given.message
         if shard.dense is None:
             return Framed(pb.PullResponse(initialized=False))
@@ -202,7 +202,7 @@ class PserverService:
         request = given.message
         raw = b""
         if self._compactor:
-            raw = given.encoded()  # the sink keeps all records in one encoding
+            raw = given.encoded()  # the sink stores all records in one encoding
         with ExitStack() as inside:
             inside.enter_context(self._passing(request, may_wait=may_wait))
             answer = Framed(self._shard.push(request, raw, given.frames))
@@ -222,8 +222,7 @@ class PserverService:
             return answer
         if shard.dense is None:
             return pb.PullResponse(initialized=False)
-        # Read before the parameters: a caller may have newer parameters than the version says,
-        # never older ones.
+        # Read before the parameters: they may be newer than the version, but never older.
         version = shard.version
         parts: list[Part] = [pb.PullResponse(initialized=True, version=version).SerializeToString()]
         rows: list[Part] = []
@@ -275,7 +274,8 @@ class PserverService:
         if self._compactor:
             self._compactor.give_way(min(request.timeout_ms / 1000, _FIRST_SNAPSHOT_S))
         self._barrier.hold(request.timeout_ms / 1000, move=request.move)
-        # What was acknowledged does not go with these servers, and tasks continue behind it.
+        # A move includes acknowledged pushes that still wait for their quorum, since tasks resume
+        # after them.
         watermarks = self._shard.watermarks(received=request.move > 0)
         return pb.HoldResponse(initialized=True, watermarks=watermarks.to_proto())
 
@@ -292,7 +292,7 @@ class PserverService:
             ) as elapsed:
                 cut = shard.cut(targets, raw)
                 stall_s = elapsed()
-            dense = cut.dense()  # first: until then, pushes copy all the values that they change
+            dense = cut.dense()  # first: until then, pushes copy each value that they change
             sizes = files.write_tables(cut.tables, directory, self._stem)
             name = f"{self._stem}.dense.safetensors"
             sizes[name] = files.write(directory / name, dense, {})
@@ -328,7 +328,7 @@ _CONTENT = tensor.TensorProto.DESCRIPTOR.fields_by_name["tensor_content"].number
 
 
 def _head(field: int, *shape: int) -> bytes:
-    """The bytes before the content of a float32 tensor in field ``field`` of a message."""
+    """Return the bytes before the content of a float32 tensor in field ``field`` of a message."""
     proto = tensor.TensorProto(dtype=tensor.DT_FLOAT)
     for size in shape:
         proto.tensor_shape.dim.add(size=size)

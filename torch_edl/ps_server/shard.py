@@ -1,8 +1,8 @@
-"""The part of the model that a server holds, and the one way to change it: a push, decoded and
-checked as a whole, and applied once.
+"""The shard of the model that a server holds. A push is the only change of its values: it is
+decoded, fully checked, and applied once.
 
-With a sink, every change is appended there before it is made, one at a time, and is acknowledged
-when the sink has it for good. :mod:`.recovery` makes the same changes again, in the same order.
+With a sink, each change is appended before it is made, one at a time, and is acknowledged once it
+is durable. :mod:`.recovery` applies the same changes again, in the same order.
 """
 
 from __future__ import annotations
@@ -38,12 +38,11 @@ class ModelShard:
 
     Args:
         rules: how pushes become updates.
-        source: the checkpoint or exported model that values are restored from; None: values are
-            those of the first worker.
-        on_fatal: called when an update failed half-way. The model then holds a part of a push,
+        source: checkpoint or exported model to restore; None: the first worker sends the values.
+        on_fatal: called when an update failed half-way. The model then contains a part of a push,
             which no retry can repair: the process has to end and be restored.
         shards: number of servers, which share the bounds of the tables.
-        sink: where changes are appended; None: nowhere.
+        sink: log of the changes; None for no log.
     """
 
     def __init__(
@@ -61,8 +60,8 @@ class ModelShard:
         self._on_fatal = on_fatal
         self._changes = Changes(sink)
         self._broken = ""
-        # The lock of a task covers check, update and watermark of one push; that of sync mode, or
-        # with a sink, all pushes. `_state` covers the fields below, for moments only.
+        # The lock of a task covers check, update and watermark of one push. In sync mode, or with a
+        # sink, one lock covers all pushes. `_state` guards the fields below, only briefly.
         locks = range(1 if self._is_sync or sink else _TASK_LOCKS)
         self._task_locks = [threading.Lock() for _ in locks]
         self._state = threading.Lock()
@@ -71,7 +70,7 @@ class ModelShard:
         self.tables: dict[str, EmbeddingTable] = {}
         self.version = source.version if source else 0
         self._applied = source.watermarks.copy() if source else Watermarks()
-        # Sync mode: also what waits.
+        # Sync mode: includes waiting pushes.
         self._received = self._applied.copy() if self._is_sync else self._applied
         # Sync mode: pushes that wait for their quorum, in order of arrival.
         self._waiting: list[Push] = []
@@ -79,17 +78,18 @@ class ModelShard:
         self._restored = source is not None
         self._tables_told = False
         self.lost = 0
-        """Records of the log that were damaged and left out. Then a push may leave a gap: the
-        records in it were acknowledged, and are lost here."""
+        """Number of damaged records of the log that were left out. With losses, a push may leave a
+        gap: records that were acknowledged and are lost here."""
 
     # ---- setting up ----
 
     def initialize(self, request: pb.PushDenseParametersRequest, raw: bytes = b"") -> bool:
-        """Takes the dense parameters; False if an earlier worker sent them, with the same layout.
-        The sink gets ``raw``, the request as the wire brought it.
+        """Set the dense parameters. False if an earlier worker has sent the same. ``raw`` is the
+        request as serialized, for the sink.
 
         Raises:
-            UsageError: the parameters or the optimizer are invalid, or not the first worker's.
+            UsageError: the parameters or the optimizer are invalid, or differ from the first
+                worker's.
             OSError: the sink has no room; nothing has changed.
         """
         dense = DenseShard(request.parameters, Optimizers.from_proto(request.optimizer))
@@ -108,7 +108,7 @@ class ModelShard:
         return True
 
     def add_tables(self, request: pb.PushEmbeddingTableInfosRequest, raw: bytes = b"") -> None:
-        """Creates the tables that do not exist; an existing table must have the same description.
+        """Create missing tables; an existing table must have the same description.
 
         Raises:
             UsageError: there are no dense parameters yet, or a table is invalid or differs.
@@ -144,7 +144,7 @@ class ModelShard:
     # ---- reading ----
 
     def table(self, name: str) -> EmbeddingTable:
-        """The table of that name.
+        """Return the table of that name.
 
         Raises:
             UsageError: there is none.
@@ -156,12 +156,12 @@ class ModelShard:
         return table
 
     def offset(self, task_id: int) -> int:
-        """The first record of the task that no push has had yet."""
+        """Return the first record of the task that no push has contained yet."""
         with self._state:
             return self._received.offset(task_id)
 
     def watermarks(self, *, received: bool = False) -> Watermarks:
-        """A copy of the watermarks of what is applied; or, in sync mode, also of what waits."""
+        """Return a copy of the watermarks of applied pushes, or, in sync mode, of received ones."""
         with self._state:
             return (self._received if received else self._applied).copy()
 
@@ -170,13 +170,11 @@ class ModelShard:
     def push(
         self, request: pb.PushGradientsRequest, raw: bytes = b"", frames: codec.Frames = ()
     ) -> pb.PushGradientsResponse:
-        """Applies a push unless it was applied before; in sync mode, keeps it for its quorum. The
-        sink gets ``raw``; ``frames`` are of the message. To be acknowledged after
-        :meth:`wait_durable`.
+        """Apply a push unless it is a duplicate; in sync mode, store it for its quorum. ``raw`` is
+        the serialized request, for the sink. To be acknowledged after :meth:`wait_durable`.
 
         Raises:
-            UsageError, OSError: the content or the range is rejected, or the sink has no room;
-                nothing has changed.
+            UsageError, OSError: the push is rejected, or the sink has no room; nothing has changed.
         """
         self._require_sound()
         if self.dense is None:
@@ -196,24 +194,24 @@ class ModelShard:
                 if answer is None:
                     self._changes.append(entry)
                     self._take(push, request.retired_before)
-                    self._tables_told = True  # no worker pushes before
+                    self._tables_told = True  # workers push after that
                     answer = pb.PushGradientsResponse(accepted=True, version=self.version)
         return answer
 
     @property
     def is_slow(self) -> bool:
-        """Whether :meth:`wait_durable` waits for a disk or a peer."""
+        """True if :meth:`wait_durable` waits for a disk or a peer."""
         return self._changes.is_slow
 
     def wait_durable(self) -> None:
-        """Returns when the pushes so far survive this process: also for a duplicate, whose original
-        may still be on its way. See :class:`~torch_edl.ps_server.records.Sink` for errors."""
+        """Wait until all pushes so far survive the loss of this process, including the original of
+        a duplicate. See :class:`~torch_edl.ps_server.records.Sink` for errors."""
         self._changes.wait_durable()
 
     def _answer_without_change(
         self, request: pb.PushGradientsRequest
     ) -> pb.PushGradientsResponse | None:
-        """The answer to a push that is a duplicate, or too old; None: the push counts."""
+        """Return the answer to a duplicate or stale push; None if the push is to be applied."""
         r = request.range
         with self._state:
             beyond = self.lost and self._received.offset(r.task_id) < r.first < r.last
@@ -239,8 +237,7 @@ class ModelShard:
             self.apply_waiting()
 
     def flush(self, raw: bytes = b"") -> int:
-        """Sync mode: applies what waits for its quorum; returns the version. Raises OSError as
-        :meth:`push` does."""
+        """Apply the waiting pushes (sync mode). Returns the version. Raises like :meth:`push`."""
         self._require_sound()
         with self._task_locks[0]:
             if self._waiting:
@@ -251,13 +248,13 @@ class ModelShard:
         return version
 
     def apply_waiting(self, targets: Watermarks | None = None) -> None:
-        """Applies the mean of what waits, or of those pushes that are within ``targets``."""
+        """Apply the mean of the waiting pushes, or of those within ``targets``."""
         taken, self._waiting = split(self._waiting, targets)
         if taken:
             self._apply(taken)
 
     def _apply(self, pushes: Sequence[Push]) -> None:
-        """One update with the mean of pushes."""
+        """Make one update with the mean of pushes."""
         assert self.dense is not None
         gradients, behind = mean([push.gradients for push in pushes], self.dense.assigned), 1
         if self._rules.learning_rate_by_staleness:
@@ -288,7 +285,7 @@ class ModelShard:
 
     @contextmanager
     def replaying(self, sequence: int) -> Iterator[None]:
-        """Surrounds the change of a record, which is in the log: nobody else uses the shard."""
+        """Surround the replay of a record; no other thread uses the shard."""
         self._changes.sequence, self._changes.replaying = sequence, True
         try:
             yield
@@ -296,7 +293,7 @@ class ModelShard:
             self._changes.replaying = False
 
     def note_lost(self) -> None:
-        """The log keeps how many records are lost, since a successor may not find them again."""
+        """Append the number of lost records to the log: a successor may not detect them."""
         lost = state_pb.LostRecords(records=self.lost).SerializeToString()
         with self._task_locks[0]:
             self._changes.append(self._changes.entry(Kind.REPAIR, lost))
@@ -309,20 +306,20 @@ class ModelShard:
     # ---- snapshots: the caller keeps pushes out ----
 
     def has_received(self, targets: Watermarks, acknowledged: Watermarks) -> bool:
-        """Whether every record of ``targets`` is applied here, waits for its quorum, or is lost.
+        """Return whether every record of ``targets`` is applied, waits for its quorum, or is lost.
 
         Args:
-            acknowledged: what all servers have acknowledged: what is missing here is lost.
+            acknowledged: watermarks that all servers acknowledged: records missing here are lost.
         """
         with self._state:
             there = [self._received, acknowledged] if self.lost else [self._received]
             return Watermarks.union(there).reached(targets)
 
     def cut(self, targets: Watermarks, raw: bytes = b"") -> Cut:
-        """Freezes the state in which the records of ``targets`` are applied.
+        """Freeze the state in which the records of ``targets`` are applied.
 
-        In sync mode another server, whose quorum was made of other pushes, may have applied
-        pushes that wait here: they are applied now.
+        In sync mode, another server may have applied pushes that still wait here, since its quorum
+        had other pushes; they are applied now.
 
         Raises:
             OSError: the sink has no room; nothing has changed.
@@ -343,23 +340,23 @@ class ModelShard:
 
     @property
     def is_described(self) -> bool:
-        """Whether a worker has said what there is. Until then, what this shard is restored from may
-        have rows of tables that nobody has asked for."""
+        """True once a worker has described the model. Before, restored tables may have rows that
+        the model does not use."""
         return self.dense is not None and (self._source is None or self._tables_told)
 
     @property
     def needs_source(self) -> bool:
-        """Whether a successor has to read what this shard was restored from."""
+        """True if a successor has to read the checkpoint that this shard was restored from."""
         return self._source is not None and self.dense is not None
 
     @property
     def sequence(self) -> int:
-        """Number of the last record that is applied."""
+        """Number of the last applied record."""
         return self._changes.sequence
 
     def freeze(self, rotate: Callable[[], int]) -> Frozen:
-        """Takes the state between two records, in microseconds; ``rotate`` is called at that
-        moment, and returns the number of the record before."""
+        """Return the state between two records, in microseconds. ``rotate`` is called at that
+        moment and returns the number of the last record."""
         with self._task_locks[0]:
             assert self.dense is not None
             sequence = rotate()
@@ -378,13 +375,14 @@ class ModelShard:
         return Frozen(sequence, state, waiting, tables)
 
     def dense_part(self, start: int, stop: int) -> tuple[int, dict[str, Floats]]:
-        """A copy of a part of the dense values, and the number of the last record in it."""
+        """Return the number of the last record, and a copy of a part of the dense values after
+        it."""
         assert self.dense is not None
         with self._task_locks[0]:
             return self._changes.sequence, self.dense.part(start, stop)
 
     def thaw(self, frozen: Frozen, dense: DenseShard, tables: Mapping[str, EmbeddingTable]) -> None:
-        """Takes the state of a snapshot, in a shard that nobody uses yet."""
+        """Restore the state of a snapshot, in a shard that is not in use yet."""
         state = frozen.state
         self._source, self._restored, self.lost = None, state.restored, state.lost
         self._description = agreement.without_values(state.dense)

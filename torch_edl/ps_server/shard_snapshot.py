@@ -1,4 +1,4 @@
-"""A shard at one moment, for what is written while it goes on."""
+"""A shard at one moment, to be written while pushes continue."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from torch_edl.wire import shard_state_pb2 as state_pb
 
 @dataclass(frozen=True)
 class Cut:
-    """A shard at one moment. The snapshots of its dense values and tables have begun, so that they
-    can be read later."""
+    """A shard at one moment, for a checkpoint. The snapshots of its dense values and tables have
+    begun, and can be read later."""
 
     version: int
     dense: Callable[[], dict[str, npt.NDArray[Any]]]
-    """See :meth:`DenseShard.begin_snapshot`."""
+    """Function that returns the dense values, see :meth:`DenseShard.begin_snapshot`."""
     tables: list[tuple[EmbeddingTable, int]]
-    """Each table with its step."""
+    """Tables with their steps."""
 
 
 @dataclass(frozen=True)
 class Frozen:
-    """A shard after one record, for its log, but for the values of dense parameters: these are read
-    later, a part at a time, each with the number of the record that it is after."""
+    """A shard after one record, for its log, without the dense values: these are read later, in
+    parts, each with the number of its last record."""
 
     sequence: int
-    """Of the record."""
+    """Number of the record."""
     state: state_pb.ShardState
     waiting: Sequence[bytes]
-    """The requests that wait for their quorum."""
+    """Serialized pushes that wait for their quorum."""
     tables: list[tuple[EmbeddingTable, int]]
-    """Each table, whose snapshot has begun, with its step."""
+    """Tables, whose snapshots have begun, with their steps."""

@@ -1,4 +1,4 @@
-"""Signals that ask a process to end, while it is busy with what waits for other processes."""
+"""Watches for signals to end while the main thread waits for other processes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _LOOK_S = 0.1
 
 
 class SignalWatch:
-    """While this is entered, the first of some signals calls ``end``, in a thread.
+    """A context in which the first of some signals calls ``end``, in a thread.
 
     Args:
-        signals: blocked in all threads.
+        signals: signals that are blocked in all threads.
     """
 
     def __init__(self, signals: Iterable[signal.Signals], end: Callable[[], None]) -> None:
@@ -22,7 +22,7 @@ class SignalWatch:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="signals", daemon=True)
         self.number = 0
-        """Of the signal that came; 0: none."""
+        """Number of the received signal; 0 before."""
 
     def __enter__(self) -> None:
         self._thread.start()

@@ -1,11 +1,10 @@
-"""Snapshots of a shard in its log: written while pushes go on, and read by a successor.
+"""Snapshots of a shard in its log: written while pushes continue, and read by a successor.
 
-``state.safetensors`` holds a ShardState, ``shard.table-T.part-P.safetensors`` rows and
-``shard.table-T.counts-P.safetensors`` ids that are counted, as in a checkpoint, and
-``dense-K.safetensors`` a range of the dense values. Tables are copied on write, so their rows are
-those at the cut. Dense values change with every push, all of them: they are read in chunks, each
-after whichever record is the newest then, and the chunk says which. A successor leaves a chunk
-alone until it makes changes that the chunk lacks.
+``state.safetensors`` holds a ShardState; ``shard.table-T.part-P.safetensors`` rows and
+``shard.table-T.counts-P.safetensors`` counted ids, as in a checkpoint; ``dense-K.safetensors`` a
+range of the dense values. Tables are copied on write, so their rows are those at the cut. Dense
+values all change with every push: they are read in chunks, each with the number of the newest
+record at that time. During a replay, a chunk skips the changes that it already contains.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ from torch_edl.wire import shard_state_pb2 as pb
 from torch_edl.wire import tensor_pb2 as tensor
 
 CHUNK = 1 << 18
-"""Dense values that are copied at a time while pushes wait: less than a millisecond."""
-_PAUSE_S = 0.001  # a thread that locks again at once is faster than a push that waits for the lock
+"""Number of dense values that are copied at a time while pushes wait (less than a millisecond)."""
+_PAUSE_S = 0.001  # lets a waiting push take the lock first
 _FILE = 16 * CHUNK
-_LOADERS = 4  # parts of a table that are loaded at once
+_LOADERS = 4  # parts of a table that are loaded in parallel
 _STEM = "shard"
 _STATE = "state.safetensors"
 
@@ -47,45 +46,46 @@ class SnapshotLog(Sink, Protocol):
 
     @property
     def base(self) -> Base:
-        """What the records continue."""
+        """State that the records continue."""
 
     @property
     def bytes(self) -> int:
-        """Of all records since the base."""
+        """Bytes of all records since the base."""
 
     @property
     def forces(self) -> bool:
-        """Whether the files of a base are forced to the disk."""
+        """True if the files of a base are forced to the disk."""
 
     @property
     def needs_base(self) -> bool:
-        """Whether a snapshot is wanted, however short the log is."""
+        """True if a snapshot is needed regardless of the size of the log."""
 
     def records(self) -> Iterator[Record]:
-        """The records since the base."""
+        """Yield the records since the base."""
 
     def rotate(self) -> int:
-        """Prepares for a base of all records so far; returns the number of the last one."""
+        """Begin a new base of all records so far. Returns the number of the last one."""
 
     def new_base(self) -> AbstractContextManager[Path]:
-        """A new folder to write a base in, which goes at the end unless it was committed."""
+        """Return a context with a new folder for a base; the folder is removed at the end unless
+        committed."""
 
     def commit_snapshot(self, temporary: Path, sequence: int, newest: int) -> None:
-        """Makes the folder the base, with all records up to that number, and parts with those up to
-        ``newest``, which must not be lost any more."""
+        """Make the folder the base. It contains all records up to ``sequence``, and parts contain
+        those up to ``newest``, which must be durable from then on."""
 
 
 def write(
     shard: ModelShard, log: SnapshotLog, after_file: Callable[[], None] = lambda: None
 ) -> int:
-    """Makes a snapshot the base of the log; returns its size in bytes.
+    """Make a snapshot the base of the log. Returns its size in bytes.
 
     Args:
-        after_file: called after each file; what it raises ends the snapshot.
+        after_file: called after each file; an exception ends the snapshot.
 
     Raises:
-        OSError: the disk refused; the base is the old one.
-        StaleIncarnationError: a later server has the log.
+        OSError: a write failed; the base is the old one.
+        StaleIncarnationError: a later server has taken over the log.
     """
 
     def written(path: Path) -> None:
@@ -106,7 +106,7 @@ def write(
         written(folder / _STATE)
         if log.forces:
             sync(folder)
-        # Chunks may have the records of all pushes until now.
+        # Chunks may contain all records so far.
         log.commit_snapshot(folder, frozen.sequence, shard.sequence)
     return size + sum(sizes.values())
 
@@ -133,8 +133,8 @@ def _write_dense(
 
 
 def load(shard: ModelShard, base: Base) -> int:
-    """Takes the state of a base, in a shard that nobody uses yet; returns the number of the newest
-    record that is in a part of it.
+    """Restore the state of a base, in a shard that is not in use yet. Returns the number of the
+    newest record that a part of the base contains.
 
     Raises:
         JournalDamagedError: a file is damaged or missing; the message names it.

@@ -1,4 +1,4 @@
-"""The log of a shard on a disk: segments of records, and whose they are.
+"""The log of a shard on a disk: segments of records, and their ownership.
 
-Nothing here knows what a record means, or the shard that it changes.
+Nothing here interprets a record, or knows the shard that it changes.
 """

@@ -1,9 +1,9 @@
-"""The journal of a shard: every change since its newest snapshot, on a disk, in the one order in
-which the changes were made.
+"""The journal of a shard: every change since its newest snapshot, on a disk, in the order of the
+changes.
 
-The folder of the owner (:mod:`.ownership`) holds segments of records (:mod:`.segments`), and
-``snapshot-NUMBER``: a folder with the state after the record of that number. A snapshot appears by
-one rename; the segments that it covers are deleted after that.
+The folder of the owner (:mod:`.ownership`) holds segments of records (:mod:`.segments`), and a
+folder ``snapshot-NUMBER`` with the state after the record of that number. A snapshot appears by one
+rename; the segments that it covers are deleted afterwards.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ class Base:
     """The state that the records continue."""
 
     sequence: int = 0
-    """Of the last record that is in it."""
+    """Number of the last record in the base."""
     path: Path | None = None
-    """Folder of the snapshot; None: the state in which a server starts."""
+    """Folder of the snapshot; None for the initial state of a server."""
 
 
 class Journal:
-    """Takes the journal in a folder over from an earlier server, or begins one.
+    """The journal in a folder, taken over from an earlier server or begun.
 
     Read :meth:`records` to the end before the first :meth:`append`.
 
     Args:
-        incarnation: of this server; no other server of the job ever has the same.
-        fsync: when records are forced to the disk. ``never``: when the kernel likes; ``interval``:
-            each second; ``always``: before they are acknowledged, one time for all that wait. In
-            every mode they survive the death of the process, in ``always`` that of the machine too.
-        on_lost: called with the reason, once, when this journal can never acknowledge again: a
-            later server has taken over, or the disk lost what was written. The process must end.
-        repair: records that cannot be read are left out, and those behind them are read.
+        incarnation: incarnation of this server, unique in the job.
+        fsync: when records are forced to the disk: ``never`` (by the kernel), ``interval`` (each
+            second), ``always`` (before they are acknowledged, once for all that wait). They always
+            survive the death of the process, with ``always`` also that of the machine.
+        on_lost: called once, with the reason, when this journal can never acknowledge again: a
+            later server has taken over, or the disk lost data. The process must end.
+        repair: skip records that cannot be read, and read those behind them.
 
     Raises:
         StaleIncarnationError: a later server has taken over.
@@ -78,7 +78,7 @@ class Journal:
         assert fsync in FSYNC_MODES, fsync
         self._repair = repair
         self.damage = Damage()
-        """What the first :meth:`records` left out."""
+        """Records that the first :meth:`records` skipped."""
         self._identity = identity
         self._incarnation = incarnation
         self._fsync = fsync
@@ -94,27 +94,27 @@ class Journal:
                 f"--journal {root}: {error.strerror} ({error.filename}); name a folder that this "
                 "user may write to, on a disk with room"
             ) from error
-        self._write_lock = threading.Lock()  # of the fields below, for one write at a time
+        self._write_lock = threading.Lock()  # guards the fields below and serializes writes
         self._writer: SegmentWriter | None = None
-        self._unsynced: list[SegmentWriter] = []  # complete, and perhaps not on the disk
-        self._listed: SegmentWriter | None = None  # its name is on the disk
+        self._unsynced: list[SegmentWriter] = []  # complete, possibly not on the disk
+        self._listed: SegmentWriter | None = None  # segment whose name is on the disk
         self._last = self.base.sequence
         self._read = False
         self.bytes = 0
-        """Of all records since the base."""
+        """Bytes of all records since the base."""
         self.problem = ""
-        """Why nothing can be appended at present; empty: the last append succeeded."""
-        self._commit_lock = threading.Lock()  # held by the thread that commits for all that wait
+        """Reason why the last append failed; empty if it succeeded."""
+        self._commit_lock = threading.Lock()  # held by the thread that commits
         self._durable = self.base.sequence
         self._sync_lock = threading.Lock()  # held while files are forced to the disk
-        self._base_lock = threading.RLock()  # held while the base, or what follows it, must stay
+        self._base_lock = threading.RLock()  # held while base and records must not be removed
         self._closing = threading.Event()
         self._syncer = threading.Thread(target=self._sync_regularly, name="journal", daemon=True)
         if fsync == "interval":
             self._syncer.start()
 
     def _tidy(self) -> Base:
-        """Finds the newest snapshot, and removes what a crash left or a snapshot covers."""
+        """Return the newest snapshot, and remove leftovers of a crash and covered segments."""
         found = [Base()]
         for path in self.folder.iterdir():
             match = _SNAPSHOT.fullmatch(path.name)
@@ -131,23 +131,23 @@ class Journal:
         return found[-1]
 
     forces = True
-    """The files of a snapshot are forced to the disk before it is committed."""
+    """True: the files of a snapshot are forced to the disk before it is committed."""
     needs_base = False
-    """A snapshot is wanted for another reason than the length of the log: never."""
+    """False: only the size of the log makes a snapshot necessary."""
 
     @property
     def last(self) -> int:
-        """Number of the last record; 0: there was none yet."""
+        """Number of the last record; 0 before the first."""
         return self._last
 
     # ---- reading ----
 
     def records(self, after: int | None = None) -> Iterator[Record]:
-        """The records since the base, or after number ``after``, that are there now.
+        """Yield the current records since the base, or after number ``after``.
 
         Raises:
-            JournalDamagedError: a record is damaged or missing; the message names it, and how many
-                are behind it.
+            JournalDamagedError: a record is damaged or missing; the message names it, and the
+                number of records behind it.
             UsageError: a segment is of another journal.
         """
         begin = self.base.sequence if after is None else after
@@ -184,21 +184,20 @@ class Journal:
 
     @contextmanager
     def reading(self) -> Iterator[tuple[Base, Iterator[Record]]]:
-        """The base and the records since then, as of now. No snapshot replaces them until the block
-        ends."""
+        """Yield the base and an iterator of the records since. No snapshot replaces them until the
+        block ends."""
         with self._base_lock:
             yield self.base, self.records()
 
     # ---- appending ----
 
     def append(self, entry: LogEntry) -> int:
-        """See :meth:`torch_edl.ps_server.records.Sink.append`."""
+        """Append an entry, see :meth:`torch_edl.ps_server.records.Sink.append`."""
         with self._write_lock:
             return self._append(self._last + 1, entry)
 
     def append_record(self, sequence: int, entry: LogEntry) -> None:
-        """Appends a record of another journal, which must be the next one; a record that is there
-        is left alone.
+        """Append the next record of another journal; a record that is already there is ignored.
 
         Raises:
             UsageError: records between the last one and this one are missing.
@@ -240,7 +239,7 @@ class Journal:
             self._writer = None
 
     def rotate(self) -> int:
-        """Ends the segment, so that a snapshot can cover all of it; returns the number of the last
+        """End the segment, so that a snapshot can cover it. Returns the number of the last
         record."""
         with self._write_lock:
             self._rotate()
@@ -254,9 +253,9 @@ class Journal:
         return self._fsync == "always"
 
     def wait_durable(self, sequence: int) -> None:
-        """See :meth:`torch_edl.ps_server.records.Sink.wait_durable`."""
+        """Wait for durability, see :meth:`torch_edl.ps_server.records.Sink.wait_durable`."""
         while self._durable < sequence:
-            # One thread commits for all that wait here; the others find it done.
+            # One thread commits for all that wait here.
             with self._commit_lock:
                 if self._durable < sequence:
                     self._commit()
@@ -296,11 +295,11 @@ class Journal:
             self._on_lost(reason)
 
     def sync(self) -> None:
-        """Forces to the disk what was appended before the call.
+        """Force to the disk what was appended before the call.
 
         Raises:
-            OSError: the disk lost a part of it. The kernel says so once, so whoever asks first has
-                to end the journal: the next call would find nothing wrong.
+            OSError: the disk lost a part of it. The kernel reports this once, so the first caller
+                has to end the journal: the next call would succeed.
             StaleIncarnationError: a later server has taken over.
         """
         with self._sync_lock:
@@ -336,7 +335,7 @@ class Journal:
                 synced = last
 
     def close(self) -> None:
-        """Forces everything to the disk. Appends fail from now on."""
+        """Force everything to the disk. Later appends fail."""
         self._closing.set()
         if self._syncer.is_alive():
             self._syncer.join()
@@ -349,8 +348,8 @@ class Journal:
 
     @contextmanager
     def new_base(self) -> Iterator[Path]:
-        """A new folder to write a snapshot in, which is to be committed within the block; a crash
-        leaves nothing of it."""
+        """Yield a new folder for a snapshot, which is removed at the end unless it was
+        committed."""
         path = self.folder / f"{_TEMPORARY}-{self._incarnation}-{os.urandom(4).hex()}"
         path.mkdir()
         try:
@@ -359,16 +358,16 @@ class Journal:
             shutil.rmtree(path, ignore_errors=True)
 
     def commit_snapshot(self, temporary: Path, sequence: int, newest: int = 0) -> None:
-        """Makes a folder, whose files are on the disk, the base, and deletes what it covers.
+        """Make a folder, whose files are on the disk, the base, and delete what it covers.
 
         Args:
-            sequence: number of the last record that is in the snapshot. A snapshot that was
-                received may be ahead of all records here.
-            newest: of the last record that is in a part of the snapshot.
+            sequence: number of the last record in the snapshot. A received snapshot may be ahead of
+                all records here.
+            newest: number of the last record that a part of the snapshot contains.
 
         Raises:
             StaleIncarnationError: a later server has taken over.
-            OSError: the disk refused.
+            OSError: a write failed.
         """
         if newest > sequence:
             self.wait_durable(newest)
@@ -376,7 +375,7 @@ class Journal:
         path = self.folder / f"snapshot-{sequence:020d}"
         with self._base_lock:
             self._require_owned()
-            if path == self.base.path:  # nothing has changed since
+            if path == self.base.path:  # unchanged since the last snapshot
                 shutil.rmtree(temporary)
                 return
             rename(temporary, path)

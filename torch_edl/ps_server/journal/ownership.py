@@ -1,10 +1,10 @@
-"""Which server a journal belongs to: beside ``journal.json``, which says which journal it is, its
-folder has one folder ``incarnation-NUMBER``, named after the server that owns it.
+"""Ownership of a journal. Besides ``journal.json``, which identifies the journal, its folder has
+one folder ``incarnation-NUMBER``, named after the server that owns it.
 
-A successor renames that folder before it reads. From this moment on an earlier server that was only
-paused, or cut off from the master, finds none of its paths: it cannot begin or delete a segment nor
-commit a snapshot, and it looks for the folder before it acknowledges. What it still writes to a
-segment that it has open is superseded by the first segment of the successor.
+A successor renames that folder before it reads. From then on, an earlier server that was paused or
+disconnected finds none of its paths: it cannot begin or delete a segment or commit a snapshot, and
+it checks the folder before it acknowledges. Its writes to an open segment are superseded by the
+first segment of the successor.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from torch_edl.files import rename, sync_tree
 from torch_edl.ps_server.identity import JournalIdentity
 
 _IDENTITY = "journal.json"
-_TRIES = 1000  # each is lost to another server, so a few are enough
+_TRIES = 1000  # each failure means that another server was faster
 _FOLDER = re.compile(r"incarnation-(\d+)")
 
 
 def find(root: Path) -> tuple[int, Path] | None:
-    """The incarnation of the owner, and its folder; None for moments, while it changes."""
+    """Return the incarnation and folder of the owner; None briefly, while the owner changes."""
     for path in root.iterdir():
         match = _FOLDER.fullmatch(path.name)
         if match:
@@ -35,15 +35,16 @@ def find(root: Path) -> tuple[int, Path] | None:
 
 
 class Ownership:
-    """Takes the journal under ``root`` for one server, or begins one.
+    """The ownership of the journal under ``root`` by one server; begins a journal in an empty
+    folder.
 
     Args:
-        incarnation: of the server, from 1; no other server of the job ever has the same.
+        incarnation: incarnation of the server, from 1 and unique in the job.
 
     Raises:
         StaleIncarnationError: a later server has the journal.
-        UsageError: the folder holds another journal, or something else.
-        JournalDamagedError: the description of the journal cannot be understood.
+        UsageError: the folder holds another journal, or other files.
+        JournalDamagedError: the description of the journal cannot be read.
         OSError: the folder cannot be made, read or written.
     """
 
@@ -65,7 +66,7 @@ class Ownership:
         raise JournalDamagedError(f"{root}: its folder incarnation-NUMBER is missing")
 
     def check(self) -> None:
-        """Raises StaleIncarnationError if a later server has taken the journal."""
+        """Raise StaleIncarnationError if a later server has taken over the journal."""
         if not self.folder.exists():
             raise StaleIncarnationError(
                 f"{self.folder}: gone; a later server has taken the shard over, and this one ends"
@@ -73,13 +74,13 @@ class Ownership:
 
 
 def _begin(root: Path, identity: JournalIdentity) -> None:
-    """Makes the folder of a journal that nobody owns, unless another server is faster."""
+    """Make the folder of a journal without an owner, unless another server was faster."""
     temporary = root.with_name(f".{root.name}.{os.urandom(4).hex()}.part")
     (temporary / "incarnation-0").mkdir(parents=True)
     try:
         (temporary / _IDENTITY).write_text(identity.to_json(), encoding="utf-8")
         sync_tree(temporary)
-        rename(temporary, root)  # in place of an empty folder, or of none
+        rename(temporary, root)  # replaces an empty folder
     except OSError as error:
         shutil.rmtree(temporary)
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
@@ -87,7 +88,7 @@ def _begin(root: Path, identity: JournalIdentity) -> None:
 
 
 def require(root: Path, identity: JournalIdentity) -> None:
-    """Raises UsageError or JournalDamagedError unless the folder holds that journal."""
+    """Raise UsageError or JournalDamagedError unless the folder holds this journal."""
     path = root / _IDENTITY
     try:
         identity.require(path.read_bytes(), root)

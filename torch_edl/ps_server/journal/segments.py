@@ -1,12 +1,12 @@
-"""The files of a journal. A segment is a header that says which journal it is of, and records.
+"""The files of a journal. A segment is a header that identifies the journal, and records.
 
 ``00000000000000000001-3.log`` was begun by the server of incarnation 3 and holds the records from
-number 1 on. The records of a segment end where a segment of the same server continues, or where a
-later server has begun: what an earlier server wrote there meanwhile was never acknowledged.
+number 1 on. The records of a segment end where the next segment of the same server begins, or where
+a later server has begun: later records of an earlier server were never acknowledged.
 
-A process that dies leaves a last record that is not complete, and a machine that loses power may
-leave sectors of zeros. Such a tail is cut. Anything else that does not match is damage: the records
-behind it are found by their heads, for the user who wants to go on without those that are damaged.
+The death of a process leaves an incomplete last record, and a loss of power may leave sectors of
+zeros. Such a tail is cut. Any other mismatch is damage; the records behind it are found by their
+heads, for users who choose to skip the damaged ones.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MAGIC = b"EDLJRNL\n"
 _LENGTHS = struct.Struct("<II")  # bytes of the description, and its CRC-32
 _NAME = re.compile(r"(\d{20})-(\d+)\.log")
 _SECTOR = 512
-_SEARCHED = 16 << 20  # bytes that are searched at a time
+_SEARCHED = 16 << 20  # bytes searched at a time
 _LONGEST_DESCRIPTION = 1 << 16
 
 
@@ -50,19 +50,19 @@ class Segment:
     first: int
     """Sequence number of its first record."""
     incarnation: int
-    """Of the server that wrote it."""
+    """Incarnation of the server that wrote it."""
     end: int | None = None
-    """Records from this number on are in later segments; None: the last segment."""
+    """Sequence number from which records are in later segments; None for the last segment."""
 
     @classmethod
     def named(cls, folder: Path, first: int, incarnation: int) -> Segment:
-        """The segment that begins there."""
+        """Return the segment with that first record."""
         return cls(folder / f"{first:020d}-{incarnation}.log", first, incarnation)
 
 
 def chain(folder: Path, after: int = 0) -> tuple[list[Segment], list[Segment]]:
-    """The segments with the records after number ``after``, in order, and those that are of no use
-    any more: covered, or superseded by a later server."""
+    """Return the segments with the records after number ``after``, in order, and those that can be
+    deleted: covered, or superseded by a later server."""
     found = []
     for path in folder.iterdir():
         match = _NAME.fullmatch(path.name)
@@ -82,40 +82,40 @@ def chain(folder: Path, after: int = 0) -> tuple[list[Segment], list[Segment]]:
 
 
 def header(identity: JournalIdentity) -> bytes:
-    """The beginning of a segment."""
+    """Return the header of a segment."""
     text = identity.to_json().encode()
     return _MAGIC + _LENGTHS.pack(len(text), crc32(text)) + text
 
 
 @dataclass
 class Damage:
-    """What of a journal cannot be read."""
+    """Unreadable records of a journal."""
 
     first: str = ""
-    """Names the first record that cannot be read, and says why; empty: all can be read."""
+    """Name of the first unreadable record, and the reason; empty if all can be read."""
     lost: int = 0
-    """Records that cannot be read and have others behind them."""
+    """Number of unreadable records that have readable ones behind them."""
     intact: int = 0
-    """Records behind the first one that cannot be read."""
+    """Number of readable records behind the first unreadable one."""
     at_end: int = 0
-    """Records that cannot be read behind the last one that can be, at least."""
+    """Minimum number of unreadable records behind the last readable one."""
 
     def note(self, error: JournalDamagedError) -> None:
-        """Something cannot be read."""
+        """Record an error, if it is the first."""
         self.first = self.first or str(error)
 
     def passed(self, missing: int) -> None:
-        """A record was read, with so many missing before it."""
+        """Count a record that was read after ``missing`` unreadable ones."""
         self.lost += missing
         self.intact += bool(self.first)
 
     def forget(self) -> None:
-        """All of this is known."""
+        """Reset the counts: this damage was reported before."""
         self.first, self.lost, self.intact = "", 0, 0
 
     @property
     def text(self) -> str:
-        """All of it, for a message; empty: all can be read."""
+        """Summary for a message; empty if all records can be read."""
         if not self.first:
             return ""
         lost = self.lost + self.at_end
@@ -130,10 +130,11 @@ def read(
     after: int = 0,
     damage: Damage | None = None,
 ) -> Iterator[Record]:
-    """The records after number ``after`` of a chain. A torn tail of the last segment is left out.
+    """Yield the records after number ``after`` of a chain. A torn tail of the last segment is
+    ignored.
 
     Args:
-        damage: gets what cannot be read, and the records behind it are read; None: it is an error.
+        damage: collects unreadable records, and reading continues; None makes them an error.
 
     Raises:
         JournalDamagedError: a record before the tail is damaged or missing; the message names it.
@@ -156,7 +157,7 @@ def read(
 def read_segment(
     segment: Segment, identity: JournalIdentity, damage: Damage | None = None
 ) -> Iterator[tuple[Record, int]]:
-    """The records of a segment, each with the byte at which it ends.
+    """Yield the records of a segment, each with the byte at which it ends.
 
     Raises:
         JournalDamagedError, UsageError: see :func:`read`.
@@ -193,8 +194,8 @@ def _report(error: JournalDamagedError, damage: Damage | None) -> None:
 
 
 def _find_intact(file: BinaryIO, begin: int, size: int, segment: Segment, least: int) -> int | None:
-    """Goes to the next record, from number ``least`` on, that can be read, and returns its number;
-    None: there is none in this segment."""
+    """Move to the next readable record, from number ``least`` on, and return its number; None if
+    the segment has none."""
     for at, head in _heads(file, begin, size, least - 1):
         if segment.end is None or head.sequence < segment.end:
             file.seek(at + HEAD_BYTES)
@@ -206,7 +207,7 @@ def _find_intact(file: BinaryIO, begin: int, size: int, segment: Segment, least:
 
 
 def _read_header(file: BinaryIO, size: int, segment: Segment, identity: JournalIdentity) -> bool:
-    """False if the writer died before the whole header was on the disk."""
+    """Return False if the writer died before the whole header was on the disk."""
     expected = header(identity)
     content = file.read(len(expected))
     if content == expected:
@@ -220,7 +221,7 @@ def _read_header(file: BinaryIO, size: int, segment: Segment, identity: JournalI
 
 
 def _require_header(file: BinaryIO, segment: Segment, identity: JournalIdentity) -> None:
-    """Raises UsageError if the header is good, but of another journal."""
+    """Raise UsageError if the header is valid, but of another journal."""
     file.seek(0)
     start = file.read(len(_MAGIC) + _LENGTHS.size)
     if not start.startswith(_MAGIC) or len(start) < len(_MAGIC) + _LENGTHS.size:
@@ -235,7 +236,7 @@ def _require_header(file: BinaryIO, segment: Segment, identity: JournalIdentity)
 
 
 def _read_record(file: BinaryIO, size: int, segment: Segment, sequence: int) -> Record | None:
-    """The record at this place; None where the file ends, or ends with a torn record."""
+    """Return the record at this position; None at the end of the file or at a torn record."""
     begin = file.tell()
     content = file.read(HEAD_BYTES)
     head = unpack_head(content)
@@ -259,9 +260,9 @@ def _read_record(file: BinaryIO, size: int, segment: Segment, sequence: int) -> 
 
 
 def _is_torn(file: BinaryIO, begin: int, size: int, sequence: int) -> bool:
-    """Whether power was lost before what comes from ``begin`` on reached the disk. The length of a
-    file may be there before its content is, and the content appears a sector at a time: sectors of
-    zeros are there then, and no complete record of a number above ``sequence``."""
+    """Return whether the bytes from ``begin`` on are the result of a loss of power. The length of a
+    file may reach the disk before its content, which follows in sectors: then there are sectors of
+    zeros, and no complete record with a number above ``sequence``."""
     if next(_heads(file, begin, size, sequence), None) is not None:
         return False
     for at, content in _pieces(file, begin, size):
@@ -273,7 +274,7 @@ def _is_torn(file: BinaryIO, begin: int, size: int, sequence: int) -> bool:
 
 
 def _pieces(file: BinaryIO, begin: int, size: int) -> Iterator[tuple[int, bytes]]:
-    """What comes from ``begin`` on, up to whole sectors, each piece with its place."""
+    """Yield the content from ``begin`` on in pieces up to whole sectors, each with its position."""
     at = begin
     while at < size:
         file.seek(at)
@@ -285,7 +286,8 @@ def _pieces(file: BinaryIO, begin: int, size: int) -> Iterator[tuple[int, bytes]
 
 
 def _heads(file: BinaryIO, begin: int, size: int, above: int) -> Iterator[tuple[int, Head]]:
-    """The heads of records of a higher number that begin at any byte, each with its place."""
+    """Yield the heads of records with a number above ``above``, at any byte, with their
+    positions."""
     overlap = b""
     for at, content in _pieces(file, begin, size):
         window = overlap + content
@@ -298,18 +300,18 @@ def _heads(file: BinaryIO, begin: int, size: int, above: int) -> Iterator[tuple[
 
 
 def _likely(content: bytes, above: int, size: int) -> list[int]:
-    """Where a head may begin, judged by its number."""
+    """Return the positions at which a head may begin, judged by its number."""
     places: list[int] = []
     for shift in range(min(8, len(content))):
         numbers = np.frombuffer(content, "<u8", (len(content) - shift) // 8, shift)
-        # A record takes a byte at least, so no file has more of them than bytes.
+        # A file has fewer records than bytes.
         likely = np.flatnonzero((numbers > above) & (numbers <= above + size))
         places += [shift + 8 * place for place in likely.tolist()]
     return sorted(places)
 
 
 def _damaged(segment: Segment, sequence: int, begin: int, why: str) -> JournalDamagedError:
-    """Names a record that cannot be read."""
+    """Return the error for an unreadable record."""
     return JournalDamagedError(
         f"{segment.path}: record {sequence}, at byte {begin}, is damaged: {why}"
     )
@@ -323,7 +325,7 @@ class SegmentWriter:
     """Appends to a new segment.
 
     Raises:
-        FileExistsError: the segment is there.
+        FileExistsError: the segment exists.
         OSError: the disk is full or read-only; no segment was made.
     """
 
@@ -340,10 +342,10 @@ class SegmentWriter:
             raise
 
     def append(self, sequence: int, entry: LogEntry) -> None:
-        """Appends a record whole.
+        """Append a whole record.
 
         Raises:
-            OSError: the disk refused; the segment ends with the record before.
+            OSError: the write failed; the segment ends with the previous record.
         """
         self._write(pack_head(sequence, entry), entry.payload)
 
@@ -365,19 +367,20 @@ class SegmentWriter:
         self.size = at
 
     def _cut(self) -> None:
-        """Removes what a failed write left; the next write does not begin before that is done."""
+        """Remove what a failed write left; it is repeated until it succeeds, before the next
+        write."""
         self._torn = True
         os.ftruncate(self._fd, self.size)
         self._torn = False
 
     def sync(self) -> None:
-        """Returns when all that was appended is on the disk.
+        """Wait until all appended records are on the disk.
 
         Raises:
-            OSError: it may not be; the kernel has dropped what it could not write.
+            OSError: the kernel has dropped data that it could not write.
         """
         os.fdatasync(self._fd)
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         os.close(self._fd)

@@ -1,51 +1,51 @@
-"""What the master has noted about the copy of a shard, as far as the server of the shard knows."""
+"""The note that the master stores about the copy of a shard, as the shard's server knows it."""
 
 from __future__ import annotations
 
 
 class CopyNote:
-    """Not thread-safe.
+    """The newest note and whether the master has stored it. Not thread-safe.
 
-    A server asks the master to note that a peer has a copy of its shard, or that no server has one
-    and it goes on alone. When it dies, the master tells a successor to take the copy over, or knows
-    that the state is lost. A copy that lacks what was acknowledged is thus never taken for the
-    state.
+    A server asks the master to store that a peer has a copy of its shard, or that it continues
+    without one. When it dies, the master tells a successor to take over the copy, or knows that the
+    state is lost. An incomplete copy is thus never taken for the state.
 
-    Notes have numbers, since one may reach the master late, after a newer one.
+    Notes are numbered, since one may reach the master after a newer one.
     """
 
     def __init__(self) -> None:
         self.number = 0
-        """Of the newest note; 0: there is none."""
+        """Number of the newest note; 0 before the first."""
         self.has_copy = False
-        """What it says."""
+        """Content of the newest note: whether a peer has a copy."""
         self._noted = 0
 
     def inherit(self) -> None:
-        """What the predecessor had noted, that there is a copy, counts on."""
+        """Adopt the predecessor's note that there is a copy."""
         self.number, self.has_copy, self._noted = 1, True, 1
 
     def ask(self, has_copy: bool) -> None:
-        """The master is to note this, if the newest note does not say it."""
+        """Make a new note, unless the newest one has the same content."""
         if self.number == 0 or has_copy != self.has_copy:
             self.number += 1
             self.has_copy = has_copy
 
     def answered(self, number: int) -> None:
-        """The master has the note of that number, for good; 0: none."""
+        """Record that the master has stored the note of that number; 0 for none."""
         self._noted = max(self._noted, number)
 
     @property
     def is_pending(self) -> bool:
-        """The master may not have the newest note."""
+        """True if the master may not have stored the newest note."""
         return self._noted < self.number
 
     @property
     def is_made(self) -> bool:
-        """The master has any note: it knows that there is something to lose."""
+        """True if the master has stored a note: it knows that there is state to lose."""
         return self._noted > 0
 
     @property
     def is_alone(self) -> bool:
-        """The master has the newest note, which says that there is no copy."""
+        """True if the master has stored the newest note, and the note says that there is no
+        copy."""
         return self.is_made and not self.has_copy and not self.is_pending

@@ -1,8 +1,8 @@
-"""The peer's side of ``--durability replica``: keeps base and log of another shard, and gives them
-to a successor of the server that wrote them. Nothing of it is applied.
+"""The peer's side of ``--durability replica``: keeps base and log of another shard for a successor
+of its server. The records are not applied.
 
-Both are in a journal of the same format as on a disk of the owner's, in a folder that goes with the
-process: in the page cache, and on the disk where memory is short.
+The copy is a journal in the usual format, in a folder that is removed with the process: in the page
+cache, and on the disk when memory is short.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch_edl.wire.framed import Framed
 
 
 class _Spilled(Journal):
-    """It need not survive the machine, nor this process: nothing is forced to the disk."""
+    """A journal that need not survive its process: nothing is forced to the disk."""
 
     def sync(self) -> None:
         with self._write_lock:
@@ -36,26 +36,26 @@ class _Spilled(Journal):
 
 
 class ReplicaKeeper:
-    """Keeps the replica of the shard before this one.
+    """Keeps the replica of the previous shard.
 
     Args:
-        folder: goes with the process.
-        shard: of this server.
+        folder: folder that is removed with the process.
+        shard: shard of this server.
     """
 
     def __init__(self, folder: Path, job: str, shard: int, shards: int) -> None:
         self._folder = folder
         self._job = job
         self._shard, self._shards = (shard - 1) % shards, shards
-        self._lock = threading.Lock()  # of the fields below, and held while a record is appended
-        self._writer = 0  # the newest server of the shard that was heard of
-        self._journal: Journal | None = None  # None: there is no complete state
-        self._newest = 0  # parts of the base have the records up to this one
+        self._lock = threading.Lock()  # guards the fields below; held while a record is appended
+        self._writer = 0  # newest known server of the shard
+        self._journal: Journal | None = None  # None: no complete state
+        self._newest = 0  # newest record in a part of the base
         self._made = 0
         self._reader: tuple[int, Iterator[Record]] = (-1, iter(()))
 
     def data_answers(self) -> dict[str, Callable[[Framed, bool], Framed]]:
-        """The field of a DataRequest to its answer."""
+        """Return the answers of the data plane by field of a DataRequest."""
         return {
             "replicate": self.replicate,
             "put_base": _reading_files(lambda given: Framed(self.put_base(given))),
@@ -63,7 +63,7 @@ class ReplicaKeeper:
         }
 
     def answers(self) -> dict[str, Callable[[Any], Any]]:
-        """Method name to answer."""
+        """Return the answers by name of the method."""
         return {
             "Replicate": lambda request: self.replicate(Framed(request)).message,
             "PutBase": lambda request: self.put_base(Framed(request)),
@@ -72,10 +72,10 @@ class ReplicaKeeper:
         }
 
     def replicate(self, given: Framed, may_wait: bool = True) -> Framed:
-        """Appends the records of a ReplicateRequest; without any, only says what is there.
+        """Append the records of a ReplicateRequest; without records, only report what is there.
 
         Raises:
-            WouldWaitError: another call is answered, and this one may not wait.
+            WouldWaitError: another call is being answered, and ``may_wait`` is False.
         """
         request: pb.ReplicateRequest = given.message
         if not self._lock.acquire(blocking=may_wait):
@@ -94,14 +94,14 @@ class ReplicaKeeper:
             self._lock.release()
 
     def put_base(self, given: Framed) -> pb.PutBaseResponse:
-        """Takes a piece of a base; with the last one, the base is in force."""
+        """Store a piece of a base; the last piece puts the base into force."""
         request: pb.PutBaseRequest = given.message
         with self._lock:
             self._admit(request.owner)
             folder = self._folder / f"base-{request.owner.incarnation}-{request.sequence}"
             journal = self._journal
             if journal is not None and journal.base.sequence >= request.sequence > 0:
-                return pb.PutBaseResponse()  # it came before
+                return pb.PutBaseResponse()  # received before
             if not folder.exists():
                 for other in self._folder.glob("base-*"):
                     shutil.rmtree(other)
@@ -121,7 +121,7 @@ class ReplicaKeeper:
             self._admit(request.owner)
             journal = self._journal or self._new(request.owner)
             self._newest = max(self._newest, request.newest)
-        # Not under the lock: records are appended meanwhile.
+        # Without the lock: records are appended meanwhile.
         journal.commit_snapshot(folder, request.sequence, request.sequence)
         with self._lock:
             self._admit(request.owner)
@@ -129,11 +129,11 @@ class ReplicaKeeper:
         return pb.PutBaseResponse()
 
     def take(self, request: pb.TakeReplicaRequest) -> pb.TakeReplicaResponse:
-        """From now on, the replica is that of a successor."""
+        """Assign the replica to a successor."""
         with self._lock:
             self._require_shard(request.owner)
             self._writer = request.owner.incarnation
-            self._reader = (-1, iter(()))  # of the successor before, who has appended since
+            self._reader = (-1, iter(()))  # the previous successor may have appended since
             if self._journal is None or not self._is_complete():
                 return pb.TakeReplicaResponse(complete=False)
             base = self._journal.base
@@ -146,7 +146,7 @@ class ReplicaKeeper:
             )
 
     def fetch(self, request: pb.FetchReplicaRequest) -> Framed:
-        """A piece of the replica for the server that took it."""
+        """Return a piece of the replica to the server that has taken it over."""
         with self._lock:
             self._require_shard(request.owner)
             journal = self._journal
@@ -178,8 +178,8 @@ class ReplicaKeeper:
         return self._journal is not None and self._journal.last >= self._newest
 
     def _admit(self, owner: pb.ReplicaOwner) -> None:
-        """Raises StaleIncarnationError if a later server has the shard. The replica of an earlier
-        one, which this server did not take over, is dropped."""
+        """Raise StaleIncarnationError if a later server has the shard. A newer server that did not
+        take over the replica makes it void."""
         self._require_shard(owner)
         if owner.incarnation > self._writer:
             self._drop()
@@ -220,7 +220,8 @@ class ReplicaKeeper:
 
 
 def _reading_files(answer: Callable[[Framed], Framed]) -> Callable[[Framed, bool], Framed]:
-    """An answer for which no other call may wait."""
+    """Return an answer that never runs where other calls must not wait: it reads or writes
+    files."""
 
     def handle(given: Framed, may_wait: bool) -> Framed:
         if not may_wait:

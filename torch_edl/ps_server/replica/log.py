@@ -1,11 +1,9 @@
-"""The owner's side of ``--durability replica``: a change of a shard is acknowledged when a peer
-server has it.
+"""The owner's side of ``--durability replica``: a change is acknowledged once a peer server has it.
 
-The peer is the server of the next shard, as the master says. It has the whole state of this shard,
-a base and the records since, or none of it. A new peer needs a new base. When the peer that had the
-copy is gone, there is nothing that waiting could save: once the master has noted that there is no
-copy, changes are acknowledged without, until the new peer has one. If the peer is only out of
-reach, they wait. A successor of this server takes base and records over from the peer.
+The peer is the server of the next shard, as named by the master. It has the whole state, a base and
+the records since, or nothing; a new peer needs a new base. If the peer with the copy is gone,
+changes are acknowledged without a copy once the master has noted that there is none. If the peer is
+only unreachable, they wait. A successor of this server fetches base and records from the peer.
 """
 
 from __future__ import annotations
@@ -51,11 +49,11 @@ class ReplicaLog:
     first. Read :meth:`records` to the end before the first :meth:`append`.
 
     Args:
-        incarnation: of this server.
-        token: of the job.
-        folder: for a base on its way; goes with the process.
-        most_kept: bytes of records in memory that no peer has; beyond, changes are rejected.
-        patience_s: seconds without a peer that are no problem yet.
+        incarnation: incarnation of this server.
+        token: token of the job.
+        folder: folder for a base in transfer; removed with the process.
+        most_kept: maximum bytes of unsent records; beyond it, changes are rejected.
+        patience_s: seconds without a peer that are not reported as a problem.
     """
 
     def __init__(
@@ -69,46 +67,46 @@ class ReplicaLog:
         patience_s: float = _PATIENCE_S,
     ) -> None:
         self._peer = ReplicaPeer(identity, incarnation, token)
-        self._condition = self._peer.condition  # of the fields below
+        self._condition = self._peer.condition  # guards the fields below
         self._name = self._peer.name
         self.folder = folder
         self._patience_s = patience_s
         self.base = Base()
         self.bytes = 0
-        """Of all records since the base."""
-        self._complete = False  # the peer has the whole state, but for what is kept here
-        self._copy_at = 0  # incarnation of the peer that had the whole state last; 0: none had
+        """Bytes of all records since the base."""
+        self._complete = False  # the peer has all except unsent records
+        self._copy_at = 0  # last peer with a complete copy; 0: none
         self._note = CopyNote()
         self._incomplete_since = time.monotonic()
         self.needs_base = False
-        """The peer lacks records that are kept nowhere: it needs a snapshot."""
+        """True if the peer lacks records that are no longer in memory: it needs a snapshot."""
         self._is_base_made = False
-        self._catches_up = False  # the peer gets the last records before the copy is complete
-        self._alone_until = 0  # the newest record that was acknowledged without a copy
+        self._catches_up = False  # the last records before completion are sent
+        self._alone_until = 0  # newest record acknowledged without a copy
         self._most_kept = most_kept
         self._unsent = Unsent(most_kept)
         self._last = 0
         self._durable = 0
-        self._covered = 0  # of `bytes`, when the segment was ended
-        self._source: PserverStub | None = None  # the peer of the predecessor
-        self._commit_lock = threading.Lock()  # held by the thread that sends for all that wait
+        self._covered = 0  # value of `bytes` at the last rotation
+        self._source: PserverStub | None = None  # peer with the predecessor's copy
+        self._commit_lock = threading.Lock()  # held by the thread that sends
         self._introducer = threading.Thread(target=self._introduce, name="replica", daemon=True)
 
     # ---- the copy ----
 
     def keeper(self) -> int:
-        """Incarnation of the peer that has all but what is on its way; 0: none has."""
+        """Return the incarnation of the peer that has all except unsent records; 0 if none has."""
         with self._condition:
             return self._peer.incarnation if self._complete else 0
 
     def note(self) -> tuple[int, bool]:
-        """Number (0: none) and content of the note that the master is to make: see
-        :class:`~torch_edl.ps_server.replica.copy_note.CopyNote`."""
+        """Return number (0: none) and content of the :class:`CopyNote` that the master has yet to
+        store."""
         with self._condition:
             return self._note.number if self._note.is_pending else 0, self._note.has_copy
 
     def problem(self) -> str:
-        """Why pushes have not been acknowledged for a while; empty: they are."""
+        """Return why pushes have not been acknowledged for a while; empty if they are."""
         with self._condition:
             soon = time.monotonic() < self._incomplete_since + self._patience_s
             if self._complete or self._is_alone or soon:
@@ -116,18 +114,18 @@ class ReplicaLog:
             return f"{self._name}: pushes wait, {self._peer.why}"
 
     def waits(self) -> bool:
-        """Nothing can be acknowledged before the next answer of the master, or a later one."""
+        """Return whether acknowledgements wait for an answer of the master."""
         with self._condition:
             return self._note.is_pending or not (self._complete or self._is_alone)
 
     def heard(self, peer: cluster_pb2.Server | None, noted: int) -> None:
-        """The master answered a heartbeat; ``noted``: it has the note of that number."""
+        """Handle an answer of the master, which has stored the note of number ``noted``."""
         with self._condition:
             self._note.answered(noted)
             if self._peer.named(peer):
                 self._incomplete()
                 if self._copy_at not in (0, self._peer.incarnation):
-                    # A server that is gone does not come back: nor does the copy.
+                    # A lost server does not return, nor does its copy.
                     self._note.ask(has_copy=False)
 
     @property
@@ -145,8 +143,8 @@ class ReplicaLog:
         self._complete = self.needs_base = False
 
     def _catch_up(self, stub: PserverStub, last: int) -> bool:
-        """Sends the records after the last one that the peer has, and among them those that were
-        acknowledged without it: only then is the copy complete. Returns whether it is."""
+        """Send the records that the peer lacks; only then is the copy complete. Returns whether it
+        is."""
         with self._condition:
             self._catches_up, until = True, self._last
         try:
@@ -159,7 +157,7 @@ class ReplicaLog:
                 self._condition.notify_all()
 
     def _send_kept(self, stub: PserverStub, after: int, until: int) -> int:
-        """Sends what is kept between two records; returns the number of the peer's last one."""
+        """Send the records in ``(after, until]``. Returns the number of the peer's last record."""
         while True:
             with self._condition:
                 batch = self._unsent.batch(after, until)
@@ -168,8 +166,7 @@ class ReplicaLog:
                 return after
 
     def _has(self, stub: PserverStub, last: int) -> bool:
-        """The peer has the whole state up to a record. Returns False if there is another peer by
-        now, or the peer lacks what was acknowledged."""
+        """Record the last record of the peer. Returns False if it has changed or lacks records."""
         with self._condition:
             if stub is not self._peer.stub:
                 return False
@@ -187,7 +184,7 @@ class ReplicaLog:
             return True
 
     def _introduce(self) -> None:
-        """Brings a new peer up to date, as far as records do that."""
+        """Bring a new peer up to date, as far as the records in memory suffice."""
         while True:
             with self._condition:
                 self._condition.wait_for(lambda: self._peer.end or self._is_strange())
@@ -217,11 +214,10 @@ class ReplicaLog:
     # ---- taking over ----
 
     def take_over(self) -> None:
-        """Fetches the base that the predecessor left at its peer, and keeps earlier servers out.
+        """Fetch the base from the predecessor's peer, and exclude earlier servers.
 
         Raises:
-            StateLostError: the peer does not have it.
-            StaleIncarnationError: this server has a successor.
+            StateLostError, StaleIncarnationError: the peer lacks it; this server has a successor.
         """
         heard = -1
         while True:
@@ -247,7 +243,7 @@ class ReplicaLog:
             return
 
     def records(self) -> Iterator[Record]:
-        """The records since the base, from the peer.
+        """Yield the records since the base, fetched from the peer.
 
         Raises:
             StateLostError: the peer was lost meanwhile.
@@ -275,7 +271,7 @@ class ReplicaLog:
     # ---- appending ----
 
     def append(self, entry: LogEntry) -> int:
-        """See :meth:`torch_edl.ps_server.records.Sink.append`."""
+        """Append an entry, see :meth:`torch_edl.ps_server.records.Sink.append`."""
         size = len(entry.payload)
         if size > MAX_MESSAGE_BYTES - _BESIDE_RECORDS:
             raise UsageError(f"{self._name}: a change of {size} bytes; use more --ps")
@@ -296,9 +292,9 @@ class ReplicaLog:
     """See :attr:`torch_edl.ps_server.records.Sink.is_slow`."""
 
     def wait_durable(self, sequence: int) -> None:
-        """See :meth:`torch_edl.ps_server.records.Sink.wait_durable`."""
+        """Wait for durability, see :meth:`torch_edl.ps_server.records.Sink.wait_durable`."""
         while not self._may_acknowledge(sequence):
-            # One thread sends for all that wait here; the others find it done.
+            # One thread sends for all that wait here.
             with self._commit_lock:
                 if not self._may_acknowledge(sequence):
                     self._commit(sequence)
@@ -306,13 +302,12 @@ class ReplicaLog:
     def _may_acknowledge(self, sequence: int) -> bool:
         with self._condition:
             if self._is_alone:
-                # A base on its way needs the records behind it: workers are to slow down.
+                # A base in transfer needs the records after it: slow the workers down.
                 if self._catches_up or (self._is_base_made and self._is_full(0)):
                     return False
                 self._alone_until = max(self._alone_until, sequence)
                 return True
-            # Before its first acknowledgement, this server makes sure that the master will look for
-            # a copy where a successor is to continue.
+            # The first acknowledgement waits for a note: with it, a successor looks for the copy.
             return self._note.is_made and self._durable >= sequence
 
     def _is_full(self, size: int) -> bool:
@@ -344,7 +339,7 @@ class ReplicaLog:
             self._away(stub, StateLostError("it has lost its copy"))
 
     def close(self, reason: str = "this server stops; ask the master for the servers") -> None:
-        """What waits is not acknowledged, and appends fail from now on."""
+        """Reject appends, and the acknowledgement of waiting records."""
         with self._condition:
             self._peer.close(reason)
         if self._introducer.is_alive():
@@ -353,17 +348,17 @@ class ReplicaLog:
     # ---- snapshots ----
 
     forces = False
-    """No file of a snapshot is forced to a disk: the peer keeps a copy."""
+    """False: snapshot files are not forced to a disk, since the peer keeps a copy."""
 
     def rotate(self) -> int:
-        """A snapshot is cut; returns the number of the last record in it."""
+        """Begin a snapshot. Returns the number of the last record in it."""
         with self._condition:
             self._covered = self.bytes
             return self._last
 
     @contextmanager
     def new_base(self) -> Iterator[Path]:
-        """A new folder to write a snapshot in, which is to be committed within the block."""
+        """Yield a new folder for a snapshot, which is to be committed within the block."""
         path = Path(tempfile.mkdtemp(prefix="snapshot-", dir=self.folder))
         self._is_base_made = True
         try:
@@ -375,11 +370,11 @@ class ReplicaLog:
             shutil.rmtree(path, ignore_errors=True)
 
     def commit_snapshot(self, temporary: Path, sequence: int, newest: int) -> None:
-        """Sends the files of a folder to the peer, as its new base.
+        """Send the files of a folder to the peer, as its new base.
 
         Args:
-            sequence: of the last record that is in the snapshot.
-            newest: of the last record that is in a part of the snapshot.
+            sequence: number of the last record in the snapshot.
+            newest: number of the last record that a part of the snapshot contains.
 
         Raises:
             OSError: there is no peer, or the peer was lost.
@@ -389,7 +384,7 @@ class ReplicaLog:
                 stub, had_copy = self._peer.stub, self._complete
             if stub is None:
                 raise PeerGoneError("there is no peer")
-            if had_copy and self._durable < newest:  # or, until they come, the copy had a gap
+            if had_copy and self._durable < newest:  # otherwise the copy would have a gap
                 self._send_kept(stub, self._durable, newest)
             transfer.send(partial(self._peer.call, stub), temporary, sequence, newest)
             if not self._catch_up(stub, sequence):

@@ -1,4 +1,4 @@
-"""The server that keeps the copy of a shard: the one that the master names, and calls to it."""
+"""The server that keeps the copy of a shard, as named by the master, and calls to it."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _CALL_TIMEOUT_S = 60.0
 
 
 class PeerGoneError(Exception):
-    """The master named another peer meanwhile."""
+    """The master has named another peer."""
 
 
 class ReplicaPeer:
-    """The caller holds ``condition`` where a method does not say otherwise.
+    """The current peer. Callers hold ``condition`` unless a method's documentation says otherwise.
 
     Args:
-        incarnation: of the server that calls.
-        token: of the job.
+        incarnation: incarnation of the calling server.
+        token: token of the job.
     """
 
     def __init__(self, identity: JournalIdentity, incarnation: int, token: str) -> None:
@@ -43,26 +43,26 @@ class ReplicaPeer:
         )
         self._token = token
         self.name = f"replica of shard {identity.shard}"
-        """For messages."""
+        """Name for messages."""
         self.condition = threading.Condition()
-        """Notified of each change."""
+        """Condition that is notified of each change."""
         self.server: cluster_pb2.Server | None = None
         self.stub: PserverStub | None = None
         self.answers = 0
-        """Of the master."""
+        """Number of answers of the master."""
         self.why = "no peer listens yet"
-        """Why it cannot be used, if it cannot."""
+        """Reason why the peer cannot be used."""
         self.end = ""
-        """Why nothing is called any more."""
-        self._tried = -1  # the answer of the master after which the peer was tried last
+        """Reason why no more calls are made; empty while calls are made."""
+        self._tried = -1  # `answers` when the peer was last tried
 
     @property
     def incarnation(self) -> int:
-        """Of the peer; 0: there is none."""
+        """Incarnation of the peer; 0 if there is none."""
         return self.server.incarnation if self.server else 0
 
     def named(self, server: cluster_pb2.Server | None) -> bool:
-        """The master answered; returns whether the peer is another one now."""
+        """Set the peer that the master names. Returns whether it changed."""
         self.answers += 1
         self.condition.notify_all()
         if server == self.server:
@@ -78,16 +78,16 @@ class ReplicaPeer:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether the peer was not tried since the last answer of the master."""
+        """True if the peer was not tried since the last answer of the master."""
         return self.stub is not None and self._tried < self.answers
 
     def tried(self) -> None:
-        """The peer is tried now."""
+        """Record that the peer is being tried."""
         self._tried = self.answers
 
     def failed(self, stub: PserverStub, error: Exception) -> bool:
-        """The peer cannot be used now; it is tried again after the next answer of the master.
-        Returns False if there is another one by now."""
+        """Record that the peer cannot be used until the next answer of the master. Returns False if
+        the peer has changed."""
         if stub is not self.stub:
             return False
         detail = error.details() if isinstance(error, grpc.RpcError) else error
@@ -99,14 +99,14 @@ class ReplicaPeer:
         return True
 
     def call(self, stub: PserverStub, request: Message | Framed) -> Framed:
-        """Calls the peer, unless there is another one; without ``condition``.
+        """Call the peer, unless it has changed; without ``condition``.
 
         Args:
             request: a message, or one with frames.
 
         Raises:
             grpc.RpcError: the call failed.
-            PeerGoneError: there is another peer.
+            PeerGoneError: the master has named another peer.
         """
         with self.condition:
             if self.server is None or stub is not self.stub:
@@ -123,12 +123,12 @@ class ReplicaPeer:
             raise PeerGoneError("there is another peer") from None
 
     def after(self, heard: int) -> tuple[PserverStub, int]:
-        """The peer that the master names after that many of its answers, and their number now;
-        without ``condition``.
+        """Wait for the next answer of the master after number ``heard``. Returns the peer that it
+        names, and its number; without ``condition``.
 
         Raises:
-            StateLostError: it names none.
-            StaleIncarnationError: nothing is called any more.
+            StateLostError: the master names no peer.
+            StaleIncarnationError: no more calls are made.
         """
         with self.condition:
             self.condition.wait_for(lambda: self.end or self.answers > max(heard, 0))
@@ -139,7 +139,7 @@ class ReplicaPeer:
             return self.stub, self.answers
 
     def close(self, reason: str) -> None:
-        """Nothing is called any more."""
+        """Make no more calls."""
         self.end = self.end or reason
         if self.stub is not None:
             self.stub.close()

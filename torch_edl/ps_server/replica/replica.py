@@ -1,5 +1,5 @@
-"""``--durability replica`` in one server: the log of its shard at a peer, the copy of another shard
-here, and the folder that both need."""
+"""``--durability replica`` in one server: the log of its shard at a peer, the copy of another
+shard, and the folder that both use."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch_edl.scratch import Scratch
 
 
 class ShardReplica:
-    """Makes all three.
+    """The log, the keeper of the copy, and their folder.
 
     Args:
-        incarnation: of this server.
-        token: of the job.
+        incarnation: incarnation of this server.
+        token: token of the job.
     """
 
     def __init__(self, identity: JournalIdentity, incarnation: int, token: str) -> None:
@@ -26,6 +26,6 @@ class ShardReplica:
         self.keeper = ReplicaKeeper(other, identity.job, identity.shard, identity.shards)
 
     def close(self) -> None:
-        """Removes the copy of the other shard: this process ends."""
+        """Close the log and remove the copy of the other shard: this process ends."""
         self.log.close()
         self._scratch.close()

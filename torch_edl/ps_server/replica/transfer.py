@@ -1,4 +1,4 @@
-"""A replica on its way between a server and its peer: the files of a base, and records."""
+"""Transfer of a replica between a server and its peer: the files of a base, and records."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from torch_edl.wire import replica_pb2 as pb
 from torch_edl.wire.framed import Framed
 
 PIECE_BYTES = 4 << 20
-"""Of a file in one message."""
+"""Maximum bytes of a file in one message."""
 _AT_ONCE = 4
-"""Pieces on their way: while one travels, others are read and written."""
+"""Number of pieces in transfer, so that others are read and written meanwhile."""
 
 Call = Callable[[Framed], Framed]
-"""Calls the peer, in any thread; fills in fence and owner. What it raises ends the transfer."""
+"""Calls the peer, in any thread; sets fence and owner. An exception ends the transfer."""
 
 
 def send(call: Call, folder: Path, sequence: int, newest: int) -> None:
-    """Sends the files of a folder as the base that has the records up to a number, and parts of
-    which have more, up to ``newest``."""
+    """Send the files of a folder as the base with all records up to ``sequence``, and in parts
+    those up to ``newest``."""
 
     def piece(path: Path, at: int) -> None:
         content = read(path, at)
@@ -38,13 +38,13 @@ def send(call: Call, folder: Path, sequence: int, newest: int) -> None:
 
 
 def fetch(call: Call, folder: Path, files: Mapping[str, int]) -> None:
-    """Makes a folder with the files of the base that the peer has.
+    """Make a folder with the files of the peer's base.
 
     Args:
-        files: name to size in bytes.
+        files: size in bytes by name.
 
     Raises:
-        StateLostError: the peer has less than it said.
+        StateLostError: the peer sent less than it announced.
     """
 
     def piece(path: Path, at: int) -> None:
@@ -62,8 +62,8 @@ def fetch(call: Call, folder: Path, files: Mapping[str, int]) -> None:
 
 
 def records_after(call: Call, number: int) -> Iterator[Record]:
-    """The records that the peer has after the one of a number. The next ones are on their way while
-    some are used."""
+    """Yield the records after number ``number`` from the peer. The next ones are fetched
+    meanwhile."""
 
     def piece(after: int) -> memoryview:
         return _content(call(Framed(pb.FetchReplicaRequest(after=after))))
@@ -97,7 +97,7 @@ def _for_each_piece(
 
 
 def write(path: Path, content: Piece, at: int) -> None:
-    """Writes a piece at its place in a file, which is made if there is none."""
+    """Write a piece at its position in a file, which is created if missing."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
     try:
         view = memoryview(content)
@@ -109,6 +109,6 @@ def write(path: Path, content: Piece, at: int) -> None:
 
 
 def read(path: Path, at: int) -> bytes:
-    """The piece of a file at a place; short at its end."""
+    """Return the piece of a file at a position; shorter at the end of the file."""
     with open(path, "rb") as file:
         return os.pread(file.fileno(), PIECE_BYTES, at)
