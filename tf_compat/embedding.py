@@ -20,17 +20,17 @@ _unnamed = itertools.count()
 
 
 class TableLayer:
-    """The base of Keras layers with a table.
-
-    ``anchor`` is an empty variable (0, dim) that represents the table in the gradient; the rows are
-    in the store.
-    """
+    """The base of Keras layers with a table."""
 
     table: str
+    """Name of the table."""
     options: TableOptions
     is_named: bool
+    """True if the user gave the table its name."""
     anchor: Any
+    """Empty variable (0, dim) that represents the table in the gradient."""
     store: RowStore | None
+    """Source of the rows; None before the first lookup or the start of a job."""
     paths: list[str]
     """Paths of all layers of this table in the model; set by
     :func:`~torch_edl.tables.naming.bind_tables`."""

@@ -43,8 +43,11 @@ class Verdict:
     state: str = ""
     """The state of the job at the end."""
     seconds: float = 0.0
+    """Duration of the storm until the verdict."""
     kills: dict[str, int] = field(default_factory=dict)
+    """Number of killed processes, by role."""
     pauses: dict[str, int] = field(default_factory=dict)
+    """Number of paused processes, by role."""
     missed: int = 0
     """Number of faults that found no process."""
     replaced: dict[str, int] = field(default_factory=dict)

@@ -60,7 +60,7 @@ def _run(argv: list[str]) -> int:
             raise placed(error, args.places) from error
     except SystemExit as end:  # --help and --version
         code = end.code if isinstance(end.code, int) else EXIT_FAILED
-    sys.stdout.flush()  # flushed here, where a closed pipe can be told from other errors
+    sys.stdout.flush()  # raises BrokenPipeError here, for main()
     return code
 
 

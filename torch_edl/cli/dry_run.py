@@ -204,7 +204,7 @@ def _first_batch(
         shard_mtime_ns=shard.mtime_ns,
     )
     columns = file.functions.preprocessing
-    # statistics of one minibatch are enough to run feed
+    # The statistics of one minibatch are enough to run feed.
     if columns is not None and not columns.is_fitted:
         columns.fit([file.feeder.reader.source(shard.name).read(0, lease.end)])
     update = next(file.feeder.prepare(lease)(0))

@@ -118,8 +118,7 @@ def percent(status: pb.GetStatusResponse) -> float:
 
 
 def epoch_of(status: pb.GetStatusResponse) -> str:
-    """Return ``epoch 2/3``, or ``epoch 2`` if the number of epochs is unknown; empty if there is
-    one."""
+    """Return ``epoch 2/3``, or ``epoch 2`` of an unknown number; empty for a single epoch."""
     done, total = extent(status)
     if not status.epochs:
         at = status.epoch + (done < total or not total)
@@ -260,8 +259,7 @@ class Display:
         self.console.print(text, soft_wrap=True)
 
     def line(self, process: str, line: str) -> None:
-        """Show a line that a process printed, with the name of the process in front unless it is
-        empty."""
+        """Show a line that a process printed, after the name of the process if it is not empty."""
         text = Text(f"{process} | " if process else "", style=colour_of(process))
         # The output of user code may have colours of its own.
         text.append_text(Text.from_ansi(line, style="default"))

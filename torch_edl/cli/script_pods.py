@@ -96,8 +96,7 @@ def _of_torchrun(args: argparse.Namespace) -> list[str]:
 
 
 def module_file(args: argparse.Namespace) -> Path | None:
-    """Return the file of a module of ``-m`` below this folder; None if the image must contain
-    it.
+    """Return the file of a module of ``-m`` below this folder; None: the image must have it.
 
     Raises:
         UsageError: the module is not below this folder, and ``--code-in-image`` is not given.

@@ -55,18 +55,23 @@ class JobOutcome:
     status: pb.GetStatusResponse | None
     """The last status; None if the master never answered."""
     error: str = ""
+    """Cause of a failure or a stop; empty if there is none."""
     traceback: str = ""
+    """Traceback of the user's code, or the last output of the master; empty if there is none."""
     usage_error: bool = False
+    """True if the user can fix the error in the arguments or files of the job."""
     signal: int = 0
     """Number of the signal that made the client stop the job; 0 if there was none."""
     master_pid: int = 0
+    """Process id of the master; 0 on a cluster."""
     master_exit: str = ""
+    """How the master exited, such as its exit code; empty if it was not seen to exit."""
     logs: str = ""
+    """Folder of the logs, or the command that shows them."""
 
     @property
     def exit_code(self) -> int:
-        """0: finished. 128 + signal: stopped by a signal. 2: an error that the user can fix. 1:
-        failed."""
+        """0: finished; 128 + signal: stopped; 2: an error that the user can fix; 1: failed."""
         if self.state == "finished":
             return 0
         if self.signal:
@@ -259,8 +264,7 @@ class _Client:
                 self.master.stop(grace_s=_KILL_AFTER_S)
 
     def _ask_to_stop(self, *, at_once: bool) -> None:
-        """Send the request to stop until the master has confirmed it: a restarted master lost
-        it."""
+        """Send the request to stop until a master has confirmed it; a restart may lose it."""
         asked = self._asked
         if asked is not None and (not asked.done() or asked.exception() is None):
             return

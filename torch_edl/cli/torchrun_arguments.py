@@ -170,7 +170,6 @@ def endpoint(args: argparse.Namespace, config: LaunchConfig) -> str:
     Returns:
         ``host:port``. Port 0 stands for any port: the agent looks up the master of the job by its
         name on this machine. Empty: the agent starts a job of its own.
-        Empty: the agent has a job of its own.
     """
     named = args.rdzv_endpoint
     if args.standalone:

@@ -32,7 +32,9 @@ class FileKind:
     """The decision whether a file is a script, with the reason."""
 
     is_script: bool
+    """True for a training script, False for a model file."""
     reason: str
+    """Cause of the decision, as a clause for messages."""
 
 
 def kind_of(path: str, *, has_data: bool, launched: bool = False) -> FileKind:

@@ -277,7 +277,7 @@ class KubernetesLauncher:
         pod = self._pods.get(name)
         if pod is not None and pod.asked:
             return  # a pod whose create succeeded without an answer is deleted by _delete
-        # an earlier create succeeded, and its answer was lost
+        # Raised if an earlier create succeeded and its answer was lost.
         with contextlib.suppress(ExistsError):
             self._api.create(manifest)
 
@@ -363,8 +363,7 @@ class KubernetesLauncher:
         return ProcessExit(role=pod.role, id=pod.id, why="its pod was deleted", own_fault=False)
 
     def _stranger(self, state: PodState, *, gone: bool) -> None:
-        """Delete a running pod that belongs to no process, such as one of an earlier
-        incarnation."""
+        """Delete a running pod without a process, such as one of an earlier incarnation."""
         if gone:
             self._deleted.discard(state.name)
         elif not state.ended and state.name not in self._deleted:

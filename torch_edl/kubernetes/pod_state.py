@@ -59,13 +59,16 @@ class PodState:
     uid: str
     role: str = ""
     id: int = -1
+    """Number of the process for which the pod was created; -1: the label is missing."""
     shared: bool = False
     """True for a pod of several workers, see :data:`torch_edl.kubernetes.names.SHARED`."""
     incarnation: str = ""
     phase: str = "Pending"
     node: str = ""
+    """Name of the node; empty before the pod is scheduled."""
     image: str = ""
     reason: str = ""
+    """Reason of the pod's status, such as ``Evicted``; empty if there is none."""
     message: str = ""
     disruption: str = ""
     """Reason of the condition DisruptionTarget; empty if the condition does not hold."""
@@ -78,6 +81,7 @@ class PodState:
     waiting_message: str = ""
     running: bool = False
     exit_code: int | None = None
+    """Exit code of the container; None if it has not ended."""
     exit_reason: str = ""
     exit_message: str = ""
 
@@ -181,7 +185,7 @@ def end(
     if not (pod.ended or gone):
         return None
     code, why, taken, blames = pod.exit_code, "", False, False
-    # OutOfcpu: another pod took the room on that node first
+    # For example OutOfcpu: another pod was placed on the node first.
     out_of = pod.reason.startswith("OutOf")
     if pod.disruption:
         text, blames = _DISRUPTIONS.get(pod.disruption, (f"taken away ({pod.disruption})", False))

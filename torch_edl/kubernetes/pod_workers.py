@@ -56,7 +56,7 @@ class PodWorkers:
 
     def __init__(self, pod: int, module: str, stub: Stub, *, away_s: float) -> None:
         self._pod, self._module, self._stub, self._away_s = pod, module, stub, away_s
-        # guards the last lines, which the threads of the workers write
+        # Guards the last lines, which the threads of the workers write.
         self._lock = threading.Lock()
         self._last_lines: dict[int, bytes] = {}
         self._workers = LocalLauncher(lines=self._line)

@@ -44,8 +44,7 @@ _PATIENCE_S, _PAUSE_S = 60.0, 1.0
 
 
 def settled(call: Callable[[], T], *, forbidden_s: float = SETTLING_S) -> T:
-    """Return the answer to a call, and repeat the call while the server does not answer or rejects
-    it.
+    """Return the answer to a call, which is repeated if the server rejects it or is silent.
 
     Without an answer, the call is repeated for at most a minute.
 

@@ -48,8 +48,7 @@ def check(config: JobConfig) -> None:
 
 
 def temporary(config: JobConfig, own: Path) -> Path:
-    """Return a folder for files that processes of a job exchange and that are deleted
-    afterwards.
+    """Return a folder for temporary files that processes of a job exchange.
 
     Args:
         own: the folder of the job, which only the master can read.
@@ -73,8 +72,7 @@ def _written(config: JobConfig) -> Iterator[tuple[str, str]]:
 
 
 def _mounts(config: JobConfig) -> dict[str, str]:
-    """Return the mount paths of all volumes, each with the reason why pods cannot share files
-    there.
+    """Return the mount paths of all volumes, with the reason why pods cannot share files there.
 
     The reason is empty if they can.
     """

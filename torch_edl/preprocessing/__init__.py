@@ -1,8 +1,7 @@
 """Turns columns of records into inputs of a model: hashes, vocabularies, buckets, scaled numbers.
 
 Fitted steps need one pass over the data, whose statistics can be merged in any order. No module
-here uses torch, TensorFlow or sockets: only Arrow and numpy, so any worker and the master can
-import the package.
+here imports torch, TensorFlow or sockets, so that any worker and the master can import the package.
 """
 
 from torch_edl.preprocessing.column import (

@@ -26,7 +26,7 @@ class UnknownValues:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._records = 0
-        # by path: numbers of values and of unknown values
+        # Numbers of values and of unknown values, by path.
         self._counts: dict[str, tuple[int, int]] = {}
 
     def observe(

@@ -37,7 +37,7 @@ class ArrowSource(SlicedSource):
     @staticmethod
     def begins(head: bytes) -> bool:
         """True if a file of this format begins with these bytes."""
-        # the last prefix is that of a stream
+        # The last prefix is that of a stream.
         return head.startswith((b"ARROW1", b"FEA1", b"\xff\xff\xff\xff"))
 
     def __init__(self, path: str, *, skip_damaged: bool = False) -> None:

@@ -131,7 +131,7 @@ class KafkaSource(UrlSource):
         self._lock = threading.Lock()
         self._consumer: Any = None
         self._process = 0
-        # offset of the next message of the consumer; -1: no partition is assigned
+        # Offset of the next message of the consumer; -1: no partition is assigned.
         self._position = -1
 
     @classmethod
