@@ -1,4 +1,4 @@
 """Checkpoints of every strategy in one format: manifest, layout of folders, writer, reader, export.
 
-No sockets and no torch here; nothing that decides when a checkpoint is taken.
+No sockets and no torch here, and no decision when a checkpoint is taken.
 """

@@ -1,12 +1,12 @@
-"""A folder of checkpoints belongs to one run of a job at a time.
+"""Claims on checkpoint directories: a directory belongs to one run of a job at a time.
 
-``DIR/.owner.json`` names the run that has the folder. Each process of that run that commits
-checkpoints holds a shared lock on the file until it ends, however it ends, and a run takes the
-folder over by an exclusive lock. So the folder of a run that was killed is free at once, and a
-restarted master finds the folder of its own run.
+``DIR/.owner.json`` names the run that owns the directory. Each process of that run that commits
+checkpoints holds a shared lock on the file until the process ends, and a run takes over the
+directory by an exclusive lock. So the directory of a killed run is free at once, and a restarted
+master regains the directory of its own run.
 
-Some file systems (object stores that are mounted) do not tell other machines of a lock. There the
-later run takes the folder over, and the earlier one finds that before its next commit, which fails.
+Some file systems (mounted object stores) do not share locks between machines. There, a later run
+takes over the directory, and the earlier one detects this before its next commit, which fails.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 OWNER_FILE = ".owner.json"
 
 _PATIENCE_S = 2.0
-"""Seconds in which processes that were killed are gone, and other runs have looked at the lock."""
+"""Seconds to wait for a lock: killed processes may still be exiting, and other runs may hold the
+lock briefly to look at it."""
 _POLL_S = 0.05
 _MOST_BYTES = 1024
 _RUN_DIGITS = 16
@@ -40,20 +41,20 @@ _held: weakref.WeakSet[Claim] = weakref.WeakSet()
 
 
 def run_id(job: str, secret: str) -> str:
-    """The name of a run of a job; it does not reveal the secret, which all processes of the run
-    know."""
+    """Return the name of a run of a job. It does not reveal ``secret``, which all processes of the
+    run know."""
     return hashlib.sha256(f"{job}\n{secret}".encode()).hexdigest()[:_RUN_DIGITS]
 
 
 def require_free(root: str | Path, *, option: str = "--checkpoint-dir ") -> None:
-    """Raises UsageError if a running job has the folder. Nothing is written.
+    """Raise UsageError if a running job owns the directory. Nothing is written.
 
     Args:
-        option: of the user, which names the folder.
+        option: option of the user that names the directory, for messages.
     """
     try:
         file = os.open(Path(root) / OWNER_FILE, os.O_RDONLY)
-    except OSError:  # of no job yet
+    except OSError:  # not claimed yet
         return
     try:
         _lock_exclusively(file, Path(root), option)
@@ -62,18 +63,18 @@ def require_free(root: str | Path, *, option: str = "--checkpoint-dir ") -> None
 
 
 class Claim:
-    """The right of a run to write checkpoints to a folder, until :meth:`release` or the end of the
-    process.
+    """The right of a run to write checkpoints to a directory, until :meth:`release` or the end of
+    the process.
 
     Args:
-        root: the folder, which is made.
+        root: the directory, which is created if missing.
         job: name of the job, for messages.
-        run: see :func:`run_id`; processes of the same run share the folder.
-        option: of the user, which names the folder.
+        run: see :func:`run_id`; processes of the same run share the directory.
+        option: option of the user that names the directory, for messages.
 
     Raises:
-        UsageError: another run has the folder, and one of its processes lives.
-        OSError: the folder cannot be made or written.
+        UsageError: another run owns the directory, and one of its processes is running.
+        OSError: the directory cannot be created or written.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Claim:
     ) -> None:
         self.run = run
         self.continues = False
-        """This run had the folder before."""
+        """True if this run owned the directory before."""
         self._root = Path(root)
         self._path = self._root / OWNER_FILE
         self._job = job
@@ -103,8 +104,8 @@ class Claim:
                     about = {"job": self._job, "run": self.run, "pid": os.getpid()}
                     os.pwrite(self._file, json.dumps(about).encode().ljust(_MOST_BYTES), 0)
                     os.fsync(self._file)
-                # The kernel lets go of the one lock before it takes the other, so another run may
-                # have written meanwhile.
+                # The kernel releases the exclusive lock before it takes the shared one, so another
+                # run may have written in between.
                 _lock(self._file, fcntl.LOCK_SH, waits=True)
                 if _run_in(self._file) == self.run:
                     break
@@ -114,10 +115,10 @@ class Claim:
             raise
 
     def check(self) -> None:
-        """Makes sure that the folder still belongs to this run, right before a commit.
+        """Check that the directory still belongs to this run, right before a commit.
 
         Raises:
-            CheckpointError: another run has taken the folder.
+            CheckpointError: another run has taken over the directory.
         """
         try:
             if os.path.samestat(os.stat(self._path), os.fstat(self._file)):
@@ -130,7 +131,7 @@ class Claim:
                 )
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             pass
-        # The user has removed what was in the folder, or the folder itself.
+        # The user has removed the directory or its content.
         self.release()
         try:
             self._take()
@@ -138,7 +139,8 @@ class Claim:
             raise CheckpointError(str(error)) from None
 
     def release(self) -> None:
-        """Lets another run take the folder, once no other process of this run holds it."""
+        """Release the lock of this process. Another run can claim the directory once all processes
+        of this run have released it."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -148,7 +150,8 @@ class Claim:
 
 
 def _after_fork() -> None:
-    """A child that outlives its parent, such as a worker of a DataLoader, keeps no folder."""
+    """Release the claims in a forked child, which may outlive its parent, such as a worker of a
+    DataLoader."""
     for claim in _held:
         claim.release()
 
@@ -157,13 +160,13 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _lock_exclusively(file: int, root: Path, option: str, unless: str = "") -> None:
-    """Waits a moment for the lock.
+    """Acquire the exclusive lock, within a short wait.
 
     Args:
-        unless: a run; returns without the lock once the folder belongs to that run.
+        unless: a run; returns without the lock once the directory belongs to that run.
 
     Raises:
-        UsageError: another process holds it.
+        UsageError: another process holds the lock.
     """
     until = time.monotonic() + _PATIENCE_S
     while not _lock(file, fcntl.LOCK_EX):
@@ -180,7 +183,7 @@ def _lock_exclusively(file: int, root: Path, option: str, unless: str = "") -> N
 
 
 def _lock(file: int, kind: int, *, waits: bool = False) -> bool:
-    """Whether the lock was taken."""
+    """Return whether the lock was acquired; True if the file system has no locks."""
     try:
         fcntl.flock(file, kind if waits else kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -192,7 +195,7 @@ def _lock(file: int, kind: int, *, waits: bool = False) -> bool:
 
 
 def _owner(file: int) -> dict[str, object]:
-    """What the file says of its owner; empty: it is new, or damaged."""
+    """Return the owner that the file names; empty if the file is new or damaged."""
     with contextlib.suppress(ValueError):
         found = json.loads(os.pread(file, _MOST_BYTES, 0))
         if isinstance(found, dict):

@@ -1,4 +1,4 @@
-"""Exports a checkpoint as a model: plain safetensors, no optimizer state."""
+"""Exports a checkpoint as a model: plain safetensors, without optimizer state."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from torch_edl.errors import CheckpointError
 from torch_edl.files import replacing_path
 
 _ROWS = 1 << 14
-"""Written at once, each to a page of its own: 64 MB of pages at most."""
+"""Number of rows that are written at a time, each to a page of its own: 64 MB of pages at most."""
 
 
 def write_output(checkpoint_dir: str | Path, output_dir: str | Path) -> None:
-    """Writes ``model.safetensors`` (dense parameters and buffers by state_dict name),
+    """Write ``model.safetensors`` (dense parameters and buffers by state_dict name),
     ``embeddings/NAME.safetensors`` (``ids`` int64 (n,) sorted, ``vectors`` float32 (n, dim)),
-    ``preprocessing.safetensors`` where the model has one, and ``metadata.json``. The folder
-    appears whole, in place of what was there.
+    ``preprocessing.safetensors`` if the model has one, and ``metadata.json``. The folder replaces
+    an existing one as a whole.
 
     Raises:
         CheckpointError: ``checkpoint_dir`` is not a checkpoint, or is damaged.
-        OSError: the disk is full or read-only; nothing half-written is left.
+        OSError: the disk is full or read-only; no partial output is left.
     """
     source = CheckpointReader(Path(checkpoint_dir), values_only=True)
     with replacing_output(Path(output_dir)) as folder:
@@ -51,14 +51,14 @@ def write_output(checkpoint_dir: str | Path, output_dir: str | Path) -> None:
 def write_metadata(
     folder: Path, *, job: str, steps: int, tables: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Writes ``metadata.json``; ``tables`` is the description of each table by its name."""
+    """Write ``metadata.json``; ``tables`` is the description of each table by name."""
     about = {"format": FORMAT, "job": job, "steps": steps, "tables": tables}
     (folder / layout.EXPORTED_METADATA).write_text(json.dumps(about, indent=1), encoding="utf-8")
 
 
 @contextlib.contextmanager
 def replacing_output(output: Path) -> Iterator[Path]:
-    """A temporary folder that replaces ``output`` as a whole at the end, or not at all."""
+    """Yield a temporary folder, which replaces ``output`` as a whole at the end, or not at all."""
     output.parent.mkdir(parents=True, exist_ok=True)
     with replacing_path(output) as folder:
         (folder / "embeddings").mkdir(parents=True)
@@ -66,8 +66,8 @@ def replacing_output(output: Path) -> Iterator[Path]:
 
 
 def _write_table(table: SavedTable, path: Path) -> None:
-    """Two passes over the parts, first for the ids and their order, then for the vectors: the
-    process, which is the master of a job, needs memory for the ids, whatever else the parts have.
+    """Write a table in two passes over its parts: first the ids and their order, then the vectors.
+    The process (the master of a job) thus needs memory for the ids only.
 
     Raises:
         CheckpointError: a part is damaged.
@@ -93,7 +93,7 @@ def _write_table(table: SavedTable, path: Path) -> None:
         file.write(head)
         file.write(ids.data)
         file.flush()
-        # Allocated, not sparse: a full disk must raise here rather than a SIGBUS in the map below.
+        # Allocated, not sparse: a full disk must raise OSError here, not SIGBUS in the map below.
         os.posix_fallocate(file.fileno(), 0, len(head) + n * 8 + n * dim * 4)
         _scatter(table, place, mmap.mmap(file.fileno(), 0), len(head) + n * 8)
 
@@ -101,7 +101,7 @@ def _write_table(table: SavedTable, path: Path) -> None:
 def _scatter(
     table: SavedTable, place: npt.NDArray[np.int64], mapped: mmap.mmap, offset: int
 ) -> None:
-    """Writes the vectors of a table to their places (n,) in the mapped file, from ``offset`` on."""
+    """Write the vectors of a table to their places (n,) in the mapped file, from ``offset`` on."""
     out = np.frombuffer(mapped, "<f4", offset=offset).reshape(len(place), -1)
     start = 0
     for vectors in table.vectors(_ROWS):
@@ -110,7 +110,7 @@ def _scatter(
             break
         out[place[start:stop]] = vectors
         start = stop
-        # The pages that these rows touched are the page cache's from now on.
+        # Leave the pages of these rows to the page cache.
         mapped.madvise(mmap.MADV_DONTNEED)
     if start != len(out):
         raise CheckpointError(

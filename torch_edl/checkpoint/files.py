@@ -1,13 +1,13 @@
-"""The files of a checkpoint: safetensors, written without a copy in memory and read with a check of
-their bytes.
+"""The files of a checkpoint: safetensors, written without a copy in memory, read with a check of
+their checksums.
 
 ``shard-I-of-N.dense.safetensors`` holds NAME -> value (a tied weight under each of its names),
-``NAME@SLOT`` -> slot and ``NAME@step`` -> updates that the parameter has had, and
-``shard-I-of-N.table-T.part-P.safetensors`` ids, last_used, count, vectors and slots of some rows,
-``shard-I-of-N.table-T.counts-P.safetensors`` ids, last_used and count of some ids that are counted
-and have no row yet. The metadata of a file names the table, and the step of its optimizer.
+``NAME@SLOT`` -> slot, and ``NAME@step`` -> number of updates of the parameter.
+``shard-I-of-N.table-T.part-P.safetensors`` holds ids, last_used, count, vectors and slots of some
+rows. ``shard-I-of-N.table-T.counts-P.safetensors`` holds ids, last_used and count of some counted
+ids that have no row yet. The metadata of a file names the table and the step of its optimizer.
 :mod:`torch_edl.checkpoint.reader` restores the files of any number of shards into any number of
-shards. Whoever made the folder removes it where writing fails.
+shards. If writing fails, the creator of the folder removes it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from torch_edl.tables.table import EmbeddingTable, Rows, storage_dtype
 Array = npt.NDArray[Any]
 
 PART_BYTES = 128 << 20
-"""The size of a file with rows of a table, and the memory that writing it takes."""
+"""Size of a file with rows of a table, and the memory that writing it takes, in bytes."""
 
-_PIECE = 4 << 20  # bytes that are on the disk before more are written
+_PIECE = 4 << 20  # bytes written before waiting for the disk
 
 TYPES = {
     "F64": "float64",
@@ -53,24 +53,24 @@ TYPES = {
     "U8": "uint8",
     "BOOL": "bool",
 }
-"""What numpy and torch call the types of safetensors; numpy lacks some of them."""
+"""Names of the safetensors types in numpy and torch; numpy lacks some of them."""
 NAMES = {name: in_file for in_file, name in TYPES.items()}
 _CRC = "crc32"  # metadata: JSON of tensor name -> CRC-32 of its bytes
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of any type, as its bytes are in a file."""
+    """A tensor of any type, as its bytes are stored in a file."""
 
     dtype: str
     """Name of the type in safetensors: ``F32``, ``BF16``, ..."""
     shape: tuple[int, ...]
     content: npt.NDArray[np.uint8]
-    """(bytes,)"""
+    """Bytes of the values, (bytes,)."""
 
     @classmethod
     def of(cls, name: str, array: Array) -> Tensor:
-        """An array of numpy.
+        """Return the tensor of a numpy array.
 
         Raises:
             CheckpointError: the array has a type that is not supported.
@@ -86,7 +86,7 @@ class Tensor:
 def header(
     layout: Mapping[str, tuple[str, tuple[int, ...], int]], metadata: Mapping[str, str]
 ) -> bytes:
-    """The header of a safetensors file.
+    """Return the header of a safetensors file.
 
     Args:
         layout: name to (name of the type in safetensors, shape, bytes), in the order of the data:
@@ -109,12 +109,12 @@ def write(
     *,
     steadily: bool = False,
 ) -> int:
-    """Writes tensors, larger types first; returns the size of the file in bytes.
+    """Write tensors, larger types first. Returns the size of the file in bytes.
 
     Args:
-        steadily: wait for the disk after every few megabytes. The disk would otherwise get all of
-            the file at once, and who appends to another file meanwhile would wait (80 ms, measured
-            on 128 MB). The caller forces the file to the disk in the end.
+        steadily: wait for the disk after every few megabytes. Otherwise the disk receives the whole
+            file at once, and appends to other files wait meanwhile (80 ms, measured on 128 MB). The
+            caller forces the file to the disk in the end.
 
     Raises:
         CheckpointError: an array has a type that is not supported.
@@ -141,7 +141,7 @@ def write(
 
 
 def metadata(path: Path) -> dict[str, str]:
-    """The metadata of a file, without its tensors.
+    """Return the metadata of a file, without its tensors.
 
     Raises:
         CheckpointError: the file is missing or not a safetensors file.
@@ -154,8 +154,8 @@ def metadata(path: Path) -> dict[str, str]:
 
 
 def read_tensors(path: Path, names: Collection[str] | None = None) -> dict[str, Tensor]:
-    """The tensors of a file, or those of some names that it has; checksums are verified where the
-    file has them.
+    """Return the tensors of a file, or those in ``names`` that it has; checksums are verified if
+    the file has them.
 
     Raises:
         CheckpointError: the file is missing, not a safetensors file, or its bytes have changed.
@@ -183,8 +183,8 @@ def read_tensors(path: Path, names: Collection[str] | None = None) -> dict[str, 
 
 
 def read_rows(path: Path, name: str, rows: int) -> Iterator[npt.NDArray[np.float32]]:
-    """A float32 matrix of a file, ``rows`` of its rows at a time. The checksum is verified after
-    the last of them.
+    """Yield a float32 matrix of a file, ``rows`` rows at a time. Its checksum is verified after the
+    last rows.
 
     Raises:
         CheckpointError: the file has no such matrix, or is damaged.
@@ -220,7 +220,7 @@ def _crcs(path: Path) -> dict[str, int]:
 
 
 def _entries(file: BinaryIO) -> tuple[dict[str, Any], int]:
-    """What the header says of each tensor, and where the data begin."""
+    """Return the entries of the header by name of the tensor, and the position of the data."""
     size = int.from_bytes(file.read(8), "little")
     entries = json.loads(file.read(size))
     entries.pop("__metadata__", None)
@@ -232,7 +232,7 @@ def _damaged(path: Path, name: str) -> CheckpointError:
 
 
 def read(path: Path, names: Collection[str] | None = None) -> dict[str, Array]:
-    """The tensors of a file as arrays; see :func:`read_tensors`.
+    """Return the tensors of a file as arrays; see :func:`read_tensors`.
 
     numpy has no bfloat16: such tensors are read as float32, which changes no value.
 
@@ -265,10 +265,10 @@ def write_tables(
     *,
     steadily: bool = False,
 ) -> dict[str, int]:
-    """Writes tables whose snapshots have begun, each as of its step; returns file name to size.
+    """Write tables whose snapshots have begun, each with its step. Returns file sizes by name.
 
     Args:
-        after_file: called with each file; what it raises ends the snapshots.
+        after_file: called with each file; an exception ends the snapshots.
         steadily: see :func:`write`.
 
     Raises:
@@ -285,14 +285,14 @@ def write_tables(
                     written[path.name] = write(path, vars(part), about, steadily=steadily)
                     after_file(path)
     finally:
-        # Pushes copy rows for a snapshot as long as it is open.
+        # Pushes copy rows as long as a snapshot is open.
         for table, _ in tables:
             table.core.end_snapshot()
     return written
 
 
 def _parts(table: EmbeddingTable) -> Iterator[Rows]:
-    """The rows, some at a time; of an empty table once, since a file must describe it, too."""
+    """Yield the rows in parts; an empty part for an empty table, since a file must describe it."""
     dim, slots, empty = table.dim, len(table.slot_names), True
     for rows in table.snapshot_rows(max(1, PART_BYTES // (4 * dim * (1 + slots) + 24))):
         if len(rows.ids):

@@ -1,11 +1,12 @@
-"""Folders of checkpoints: a checkpoint is written to a temporary folder and appears by one rename.
+"""The layout of checkpoint directories: a checkpoint is written to a temporary folder and appears
+by one rename.
 
 ``DIR/step-0000001234/`` holds ``manifest.json`` and the files of every shard::
 
     shard-0-of-2.dense.safetensors          NAME -> value, ``NAME@SLOT``, ``NAME@step``
     shard-0-of-2.table-0.part-0.safetensors ids, vectors, slots, last_used, count
     shard-0-of-2.table-0.counts-0.safetensors ids without a row, count, last_used
-    shard-0-of-1.optimizer.safetensors      of a replica: the state of torch optimizers
+    shard-0-of-1.optimizer.safetensors      state of torch optimizers, written by one worker
     ...
 
 A folder without a manifest is not a checkpoint: a crash left it, and :func:`prune` removes it. The
@@ -39,22 +40,22 @@ _TEMPORARY = ".snapshot-"
 
 
 def step_dir(root: str | Path, steps: int) -> Path:
-    """The folder of the checkpoint after ``steps`` minibatches."""
+    """Return the folder of the checkpoint after ``steps`` minibatches."""
     return Path(root) / f"step-{steps:010d}"
 
 
 def temporary_dir(root: str | Path) -> Path:
-    """A new name for a folder in which a checkpoint is written."""
+    """Return a new path for a folder in which a checkpoint is written."""
     return Path(root) / f"{_TEMPORARY}{uuid.uuid4().hex}"
 
 
 def is_checkpoint(directory: Path) -> bool:
-    """Whether the folder holds a complete checkpoint."""
+    """Return whether the folder holds a complete checkpoint."""
     return (directory / MANIFEST).exists()
 
 
 def is_export(directory: Path) -> bool:
-    """Whether the folder holds an exported model."""
+    """Return whether the folder holds an exported model."""
     return (directory / EXPORTED_MODEL).is_file() and (directory / EXPORTED_METADATA).is_file()
 
 
@@ -69,30 +70,30 @@ def save(
     written: Path | None = None,
     anew: bool = False,
 ) -> tuple[Path, Manifest]:
-    """Makes the checkpoint after ``steps`` minibatches, or keeps the one that is complete already.
-
-    Every process that commits a checkpoint commits it here.
+    """Make the checkpoint after ``steps`` minibatches, or keep the complete one that is already
+    there. All commits of checkpoints use this function.
 
     Args:
-        write: writes the files into a temporary folder, which is new and empty, and describes them.
-        run: the run of the job that commits.
-        restored: the checkpoint that the model was restored from, which another run may have
-            written.
-        written: a temporary folder that has the files already. A process that dies in the commit
-            leaves it where it is, and another can commit it.
-        fence: raises if this process may not commit any more; called when all files are on the
-            disk, right before the rename.
-        anew: calls ``write`` even if the checkpoint is there, and replaces a checkpoint that has
-            other records: that of a model which was lost.
+        write: writes the files to a temporary folder, which is new and empty, and returns their
+            manifest.
+        run: run of the job that commits.
+        restored: checkpoint that the model was restored from, which another run may have written.
+        written: temporary folder that has the files already. A process that dies during the commit
+            leaves the folder, and another process can commit it.
+        fence: raises if this process may no longer commit; called when all files are on the disk,
+            right before the rename.
+        anew: call ``write`` even if the checkpoint exists, and replace a checkpoint with other
+            records, which is of a lost model.
 
     Returns:
         The folder of the checkpoint and its manifest.
 
     Raises:
-        CheckpointError: a file is missing or has another size than the manifest says; or another
-            run has written a checkpoint after as many minibatches.
+        CheckpointError: a file is missing or has another size than in the manifest, or another run
+            has written a checkpoint after the same number of minibatches.
         OSError: the disk is full or read-only.
-        Exception: whatever ``write`` or ``fence`` raised. The folder is removed in all cases.
+        Exception: an exception of ``write`` or ``fence``. The temporary folder is removed in all
+            cases.
     """
     directory, temporary = step_dir(root, steps), written or temporary_dir(root)
     if not anew and is_checkpoint(directory):
@@ -103,20 +104,20 @@ def save(
         manifest = replace(write(temporary), run=run)
         seal(temporary, manifest)
         fence()
-        if is_checkpoint(directory):  # or of another process, which was faster
+        if is_checkpoint(directory):  # another process may have been faster
             found = _own(directory, run, restored)
             if not anew or found.watermarks == manifest.watermarks:
                 return directory, found
-        if directory.exists():  # without a manifest: of a crash
+        if directory.exists():  # left by a crash: without a manifest
             _remove(directory)
         rename(temporary, directory)
         return directory, manifest
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # unless it was renamed
+        shutil.rmtree(temporary, ignore_errors=True)  # no-op after the rename
 
 
 def _own(directory: Path, run: str, restored: str) -> Manifest:
-    """The manifest of a complete checkpoint, which must hold the model of this run.
+    """Return the manifest of a complete checkpoint, which must hold the model of this run.
 
     Raises:
         CheckpointError: the model is of another run, or the checkpoint is damaged.
@@ -131,7 +132,7 @@ def _own(directory: Path, run: str, restored: str) -> Manifest:
 
 
 def seal(directory: Path, manifest: Manifest) -> None:
-    """Adds the manifest to a folder when all files have reached the disk.
+    """Add the manifest to a folder, after all files have reached the disk.
 
     Raises:
         CheckpointError: a listed file is missing or has another size.
@@ -146,7 +147,7 @@ def seal(directory: Path, manifest: Manifest) -> None:
 
 
 def read(directory: str | Path) -> Manifest:
-    """The manifest of a checkpoint whose files are all there.
+    """Return the manifest of a checkpoint whose files are complete.
 
     Raises:
         CheckpointError: the manifest is missing or damaged, or a file does not match it.
@@ -165,7 +166,7 @@ def read(directory: str | Path) -> Manifest:
 
 
 def verify_files(directory: Path, manifest: Manifest) -> None:
-    """Raises CheckpointError unless every file of the manifest exists with its size."""
+    """Raise CheckpointError unless every file of the manifest exists with its size."""
     for name, size in manifest.files.items():
         path = directory / name
         if Path(name).name != name:
@@ -176,14 +177,14 @@ def verify_files(directory: Path, manifest: Manifest) -> None:
 
 
 def newest(root: str | Path) -> Path | None:
-    """The newest complete checkpoint under ``root``, or None."""
+    """Return the newest complete checkpoint under ``root``; None if there is none."""
     found = complete(root)
     return found[-1] if found else None
 
 
 def trained_model(path: Path) -> Path | None:
-    """The model in a folder: the folder itself, if it is an output or a checkpoint, or the newest
-    checkpoint in it; None: there is none.
+    """Return the model at a path: the folder itself if it is an output or a checkpoint, else its
+    newest checkpoint; None if there is none.
 
     Raises:
         CheckpointError: the checkpoint is damaged.
@@ -192,18 +193,19 @@ def trained_model(path: Path) -> Path | None:
         return path
     found = path if is_checkpoint(path) else newest(path)
     if found is not None:
-        read(found)  # which checks it
+        read(found)  # verifies the files
     return found
 
 
 def newest_to_resume(
     root: str | Path, *, resume: bool, option: str = "--checkpoint-dir ", fix: str = "add --resume"
 ) -> Path | None:
-    """The newest complete checkpoint under ``root``, for a job that begins, or None.
+    """Return the newest complete checkpoint under ``root``, for a job that begins; None if there is
+    none.
 
     Raises:
-        UsageError: there is one, and the job is not to ``resume``: the checkpoint would later be
-            taken for the newest of this job.
+        UsageError: there is one, and ``resume`` is False: later, it could be taken for a checkpoint
+            of this job.
     """
     found = newest(root)
     if found is not None and not resume:
@@ -215,16 +217,16 @@ def newest_to_resume(
 
 
 def complete(root: str | Path) -> list[Path]:
-    """All complete checkpoints under ``root``, oldest first."""
+    """Return all complete checkpoints under ``root``, oldest first."""
     return [path for path in _folders(root) if is_checkpoint(path)]
 
 
 def prune(newest: Path, keep: int) -> None:
-    """Removes the checkpoints before ``newest``, but for the last ``keep - 1`` of them, and the
-    incomplete folders of crashes.
+    """Remove the checkpoints before ``newest`` except the last ``keep - 1``, and incomplete
+    folders.
 
-    Every folder after ``newest`` stays: it may be of a model that was lost before the job knew of
-    the checkpoint. A folder that cannot be removed is logged, and the next call tries again.
+    Folders after ``newest`` stay: one may be of a model that was lost before the job knew of the
+    checkpoint. A folder that cannot be removed is logged, and the next call tries again.
     """
     folders = _folders(newest.parent)
     before = folders[: folders.index(newest)]
@@ -246,18 +248,18 @@ def _remove(directory: Path) -> None:
 
 
 def remove_leftovers(root: str | Path) -> None:
-    """Removes what processes that were killed left half-written. What a process writes there now
-    is not committed, rather than in part."""
+    """Remove the temporary folders of killed processes. A process that is still writing to one
+    fails to commit."""
     for path in list(Path(root).glob(f"{_TEMPORARY}*")):
         gone = temporary_dir(root)
         with contextlib.suppress(OSError):
-            rename(path, gone)  # at once: the rename that would commit it fails from now on
+            rename(path, gone)  # atomic: a later commit of the folder fails
             shutil.rmtree(gone, ignore_errors=True)
 
 
 def _folders(root: str | Path) -> list[Path]:
-    """Folders with the name of a checkpoint, sorted by steps as numbers (names have 10 digits or
-    more)."""
+    """Return the folders with the name of a checkpoint, sorted by steps as numbers (names have 10
+    digits or more)."""
     found = {path: _NAME.fullmatch(path.name) for path in Path(root).glob("step-*")}
     steps = {path: int(match[1]) for path, match in found.items() if match}
     return sorted(steps, key=lambda path: steps[path])

@@ -1,4 +1,4 @@
-"""What a checkpoint holds and which records are in it: the content of ``manifest.json``. Pure."""
+"""The manifest of a checkpoint, ``manifest.json``: its files and the records in its model. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import pserver_pb2 as pb
 
 FORMAT = 2
-"""Counts the incompatible changes of what is in the files of a checkpoint."""
+"""Version of the format of checkpoint files, increased by incompatible changes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,20 +19,20 @@ class Snapshot:
     """The model of one process, written to a folder; a checkpoint once it has a manifest."""
 
     files: dict[str, int]
-    """File name to size in bytes."""
+    """File sizes in bytes by name."""
     watermarks: Watermarks
-    """Which records are in the model."""
+    """Watermarks of the records in the model."""
     version: int
-    """Updates that the model has had."""
+    """Number of updates of the model."""
 
     def to_proto(self) -> pb.Snapshot:
-        """The message."""
+        """Return the snapshot as a message."""
         watermarks = self.watermarks.to_proto()
         return pb.Snapshot(files=self.files, watermarks=watermarks, version=self.version)
 
     @classmethod
     def from_proto(cls, message: pb.Snapshot) -> Snapshot:
-        """What :meth:`to_proto` wrote."""
+        """Return the snapshot of a message of :meth:`to_proto`."""
         return cls(
             files=dict(sorted(message.files.items())),
             watermarks=Watermarks.from_proto(message.watermarks),
@@ -46,35 +46,36 @@ class Manifest:
 
     job: str
     run: str = ""
-    """The run of the job that wrote the files; empty: unknown."""
+    """Run of the job that wrote the files; empty if unknown."""
     strategy: str
-    """The strategy that wrote the files: ``ps``, ``local`` or ``allreduce``."""
+    """Strategy that wrote the files: ``ps``, ``local`` or ``allreduce``."""
     steps: int
-    """Minibatches trained on."""
+    """Number of minibatches in the model."""
     shards: int = 1
     """Number of processes that wrote a shard."""
     watermarks: Watermarks = field(default_factory=Watermarks)
-    """The records of training tasks that are in the model."""
+    """Watermarks of the training records in the model."""
     files: dict[str, int] = field(default_factory=dict)
-    """File name to size in bytes."""
+    """File sizes in bytes by name."""
     versions: tuple[int, ...] = ()
-    """Version of each shard."""
+    """Version (number of updates) of each shard."""
     data: dict[str, Any] = field(default_factory=dict)
-    """What fixes the meaning of a task id: shards, records_per_task, batch size, seed, ..."""
+    """Values that determine which records a task id means: shards, records_per_task, batch size,
+    seed, ..."""
 
     @property
     def on_servers(self) -> bool:
-        """Parameter servers wrote the files, with the state of their kernels; otherwise one worker
-        did, with the state of its own optimizer."""
+        """True if parameter servers wrote the files, with the state of their kernels; False if a
+        worker did, with the state of its optimizer."""
         return self.strategy == "ps"
 
     @property
     def has_tables(self) -> bool:
-        """Rows of embedding tables are in it."""
+        """True if the files include rows of embedding tables."""
         return any(".table-" in name for name in self.files)
 
     def to_json(self) -> str:
-        """The text of ``manifest.json``."""
+        """Return the text of ``manifest.json``."""
         raw = {"format": FORMAT, **asdict(self)}
         raw["retired_before"] = self.watermarks.retired_before
         raw["watermarks"] = {str(task): offset for task, offset in self.watermarks.offsets.items()}
@@ -82,11 +83,11 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
-        """The inverse of :meth:`to_json`.
+        """Return the manifest of a text of :meth:`to_json`.
 
         Raises:
             CheckpointError: the files are in the format of another version of torch-edl.
-            ValueError, TypeError, KeyError, AttributeError: the text is not that of a manifest.
+            ValueError, TypeError, KeyError, AttributeError: the text is not a manifest.
         """
         raw = json.loads(text)
         found = raw.pop("format", 1)

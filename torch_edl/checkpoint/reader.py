@@ -26,18 +26,18 @@ from torch_edl.wire import pserver_pb2 as pb
 Floats = npt.NDArray[np.float32]
 
 FORMAT = 1
-"""Of an exported model."""
+"""Version of the format of an exported model."""
 
 _INIT_ROWS = 1 << 16
 
 
 @dataclass
 class SavedTable:
-    """A table on disk, with the parts of all shards."""
+    """A table on the disk, with the parts of all shards."""
 
     name: str
     info: dict[str, Any]
-    """dim, num_embeddings, initializer, seed, modules."""
+    """Description of the table: dim, num_embeddings, initializer, seed, modules."""
     parts: list[Path] = field(default_factory=list)
     counts_parts: list[Path] = field(default_factory=list)
     slot_names: list[str] = field(default_factory=list)
@@ -46,7 +46,7 @@ class SavedTable:
 
     @classmethod
     def of_weight(cls, name: str, weight: Floats) -> SavedTable:
-        """The rows of a dense weight (num_embeddings, dim)."""
+        """Return a table with the rows of a dense weight (num_embeddings, dim)."""
         about = {
             "dim": weight.shape[1],
             "num_embeddings": weight.shape[0],
@@ -61,7 +61,7 @@ class SavedTable:
         return list(self.info.get("modules", [self.name]))
 
     def weight(self) -> Floats:
-        """The whole table (num_embeddings, dim); unseen rows have their initial values.
+        """Return the whole table (num_embeddings, dim); unseen rows have their initial values.
 
         Raises:
             UsageError: the table has no bound.
@@ -85,11 +85,11 @@ class SavedTable:
 
     @property
     def bound(self) -> int:
-        """Ids are below this number; 0: any int64 is an id."""
+        """Upper bound of ids, exclusive; 0 if any int64 is an id."""
         return int(self.info["num_embeddings"])
 
     def rows(self) -> Iterator[tuple[Path, Rows]]:
-        """The rows of each part.
+        """Yield the path and the rows of each part.
 
         Raises:
             CheckpointError: a part is damaged.
@@ -115,7 +115,7 @@ class SavedTable:
             yield path, Rows(ids, vectors, slots, last_used, count)
 
     def ids(self) -> Iterator[npt.NDArray[np.int64]]:
-        """The ids of each part; the rest of the parts is not read.
+        """Yield the ids of each part, without reading the rest of the part.
 
         Raises:
             CheckpointError: a part is damaged.
@@ -127,7 +127,7 @@ class SavedTable:
                 raise CheckpointError(f"{path}: no tensor {error}; it is damaged") from None
 
     def vectors(self, rows: int) -> Iterator[Floats]:
-        """The vectors of the ids, in the order of :meth:`ids`, at most ``rows`` at a time.
+        """Yield the vectors in the order of :meth:`ids`, at most ``rows`` at a time.
 
         Raises:
             CheckpointError: a part is damaged.
@@ -136,7 +136,7 @@ class SavedTable:
             yield from files.read_rows(path, "vectors", rows)
 
     def counts(self) -> Iterator[tuple[Path, AdmissionCounts]]:
-        """The ids of each part that are counted and have no row.
+        """Yield the path and the counted ids without a row of each part.
 
         Raises:
             CheckpointError: a part is damaged.
@@ -168,7 +168,7 @@ def _is_float(value: Any) -> bool:
 
 
 def _require_info(path: Path, table: str, info: Any) -> None:
-    """Raises CheckpointError unless the description of a table has all that is read of it."""
+    """Raise CheckpointError unless the description of a table has all required values."""
     for key, is_possible in _INFO.items():
         try:
             possible = is_possible(info[key])
@@ -183,15 +183,14 @@ def _require_info(path: Path, table: str, info: Any) -> None:
 
 
 class CheckpointReader:
-    """A checkpoint of any number of shards, or the folder of an exported model.
+    """A checkpoint of any number of shards, or an exported model.
 
     Args:
-        shard, shards: which part of the tables is restored.
-        values_only: read the values alone, without watermarks, versions, slots and steps, as an
-            exported model has them: for the first values of another job. A checkpoint of any
-            strategy will do.
-        on_servers: whether parameter servers must have written the checkpoint, or a worker, unless
-            ``values_only``.
+        shard, shards: the part of the tables to restore.
+        values_only: read only values, without watermarks, versions, slots and steps, as initial
+            values of another job. A checkpoint of any strategy can be read.
+        on_servers: whether the checkpoint must have been written by parameter servers (True) or by
+            a worker; ignored with ``values_only``.
 
     Raises:
         CheckpointError: the folder holds neither, or is damaged.
@@ -280,7 +279,7 @@ class CheckpointReader:
             raise CheckpointError(f"{path}: {error}; export it again") from None
 
     def dense(self) -> tuple[dict[str, files.Array], int]:
-        """Dense parameters, slots and steps of all shards by name, and the largest step.
+        """Return dense parameters, slots and steps of all shards by name, and the largest step.
 
         Raises:
             CheckpointError: a file is damaged.
@@ -296,13 +295,13 @@ class CheckpointReader:
         return values, step
 
     def restore_table(self, info: pb.EmbeddingTableInfo, optimizers: Optimizers) -> EmbeddingTable:
-        """The table that ``info`` describes, with the rows that this shard owns.
+        """Return the table that ``info`` describes, with the rows that this shard owns.
 
-        An unseen row starts with the initializer of the saved table. A weight that was a dense
-        parameter where the model was trained can be restored as a table.
+        An unseen row starts with the initializer of the saved table. A dense weight of the saved
+        model can be restored as a table.
 
         Raises:
-            UsageError: the saved model does not have the table, or in another dimension.
+            UsageError: the saved model lacks the table, or has it in another dimension.
             CheckpointError: a part is damaged.
         """
         saved = self.tables.get(info.name)
@@ -339,7 +338,7 @@ class CheckpointReader:
                 rows.ids[mine],
                 rows.vectors[mine],
                 rows.slots[mine],
-                # With the values alone, updates count from 0, and each row was used at 0.
+                # With values only, updates count from 0, and each row was last used at 0.
                 np.minimum(rows.last_used[mine], saved.step),
                 rows.count[mine],
             )
@@ -353,8 +352,8 @@ class CheckpointReader:
 
 
 def _require_name(table: str, path: Path) -> None:
-    """Raises CheckpointError if a file names a table as no model does: the name becomes that of a
-    file, which must not be outside the folder."""
+    """Raise CheckpointError if a file names a table as no model can: the name becomes a file name,
+    which must not lead outside the folder."""
     if not is_table_name(table):
         raise CheckpointError(
             f"{path}: a table with the name {table!r}, which no table can have; the file was "

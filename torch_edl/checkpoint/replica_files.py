@@ -1,5 +1,5 @@
-"""The files of a checkpoint that one worker writes, which holds the whole model and its optimizer;
-see :mod:`torch_edl.pytorch.replica` and :mod:`tf_compat.replica`."""
+"""Files of a checkpoint that one worker writes, with the whole model and its optimizer; see
+:mod:`torch_edl.pytorch.replica` and :mod:`tf_compat.replica`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _KERAS = "keras"
 
 
 def header(folder: Path) -> dict[str, Any]:
-    """What is not a tensor of a checkpoint: the position in the data, and of each optimizer what
-    its tensors do not say.
+    """Return the parts of a checkpoint that are not tensors: the position in the data, and the
+    non-tensor state of each optimizer.
 
     Raises:
         CheckpointError: the folder holds something else.
@@ -33,5 +33,5 @@ def header(folder: Path) -> dict[str, Any]:
 
 
 def keras_optimizer(found: dict[str, Any]) -> str:
-    """The class of the optimizer, if a model of Keras wrote the header; empty: one of torch did."""
+    """Return the class of the Keras optimizer; empty if a torch model wrote the header."""
     return str(found.get(_KERAS) or "")
