@@ -1,13 +1,15 @@
-"""Every exception of the project.
+"""All exceptions of the project.
 
-What a user can mend derives from :class:`UsageError` and reads ``value: what is wrong; the fix``.
+Errors that the user can fix derive from :class:`UsageError` and read ``value: what is wrong; the
+fix``.
 """
 
 from __future__ import annotations
 
 
 def describe_error(error: BaseException) -> str:
-    """Type and text of what the user's code raised, in one line of a message."""
+    """Return type and text of an exception of the user's code, on one line unless its text has
+    several."""
     if isinstance(error, SystemExit):
         return f"SystemExit: it called sys.exit({error.code!r})"
     text = str(error)
@@ -19,15 +21,15 @@ class EdlError(Exception):
 
 
 class UsageError(EdlError, ValueError):
-    """Something the user wrote cannot work: the message names the value and the fix."""
+    """An input of the user is invalid; the message names the value and the fix."""
 
 
 class ContractError(UsageError):
-    """The model file breaks the contract (a function is missing, returns the wrong thing, ...)."""
+    """The model file breaks the contract: a function is missing, returns a wrong value, ..."""
 
 
 class DataError(UsageError):
-    """A data file cannot be read: ``path``, and the byte ``offset`` of the damage where known."""
+    """A data file cannot be read: ``path``, and the byte ``offset`` of the damage if known."""
 
     def __init__(self, path: str, reason: str, offset: int | None = None) -> None:
         where = path if offset is None else f"{path} at byte {offset}"
@@ -46,34 +48,36 @@ class CheckpointError(EdlError):
 
 
 class JournalDamagedError(EdlError):
-    """A record of a journal, before its last ones, is not as it was written."""
+    """A record of a journal, before its torn tail, differs from what was written."""
 
 
 class StateLostError(EdlError):
-    """What a server acknowledged is nowhere any more: the model returns to its checkpoint."""
+    """Acknowledged updates of a server are lost: the model is restored from its checkpoint."""
 
 
 class StoreConflictError(EdlError):
-    """A compare-and-set lost: somebody else wrote the key, or holds the lock."""
+    """A compare-and-set failed: another writer changed the key or holds the lock."""
 
 
 class StaleIncarnationError(EdlError):
-    """The caller belongs to an earlier life of the servers; it must ask the master again."""
+    """The caller knows an earlier incarnation of the servers; it must ask the master for the
+    current ones."""
 
 
 class ServersLostError(EdlError):
-    """A parameter server did not answer, or belongs to another life: ask the master again."""
+    """A parameter server did not answer, or has another incarnation; the caller must ask the master
+    for the current servers."""
 
 
 class ServersReplacedError(ServersLostError):
-    """The model is on other servers now, and the master has said why."""
+    """The model is on other servers, and the master has logged the reason."""
 
 
 class MinibatchError(EdlError):
     """A minibatch cannot be computed.
 
     Args:
-        sample: index in the minibatch of the sample that is the cause; None: not known.
+        sample: index of the sample in the minibatch that caused the error; None if unknown.
     """
 
     def __init__(self, text: str, sample: int | None = None) -> None:
@@ -82,11 +86,11 @@ class MinibatchError(EdlError):
 
 
 class UserCodeError(MinibatchError):
-    """The user's model or loss raised; the exception is the cause."""
+    """The user's model or loss raised an exception, which is the cause of this one."""
 
 
 class NanLossError(MinibatchError):
-    """The loss of a minibatch is not finite, and the user wants to stop then."""
+    """The loss of a minibatch is not finite, and ``--on-nan`` makes this an error."""
 
 
 class JobFailedError(EdlError):
@@ -94,7 +98,7 @@ class JobFailedError(EdlError):
 
 
 class MasterLostError(EdlError):
-    """The master does not answer any more."""
+    """The master is unreachable."""
 
 
 class DismissedError(EdlError):
@@ -110,4 +114,4 @@ class DismissedError(EdlError):
 
 
 class DeclaredLostError(DismissedError):
-    """The master declared this process lost: the job wants another one in its place."""
+    """The master declared this process lost, and the job replaces it."""

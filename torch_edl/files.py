@@ -1,7 +1,7 @@
-"""Files and folders that are replaced whole, and stay so when the machine loses power.
+"""Atomic replacement of files and folders that survives a loss of power.
 
-All renames of torch-edl are here: a rename makes a content visible that must be on the disk before,
-and the new name must be on the disk before anybody relies on it.
+All renames of torch-edl are here: before a rename, the content must be on the disk, and after it,
+the new name.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-# What file systems answer that cannot force a folder to the disk.
+# Errors of file systems that cannot force a folder to the disk.
 _NOT_FOR_FOLDERS = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
 
 
 @contextlib.contextmanager
 def replacing_path(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary path, at which the block makes a file or a folder. That appears under ``path``
-    whole when the block ends, in place of what was there, and not at all if the block raises.
+    """Yield a temporary path, at which the block makes a file or a folder. At the end of the block,
+    it replaces ``path`` as a whole; if the block raises, ``path`` is unchanged.
 
     Raises:
-        OSError: the disk refused; what was there stays.
+        OSError: a write failed; ``path`` is unchanged.
     """
     final = Path(path)
-    if final.is_symlink() and final.is_dir():  # to another disk: the folder there is replaced
+    if final.is_symlink() and final.is_dir():  # replace the target, possibly on another disk
         final = final.resolve()
     temporary = _hidden(final, "part")
     try:
         yield temporary
         sync_tree(temporary)
-        if final.is_dir() and any(final.iterdir()):  # which no rename replaces
+        if final.is_dir() and any(final.iterdir()):  # a rename cannot replace it
             old = _hidden(final, "old")
             os.rename(final, old)
             os.rename(temporary, final)
@@ -51,44 +51,45 @@ def replacing_path(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str], mode: int = 0o666) -> Iterator[BinaryIO]:
-    """A file that appears under ``path`` whole when the block ends, and not at all if it raises.
+    """Yield a file that replaces ``path`` as a whole at the end of the block, or not at all if the
+    block raises.
 
     Args:
         mode: permissions of the file, less the umask.
     """
     with replacing_path(path) as temporary:
-        # os.open, not tempfile: the file is to have the permissions of the user's umask.
+        # os.open, not tempfile: the permissions follow the user's umask.
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with open(descriptor, "wb") as file:
             yield file
 
 
 def write_text(path: Path, text: str, mode: int = 0o666) -> None:
-    """Replaces a file by one of that text, whole or not at all.
+    """Replace the content of a file by a text, as a whole or not at all.
 
     Raises:
-        OSError: the disk refused; the old file stays.
+        OSError: a write failed; the old file is unchanged.
     """
     with replacing(path, mode) as file:
         file.write(text.encode())
 
 
 def rename(old: Path, new: Path) -> None:
-    """Renames a file or a folder whose content is on the disk, and returns when the new name is on
-    the disk, too. A file and an empty folder of the new name are replaced.
+    """Rename a file or a folder whose content is on the disk, and wait until the new name is on the
+    disk. An existing file or empty folder of that name is replaced.
 
     Raises:
-        OSError: the disk refused, or a folder of the new name is not empty.
+        OSError: the rename failed, or a folder of the new name is not empty.
     """
     os.rename(old, new)
     sync(new.parent)
 
 
 def sync_tree(path: Path) -> None:
-    """Returns when a file, or a folder with all that it holds, is on the disk.
+    """Wait until a file, or a folder with all its content, is on the disk.
 
     Raises:
-        OSError: the disk refused.
+        OSError: a write failed.
     """
     if path.is_dir():
         for each in path.iterdir():
@@ -97,10 +98,10 @@ def sync_tree(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Returns when a file, or what a folder lists, is on the disk.
+    """Wait until the content of a file, or the entries of a folder, are on the disk.
 
     Raises:
-        OSError: the disk refused.
+        OSError: a write failed.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -113,5 +114,6 @@ def sync(path: Path) -> None:
 
 
 def _hidden(path: Path, suffix: str) -> Path:
-    """A new name in the same folder, so that a rename is atomic; no glob takes it for data."""
+    """Return a new path in the same folder, so that a rename is atomic; the hidden name matches no
+    glob of data."""
     return path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.{suffix}")

@@ -1,12 +1,13 @@
-"""A folder for what need not survive its process: the replica of another shard, a socket.
+"""Scratch folders of a process, for files that need not survive it: the replica of another shard, a
+socket.
 
-Other users share the folder for temporary files (``TMPDIR``), and may have made anything there
-under any name. All folders of a user therefore lie in one that no other user may enter, at a random
-name. It is used only if it is a folder, of this user, closed to others and marked as made here, all
-of which is asked of its descriptor; what others made under such a name is ignored.
+Other users share the folder for temporary files (``TMPDIR``) and may create anything there. All
+scratch folders of a user therefore lie in one folder with a random name that other users cannot
+enter. It is used only if it is a folder, belongs to this user, is closed to others, and has the
+mark of this module; all of this is checked on its open descriptor. Other folders are ignored.
 
-The folder of a process that got SIGKILL is removed by the next process that makes one: a process
-holds a lock on its folder as long as it lives. Nothing is removed without the mark.
+The folder of a killed process is removed by the next process that makes one: each process holds a
+lock on its folder as long as it runs. Nothing without the mark is removed.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 class Scratch:
-    """Makes the folder ``path``, and removes those of processes that are gone.
+    """A new folder ``path``; also removes the folders of processes that have ended.
 
     Args:
-        name: the begin of the folder's name.
+        name: prefix of the folder's name.
 
     Raises:
         UsageError: the folder cannot be made.
@@ -43,7 +44,7 @@ class Scratch:
             self.path = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=root))
             self._held = os.open(self.path, _OPEN)
             fcntl.flock(self._held, fcntl.LOCK_SH)
-            _mark(self._held)  # only now: it is not removed between its making and its locking
+            _mark(self._held)  # last: unmarked folders are never removed
         except OSError as error:
             raise UsageError(
                 f"{error.filename or parent}: {error.strerror}; name a folder for temporary files "
@@ -51,7 +52,7 @@ class Scratch:
             ) from error
 
     def close(self) -> None:
-        """Removes the folder, unless another process holds it, too."""
+        """Remove the folder, unless another process holds a lock on it."""
         try:
             _remove(self.path, self._held)
         finally:
@@ -59,7 +60,8 @@ class Scratch:
 
 
 def _root(parent: Path) -> Path:
-    """The folder of all folders of this user, which stays: its name is never free for others."""
+    """Return the parent of all scratch folders of this user. It is never removed, so no other user
+    can take its name."""
     prefix = f"torch-edl-{os.getuid()}-"
     for path in sorted(parent.glob(f"{prefix}*")):
         if (found := _opened(path)) is not None:
@@ -75,7 +77,7 @@ def _root(parent: Path) -> Path:
 
 
 def _sweep(root: Path) -> None:
-    """Removes the folders that no process holds."""
+    """Remove the folders without a lock."""
     for path in root.iterdir():
         if (found := _opened(path)) is None:
             continue
@@ -96,7 +98,7 @@ def _mark(folder: int) -> None:
 
 
 def _opened(path: Path) -> int | None:
-    """A folder that this module has made for this user; None: it is something else."""
+    """Open a folder that this module made for this user; None if it is anything else."""
     try:
         found = os.open(path, _OPEN)
     except OSError:
