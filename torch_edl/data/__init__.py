@@ -1,2 +1,4 @@
-"""How records reach a worker: sources (files by index), leases of tasks and the loader of batches.
-No gradients, no servers, no user contract here; nothing in ``sources`` may import torch."""
+"""The data path of a worker: sources of records, leased tasks, and minibatches.
+
+This package has no gradients, servers or model files. Modules in ``sources`` must not import torch.
+"""

@@ -1,6 +1,6 @@
-"""A minibatch, and an update, the minibatches of one commit.
+"""A minibatch, and an update, which consists of the minibatches of one commit.
 
-A tensor is whatever has a shape: of numpy, torch or TensorFlow.
+A tensor is any object with a shape and a dtype: of numpy, torch or TensorFlow.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ SKIP = "--skip-damaged leaves it out"
 
 
 class BatchError(UsageError):
-    """Something is no minibatch; the text says what it is, without a subject."""
+    """A value is not a minibatch; the message describes the value and has no subject."""
 
 
 @dataclass(frozen=True)
 class Damaged:
-    """Stands where a sample raised."""
+    """A placeholder for a sample that raised."""
 
     index: int
+    """Index of the sample in its dataset."""
     error: str
+    """Type and text of the exception."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +44,16 @@ class Batch:
     """One minibatch."""
 
     features: Any
-    """All but the labels: a tensor, a tuple or a dict of tensors."""
+    """Features: a tensor, or a tuple or dict of tensors."""
     labels: Any
-    """None in prediction."""
+    """Labels: a tensor, or a tuple or dict of tensors; None in prediction."""
     size: int
-    """Samples in it."""
+    """Number of samples."""
     damaged: Sequence[Damaged] = ()
-    """What was left out of it."""
+    """Damaged samples, which were left out."""
     first: pb.FirstRecords | None = None
-    """The first records of its task, if this is the first minibatch of an attempt on it."""
+    """Summary of the first records of the task; None unless this is the first minibatch of an
+    attempt on a training task."""
 
 
 @dataclass(frozen=True)
@@ -58,65 +61,67 @@ class Minibatch:
     """One minibatch of an update."""
 
     number: int
-    """Its place in the update, from 0."""
+    """Index in the update, from 0."""
     first: int
-    """Offset of its first record: in the task of a lease, or in the pass of a ring."""
+    """Offset of the first record: in the task of a lease, or in the pass of a ring."""
     records: int
-    """Records that the minibatch stands for."""
+    """Number of records of the minibatch; 0 if a member has no records in the update."""
     batch: Any
-    """What the body of the loop is given."""
+    """Batch that the body of the training loop receives."""
 
 
 @dataclass
 class Update:
     """The minibatches that one process computes between two commits.
 
-    An update of a task always holds the same records, whichever worker trains the task and
-    however often, so that a server can tell what it has already.
+    An update of a task has the same records in every attempt and in every worker, so that a server
+    can recognize an update that was applied before.
     """
 
     first: int
-    """Offset of its first record: in the task of ``lease``, or in the pass of a ring."""
+    """Offset of the first record: in the task of ``lease``, or in the pass of a ring."""
     last: int
-    """One after its last record. Records that the minibatches leave out are of the update too."""
+    """Offset after the last record; the range includes records that the minibatches leave out."""
     minibatches: Iterable[Minibatch]
+    """The minibatches, in their order."""
     count: int
-    """How many minibatches there are."""
+    """Number of minibatches."""
     records: int
-    """Records that give a gradient, of all processes that take part."""
+    """Number of records in the update, over all processes of a ring."""
     lease: HeldLease | None = None
-    """Whose records these are, where tasks are leased."""
+    """Lease of the task; None in a ring."""
     incarnation: int = 0
-    """Incarnation of the servers at which the task was leased."""
+    """Incarnation of the servers when the task was leased."""
     retired_before: int = 0
-    """All tasks before this one are done."""
+    """Id of the first task that may be unfinished; all earlier tasks are done."""
     damaged: int = 0
-    """Samples that were left out, because they cannot be read."""
+    """Number of damaged samples, which were left out."""
     first_records: pb.FirstRecords | None = None
-    """The first records of the task, if this is the first update of an attempt on it."""
+    """Summary of the first records of the task; None unless this is the first update of an attempt
+    on a training task."""
     losses: list[float] = field(default_factory=list)
-    """Of the minibatches, as far as they were computed."""
+    """Losses of the minibatches that were computed so far."""
     name: Callable[[int, int], str] | None = None
-    """What a person calls the records of the task from one offset up to another."""
+    """Function from two offsets to the name of the records between them, for messages; None:
+    unknown."""
     is_by_record: bool = False
-    """Whether each sample of the minibatches is of the record at its place."""
+    """True if the samples of the minibatches correspond one to one to the records, in order."""
 
     @property
     def loss(self) -> float:
-        """The loss of the last minibatch; NaN if there is none."""
+        """Loss of the last computed minibatch; NaN if there is none."""
         return self.losses[-1] if self.losses else math.nan
 
     @property
     def not_finite(self) -> int:
-        """Minibatches without a gradient, since their loss is not finite."""
+        """Number of minibatches without a gradient, because their loss is not finite."""
         return sum(not math.isfinite(loss) for loss in self.losses)
 
     def where(self, sample: int | None) -> str:
-        """What a person calls the records of an update that failed; empty: not known.
+        """Return the name of the records of a failed update for messages; empty: unknown.
 
         Args:
-            sample: index of the one that failed, in the minibatch that was at work; None: not
-                known.
+            sample: index of the failed sample in the current minibatch; None: unknown.
         """
         if self.name is None:
             return ""
@@ -127,7 +132,7 @@ class Update:
 
     @property
     def ends_task(self) -> bool:
-        """Whether the task is complete with this update."""
+        """Whether this is the last update of its task."""
         return self.lease is not None and self.last == self.lease.end - self.lease.start
 
 
@@ -135,31 +140,33 @@ class Datasets(Protocol):
     """The datasets of a framework, which ``feed`` may return instead of tensors."""
 
     name: str
-    """With its article: ``a torch Dataset``."""
+    """Name of a dataset in messages, with its article: ``a torch Dataset``."""
     framework: str
+    """Name of the framework."""
     generator: Generator
-    """The global generator of the framework."""
+    """Global random number generator of the framework."""
 
     def is_dataset(self, fed: Any) -> bool:
-        """Whether what ``feed`` returned is one."""
+        """Return True if the value that ``feed`` returned is a dataset of the framework."""
         ...
 
     def size(self, dataset: Any) -> int:
-        """The samples in a dataset."""
+        """Return the number of samples in a dataset."""
         ...
 
     def tensor(self, array: np.ndarray[Any, Any]) -> Any:
-        """A tensor of an array that ``feed`` returned, or of a part of one."""
+        """Convert a numpy array to a tensor."""
         ...
 
     def minibatches(
         self, dataset: Any, skip: int, random: TaskRandom, *, tolerant: bool
     ) -> Iterator[tuple[Any, Sequence[Damaged]]]:
-        """The first minibatch and those from number ``skip`` on, and what was left out of each.
+        """Yield the first minibatch and those from number ``skip`` on, each with its damaged
+        samples.
 
         Args:
-            random: what a dataset draws while it is read.
-            tolerant: leave samples out that raise.
+            random: random numbers that the dataset draws while it is read.
+            tolerant: leave out samples that raise.
 
         Raises:
             SampleError: a sample raised.
@@ -167,15 +174,17 @@ class Datasets(Protocol):
         ...
 
     def collated(self, dataset: Any, *, tolerant: bool) -> tuple[Any, Sequence[Damaged]]:
-        """The whole dataset as one minibatch, and what was left out of it; raises as above."""
+        """Return the whole dataset as one minibatch, and its damaged samples; see
+        :meth:`minibatches`."""
         ...
 
 
 def split(value: Any) -> tuple[Any, Any]:
-    """Features and labels of a tuple ``(features..., labels)`` or a dict with ``labels``.
+    """Return the features and labels of a tuple ``(features..., labels)`` or a dict with
+    ``labels``.
 
     Raises:
-        BatchError: it is neither.
+        BatchError: the value has another form.
     """
     if isinstance(value, Mapping):
         rest = dict(value)
@@ -193,7 +202,7 @@ def split(value: Any) -> tuple[Any, Any]:
 
 
 def length(value: Any) -> int:
-    """Samples in a tensor, or in a tuple, list or dict of tensors.
+    """Return the number of samples in a tensor, or in a tuple, list or dict of tensors.
 
     Raises:
         BatchError: there is no tensor, or their first dimensions differ.
@@ -215,17 +224,17 @@ def length(value: Any) -> int:
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether a value is a tensor, of any framework."""
+    """Return True if a value is a tensor of any framework."""
     return hasattr(value, "shape") and hasattr(value, "dtype")
 
 
 def slice_tensors(
     value: Any, start: int, end: int, to_tensor: Callable[[np.ndarray[Any, Any]], Any]
 ) -> Any:
-    """Samples ``start .. end - 1`` of every tensor in a tuple, list or dict: views, no copies.
+    """Return views of the samples ``start .. end - 1`` of all tensors in a tuple, list or dict.
 
     Args:
-        to_tensor: makes a tensor of a part of an array of numpy.
+        to_tensor: converts a slice of a numpy array to a tensor.
     """
     if isinstance(value, np.ndarray):
         return to_tensor(value[start:end])
@@ -237,19 +246,19 @@ def slice_tensors(
 
 
 def note(damaged: Iterable[Damaged], name: Callable[[int], str]) -> None:
-    """Logs what was left out.
+    """Log a warning for each damaged sample.
 
     Args:
-        name: from the index of a sample to what a person calls it: a record of a file.
+        name: function from the index of a sample to its name in messages.
     """
     for sample in damaged:
         log.warning("left out: %s: the dataset of feed raised %s", name(sample.index), sample.error)
 
 
 class SampleError(EdlError):
-    """A dataset raised, which is the cause; the text says what, without a subject."""
+    """A dataset raised an exception; the message describes it and has no subject."""
 
     def __init__(self, cause: BaseException, index: int | None) -> None:
         super().__init__(f"raised {describe_error(cause)}")
         self.index = index
-        """Of the sample that raised, if one did by itself."""
+        """Index of the sample that raised; None: unknown."""

@@ -1,4 +1,4 @@
-"""From the records of a task to the updates that ``feed`` makes of them."""
+"""Conversion of the records of a task to updates, by the user's ``feed``."""
 
 from __future__ import annotations
 
@@ -37,30 +37,30 @@ from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
 
-_SHOWN = 20  # columns in a message
+_SHOWN = 20  # number of columns in a message
 
 Updates = Callable[[int], Iterator[Update]]
-"""The updates of a task from an offset on."""
+"""Function from an offset in a task to the updates from there on."""
 
 
 class FeedError(EdlError):
-    """The user's ``feed`` raised, or what it returned cannot be cut into minibatches."""
+    """The user's ``feed`` raised, or returned a value that cannot be cut into minibatches."""
 
     def __init__(self, message: str, index: int | None = None) -> None:
-        # A DataLoader makes it again in another process, with the message alone.
+        # A DataLoader re-creates the error in another process from the message alone.
         super().__init__(message)
         self.index = index
-        """Of a minibatch: the record that cannot be read."""
+        """Index in the minibatch of the record that cannot be read; None: unknown."""
 
 
 class Feeder:
-    """Reads the records of a lease and cuts what ``feed`` makes of them into updates.
+    """Reads the records of a task, calls ``feed`` and cuts its result into updates.
 
     Args:
         feed: the user's function.
-        datasets: those of the framework of the model file.
-        sources: the user's own by name; any other shard is a file.
-        name: that the user gave the function.
+        datasets: datasets of the model file's framework.
+        sources: the user's own sources by name; any other shard is opened as a file.
+        name: name of ``feed`` in the model file, for messages.
     """
 
     def __init__(
@@ -87,16 +87,20 @@ class Feeder:
         return open_source(shard, format=data.format, skip_damaged=data.skip_damaged)
 
     def records(self, lease: HeldLease) -> Records:
-        """The records of a task.
+        """Return the records of a task.
 
         Raises:
-            DataError: they cannot be read.
+            DataError: the records cannot be read.
         """
         counted = Shard(lease.shard, lease.shard_records, lease.shard_size, lease.shard_mtime_ns)
         return self.reader.read(_task(lease), counted, shuffled=_trains(lease))
 
     def prepare(self, lease: HeldLease) -> Updates:
-        """Reads a task and calls ``feed``; the updates from the first record of any of them on.
+        """Read a task and call ``feed``.
+
+        Returns:
+            A function from an offset in the task, at the start of an update, to the updates from
+            there on.
 
         Raises:
             FeedError: the user's code failed; its exception is the cause.
@@ -116,7 +120,7 @@ class Feeder:
         )
 
     def _samples(self, fed: Any, mode: str) -> int | None:
-        """How many samples ``feed`` made; None: not known, or no tensors."""
+        """Return the number of samples that ``feed`` returned; None: unknown."""
         if self._datasets.is_dataset(fed):
             is_indexed = hasattr(fed, "__len__") and hasattr(fed, "__getitem__")
             return self._datasets.size(fed) if is_indexed else None
@@ -125,12 +129,13 @@ class Feeder:
         return None
 
     def _is_whole(self, lease: HeldLease, count: int) -> bool:
-        """Whether a task has the records that it had in the attempt before.
+        """Return True if a task has as many records as in the previous attempt.
 
-        Offsets in a task count its records, so the rest of a task that lost some is not known.
+        Offsets in a task count its records. If records were removed, the untrained records are
+        unknown.
 
         Raises:
-            DataError: the task has not, and nothing may be left out.
+            DataError: records were removed, and damaged records may not be skipped.
         """
         before = lease.first.records
         if not before or before == count:
@@ -150,7 +155,7 @@ class Feeder:
         return False
 
     def batch(self, records: Any, shard: str) -> Batch:
-        """What ``feed`` makes of the records of one minibatch, in training.
+        """Return the minibatch that ``feed`` makes of some records, in training.
 
         Raises:
             FeedError: the user's code failed; its exception is the cause.
@@ -162,21 +167,21 @@ class Feeder:
                 collated, damaged = self._collated(fed, len(records))
                 return self._batch(collated, mode, damaged)
         batch = self._batch(fed, mode, ())
-        # Arrays become tensors, as in a task that is leased.
+        # Converts arrays to tensors, as for leased tasks.
         return self.cut(batch, 0, batch.size)
 
     def cut(self, batch: Batch, first: int, last: int) -> Batch:
-        """The samples ``first .. last - 1`` of a minibatch."""
+        """Return the samples ``first .. last - 1`` of a minibatch."""
         features, labels = (self._slice(p, first, last) for p in (batch.features, batch.labels))
         return Batch(features, labels, last - first)
 
     def _collated(self, dataset: Any, records: int) -> tuple[Any, Sequence[Damaged]]:
-        """The dataset of a minibatch as one batch, and what was left out of it."""
+        """Return the dataset of a minibatch as one batch, and its damaged samples."""
         tolerant = self._config.data.skip_damaged
         try:
             return self._datasets.collated(dataset, tolerant=tolerant)
         except SampleError as error:
-            # Otherwise nobody knows which record a sample is of.
+            # Samples correspond to records only if their numbers are equal.
             is_known = error.index is not None and self._datasets.size(dataset) == records
             index = error.index if is_known else None
             raise FeedError(f"the dataset of {self._name} {error}", index) from error.__cause__
@@ -204,11 +209,11 @@ class Feeder:
                 yield with_name(_update(lease, offset, end, size, taken))
                 offset, taken = end, []
             taken.append(batch)
-        # The last update answers for the rest of the records, also those that feed left out.
+        # The last update covers all remaining records, including those that feed left out.
         yield with_name(_update(lease, offset, length, size, taken))
 
     def _named(self, lease: HeldLease, first: int, last: int) -> str:
-        """What a person calls the records of a task from one offset up to another."""
+        """Return the name of the records between two offsets of a task, for messages."""
         rows = self.reader.rows(_task(lease), first, last, shuffled=_trains(lease))
         return named(rows, lease.shard)
 
@@ -248,7 +253,7 @@ class Feeder:
         return batches(), self._first_records(Batch(features, labels, count), lease)
 
     def _first_records(self, batch: Batch, lease: HeldLease) -> pb.FirstRecords | None:
-        """What tells the first records of a training task from others; None: it is no such task."""
+        """Return the summary of the first records of a training task; None for other tasks."""
         if not _trains(lease):
             return None
         if not batch.size or batch.damaged:
@@ -263,7 +268,7 @@ class Feeder:
         self, dataset: Any, mode: str, skip: int, lease: HeldLease, random: TaskRandom
     ) -> Iterator[Batch]:
         records = lease.end - lease.start
-        # Predictions must stay in line with the records.
+        # In prediction every record needs its output.
         tolerant = self._config.data.skip_damaged and mode != "prediction"
 
         def name(index: int) -> str:
@@ -285,14 +290,14 @@ class Feeder:
             raise FeedError(f"the dataset of {self._name} {error}{where}") from error.__cause__
 
     def _batch(self, item: Any, mode: str, damaged: Sequence[Damaged]) -> Batch:
-        """A collated minibatch, of which the ``damaged`` samples were left out."""
+        """Return a collated minibatch without its damaged samples."""
         if item is None and damaged:
             return Batch(None, None, 0, damaged)
         features, labels = self._split(item, mode)
         return Batch(features, labels, self._length(features), damaged)
 
     def _split(self, fed: Any, mode: str) -> tuple[Any, Any]:
-        """Features and labels of what ``feed`` (or a collated batch of its dataset) gave."""
+        """Return the features and labels of a result of ``feed``, or of a batch of its dataset."""
         if mode == "prediction":
             return (dict(fed) if isinstance(fed, Mapping) else fed), None
         try:
@@ -308,7 +313,7 @@ class Feeder:
 
     @contextmanager
     def _blamed(self, records: Records) -> Iterator[None]:
-        """Within it, the user's function runs."""
+        """Return a context for user code, whose exceptions become FeedError."""
         try:
             yield
         except FeedError:
@@ -327,7 +332,7 @@ def _task(lease: HeldLease) -> Task:
 
 
 def _update(lease: HeldLease, first: int, last: int, size: int, batches: Sequence[Batch]) -> Update:
-    """Minibatches of which nothing is left are none."""
+    """Return an update of some batches. A batch whose samples are all damaged is left out."""
     kept = [(n, b) for n, b in enumerate(batches) if b.size or not b.damaged]
     return Update(
         first=first,
@@ -345,8 +350,8 @@ def _update(lease: HeldLease, first: int, last: int, size: int, batches: Sequenc
 
 
 def _what_records_are(records: Records, error: BaseException) -> str:
-    """A hint for an error of a ``feed`` that takes the records for something else, or asks for a
-    column that is not there."""
+    """Return a hint on the type of the records, if the error may come from a ``feed`` that expects
+    another type or another column; empty otherwise."""
     if not isinstance(error, KeyError | TypeError | AttributeError | IndexError | ValueError):
         return ""
     if isinstance(records, list):

@@ -1,8 +1,8 @@
-"""Tasks leased ahead of need, so that training goes on while no master answers.
+"""Tasks leased in advance, so that training continues while the master does not answer.
 
-How many depends on how long they take: a worker has work for some ten seconds in hand, which is
-longer than a master takes to be started again. The master grants less where few tasks are left, so
-that the last ones are shared out evenly.
+The number of leased tasks depends on their duration: a worker holds work for about ten seconds,
+which is longer than the restart of a master. The master grants fewer tasks when few are left, so
+that the last tasks are distributed evenly.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from dataclasses import dataclass
 from torch_edl.master_client.leases import HeldLease, LeaseClient
 from torch_edl.wire import master_pb2 as pb
 
-# Seconds of work in hand; a master that died listens again within one to four.
+# Seconds of work to lease in advance; a master that died is restarted within one to four seconds.
 AHEAD_S = 10.0
-# Each request names what the worker holds, so there is a limit.
+# Maximum number of tasks leased in advance; each request lists all leases of the worker.
 MAX_AHEAD = 256
-# Weight of the newest task in the mean of what tasks take.
+# Weight of the newest task in the moving average of task durations.
 _NEWEST = 0.3
-# These have their place in the order of the data; all other tasks come before them.
+# Kinds of tasks that follow the order of the data; all other tasks are taken before them.
 _IN_ORDER = (pb.TASK_TRAIN, pb.TASK_PREDICT)
 
 
 @dataclass(frozen=True)
 class Leased:
-    """A task, at the incarnation of the model at which it was leased."""
+    """A leased task, and the incarnation of the servers when it was leased."""
 
     lease: HeldLease
     incarnation: int
@@ -37,7 +37,7 @@ class Leased:
 
 @dataclass(frozen=True)
 class ServersChanged:
-    """Other servers, or the same ones in another incarnation."""
+    """The servers were replaced, or have a new incarnation."""
 
     cluster: pb.Cluster
 
@@ -47,19 +47,19 @@ class NoMoreTasks:
     """The master has no more work for this worker."""
 
     leave: bool
-    """The job continues without this worker."""
+    """True if the job continues without this worker; False if the job is over."""
 
 
 @dataclass(frozen=True)
 class PassOver:
-    """All tasks of the first epochs are done."""
+    """All tasks of the first ``epochs`` epochs are done."""
 
     epochs: int
 
 
 @dataclass(frozen=True)
 class MasterLost:
-    """The master cannot be asked."""
+    """A request to the master failed."""
 
     error: Exception
 
@@ -68,25 +68,25 @@ Answer = Leased | ServersChanged | NoMoreTasks | PassOver | MasterLost
 
 
 class TaskDuration:
-    """How long a task takes: from being handed out until the next is asked for. Pure."""
+    """A moving average of the time from taking a task until asking for the next one. Pure."""
 
     def __init__(self) -> None:
         self._given: float | None = None
         self._mean: float | None = None
 
     def asked(self, now: float) -> None:
-        """The next task is asked for."""
+        """Record that the worker asks for its next task at time ``now``, in seconds."""
         if self._given is None:
             return
         took, self._given = now - self._given, None
         self._mean = took if self._mean is None else self._mean + _NEWEST * (took - self._mean)
 
     def given(self, now: float) -> None:
-        """A task was handed out."""
+        """Record that the worker takes a task at time ``now``, in seconds."""
         self._given = now
 
     def tasks(self, seconds: float) -> int:
-        """How many tasks last for so long; 1 until the first is done."""
+        """Return the number of tasks for some seconds of work; 1 until the first task is done."""
         if self._mean is None:
             return 1
         if self._mean * MAX_AHEAD <= seconds:
@@ -95,21 +95,21 @@ class TaskDuration:
 
 
 class LeasesAhead:
-    """A thread that leases tasks ahead, and what it has leased. One thread takes from it."""
+    """A thread that leases tasks in advance, for one other thread that takes them."""
 
     def __init__(self, leases: LeaseClient, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._leases = leases
         self._clock = clock
-        self._changed = threading.Condition()  # guards all below
+        self._changed = threading.Condition()  # guards the attributes below
         self._answers: deque[Answer] = deque()
         self._pace = TaskDuration()
-        self._sated = False  # the master granted less than was asked for
-        self._idle = True  # nobody takes
+        self._sated = False  # the master granted fewer tasks than requested
+        self._idle = True  # no tasks are wanted
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="leases-ahead", daemon=True)
 
     def take(self, timeout_s: float) -> Answer | None:
-        """The next answer; None if there is none within that time."""
+        """Return the next answer; None after ``timeout_s`` seconds without one."""
         with self._changed:
             if self._thread.ident is None and not self._stopped:
                 self._thread.start()
@@ -125,7 +125,8 @@ class LeasesAhead:
             return answer
 
     def give_up(self) -> None:
-        """Returns the tasks that were not taken, and leases none until the next :meth:`take`.
+        """Return all tasks that were not taken to the master, and lease none until the next
+        :meth:`take`.
 
         Raises:
             MasterLostError: the master does not answer.
@@ -136,7 +137,7 @@ class LeasesAhead:
         self._leases.decline(dropped)
 
     def stop(self) -> None:
-        """Ends the thread; it may still be waiting for the master, which does no harm."""
+        """End the thread, without waiting for a request in progress."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -162,14 +163,14 @@ class LeasesAhead:
                 self._put(MasterLost(error))
 
     def _missing(self) -> int:
-        """How many tasks to ask for now."""
+        """Return the number of tasks to request now."""
         leased = sum(isinstance(each, Leased) for each in self._answers)
         if self._idle or self._sated or leased < len(self._answers):
             return 0
         return max(0, self._pace.tasks(AHEAD_S) - leased)
 
     def _answered(self, response: pb.LeaseResponse, missing: int, epochs: int) -> bool:
-        """Notes what the master answered; False: it will have no more tasks."""
+        """Store an answer of the master; return False if it was the last one."""
         if response.next in (pb.LeaseResponse.FINISHED, pb.LeaseResponse.DRAIN):
             self._put(NoMoreTasks(leave=response.next == pb.LeaseResponse.DRAIN))
             return False
@@ -187,11 +188,11 @@ class LeasesAhead:
                 self._sated = bool(self._answers) and len(leases) < missing
                 self._changed.notify_all()
                 return True
-        self._leases.decline(leases)  # they were given up before they came
+        self._leases.decline(leases)  # give_up() was called meanwhile
         return True
 
     def _insert(self, leased: Leased) -> None:
-        """Puts a task behind those that are as urgent."""
+        """Insert a task: tasks in the order of the data at the end, all others before them."""
         place = len(self._answers)
         if leased.lease.kind not in _IN_ORDER:
             kinds = [each.lease.kind for each in self._answers if isinstance(each, Leased)]
@@ -199,7 +200,8 @@ class LeasesAhead:
         self._answers.insert(place, leased)
 
     def _put(self, answer: ServersChanged | NoMoreTasks | PassOver | MasterLost) -> None:
-        """Adds what is no task; after other servers, or at the end, the tasks leased are void."""
+        """Append an answer that is not a task. All answers but MasterLost invalidate the tasks that
+        were leased in advance."""
         with self._changed:
             if isinstance(answer, PassOver):
                 self._idle = True  # until the next pass

@@ -1,8 +1,8 @@
-"""Merges the predictions of all tasks in the order of the records.
+"""Merging of the predictions of all tasks, in the order of the records.
 
-Workers write ``part-<task id>.npz``: arrays by the name of the output, with one row per record; and
-``part-<task id>.arrow``, if columns of the records are to stand before the outputs.
-Parts are read one at a time, so memory holds one part and the buffers of the output file.
+Workers write ``part-<task id>.npz``, which has one array per output with one row per record, and
+``part-<task id>.arrow`` if columns of the records are kept. Parts are read one at a time, so memory
+holds one part and the buffers of the output file.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class _Column:
-    """One output over all parts."""
+    """The common type of one output over all parts."""
 
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    """Of one row."""
+    """Shape of one row."""
 
 
 def merge(parts: Path, output: Path, *, tasks: int) -> int:
-    """Writes ``output`` from the parts of a folder, atomically.
+    """Write ``output`` from the parts of a folder, atomically.
 
     Args:
-        parts: folder of ``part-*.npz``; the names sort as the tasks do.
-        output: ``.parquet``, ``.csv`` (an output of vectors becomes ``name_0``, ``name_1``, ...) or
-            ``.npz``.
-        tasks: the expected number of parts. Each has as many rows as its worker has checked.
+        parts: folder of ``part-*.npz``; the names sort in the order of the tasks.
+        output: path with the suffix ``.parquet``, ``.csv`` (an output of vectors becomes the
+            columns ``name_0``, ``name_1``, ...) or ``.npz``.
+        tasks: expected number of parts. The workers have checked the number of rows of each part.
 
     Returns:
-        The rows written.
+        The number of rows.
 
     Raises:
         JobFailedError: a part is damaged or missing, or parts differ in their outputs.
@@ -64,7 +64,7 @@ def merge(parts: Path, output: Path, *, tasks: int) -> int:
 
 
 def _survey(files: Sequence[Path]) -> tuple[list[_Column], int]:
-    """The outputs over all parts, and how many rows there are."""
+    """Return the outputs over all parts, and the number of rows."""
     columns: dict[str, _Column] = {}
     rows = 0
     for file in files:
@@ -98,7 +98,7 @@ def _read(file: Path) -> dict[str, Array]:
 
 
 def _survey_kept(files: Sequence[Path]) -> Any:
-    """The schema of the columns of records that are kept, over all parts; None: none are."""
+    """Return the common schema of the kept columns over all parts; None: no columns are kept."""
     if not files or not files[0].with_suffix(".arrow").exists():
         return None
     try:
@@ -112,7 +112,7 @@ def _survey_kept(files: Sequence[Path]) -> Any:
 
 
 def _read_kept(file: Path, schema: Any) -> dict[str, Any]:
-    """The columns that stand before the outputs of a part."""
+    """Return the kept columns of a part, by name."""
     if schema is None:
         return {}
     try:
@@ -126,7 +126,7 @@ def _read_kept(file: Path, schema: Any) -> dict[str, Any]:
 def _write_npz(
     output: IO[bytes], files: Sequence[Path], columns: Sequence[_Column], rows: int
 ) -> None:
-    # The format of np.savez, written part by part: the whole need not fit into memory.
+    # The format of np.savez, written part by part, so that the output need not fit into memory.
     with zipfile.ZipFile(output, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         for column in columns:
             with archive.open(f"{column.name}.npy", "w", force_zip64=True) as stream:
@@ -167,7 +167,7 @@ def _write_table(
 
 
 def _nested(column: _Column, array: Array) -> dict[str, Any]:
-    """One column; each dimension of a row is a list of fixed length."""
+    """Return one column; each dimension of a row is a list of fixed length."""
     values = pa.array(array.reshape(-1))
     for size in reversed(column.shape):
         values = pa.FixedSizeListArray.from_arrays(values, size)
@@ -175,7 +175,7 @@ def _nested(column: _Column, array: Array) -> dict[str, Any]:
 
 
 def _flat(column: _Column, array: Array) -> dict[str, Any]:
-    """A column per element of a row."""
+    """Return one column for each element of a row."""
     if not column.shape:
         return {column.name: pa.array(array)}
     wide = array.reshape(len(array), -1)

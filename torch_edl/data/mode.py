@@ -1,4 +1,4 @@
-"""What a call of ``feed`` is for."""
+"""The purposes of a call of ``feed``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch_edl.wire import master_pb2 as pb
 
 
 class Mode(StrEnum):
-    """The ``mode`` that ``feed`` is called with, which equals its text: ``mode == "training"``."""
+    """The argument ``mode`` of ``feed``, which equals its text: ``mode == "training"``."""
 
     TRAINING = "training"
     EVALUATION = "evaluation"
@@ -20,4 +20,4 @@ MODES = {
     pb.TASK_EVALUATE: Mode.EVALUATION,
     pb.TASK_PREDICT: Mode.PREDICTION,
 }
-"""By the kind of a task that reads records."""
+"""Mode by kind of task, for all kinds of tasks that read records."""

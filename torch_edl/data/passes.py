@@ -1,8 +1,9 @@
-"""The records of each update, and the part of each member: pure functions of the position.
+"""The records of each update and of each member, as pure functions of the position.
 
-A pass goes ``epochs`` times over the records of a dataset. A position counts records of the pass.
-An update takes the next records from its position: for a given size of updates, the records do not
-depend on the members of the ring. Each member has a contiguous part of an update.
+A pass reads the records of a dataset ``epochs`` times. A position is a number of records since the
+start of the pass. An update consists of the records after its position. For a given size of
+updates, the records do not depend on the members of the ring. Each member has a contiguous part of
+an update.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import NamedTuple
 from torch_edl.errors import UsageError
 
 Span = tuple[int, int]
-"""Positions from the first to one after the last."""
+"""Position of the first record, and position after the last record."""
 
 
 class MemberPart(NamedTuple):
@@ -26,7 +27,7 @@ class MemberPart(NamedTuple):
     records: int
     """Number of records in the whole update, over all members."""
     spans: Sequence[Span]
-    """The minibatches of the member, as positions; none if the records did not suffice."""
+    """Positions of the member's minibatches; empty if the update has too few records."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,16 +41,20 @@ class Pass:
     records: int
     """Number of records in the dataset."""
     batch_size: int
-    """Largest number of records in a minibatch."""
+    """Maximum number of records in a minibatch."""
     epochs: int = 1
+    """Number of epochs."""
     accumulate: int = 1
-    """Minibatches of each member in an update."""
+    """Number of minibatches of each member in an update."""
     global_batch_size: int = 0
-    """Number of records in an update, for any number of members; 0: those of their minibatches."""
+    """Number of records in an update, for any number of members; 0: the number is ``batch_size *
+    accumulate`` for each member."""
     drop_last: bool = False
-    """Drop the records that do not fill the last update of an epoch."""
+    """Whether records that do not fill the last update of an epoch are dropped."""
     shuffle: bool = False
+    """Whether the records of each epoch are shuffled."""
     seed: int = 0
+    """Seed of the shuffle."""
     end: int = 0
     """Number of records after which the pass ends early; 0: the pass ends at its last record."""
     files: str = ""
@@ -71,7 +76,7 @@ class Pass:
 
     @property
     def identity(self) -> dict[str, int | str]:
-        """What fixes the meaning of a position; compared when a job is restored."""
+        """Values that determine the record at each position; compared when a job is restored."""
         made: dict[str, int | str] = {
             "records": self.records,
             "shuffle": self.shuffle,
@@ -89,12 +94,13 @@ class Pass:
         return self.end or self.records * self.epochs
 
     def update_size(self, world: int) -> int:
-        """Number of records in an update of ``world`` members, except the last of an epoch."""
+        """Return the number of records in an update of ``world`` members; the last update of an
+        epoch may be smaller."""
         return self.global_batch_size or self.batch_size * self.accumulate * world
 
     def next_start(self, position: int, world: int) -> int:
-        """The start of the update at ``position``: the next epoch if the rest of this epoch is
-        dropped; ``total`` at the end."""
+        """Return the start of the next update at or after ``position``: the next epoch if the rest
+        of this epoch is dropped; ``total`` at the end."""
         if self.drop_last and position < self.total:
             epoch_end = (position // self.records + 1) * self.records
             if position + self.update_size(world) > epoch_end:
@@ -104,10 +110,8 @@ class Pass:
         return position
 
     def part(self, start: int, rank: int, world: int) -> MemberPart:
-        """The part of a member in the update that begins at ``start`` (see :meth:`next_start`).
-
-        An update ends with its epoch.
-        """
+        """Return the part of a member in the update that begins at ``start`` (see
+        :meth:`next_start`). An update ends at the latest with its epoch."""
         records = min(
             self.update_size(world), self.records - start % self.records, self.total - start
         )
@@ -117,7 +121,8 @@ class Pass:
         return MemberPart(records, [(start + first, start + last) for first, last in cut])
 
     def spans(self, start: int, first: Span, rank: int, world: int) -> Iterator[Span]:
-        """The minibatches of a member from ``first`` on, which is in the update at ``start``."""
+        """Yield the minibatches of a member from ``first`` on, which is in the update at
+        ``start``."""
         while (start := self.next_start(start, world)) < self.total:
             part = self.part(start, rank, world)
             yield from (span for span in part.spans if span >= first)
@@ -125,21 +130,21 @@ class Pass:
 
     @cached_property
     def _cuts(self) -> dict[tuple[int, int, int], list[Span]]:
-        """All updates of a size are cut alike."""
+        """Cache of the minibatches by (records, rank, world), relative to the update's start."""
         return {}
 
     def _cut(self, records: int, rank: int, world: int) -> list[Span]:
-        # Sizes differ by one at most; the first members have the larger ones.
+        # Sizes differ by at most one; the first members have the larger parts.
         whole, rest = divmod(records, world)
         if not self.global_batch_size and records < self.update_size(world):
-            # The end of an epoch: full minibatches first, as a DataLoader would cut them.
+            # At the end of an epoch, full minibatches come first, as in a DataLoader.
             each = self.batch_size * self.accumulate
             first = min(rank * each, records)
             last = min(first + each, records)
         else:
             first = rank * whole + min(rank, rest)
             last = first + whole + (rank < rest)
-            # Equal ones: a minibatch of one record has no variance to normalise with.
+            # Equal minibatches: BatchNorm cannot normalise a minibatch of one record.
             pieces = math.ceil((last - first) / self.batch_size)
             size, larger = divmod(last - first, pieces or 1)
             ends = [first + size * n + min(n, larger) for n in range(pieces + 1)]

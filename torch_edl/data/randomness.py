@@ -1,9 +1,9 @@
-"""Random numbers that the user's ``feed`` draws: a pure function of the job's seed and the task.
+"""Random numbers of the user's ``feed``, as a pure function of the job's seed and the task.
 
-A task that is trained again must have its records in the same order, or some records are trained
+A repeated task must have its records in the same order; otherwise some records would be trained
 twice and others never. The global generators are therefore seeded before ``feed`` is called, and
-continue afterwards where they were. What ``feed`` made of the first records is compared between
-the attempts on a task (:func:`order_of`), for generators that nobody but the user can seed.
+restored afterwards. Generators that only the user can seed are detected by comparing the first
+records of all attempts on a task (:func:`order_of`).
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ import numpy as np
 
 T = TypeVar("T")
 
-_ROWS, _COLUMNS = 4096, 64  # at most so much of a tensor is compared
+_ROWS, _COLUMNS = 4096, 64  # limits of the compared part of a tensor
 _TOLERANCE = 1e-4
-"""Rounding differs between processors and numbers of threads; another order differs by about 1."""
+"""Largest difference by rounding on other processors; another order differs by about 1."""
 
 
 class Generator(Protocol):
     """A global generator of random numbers."""
 
     def seed(self, seed: int) -> None:
-        """Seeds the generator; ``seed`` has 63 bits."""
+        """Seed the generator; ``seed`` has 63 bits."""
         ...
 
     def state(self) -> Any:
-        """The state of the generator, which compares equal if nothing was drawn since."""
+        """Return the state of the generator; states are equal if nothing was drawn in between."""
         ...
 
     def restore(self, state: Any) -> None:
-        """The inverse of :meth:`state`."""
+        """Set the state of the generator to a value of :meth:`state`."""
         ...
 
 
@@ -66,15 +66,15 @@ class _Numpy:
 
 
 class Generators:
-    """The global generators of a process.
+    """The global random number generators of a process.
 
-    ``feed`` runs in a thread beside the training thread. Training draws from the generator of the
-    framework as well (dropout), so ``feed`` and :meth:`apart` exclude each other if ``feed`` does.
-    The generator of the framework is left alone if the first ``feed`` of a training task in this
-    process does not use it.
+    ``feed`` and training run in two threads. Training draws from the framework's generator too
+    (dropout). If ``feed`` uses this generator, ``feed`` and code in :meth:`apart` exclude each
+    other. If the first ``feed`` of a training task in this process does not use the framework's
+    generator, the generator is not seeded for later tasks.
 
     Args:
-        framework: the generator of the framework of the model file.
+        framework: generator of the model file's framework.
     """
 
     def __init__(self, framework: Generator) -> None:
@@ -84,28 +84,31 @@ class Generators:
         self._is_drawn: bool | None = None
 
     def of_task(self, seed: int, epoch: int, task: int) -> TaskRandom:
-        """The random numbers of a task.
+        """Return the random numbers of a task.
 
         Args:
-            seed: of the job.
+            seed: seed of the job.
         """
         digest = hashlib.blake2b(f"{seed}/{epoch}/{task}".encode(), digest_size=8).digest()
         return TaskRandom(self, int.from_bytes(digest, "little") >> 1)
 
     def apart(self) -> AbstractContextManager[Any]:
-        """Within it, nothing else draws from the generator of the framework."""
+        """Return a context in which ``feed`` does not draw from the framework's generator."""
         return contextlib.nullcontext() if self._is_drawn is False else self._lock
 
     @contextmanager
     def of_feed(
         self, seed: int, *, trains: bool
     ) -> Iterator[tuple[dict[Generator, Any], dict[Generator, Any]]]:
-        """Seeds the generators, and gives two dicts: their states at the beginning and, filled at
-        the end, those at the end. Then the generators continue where they were before.
+        """Return a context for a call of ``feed``, in which the generators are seeded. The
+        generators are restored afterwards.
+
+        Yields two dicts by generator: the states at the start, and the states at the end, which
+        are added when the context ends.
 
         Args:
-            trains: the task is one of training. Many a ``feed`` draws numbers in training only, so
-                other tasks do not tell whether ``feed`` uses the generator of the framework.
+            trains: True for a training task. Other tasks do not show whether ``feed`` uses the
+                framework's generator, since it may draw random numbers only in training.
         """
         states: dict[Generator, Any] = {}
         with self._lock:
@@ -125,10 +128,11 @@ class Generators:
 
     @contextmanager
     def continued(self, seed: int, states: dict[Generator, Any]) -> Iterator[None]:
-        """Continues from the states, which are those of the end afterwards.
+        """Return a context in which the generators continue from ``states``. ``states`` is updated
+        at the end, and the generators are restored.
 
         Args:
-            seed: of generators that have no state yet.
+            seed: seed of generators without a state.
         """
         with self._lock, _restored(self._all):
             for generator in self._all:
@@ -156,7 +160,7 @@ class TaskRandom:
     """The random numbers of one task, the same in each attempt on the task.
 
     Args:
-        seed: of the task; 63 bits.
+        seed: seed of the task, of 63 bits.
     """
 
     def __init__(self, generators: Generators, seed: int) -> None:
@@ -164,17 +168,17 @@ class TaskRandom:
         self.seed = seed
         self._states: dict[Generator, Any] = {}
         self.is_drawn = False
-        """``feed`` drew from a global generator: its samples may not be in the order of records."""
+        """True if ``feed`` drew from a global generator, so that its samples may be shuffled."""
 
     @contextmanager
     def of_feed(self, *, trains: bool) -> Iterator[None]:
-        """Within it, ``feed`` is called; ``trains`` tells whether the task is one of training."""
+        """Return a context for a call of ``feed``; ``trains`` is True for a training task."""
         with self._generators.of_feed(self.seed, trains=trains) as (begun, self._states):
             yield
         self.is_drawn = any(map(_differ, begun.values(), map(self._states.get, begun)))
 
     def iterate(self, iterator: Iterator[T]) -> Iterator[T]:
-        """The items of an iterator that may draw random numbers for each of them."""
+        """Yield the items of an iterator that may draw random numbers for each item."""
         while True:
             with self._generators.continued(self.seed, self._states):
                 try:
@@ -185,10 +189,11 @@ class TaskRandom:
 
 
 def order_of(features: Any, labels: Any) -> float:
-    """A number that differs for another order of records, or for other records.
+    """Return a number that differs for other records, or for another order of the records.
 
-    The number is made of all labels, and of integers among the features: ids, tokens. Pictures and
-    floats may be augmented by generators of their own, which does no harm to exactly-once.
+    The number depends on all labels, and on integer features such as ids and tokens. Images and
+    floats are ignored: the user may augment them with other generators without training a record
+    twice.
     """
     total, count, at = 0.0, 0, 0
     arrays = [array for part in _parts(labels) if (array := _array(part, "biuf")) is not None]
@@ -202,7 +207,7 @@ def order_of(features: Any, labels: Any) -> float:
         low, spread = table.min(axis=0), np.ptp(table, axis=0)
         table = np.divide(table - low, spread, out=np.zeros_like(table), where=spread > 0)
         rows, columns = table.shape
-        # No two columns weigh the same: one may be the other's complement.
+        # Each column has another weight, since one column may be the complement of another.
         weight = np.take(weights[1], range(at, at + columns), mode="wrap")
         total += float(weights[0, :rows] @ table @ weight)
         count, at = count + table.size, at + columns
@@ -210,7 +215,8 @@ def order_of(features: Any, labels: Any) -> float:
 
 
 def is_same_order(one: float, other: float) -> bool:
-    """Whether two numbers of :func:`order_of` are of the same records in the same order."""
+    """Return True if two values of :func:`order_of` belong to the same records in the same
+    order."""
     return abs(one - other) <= _TOLERANCE
 
 
@@ -230,7 +236,11 @@ def _parts(value: Any) -> Iterator[Any]:
 
 
 def _array(part: Any, kinds: str) -> np.ndarray[Any, Any] | None:
-    """The values of a dense tensor on the CPU; None if the part is something else."""
+    """Return a dense, non-empty CPU tensor as an array; None for other values.
+
+    Args:
+        kinds: accepted kinds of dtypes, as in ``numpy.dtype.kind``.
+    """
     try:
         array = np.asarray(part)
     except (TypeError, ValueError, RuntimeError):

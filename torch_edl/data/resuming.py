@@ -1,6 +1,5 @@
-"""What a job that resumes has in common with its checkpoint: the strategy, what fixes the meaning
-of a task id, and the order of the records. Compared before anything is started, as far as it is
-known then. Pure."""
+"""Checks that a resumed job matches its checkpoint: the strategy, the meaning of task ids, and the
+order of the records. All checks that are possible then run before any process starts. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from torch_edl.config import JobConfig
 from torch_edl.data.task_space import Shard, TaskSpace, difference
 from torch_edl.errors import UsageError
 
-# What others depend on comes first: it is the one to name.
+# Options on which others depend come first, since the first difference is reported.
 _OPTIONS = {
     "batch_size": "--batch-size {}",
     "local_steps": "--local-steps {}",
@@ -25,13 +24,16 @@ _OPTIONS = {
 
 
 def continued(config: JobConfig, path: Path, manifest: Manifest) -> JobConfig:
-    """A job with the strategy that continues from a checkpoint: the one that the user names, or
-    else that of the checkpoint. A ring continues what one worker began, and one worker what a ring
-    did.
+    """Return the job with the strategy that continues from a checkpoint: the strategy of the user,
+    or else of the checkpoint. A ring can continue the checkpoint of a single worker, and a single
+    worker the checkpoint of a ring.
+
+    Args:
+        path: path of the checkpoint, for messages.
 
     Raises:
-        UsageError: the checkpoint is of another strategy, or of a script and not of a model file;
-            or an option of the job does not fit.
+        UsageError: the checkpoint has an incompatible strategy; only one of checkpoint and job
+            belongs to a script; or an option of the job does not match the checkpoint.
     """
     then, wanted, data = manifest.strategy, config.train.strategy, manifest.data
     is_script = "pass" in data or "files" in data
@@ -72,7 +74,7 @@ def continued(config: JobConfig, path: Path, manifest: Manifest) -> JobConfig:
 
 
 def _check_ring(path: Path, manifest: Manifest) -> None:
-    """Raises UsageError unless a ring can continue what one worker began."""
+    """Raise UsageError unless a ring can continue the checkpoint of a single worker."""
     if manifest.has_tables:
         raise UsageError(
             f"--resume {path}: one worker trained embedding tables of torch-edl, which a ring does "
@@ -82,10 +84,12 @@ def _check_ring(path: Path, manifest: Manifest) -> None:
 
 
 def records_of(path: Path, manifest: Manifest) -> int:
-    """The records in the checkpoint of one worker, as the position of a ring in the data.
+    """Return the number of trained records in the checkpoint of a single worker, as the position of
+    a ring.
 
     Raises:
-        UsageError: they are not the first ones in the order of the tasks.
+        UsageError: the trained records are not the first ones in the order of the tasks, or the
+            data is a stream.
     """
     data = manifest.data
     space = TaskSpace(
@@ -111,11 +115,11 @@ def records_of(path: Path, manifest: Manifest) -> int:
 
 
 def check_options(config: JobConfig, path: Path, then: Mapping[str, Any]) -> None:
-    """Raises UsageError, naming the first difference, unless the options cut the data of a model
-    file into the same tasks and minibatches.
+    """Raise UsageError with the first difference, unless the options cut the data of a model file
+    into the same tasks and minibatches as before.
 
     Args:
-        then: the ``data`` of the manifest.
+        then: ``data`` of the manifest.
     """
     now = identity(config, ())
     options = (key for key in _OPTIONS if then.get(key) != now[key])
@@ -125,12 +129,12 @@ def check_options(config: JobConfig, path: Path, then: Mapping[str, Any]) -> Non
 
 
 def check_data(path: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raises UsageError, naming the first difference, unless the data are the same, and those of a
-    script are cut into the same tasks.
+    """Raise UsageError with the first difference, unless the data is the same as before, and the
+    data of a script is cut into the same tasks.
 
     Args:
-        then: the ``data`` of the manifest.
-        now: what :func:`identity` says.
+        then: ``data`` of the manifest.
+        now: value of :func:`identity`.
     """
     differs = difference(then, now) if "files" in now else None
     if differs is not None:
@@ -155,9 +159,9 @@ def check_data(path: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> N
 
 
 def _check_contents(path: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raises UsageError, naming the first difference, unless the files have the same contents."""
+    """Raise UsageError with the first difference, unless the files have the same contents."""
     for was, has in _pairs(then, now):
-        # The time of a file differs where it was copied; a table has nothing else.
+        # A copied file has another time. A table has no fingerprint, so its time is compared.
         same_time = has.fingerprint or was.mtime_ns == has.mtime_ns
         if (was.size, was.fingerprint) != (has.size, has.fingerprint) or not same_time:
             what = f"it was {was}, now it is {has}"
@@ -170,17 +174,18 @@ def _check_contents(path: Path, then: Mapping[str, Any], now: Mapping[str, Any])
 
 
 def touched(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Names of files that were written since, with the same size, first and last block.
+    """Return the names of files with another modification time than in the checkpoint; their sizes,
+    first and last blocks are known to be equal.
 
     Args:
-        then: the ``data`` of the manifest.
-        now: what :func:`identity` says.
+        then: ``data`` of the manifest.
+        now: value of :func:`identity`.
     """
     return [has.name for was, has in _pairs(then, now) if was.mtime_ns != has.mtime_ns]
 
 
 def _pairs(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[Shard, Shard]]:
-    """The shards of two identities that name the same ones, as far as both know the contents."""
+    """Yield pairs of equal shards of two identities; none if an identity lacks the contents."""
     if "contents" not in then or "contents" not in now:
         return
     sides = [[*map(_shard, each["shards"], each["contents"])] for each in (then, now)]
@@ -192,14 +197,14 @@ def _shard(named: Sequence[Any], content: Sequence[Any]) -> Shard:
 
 
 def epochs_of(manifest: Manifest, space: TaskSpace) -> int:
-    """The epochs of which a checkpoint holds tasks."""
+    """Return the number of epochs that the checkpoint has begun."""
     marks = manifest.watermarks
     last = max([marks.retired_before - 1, *marks.offsets])
     return last // space.tasks_per_epoch + 1
 
 
 def check_extent(config: JobConfig, path: Path, manifest: Manifest, space: TaskSpace) -> None:
-    """Raises UsageError if the checkpoint holds training that is not of this job any more."""
+    """Raise UsageError if the checkpoint was trained beyond the end of this job."""
     marks = manifest.watermarks
     last = max([marks.retired_before - 1, *marks.offsets])
     if last < space.total and (
@@ -219,10 +224,11 @@ def check_extent(config: JobConfig, path: Path, manifest: Manifest, space: TaskS
 
 
 def identity(config: JobConfig, shards: Sequence[Shard], files: str = "") -> dict[str, Any]:
-    """What fixes the meaning of a task id: kept in manifests, compared on resume.
+    """Return the values that determine the records of each task id. Manifests store these values,
+    and a resumed job compares them.
 
     Args:
-        files: of a script, whose one shard is its dataset: digest of its data files.
+        files: digest of the data files of a script; empty: none.
     """
     made = {
         "shards": [[s.name, s.records] for s in shards],

@@ -1,9 +1,10 @@
-"""The tasks of streams, which have no end: cut as records arrive, in an order that is written down.
+"""The tasks of endless streams, which are cut as records arrive.
 
-No function says what task ``i`` is, so a plan does. A task may be leased only when the plan with it
-is kept in the store of the master: a master that takes over must mean the same records by ``i``,
-since the servers know how many of them are in the model. A checkpoint holds the plan from the first
-task that is not done, and where the next task of each partition begins.
+The records of task ``i`` are stored in a plan, since they are not a function of ``i``. A task may
+be leased only after the master's store has the plan with the task. A master that takes over must
+assign the same records to ``i``, because the servers count the trained records of each task. A
+checkpoint holds the plan from the first unfinished task on, and the start of the next task of each
+partition.
 """
 
 from __future__ import annotations
@@ -18,37 +19,39 @@ from torch_edl.errors import DataError
 from torch_edl.interfaces import ENDLESS
 
 TASKS_AHEAD = 512
-"""Tasks that are cut and not done, at most."""
+"""Maximum number of unfinished tasks in a plan."""
 
 PLAN = "plan"
-"""Where checkpoints and the store have it."""
+"""Key of the plan in checkpoints and in the store."""
 
 
 @dataclass(frozen=True)
 class StreamPlan:
-    """The tasks from ``first`` on, and what is before and behind them. Never changed: a thread that
-    has one reads it without a lock."""
+    """The tasks from ``first`` on, and sums over all earlier tasks. A plan is immutable, so threads
+    read it without a lock."""
 
     first: int = 0
+    """Id of the first task."""
     records: int = 0
-    """Of all tasks below ``first``."""
+    """Number of records of all tasks below ``first``."""
     steps: int = 0
-    """Minibatches of all tasks below ``first``."""
+    """Number of minibatches of all tasks below ``first``."""
     tasks: tuple[Task, ...] = ()
+    """Tasks from ``first`` on."""
     sums: tuple[tuple[int, int], ...] = ()
-    """Records and minibatches before each of ``tasks``, from the beginning."""
+    """Number of records and of minibatches before each of ``tasks``, from the start of the job."""
     next: Mapping[str, int] = field(default_factory=dict)
-    """Of each partition, the first offset that is in no task."""
+    """First offset of each partition that is in no task."""
     origin: Mapping[str, int] = field(default_factory=dict)
-    """Of each partition, the first offset of all."""
+    """Offset of each partition at which the job began."""
 
     @property
     def end(self) -> int:
-        """One after the last task."""
+        """Id after the last task."""
         return self.first + len(self.tasks)
 
     def with_task(self, shard: str, start: int, end: int, batch_size: int) -> StreamPlan:
-        """The plan with one more task."""
+        """Return the plan with one more task."""
         before = self.sums_before(self.end, batch_size)
         task = Task(self.end, 0, shard, start, end)
         return replace(
@@ -59,7 +62,8 @@ class StreamPlan:
         )
 
     def sums_before(self, id: int, batch_size: int) -> tuple[int, int]:
-        """Records and minibatches of all tasks below ``id``; first <= id <= end."""
+        """Return the number of records and of minibatches of all tasks below ``id``;
+        first <= id <= end."""
         if id <= self.first:
             return self.records, self.steps
         if id < self.end:
@@ -68,7 +72,7 @@ class StreamPlan:
         return records + last, steps + -(-last // batch_size)
 
     def since(self, id: int, batch_size: int) -> StreamPlan:
-        """The plan without the tasks below ``id``; first <= id <= end."""
+        """Return the plan without the tasks below ``id``; first <= id <= end."""
         records, steps = self.sums_before(id, batch_size)
         dropped = id - self.first
         return replace(
@@ -81,7 +85,7 @@ class StreamPlan:
         )
 
     def to_state(self) -> dict[str, Any]:
-        """As JSON can say it."""
+        """Return the plan as JSON values."""
         names = sorted(self.next)
         numbers = {name: number for number, name in enumerate(names)}
         return {
@@ -94,7 +98,7 @@ class StreamPlan:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], batch_size: int) -> StreamPlan:
-        """The inverse of :meth:`to_state`."""
+        """Return the plan for a value of :meth:`to_state`."""
         plan = cls(first=state["first"], records=state["records"], steps=state["steps"])
         names = [name for name, *_ in state["next"]]
         for number, start, end in state["tasks"]:
@@ -107,19 +111,21 @@ class StreamPlan:
 
 
 class StreamSpace:
-    """The tasks of streams, by number; for the rest of the master it is a
+    """The tasks of streams by number, with the interface of a
     :class:`~torch_edl.data.task_space.TaskSpace` that grows.
 
     Args:
-        records_per_task: of a full task. A shorter one is cut where workers would have nothing to
-            do.
-        max_steps: the stream is over after so many minibatches; 0: it is not.
-        max_records: the same for records.
-        skip_removed: go on behind records that were removed before they were in a task.
+        records_per_task: number of records of a full task. Shorter tasks are cut if workers are
+            idle.
+        max_steps: number of minibatches after which the stream is over; 0: no limit.
+        max_records: number of records after which the stream is over; 0: no limit.
+        skip_removed: skip records that the brokers removed before a task contained them.
     """
 
     epochs = 1
+    """Number of epochs; a stream has one."""
     cut = None
+    """Shortened last task; a stream has none."""
 
     def __init__(
         self,
@@ -134,18 +140,18 @@ class StreamSpace:
         self.batch_size = batch_size
         self.plan = StreamPlan()
         self.total = 0
-        """Tasks that may be leased: those before are kept in the store."""
+        """Id after the last task that may be leased; the store has the plan of these tasks."""
         self.life = 0
-        """How often the plan went back."""
+        """Number of times that the plan was restored."""
         self.known = 0
-        """Records that the brokers had when they were last asked, and those done."""
+        """Number of records in all tasks and, at the last query, in the brokers behind them."""
         self._max_steps = max_steps
         self._max_records = max_records
         self._skip_removed = skip_removed
 
     @classmethod
     def for_training(cls, config: JobConfig) -> StreamSpace:
-        """The training tasks of a job."""
+        """Return the training tasks of a job."""
         return cls(
             config.records_per_task,
             batch_size=config.data.batch_size,
@@ -154,69 +160,69 @@ class StreamSpace:
             skip_removed=config.data.skip_damaged,
         )
 
-    # ---- what it says, as a TaskSpace does ----
+    # ---- the interface of a TaskSpace ----
 
     @property
     def open(self) -> bool:
-        """More tasks may come."""
+        """Whether more tasks may be added."""
         return self.total < self.plan.end or not self._is_at_limit(self.plan.end)
 
     @property
     def total_records(self) -> int:
-        """Records that are known of."""
+        """Number of known records."""
         return max(self.known, self.records_before(self.plan.end))
 
     @property
     def total_steps(self) -> int:
-        """Minibatches of all tasks so far."""
+        """Number of minibatches of all tasks so far."""
         return self.steps_before(self.plan.end)
 
     def task(self, id: int) -> Task:
-        """Task ``id``, which is not below those that are still of interest."""
+        """Return task ``id``, which must be in the plan."""
         plan = self.plan
         return plan.tasks[id - plan.first]
 
     def shard(self, name: str) -> Shard:
-        """A partition, as a worker compares it."""
+        """Return the shard of a partition, for comparison with the source of a worker."""
         return Shard(name, ENDLESS)
 
     def steps_of(self, records: int) -> int:
-        """Minibatches in the first ``records`` records of a task."""
+        """Return the number of minibatches in the first ``records`` records of a task."""
         return -(-records // self.batch_size)
 
     def steps_before(self, id: int) -> int:
-        """Minibatches of all tasks below ``id``."""
+        """Return the number of minibatches of all tasks below ``id``."""
         return self.plan.sums_before(id, self.batch_size)[1]
 
     def records_before(self, id: int) -> int:
-        """Records of all tasks below ``id``."""
+        """Return the number of records of all tasks below ``id``."""
         return self.plan.sums_before(id, self.batch_size)[0]
 
     def epoch_of(self, id: int) -> int:
-        """0; 1 when the stream is over."""
+        """Return 0, or 1 if the stream is over and ``id`` is after the last task."""
         return int(not self.open and id >= self.total)
 
     def epochs_before(self, id: int) -> int:
-        """0: a stream that is over ended at a limit."""
+        """Return 0, since a stream ends only at a limit."""
         return 0
 
-    # ---- what happens to it ----
+    # ---- changes ----
 
     def grow(self, offsets: Mapping[str, tuple[int, int]], *, done: int, idle: bool) -> list[str]:
-        """Cuts tasks from what is there now, a task of each partition in turn.
+        """Cut tasks from the available records, one task of each partition in turn.
 
         Args:
-            offsets: of each partition, the first offset and one after the last; a new partition
-                begins at its first offset.
-            done: tasks below are done.
-            idle: workers have nothing to lease, so that tasks need not be full.
+            offsets: first offset of each partition, and offset after its last record; a new
+                partition begins at its first offset.
+            done: id of the first unfinished task.
+            idle: True if workers have no tasks, so that tasks need not be full.
 
         Returns:
-            What to say of records that were removed before they were in a task.
+            Warnings about records that were removed before a task contained them.
 
         Raises:
-            DataError: some were, and none may be skipped; or a partition ends before the records
-                that were read of it.
+            DataError: such records may not be skipped; or a partition ends before records that
+                are in a task.
         """
         said = []
         begins = {}
@@ -252,7 +258,7 @@ class StreamSpace:
         return said
 
     def _cut(self, offsets: Mapping[str, tuple[int, int]], done: int, least: int) -> None:
-        """Cuts tasks of at least so many records, unless it is the last one."""
+        """Cut tasks of at least ``least`` records; the last task before a limit may be shorter."""
         more = True
         while more:
             more = False
@@ -266,7 +272,7 @@ class StreamSpace:
                     more = True
 
     def _wanted(self) -> int:
-        """Records of the next task, were there enough."""
+        """Return the number of records of the next full task, within the limits."""
         records, steps = self.plan.sums_before(self.plan.end, self.batch_size)
         wanted = self.records_per_task
         if self._max_records:
@@ -283,17 +289,21 @@ class StreamSpace:
         )
 
     def kept(self, life: int, end: int) -> None:
-        """The plan of that life, with the tasks below ``end``, is in the store: they may be
-        leased."""
+        """Allow leases of the tasks below ``end``, whose plan is now in the store.
+
+        Args:
+            life: value of ``life`` when the plan was written; an older plan is ignored.
+        """
         if life == self.life:
             self.total = max(self.total, end)
 
     def forget(self, before: int) -> None:
-        """The tasks below ``before`` are done, and in no checkpoint that is being written."""
+        """Remove the tasks below ``before``, which are done, and which no checkpoint in progress
+        needs."""
         self.plan = self.plan.since(before, self.batch_size)
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Goes to the plan of a checkpoint, or of the store; None: to the beginning."""
+        """Restore the plan of a checkpoint or of the store; None: return to the start."""
         origin = self.plan.origin
         self.plan = StreamPlan(next=origin, origin=origin)
         if state is not None:
@@ -304,10 +314,10 @@ class StreamSpace:
 
 
 def saved_plan(space: AnySpace, before: int = 0) -> dict[str, Any]:
-    """What a checkpoint, or the store, must say of what the tasks are.
+    """Return the plan for a checkpoint or for the store; empty for data with an end.
 
     Args:
-        before: the tasks below are done, and of no interest.
+        before: id of the first task to store; earlier tasks are done.
     """
     if isinstance(space, TaskSpace):
         return {}
@@ -316,4 +326,4 @@ def saved_plan(space: AnySpace, before: int = 0) -> dict[str, Any]:
 
 
 AnySpace = TaskSpace | StreamSpace
-"""The tasks of a pass over data that is counted, or of streams."""
+"""The tasks of counted data, or of streams."""

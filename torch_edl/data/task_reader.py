@@ -1,4 +1,4 @@
-"""The records of tasks, and which rows of a file they are."""
+"""Reading of the records of tasks, and the row numbers of these records."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from torch_edl.data.task_space import Shard, Task
 from torch_edl.errors import DataError
 
 KEPT_SOURCES = 256
-"""Sources that a reader leaves open; a Parquet file of 40 columns and 10 row groups is 0.4 MB."""
+"""Maximum number of open sources of a reader; a Parquet file of 40 columns and 10 row groups takes
+0.4 MB."""
 
-_NAMED = 100  # records in a message
+_NAMED = 100  # maximum number of records in a message
 
 
 def named(rows: Sequence[int], shard: str) -> str:
-    """What a person calls some records of a shard, at least one, by their numbers."""
+    """Return the name of some records of a shard for messages; ``rows`` must not be empty."""
     rows = sorted(rows)
     first, last = rows[0], rows[-1]
     if first == last:
@@ -36,13 +37,13 @@ def named(rows: Sequence[int], shard: str) -> str:
 class TaskReader:
     """Reads the records of tasks, shuffled within each task by (seed, task id).
 
-    Files are read task by task, whatever the order of training: a shuffle over single records
-    would read a block of the file for each.
+    A task is read as a contiguous range. A shuffle over single records would decode a whole block
+    of the file for each record.
 
     Args:
-        open_shard: from the name of a shard to its source.
-        records_per_task: of whole tasks.
-        seed: of the shuffle; None: records stay in the order of the file.
+        open_shard: function from the name of a shard to its source.
+        records_per_task: number of records of a full task.
+        seed: seed of the shuffle; None: records keep the order of the file.
     """
 
     def __init__(
@@ -51,10 +52,10 @@ class TaskReader:
         self._open = open_shard
         self._records_per_task = records_per_task
         self._seed = seed
-        self._sources: OrderedDict[str, Source] = OrderedDict()  # the one used last at the end
+        self._sources: OrderedDict[str, Source] = OrderedDict()  # least recently used first
 
     def source(self, shard: str) -> Source:
-        """The source of a shard, opened once as long as there are few."""
+        """Return the source of a shard; open it unless it is among the last ``KEPT_SOURCES``."""
         source = self._sources.pop(shard, None)
         if source is None:
             source = self._open(shard)
@@ -64,15 +65,15 @@ class TaskReader:
         return source
 
     def read(self, task: Task, counted: Shard, *, shuffled: bool = True) -> Records:
-        """The records of a task: a list, or a ``pyarrow.Table``.
+        """Return the records of a task: a list, or a ``pyarrow.Table``.
 
         Args:
-            counted: the shard of the task, as the job counted it.
-            shuffled: False: in the order of the file, whatever the seed.
+            counted: the shard of the task, as counted by the job.
+            shuffled: False: return the records in the order of the file.
 
         Raises:
-            DataError: the shard has changed since it was counted, so that it may have records of
-                which no task knows; or the records cannot be read.
+            DataError: the shard has changed since it was counted, so that tasks may not cover all
+                its records; or the records cannot be read.
         """
         source = self.source(task.shard)
         found = Shard.of(source)
@@ -88,20 +89,21 @@ class TaskReader:
         return take(source.read(task.start, end), order)
 
     def rows(self, task: Task, first: int, last: int, *, shuffled: bool = True) -> list[int]:
-        """The numbers in the shard of the records ``first .. last - 1`` of :meth:`read`."""
+        """Return the row numbers in the shard of the records ``first .. last - 1`` of
+        :meth:`read`."""
         if not shuffled or self._seed is None:
             return list(range(task.start + first, task.start + last))
         order = self._order(task, self._seed)[1][first:last]
         return [task.start + int(index) for index in order]
 
     def name(self, task: Task, index: int, *, shuffled: bool = True) -> str:
-        """What a person calls the record at ``index`` of :meth:`read`."""
+        """Return the name of the record at ``index`` of :meth:`read`, for messages."""
         return named(self.rows(task, index, index + 1, shuffled=shuffled), task.shard)
 
     def _order(self, task: Task, seed: int) -> tuple[int, Any]:
-        """One after the last record that the order of a task is about, and its order."""
-        # A task that was cut short begins as the whole of it would: a job that continues from there
-        # later finds the records that are left.
+        """Return the row after the last shuffled record, and the order of the task's records."""
+        # A task that a limit has shortened is a prefix of the shuffled full task, so that a later
+        # job can continue with the remaining records.
         end = min(task.start + self._records_per_task, self.source(task.shard).count)
         end = max(task.end, end)
         digest = hashlib.blake2b(f"{seed}/{task.id}".encode(), digest_size=8).digest()

@@ -1,4 +1,4 @@
-"""The records of a job's training tasks by their place in the order of tasks."""
+"""The records of a job's training tasks, by position in the order of tasks."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from torch_edl.data.sources import Records, concat, cut
 from torch_edl.data.task_reader import TaskReader, named
 from torch_edl.data.task_space import Piece, TaskSpace
 
-_AHEAD = 16  # minibatches that are made at once
-_KEPT = 2  # tasks in memory: a minibatch may reach from one into the next
+_AHEAD = 16  # number of minibatches that are made at once
+_KEPT = 2  # number of tasks in memory; a minibatch may span two tasks
 
 
 class TaskRecords:
-    """Records by piece of task, as a dataset with ``__getitems__``.
+    """Records by piece of a task, as a dataset with ``__getitems__``.
 
     Args:
-        reader: of the files of ``space``.
+        space: the training tasks.
+        reader: reader of the records of ``space``.
     """
 
     def __init__(self, space: TaskSpace, reader: TaskReader) -> None:
@@ -31,15 +32,15 @@ class TaskRecords:
         self._kept: OrderedDict[int, Records] = OrderedDict()
 
     def __len__(self) -> int:
-        """Records of an epoch."""
+        """Return the number of records of an epoch."""
         return self._space.records_before(min(self._space.tasks_per_epoch, self._space.total))
 
     def __getitems__(self, pieces: list[Piece]) -> Records:
-        """The records of some pieces, one after the other: a list, or a ``pyarrow.Table``."""
+        """Return the records of some pieces, concatenated: a list, or a ``pyarrow.Table``."""
         return concat([cut(self._task(task), first, last) for task, first, last in pieces])
 
     def name(self, pieces: Sequence[Piece], index: int) -> str:
-        """What a person calls the record at ``index`` of some pieces."""
+        """Return the name of the record at ``index`` of some pieces, for messages."""
         for number, first, last in pieces:
             if index < last - first:
                 return self._reader.name(self._space.task(number), first + index)
@@ -47,7 +48,7 @@ class TaskRecords:
         raise IndexError(index)
 
     def names(self, pieces: Sequence[Piece]) -> str:
-        """What a person calls the records of some pieces."""
+        """Return the name of all records of some pieces, for messages."""
         rows: dict[str, list[int]] = {}
         for number, first, last in pieces:
             task = self._space.task(number)
@@ -68,12 +69,15 @@ class TaskRecords:
 class TaskBatches:
     """The minibatches of one member of a ring, made in the training process.
 
-    Several are made at once, where ``make`` gives one sample for each record: what it does for each
-    call, such as to build a graph, costs more than what it does for each record.
+    Several minibatches are made at once if ``make`` returns one sample for each record. The cost of
+    each call, such as building a graph, exceeds the cost of each record.
 
     Args:
-        make: a minibatch of records; raises FeedError.
-        cut: a part of a minibatch.
+        records: records of the training tasks.
+        data: partition of the records into updates.
+        space: the training tasks.
+        make: returns the minibatch of some records; raises FeedError.
+        cut: returns a range of samples of a minibatch.
     """
 
     def __init__(
@@ -91,10 +95,10 @@ class TaskBatches:
         self._cut = cut
         self._ahead: dict[Span, Batch] = {}
         self._place = (0, 0)
-        self._is_by_record: bool | None = None  # None: not known yet
+        self._is_by_record: bool | None = None  # None: unknown yet
 
     def take(self, span: Span, start: int, rank: int, world: int) -> Batch:
-        """The minibatch at ``span``, of the update at ``start``."""
+        """Return the minibatch at ``span``, which belongs to the update at ``start``."""
         if self._place != (rank, world) or span not in self._ahead:
             self._place = (rank, world)
             spans = self._data.spans(start, span, rank, world)
@@ -103,11 +107,11 @@ class TaskBatches:
         return self.sample(span) if found is None else found
 
     def sample(self, span: Span) -> Batch:
-        """The minibatch at ``span``."""
+        """Return the minibatch at ``span``, made alone."""
         return self._make(self._read([span]))
 
     def close(self) -> None:
-        """Forgets what was made ahead."""
+        """Discard the minibatches made in advance."""
         self._ahead.clear()
 
     def _read(self, spans: Sequence[Span]) -> Records:
@@ -115,26 +119,26 @@ class TaskBatches:
         return self._records.__getitems__(pieces)
 
     def _made(self, spans: Sequence[Span]) -> dict[Span, Batch]:
-        """The minibatches at some spans; none if they cannot be made at once."""
+        """Return the minibatches at some spans; empty if they cannot be made at once."""
         ends = list(itertools.accumulate((last - first for first, last in spans), initial=0))
         if self._is_by_record is False:
             return {}
         try:
             whole = self._make(self._read(spans))
         except FeedError:
-            return {}  # of one of them, which says so itself
+            return {}  # raised again when the failing minibatch is made alone
         if whole.size != ends[-1] or whole.damaged:
-            return {}  # nobody knows which samples are of which records
+            return {}  # samples cannot be matched to records
         cuts = zip(spans, itertools.pairwise(ends), strict=True)
         made = {span: self._cut(whole, first, last) for span, (first, last) in cuts}
         if self._is_by_record is None:
-            # A `make` that sorts or shuffles would move records from one minibatch to another, and
-            # a ring that changes meanwhile would train some twice and others never.
+            # A `make` that sorts or shuffles moves records between minibatches. If the ring changed
+            # then, some records would be trained twice and others never.
             self._is_by_record = all(map(self._is_alone, made, made.values()))
         return made if self._is_by_record else {}
 
     def _is_alone(self, span: Span, batch: Batch) -> bool:
-        """Whether a minibatch is the same if it is made alone."""
+        """Return True if a minibatch has the same records in the same order when made alone."""
         try:
             alone = self.sample(span)
         except FeedError:

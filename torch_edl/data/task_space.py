@@ -1,5 +1,5 @@
-"""What task ``i`` of a pass over data is: a pure function that holds nothing per task; and what
-fixes the meaning of ``i``, which is compared when a job continues. No torch here."""
+"""The tasks of a pass over data, as a pure function of their number that stores nothing per task,
+and the comparison of the data of a resumed job. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _FEISTEL_ROUNDS = 6
 _MASK = (1 << 64) - 1
 
-# The parts of an identity, as arguments of ``job.loader`` where they are some.
+# Parts of an identity in messages, in the form of arguments of ``job.loader`` if possible.
 _WORDS = {
     "records": "{:,} records",
     "batch_size": "batch_size={}",
@@ -32,33 +32,36 @@ SEED_SAMPLES = (
     "all processes of a job need the same samples in the same order: seed what splits or shuffles "
     "them, as in random_split(dataset, lengths, generator=torch.Generator().manual_seed(0))"
 )
-"""What to do where the datasets of two processes store other samples."""
+"""Advice if the datasets of two processes have different samples."""
 
 Piece = tuple[int, int, int]
-"""A task, and offsets in it: of the first record and of one after the last."""
+"""Number of a task, offset of the first record in it, and offset after the last record."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One file or table."""
+    """A file, a table, or a partition of a stream."""
 
     name: str
+    """Path, URL or name of the source."""
     records: int
+    """Number of records."""
     size: int = 0
-    """Bytes of the content that was counted; 0: it is no file."""
+    """Size in bytes when the records were counted; 0: not a file."""
     mtime_ns: int = 0
-    """When that content was last changed."""
+    """Modification time when the records were counted, in ns since the epoch; 0: unknown."""
     fingerprint: str = field(default="", compare=False)
-    """Of the content that was counted; empty: it is no file, or was not asked for."""
+    """Fingerprint of the content when the records were counted; empty: not a file, or not read."""
 
     @classmethod
     def of(cls, source: Source) -> Shard:
-        """A source as it is now. One of the user's own may have a ``stamp``, and needs none."""
+        """Return the shard of a source without its fingerprint. A source of the user needs no
+        ``stamp``."""
         return cls(source.name, source.count, *getattr(source, "stamp", ()))
 
     @classmethod
     def counted(cls, source: Source) -> Shard:
-        """As :meth:`of`, with the fingerprint of a file, of which two blocks are read.
+        """Return the shard of a source with the fingerprint of a file, which may read two blocks.
 
         Raises:
             DataError: the file cannot be read, or has changed since the source was opened.
@@ -75,7 +78,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Task:
-    """Records ``start`` to ``end`` (exclusive) of a shard."""
+    """The records ``start .. end - 1`` of a shard."""
 
     id: int
     epoch: int
@@ -85,16 +88,16 @@ class Task:
 
     @property
     def records(self) -> int:
-        """How many records it has."""
+        """Number of records."""
         return self.end - self.start
 
 
 class Permutation:
-    """A bijection of [0, size): a pure function of (seed, epoch) that takes no memory.
+    """A permutation of [0, size), as a pure function of (seed, epoch) that needs no memory.
 
-    A Feistel network permutes [0, 2^k) whatever its round function is; walking its cycles until a
-    number below n comes out restricts that to [0, n) (Black and Rogaway, Ciphers with Arbitrary
-    Finite Domains, 2002). At most one number in four is out of range in a step, on average.
+    A Feistel network permutes [0, 2^k) for any round function. Walking its cycles until a number is
+    below ``size`` restricts the permutation to [0, size) (Black and Rogaway, Ciphers with Arbitrary
+    Finite Domains, 2002). 2^k is at most 4 * size, so a walk takes at most four steps on average.
     """
 
     def __init__(self, size: int, seed: int, epoch: int) -> None:
@@ -109,7 +112,7 @@ class Permutation:
             self._keys.append(key)
 
     def forward(self, value: int) -> int:
-        """What stands at position ``value``; 0 <= value < size."""
+        """Return the number at position ``value``; 0 <= value < size."""
         while True:
             left, right = value >> self._half, value & self._low
             for key in self._keys:
@@ -119,7 +122,7 @@ class Permutation:
                 return value
 
     def inverse(self, value: int) -> int:
-        """The position at which ``value`` stands."""
+        """Return the position of the number ``value``; 0 <= value < size."""
         while True:
             left, right = value >> self._half, value & self._low
             for key in reversed(self._keys):
@@ -130,27 +133,29 @@ class Permutation:
 
 
 def _mix(value: int) -> int:
-    """The finalizer of splitmix64: every bit of the input moves half the bits of the output."""
+    """Return the finalizer of splitmix64: each input bit changes half of the output bits."""
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
     return value ^ (value >> 31)
 
 
 class TaskSpace:
-    """The tasks of a pass, by number: ``epoch * tasks_per_epoch + position``.
+    """The tasks of a pass by number: ``epoch * tasks_per_epoch + position``.
 
-    The position is shuffled by a pure function of (seed, epoch), so a task is computed when it
-    is needed and ten million of them cost nothing.
+    Positions are shuffled by a pure function of (seed, epoch). A task is computed when it is
+    needed, so the memory does not depend on the number of tasks.
 
     Args:
-        shards: the files in a stable order; empty ones give no task.
-        batch_size: records of a minibatch, to count steps: a task of n records has
-            ceil(n / batch_size).
-        max_steps: cut the pass after so many minibatches, the last task included; 0: do not.
+        shards: shards in a stable order; empty shards have no tasks.
+        records_per_task: number of records of a full task.
+        batch_size: number of records of a minibatch. A task of n records has ceil(n / batch_size)
+            steps.
+        max_steps: number of minibatches after which the pass ends, within a task if necessary; 0:
+            no limit.
     """
 
     open = False
-    """More tasks may come; see :class:`~torch_edl.data.stream_space.StreamSpace`."""
+    """Whether more tasks may be added; see :class:`~torch_edl.data.stream_space.StreamSpace`."""
 
     def __init__(
         self,
@@ -169,11 +174,11 @@ class TaskSpace:
         self._shuffle = shuffle
         self._shards = [s for s in shards if s.records > 0]
         self._by_name = {shard.name: shard for shard in self._shards}
-        self._first = [0]  # of each shard, its first task in file order; one more at the end
+        self._first = [0]  # first task of each shard in file order, and the number of tasks
         for shard in self._shards:
             self._first.append(self._first[-1] + -(-shard.records // records_per_task))
         self.tasks_per_epoch = self._first[-1]
-        # The last task of a shard may be shorter: file-order index -> records.
+        # Records of short last tasks of shards, by index in file order.
         self._short = {
             last - 1: shard.records % records_per_task
             for shard, last in zip(self._shards, self._first[1:], strict=True)
@@ -186,7 +191,7 @@ class TaskSpace:
 
     @classmethod
     def for_training(cls, shards: Sequence[Shard], config: JobConfig) -> TaskSpace:
-        """The training tasks of a job: the master and the members of a ring count by the same."""
+        """Return the training tasks of a job; the master and all members of a ring use the same."""
         return cls(
             shards,
             config.records_per_task,
@@ -198,7 +203,7 @@ class TaskSpace:
         )
 
     def extend(self, epochs: int) -> None:
-        """Makes the tasks of so many epochs, of which there were others before."""
+        """Set the number of epochs; the tasks of earlier epochs keep their numbers."""
         self.epochs, self.total, self.cut = epochs, self.tasks_per_epoch * epochs, None
         if self._max_steps:
             self._cut_after(self._max_steps)
@@ -206,7 +211,7 @@ class TaskSpace:
         self.total_steps = self.steps_before(self.total)
 
     def task(self, id: int) -> Task:
-        """Task ``id``; 0 <= id < total."""
+        """Return task ``id``; 0 <= id < total."""
         if self.cut is not None and id == self.cut.id:
             return self.cut
         epoch, position = divmod(id, self.tasks_per_epoch)
@@ -218,29 +223,29 @@ class TaskSpace:
         return Task(id, epoch, shard.name, start, end)
 
     def shard(self, name: str) -> Shard:
-        """The shard of that name, as it was counted."""
+        """Return the shard with a name, as counted at the start of the job."""
         return self._by_name[name]
 
     def steps_of(self, records: int) -> int:
-        """Minibatches in the first ``records`` records of a task."""
+        """Return the number of minibatches in the first ``records`` records of a task."""
         return -(-records // self.batch_size)
 
     def steps_before(self, id: int) -> int:
-        """Minibatches of all tasks below ``id``."""
+        """Return the number of minibatches of all tasks below ``id``."""
         return self._before(id, self.steps_of)
 
     def records_before(self, id: int) -> int:
-        """Records of all tasks below ``id``."""
+        """Return the number of records of all tasks below ``id``."""
         return self._before(id, lambda records: records)
 
     def at(self, position: int) -> tuple[int, int]:
-        """The task, and the offset in it, of a position in the order of tasks: the inverse of
-        :meth:`records_before`; 0 <= position < total_records."""
+        """Return the task and the offset in it of a position in the order of tasks;
+        0 <= position < total_records. Inverse of :meth:`records_before`."""
         id = bisect.bisect_right(range(self.total), position, key=self.records_before) - 1
         return id, position - self.records_before(id)
 
     def pieces(self, span: tuple[int, int]) -> list[Piece]:
-        """The pieces of tasks at some positions, from the first to one after the last."""
+        """Return the pieces of tasks for a span of positions."""
         first, last = span
         pieces = []
         task, offset = self.at(first)
@@ -252,15 +257,15 @@ class TaskSpace:
         return pieces
 
     def epoch_of(self, id: int) -> int:
-        """Epoch of a task. Past the last one ``epochs``, or that of the last one where
-        ``max_steps`` ended the pass before."""
+        """Return the epoch of a task. For an id after the last task, return ``epochs``, or the
+        epoch of the last task if ``max_steps`` ended the pass early."""
         if id < self.total:
             return id // self.tasks_per_epoch
         limited = self.cut is not None or self.total < self.tasks_per_epoch * self.epochs
         return (self.total - 1) // self.tasks_per_epoch if limited else self.epochs
 
     def epochs_before(self, id: int) -> int:
-        """Epochs all of whose tasks are below ``id``."""
+        """Return the number of epochs with all tasks below ``id``."""
         return id // self.tasks_per_epoch if self.tasks_per_epoch else self.epochs
 
     def _before(self, id: int, size: Callable[[int], int]) -> int:
@@ -281,7 +286,7 @@ class TaskSpace:
         return done
 
     def _order(self, epoch: int) -> tuple[Permutation, list[tuple[int, int]]]:
-        """The permutation of an epoch, and where it puts the short tasks (position, records)."""
+        """Return the permutation of an epoch, and position and records of its short tasks."""
         order = self._orders.get(epoch)
         if order is None:
             permutation = Permutation(self.tasks_per_epoch, self._seed, epoch)
@@ -296,7 +301,7 @@ class TaskSpace:
     def _cut_after(self, max_steps: int) -> None:
         if self.steps_before(self.total) <= max_steps:
             return
-        # The last task that begins before the limit.
+        # Last task that begins before the limit.
         last = bisect.bisect_left(range(self.total), max_steps, key=self.steps_before) - 1
         task = self.task(last)
         records = (max_steps - self.steps_before(last)) * self.batch_size
@@ -306,21 +311,21 @@ class TaskSpace:
 
 
 def one_off(name: str) -> TaskSpace:
-    """One task without data: something that any one worker is to do once."""
+    """Return a space of one task without data, which one worker executes once."""
     return TaskSpace([Shard(name, 1)], 1)
 
 
 def digest(shards: Sequence[Shard]) -> str:
-    """Of names, record counts, sizes and fingerprints of data files, in their order; of times not,
-    since other machines may have copies."""
+    """Return a digest of the names, record counts, sizes and fingerprints of data files, in their
+    order. Modification times are ignored, since other machines may have copies."""
     text = json.dumps([[s.name, s.records, s.size, s.fingerprint] for s in shards])
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def difference(then: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The first part in which two identities differ, in the words of both; None: in none.
+    """Return the first difference of two identities as two texts; None: they do not differ.
 
-    What only one of them has is not compared: an earlier version did not know it.
+    Parts that only one identity has are ignored, since an earlier version did not store them.
     """
     for name in [*_WORDS, "files"]:
         if name in then and name in now and then[name] != now[name]:

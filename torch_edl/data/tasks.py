@@ -1,4 +1,4 @@
-"""The tasks of a worker, one after the other: leased, and their records prepared."""
+"""The leased tasks of a worker, with prepared records."""
 
 from __future__ import annotations
 
@@ -22,47 +22,49 @@ from torch_edl.master_client.leases import HeldLease, LeaseClient
 
 @dataclass(frozen=True)
 class RecordTask:
-    """A task whose records are read: training, evaluation and prediction tasks."""
+    """A task with records: training, evaluation or prediction."""
 
     lease: HeldLease
     updates: Updates
     incarnation: int
-    """Incarnation of the servers at which the task was leased."""
+    """Incarnation of the servers when the task was leased."""
 
 
 @dataclass(frozen=True)
 class ModelTask:
-    """A task without records: summarize, snapshot."""
+    """A task without records: a summary or a snapshot."""
 
     lease: HeldLease
 
 
 @dataclass(frozen=True)
 class TaskFailed:
-    """The records of a task could not be prepared; or, without a lease, the master is lost."""
+    """The records of a task could not be prepared, or the master is lost."""
 
     error: Exception
     lease: HeldLease | None
+    """Lease of the task; None: the master is lost."""
 
 
 Item = RecordTask | ModelTask | ServersChanged | NoMoreTasks | PassOver | TaskFailed
 Prepare = Callable[[HeldLease], Updates]
-"""Reads the records of a task."""
+"""Function that reads the records of a task and returns its updates."""
 
 
 class Tasks(Protocol):
-    """Where a training loop gets its tasks from."""
+    """The tasks of a training loop."""
 
     def poll(self) -> Item | None:
-        """The next item, if it is there without waiting."""
+        """Return the next item without waiting; None if no item is ready."""
         ...
 
     def get(self, timeout_s: float) -> Item | None:
-        """The next item; None if there is none within about that time."""
+        """Return the next item; None after about ``timeout_s`` seconds without one."""
         ...
 
     def give_up(self) -> None:
-        """Returns the tasks that were leased ahead and not begun, until more are asked for.
+        """Return all tasks that were leased in advance to the master, and lease none until the next
+        item is requested.
 
         Raises:
             MasterLostError: the master does not answer.
@@ -70,12 +72,12 @@ class Tasks(Protocol):
         ...
 
     def stop(self) -> None:
-        """Leases no more."""
+        """Stop leasing tasks."""
         ...
 
 
 class LeasedTasks:
-    """Prepares a task when it is asked for, and not before; tasks are leased ahead."""
+    """Tasks that are leased in advance, and prepared in the thread that requests them."""
 
     def __init__(self, leases: LeaseClient, prepare: Prepare) -> None:
         self._ahead = LeasesAhead(leases)
@@ -108,13 +110,13 @@ class LeasedTasks:
 
 
 _THREAD = "task-prefetcher"
-# Seconds that a feed is waited for when its worker leaves; see `is_preparing`.
+# Seconds to wait for a running feed when the worker leaves; see `is_preparing`.
 _PREPARED_S = 2.0
-_LOOK_S = 0.2  # so often a thread that waits looks whether it is to end
+_LOOK_S = 0.2  # seconds between two checks of the stop event
 
 
 class TaskPrefetcher:
-    """A thread that prepares one task ahead, whatever becomes of the servers."""
+    """A thread that prepares one task in advance, also while the servers are lost."""
 
     def __init__(self, leases: LeaseClient, prepare: Prepare) -> None:
         self._leased = LeasedTasks(leases, self._prepare_unless_stopped)
@@ -125,18 +127,18 @@ class TaskPrefetcher:
         self._thread = threading.Thread(target=self._run, name=_THREAD, daemon=True)
 
     def start(self) -> None:
-        """Begins to lease."""
+        """Start the thread, which leases and prepares tasks."""
         self._thread.start()
 
     def poll(self) -> Item | None:
-        """The next item, if it is prepared."""
+        """Return the next item if it is prepared; None otherwise."""
         try:
             return self._items.get_nowait()
         except queue.Empty:
             return None
 
     def get(self, timeout_s: float) -> Item | None:
-        """The next item, as soon as it is prepared."""
+        """Return the next item as soon as it is prepared; None after ``timeout_s`` seconds."""
         try:
             return self._items.get(timeout=timeout_s)
         except queue.Empty:
@@ -146,10 +148,10 @@ class TaskPrefetcher:
         self._leased.give_up()
 
     def stop(self) -> None:
-        """Ends the thread.
+        """End the thread, and wait for at most 2 s until a task in preparation is prepared.
 
-        An interpreter that ends while a thread of it computes in torch aborts the process
-        ("terminate called without an active exception"): what is being prepared is waited for.
+        An interpreter that exits while one of its threads computes in torch aborts the process
+        ("terminate called without an active exception").
         """
         if self._stop.is_set():
             return
@@ -160,7 +162,8 @@ class TaskPrefetcher:
 
     @staticmethod
     def is_preparing() -> bool:
-        """Whether a thread of this process did not end: the interpreter must not end then."""
+        """Return True if a thread of this process is still preparing a task, so that the
+        interpreter must not exit."""
         return any(thread.name == _THREAD for thread in threading.enumerate())
 
     def _run(self) -> None:
