@@ -108,8 +108,10 @@ class Noted:
     """The state of the job at one moment, to be written by :meth:`Persistence.write`."""
 
     number: int
+    """Number of the note, which increases with each note."""
     state: dict[str, Any]
     preparation: dict[str, Any]
+    """State of the preparation; the same object as long as it has not changed."""
 
 
 class Persistence:

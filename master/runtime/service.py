@@ -89,6 +89,7 @@ class Service:
         self.address = ""
         """Address for processes of this machine; empty before :meth:`listen`."""
         self.listens = ""
+        """``host:port`` at which the service listens; empty before :meth:`listen`."""
         self._kept = job.fleet.incarnation  # model incarnation in the stored state
         self.keeper: Keeper | None = None
         """Writes the state before an answer that other processes rely on is sent; None: nothing is

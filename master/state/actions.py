@@ -49,6 +49,7 @@ class Stop:
     role: str
     id: int
     grace_s: float
+    """Seconds between SIGTERM and SIGKILL; 0 kills at once."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,9 @@ class Become:
     heartbeat."""
 
     worker: int
+    """Id of the worker."""
     server: int
+    """Id of the server process."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ class KeepPlan:
     """Store the state: tasks were cut from streams and may be leased only once they are stored."""
 
     life: int
+    """Number of the plan's life, which changes when the stream is restored."""
     end: int
     """End of the stored plan: one above its last task id."""
 
@@ -82,6 +86,7 @@ class SaveServers:
     """Take a checkpoint of all servers."""
 
     servers: Sequence[pb.Server]
+    """All servers, in the order of shards."""
     incarnation: int
     """Incarnation of the model."""
     progress: Watermarks
@@ -90,6 +95,7 @@ class SaveServers:
     """Manifest without the fields that are known only once the servers have written."""
     space: AnySpace
     root: Path
+    """Checkpoint directory."""
     move: int = 0
     """Number of the move to other servers, above all earlier attempts of any master; the servers
     accept no push after the checkpoint. 0: an ordinary checkpoint."""
@@ -102,9 +108,12 @@ class CommitLocal:
     """Commit the files that a worker wrote as a checkpoint."""
 
     directory: Path
+    """Folder with the files of the worker."""
     manifest: Manifest
     incarnation: int
+    """Incarnation of the model."""
     root: Path
+    """Checkpoint directory."""
     restored: str = ""
     """Checkpoint that the model was restored from; empty if there is none."""
 
@@ -140,8 +149,10 @@ class MergePredictions:
     """Merge the predictions of all tasks into the output, in the order of the records."""
 
     parts: Path
+    """Folder with the predictions of each task."""
     output: Path
     tasks: int
+    """Number of tasks."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +161,7 @@ class Prune:
 
     newest: Path
     keep: int
+    """Number of checkpoints to keep, including ``newest``."""
 
 
 @dataclass(frozen=True)
@@ -210,6 +222,7 @@ class CheckpointSaved:
 
     saved: Saved
     incarnation: int
+    """Incarnation of the model."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +232,8 @@ class CheckpointFailed:
     error: str
     incarnation: int
     early: bool = False
-    """True if the cause is that workers have not yet told the servers which tasks they hold."""
+    """True if no worker has described the model to the servers yet; the move is tried again
+    soon."""
 
 
 @dataclass(frozen=True)
@@ -287,3 +301,4 @@ class Failure:
     error: str
     traceback: str = ""
     usage: bool = False
+    """True if the user made the error; the exit code is 2 then."""

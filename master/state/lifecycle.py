@@ -36,9 +36,13 @@ class Outcome:
     state: str
     """``finished``, ``failed`` or ``stopped``."""
     exit_code: int
+    """Exit code of the master."""
     error: str = ""
+    """First cause of the failure, or reason of the stop; empty if the job finished."""
     traceback: str = ""
+    """Traceback of the user's code; empty if it did not raise."""
     usage_error: bool = False
+    """True if the user made the error."""
 
     @property
     def reason(self) -> str:
@@ -52,6 +56,7 @@ class Stopping:
 
     reason: str
     began: float
+    """Time at which the job began to stop."""
 
     @property
     def leave_by(self) -> float:
@@ -158,11 +163,13 @@ class Lifecycle:
         self.log = EventLog()
         self.rates = Rates()
         self.outcome: Outcome | None = None
+        """Result of the job; None until it is known."""
         self.ended_at = 0.0
         """Time at which the outcome became known; 0 before."""
         self.leave_s = 0.0
         """Seconds that workers have to leave after the job finished."""
         self.stopping: Stopping | None = None
+        """Request to stop the job; None if there was none."""
         self.over = False
         """True once the job has an outcome and all its processes have ended."""
         self.rollbacks = 0

@@ -21,6 +21,7 @@ class Member:
     id: int
     pid: int
     last_heartbeat: float
+    """Time of the last message of the worker."""
     heartbeat: pb.HeartbeatRequest = field(default_factory=lambda: _NOTHING_TOLD)
     """The newest heartbeat."""
     loss: float = math.nan
@@ -30,6 +31,7 @@ class Member:
     reported_steps: int = 0
     """Minibatches of ``heartbeat.steps`` that task reports have already covered."""
     reported_records: int = 0
+    """Records of ``heartbeat.records`` that task reports have already covered."""
     draining: bool = False
     """True if the worker was asked to finish its work and leave."""
     stacks: str = ""

@@ -1,4 +1,5 @@
-"""Workers and spares that become servers because no new process can be started. Pure."""
+"""Workers and spares that become servers, by preference or because no process can be started.
+Pure."""
 
 from __future__ import annotations
 

@@ -45,6 +45,7 @@ class Manifest:
     """The content of a checkpoint."""
 
     job: str
+    """Name of the job."""
     run: str = ""
     """Run of the job that wrote the files; empty if unknown."""
     strategy: str

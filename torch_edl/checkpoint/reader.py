@@ -39,9 +39,13 @@ class SavedTable:
     info: dict[str, Any]
     """Description of the table: dim, num_embeddings, initializer, seed, modules."""
     parts: list[Path] = field(default_factory=list)
+    """Files with rows."""
     counts_parts: list[Path] = field(default_factory=list)
+    """Files with counted ids that have no row."""
     slot_names: list[str] = field(default_factory=list)
+    """Names of the optimizer's slots of a row; empty if only values are read."""
     step: int = 0
+    """Number of updates of the table."""
     _weight: Floats | None = None
 
     @classmethod
@@ -209,9 +213,12 @@ class CheckpointReader:
         self._on_servers = on_servers
         self._values_only = values_only
         self.watermarks = Watermarks()
+        """Watermarks of the records in the model; empty if only values are read."""
         self.version = 0
+        """Version of the shard; 0 if only values are read."""
         self._dense: list[Path] = []
         self.tables: dict[str, SavedTable] = {}
+        """Saved tables by name."""
         if layout.is_checkpoint(directory):
             self._open_checkpoint(directory, shard, shards)
         elif (directory / layout.EXPORTED_MODEL).exists():

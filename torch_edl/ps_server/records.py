@@ -58,6 +58,7 @@ class LogEntry:
     kind: int
     payload: Piece
     crc: int
+    """CRC-32 of the payload."""
 
     @classmethod
     def of(cls, kind: int, payload: Piece) -> LogEntry:
@@ -176,8 +177,10 @@ class Head:
 
     sequence: int
     length: int
+    """Bytes of the payload."""
     kind: int
     crc: int
+    """CRC-32 of the payload."""
 
 
 def pack_head(sequence: int, entry: LogEntry) -> bytes:

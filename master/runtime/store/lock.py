@@ -33,6 +33,7 @@ class Lock:
     ) -> None:
         self.store = store
         self.token = 0
+        """Revision of the lock's key, which fences writes; 0 before :meth:`acquire`."""
         self.valid_until = 0.0
         """Time on the clock before which no other owner can have the lock."""
         self._owner = owner

@@ -29,18 +29,22 @@ class AgentCalls:
         return agents.agent_answer(request.node)
 
     def join_round(self, request: pb.JoinRoundRequest, now: float) -> pb.JoinRoundResponse | None:
+        """Request a place in the next round for a torchrun agent."""
         answer, events = self._agents().join_round(request, now)
         self._job.apply_all(events, now)
         return answer
 
     def get_round(self, request: pb.GetRoundRequest, now: float) -> pb.GetRoundResponse:
+        """Return the state of an agent's round."""
         return self._agents().rounds.look(request.node, request.round, now)
 
     def leave_round(self, request: pb.LeaveRoundRequest, now: float) -> pb.LeaveRoundResponse:
+        """Remove a torchrun agent that leaves."""
         self._job.apply_all(self._agents().leave_round(request), now)
         return pb.LeaveRoundResponse()
 
     def close_rounds(self, request: pb.CloseRoundsRequest, now: float) -> pb.CloseRoundsResponse:
+        """Record that a torchrun agent reports the end of the job."""
         self._agents().close_rounds(request)
         return pb.CloseRoundsResponse()
 

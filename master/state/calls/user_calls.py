@@ -36,6 +36,7 @@ class UserCalls:
         return pb.ScaleResponse(text="; ".join(said))
 
     def stop(self, request: pb.StopRequest, now: float) -> pb.StopResponse:
+        """Stop the job."""
         self._job.stop(request.reason or "asked to stop", now, at_once=request.at_once)
         return pb.StopResponse()
 

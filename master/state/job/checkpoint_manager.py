@@ -63,8 +63,11 @@ class CheckpointManager:
     def __init__(self, config: JobConfig, *, folder: Path, resumed: Saved | None) -> None:
         self._temporary = folder / "final"
         self.root = Path(config.checkpoint.dir) if config.checkpoint.dir else self._temporary
+        """Checkpoint directory, or a temporary folder of the job without one."""
         self.newest = resumed
+        """Newest complete checkpoint; None before the first."""
         self.final: Saved | None = None
+        """Checkpoint of the whole training; None before it is written."""
         self.named = str(resumed.path) if resumed is not None else ""
         """Path of the checkpoint to restore after a loss; empty before the first. That of a
         script's ring has been read by its members only."""

@@ -35,6 +35,7 @@ class Ring:
 
     def __init__(self) -> None:
         self.current: pb.Ring | None = None
+        """Newest ring; None before the first."""
         self.finished = False
         """True once the script of a member has ended; no other worker may join."""
         self._living: set[int] = set()  # members of the current ring, neither dropped nor left

@@ -19,6 +19,7 @@ class AgentRecord:
     """Name of the agent, unique in the job."""
     pid: int
     seen: float
+    """Time of the last report."""
     done: bool = False
     """True if all its workers exited with code 0, or the agent is leaving."""
     address: str = ""

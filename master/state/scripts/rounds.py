@@ -32,6 +32,7 @@ class Rounds:
 
     def __init__(self) -> None:
         self.number = 0
+        """Number of the newest round; 0 before the first."""
         self.closed = False
         """True once the job is over; no node may join."""
         self._members: dict[str, str] = {}  # node -> its store, in the order of ranks

@@ -53,6 +53,7 @@ class ScriptFleet(Fleet):
     ) -> None:
         super().__init__(server_command, **options)
         self.agents_wanted = agents
+        """Number of agents to keep running; 0 if users start them."""
         self.workers_per_agent = workers_per_agent
         self._agent_args, self._agent_grace_s = agent_args, agent_grace_s
         self._complete = False  # an agent exited with code 0

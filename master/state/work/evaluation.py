@@ -22,6 +22,7 @@ class EvaluationResult:
     steps: int
     """Training steps of the job when the evaluation began; 0 if the job only evaluates."""
     metrics: Mapping[str, float]
+    """Values by name of the metric."""
 
     def __str__(self) -> str:
         values = ", ".join(f"{name} {value:.6g}" for name, value in sorted(self.metrics.items()))
@@ -57,6 +58,7 @@ class Evaluations:
     ) -> None:
         self.space = space
         self.results: list[EvaluationResult] = []
+        """Results so far, oldest first."""
         self._every = every
         self._next = every  # training steps
         self.per_epoch = per_epoch

@@ -38,6 +38,7 @@ class Hand:
     deadline: float
     """Time at which the worker's leases expire."""
     leases: dict[int, Lease] = field(default_factory=dict)
+    """Leases by id, oldest first."""
     records: int = 0
     """Records of all leases that were open when they were granted."""
     steps: int = 0

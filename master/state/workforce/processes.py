@@ -32,17 +32,23 @@ class Process:
     """One process that the job has or had."""
 
     role: str
+    """``worker``, ``ps`` or ``agent``; a spare has the role ``worker``."""
     id: int
     state: str = STARTING
+    """One of the states above, such as :data:`RUNNING`."""
     pid: int = 0
+    """Process id; 0 before the start, and for pods."""
     since: int = 0
     """Start time of the process in ticks of the machine; with the pid, it identifies the
     process."""
     address: str = ""
+    """Address of a server; empty before the server listens."""
     data_plane: str = ""
     """Address at which a server answers pulls and pushes; empty if it is :attr:`address`."""
     exit: str = ""
+    """How the process ended; empty while it runs."""
     started_at: float = 0.0
+    """Time at which the process was started, or a spare took a worker slot."""
     stop_by: float | None = None
     """Time at which the process is to be stopped; None if it is to run on."""
     trained: bool = False
@@ -54,6 +60,7 @@ class Process:
     lost: bool = False
     """True if the master terminated the process; its exit does not count as a crash."""
     shard: int = 0
+    """Shard of a server; 0 for other processes."""
     incarnation: int = 0
     """Number of a server process, unique in the job; 0 for other processes."""
     heard_at: float | None = None
@@ -245,7 +252,8 @@ def to_end_now(
 
 @dataclass(frozen=True)
 class Gone:
-    """A process ended, and its work is free; the loss of a server may lose the model."""
+    """A process ended, and its tasks or its shard are free; the loss of a server may lose the
+    model."""
 
     text: str
     expected: bool = False

@@ -29,6 +29,7 @@ class WorkerLost:
 
     worker: int
     why: str
+    """Reason, as shown to the user."""
     ended_well: bool | None = None
     """True if its process ended with exit code 0; None if the process may still run."""
     declared: bool = False

@@ -333,6 +333,7 @@ class SegmentWriter:
         self.segment = segment
         self._fd = os.open(segment.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         self.size = 0
+        """Bytes of the segment."""
         self._torn = False
         try:
             self._write(header(identity))

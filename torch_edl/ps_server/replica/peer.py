@@ -47,7 +47,9 @@ class ReplicaPeer:
         self.condition = threading.Condition()
         """Condition that is notified of each change."""
         self.server: cluster_pb2.Server | None = None
+        """Server that the master named last; None if it named none."""
         self.stub: PserverStub | None = None
+        """Connection to the server; None if there is none."""
         self.answers = 0
         """Number of answers of the master."""
         self.why = "no peer listens yet"
