@@ -1,5 +1,5 @@
-"""Sources: data of every kind, read by record index; found by path, suffix, magic or scheme.
-No torch, no tasks, no shuffling here: a source only knows which bytes or rows are record i."""
+"""Sources: data of all kinds, read by record index, and found by path, suffix, magic number or
+scheme. A source maps record i to bytes or rows. This package has no torch, tasks or shuffling."""
 
 from __future__ import annotations
 

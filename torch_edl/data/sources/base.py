@@ -1,4 +1,4 @@
-"""Records in memory: parts of them, and a source of them."""
+"""Operations on records in memory, and a source of records in memory."""
 
 from __future__ import annotations
 
@@ -18,30 +18,33 @@ Indices = Sequence[int] | npt.NDArray[np.integer]
 
 
 class Stamp(NamedTuple):
-    """What tells one content of a path from another."""
+    """The identity of the content of a path or URL; changed content has another stamp."""
 
     size: int
+    """Size in bytes."""
     mtime_ns: int
-    """0: it is not known."""
+    """Modification time in ns since the epoch; 0: unknown."""
     inode: int
-    """Of a file; of an object, a checksum of the tag that its store gives each content."""
+    """Inode of a file; for an object, a checksum of the content's tag (ETag) in its store."""
 
 
 def take(records: Records, indices: Indices) -> Records:
-    """The records at ``indices`` (each in ``0 .. len(records) - 1``), in that order."""
+    """Return the records at ``indices`` (each in ``0 .. len(records) - 1``), in that order."""
     if isinstance(records, list):
         return [records[i] for i in np.asarray(indices, dtype=np.int64).tolist()]
-    # A take over many chunks looks each index up in all of them; one chunk is a plain gather.
+    # A take from many chunks searches the chunk of each index; a take from one chunk does not.
     return records.combine_chunks().take(np.asarray(indices, dtype=np.int64))
 
 
 def cut(records: Records, start: int, end: int) -> Records:
-    """The records ``start .. end - 1``: a new list, or a slice of the table without a copy."""
+    """Return the records ``start .. end - 1``: a new list, or a slice of the table without a
+    copy."""
     return records[start:end] if isinstance(records, list) else records.slice(start, end - start)
 
 
 def concat(parts: Sequence[Records]) -> Records:
-    """The records of all parts, in order; the parts are all lists or all tables of one schema."""
+    """Return the records of all parts, in order. All parts must be lists, or tables of one
+    schema."""
     if len(parts) == 1:
         return parts[0]
     if not parts or isinstance(parts[0], list):
@@ -52,8 +55,8 @@ def concat(parts: Sequence[Records]) -> Records:
 
 
 def as_table(records: Any) -> Any:
-    """The rows of a data frame of pandas as a ``pyarrow.Table``, without its index; anything else
-    as it is.
+    """Convert a pandas data frame to a ``pyarrow.Table`` without its index; return any other value
+    unchanged.
 
     Raises:
         UsageError: a column has values of several types.
@@ -70,10 +73,10 @@ def as_table(records: Any) -> Any:
 
 
 class IndexedSource:
-    """A source of records in memory: ``bytes``, or the rows of a ``pyarrow.Table`` or of a data
-    frame of pandas.
+    """A source of records in memory: ``bytes``, or the rows of a ``pyarrow.Table`` or of a pandas
+    data frame.
 
-    A sequence of ``bytes`` may be lazy: only ``len`` and ``[i]`` are used, from several threads.
+    A sequence of ``bytes`` may be lazy. Only ``len`` and ``[i]`` are used, from several threads.
 
     Raises:
         UsageError: a column of the data frame has values of several types.
@@ -88,7 +91,8 @@ class IndexedSource:
         self.damaged = 0
 
     def read(self, start: int, end: int) -> Records:
-        """The records ``start .. end - 1``: a new list, or a slice of the table without copying.
+        """Return the records ``start .. end - 1``: a new list, or a slice of the table without a
+        copy.
 
         Raises:
             DataError: the range is not within ``0 .. count``.

@@ -1,7 +1,8 @@
-"""Decoded blocks of which some records are still to be read, over all sources of the process.
+"""Decoded blocks with unread records, of all sources of the process.
 
-A block of a local file is let go when all of its records were read: the epoch needs it no more, and
-the next block is decoded into the same memory, whose first use costs a lot.
+A block of a local file is released when all its records have been read, since the epoch does not
+need the block again. The next block is then decoded into the same memory, which avoids the high
+cost of touching new pages.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ from collections import OrderedDict
 from torch_edl.interfaces import Records
 
 CACHE_BYTES = 128 << 20
-"""Decoded blocks kept per process; the newest one is always kept."""
+"""Maximum size of the cache in bytes per process; the newest block is always kept."""
 
-_BYTES_OVERHEAD = 64  # of a ``bytes`` object in a list, beside its content
+_BYTES_OVERHEAD = 64  # memory of a ``bytes`` object in a list, without its content
 
 Key = tuple[int, int]
-"""Number of the source, and of the block."""
+"""Number of the source, and number of the block."""
 
 
 class BlockCache:
-    """Decoded blocks, least recently used first.
+    """A least recently used cache of decoded blocks.
 
     Attributes:
-        bytes: of all of them.
+        bytes: total size of all blocks in bytes.
     """
 
     def __init__(self) -> None:
@@ -34,7 +35,8 @@ class BlockCache:
         self.bytes = 0
 
     def take(self, key: Key, count: int) -> Records | None:
-        """All records of a block, of which ``count`` are done with; None: it is not here."""
+        """Return all records of a block and count ``count`` of them as read; None if the block is
+        not in the cache. A block without unread records is released."""
         with self._lock:
             found = self._blocks.pop(key, None)
             if found is None:
@@ -47,7 +49,7 @@ class BlockCache:
             return records
 
     def put(self, key: Key, records: Records, left: int) -> None:
-        """Keeps a block of which ``left`` records are not done with."""
+        """Add a block with ``left`` unread records, and release old blocks above the limit."""
         if left <= 0:
             return
         if isinstance(records, list):
@@ -55,7 +57,7 @@ class BlockCache:
         else:
             size = records.get_total_buffer_size()
         with self._lock:
-            if key in self._blocks:  # Two threads decoded it at once.
+            if key in self._blocks:  # two threads have decoded the block
                 return
             self._blocks[key] = records, size, left
             self.bytes += size
@@ -65,7 +67,7 @@ class BlockCache:
 
 
 cache = BlockCache()
-"""That of this process."""
+"""The block cache of this process."""
 
 source_numbers = itertools.count()
-"""For the sources of this process."""
+"""Numbers for the sources of this process."""

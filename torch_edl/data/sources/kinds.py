@@ -1,6 +1,6 @@
-"""The kind of data that a name has: a format of files by suffix, or a scheme of URLs.
+"""Kinds of data: formats of files, found by suffix, and schemes of URLs.
 
-Four formats are built in; all other kinds are entry points (:mod:`torch_edl.interfaces`).
+Four formats are built in. All other kinds are entry points (:mod:`torch_edl.interfaces`).
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _BUILT_IN = {
     "pq": "parquet.ParquetSource",
 }
 _ANY_SCHEME = "*"
-"""An entry point that is asked about URLs of all schemes: ``(url) -> SourceType | None``."""
+"""Name of an entry point for URLs of all schemes: ``(url) -> SourceType | None``."""
 
 
 def formats() -> list[str]:
-    """The suffixes of all formats that are installed, which are the values of ``--format``."""
+    """Return the suffixes of all installed formats, which are the values of ``--format``."""
     return [*_BUILT_IN, *(name[1:] for name in installed(SOURCES) if name.startswith("."))]
 
 
 def suffix_of(path: str) -> str:
-    """The suffix that tells the format of a file; empty: none does.
+    """Return the last suffix in a name that is a known format; empty: none.
 
-    Not only the last suffix counts: train.tfrecord-00000-of-00010, part-0.snappy.parquet,
+    The suffix need not be at the end: train.tfrecord-00000-of-00010, part-0.snappy.parquet,
     day.csv.1.
     """
     parts = re.split(r"[.\-]", os.path.basename(path).lower())[1:]
@@ -46,7 +46,8 @@ def suffix_of(path: str) -> str:
 
 
 def file_type(format: str) -> SourceType:
-    """The type of sources of a format. Imported when needed: pyarrow takes 0.2 s.
+    """Import and return the type of sources of a format. Formats are imported at their first use,
+    since importing pyarrow takes 0.2 s.
 
     Raises:
         UsageError: the format is unknown, or a library is missing.
@@ -61,12 +62,12 @@ def file_type(format: str) -> SourceType:
 
 
 def is_other(path: str) -> bool:
-    """True if the data of this name are no files: the URL of a database or a stream."""
+    """Return True if a path is the URL of a database or a stream, not of files."""
     return bool(_entry_of(path))
 
 
 def url_type(url: str) -> Any:
-    """The type of the sources of a URL, as :class:`~torch_edl.interfaces.UrlSource` describes it.
+    """Return the type of the sources of a URL; see :class:`~torch_edl.interfaces.UrlSource`.
 
     Raises:
         UsageError: a library is missing.
@@ -78,24 +79,24 @@ def url_type(url: str) -> Any:
 
 
 def is_stream(path: str) -> bool:
-    """True if data of this name may be read without end."""
+    """Return True if a path is the URL of an endless stream."""
     return is_other(path) and url_type(path).endless
 
 
 def is_object(path: str) -> bool:
-    """True if data of this name are a file, or files, behind a URL."""
+    """Return True if a path is the URL of one file or several."""
     return objects.is_url(path) and not is_other(path)
 
 
 def extras(path: str) -> set[str]:
-    """The extras of torch-edl that install what reads data of this name."""
+    """Return the extras of torch-edl with the packages that read a path."""
     if name := _entry_of(path):
         return extras_of(SOURCES, name)
     return extras_of(SOURCES, f".{suffix_of(path)}") | objects.extras_of_url(path)
 
 
 def _entry_of(path: str) -> str:
-    """The entry point of the scheme of a URL; empty: the data are files."""
+    """Return the name of the entry point for a URL; empty: the data is in files."""
     scheme, separator, _ = path.partition("://")
     if not separator:
         return ""

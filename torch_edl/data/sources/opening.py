@@ -1,4 +1,4 @@
-"""Opens a source by its name; the formats of data files are told by suffix or first bytes."""
+"""Opening of sources by path or URL; the suffix or the first bytes of a file tell its format."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from torch_edl.errors import DataError, UsageError
 from torch_edl.interfaces import Source
 
 _HEAD_BYTES = 512
-"""First bytes of a file in which a format looks for its magic number."""
+"""Number of bytes at the start of a file in which formats look for their magic numbers."""
 
 REQUESTS = 16
-"""Objects that are looked at at once."""
+"""Number of parallel requests to a store."""
 
 T = TypeVar("T")
 
 
 def open_source(path: str, *, format: str = "auto", skip_damaged: bool = False) -> Source:
-    """Opens one data file, or what the URL of a database names.
+    """Open one data file, or the data that the URL of a database names.
 
     Args:
-        path: the file or its URL; its absolute path, or the URL, becomes the name of the source. To
-            the URL of a database, the source adds what all processes of a job must have in common.
-        format: a suffix of a format, or ``auto``: by the suffix of the file, else by its first
-            bytes.
-        skip_damaged: leave damaged records out and count them; all data is verified for that.
+        path: path or URL. The absolute path or the URL becomes the name of the source. The source
+            of a database adds parameters to its URL that all processes of a job must share.
+        format: suffix of a format; ``auto``: the format follows from the suffix of the file, or
+            else from its first bytes.
+        skip_damaged: leave out damaged records and count them; this verifies all data.
 
     Raises:
-        UsageError: unknown format, or a URL that cannot be read here.
-        DataError: the file cannot be read, or is damaged where the scan looks.
+        UsageError: the format is unknown, or the URL is not supported.
+        DataError: the file cannot be read, or the scan found damage.
     """
     if is_other(path):
         source: Source = url_type(path)(path, skip_damaged=skip_damaged)
@@ -54,11 +54,11 @@ def open_source(path: str, *, format: str = "auto", skip_damaged: bool = False) 
 
 
 def of_each(paths: Sequence[str], look: Callable[[str], T]) -> list[T]:
-    """What ``look`` finds in each of some sources, in their order; objects are looked at in several
-    threads, since a store takes long to answer, and answers many at once.
+    """Return the values of ``look`` for some sources, in order. If there are objects, ``look`` is
+    called in several threads, since a store answers slowly but handles parallel requests.
 
     Args:
-        look: raises what :func:`open_source` raises.
+        look: function of a path; may raise the errors of :func:`open_source`.
     """
     if not any(map(is_object, paths)):
         return [look(path) for path in paths]
@@ -67,8 +67,11 @@ def of_each(paths: Sequence[str], look: Callable[[str], T]) -> list[T]:
 
 
 def import_reader(path: str, *, format: str = "auto") -> None:
-    """Imports what :func:`open_source` needs for a data file; the arguments and errors are its own.
-    The file is not opened, but for its first bytes where the suffix does not tell the format."""
+    """Import the modules that :func:`open_source` needs for a data file.
+
+    Arguments and errors are those of :func:`open_source`. The file is opened only if its suffix
+    does not tell its format.
+    """
     if is_other(path):
         url_type(path)
         return
@@ -76,11 +79,11 @@ def import_reader(path: str, *, format: str = "auto") -> None:
 
 
 def check_source(path: str, *, format: str = "auto") -> None:
-    """Looks whether :func:`open_source` can begin: the format of a local file, the table and key of
-    a database, the topic of a stream. Little is read, and nothing is counted.
+    """Check that a source can be opened: the format of a local file, the table and key of a
+    database, the topic of a stream. Little is read, and records are not counted.
 
     Raises:
-        UsageError, DataError: as of :func:`open_source`.
+        UsageError, DataError: see :func:`open_source`.
     """
     if is_other(path):
         url_type(path).check(path)

@@ -1,4 +1,4 @@
-"""Which data files paths, globs and folders name."""
+"""Expansion of paths, globs and folders to data files."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from torch_edl.errors import UsageError
 
 
 def expand(paths: Sequence[str]) -> list[str]:
-    """The data files that files, globs (``**`` too) and folders name.
+    """Return the data files for some files, globs (including ``**``), folders and URLs.
 
     Args:
-        paths: as the user wrote them; URLs too. Folders are searched to the bottom; names that
-            begin with ``.`` or ``_`` (caches, markers such as ``_SUCCESS``) are no data there. URLs
-            of databases are checked, and not opened.
+        paths: paths and URLs of the user. Folders are searched recursively; names in them that
+            begin with ``.`` or ``_`` (caches, markers such as ``_SUCCESS``) are skipped. URLs of
+            databases are checked, but not opened.
 
     Returns:
-        Absolute paths and URLs without repetition: in the order of ``paths``, sorted within each.
+        Absolute paths and URLs without duplicates: in the order of ``paths``, and sorted for each
+        path.
 
     Raises:
         UsageError: ``paths`` is empty, one of them matches nothing, a file is not readable or
@@ -65,7 +66,8 @@ def expand(paths: Sequence[str]) -> list[str]:
 
 
 def local(path: str) -> str:
-    """The path that ``file://`` names, and ``~`` spelled out; any other URL as it is."""
+    """Return the path of a ``file://`` URL, or a path with ``~`` expanded; return any other URL
+    unchanged."""
     scheme, mark, rest = path.partition("://")
     if mark and scheme.lower() in ("file", "local"):
         return os.path.abspath(rest)
@@ -73,11 +75,11 @@ def local(path: str) -> str:
 
 
 def parts(paths: Sequence[str]) -> list[str]:
-    """The names of the sources that :func:`expand` found: a topic has one for each partition.
+    """Return the names of the sources of expanded paths; a topic has one source for each partition.
 
     Raises:
-        UsageError: as of :func:`expand`.
-        DataError: nobody answers, or there is no such topic.
+        UsageError: see :func:`expand`.
+        DataError: the server does not answer, or the topic does not exist.
     """
     return [
         part
@@ -87,11 +89,11 @@ def parts(paths: Sequence[str]) -> list[str]:
 
 
 def _matches(pattern: str) -> Iterator[str]:
-    # A name that exists is that file, even if it contains glob characters.
+    # An existing path is not a pattern, even if it contains glob characters.
     if os.path.exists(pattern):
         found = [pattern]
     else:
-        # As with folders, a wildcard leaves markers out; "_*" asks for them.
+        # As in folders, a wildcard skips markers; the pattern "_*" matches them.
         marked = os.path.basename(pattern).startswith("_")
         found = [
             path
@@ -101,7 +103,7 @@ def _matches(pattern: str) -> Iterator[str]:
     for path in found:
         if not os.path.isdir(path):
             yield os.path.abspath(path)
-        elif path == pattern or "**" not in pattern:  # "**" lists what its folders hold by itself.
+        elif path == pattern or "**" not in pattern:  # "**" matches the files itself
             yield from _files_below(path)
 
 

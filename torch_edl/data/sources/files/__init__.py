@@ -1,2 +1,2 @@
-"""Formats of files, a module each: which bytes are record i, in blocks that decode by themselves.
-No opening of paths and URLs here (``storage``), and nothing about other formats in any of them."""
+"""Formats of files, one module each. A format divides a file into blocks that can be decoded
+independently. Paths and URLs are opened in ``storage``; a format does not depend on others."""

@@ -1,7 +1,7 @@
-"""Files of records, which are series of blocks that decode by themselves.
+"""Files of records, divided into blocks that can be decoded independently.
 
-A format finds the blocks of a file in one scan, and decodes one; this module finds those of a
-range, keeps the ones of which more will be read, and cuts the range out.
+A format finds the blocks of a file in one scan, and decodes single blocks. This module finds the
+blocks of a range, caches blocks with unread records, and returns the records of the range.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from torch_edl.errors import DataError
 from torch_edl.interfaces import Metadata, Records
 
 MAX_RECORD_BYTES = 1 << 30
-"""A length field above this is damage: no record, chunk or row is that long."""
+"""Maximum size of a record or chunk in bytes; a larger length field is damaged."""
 
 MAX_BLOCK_RECORDS = 2**31 - 1
-"""A count of records above this is damage: a column of nulls has no bytes that would bound it."""
+"""Maximum number of records in a block; a larger number is damaged. The number is not limited by
+the size of the block, since a column of nulls takes no bytes."""
 
 
 class Reading:
-    """The blocks of one call of :meth:`BlockSource.read`: from memory, or decoded.
+    """The blocks of one call of :meth:`BlockSource.read`, from the cache or newly decoded.
 
-    The file is opened for the first block that is not in memory. Decoded blocks are kept when the
-    file was found to be the same at the end.
+    The file is opened for the first block that is not in the cache. At the end, decoded blocks are
+    added to the cache if the file has not changed.
     """
 
     def __init__(self, source: BlockSource, last: int) -> None:
@@ -41,8 +42,8 @@ class Reading:
         self._decoded: list[tuple[int, Records, int]] = []
 
     def records(self, block: int, start: int, end: int) -> Records:
-        """The records ``start .. end - 1``, at least one, of a block of the index."""
-        # What came over a network is worth its memory in the next epoch, too.
+        """Return the records ``start .. end - 1``, at least one, of a block of the index."""
+        # Blocks of an object store stay in the cache for the next epoch.
         done = 0 if self._source.is_far else end - start
         records = cache.take((self._source.number, block), done)
         if records is None:
@@ -51,7 +52,7 @@ class Reading:
         return cut(records, start, end)
 
     def file(self, block: int) -> DataFile:
-        """The file, for blocks from this one on."""
+        """Return the open file, for reading blocks from ``block`` on."""
         if self._file is None:
             self._file = take(self._source.name, self._source.opened_as)
             self._source.announce(self._file, block, self._last)
@@ -72,13 +73,13 @@ class Reading:
 
 
 class BlockSource(ABC):
-    """A :class:`Source` over one file; a format adds its scan and :meth:`decode`.
+    """A :class:`Source` of one file. A format implements the scan and :meth:`decode`.
 
     Attributes:
-        stamp: size in bytes, and time of the last change in ns, of the file when it was opened.
-        number: tells it from all others of the process.
-        opened_as: what the file was when the source was opened.
-        is_far: the file is an object of a store.
+        stamp: size in bytes and modification time in ns of the file when the source was opened.
+        number: number of the source in the process.
+        opened_as: stamp of the file when the source was opened.
+        is_far: True if the file is behind a URL.
     """
 
     def __init__(self, stamp: Stamp, index: Index, metadata: Metadata) -> None:
@@ -95,11 +96,12 @@ class BlockSource(ABC):
 
     @property
     def fingerprint(self) -> str:
-        """See :func:`~torch_edl.data.sources.storage.data_file.fingerprint`, also for errors."""
+        """Fingerprint of the file; see
+        :func:`~torch_edl.data.sources.storage.data_file.fingerprint`, also for errors."""
         return fingerprint(self.name, self.opened_as)
 
     def read(self, start: int, end: int) -> Records:
-        """See :meth:`Source.read`."""
+        """Return the records ``start .. end - 1``; see :meth:`Source.read`."""
         if not 0 <= start <= end <= self.count:
             raise DataError(
                 self.name,
@@ -120,25 +122,29 @@ class BlockSource(ABC):
         return concat(parts)
 
     def part(self, reading: Reading, block: int, start: int, end: int) -> Records:
-        """The records ``start .. end - 1``, at least one, of a block of the index."""
+        """Return the records ``start .. end - 1``, at least one, of a block of the index."""
         return reading.records(block, start, end)
 
     def announce(self, file: DataFile, first: int, last: int) -> None:
-        """These blocks will be decoded in order."""
+        """Announce that the blocks ``first .. last`` will be read in order."""
         offset, length, _ = self._blocks[last].tolist()
         file.will_read(int(self._blocks[first, 0]), offset + length)
 
     def decode_block(self, file: DataFile, block: int) -> Records:
-        """All records of a block of the index."""
+        """Return all records of a block of the index."""
         return self.decode(file, *self._blocks[block].tolist())
 
     def empty(self) -> Records:
-        """No records, of the type and schema of this source."""
+        """Return an empty list or table of the type and schema of this source."""
         return []
 
     @abstractmethod
     def decode(self, file: DataFile, offset: int, length: int, count: int) -> Records:
-        """All ``count`` records of the block that the index describes.
+        """Return all ``count`` records of a block.
+
+        Args:
+            file: the open file.
+            offset, length: values of the block in the index.
 
         Raises:
             DataError: the block is damaged, or does not hold ``count`` records.

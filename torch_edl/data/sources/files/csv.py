@@ -1,10 +1,10 @@
-"""CSV and TSV: a header, then rows; read as ``pyarrow.Table`` with the same types everywhere.
+"""CSV and TSV: a header, then rows, read as ``pyarrow.Table`` with the same types everywhere.
 
-A block is about a megabyte of whole rows, found with the quoting rules of pyarrow's parser,
-so that a newline within quotes never splits a row. The scan parses every block once: that gives
-the count, finds ragged rows before training starts, and fixes the type of each column over the
-whole file. A range is then parsed alone and still gets equal types. Integers that do not fit int64
-are refused: pyarrow would read them, and with them all others of the column, as rounded doubles.
+A block is about a megabyte of whole rows, found with the quoting rules of pyarrow's parser, so that
+a newline within quotes never splits a row. The scan parses every block once, in order to count the
+rows, find ragged rows before training starts, and determine the type of each column over the whole
+file. Any range can then be parsed alone with the same types. Integers that do not fit int64 are
+rejected, since pyarrow would read all integers of the column as rounded doubles.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from torch_edl.errors import DataError
 from torch_edl.interfaces import Metadata, Records
 
 BLOCK_BYTES = 1 << 20
-"""Half of it parses at three quarters of the speed: each call of the parser has a cost."""
+"""Size of a block. Half of this size parses at three quarters of the speed, because of the cost of
+each call of the parser."""
 
 MAX_ROW_BYTES = 64 << 20
-"""A row that is longer is taken for a quote that somebody forgot to close."""
+"""Maximum size of a row; a longer row probably has a quote that is not closed."""
 
-_INTEGER = re.compile(r"[+-]?\d{1,4000}")  # int() of longer texts is refused
+_INTEGER = re.compile(r"[+-]?\d{1,4000}")  # int() rejects longer texts
 
 _BLANK = re.compile(rb"[\r\n]*")
 
@@ -54,10 +55,10 @@ _TYPES = {
     )
 }
 
-# Stands for the type of integers of which some do not fit int64; pyarrow reads them as doubles.
+# Type of a column of integers of which some do not fit int64; pyarrow infers doubles.
 _WIDE = "wide integers"
 
-# The narrower type reads as the wider one without loss of meaning; any other two make a string.
+# Common type of two types, without loss; any other pair is read as strings.
 _WIDER = {
     ("int64", "double"): "double",
     ("int64", _WIDE): _WIDE,
@@ -70,20 +71,20 @@ _WIDER = {
 
 
 class CsvSource(BlockSource):
-    """The rows of a CSV file, or of a TSV file when its suffix says so."""
+    """The rows of a CSV file, or of a TSV file with the suffix ``.tsv`` or ``.tab``."""
 
     def __init__(self, path: str, *, skip_damaged: bool = False) -> None:
-        """Opens and scans ``path`` (absolute).
+        """Open and scan ``path`` (absolute).
 
         Raises:
-            DataError: unreadable, compressed, no usable header, a column of integers of which
-                some do not fit int64, or a row whose number of fields is not the header's (with
-                ``skip_damaged`` such rows are left out).
+            DataError: the file is unreadable or compressed, or has no valid header; a column has
+                integers that do not fit int64; or a row has another number of fields than the
+                header (with ``skip_damaged`` such rows are left out).
         """
         self._skip_damaged = skip_damaged
         self._delimiter = "\t" if path.endswith((".tsv", ".tab")) else ","
-        # What matters to row borders: a quoted part (it opens only at the start of a field, and
-        # group 1 is empty when nothing closes it), or the end of a row.
+        # Tokens that determine row borders: a quoted part, which begins at the start of a field
+        # (group 1 is empty if the quote is not closed), or the end of a row.
         self._token = re.compile(
             rb'(?:\A|(?<=[%s\r\n]))"[^"]*(?:""[^"]*)*("?)|\r\n?|\n' % self._delimiter.encode()
         )
@@ -93,18 +94,18 @@ class CsvSource(BlockSource):
         super().__init__(stamp, index, Metadata.of(path, self._schema))
 
     def empty(self) -> Records:
-        """A table of no rows with the columns of the file."""
+        """Return a table without rows, with the columns of the file."""
         return self._schema.empty_table()
 
     def decode(self, file: DataFile, offset: int, length: int, count: int) -> Records:
-        """The rows of a block as a table."""
+        """Return the rows of a block as a table."""
         rows, _ = self._parse(file, offset, length, list(self._types), self._types)
         if len(rows) != count:
             raise DataError(file.path, f"{len(rows)} rows, the scan saw {count}", offset)
         return rows
 
     def _scan(self, file: DataFile) -> Index:
-        """Counts the rows and finds the types of the columns, in one pass."""
+        """Count the rows and find the types of the columns, in one pass."""
         if file.size == 0:
             return Index.of([], columns=[])
         if file.read_at(0, min(4, file.size)).startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd")):
@@ -113,7 +114,7 @@ class CsvSource(BlockSource):
         kinds = ["null"] * len(names)
         blocks = []
         damaged = 0
-        wide: dict[str, tuple[int, str]] = {}  # of a column, the first record and its text
+        wide: dict[str, tuple[int, str]] = {}  # column -> first such record, text
         count = 0
         for offset, length in self._row_blocks(file, start):
             if length < 0:
@@ -147,11 +148,11 @@ class CsvSource(BlockSource):
         return Index.of(blocks, damaged, columns=list(zip(names, kinds, strict=True)))
 
     def _header(self, file: DataFile) -> tuple[int, list[str]]:
-        """Where the rows begin, and the names of the columns."""
+        """Return the offset of the first row, and the names of the columns."""
         start = len(_BOM) if file.read_at(0, min(3, file.size)) == _BOM else 0
         for head, whole in _growing(file, start):
             ends, unclosed = self._row_ends(head, whole)
-            # Blank lines before the header are no rows.
+            # Blank lines before the header are skipped.
             found = next((end for end in ends if head[:end].strip(b"\r\n")), None)
             if found is not None:
                 break
@@ -172,7 +173,8 @@ class CsvSource(BlockSource):
         return start + len(line), names
 
     def _row_blocks(self, file: DataFile, start: int) -> Iterator[tuple[int, int]]:
-        """Offset and length of whole rows; length -1 for a tail that is left out as damaged."""
+        """Yield offset and length of each block of whole rows; length -1 for a damaged tail, which
+        is left out."""
         while start < file.size:
             for block, whole in _growing(file, start):
                 end, unclosed = self._last_row_end(block, whole)
@@ -182,7 +184,7 @@ class CsvSource(BlockSource):
                 yield start, end
                 start += end
                 continue
-            # Nothing more ends: an open quote swallowed the rest, or the row has no bound.
+            # No row ends: a quote is not closed, or the row is too long.
             if not self._skip_damaged:
                 if unclosed is None:
                     raise DataError(file.path, f"a row longer than {MAX_ROW_BYTES} bytes", start)
@@ -191,17 +193,18 @@ class CsvSource(BlockSource):
             return
 
     def _last_row_end(self, block: bytes, whole: bool) -> tuple[int, int | None]:
-        """Where the last whole row of the block ends, and where an unclosed quote begins."""
+        """Return the end of the last whole row of the block, and the start of an unclosed quote."""
         if b'"' in block:
             ends, unclosed = self._row_ends(block, whole)
             return (ends[-1] if ends else 0), unclosed
         if whole:
             return len(block), None
-        # A \r at the very end may be half of a \r\n.
+        # A \r at the end of the block may be the first half of a \r\n.
         return max(block.rfind(b"\n"), block.rfind(b"\r", 0, -1)) + 1, None
 
     def _row_ends(self, block: bytes | memoryview, whole: bool) -> tuple[list[int], int | None]:
-        """Ends of all whole rows, and where a quoted part begins that the block does not close."""
+        """Return the ends of all whole rows, and the start of a quote that the block does not
+        close."""
         ends = []
         for token in self._token.finditer(block):
             if token[1] is None:
@@ -221,8 +224,11 @@ class CsvSource(BlockSource):
         names: list[str],
         types: dict[str, Any] | None,
     ) -> tuple[Any, int]:
-        """The table of a block of whole rows, and how many ragged rows were left out of it;
-        ``types`` None infers them from this block alone."""
+        """Return the table of a block of whole rows, and the number of ragged rows left out.
+
+        Args:
+            types: types of columns by name; None: infer all types from this block.
+        """
         block = file.view_at(offset, length)
         if _BLANK.fullmatch(block):
             return pa.table({name: pa.nulls(0) for name in names}), 0
@@ -232,9 +238,9 @@ class CsvSource(BlockSource):
             ragged.append(row)
             return "skip" if self._skip_damaged else "error"
 
-        # The handler gets rows as text, and none that is not UTF-8: such a block is read twice,
-        # first in an encoding that every byte has, and then without its ragged rows. What the scan
-        # has read, and left nothing out of, has no ragged rows.
+        # pyarrow passes only rows in valid UTF-8 to the handler. Another block is therefore parsed
+        # twice: in an encoding of all bytes, to find ragged rows, and then without these rows.
+        # After a scan without skip_damaged, a block has no ragged rows.
         may_be_ragged = types is None or self._skip_damaged
         encoding = "latin-1" if may_be_ragged and not _is_utf8(block) else "utf-8"
         try:
@@ -262,7 +268,7 @@ class CsvSource(BlockSource):
             start = end
 
     def _find_row(self, block: memoryview, text: bytes) -> int:
-        """Where the first row of this text begins in the block."""
+        """Return the offset in the block of the first row with a text."""
         start = 0
         for row in self._rows(block):
             if row.rstrip(b"\r\n") == text:
@@ -278,14 +284,14 @@ class CsvSource(BlockSource):
         on_ragged: Any = None,
         encoding: str = "utf-8",
     ) -> Any:
-        # Its reader of whole files hands each block from thread to thread.
+        # Unlike read_csv, open_csv does not pass each block from thread to thread.
         with csv.open_csv(
             pa.BufferReader(block),
-            # One block per call: pyarrow would cut again where rows are split by quoted newlines.
+            # One block per call, since pyarrow would split rows with quoted newlines.
             read_options=csv.ReadOptions(
                 column_names=names,
                 use_threads=False,
-                # Transcoding doubles what is not ASCII.
+                # Transcoding doubles the size of characters that are not ASCII.
                 block_size=(1 if encoding == "utf-8" else 2) * len(block) + 1,
                 encoding=encoding,
             ),
@@ -298,8 +304,8 @@ class CsvSource(BlockSource):
 
 
 def _growing(file: DataFile, start: int) -> Iterator[tuple[bytes, bool]]:
-    """What begins at ``start``, twice as much each time up to the longest row, and whether the
-    file ends with it."""
+    """Yield the bytes from ``start`` on, with double the size each time up to the maximum size of a
+    row, and whether the file ends there."""
     size = BLOCK_BYTES
     while True:
         block = file.read_at(start, min(size, file.size - start))
@@ -319,13 +325,14 @@ def _is_utf8(block: memoryview) -> bool:
 
 
 def _may_be_wide(column: Any) -> bool:
-    """Whether these doubles may be integers of which some do not fit int64."""
+    """Return True if a column of doubles may be integers of which some do not fit int64."""
     values = column.drop_null().to_numpy()
     return bool((np.abs(values) >= 2.0**63).any() and (np.trunc(values) == values).all())
 
 
 def _first_wide(values: list[Any], texts: list[str]) -> tuple[int, str] | None:
-    """Row and text of the first integer that does not fit int64; None unless all are integers."""
+    """Return row and text of the first integer that does not fit int64; None if all integers fit,
+    or some values are not integers."""
     known = [
         (row, text.strip())
         for row, (value, text) in enumerate(zip(values, texts, strict=True))
@@ -337,7 +344,7 @@ def _first_wide(values: list[Any], texts: list[str]) -> tuple[int, str] | None:
 
 
 def _join(a: str, b: str) -> str:
-    """The type that the values of both types can be read as."""
+    """Return the type as which the values of both types can be read."""
     if b not in (*_TYPES, _WIDE):
         b = "string"
     if a == b or b == "null":

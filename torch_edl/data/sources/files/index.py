@@ -1,4 +1,4 @@
-"""The index of a file: where its blocks are, and how many records each has; found once, cached."""
+"""The cached index of a file: the offset, length and number of records of each block."""
 
 from __future__ import annotations
 
@@ -23,26 +23,28 @@ from torch_edl.files import replacing
 log = logging.getLogger(__name__)
 
 MIN_CACHED_BYTES = 1 << 20
-"""Smaller files are scanned each time: it is as fast, and leaves no litter beside them."""
+"""Minimum size of a file with a cached index. Scanning a smaller file is as fast as reading an
+index."""
 
-_INDEX_VERSION = 5  # raise it when an index of the old code would mislead the new
+_INDEX_VERSION = 5  # increased whenever indexes of an older version are not valid any longer
 
 
 @dataclass(frozen=True)
 class Index:
-    """The blocks of a file. A block is what is read and decoded at once (a chunk, a row group)."""
+    """The blocks of a file. A block is the unit of decoding (a chunk, a row group)."""
 
     blocks: npt.NDArray[np.int64]
-    """(n, 3): where each block begins (a byte, or the number of the row group), how many bytes it
-    has, and how many usable records, at least 1."""
+    """(n, 3): offset of each block (in bytes, or the number of the row group), length in bytes, and
+    number of usable records, at least 1."""
     damaged: int = 0
-    """What was left out."""
+    """Number of damaged records or blocks, which are left out."""
     details: dict[str, Any] = field(default_factory=dict)
-    """What else the format found out (dialect, columns); JSON values."""
+    """Further results of the scan (dialect, columns), as JSON values."""
 
     @classmethod
     def of(cls, blocks: Iterable[tuple[int, int, int]], damaged: int = 0, **details: Any) -> Index:
-        """An index of ``(offset, length, count)`` blocks; those without records are left out."""
+        """Return an index of ``(offset, length, count)`` blocks; blocks without records are left
+        out."""
         rows = [block for block in blocks if block[2]]
         return cls(np.array(rows, dtype=np.int64).reshape(-1, 3), damaged, details)
 
@@ -55,17 +57,18 @@ def cached(
     *,
     sequential: bool = True,
 ) -> tuple[Index, Stamp]:
-    """The index of ``path``: from the cache if it is of this very content, else by ``scan``.
+    """Return the index of a file from the cache, or from a scan if the cache does not match the
+    content of the file; and the stamp of the file.
 
-    The cache is a small file beside the data, or under ``edl_home()/cache`` where that folder is
-    not writable or the data is behind a URL. One that is stale, damaged or unreadable is made anew.
+    The cache is a small file in the folder of the data, or in ``edl_home()/cache`` if that folder
+    is not writable or the data is behind a URL. A stale, damaged or unreadable cache is replaced.
 
     Args:
         path: absolute path or URL of the data file.
-        kind: format of the file; each has its own cache, and so has ``skip_damaged``.
-        skip_damaged: whether ``scan`` leaves damage out.
-        scan: makes the index of the opened file in one pass.
-        sequential: that pass reads the file from its start to its end.
+        kind: format of the file; each format has its own cache.
+        skip_damaged: whether ``scan`` leaves out damaged records; such an index has its own cache.
+        scan: returns the index of the open file in one pass.
+        sequential: True if ``scan`` reads the whole file in order.
 
     Raises:
         DataError: the file cannot be read, or ``scan`` found damage.
@@ -95,7 +98,7 @@ def _places(path: str, kind: str) -> list[str]:
 
 
 def _load(place: str, key: dict[str, Any]) -> Index | None:
-    """The index in ``place`` if it is whole and has this key."""
+    """Return the index in ``place`` if it is undamaged and has this key; None otherwise."""
     try:
         with open(place, "rb") as file:
             checksum, _, content = file.read().partition(b"\n")
@@ -108,7 +111,7 @@ def _load(place: str, key: dict[str, Any]) -> Index | None:
         blocks = np.frombuffer(body, "<i8").reshape(-1, 3)
         return Index(blocks.astype(np.int64), found["damaged"], found["details"])
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # Not there, or damaged: both mean that the data is scanned.
+        return None  # missing or damaged: the data is scanned
 
 
 def _save(place: str, key: dict[str, Any], index: Index) -> bool:

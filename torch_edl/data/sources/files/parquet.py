@@ -1,8 +1,8 @@
-"""Parquet: read as ``pyarrow.Table``, a row group at a time.
+"""Parquet, read as ``pyarrow.Table``, one row group at a time.
 
-A row group is the least that can be read, so tasks are served best by files whose row groups are
-about as long as a task (``pyarrow.parquet.write_table(..., row_group_size=...)``). Larger ones are
-decoded in slices, to disk (:mod:`~torch_edl.data.sources.files.sliced`); tasks are read from there.
+A row group is the smallest unit that can be read. Row groups should therefore be about as long as a
+task (``pyarrow.parquet.write_table(..., row_group_size=...)``). Larger row groups are decoded in
+slices to disk (:mod:`~torch_edl.data.sources.files.sliced`), and tasks are read from there.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from torch_edl.interfaces import Metadata
 log = logging.getLogger(__name__)
 
 LARGE_ROW_GROUP_BYTES = 256 << 20
-"""Above this, reading a task out of a row group costs more than training on it."""
+"""Size of a row group above which a warning is logged, since reading a task from it takes longer
+than training on the task."""
 
 SLICE_BYTES = 2 << 20
-"""What is decoded at once."""
+"""Size of a slice that is decoded at once."""
 
-# Of a column of a large row group, read at once: of a file, and of an object in one request.
+# Bytes per read of a column of a large row group, from a file, and per request to a store.
 _READ_BYTES = 64 << 10
 _REQUEST_BYTES = 1 << 20
 
-# A damaged footer may claim any length: what honest ones stay below by far.
+# Limits for lengths in a footer, which may be damaged; valid footers are far below.
 _THRIFT_STRING_BYTES = 100 << 20
 _THRIFT_CONTAINER_ITEMS = 10_000_000
 
@@ -49,11 +50,12 @@ class ParquetSource(SlicedSource):
         return head.startswith(b"PAR1")
 
     def __init__(self, path: str, *, skip_damaged: bool = False) -> None:
-        """Opens ``path`` (absolute) and reads its footer.
+        """Open ``path`` (absolute) and read its footer.
+
+        With ``skip_damaged`` every row group is decoded once, and damaged row groups are left out.
 
         Raises:
-            DataError: unreadable, or not a whole Parquet file. With ``skip_damaged`` every row
-                group is decoded once, and those that cannot be are left out.
+            DataError: the file is unreadable, or not a complete Parquet file.
         """
         self._footer: Any = None
         self.schema = pa.schema([])
@@ -66,7 +68,7 @@ class ParquetSource(SlicedSource):
             self._read_footer(file)
             index = Index.of([])
             if self._footer is not None:
-                # Without decoding, the footer is the index; there is nothing to save by a cache.
+                # Without decoding, the index follows from the footer and needs no cache.
                 if skip_damaged:
                     index = cached(path, "parquet", True, scan, sequential=False)[0]
                 else:
@@ -82,14 +84,14 @@ class ParquetSource(SlicedSource):
             )
 
     def announce(self, file: DataFile, first: int, last: int) -> None:
-        """Columns are read side by side."""
+        """Do nothing: the columns of a row group are read in parallel, not in order."""
 
     def slices(self, file: DataFile, offset: int, length: int, count: int) -> Iterator[Any]:
-        """All rows of row group number ``offset``."""
+        """Yield all rows of the row group with number ``offset``, in slices."""
         size = max(1, SLICE_BYTES * count // max(length, 1))
         found = 0
         with _as_data_error(file.path, f"row group {offset}"):
-            # One thread: the cores belong to the training step that runs meanwhile.
+            # One thread, so that the other cores are left to the training step.
             reader = self._reader(file, length)
             batches = reader.iter_batches(size, row_groups=[offset], use_threads=False)
             while (batch := next(batches, None)) is not None:
@@ -131,17 +133,17 @@ class ParquetSource(SlicedSource):
             raise DataError(file.path, f"column {twice[0]!r} appears twice")
 
     def _reader(self, file: DataFile, length: int) -> Any:
-        """A reader for row groups of that many bytes."""
+        """Return a reader for a row group of ``length`` bytes."""
         if length > sliced.SPILL_ABOVE_BYTES:
             return self._open(file, _READ_BYTES if file.local_path else _REQUEST_BYTES)
         reader = file.reader or self._open(file)
-        if file.is_mapped:  # that of an object holds all that it has read
+        if file.is_mapped:  # the reader of an object keeps all bytes that it has read
             file.reader = reader
         return reader
 
     def _open(self, file: DataFile, buffer_bytes: int = 0) -> Any:
-        """A reader that reads all columns of a row group, those of an object in one request; or,
-        with a buffer, each column by and by."""
+        """Open a reader that reads all columns of a row group at once, from an object in one
+        request; with ``buffer_bytes``, each column is read in parts of this size."""
         path = file.local_path
         return parquet.ParquetFile(
             path or pa.PythonFile(file.stream(), "r"),

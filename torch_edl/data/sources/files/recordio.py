@@ -1,7 +1,7 @@
-"""RecordIO: chunks of records, each with a header and a checksum, compressed as a whole.
+"""RecordIO: chunks of records with a header and a checksum; each chunk is compressed as a whole.
 
-Two packages wrote such files and numbered the header differently; both begin a chunk with the
-magic number and end it with the payload, ``uint32 length + bytes`` per record::
+Two packages, in Go and in Python, write such files with different headers. In both, a chunk begins
+with the magic number and ends with the payload, ``uint32 length + bytes`` per record::
 
     Go       magic, CRC-32 of the payload, compressor, size of the payload, number of records
     Python   magic, number of records, CRC-32C of the payload, compressor, size of the payload
@@ -36,12 +36,12 @@ _HEADER = struct.Struct("<5I")
 _WINDOW = 1 << 20
 
 COMPRESSORS = ("none", "snappy", "gzip")
-# Place of each compressor's number: COMPRESSORS[number - first].
+# Number of the first compressor in each dialect: COMPRESSORS[number - first].
 _FIRST_COMPRESSOR = {"go": 0, "python": 1}
 DIALECTS = tuple(_FIRST_COMPRESSOR)
 
-# No compressor here shrinks data by more than this (deflate: 1,032), so a header that promises
-# more records than fit is damaged.
+# Maximum ratio of all compressors (deflate: 1,032). A header with more records than fit into the
+# payload at this ratio is damaged.
 _MAX_RATIO = 1100
 
 
@@ -50,13 +50,13 @@ class _Header:
     compressor: str
     checksum: int
     size: int
-    """Bytes of the payload."""
+    """Size of the payload in bytes."""
     count: int
-    """Records in it."""
+    """Number of records."""
 
     @classmethod
     def parse(cls, dialect: str, raw: bytes) -> _Header | str:
-        """The header in these 20 bytes, or why they are none."""
+        """Return the header in 20 bytes, or a message if they are not a valid header."""
         magic, *words = _HEADER.unpack(raw)
         if magic != MAGIC:
             return f"no chunk begins here: {magic:#010x} is not the magic number {MAGIC:#010x}"
@@ -84,7 +84,7 @@ class RecordIOSource(BlockSource):
     """The records of a RecordIO file of either dialect.
 
     Attributes:
-        dialect: whose header layout the file has: ``go`` or ``python``.
+        dialect: layout of the headers: ``go`` or ``python``.
     """
 
     @staticmethod
@@ -93,11 +93,12 @@ class RecordIOSource(BlockSource):
         return head.startswith(b"\x04\x03\x02\x01")
 
     def __init__(self, path: str, *, skip_damaged: bool = False) -> None:
-        """Opens ``path`` (absolute) and finds its chunks.
+        """Open ``path`` (absolute) and find its chunks.
+
+        With ``skip_damaged`` every payload is verified, and damaged chunks are left out.
 
         Raises:
-            DataError: unreadable, no RecordIO file, or a damaged header. With ``skip_damaged``
-                every payload is verified and what is between good chunks is left out.
+            DataError: the file is unreadable or not a RecordIO file, or a header is damaged.
         """
         scan = _scan_skipping if skip_damaged else _scan
         index, stamp = cached(path, "recordio", skip_damaged, scan)
@@ -105,7 +106,7 @@ class RecordIOSource(BlockSource):
         super().__init__(stamp, index, Metadata(path))
 
     def decode(self, file: DataFile, offset: int, length: int, count: int) -> Records:
-        """The records of the chunk at byte ``offset``."""
+        """Return the records of the chunk at byte ``offset``."""
         return _read_chunk(file, offset, self.dialect)[1]
 
 
@@ -126,10 +127,10 @@ def _header_at(file: DataFile, offset: int, dialect: str) -> _Header:
 
 
 def _read_chunk(file: DataFile, offset: int, dialect: str) -> tuple[_Header, list[bytes]]:
-    """Header and records of a chunk, verified by its checksum."""
+    """Return header and records of a chunk, after verifying its checksum."""
     header = _header_at(file, offset, dialect)
     payload = file.read_at(offset + _HEADER.size, header.size)
-    # Early versions of the Python package wrote plain CRC-32.
+    # Early versions of the Python package wrote CRC-32 instead of CRC-32C.
     if header.checksum != zlib.crc32(payload) and (
         dialect == "go" or header.checksum != google_crc32c.value(payload)
     ):
@@ -155,8 +156,8 @@ def _decompress(payload: bytes, compressor: str, dialect: str) -> bytes:
 
 
 def _gunzip(payload: bytes) -> bytes:
-    """All members of a gzip stream. The gzip module has no bound that costs nothing: its
-    ``read(n)`` allocates ``n`` bytes first."""
+    """Decompress all members of a gzip stream, up to a limit. The gzip module is not used, since
+    its ``read(n)`` allocates ``n`` bytes first."""
     parts: list[bytes] = []
     left = MAX_RECORD_BYTES + 1
     while payload:
@@ -172,7 +173,7 @@ def _gunzip(payload: bytes) -> bytes:
 
 
 def _split(data: bytes, count: int) -> list[bytes]:
-    """Cuts ``uint32 length + bytes`` into records; ValueError unless they are just ``count``."""
+    """Split ``uint32 length + bytes`` into records; raise ValueError unless there are ``count``."""
     records = []
     place = 0
     size = len(data)
@@ -191,12 +192,12 @@ def _split(data: bytes, count: int) -> list[bytes]:
 
 
 def _scan(file: DataFile) -> Index:
-    """Walks from header to header; the first chunk is read, to tell the dialects apart."""
+    """Read all headers, and the first chunk to detect the dialect."""
     if file.size == 0:
         return Index.of([])
     dialect = _dialect_at(file, 0)
     if dialect is None:
-        # Neither fits: the error of the likelier one says what is wrong.
+        # Neither dialect fits; the chunk is read in the likelier one for its error message.
         header = _Header.parse("go", file.read_at(0, min(_HEADER.size, file.size)).ljust(20))
         dialect = "python" if isinstance(header, str) else "go"
         _read_chunk(file, 0, dialect)
@@ -212,7 +213,8 @@ def _scan(file: DataFile) -> Index:
 
 
 def _scan_skipping(file: DataFile) -> Index:
-    """Verifies every chunk; counts the bad ones, and as one whatever cannot be told apart."""
+    """Verify every chunk, leave out damaged ones and count them. A region without a valid header
+    counts as one damaged chunk."""
     dialect: str | None = None
     blocks = []
     damaged = 0
@@ -238,7 +240,8 @@ def _scan_skipping(file: DataFile) -> Index:
 
 
 def _end_of_chunk(file: DataFile, offset: int, dialect: str) -> int | None:
-    """Where the chunk at ``offset`` ends, if its header is good and another chunk begins there."""
+    """Return the end of the chunk at ``offset`` if its header is valid and the end is followed by
+    another chunk or the end of the file; None otherwise."""
     try:
         end = offset + _HEADER.size + _header_at(file, offset, dialect).size
     except DataError:
@@ -248,7 +251,7 @@ def _end_of_chunk(file: DataFile, offset: int, dialect: str) -> int | None:
 
 
 def _dialect_at(file: DataFile, offset: int) -> str | None:
-    """The dialect in which a whole, verified chunk begins at ``offset``."""
+    """Return the dialect in which the chunk at ``offset`` is valid; None: none."""
     for dialect in DIALECTS:
         try:
             _read_chunk(file, offset, dialect)
@@ -259,7 +262,7 @@ def _dialect_at(file: DataFile, offset: int) -> str | None:
 
 
 def _next_magic(file: DataFile, offset: int) -> int:
-    """Where the magic number appears next, at or after ``offset``; the file's end if nowhere."""
+    """Return the next offset of the magic number from ``offset`` on, or the size of the file."""
     while offset < file.size:
         window = file.read_at(offset, min(_WINDOW, file.size - offset))
         found = window.find(_MAGIC_BYTES)
@@ -272,7 +275,7 @@ def _next_magic(file: DataFile, offset: int) -> int:
 
 
 class RecordIOWriter(WholeFile):
-    """Writes a RecordIO file. Use it in ``with``: the file appears whole at the end, or not at all.
+    """Writes a RecordIO file in a ``with`` block; the file appears atomically at its end.
 
     ::
 
@@ -289,10 +292,16 @@ class RecordIOWriter(WholeFile):
         records_per_chunk: int = 1024,
         bytes_per_chunk: int = 1 << 20,
     ) -> None:
-        """A chunk ends after ``records_per_chunk`` records or ``bytes_per_chunk`` bytes of them.
+        """Open a temporary file beside ``path``.
+
+        Args:
+            dialect: ``go`` or ``python``.
+            compressor: ``none``, ``snappy`` or ``gzip``.
+            records_per_chunk: number of records after which a chunk ends.
+            bytes_per_chunk: size of the records after which a chunk ends.
 
         Raises:
-            UsageError: an unknown dialect or compressor, or a chunk of no records.
+            UsageError: an argument is invalid.
         """
         if dialect not in DIALECTS:
             raise UsageError(f"RecordIO dialect {dialect!r}: choose go or python")
@@ -311,10 +320,10 @@ class RecordIOWriter(WholeFile):
         self._bytes = 0
 
     def write(self, record: bytes) -> None:
-        """Adds a record.
+        """Add a record.
 
         Raises:
-            UsageError: it is 512 MiB or longer.
+            UsageError: the record has 512 MiB or more.
         """
         if len(record) >= MAX_RECORD_BYTES // 2:
             raise UsageError(f"a record of {len(record)} bytes: records must be below 512 MiB")
@@ -338,7 +347,7 @@ def _compress(data: bytes, compressor: str, dialect: str) -> bytes:
     if compressor == "none":
         return data
     if compressor == "gzip":
-        return gzip.compress(data, mtime=0)  # The same records give the same bytes.
+        return gzip.compress(data, mtime=0)  # equal records give equal bytes
     if dialect == "go":
         return bytes(cramjam.snappy.compress(data))
     return bytes(cramjam.snappy.compress_raw(data))

@@ -1,5 +1,5 @@
-"""Folders that the library ``datasets`` of Hugging Face wrote by ``save_to_disk``; read without
-that library: the data are Arrow streams, and ``state.json`` lists them in order."""
+"""Folders that ``save_to_disk`` of Hugging Face's library ``datasets`` wrote. The data files are
+Arrow streams, and ``state.json`` lists them in order, so the library is not needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_BYTES = 64 << 20
 
 
 def data_files(found: Sequence[str]) -> list[str]:
-    """The data files among the files of a folder.
+    """Return the data files among the files of a folder.
 
     Args:
         found: paths or URLs.

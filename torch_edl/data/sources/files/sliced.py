@@ -1,4 +1,4 @@
-"""Tables in blocks that a format decodes slice by slice; large blocks are decoded to disk."""
+"""Tables with blocks that a format decodes in slices; large blocks are decoded to disk."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from torch_edl.interfaces import Records
 log = logging.getLogger(__name__)
 
 SPILL_ABOVE_BYTES = 32 << 20
-"""Blocks that are larger, as the index has it, are decoded to disk rather than to memory."""
+"""Size of a block in the index above which the block is decoded to disk instead of memory."""
 
 _spills = Spills()
 
 
 class SlicedSource(BlockSource):
-    """A format adds its scan and :meth:`slices`.
+    """A source of tables. A format implements the scan and :meth:`slices`.
 
     Attributes:
         schema: ``pyarrow.Schema`` of all slices.
@@ -34,22 +34,22 @@ class SlicedSource(BlockSource):
 
     @abstractmethod
     def slices(self, file: DataFile, offset: int, length: int, count: int) -> Iterator[Any]:
-        """All rows of the block that the index describes, as ``pyarrow.RecordBatch``.
+        """Yield all rows of a block of the index, as ``pyarrow.RecordBatch``.
 
         Raises:
             DataError: the block is damaged, or does not hold ``count`` rows.
         """
 
     def empty(self) -> Records:
-        """A table of no rows with the columns of the file."""
+        """Return a table without rows, with the columns of the file."""
         return self.schema.empty_table()
 
     def decode(self, file: DataFile, offset: int, length: int, count: int) -> Records:
-        """The rows of a block as a table."""
+        """Return the rows of a block as a table."""
         return pa.Table.from_batches(self.slices(file, offset, length, count), self.schema)
 
     def part(self, reading: Reading, block: int, start: int, end: int) -> Records:
-        """The rows ``start .. end - 1``, at least one, of a block of the index."""
+        """Return the rows ``start .. end - 1``, at least one, of a block of the index."""
         offset, length, count = self._blocks[block].tolist()
         if length <= SPILL_ABOVE_BYTES:
             return super().part(reading, block, start, end)
@@ -64,7 +64,7 @@ class SlicedSource(BlockSource):
         return rows.read(start, end)
 
     def _spilled(self, file: DataFile, offset: int, length: int, count: int) -> SpilledRows | None:
-        """A block, decoded to disk; None: there is no room."""
+        """Decode a block to disk and return its rows; None if the disk is full."""
         try:
             rows = SpilledRows()
             for batch in self.slices(file, offset, length, count):
@@ -80,13 +80,13 @@ class SlicedSource(BlockSource):
             )
             return None
         finally:
-            # The decoder needs a hundred megabytes that are of no use until the next block.
+            # Releases about 100 MB of the decoder, which are unused until the next block.
             pa.default_memory_pool().release_unused()
 
     def _passing_by(
         self, file: DataFile, block: tuple[int, int, int], start: int, end: int
     ) -> Records:
-        """The rows ``start .. end - 1`` of a block, from one pass over all of it."""
+        """Return the rows ``start .. end - 1`` of a block by decoding the whole block."""
         parts, begin = [], 0
         for batch in self.slices(file, *block):
             low, high = max(start - begin, 0), min(end - begin, len(batch))

@@ -1,8 +1,9 @@
-"""Decoded rows of large row groups, on disk: decoded once, and read in slices.
+"""Decoded rows of large row groups on disk, decoded once and read in slices.
 
-Tasks come in any order, and a row group can only be decoded from its start. Kept in memory, one of
-the default size (a million rows) takes hundreds of megabytes, in each worker. The files lie in the
-folder for temporary files (``TMPDIR``), have no name there, and go with the process.
+Tasks are read in any order, and a row group can only be decoded from its start. In memory, a row
+group of the default size (a million rows) would take hundreds of megabytes in each worker. The
+files are unnamed files in the folder of temporary files (``TMPDIR``), which are removed when the
+process ends.
 """
 
 from __future__ import annotations
@@ -18,16 +19,19 @@ import numpy as np
 import pyarrow as pa
 
 SPILL_BYTES = 1 << 30
-"""Kept on disk per process, over all sources; the newest is always kept."""
+"""Maximum size on disk per process, over all sources; the newest row group is always kept."""
 
 
 class SpilledRows:
-    """The rows of one row group, in a file without a name, which is gone with this object.
+    """The rows of one row group, in an unnamed file that is removed with this object.
 
-    Rows are appended by one thread, and then read by any number.
+    One thread appends all rows; afterwards any number of threads may read.
+
+    Attributes:
+        bytes: size of the file in bytes.
 
     Raises:
-        OSError: of the constructor and of :meth:`append`: there is no room.
+        OSError: the disk is full, in the constructor and in :meth:`append`.
     """
 
     def __init__(self) -> None:
@@ -37,7 +41,7 @@ class SpilledRows:
         self.bytes = 0
 
     def append(self, batch: Any) -> None:
-        """Writes a ``pyarrow.RecordBatch`` behind those before."""
+        """Append a ``pyarrow.RecordBatch``."""
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema) as writer:
             writer.write_batch(batch)
@@ -49,7 +53,7 @@ class SpilledRows:
             rest = rest[self._file.write(rest) :]
 
     def read(self, start: int, end: int) -> Any:
-        """The rows ``start .. end - 1``, at least one, as a ``pyarrow.Table``."""
+        """Return the rows ``start .. end - 1``, at least one, as a ``pyarrow.Table``."""
         first = int(np.searchsorted(self._ends, start, side="right"))
         last = int(np.searchsorted(self._ends, end, side="left"))
         rows = pa.concat_tables([self._batch(number) for number in range(first, last + 1)])
@@ -67,14 +71,14 @@ class SpilledRows:
 
 
 class Spills:
-    """What is on disk, least recently used first."""
+    """A least recently used cache of row groups on disk."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._rows: OrderedDict[Hashable, SpilledRows] = OrderedDict()
 
     def get(self, key: Hashable) -> SpilledRows | None:
-        """The rows of a row group; None: they are not on disk."""
+        """Return the rows of a row group; None: not on disk."""
         with self._lock:
             found = self._rows.get(key)
             if found is not None:
@@ -82,9 +86,9 @@ class Spills:
             return found
 
     def put(self, key: Hashable, rows: SpilledRows) -> None:
-        """Keeps rows, and lets go of others where there are too many. A reader of those has them
-        to its end."""
+        """Add rows, and release old row groups above the limit. A file is removed when its last
+        reader has finished."""
         with self._lock:
-            self._rows.setdefault(key, rows)  # Two threads may have decoded them at once.
+            self._rows.setdefault(key, rows)  # two threads may have decoded them
             while len(self._rows) > 1 and sum(r.bytes for r in self._rows.values()) > SPILL_BYTES:
                 self._rows.popitem(last=False)

@@ -1,7 +1,8 @@
 """TFRecord: ``uint64 length, masked crc32c of it, data, masked crc32c of the data``, repeated.
 
-A block is a run of records of a quarter of a megabyte. The scan reads the lengths and checks
-their checksums; those of the data are checked when a block is read, or with ``skip_damaged``.
+A block consists of about a quarter of a megabyte of records. The scan verifies the checksums of the
+lengths. The checksums of the data are verified when a block is read, and in the scan with
+``skip_damaged``.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ _FOOTER_BYTES = 4
 
 
 def _masked(data: bytes) -> int:
-    """The checksum as TFRecord stores it: rotated and shifted, so that it differs from CRC-32C
-    of data which holds a CRC-32C itself."""
+    """Return the masked CRC-32C of TFRecord: rotated, plus a constant, since the CRC of data that
+    contains its own CRC is not reliable."""
     crc: int = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def is_header(raw: bytes) -> bool:
-    """Whether these 12 bytes begin a record: a length and its right checksum."""
+    """Return True if 12 bytes are the start of a record: a length with a valid checksum."""
     return len(raw) == _HEADER_BYTES and _is_good(raw[:8], raw[8:])
 
 
@@ -48,11 +49,13 @@ class TFRecordSource(BlockSource):
         return is_header(head[:_HEADER_BYTES])
 
     def __init__(self, path: str, *, skip_damaged: bool = False) -> None:
-        """Opens ``path`` (absolute) and finds its records.
+        """Open ``path`` (absolute) and find its records.
+
+        With ``skip_damaged`` all data is verified. A damaged record is left out; at a damaged
+        length, the rest of the file is left out.
 
         Raises:
-            DataError: unreadable, compressed, or a damaged length. With ``skip_damaged`` all data
-                is verified: a damaged record is left out, a damaged length ends the file.
+            DataError: the file is unreadable or compressed, or a length is damaged.
         """
         index, stamp = cached(
             path, "tfrecord", skip_damaged, lambda file: _scan(file, skip_damaged)
@@ -60,7 +63,7 @@ class TFRecordSource(BlockSource):
         super().__init__(stamp, index, Metadata(path))
 
     def decode(self, file: DataFile, offset: int, length: int, count: int) -> Records:
-        """The records in these bytes, whose checksums are verified."""
+        """Return the records of a block, after verifying their checksums."""
         data = file.read_at(offset, length)
         records: list[bytes] = []
         place = 0
@@ -85,7 +88,7 @@ def _is_good(record: bytes, stored: bytes) -> bool:
 
 
 def _length_of(path: str, header: bytes, offset: int) -> int:
-    """Bytes of data in the record with this header; DataError unless its checksum is right."""
+    """Return the size of a record's data in bytes; raise DataError if its header is damaged."""
     if len(header) < _HEADER_BYTES:
         raise DataError(path, "the file ends within a record's header", offset)
     if not is_header(header):
@@ -102,7 +105,7 @@ def _scan(file: DataFile, skip_damaged: bool) -> Index:
         raise DataError(file.path, "is compressed and cannot be read by index; gunzip it first")
     blocks = []
     damaged = 0
-    first = offset = count = 0  # The block so far: where it began, where it ends, its records.
+    first = offset = count = 0  # start, end and records of the current block
     while offset < file.size:
         try:
             header = file.read_at(offset, min(_HEADER_BYTES, file.size - offset))
@@ -136,7 +139,7 @@ def _scan(file: DataFile, skip_damaged: bool) -> Index:
 
 
 class TFRecordWriter(WholeFile):
-    """Writes a TFRecord file. Use it in ``with``: the file appears whole at the end, or not at all.
+    """Writes a TFRecord file in a ``with`` block; the file appears atomically at its end.
 
     ::
 
@@ -145,10 +148,10 @@ class TFRecordWriter(WholeFile):
     """
 
     def write(self, record: bytes) -> None:
-        """Adds a record.
+        """Add a record.
 
         Raises:
-            UsageError: it is longer than 1 GiB.
+            UsageError: the record is longer than 1 GiB.
         """
         if len(record) > MAX_RECORD_BYTES:
             raise UsageError(f"a record of {len(record)} bytes: records may have up to 1 GiB")

@@ -1,2 +1,2 @@
-"""Bytes of data files by path or URL: on this machine, behind fsspec, unpacked from gzip and zstd.
-No records here: what the bytes mean is told in ``files``."""
+"""Bytes of data files by path or URL: local files, objects read by fsspec, and unpacked gzip and
+zstd files. Records are defined in ``files``."""

@@ -1,4 +1,4 @@
-"""Requests to a store, repeated where that may help; and what is wrong, where it does not."""
+"""Requests to an object store: retries of temporary errors, and messages for other errors."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from torch_edl.errors import DataError
 log = logging.getLogger(__name__)
 
 PAUSES_S = (0.2, 1.0, 5.0)
-"""Between the attempts at a request; the packages of fsspec retry by themselves before that."""
+"""Seconds between the attempts at a request. In each attempt, the packages of fsspec retry too."""
 _PATIENCE_S = 30.0
-"""Seconds after the first attempt in which another begins. One that ends at once is repeated after
-each pause; s3fs alone takes as long for one where every connection is closed without an answer."""
+"""Seconds after the first attempt during which a new attempt may begin. A single attempt of s3fs
+may take this long if the server closes all connections without an answer."""
 
 CHANGED = "changed while the job was using it; start the job again"
 
-# In the names of what botocore, aiohttp and requests raise when a connection fails.
+# Parts of the names of connection errors in botocore, aiohttp and requests.
 _BROKEN = re.compile("Connect|Timeout|Incomplete|Payload|ResponseStream|HTTPClient|Chunked")
 
-# Of an answer of HTTP; all from 500 on may pass, too.
+# HTTP status codes of temporary errors, besides those from 500 on, and of denied access.
 _BUSY = (408, 425, 429)
 _DENIED = (401, 403)
 
-# Another attempt at the same would end in the same way.
+# Errors that another attempt would repeat.
 _FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 
 T = TypeVar("T")
 
 
 def tried(url: str, request: Callable[[], T]) -> T:
-    """What the request returns.
+    """Call ``request`` until it succeeds, and return its value.
 
     Raises:
-        DataError: every attempt failed, or no other can help.
+        DataError: the last attempt failed, or the error is not temporary.
     """
     began = time.monotonic()
     for pause_s in (*PAUSES_S, None):
@@ -45,7 +45,7 @@ def tried(url: str, request: Callable[[], T]) -> T:
             return request()
         except DataError:
             raise
-        except Exception as error:  # each package has exceptions of its own
+        except Exception as error:  # each package has its own exceptions
             if is_denied(error):
                 _forget_credentials(url)
             if not _may_pass(error):
@@ -59,27 +59,27 @@ def tried(url: str, request: Callable[[], T]) -> T:
 
 
 def _forget_credentials(url: str) -> None:
-    """The next attempt at a task looks for credentials again: others may be in their file by now.
-    A package reads them once and shares them among all of its objects."""
+    """Make the next attempt on the task read the credentials again, which may have been renewed. A
+    package of fsspec reads credentials once per process."""
     import fsspec
 
     fsspec.get_filesystem_class(url.partition("://")[0].lower()).clear_instance_cache()
 
 
 def in_words(error: BaseException) -> str:
-    """Type and text of an error, as messages show it."""
+    """Return type and text of an error for messages, cut to 300 characters."""
     return f"{type(error).__name__}: {error}"[:300]
 
 
 def is_denied(error: BaseException) -> bool:
-    """Whether the store knows who asks, or does not, and refuses."""
+    """Return True if the store denied access, with or without credentials."""
     if _status(_cause(error)) in _DENIED or isinstance(error, PermissionError):
         return True
     return isinstance(error, OSError) and str(error).startswith("Forbidden")  # gcsfs
 
 
 def _may_pass(error: Exception) -> bool:
-    """Whether the next attempt at a request may succeed."""
+    """Return True if an error may be temporary."""
     cause = _cause(error)
     if _is_broken(cause):
         return True
@@ -90,7 +90,7 @@ def _may_pass(error: Exception) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    """What is wrong, and what mends it."""
+    """Return the description of an error, with its fix if known."""
     cause = _cause(error)
     status = _status(cause)
     if status == 416:  # the range is beyond the end
@@ -110,8 +110,8 @@ _CHECK = "; check the URL, and endpoint, region and credentials in the environme
 
 
 def _cause(error: BaseException) -> BaseException:
-    """What in a chain of errors tells most: a broken connection, or an answer of HTTP. Packages
-    raise other errors in their place, such as that nothing was found."""
+    """Return the first error in a chain that is a connection error or has an HTTP status; otherwise
+    ``error``. Packages replace such errors with others, such as FileNotFoundError."""
     each: BaseException | None = error
     while each is not None:
         if _is_broken(each) or _status(each) is not None:
@@ -125,7 +125,7 @@ def _is_broken(error: BaseException) -> bool:
 
 
 def _status(error: BaseException) -> int | None:
-    """Of the answer of HTTP that an error stands for; None: there was none."""
+    """Return the HTTP status of an error; None: it has none."""
     response = getattr(error, "response", None)  # of botocore
     if isinstance(response, dict):
         code = response.get("ResponseMetadata", {}).get("HTTPStatusCode")

@@ -1,4 +1,4 @@
-"""Data files: opened by path or URL, read in ranges, unpacked where they are compressed."""
+"""Data files, opened by path or URL and read in ranges; compressed files are unpacked."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from torch_edl.errors import DataError
 from torch_edl.files import replacing
 
 KEPT_MAP_BYTES = 256 << 20
-"""A larger file is mapped for each view: what is mapped and touched counts as memory."""
+"""Size of a file above which each view has its own mapping, since pages of a kept mapping count as
+memory of the process."""
 
-_FINGERPRINT_BYTES = 64 << 10  # of the first and of the last block
+_FINGERPRINT_BYTES = 64 << 10  # size of the first and of the last block of a fingerprint
 
 
 class _Bytes(Protocol):
-    """Where the bytes of a file are."""
+    """The bytes of a file, on this machine or in a store."""
 
     stamp: Stamp
     size: int
@@ -36,20 +37,24 @@ class _Bytes(Protocol):
 
 
 class DataFile:
-    """An open data file without a position of its own, so that threads can share it.
+    """An open data file without a position, so that threads can share it.
 
     Attributes:
         path: path or URL.
-        reader: what a format has opened on it, and may use as long as the file is open.
-        stamp: of the file as it lies there.
-        size: bytes of its content; of a compressed file, when it is unpacked.
+        reader: reader that a format has opened for this file, valid while the file is open; None:
+            none.
+        stamp: stamp of the stored file, which may be compressed.
+        size: size of the content in bytes, after unpacking.
     """
 
     def __init__(self, path: str, expect: Stamp | None = None) -> None:
-        """Opens ``path``.
+        """Open ``path``.
+
+        Args:
+            expect: expected stamp of the file; None: any.
 
         Raises:
-            DataError: it cannot be opened, or its stamp is not ``expect``.
+            DataError: the file cannot be opened, or has another stamp.
         """
         self.path = path
         self.reader: Any = None
@@ -62,48 +67,55 @@ class DataFile:
         self.size = self._bytes.size
 
     def stream(self) -> RandomAccess:
-        """For a library that reads from a file object."""
+        """Return a new file object over the content, for libraries that need one."""
         return RandomAccess(self.size, self._bytes.read_at)
 
     @property
     def local_path(self) -> str | None:
-        """The path under which a library may open the content by itself, until this file is
-        closed; None: there is none."""
+        """Path under which a library may open the content while this file is open; None for an
+        object in a store."""
         return self._bytes.content_path if isinstance(self._bytes, _LocalBytes) else None
 
     def is_current(self) -> bool:
-        """Whether the file that has this name by now is still the one that was opened."""
+        """Return True if the path still refers to the opened file, unchanged."""
         with contextlib.suppress(OSError):
             return _stamp(os.stat(self.path)) == self.stamp
         return False
 
     @property
     def is_mapped(self) -> bool:
-        """Whether :meth:`view_at` copies nothing."""
+        """Whether :meth:`view_at` returns mapped memory without a copy."""
         return isinstance(self._bytes, _LocalBytes)
 
     @property
     def stays_mapped(self) -> bool:
-        """Whether the file is mapped once, as long as it is open."""
+        """Whether the file has one mapping that is kept while the file is open."""
         return self.is_mapped and self.size <= KEPT_MAP_BYTES
 
     def will_read(self, start: int, end: int) -> None:
-        """The bytes ``start .. end - 1`` will be read in order, so requests may be large."""
+        """Announce that the bytes ``start .. end - 1`` will be read in order, so that requests may
+        be large."""
         self._bytes.will_read(start, end)
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Exactly ``size`` bytes from ``offset``; nothing is allocated for what is not there.
+        """Return exactly ``size`` bytes from ``offset``. The range is checked before memory is
+        allocated.
 
         Raises:
-            DataError: the file ends before, or the disk or the store failed.
+            DataError: the range is not in the file, or the disk or the store failed.
         """
         self._check(offset, size)
         return self._bytes.read_at(offset, size)
 
     def view_at(self, offset: int, size: int) -> memoryview:
-        """As :meth:`read_at`, for what is used as it is: of a file of this machine, pages of the
-        kernel. If somebody cuts off a file that is in use, that ends the process (SIGBUS), and the
-        next one finds that the file has changed."""
+        """Return ``size`` bytes from ``offset`` without a copy if the file is local.
+
+        If a local file is truncated while it is in use, the process is killed by SIGBUS; the next
+        process reports that the file has changed.
+
+        Raises:
+            DataError: see :meth:`read_at`.
+        """
         self._check(offset, size)
         return self._bytes.view_at(offset, size)
 
@@ -118,20 +130,24 @@ class DataFile:
         self.close()
 
     def close(self) -> None:
-        """
+        """Close the file.
+
         Raises:
-            DataError: it is an object, and not the expected one any more.
+            DataError: the file is an object in a store that has changed since it was opened.
         """
         self.reader = None
         self._bytes.close()
 
 
 def fingerprint(path: str, stamp: Stamp) -> str:
-    """What tells the content of a file from another of the same size: the tag that the store of an
-    object gives it, or a digest of the first and the last block.
+    """Return a fingerprint of a file's content: the tag of an object in its store, or a digest of
+    the first and the last block.
+
+    Args:
+        stamp: expected stamp of the file.
 
     Raises:
-        DataError: the file cannot be read, or its stamp is another one.
+        DataError: the file cannot be read, or has another stamp.
     """
     if objects.is_url(path) and stamp.inode:
         return f"tag {stamp.inode:08x}"
@@ -153,7 +169,7 @@ def _unpacked(path: str, codec: str, expect: Stamp | None) -> _Bytes:
         original.will_read(0, original.size)
         while True:
             place = unpacking.unpacked(path, codec, original)
-            # Another process may have removed it for want of room.
+            # Another process may have removed the unpacked file to free disk space.
             with contextlib.suppress(FileNotFoundError):
                 return _UnpackedBytes(path, place, original.stamp)
     finally:
@@ -165,7 +181,7 @@ def _stamp(status: os.stat_result) -> Stamp:
 
 
 class _LocalBytes:
-    """A file of this machine."""
+    """The bytes of a local file."""
 
     def __init__(self, path: str, expect: Stamp | None) -> None:
         self._path = path
@@ -183,11 +199,11 @@ class _LocalBytes:
 
     @property
     def content_path(self) -> str:
-        """Of this very file, also when the name is that of another one by now, or of none."""
+        """Path of the opened file, even if its name was replaced or removed since."""
         return f"/proc/self/fd/{self._file.fileno()}"
 
     def will_read(self, start: int, end: int) -> None:
-        """The kernel sees that by itself."""
+        """Do nothing, since the kernel detects sequential reads."""
 
     def read_at(self, offset: int, size: int) -> bytes:
         parts = []
@@ -221,7 +237,7 @@ class _LocalBytes:
 
 
 class _UnpackedBytes(_LocalBytes):
-    """The content of a compressed file."""
+    """The unpacked content of a compressed file."""
 
     def __init__(self, path: str, place: str, stamp: Stamp) -> None:
         self._path = path
@@ -231,11 +247,12 @@ class _UnpackedBytes(_LocalBytes):
         self.stamp = stamp
 
     def check(self) -> None:
-        """Nobody changes what is unpacked."""
+        """Do nothing, since unpacked files are never changed."""
 
 
 class WholeFile:
-    """A writer whose file appears whole when its ``with`` block ends; not at all if that raises."""
+    """A writer whose file appears atomically at the end of its ``with`` block, unless the block
+    raises."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._opened = self._open(path)
@@ -254,4 +271,4 @@ class WholeFile:
         self._opened.__exit__(*error)
 
     def _finish(self) -> None:
-        """Writes what is still held back."""
+        """Write all buffered data."""

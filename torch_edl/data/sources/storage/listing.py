@@ -1,4 +1,4 @@
-"""Which objects a URL names: itself, those in a folder, or those that match a pattern."""
+"""Listing of the objects that a URL names: one object, a folder, or the matches of a pattern."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch_edl.data.sources.storage.objects import connect
 
 
 def matching(pattern: str) -> list[str]:
-    """URLs of the objects that a URL names: itself, a folder, or a pattern; sorted.
+    """Return the sorted URLs of the objects that a URL, a folder or a pattern names.
 
     Raises:
         UsageError: see :func:`connect`.
@@ -41,7 +41,7 @@ def matching(pattern: str) -> list[str]:
 
 def _url_of(name: str, system: Any, pattern: str) -> str:
     parts = urlsplit(pattern)
-    # Where the path does not begin with what follows the scheme, that was a host.
+    # The first part of a URL is a host unless the paths of the file system begin with it.
     if parts.netloc and name.startswith("/") and not name.startswith(f"/{parts.netloc}/"):
         return f"{parts.scheme}://{parts.netloc}{name}"
     return str(system.unstrip_protocol(name))
@@ -52,5 +52,5 @@ def _base(name: str) -> str:
 
 
 def _is_hidden(name: str, folder: str) -> bool:
-    """As in folders of this machine: caches and markers are no data."""
+    """Return True for caches and markers, which are not data, as in local folders."""
     return any(part.startswith((".", "_")) for part in name[len(folder) :].split("/"))

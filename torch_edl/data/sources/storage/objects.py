@@ -1,7 +1,7 @@
 """Objects behind URLs (``s3://``, ``gs://``, ``hdfs://``, ``https://``), read in ranges by fsspec.
 
-Credentials and endpoints come from the environment, as each package of fsspec documents it; none
-is accepted in a URL, where it would reach logs and checkpoints.
+Credentials and endpoints come from the environment, as the packages of fsspec document. A URL with
+a password is rejected, since URLs appear in logs and checkpoints.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torch_edl.data.sources.storage.ranges import NO_RANGES, Range, receive, tag
 from torch_edl.errors import DataError, UsageError
 
 AHEAD_BYTES = 16 << 20
-"""Read at once where the bytes that follow are read next."""
+"""Size of a request if the following bytes will be read next."""
 
 _URL = re.compile(r"([a-z][a-z0-9+.\-]*)://", re.IGNORECASE)
 
-# Packages of fsspec by scheme, as our extras name them; any other scheme has a package as well.
+# Extra of torch-edl with the fsspec package of each scheme; other schemes have no extra.
 _EXTRAS = {
     "s3": "s3",
     "s3a": "s3",
@@ -33,28 +33,29 @@ _EXTRAS = {
     "https": "http",
 }
 
-# Where the packages of fsspec put the time of the last change.
+# Keys of the modification time in the packages of fsspec.
 _TIMES = ("LastModified", "last_modified", "mtime", "updated", "Last-Modified", "created")
 
 
 def is_url(path: str) -> bool:
-    """Whether this is a URL rather than a path of this machine."""
+    """Return True for a URL, False for a local path."""
     return _URL.match(path) is not None
 
 
 def extras_of_url(path: str) -> set[str]:
-    """The extras of torch-edl with packages of fsspec for a URL."""
+    """Return the extras of torch-edl with the fsspec package of a URL; empty: none is needed."""
     extra = _EXTRAS.get(path.partition("://")[0].lower()) if is_url(path) else None
     return {extra} if extra else set()
 
 
 def connect(url: str) -> tuple[Any, str]:
-    """The file system of a URL, and the path of the URL in it.
+    """Return the fsspec file system of a URL, and the path in the file system.
 
     Raises:
-        UsageError: the URL holds a password, its scheme is unknown, or a package is missing.
+        UsageError: the URL has a password or an unknown scheme, a package is missing, or the
+            connection failed.
     """
-    # Imported when needed: most jobs have no URLs.
+    # Imported here, since most jobs have no URLs.
     import fsspec
 
     scheme = url.partition("://")[0].lower()
@@ -82,15 +83,15 @@ def connect(url: str) -> tuple[Any, str]:
 
 
 def without_password(url: str) -> str:
-    """The URL as messages may show it."""
+    """Return the URL with its password replaced, for messages."""
     return re.sub(r"(?<=://)([^/@:]*):[^/@]*@", r"\1:...@", url)
 
 
 def stamp_of(url: str, system: Any, path: str) -> Stamp:
-    """Of the object as it is now.
+    """Return the current stamp of an object.
 
     Raises:
-        DataError: there is none, it cannot be reached, or its size is not known.
+        DataError: the object does not exist, is a folder, cannot be read, or has an unknown size.
     """
 
     def info() -> dict[str, Any]:
@@ -111,7 +112,7 @@ def _checksum(tag: str) -> int:
 
 
 def _mtime_ns(about: dict[str, Any]) -> int:
-    """The time of the last change; 0: it is not known."""
+    """Return the modification time in ns since the epoch; 0: unknown."""
     if "modificationTime" in about:  # WebHDFS: milliseconds
         return int(about["modificationTime"]) * 1_000_000
     value: Any = next((about[key] for key in _TIMES if about.get(key)), 0)
@@ -134,11 +135,15 @@ _EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)
 
 
 class ObjectBytes:
-    """The bytes of an object. What was read is known to be of the content that the stamp names when
-    :meth:`close` has returned, and not before."""
+    """The bytes of an object. Bytes that were read are known to match the stamp only after
+    :meth:`close` has returned."""
 
     def __init__(self, url: str, expect: Stamp | None = None) -> None:
-        """
+        """Connect to the store.
+
+        Args:
+            expect: expected stamp of the object; None: the current stamp is requested.
+
         Raises:
             UsageError: see :func:`connect`.
             DataError: see :func:`stamp_of`.
@@ -149,17 +154,17 @@ class ObjectBytes:
         self.size = self.stamp.size
         self._window = (0, b"")
         self._soon = (0, 0)
-        self._is_known = True  # that every byte read is of the stamp
+        self._is_known = True  # True if all bytes that were read match the stamp
 
     def will_read(self, start: int, end: int) -> None:
-        """These bytes will be read in order, so requests may be large."""
+        """Announce that these bytes will be read in order, so that requests may be large."""
         self._soon = (start, end)
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """``size`` bytes, all of them within the object.
+        """Return ``size`` bytes from ``offset``; the range must be within the object.
 
         Raises:
-            DataError: the store did not give them.
+            DataError: the request failed, or the object has changed.
         """
         begin, window = self._window
         if not begin <= offset <= offset + size <= begin + len(window):
@@ -171,7 +176,7 @@ class ObjectBytes:
         return window[offset - begin : offset - begin + size]
 
     def view_at(self, offset: int, size: int) -> memoryview:
-        """As :meth:`read_at`."""
+        """Return the bytes of :meth:`read_at` as a view."""
         return memoryview(self.read_at(offset, size))
 
     def _fetch(self, start: int, end: int) -> bytes:
@@ -191,10 +196,11 @@ class ObjectBytes:
         return got
 
     def check(self) -> None:
-        """Asks the store, where its answers did not say it.
+        """Check that the object has not changed. The store is queried only if its answers had no
+        tags.
 
         Raises:
-            DataError: the object is not the one of the stamp any more.
+            DataError: the object has another stamp.
         """
         if self._is_known:
             return
@@ -203,5 +209,5 @@ class ObjectBytes:
             raise DataError(self._url, CHANGED)
 
     def close(self) -> None:
-        """As :meth:`check`."""
+        """Check that the object has not changed; see :meth:`check`."""
         self.check()

@@ -1,5 +1,5 @@
-"""Local files that were read last, left open for the next read: to open a file, to map it and to
-touch its pages for the first time takes as long as decoding a task of it."""
+"""A cache of open local files. Opening a file, mapping it and touching its pages for the first time
+takes as long as decoding a task."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch_edl.data.sources.base import Stamp
 from torch_edl.data.sources.storage.data_file import DataFile
 
 MAX_OPEN = 16
-"""Files left open per process, while nobody reads them."""
+"""Maximum number of open files without a reader, per process."""
 
 _idle: OrderedDict[tuple[str, Stamp], DataFile] = OrderedDict()  # each operation is atomic
 
 
 @contextlib.contextmanager
 def opened(path: str, expect: Stamp) -> Iterator[DataFile]:
-    """A file for one reader; raises as :func:`take` and :func:`give_back` do."""
+    """Return a context with an open file for one reader; see :func:`take` and :func:`give_back`."""
     file = take(path, expect)
     try:
         yield file
@@ -29,10 +29,10 @@ def opened(path: str, expect: Stamp) -> Iterator[DataFile]:
 
 
 def take(path: str, expect: Stamp) -> DataFile:
-    """A file for one reader, who gives it back, or closes it.
+    """Return an open file for one reader, which must call :func:`give_back` or close the file.
 
     Raises:
-        DataError: it is another one than the stamp says.
+        DataError: the file cannot be opened, or has another stamp.
     """
     file = _idle.pop((path, expect), None)
     if file is not None and file.is_current():
@@ -41,15 +41,15 @@ def take(path: str, expect: Stamp) -> DataFile:
 
 
 def give_back(file: DataFile) -> None:
-    """Leaves a local file open for the next reader.
+    """Return a file to the cache if it is local; close it otherwise.
 
     Raises:
-        DataError: it is an object, and has changed.
+        DataError: the file is an object in a store that has changed.
     """
     if not file.is_mapped:
         file.close()
         return
     _idle[file.path, file.stamp] = file
     while len(_idle) > MAX_OPEN:
-        with contextlib.suppress(KeyError):  # another thread has it
+        with contextlib.suppress(KeyError):  # another thread has taken the file
             _idle.popitem(last=False)[1].close()

@@ -1,4 +1,4 @@
-"""Bytes as a file object, for libraries that want one."""
+"""A file object over bytes, for libraries that need one."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 
 class RandomAccess(io.RawIOBase):
-    """A file object over bytes that are read by place; not for several threads.
+    """A file object over bytes that are read by offset. Not thread-safe.
 
     Args:
-        size: number of the bytes.
-        read_at: reads them: offset, size.
+        size: number of bytes.
+        read_at: returns the bytes for (offset, size).
     """
 
     def __init__(self, size: int, read_at: Callable[[int, int], bytes]) -> None:
@@ -21,25 +21,26 @@ class RandomAccess(io.RawIOBase):
         self._place = 0
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def tell(self) -> int:
-        """The place of the next read."""
+        """Return the offset of the next read."""
         return self._place
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Moves the place of the next read, from the start, from there or from the end."""
+        """Set the offset of the next read, relative to the start, the current offset or the end;
+        return the new offset."""
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
         self._place = max(0, base + offset)
         return self._place
 
     def read(self, size: int | None = -1) -> bytes:
-        """As many bytes as there are, up to ``size``."""
+        """Return up to ``size`` bytes; all remaining bytes if ``size`` is None or negative."""
         left = max(0, self._size - self._place)
         wanted = left if size is None or size < 0 else min(size, left)
         data = self._read_at(self._place, wanted) if wanted else b""

@@ -1,8 +1,8 @@
-"""A range of an object in one request, whose answer also says of which content the range is.
+"""Requests for a range of an object, whose answers also identify the content of the object.
 
-``cat_file`` of a package returns the bytes alone. S3 and HTTP name the content in every answer (its
-ETag), so their ranges are asked for by the request that is below ``cat_file``, and nobody has to
-ask afterwards. What has come before a connection broke is kept, and the rest is asked for.
+``cat_file`` of an fsspec package returns only bytes. S3 and HTTP identify the content in every
+answer (ETag), so this module sends their requests itself, which saves a second request for the
+stamp. After a broken connection, the received bytes are kept and the rest is requested.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from torch_edl.errors import DataError
 
-# What tells contents apart, as the packages of fsspec call it.
+# Keys of the tag of a content in the packages of fsspec.
 _TAGS = ("ETag", "etag", "generation", "md5Hash", "checksum", "Content-MD5", "uid")
 
 NO_RANGES = "the server gives all of it for a range; use one that knows ranges, or download it"
@@ -21,16 +21,17 @@ _PART_BYTES = 1 << 20
 
 
 def tag_of(about: Mapping[str, Any]) -> str:
-    """What a store calls the content of an object; empty: it does not say."""
+    """Return the tag of an object's content in its store; empty: unknown."""
     return next((str(about[key]) for key in _TAGS if about.get(key)), "")
 
 
 class Range:
-    """The bytes ``start .. end - 1`` of an object, as far as they have come.
+    """The bytes ``start .. end - 1`` of an object that were received so far.
 
     Attributes:
-        next: the first byte that is missing.
-        tags: of the content, from each answer.
+        next: offset of the first missing byte.
+        end: offset after the last byte.
+        tags: tags of the content in all answers; an empty tag is unknown.
     """
 
     def __init__(self, start: int, end: int) -> None:
@@ -40,25 +41,26 @@ class Range:
         self._parts: list[bytes] = []
 
     def add(self, part: bytes) -> None:
-        """The bytes that have come next."""
+        """Append received bytes."""
         self._parts.append(part)
         self.next += len(part)
 
     def content(self) -> bytes:
-        """What has come."""
+        """Return all received bytes."""
         return b"".join(self._parts)
 
     @property
     def header(self) -> str:
-        """What is missing, as HTTP says it."""
+        """Value of the HTTP header ``Range`` for the missing bytes."""
         return f"bytes={self.next}-{self.end - 1}"
 
 
 def receive(system: Any, path: str, wanted: Range) -> None:
-    """Asks a file system of fsspec for what is missing of a range; raises what that raises.
+    """Request the missing bytes of a range from an fsspec file system. Errors of the file system
+    are not converted.
 
     Raises:
-        DataError: the server knows no ranges.
+        DataError: the server does not support ranges.
     """
     names = (system.protocol,) if isinstance(system.protocol, str) else system.protocol
     ask = next((_BY_PROTOCOL[name] for name in names if name in _BY_PROTOCOL), None)

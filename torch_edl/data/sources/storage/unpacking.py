@@ -1,9 +1,8 @@
-"""Compressed files: unpacked once per machine and content, into the folder of caches.
+"""Compressed files, unpacked into the cache folder once per machine and content.
 
-A stream of gzip or zstd can be read from its start only, and tasks come in any order. What is
-unpacked is shared by the processes of the machine, and the least recently used goes first when
-there is too much. The size of an unpacked file is compared each time, its digest once after each
-start of the machine.
+A gzip or zstd stream can only be read from its start, but tasks are read in any order. Unpacked
+files are shared by the processes of the machine. The least recently used files are removed above a
+limit. The size of an unpacked file is checked at every use, and its checksum once after each boot.
 """
 
 from __future__ import annotations
@@ -31,11 +30,13 @@ from torch_edl.files import replacing
 log = logging.getLogger(__name__)
 
 UNPACKED_BYTES = 64 << 30
-"""Kept on the disk of a machine; the newest file is always kept."""
+"""Maximum size of all unpacked files of a machine; the newest file is always kept."""
 
 _PIECE = 1 << 20
 
-_MOST_BOOTS = 8  # of machines that share the folder
+_MOST_BOOTS = (
+    8  # maximum number of earlier boots to remember, of all machines that share the folder
+)
 
 _CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".tgz": "gzip"}
 
@@ -50,19 +51,19 @@ class Original(Protocol):
 
 
 def codec_of(path: str) -> str | None:
-    """How a file is compressed, by its suffix; None: it is not."""
+    """Return the compression of a file by its suffix; None: not compressed."""
     return _CODECS.get(os.path.splitext(path)[1].lower())
 
 
 def unpacked(path: str, codec: str, original: Original) -> str:
-    """The file in the folder of caches that holds the content.
+    """Return the path of the unpacked file in the cache folder; unpack the file if necessary.
 
     Args:
-        path: of the compressed file.
-        original: that file, of which nothing is read when the content is there.
+        path: path or URL of the compressed file.
+        original: the compressed file, which is read only if the cache lacks its content.
 
     Raises:
-        DataError: it is damaged, it changed meanwhile, or there is no room.
+        DataError: the file is damaged, or changed while it was read, or the disk is full.
     """
     folder = edl_home() / "cache" / "unpacked"
     name = hashlib.sha256(f"{path}\n{tuple(original.stamp)}".encode()).hexdigest()[:32]
@@ -92,38 +93,38 @@ def unpacked(path: str, codec: str, original: Original) -> str:
 
 @dataclass(frozen=True)
 class _Content:
-    """What was unpacked, as noted in the file of the lock.
+    """The size and checksum of an unpacked file, as recorded in its lock file.
 
-    A file whose size is right can lose its content only with the machine: its digest is compared
-    by the first reader after each start of the machine.
+    A file of the right size can be damaged only by a crash of the machine, so the first reader
+    after each boot verifies the checksum.
     """
 
     size: int = 0
-    """0: nothing is noted. No empty file is trusted, so an empty content is unpacked each time."""
+    """Size in bytes; 0: nothing is recorded. Empty content is therefore unpacked at every use."""
     crc: int = 0
     """CRC-32 of the content."""
     boots: tuple[str, ...] = ()
-    """The starts of machines after which the digest was right, the newest last."""
+    """Ids of the boots in which the checksum was verified, newest last."""
 
     @classmethod
     def noted(cls, record: Path) -> _Content:
-        """What the file says; nothing if it is missing or damaged."""
+        """Read the record from a lock file; return an empty record if it is missing or damaged."""
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             found = json.loads(record.read_bytes())
             return cls(int(found["size"]), int(found["crc"]), tuple(found["boots"]))
         return cls()
 
     def checked(self, boot: str) -> bytes:
-        """The text to note, now that the content is known to be right."""
+        """Return the text of the record after the content was verified in this boot."""
         boots = (*self.boots[-_MOST_BOOTS:], boot)
         return json.dumps({"size": self.size, "crc": self.crc, "boots": boots}).encode()
 
     def is_at(self, place: Path, *, boot: str) -> bool:
-        """Whether the file has this content, without a look into it."""
+        """Return True if the file has the right size and was verified in this boot."""
         return boot in self.boots and self._has_size(place)
 
     def is_intact(self, place: Path) -> bool:
-        """Whether the file has this content: all of it is read."""
+        """Return True if the file has the right size and checksum; this reads the whole file."""
         if not self._has_size(place):
             return False
         crc = 0
@@ -141,7 +142,7 @@ class _Content:
 
 @functools.cache
 def _boot() -> str:
-    """Names the time since the start of this machine."""
+    """Return the id of the current boot of this machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
@@ -159,7 +160,7 @@ def _pieces(path: str, codec: str, original: Original) -> Iterator[bytes]:
     size = original.stamp.size
     if not size:
         return
-    import pyarrow as pa  # which unpacks several members or frames as one
+    import pyarrow as pa  # unpacks streams of several members or frames
 
     file = pa.PythonFile(RandomAccess(size, original.read_at), "r")
     with pa.CompressedInputStream(file, codec) as stream:
@@ -177,7 +178,7 @@ def _pieces(path: str, codec: str, original: Original) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[BinaryIO]:
-    """One process of the machine at a time, with the file of the lock."""
+    """Return a context with the locked file, in one process of the machine at a time."""
     with open(path, "ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield lock
