@@ -129,6 +129,11 @@ class AUC:
         return {"counts": self._counts.clone()}
 
     def merge(self, state: Mapping[str, Tensor]) -> None:
+        """Add the ``state`` of another object.
+
+        Raises:
+            UsageError: the other object has another number of bins.
+        """
         counts = state["counts"]
         if counts.shape != self._counts.shape:
             raise UsageError(
@@ -148,4 +153,5 @@ class AUC:
         return float((positives * (below + negatives / 2)).sum()) / pairs
 
     def reset(self) -> None:
+        """Set all counts to 0."""
         self._counts.zero_()

@@ -74,6 +74,7 @@ class ScriptInRing:
             session.heartbeat.on_broken_ring = engine.membership.interrupt
         restored = saver.newest()
         self.restored = restored is not None
+        """True if the job was restored from a checkpoint."""
         if restored is not None and rendezvous is None:
             engine.replica.restore(restored, values_only=False)
             self._first_step = self.step

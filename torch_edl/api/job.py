@@ -65,6 +65,7 @@ class Job(JobState):
         on_resize: Callable[[Job], None] | None,
     ) -> None:
         self.closed = False
+        """True after :meth:`close`."""
         super().__init__(session, Meter(warns=session is None))
         self._seed = seed or (0 if session is None else session.config.train.seed)
         self._check_every = check_every
@@ -291,6 +292,11 @@ class Job(JobState):
             return self._prepared().gather(make)
 
     def batches(self, loader: Loader) -> Generator[Any]:
+        """Yield the batches of one pass over a loader.
+
+        Raises:
+            UsageError: :meth:`prepare` was not called, or does not know a scheduler.
+        """
         with self.ending.dismissal():
             part = self._prepared()
             check_schedule(self._unscheduled)

@@ -18,6 +18,7 @@ class JobState:
 
     def __init__(self, session: MasterSession | None, meter: Meter) -> None:
         self.meter = meter
+        """The metrics that this process has logged."""
         self._session = session
         self._part: ScriptInRing | ScriptOnServers | None = None
 

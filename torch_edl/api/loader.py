@@ -85,6 +85,7 @@ class Loader:
         self, job: TrainingJob, dataset: Any, data: dict[str, Any], options: dict[str, Any]
     ) -> None:
         self.job = job
+        """The job of the loader."""
         self.given = dataset
         """The dataset as the script passed it."""
         self.data = data

@@ -47,6 +47,7 @@ class Epochs:
         self._live.start()
 
     def advance(self) -> None:
+        """Advance the bar by one batch."""
         if self._live is not None:
             self._live.advance(self._task)
 

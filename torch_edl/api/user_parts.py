@@ -155,6 +155,11 @@ def check_function(what: str, function: Any) -> LabelsFirst:
 
 
 def check_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics as a dict.
+
+    Raises:
+        UsageError: a metric is a class or not callable, or has the name ``loss``.
+    """
     if "loss" in metrics:
         raise UsageError("metrics: 'loss' is always there; choose another name")
     for name, metric in metrics.items():
@@ -267,6 +272,7 @@ class Schedule:
             )
 
     def after_update(self) -> None:
+        """Step the scheduler after an update if its interval is ``step``."""
         if self._scheduler is not None and self._interval == "step":
             self._scheduler.step()
 

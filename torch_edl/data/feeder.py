@@ -77,8 +77,10 @@ class Feeder:
         self._datasets = datasets
         self._own = sources or {}
         self.generators = Generators(datasets.generator)
+        """Global random number generators of the process."""
         seed = config.train.seed if config.data.shuffle else None
         self.reader = TaskReader(self._open, config.records_per_task, seed)
+        """Reader of the records of tasks."""
 
     def _open(self, shard: str) -> Source:
         if shard in self._own:

@@ -40,6 +40,7 @@ class ServersChanged:
     """The servers were replaced, or have a new incarnation."""
 
     cluster: pb.Cluster
+    """The current servers."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class PassOver:
     """All tasks of the first ``epochs`` epochs are done."""
 
     epochs: int
+    """Number of finished epochs."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class MasterLost:
     """A request to the master failed."""
 
     error: Exception
+    """Error of the request."""
 
 
 Answer = Leased | ServersChanged | NoMoreTasks | PassOver | MasterLost

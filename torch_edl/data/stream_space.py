@@ -139,6 +139,7 @@ class StreamSpace:
         self.records_per_task = records_per_task
         self.batch_size = batch_size
         self.plan = StreamPlan()
+        """The current plan, which may contain tasks that the store does not have yet."""
         self.total = 0
         """Id after the last task that may be leased; the store has the plan of these tasks."""
         self.life = 0

@@ -81,10 +81,15 @@ class Task:
     """The records ``start .. end - 1`` of a shard."""
 
     id: int
+    """Number of the task in the job."""
     epoch: int
+    """Number of the epoch, from 0."""
     shard: str
+    """Name of the shard."""
     start: int
+    """Index of the first record in the shard."""
     end: int
+    """Index after the last record."""
 
     @property
     def records(self) -> int:
@@ -178,6 +183,7 @@ class TaskSpace:
         for shard in self._shards:
             self._first.append(self._first[-1] + -(-shard.records // records_per_task))
         self.tasks_per_epoch = self._first[-1]
+        """Number of tasks of a full epoch; 0 if there are no records."""
         # Records of short last tasks of shards, by index in file order.
         self._short = {
             last - 1: shard.records % records_per_task
@@ -186,6 +192,7 @@ class TaskSpace:
         }
         self._orders: dict[int, tuple[Permutation, list[tuple[int, int]]]] = {}
         self.cut: Task | None
+        """Last task if ``max_steps`` ends the pass within it; None otherwise."""
         self._max_steps = max_steps
         self.extend(epochs)
 

@@ -26,6 +26,7 @@ class RecordTask:
 
     lease: HeldLease
     updates: Updates
+    """Function from an offset in the task to the updates from there on."""
     incarnation: int
     """Incarnation of the servers when the task was leased."""
 

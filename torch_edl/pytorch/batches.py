@@ -58,8 +58,11 @@ class Batches:
             if options.get(name) is not None:
                 raise UsageError(f"{name}: {why}")
         self.data = data
+        """The pass."""
         self.dataset = dataset
+        """The dataset, or the records of data files."""
         self.collate: Any = options.get("collate_fn") or default_collate
+        """Function from a list of samples to a batch."""
         self._indices = indices
         self._options = dict(options)
         self._running: Iterator[Any] | None = None

@@ -78,7 +78,7 @@ def on_step(
 
 
 class ManualAccumulation:
-    """Raises UsageError in a backward that adds to gradients which no optimizer has applied.
+    """Hooks that reject a backward which adds to gradients that no optimizer has applied.
 
     Each batch counts as an update. Gradients that wait for a later step would be lost if a ring
     breaks, and a process that joins would not have them.

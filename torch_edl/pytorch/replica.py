@@ -40,6 +40,7 @@ class State:
     """A replica at one point in time."""
 
     header: dict[str, Any]
+    """JSON values: position, optimizer groups, states of schedulers, and types of the tensors."""
     tensors: dict[str, torch.Tensor]
     """Tensors ``model.NAME`` and ``optimizer.I.PARAMETER.SLOT`` by name."""
     tables: Sequence[tuple[EmbeddingTable, int]] = ()
@@ -71,7 +72,9 @@ class Replica:
         self.optimizers = tuple(optimizers)
         self.stateful = tuple(stateful)
         self.position = Position()
+        """Number of model updates, and position in the data."""
         self.tables = tables_of(model)
+        """Embedding tables of the model."""
 
     @property
     def step(self) -> int:

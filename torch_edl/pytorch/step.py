@@ -48,6 +48,7 @@ class Step:
         self._apart = apart
         self._forward = caller(model)
         self.last_loss = math.nan
+        """Loss of the last minibatch, finite or not; NaN before the first."""
         modules = {name: module for name, module in model.named_modules() if name}
         self._layers = LayerLog(log_layers, list(modules))
         for name in self._layers.watched:

@@ -38,6 +38,7 @@ class UserModel(ABC):
 
     def __init__(self, contract: UserFunctions, config: JobConfig, datasets: Datasets) -> None:
         self.functions = contract
+        """Functions of the model file."""
         self.config = config
         self._callbacks = contract.make_callbacks()
         contract.make_metrics()
@@ -47,6 +48,7 @@ class UserModel(ABC):
         self.feeder = Feeder(
             config, contract.feed, datasets, self._sources, name=contract.named("feed")
         )
+        """Conversion of the records of tasks to minibatches."""
 
     def shards(self) -> list[pb.SourceShard]:
         """Return the shards of the file's ``data_source``; empty without ``data_source``."""

@@ -23,8 +23,11 @@ class Bucket:
     ) -> None:
         length = sum(p.numel() for p in parameters)
         self.flat = torch.zeros(length + extra, dtype=kind[0], device=kind[1])
+        """All numbers of the bucket (n,)."""
         self.extra = self.flat[length:]
+        """View of the numbers after the gradients."""
         self.views: list[torch.Tensor] = []
+        """View of each gradient, in the shape of its parameter."""
         start = 0
         for parameter in parameters:
             self.views.append(self.flat[start : start + parameter.numel()].view(parameter.shape))
@@ -91,6 +94,7 @@ class RunningStatistics:
         ]
         self._saved = [buffer.clone() for buffer in self._buffers]
         self.numel = sum(buffer.numel() for buffer in self._shared)
+        """Number of means and variances."""
 
     @torch.no_grad()
     def save(self) -> None:

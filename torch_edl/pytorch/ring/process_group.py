@@ -55,6 +55,7 @@ class StoreServer:
         listener = socket.create_server((host, 0))
         port = listener.getsockname()[1]
         self.address = f"{host}:{port}"
+        """Address ``host:port`` of the store."""
         self._store = dist.TCPStore(
             host,
             port,

@@ -39,8 +39,11 @@ class DenseTensor:
     """A parameter or buffer of a model that is stored on servers."""
 
     module: nn.Module
+    """Module that owns the tensor."""
     attribute: str
+    """Name of the tensor in the module."""
     group: int
+    """Index of the optimizer's parameter group; negative for frozen parameters and buffers."""
     aliases: list[str] = field(default_factory=list)
     """Other names in the ``state_dict``, for tied weights."""
 

@@ -48,6 +48,7 @@ class ServerRows:
         self._model = model
         self._forward = forward
         self.tables = tables_of(model)
+        """Embedding tables of the model."""
         for module in self.tables:
             if module.local_rows is not None and module.local_rows.loaded:
                 raise UsageError(

@@ -40,6 +40,7 @@ class UserFunctions:
     """
 
     path: str
+    """Path of the model file."""
     model: Callable[[], Any]
     loss: LabelsFirst
     feed: Callable[[Any, str, Any], Any]
@@ -47,6 +48,7 @@ class UserFunctions:
     callbacks: Callable[[], Sequence[Any]] | None
     data_source: Callable[..., Any] | None
     prediction_outputs_processor: Any | None
+    """Function of the outputs of a minibatch, or object with ``process(outputs, worker_id)``."""
     preprocessing: Columns | None
     """Preprocessing of the file, which may have to be fitted before training; None: none."""
 
