@@ -105,7 +105,7 @@ class DismissedError(EdlError):
     """The job continues without this process, or is over.
 
     Args:
-        last: no other process has the model.
+        last: True if no other process has the model.
     """
 
     def __init__(self, text: str, *, last: bool = False) -> None:

@@ -112,7 +112,8 @@ class Ring:
 
     @property
     def model_lost(self) -> bool:
-        """True if neither a waiting worker nor one at the end of its script has the model."""
+        """True if the previous ring's model is lost: neither a waiting worker nor one at the end of
+        its script has it."""
         lost = not self._reserve and not any(a.survivor for a in self._asked.values())
         return self.current is not None and lost
 

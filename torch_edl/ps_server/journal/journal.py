@@ -249,7 +249,7 @@ class Journal:
 
     @property
     def is_slow(self) -> bool:
-        """See :attr:`torch_edl.ps_server.records.Sink.is_slow`."""
+        """True with ``fsync`` ``always``; see :attr:`torch_edl.ps_server.records.Sink.is_slow`."""
         return self._fsync == "always"
 
     def wait_durable(self, sequence: int) -> None:

@@ -368,8 +368,7 @@ class SegmentWriter:
         self.size = at
 
     def _cut(self) -> None:
-        """Remove what a failed write left; it is repeated until it succeeds, before the next
-        write."""
+        """Truncate what a failed write left. If that fails, the next write first tries again."""
         self._torn = True
         os.ftruncate(self._fd, self.size)
         self._torn = False

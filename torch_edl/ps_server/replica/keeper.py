@@ -178,8 +178,8 @@ class ReplicaKeeper:
         return self._journal is not None and self._journal.last >= self._newest
 
     def _admit(self, owner: pb.ReplicaOwner) -> None:
-        """Raise StaleIncarnationError if a later server has the shard. A newer server that did not
-        take over the replica makes it void."""
+        """Raise StaleIncarnationError if a later server has the shard. Drop the replica of an
+        earlier server that this one did not take over."""
         self._require_shard(owner)
         if owner.incarnation > self._writer:
             self._drop()

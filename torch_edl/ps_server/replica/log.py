@@ -289,7 +289,7 @@ class ReplicaLog:
             return self._last
 
     is_slow = True
-    """See :attr:`torch_edl.ps_server.records.Sink.is_slow`."""
+    """True: :meth:`wait_durable` waits for the peer."""
 
     def wait_durable(self, sequence: int) -> None:
         """Wait for durability, see :meth:`torch_edl.ps_server.records.Sink.wait_durable`."""

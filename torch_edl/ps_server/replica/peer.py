@@ -101,7 +101,7 @@ class ReplicaPeer:
         return True
 
     def call(self, stub: PserverStub, request: Message | Framed) -> Framed:
-        """Call the peer, unless it has changed; without ``condition``.
+        """Call the peer, unless it has changed; called without ``condition``.
 
         Args:
             request: a message, or one with frames.
@@ -125,8 +125,8 @@ class ReplicaPeer:
             raise PeerGoneError("there is another peer") from None
 
     def after(self, heard: int) -> tuple[PserverStub, int]:
-        """Wait for the next answer of the master after number ``heard``. Returns the peer that it
-        names, and its number; without ``condition``.
+        """Wait for an answer of the master after the first ``heard`` ones. Returns the peer that it
+        names, and the number of answers so far; called without ``condition``.
 
         Raises:
             StateLostError: the master names no peer.
