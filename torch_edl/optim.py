@@ -124,7 +124,7 @@ def _leader(
     linear.add_(grad).addcmul_(after - before, weight, value=-1 / lr)
     curvature = after.add_(group["beta"]).div_(lr).add_(2 * group["l2"])
     shrunk = linear - linear.clamp(-group["l1"], group["l1"])
-    # Where nothing was accumulated the quotient is 0 / 0; such a weight has no gradient and is 0.
+    # Where nothing was accumulated the quotient is 0 / 0. Such a weight never had a gradient: 0.
     return torch.where(shrunk == 0, torch.zeros_like(shrunk), -shrunk / curvature)
 
 

@@ -65,7 +65,7 @@ def _columns(path: str, module: ModuleType) -> Columns | None:
     Raises:
         ContractError: the file has several objects with preprocessing.
     """
-    # The module is imported only if the file uses it, since it imports pyarrow.
+    # A file with preprocessing has imported this module; importing it here would load pyarrow.
     library = sys.modules.get("torch_edl.preprocessing")
     if library is None:
         return None

@@ -26,7 +26,7 @@ MIN_CACHED_BYTES = 1 << 20
 """Minimum size of a file with a cached index. Scanning a smaller file is as fast as reading an
 index."""
 
-_INDEX_VERSION = 5  # increased whenever indexes of an older version are not valid any longer
+_INDEX_VERSION = 5  # increased when a change makes existing indexes invalid
 
 
 @dataclass(frozen=True)
