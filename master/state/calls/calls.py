@@ -349,8 +349,7 @@ class Calls:
         job, ring, member = self._job, self._job.ring.ring, self._job.members.get(request.worker_id)
         if member is None:
             return pb.JoinRingResponse(leave=True)
-        # Other members may have died since the worker was asked to leave. The last one with the
-        # model passes it on to waiting workers before it leaves.
+        # The last member with the model passes it on to waiting workers before it leaves.
         if member.draining and job.ring.may_drain(member.id):
             self._leave(member, now, finished=False)
             return pb.JoinRingResponse(leave=True)
@@ -386,11 +385,9 @@ class Calls:
     def report_checkpoint(
         self, request: pb.ReportCheckpointRequest, now: float
     ) -> pb.ReportCheckpointResponse:
-        """Record a checkpoint that rank 0 of the newest ring committed.
-
-        Its ring does not matter: rank 0 has been in every ring since it joined. The checkpoint of a
-        former rank 0 is rejected: it may be older than the newest one, and removed.
-        """
+        """Record a checkpoint, of this or an earlier ring, if the worker is rank 0 of the newest
+        ring. That of a former rank 0 is rejected: it may be older than the newest one, and
+        removed."""
         job = self._job
         over = job.lifecycle.outcome is not None
         accepted = job.workload.members_save and job.ring.leads(request.worker_id) and not over
