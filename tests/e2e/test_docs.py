@@ -185,7 +185,8 @@ def test_what_a_document_names_is_there(path: Path) -> None:
     # Scripts take torchrun's options.
     known.update(get_args_parser()._option_string_actions)
     known.update({"--help-torchrun", "--nproc"})  # --nproc_per_node, as far as it matches below
-    known.update({"--no-deps", "--wheel-dir"})  # of pip
+    # Options of pip.
+    known.update({"--no-build-isolation", "--no-deps", "--quiet", "--target", "--wheel-dir"})
     # Options of etcd.
     known.update({"--auto-compaction-retention", "--data-dir", "--max-request-bytes"})
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", _no_comments(text))) <= known

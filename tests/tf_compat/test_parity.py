@@ -51,6 +51,9 @@ from torch_edl.wire import master_pb2 as pb
 __all__ = ["start_servers"]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+# Adam divides a gradient by its own size: a unit whose gradient is near the noise of rounding moves
+# by that noise, which depends on the processor (1.3e-5 in 200 steps of MNIST on an AMD EPYC).
+VALUES = 5e-5
 STEPS, BATCH, IDS = 200, 32, 300
 Start = Callable[..., list[pb.Server]]
 
@@ -205,7 +208,7 @@ def test_both_frameworks_learn_the_same(
     np.testing.assert_allclose(losses, wanted, rtol=0, atol=1e-5)
     moved = theirs.values()
     for label, value in ours.values().items():
-        np.testing.assert_allclose(value, moved[label], rtol=0, atol=1e-5, err_msg=label)
+        np.testing.assert_allclose(value, moved[label], rtol=0, atol=VALUES, err_msg=label)
     assert max(abs(moved[label] - value).max() for label, value in begin.items()) > 0.001
     theirs.engine.close()
     ours.engine.close()

@@ -319,8 +319,8 @@ def feed(records, mode, metadata):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("", "", r"returned Net without variables, .* net\(tf.zeros\("),
-        ("return Net()", "return 3", r"model returned int, expected a keras.Model; for example"),
+        ("", "", r"returned a model without variables, (?s:.)* net\(tf.zeros\("),
+        ("return Net()", "return 3", r"forward returned int, expected a keras.Model; for example"),
         ("optimizer():", "optimizer(params):", r"optimizer\(params\) does not take 0 arguments"),
         ("def loss", "def lost", r"no function 'loss': add for example:\n .*tf.reduce_mean"),
     ],

@@ -177,6 +177,7 @@ def _of_job(named: str, option: str) -> Path | None:
 
 def _expand_data(config: JobConfig) -> DataConfig:
     from torch_edl.data.sources import check_source, expand
+    from torch_edl.data.sources.kinds import formats
 
     data = config.data
     wanted = {"train": data.train, "evaluate": data.eval, "predict": data.predict}[config.kind]
@@ -192,6 +193,8 @@ def _expand_data(config: JobConfig) -> DataConfig:
         except UsageError as error:
             raise UsageError(f"{option} {error}") from error
 
+    if data.format not in ("auto", *formats()):
+        raise UsageError(f"--format {data.format}: choose one of auto, {', '.join(formats())}")
     check_streams(data)
     train = files(data.train)
     if data.streams:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -36,6 +37,10 @@ job = torch_edl.init()
 model = Clicks()
 optimizer = torch.optim.Adagrad(model.parameters(), lr=0.5)
 job.prepare(model, optimizer)
+# A rank that joins after the first loop would validate another model than the rank before it.
+(out / f"joined-{job.rank}").touch()
+while len(list(out.glob("joined-*"))) < 2:
+    time.sleep(0.1)
 losses: list[float] = []
 for _ in range(epochs):
     model.train()

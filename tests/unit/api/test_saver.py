@@ -105,7 +105,7 @@ from torch_edl.config import CheckpointConfig
 from torch_edl.config import JobConfig
 from torch_edl.pytorch.replica import Replica
 from torch_edl.engine.ring.engine import RingEngine
-from torch_edl.pytorch.ring.replicated import TorchModel
+from torch_edl.pytorch.ring.replicated import ReplicatedTorchModel
 from torch_edl.api.job import Job
 from torch_edl.api.saver import Saver
 
@@ -128,7 +128,8 @@ seal, prune = layout.seal, layout.prune
 layout.seal = lambda *given: reach("before the manifest") or seal(*given)
 layout.prune = lambda *given: reach("after the report") or prune(*given)
 model = nn.Linear(2, 2)
-engine = RingEngine(TorchModel(Replica(model, [torch.optim.SGD(model.parameters(), lr=1.0)])), None)
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+engine = RingEngine(ReplicatedTorchModel(Replica(model, [optimizer])), None)
 engine.replica.position.step = 2
 Saver(CheckpointConfig(dir=root, keep=1, resume=True), Rendezvous()).save_last(engine)
 """

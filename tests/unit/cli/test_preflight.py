@@ -100,10 +100,6 @@ def test_a_source_of_the_users_needs_no_files(check: Check, model_file: Path) ->
     assert check(data="table://x").data.train == ("table://x",)
 
 
-def test_evaluation_data_needs_metrics(check: Check, csv_file: Path) -> None:
-    assert "no function 'eval_metrics_fn'" in refused(check, "--eval-data", csv_file)
-
-
 def test_output_must_be_free_empty_or_ours(check: Check, tmp_path: Path) -> None:
     check("--output", tmp_path / "a" / "b")
     (tmp_path / "empty").mkdir()

@@ -229,7 +229,7 @@ def test_a_wrong_token_is_told(
     raw = json.loads(job.master_file.read_text())
     job.master_file.write_text(json.dumps({**raw, "token": "other"}))
     assert main(["scale", job.name, "--workers", "2"]) == 2
-    assert "wrong or missing job token" in capsys.readouterr().err
+    assert "is not of TORCH_EDL_TOKEN" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["stop"], ["scale", "--workers", "2"]])

@@ -88,9 +88,7 @@ def check_source(path: str, *, format: str = "auto") -> None:
     if is_other(path):
         url_type(path).check(path)
     elif not objects.is_url(path):
-        found = _format(path, format)
-        if found not in formats():
-            raise UsageError(f"--format {found}: choose one of auto, {', '.join(formats())}")
+        _format(path, format)
 
 
 def _format(path: str, format: str) -> str:

@@ -14,7 +14,7 @@ from torch_edl.errors import DataError, UsageError
 from torch_edl.interfaces import ENDLESS
 from torch_edl.plugins.kafka import source as module
 from torch_edl.plugins.kafka.name import ENV_CONFIG, parse, properties
-from torch_edl.plugins.kafka.source import stream_offsets
+from torch_edl.plugins.kafka.source import KafkaSource
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_a_topic_has_a_source_for_each_partition(kafka: Kafka) -> None:
     assert open_source(names[2]).read(18, 20) == [b"18", b"19"]
     with pytest.raises(UsageError, match="a source is one partition"):
         open_source(url)
-    assert stream_offsets([url]) == {f"{url}/{n}": (0, n * 10) for n in range(3)}
+    assert KafkaSource.offsets([url]) == {f"{url}/{n}": (0, n * 10) for n in range(3)}
 
 
 def test_a_topic_that_is_not_there_is_named(kafka: Kafka) -> None:
@@ -123,7 +123,7 @@ def test_what_the_brokers_removed(kafka: Kafka) -> None:
     """A partition of this broker keeps 5 MB."""
     kafka.produce("removed", 0, (b"%d" % n + b" " * 900_000 for n in range(12)))
     url = kafka.url("removed")
-    ((first, end),) = stream_offsets([url]).values()
+    ((first, end),) = KafkaSource.offsets([url]).values()
     assert first > 0
     assert end == 12
     message = f"the offsets 0 to {first - 1} were removed before they were read"

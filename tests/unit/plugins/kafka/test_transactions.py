@@ -9,7 +9,7 @@ import pytest
 from tests.tansu_server import Tansu
 from torch_edl.data.sources import open_source, parts
 from torch_edl.errors import DataError
-from torch_edl.plugins.kafka.source import stream_offsets
+from torch_edl.plugins.kafka.source import KafkaSource
 
 SIZES = [5, 1, 1, 3, 40]
 COUNT = sum(SIZES)
@@ -29,7 +29,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.mark.parametrize("size", [1, 2, 7, 30, END])
 def test_each_message_is_in_one_range(url: str, size: int) -> None:
-    assert stream_offsets([url]) == {f"{url}/0": (0, END)}
+    assert KafkaSource.offsets([url]) == {f"{url}/0": (0, END)}
     source = open_source(f"{url}/0")
     found = [source.read(start, min(start + size, END)) for start in range(0, END, size)]
     assert [int(value) for part in found for value in part] == list(range(COUNT))
