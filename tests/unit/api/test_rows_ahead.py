@@ -104,7 +104,7 @@ def test_a_server_dies_with_a_pull_ahead(
     """Without checkpoints everything begins again; else the model is that of the checkpoint. What
     was pulled from the servers before is of another incarnation, and is not used."""
     kept = {"checkpoint_dir": str(tmp_path / "kept"), "checkpoint_every": every} if every else {}
-    master = start(**kept)
+    master = start(staleness=1, **kept)
     job, model, optimizer, loader = prepared()
     steps, is_killed = 0, False
 

@@ -357,7 +357,7 @@ def test_a_prefetcher_that_is_stopped_prepares_nothing_any_more() -> None:
     started, never = threading.Event(), threading.Event()
 
     class Leases:
-        incarnation = 0
+        incarnation = epochs = 0
 
         def lease(self, want: int, ahead: int) -> pb.LeaseResponse:
             leases = [pb.LeaseMessage(kind=pb.TASK_TRAIN)]

@@ -23,7 +23,7 @@ from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import pserver_pb2 as ps
 from torch_edl.wire.channel import Stub
 
-me = int(sys.argv[2])
+me = int(sys.argv[sys.argv.index("--id") + 1])
 folder = Path(os.environ["SCRIPT"])
 plans = json.loads((folder / "plan.json").read_text())
 plan = plans.get(str(me), plans.get("*", {}))
