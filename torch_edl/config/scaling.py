@@ -11,10 +11,10 @@ _MOST_SERVERS = 1_000
 
 
 def check_servers(config: JobConfig, servers: int, *, strategy: str = "") -> None:
-    """Raises UsageError if a running job cannot have so many parameter servers.
+    """Raise UsageError if a running job cannot have this number of parameter servers.
 
     Args:
-        strategy: that the master has chosen; empty: it is not known yet.
+        strategy: the strategy that the master has chosen; empty if it is not chosen yet.
     """
     wanted = f"--ps {servers}"
     if not config.trains:

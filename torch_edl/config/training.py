@@ -110,8 +110,8 @@ class TrainConfig(Checked):
         "--early-stop METRIC:PATIENCE",
         "stop after PATIENCE epochs without a better METRIC",
     )
-    """Of the evaluation. What has loss or error in its name is better if it is lower, and all else
-    if it is higher; ``METRIC:PATIENCE:min`` and ``:max`` say so."""
+    """The metric is one of the evaluation. A lower value is better if the name contains loss or
+    error, otherwise a higher one; ``METRIC:PATIENCE:min`` and ``:max`` select either."""
     on_nan: str = _train_option(
         "stop",
         "--on-nan stop|skip",
@@ -190,5 +190,5 @@ class EarlyStop:
         return found
 
     def is_due(self, values: Sequence[float]) -> bool:
-        """Whether so many of the last values are no better than the best one before them."""
+        """Return True if the last ``patience`` values are no better than the best one before."""
         return len(values) - 1 - self.best(values) >= self.patience

@@ -4,6 +4,8 @@ The training loop (:mod:`torch_edl.training.loop`) gives the minibatches of each
 the user's script, or the functions of a model file. The engine never runs the body. The loop tells
 the engine when an update begins and ends, and a hook of the engine on the optimizer takes the
 gradients when the body calls ``step``. The same body therefore runs on all engines:
+
+====================  ==========================  ==========================  =====================
 call                  :class:`LocalEngine`        :class:`ServersEngine`      :class:`RingEngine`
 ====================  ==========================  ==========================  =====================
 ``begin``             nothing                     loads what was pulled       arms the reduction

@@ -64,7 +64,7 @@ class WorkerStatus:
     stacks_number: int = 0
     """The number of the newest request for stacks."""
     epochs_heard: int = 0
-    """Ends of epochs that the worker has heard of."""
+    """Number of ends of epochs that the worker was informed of."""
     _values: dict[str, list[Any]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Protects ``_values``, which the heartbeat thread reads."""

@@ -285,7 +285,6 @@ class RingEngine:
 
         Returns:
             The results; None if they are not wanted.
-            None if it was not wanted any more.
         """
         while wanted():
             membership = self.membership
