@@ -1,4 +1,4 @@
-"""What other packages can add to torch-edl: kinds of data, and stores of the master's state.
+"""What other packages can add to torch-edl: kinds of data, stores of the master's state, and verbs.
 
 A package names its object under an entry point, and ``pip install`` does the rest::
 
@@ -9,7 +9,15 @@ A package names its object under an entry point, and ``pip install`` does the re
     [project.entry-points."torch_edl.stores"]
     "consul" = "my_package:open_store"    # --store consul://...
 
-``docs/extending.md`` shows a source in 30 lines. An object is imported when its name is used.
+    [project.entry-points."torch_edl.commands"]
+    "plot" = "my_package:add_parser"      # torch-edl plot
+
+A verb is a function ``add_parser(commands)`` that calls ``commands.add_parser("plot", help=...)``
+of argparse, adds the options, and sets the default ``runs="my_package.plot"``: the full name of a
+function that takes the parsed arguments and returns the exit code.
+
+``docs/extending.md`` shows a source in 30 lines. An object is imported when its name is used;
+the function of a verb is imported by each command.
 """
 
 from __future__ import annotations

@@ -52,8 +52,8 @@ def _run(argv: list[str]) -> int:
         args = parse(argv)
         # Imported by name, so that `status` does not import pyarrow, and `--help` does not import
         # gRPC.
-        module, _, function = args.runs.partition(".")
-        run = getattr(importlib.import_module(f"torch_edl.cli.{module}"), function)
+        module, _, function = args.runs.rpartition(".")
+        run = getattr(importlib.import_module(module), function)
         try:
             code: int = run(args)
         except UsageError as error:

@@ -71,37 +71,3 @@ On a cluster, the objects of the jobs are removed, with the pods that have their
 checkpoints and outputs are never removed. On this machine, each job that starts removes the
 folders of jobs that ended at least {KEEP_DAYS:g} days ago, and all but the {KEEP_JOBS} newest.
 """
-
-CHAOS = """\
-examples:
-  torch-edl chaos digits --kill worker=2,ps=1 --every 3s --for 60s
-      20 rounds; in each, two workers and a server die at random moments
-
-  torch-edl chaos digits --kill master=1 --pause worker=1:5s --every 20s --seed 7
-      a master dies and a worker hangs for five seconds, every 20 seconds
-
-  torch-edl chaos digits --plan storm.toml --wait
-      the faults of a file; the verdict comes when the job has ended
-
-A plan has faults that happen in each round, or once to several processes together:
-  seed = 7
-  for = "60s"
-  [[fault]]
-  kill = "worker=2,ps=1"
-  every = "3s"
-  [[fault]]
-  kill = "ps=1,master=1"
-  at = "10s"
-  [[fault]]
-  pause = "worker=1:5s"
-  at = "20s"
-
-Only processes of this job on this machine are reached, or the pods of a job on a cluster, which
-are deleted, and cannot be paused. Equal seeds choose equal times, and equal
-processes among equal ones. Ctrl-C ends the faults, lets paused processes continue, and leaves the
-job alone. The job lists the faults among its events.
-
-The verdict says what was rolled back, how long training stalled, and whether the promise held:
-nothing is lost that the set-up of the job promises to keep, and the job goes on. Exit code: 0 the
-promise held, 1 it did not.
-"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from rich_argparse import RawDescriptionRichHelpFormatter
 
@@ -14,6 +14,7 @@ from torch_edl.cli import config_file, epilogs
 from torch_edl.cli import job_lookup as which
 from torch_edl.cli.options import add_option, add_options, whole, worker_range
 from torch_edl.cli.script_arguments import script_words
+from torch_edl.config import extensions
 from torch_edl.errors import UsageError
 
 _OF_MODEL_FILE = ("run", "evaluate", "predict")
@@ -74,8 +75,8 @@ def plain(message: str) -> str:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of all verbs; ``args.runs`` names a module of this package and its
-    function."""
+    """Return the parser of all verbs, with those of plugins; ``args.runs`` is the full name of the
+    function that runs the verb."""
     parser = _Parser(
         prog="torch-edl",
         description="Train PyTorch and Keras models on an elastic set of processes.",
@@ -87,7 +88,7 @@ def build_parser() -> argparse.ArgumentParser:
     def verb(name: str, runs: str, line: str, *, epilog: str = "") -> argparse.ArgumentParser:
         page = verbs.add_parser(name, help=line, description=line[0].upper() + line[1:] + ".")
         page.epilog = epilog or None
-        page.set_defaults(runs=runs)
+        page.set_defaults(runs=f"torch_edl.cli.{runs}")
         return page
 
     def of_model_file(
@@ -208,28 +209,6 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_option(proceed, "--summary FILE", "write a JSON report to FILE", default="")
 
-    chaos = verb(
-        "chaos",
-        "chaos.main",
-        "kill and pause processes of a running job, to test its set-up",
-        epilog=epilogs.CHAOS,
-    )
-    chaos.add_argument("job", metavar="JOB", help="name of the job")
-    several: dict[str, Any] = {"action": "append", "default": []}
-    text = "kill N of worker, spare, ps and master in each round"
-    add_option(chaos, "--kill ROLE=N,...", text, **several)
-    text = "processes to pause in each round, and how long"
-    add_option(chaos, "--pause ROLE=N:TIME,...", text, **several)
-    add_option(chaos, "--every TIME", "length of a round (default: 3s)")
-    add_option(chaos, "--for TIME", "length of all rounds (default: 60s)", dest="storm_for")
-    add_option(chaos, "--seed N", "choose other times and processes (default: 0)", type=whole)
-    text = "how processes are killed (default: KILL)"
-    add_option(chaos, "--signal KILL|TERM", text, choices=("KILL", "TERM"))
-    add_option(chaos, "--plan FILE", "a TOML file with faults, instead of --kill and --pause")
-    add_option(chaos, "--wait", "wait for the end of the job before the verdict")
-    add_option(chaos, "--json", "print the verdict as JSON")
-    which.add_options(chaos)
-
     stop = verb(
         "stop",
         "control.stop",
@@ -263,6 +242,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     attach.epilog = "Ctrl-C leaves the job alone."
     which.add_options(attach, only_cluster=True)
+
+    for name in extensions.installed(extensions.COMMANDS):
+        extensions.load(extensions.COMMANDS, name, f"torch-edl {name}")(verbs)
     return parser
 
 
@@ -282,7 +264,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
         run = _verbs(parser)["run"]
         words = script_words(argv[1:], run)
         if words is not None:
-            return argparse.Namespace(verb="script", runs="script.main", words=words, places={})
+            return argparse.Namespace(
+                verb="script", runs="torch_edl.cli.script.main", words=words, places={}
+            )
     model_args: list[str] = []
     if "--" in argv:
         cut = argv.index("--")

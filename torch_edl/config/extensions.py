@@ -10,6 +10,8 @@ from torch_edl.errors import UsageError
 
 SOURCES = "torch_edl.sources"
 """Kinds of data; see :class:`torch_edl.interfaces.Source`."""
+COMMANDS = "torch_edl.commands"
+"""Verbs of the command line; see :mod:`torch_edl.interfaces`."""
 STORES = "torch_edl.stores"
 """Stores of the master's state; see :class:`torch_edl.interfaces.Store`."""
 

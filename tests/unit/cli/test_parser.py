@@ -3,10 +3,10 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from torch_edl.cli import chaos
 from torch_edl.cli.parser import build_parser, parse
 from torch_edl.errors import UsageError
 
@@ -100,8 +100,26 @@ def test_the_parser_needs_neither_torch_nor_grpc() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_faults_that_are_named_one_by_one_all_happen() -> None:
-    words = "chaos j --kill worker=1 --kill ps=2,master=1 --pause worker=1:1s --pause ps=1:1s"
-    plan = chaos._plan(parse(words.split()))
-    assert plan.roles(killed=True) == {"worker": 1, "ps": 2, "master": 1}
-    assert plan.roles(killed=False) == {"worker": 1, "ps": 1}
+def test_an_installed_package_adds_a_verb(tmp_path: Path) -> None:
+    (tmp_path / "hello.py").write_text(
+        "def add_parser(commands):\n"
+        "    page = commands.add_parser('hello', help='greet somebody')\n"
+        "    page.add_argument('name')\n"
+        "    page.set_defaults(runs='hello.main')\n"
+        "def main(args):\n"
+        "    print('hello', args.name)\n"
+        "    return 7\n"
+    )
+    info = tmp_path / "hello-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: hello\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[torch_edl.commands]\nhello = hello:add_parser\n")
+
+    def edl(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "torch_edl.cli", *words]
+        env = {"PYTHONPATH": str(tmp_path), "PATH": ""}
+        return subprocess.run(command, env=env, capture_output=True, text=True)
+
+    done = edl("hello", "you")
+    assert (done.stdout, done.returncode) == ("hello you\n", 7)
+    assert "greet somebody" in edl("--help").stdout

@@ -12,9 +12,6 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from torch_edl.chaos.plan import StormPlan
-from torch_edl.chaos.site import EXITED
-from torch_edl.chaos.storm import Blow, Target
 from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
 from torch_edl.kubernetes import names
@@ -23,6 +20,9 @@ from torch_edl.kubernetes.pod_state import PodState
 from torch_edl.kubernetes.watch import Change, PodGone, PodSeen, PodWatch
 from torch_edl.launch.jobs.calls import CALL_TIMEOUT_S, refused
 from torch_edl.launch.jobs.cluster_job import ClusterJob, MasterConnection
+from torch_edl.plugins.chaos.plan import StormPlan
+from torch_edl.plugins.chaos.site import EXITED
+from torch_edl.plugins.chaos.storm import Blow, Target
 from torch_edl.wire import master_pb2 as pb
 
 # Seconds between two looks at the Job.
@@ -31,7 +31,7 @@ _LISTED_S = 60.0
 
 
 class ClusterSite:
-    """Implements :class:`torch_edl.chaos.site.Site` for a job in pods.
+    """Implements :class:`torch_edl.plugins.chaos.site.Site` for a job in pods.
 
     SIGKILL becomes a deletion without a grace period, SIGTERM one with the grace period of the pod.
 

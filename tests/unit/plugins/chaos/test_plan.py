@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from torch_edl.chaos.plan import Fault, StormPlan, duration, faults, read
 from torch_edl.errors import UsageError
+from torch_edl.plugins.chaos.plan import Fault, StormPlan, duration, faults, read
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from torch_edl.chaos.plan import StormPlan
-from torch_edl.chaos.promise import restraint, risks
-from torch_edl.chaos.site import EXITED, Site
-from torch_edl.chaos.storm import Blow, Storm, Target
-from torch_edl.chaos.verdict import StatusWatch, Verdict
 from torch_edl.errors import EdlError, UsageError
 from torch_edl.launch.jobs.folder import ENDED
+from torch_edl.plugins.chaos.plan import StormPlan
+from torch_edl.plugins.chaos.promise import restraint, risks
+from torch_edl.plugins.chaos.site import EXITED, Site
+from torch_edl.plugins.chaos.storm import Blow, Storm, Target
+from torch_edl.plugins.chaos.verdict import StatusWatch, Verdict
 from torch_edl.wire import master_pb2 as pb
 
 _LOOK_S = 0.25

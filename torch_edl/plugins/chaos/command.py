@@ -10,15 +10,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from torch_edl.chaos.plan import StormPlan, duration, faults, read
-from torch_edl.chaos.run import Chaos
-from torch_edl.chaos.site import Site
-from torch_edl.chaos.verdict import STALL_S, Gaps, Verdict
 from torch_edl.cli import job_lookup as which
 from torch_edl.cli.progress import duration as clock
 from torch_edl.cli.terminal import stderr, stdout
 from torch_edl.errors import UsageError
 from torch_edl.launch.jobs import catalog
+from torch_edl.plugins.chaos.plan import StormPlan, duration, faults, read
+from torch_edl.plugins.chaos.run import Chaos
+from torch_edl.plugins.chaos.site import Site
+from torch_edl.plugins.chaos.verdict import STALL_S, Gaps, Verdict
 from torch_edl.processes.signals import StopSignals
 
 if TYPE_CHECKING:
@@ -60,13 +60,13 @@ def main(args: argparse.Namespace) -> int:
 def _site(args: argparse.Namespace, plan: StormPlan) -> Site:
     """Return the site of the job: this machine or a cluster."""
     if not which.on_cluster(args):
-        from torch_edl.chaos.machine import MachineSite
+        from torch_edl.plugins.chaos.machine import MachineSite
 
         return MachineSite(catalog.find(args.job))
     # Imported here: the Kubernetes client is slow to import and belongs to an extra.
-    from torch_edl.chaos.cluster import ClusterSite
     from torch_edl.kubernetes.api import Api
     from torch_edl.launch.jobs import cluster_job
+    from torch_edl.plugins.chaos.cluster import ClusterSite
 
     api = Api.of_kubeconfig(context=args.context, namespace=args.namespace)
     return ClusterSite(cluster_job.find(api, args.job), plan)

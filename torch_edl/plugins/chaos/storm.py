@@ -8,7 +8,7 @@ import signal
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from torch_edl.chaos.plan import Fault, StormPlan
+from torch_edl.plugins.chaos.plan import Fault, StormPlan
 
 # Seconds that a due fault waits for a process to strike.
 _PATIENCE_S = 10.0

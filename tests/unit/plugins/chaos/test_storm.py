@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import signal
 
-from torch_edl.chaos.plan import Fault, StormPlan
-from torch_edl.chaos.storm import Blow, Storm, Target, strikes
+from torch_edl.plugins.chaos.plan import Fault, StormPlan
+from torch_edl.plugins.chaos.storm import Blow, Storm, Target, strikes
 
 WORKERS = [Target("worker", n, 100 + n) for n in range(3)]
 SERVERS = [Target("ps", n, 200 + n) for n in range(2)]

@@ -7,19 +7,19 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from torch_edl.chaos.site import EXITED
-from torch_edl.chaos.storm import Blow, Target
-from torch_edl.chaos.targets import Processes
 from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
 from torch_edl.launch.jobs import calls
 from torch_edl.launch.jobs.folder import ENDED, JobFolder, MasterAddress
 from torch_edl.launch.jobs.status import report
+from torch_edl.plugins.chaos.site import EXITED
+from torch_edl.plugins.chaos.storm import Blow, Target
+from torch_edl.plugins.chaos.targets import Processes
 from torch_edl.wire import master_pb2 as pb
 
 
 class MachineSite:
-    """Implements :class:`torch_edl.chaos.site.Site` for a job on this machine.
+    """Implements :class:`torch_edl.plugins.chaos.site.Site` for a job on this machine.
 
     Raises:
         UsageError: the job does not run on this machine.

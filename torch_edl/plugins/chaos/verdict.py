@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch_edl.chaos.storm import Blow
+from torch_edl.plugins.chaos.storm import Blow
 from torch_edl.wire import master_pb2 as pb
 
 # Seconds without progress above which a stall is counted; workers report each second.

@@ -8,9 +8,9 @@ import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from torch_edl.chaos.site import EXITED
-from torch_edl.chaos.storm import Target
 from torch_edl.config.environment import ENV_TOKEN
+from torch_edl.plugins.chaos.site import EXITED
+from torch_edl.plugins.chaos.storm import Target
 from torch_edl.wire import master_pb2 as pb
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch_edl.chaos.plan import StormPlan
 from torch_edl.config import JobConfig
+from torch_edl.plugins.chaos.plan import StormPlan
 from torch_edl.wire import master_pb2 as pb
 
 

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from google.protobuf.message import Message
 
-from torch_edl.chaos.storm import Blow, Target
 from torch_edl.config import JobConfig
+from torch_edl.plugins.chaos.storm import Blow, Target
 from torch_edl.wire import master_pb2 as pb
 
 EXITED = "exited"
