@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,9 @@ def main() -> None:
     first.cut_off()
     name.write_text(f"{second.address} {_NAME}\n")
     os.write(go_on, b".")
-    os.waitpid(client, 0)
+    _, status = os.waitpid(client, 0)
     shutil.rmtree(_DOORS)
+    sys.exit(os.waitstatus_to_exitcode(status))
 
 
 def _own_file(path: str, text: str) -> Path:
@@ -74,11 +76,14 @@ def _start(
 
         try:
             program(address, pause)
-        finally:
-            sys.stdout.flush()
-            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        sys.stdout.flush()
+        os._exit(0)
     os.close(said)
-    os.read(ready, 1)
+    if not os.read(ready, 1):
+        sys.exit("a process ended before it was ready")
     return pid, tell
 
 
@@ -104,12 +109,12 @@ def _serve(address: str, pause: Callable[[], None]) -> None:
     data = DataServer(
         {"pull": never}, endpoint=f"tcp://{address}:{_DATA_PORT}", token=_TOKEN, threads=2
     )
-    door = Door(f"tls://{address}", _TOKEN)
+    door = Door(address, _TOKEN)
     (_DOORS / address).write_text(door.address)
     streams: list[Any] = []
 
     def welcome() -> None:
-        streams.append(door.welcome(door.accept(), 60))
+        streams.append(door.welcome(door.accept()[0], 60))
 
     threading.Thread(target=welcome, daemon=True).start()
     pause()
