@@ -7,7 +7,7 @@ import random
 import pytest
 
 from master.state.work.tasks import TaskQueue
-from tests.unit.master.ring_world import SHARDS, World, made_from
+from tests.unit.master.ring.ring_world import SHARDS, World, made_from
 from torch_edl.data.task_space import TaskSpace
 from torch_edl.errors import UsageError
 from torch_edl.tables.watermarks import Watermarks

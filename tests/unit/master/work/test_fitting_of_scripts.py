@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from master.state.actions import KeepPreprocessing, PreprocessingKept
-from tests.unit.master import script_on_servers_world as on_servers
-from tests.unit.master.script_world import World
+from tests.unit.master.scripts import script_on_servers_world as on_servers
+from tests.unit.master.scripts.script_world import World
 from torch_edl.preprocessing import Columns, column
 from torch_edl.wire import master_pb2 as pb
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from master.state.lifecycle import RETURN_WITHIN_S
-from tests.unit.master.script_world import TIMEOUT_S, World
+from tests.unit.master.scripts.script_world import TIMEOUT_S, World
 from torch_edl.config import Experiment
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb

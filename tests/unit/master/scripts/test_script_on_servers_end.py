@@ -6,7 +6,7 @@ import json
 
 from master.state.actions import Flush, SaveServers
 from master.state.job.restart import to_state
-from tests.unit.master.script_on_servers_world import (
+from tests.unit.master.scripts.script_on_servers_world import (
     DRAIN,
     FINISHED,
     SMALL,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.master.script_on_servers_world import (
+from tests.unit.master.scripts.script_on_servers_world import (
     CHANGED,
     DRAIN,
     SMALL,

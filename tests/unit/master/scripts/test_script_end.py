@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.master.script_world import TIMEOUT_S, World
+from tests.unit.master.scripts.script_world import TIMEOUT_S, World
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 

@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 from master.runtime.store.sqlite import SqliteStore
-from tests.unit.master.master_process import TOKEN, Master, alive, every_record, kept
+from tests.unit.master.runtime.master_process import TOKEN, Master, alive, every_record, kept
 from tests.waiting import HANG_S, wait_for
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.claim import Claim
