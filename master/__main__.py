@@ -36,7 +36,6 @@ from master.runtime.platform import Machine, Platform
 from master.runtime.scan import scan
 from master.runtime.service import Service
 from master.runtime.store.lock import Lock
-from master.runtime.store.sqlite import SqliteStore
 from master.runtime.stream_watch import StreamWatch
 from master.state.actions import Saved
 from master.state.job.job import Job
@@ -121,7 +120,7 @@ def _run_once(
             raise UsageError(f"{ENV_TOKEN} is not set: start jobs with torch-edl run")
         # A restarted master waits for disk space, as its workers do.
         goes_on = folder.master_file.exists()
-        lock = _with_room(lambda: _open(config, folder, place.store_key(name)), stop, waits=goes_on)
+        lock = _with_room(lambda: _open(config, folder, place), stop, waits=goes_on)
         left = persistence.left_behind(lock.store, token)
         if continues:
             left = _require_left(name, left)
@@ -254,9 +253,9 @@ def _require_left(name: str, left: dict[str, Any] | None) -> dict[str, Any]:
     return after_failure(left)
 
 
-def _open(config: JobConfig, folder: JobFolder, key: str) -> Lock:
+def _open(config: JobConfig, folder: JobFolder, place: Platform) -> Lock:
     """Open the store of the job and acquire its lock."""
-    store = _store(config, folder, key)
+    store = _store(config, folder, place)
     try:
         return persistence.acquire(store, folder.name)
     except BaseException:
@@ -264,13 +263,13 @@ def _open(config: JobConfig, folder: JobFolder, key: str) -> Lock:
         raise
 
 
-def _store(config: JobConfig, folder: JobFolder, key: str) -> Store:
+def _store(config: JobConfig, folder: JobFolder, place: Platform) -> Store:
     url = config.durability.store
     if not config.durability.shares_state:
-        return SqliteStore(folder.dir / "state.sqlite")
+        return place.store(config, folder)
     kind: StoreType = extensions.load(extensions.STORES, url.partition("://")[0], f"--store {url}")
     kind.check(url)
-    return kind.open(url, key)
+    return kind.open(url, place.store_key(folder.name))
 
 
 def _give_way(why: str) -> None:

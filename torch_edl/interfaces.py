@@ -186,6 +186,8 @@ class Store(ABC):
     lock_ttl_s: float
     """Seconds for which a lock lives without a renewal: the longest absence of the store that an
     owner bridges, and the time after which another master may take the lock."""
+    renew_s = 0.0
+    """Minimum seconds between two renewals of the lock; 0: each second."""
 
     @abstractmethod
     def get(self, key: str) -> Entry | None:

@@ -10,18 +10,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from master.runtime.store.sqlite import SqliteStore
 from master.state.lifecycle import Outcome
 from torch_edl.checkpoint import layout
 from torch_edl.config import CheckpointConfig, JobConfig
 from torch_edl.config.environment import ENV_HOST, ENV_TOKEN
 from torch_edl.errors import CheckpointError, StoreConflictError, UsageError
 from torch_edl.files import write_text
+from torch_edl.interfaces import Store
 from torch_edl.kubernetes import names, shared_paths
 from torch_edl.kubernetes.api import Api
-from torch_edl.kubernetes.job import ENV_JOB_UID, ENV_NAMESPACE
+from torch_edl.kubernetes.failures import ForbiddenError
+from torch_edl.kubernetes.job import ENV_JOB_UID, ENV_NAMESPACE, keeps_state
 from torch_edl.kubernetes.launcher import KubernetesLauncher, Manifest
 from torch_edl.kubernetes.pod import Owner, process_pod
+from torch_edl.kubernetes.requests import settled
 from torch_edl.kubernetes.shared_pods import SharedPods
+from torch_edl.kubernetes.state import ConfigMapStore
 from torch_edl.launch.jobs import final_status
 from torch_edl.launch.jobs.folder import JobFolder
 from torch_edl.launch.jobs.master_process import SUPERSEDED
@@ -86,7 +91,7 @@ class Cluster:
         return replace(config, checkpoint=_found(config))
 
     def warnings(self, config: JobConfig) -> Sequence[str]:
-        if config.durability.shares_state or config.kubernetes.state_claim:
+        if config.durability.shares_state or config.kubernetes.state_claim or keeps_state(config):
             return ()
         if config.checkpoint.dir:
             then = "the job returns to its newest checkpoint"
@@ -144,6 +149,20 @@ class Cluster:
         own = min(_THREADS, len(os.sched_getaffinity(0)))
         of_pod = _whole_cores(asked) if asked else own
         return max(1, of_pod // self.workers_per_pod(config)) * config.cluster.max_workers
+
+    def store(self, config: JobConfig, folder: JobFolder) -> Store:
+        if not keeps_state(config):
+            return SqliteStore(folder.dir / "state.sqlite")
+        name = names.state(config.name)
+        api = Api.in_cluster(self._namespace)
+        try:
+            settled(lambda: api.get("ConfigMap", name))
+        except ForbiddenError as error:
+            api.close()
+            if self._own is None or not self._own.may_note:
+                raise  # the server may not know any rights yet
+            raise UsageError(f"{error}; or add --state-claim NAME or --store URL") from error
+        return ConfigMapStore(api, name)
 
     def store_key(self, job: str) -> str:
         # Job names are unique only within a namespace.

@@ -230,13 +230,14 @@ class Persistence:
         self._keep()
 
     def _keep(self, *, whole: bool = True) -> None:
-        """Renew the lock and write the state.
+        """Renew the lock if that is due, and write the state.
 
         Args:
-            whole: False renews the lock only.
+            whole: False leaves the state as it is.
         """
         try:
-            self._lock.renew()
+            if self._lock.is_due:  # each write renews it, too
+                self._lock.renew()
             self._service.leases_until = self._lock.valid_until
             if not whole:
                 return

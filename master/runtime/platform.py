@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from master.runtime.store.sqlite import SqliteStore
 from master.state.lifecycle import Outcome
 from torch_edl.config import JobConfig
+from torch_edl.interfaces import Store
 from torch_edl.launch.jobs.folder import JobFolder
 from torch_edl.processes.launcher import Launcher
 from torch_edl.processes.local import LocalLauncher
@@ -85,6 +87,15 @@ class Platform(Protocol):
         """Return the number of CPU cores that all workers share."""
         ...
 
+    def store(self, config: JobConfig, folder: JobFolder) -> Store:
+        """Open the store of a job that has no ``--store``.
+
+        Raises:
+            EdlError: the user must give the master a right, or name another store.
+            OSError: the store cannot be opened.
+        """
+        ...
+
     def store_key(self, job: str) -> str:
         """Return a name of the job that is unique among all users of an etcd."""
         ...
@@ -156,6 +167,9 @@ class Machine:
 
     def cores(self, config: JobConfig) -> int:
         return len(os.sched_getaffinity(0))
+
+    def store(self, config: JobConfig, folder: JobFolder) -> Store:
+        return SqliteStore(folder.dir / "state.sqlite")
 
     def store_key(self, job: str) -> str:
         return job

@@ -1,10 +1,11 @@
-"""The etcd servers of the tests of stores: one open to anybody, and one that asks who comes. The
-PostgreSQL of the tests of sources."""
+"""The etcd servers of the tests of stores: one open to anybody, and one that asks who comes; their
+API server. The PostgreSQL of the tests of sources."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,6 +15,9 @@ from tests.kafka_server import Kafka
 from tests.maxcompute_server import MaxCompute
 from tests.postgres_server import PASSWORD, Postgres
 from torch_edl.plugins.etcd.access import EtcdAccess
+
+if TYPE_CHECKING:  # it needs the client of Kubernetes, an extra
+    from tests.cluster.cluster import Cluster
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +48,29 @@ def locked_etcd(etcd_folder: Path) -> Iterator[Etcd]:
     server.require_password("secret")
     yield server
     server.kill()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Without nodes. Its kubeconfig is in the environment, as a client looks for it."""
+    pytest.importorskip("kubernetes", reason="pip install torch-edl[kubernetes]")
+    from tests.cluster.cluster import Cluster
+    from tests.cluster.conftest import require_networks
+
+    require_networks()
+    folder = tmp_path_factory.mktemp("cluster")
+    with pytest.MonkeyPatch.context() as environment, Cluster(folder, nodes=[]) as started:
+        environment.setenv("KUBECONFIG", str(started.kubeconfig))
+        yield started
+
+
+@pytest.fixture
+def config_map(cluster: Cluster) -> str:
+    """A new namespace in which a job has the ConfigMap of its state."""
+    namespace = cluster.make_namespace()
+    made = {"metadata": {"name": "state"}}
+    cluster.request("POST", f"/api/v1/namespaces/{namespace}/configmaps", made)
+    return namespace
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,13 +15,18 @@ from master.runtime.store.lock import Lock
 from master.runtime.store.sqlite import SqliteStore
 from torch_edl.errors import StoreConflictError
 from torch_edl.interfaces import Entry, Store
+from torch_edl.kubernetes.api import Api
+from torch_edl.kubernetes.state import ConfigMapStore
 from torch_edl.plugins.etcd.access import EtcdAccess
 from torch_edl.plugins.etcd.store import EtcdStore
+
+if TYPE_CHECKING:  # it needs the client of Kubernetes, an extra
+    from tests.cluster.cluster import Cluster
 
 Reopen = Callable[[], Store]
 
 
-@pytest.fixture(params=["sqlite", "etcd", "etcds"])
+@pytest.fixture(params=["sqlite", "etcd", "etcds", "configmap"])
 def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Reopen]:
     """Opens the same store again, as another process would."""
     opened: list[Store] = []
@@ -28,12 +34,16 @@ def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Reopen]:
         endpoint = request.getfixturevalue("shared_etcd").endpoint
     elif request.param == "etcds":
         endpoint = request.getfixturevalue("locked_etcd").endpoint
+    elif request.param == "configmap":
+        namespace = request.getfixturevalue("config_map")
 
     def make() -> Store:
         if request.param == "sqlite":
             opened.append(SqliteStore(tmp_path / "state.sqlite"))
         elif request.param == "etcd":
             opened.append(EtcdStore([endpoint], f"/tests/{tmp_path.name}"))
+        elif request.param == "configmap":
+            opened.append(ConfigMapStore(Api.of_kubeconfig(namespace=namespace), "state"))
         else:
             given: EtcdAccess = request.getfixturevalue("access")
             opened.append(EtcdStore([endpoint], f"/tests/{tmp_path.name}", given))
@@ -98,7 +108,7 @@ def test_a_large_value_and_many_keys(store: Store) -> None:
 
 
 def test_a_value_that_cannot_be_compressed(store: Store) -> None:
-    value = os.urandom(1_400_000)
+    value = os.urandom(1_000_000 if isinstance(store, ConfigMapStore) else 1_400_000)
     store.commit({"a": value}, {})
     assert store.get("a").value == value
 
@@ -289,3 +299,24 @@ def test_a_file_that_is_no_store_is_named(tmp_path: Path) -> None:
     path.write_bytes(b"this is no database, " * 100)
     with pytest.raises(OSError, match=r"state\.sqlite"):
         SqliteStore(path)
+
+
+def test_a_state_that_no_config_map_holds_is_rejected_with_the_fix(config_map: str) -> None:
+    store = ConfigMapStore(Api.of_kubeconfig(namespace=config_map), "state")
+    first = store.commit({"a": b"1"}, {})
+    with pytest.raises(OSError, match=r"1 MiB; .*--state-claim NAME or --store URL"):
+        store.commit({"a": os.urandom(1_100_000)}, {"a": first})
+    assert store.get("a") == (b"1", first)
+    store.close()
+
+
+def test_writes_of_one_master_are_one_call_each(cluster: Cluster, config_map: str) -> None:
+    store = ConfigMapStore(Api.of_kubeconfig(namespace=config_map), "state")
+    lock = Lock(store, "me")
+    lock.acquire()
+    before = cluster.calls()
+    for number in range(3):
+        assert not lock.is_due
+        lock.put({"a": bytes([number])})
+    assert cluster.calls() - before == 3
+    store.close()

@@ -4,6 +4,7 @@
 Job                 runs the master, and restarts it when its pod is taken away
 Secret              the token of the job, from which the keys of its connections derive
 ConfigMap           the configuration, and the source files that were sent
+ConfigMap           the state of the master, see :func:`keeps_state`
 Service             the stable DNS name of the master, whichever pod runs it
 ServiceAccount,     the rights of the master: create, delete and watch pods; not created if
 Role, RoleBinding   the user names an account
@@ -71,11 +72,12 @@ def objects(
         token: token of the job; empty: the user adds it to the Secret, and no pod starts before.
         applied: True if a user creates the objects; the master then becomes their owner.
     """
-    account = _account(config.name, namespace, adopts=applied)
+    account = _account(config, namespace, adopts=applied)
     made = [
         *([] if config.kubernetes.service_account else account),
         _secret(config.name, token),
         _files(config, code),
+        *([_state(config.name)] if keeps_state(config) else []),
         _service(config.name),
         *([_network_policy(config.name)] if config.kubernetes.network_policy else []),
         _job(config),
@@ -106,12 +108,25 @@ RESUME: Manifest = {"spec": {"suspend": False}}
 """The patch that resumes a suspended Job."""
 
 
-def master_rules(job: str, *, adopts: bool = False) -> list[Manifest]:
+def keeps_state(config: JobConfig) -> bool:
+    """Return True if the state of the master is in a ConfigMap of the job.
+
+    That is the default for replicas, which survive the loss of any node. The user may name another
+    place, and the state of other jobs is in the pod of the master.
+    """
+    durability, claim = config.durability, config.kubernetes.state_claim
+    return durability.mode == "replica" and not (durability.shares_state or claim)
+
+
+def master_rules(job: str, *, adopts: bool = False, state: bool = False) -> list[Manifest]:
     """Return the RBAC rules that a master needs in its namespace.
 
     Args:
         adopts: True if the master becomes the owner of objects that a user applied.
+        state: True if the state of the master is in a ConfigMap.
     """
+    own, kept = ("Job", names.master(job)), ("ConfigMap", names.state(job))
+    others = names.belongings(job) if adopts else [kept] if state else []
 
     def patched(kind: str, name: str) -> Manifest:
         path, plural = KINDS[kind]
@@ -119,13 +134,13 @@ def master_rules(job: str, *, adopts: bool = False) -> list[Manifest]:
             "apiGroups": [path.removeprefix("/apis/").rpartition("/")[0] if path != CORE else ""],
             "resources": [plural],
             "resourceNames": [name],
-            "verbs": ["get", "patch"] if kind == "Job" else ["patch"],
+            "verbs": ["get", "patch"] if (kind, name) in (own, kept) else ["patch"],
         }
 
     return [
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["create", "delete", "list", "watch"]},
-        patched("Job", names.master(job)),
-        *([patched(kind, name) for kind, name in names.belongings(job)] if adopts else []),
+        patched(*own),
+        *(patched(kind, name) for kind, name in others),
     ]
 
 
@@ -133,7 +148,8 @@ def _metadata(job: str, name: str) -> Manifest:
     return {"name": name, "labels": names.labels(job), "annotations": names.annotations_of(job)}
 
 
-def _account(job: str, namespace: str, *, adopts: bool) -> list[Manifest]:
+def _account(config: JobConfig, namespace: str, *, adopts: bool) -> list[Manifest]:
+    job = config.name
     name = names.master(job)
     return [
         {
@@ -146,7 +162,7 @@ def _account(job: str, namespace: str, *, adopts: bool) -> list[Manifest]:
             "apiVersion": "rbac.authorization.k8s.io/v1",
             "kind": "Role",
             "metadata": _metadata(job, name),
-            "rules": master_rules(job, adopts=adopts),
+            "rules": master_rules(job, adopts=adopts, state=keeps_state(config)),
         },
         {
             "apiVersion": "rbac.authorization.k8s.io/v1",
@@ -185,6 +201,11 @@ def _files(config: JobConfig, code: Mapping[str, bytes]) -> Manifest:
         "data": data,
         **({"binaryData": binary} if binary else {}),
     }
+
+
+def _state(job: str) -> Manifest:
+    metadata = _metadata(job, names.state(job))
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
 
 
 def _service(job: str) -> Manifest:
@@ -264,7 +285,8 @@ def _replacement(config: JobConfig) -> str:
     A pod on a node that does not answer never ends. If masters share the state, its lock keeps them
     apart, and the old pod may still run. Otherwise nothing else prevents two masters.
     """
-    shared = config.kubernetes.state_claim or config.durability.shares_state
+    pods = config.kubernetes
+    shared = pods.state_claim or config.durability.shares_state or keeps_state(config)
     return "TerminatingOrFailed" if shared else "Failed"
 
 

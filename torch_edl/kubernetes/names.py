@@ -74,12 +74,18 @@ def files(job: str) -> str:
     return f"{of_job(job)}-files"
 
 
+def state(job: str) -> str:
+    """Return the name of the ConfigMap with the state of the master, if the job has one."""
+    return f"{of_job(job)}-state"
+
+
 def belongings(job: str) -> list[tuple[str, str]]:
     """Return the kinds and names of the objects that the master's Job owns, except for pods."""
     own = ("Service", "ServiceAccount", "Role", "RoleBinding")
     return [
         ("Secret", token(job)),
         ("ConfigMap", files(job)),
+        ("ConfigMap", state(job)),
         ("NetworkPolicy", of_job(job)),
         *((kind, master(job)) for kind in own),
     ]

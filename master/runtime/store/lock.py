@@ -73,6 +73,11 @@ class Lock:
         """True if no other owner can have the lock now; False if only the store knows."""
         return self._clock() < self.valid_until
 
+    @property
+    def is_due(self) -> bool:
+        """True if the lock must be renewed by now."""
+        return self._clock() >= self.valid_until - self.store.lock_ttl_s + self.store.renew_s
+
     def renew(self) -> None:
         """Renew the lock.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from torch_edl.config import DurabilityConfig, JobConfig, KubernetesConfig
+from torch_edl.config import ClusterConfig, DurabilityConfig, JobConfig, KubernetesConfig
 from torch_edl.kubernetes import job, names
 
 TOKEN = "a-token-of-forty-characters-and-more-0123456789"
@@ -141,6 +141,34 @@ def test_the_master_has_the_rights_it_needs_and_its_pods_no_others() -> None:
     objects = made(own)
     assert not {"Role", "RoleBinding", "ServiceAccount", "NetworkPolicy"} & set(objects)
     assert objects["Job"]["spec"]["template"]["spec"]["serviceAccountName"] == "mine"
+
+
+def test_the_state_of_a_job_with_replicas_is_in_a_config_map_unless_named_elsewhere() -> None:
+    alone = replace(PODS, state_claim="")
+    replicas = replace(
+        CONFIG,
+        kubernetes=alone,
+        cluster=ClusterConfig(servers=2),
+        durability=DurabilityConfig(mode="replica"),
+    )
+    of = job.objects(job.in_pods(replicas, CODE), namespace="team", token=TOKEN, code=CODE)
+    name = names.state("Clicks_1")
+    assert [e["metadata"]["name"] for e in of if e["kind"] == "ConfigMap"][1:] == [name]
+    [rules] = [each["rules"] for each in of if each["kind"] == "Role"]
+    assert rules == job.master_rules("Clicks_1", state=True)
+    assert rules[-1] == {
+        "apiGroups": [""],
+        "resources": ["configmaps"],
+        "resourceNames": [name],
+        "verbs": ["get", "patch"],
+    }
+    assert of[-1]["spec"]["podReplacementPolicy"] == "TerminatingOrFailed"
+    claimed = replace(replicas, kubernetes=PODS)
+    stored = replace(replicas, durability=DurabilityConfig(mode="replica", store="etcd://e:2379"))
+    journalled = replace(replicas, durability=DurabilityConfig(mode="journal"))
+    for other in (claimed, stored, journalled):
+        assert not job.keeps_state(other)
+        assert name not in str(made(other))
 
 
 def test_only_pods_of_the_job_are_admitted_and_only_the_master_is_served() -> None:

@@ -84,6 +84,8 @@ def test_the_user_hears_at_the_start_what_the_death_of_the_master_costs() -> Non
     assert not cluster().warnings(job(durability=DurabilityConfig(store="etcd://e:2379")))
     claim = KubernetesConfig(image="edl", state_claim="state")
     assert not cluster().warnings(job(kubernetes=claim))
+    replica = DurabilityConfig(mode="replica")
+    assert not cluster().warnings(job(durability=replica, cluster=ClusterConfig(servers=2)))
 
 
 @pytest.mark.parametrize(("asked", "each"), [("4", 4), ("2500m", 2), ("500m", 1), ("1.5", 1)])
