@@ -174,7 +174,8 @@ class Cluster:
     def agents(self, config: JobConfig) -> dict[str, Any]:
         pods = config.kubernetes
         words = ["run", *pods.agent, "--rdzv-endpoint", self.address(config.name, "")]
-        words += ["--job-name", config.name, config.model_file, *config.model_args]
+        # After `--` the file is a script, as the client has decided.
+        words += ["--job-name", config.name, "--", config.model_file, *config.model_args]
         return {
             "agents": config.cluster.max_workers // pods.processes_per_pod,
             "workers_per_agent": pods.processes_per_pod,

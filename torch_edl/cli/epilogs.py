@@ -37,6 +37,8 @@ A training script takes torchrun's options and is elastic if it uses torch_edl:
   torch-edl run train.py --workers 2:4
   torch-edl run --nnodes 1:4 --nproc-per-node 2 --rdzv-endpoint node0:29400 train.py
       all options: torch-edl run --help-torchrun
+  torch-edl run -- train.py
+      after `--`, a file is a training script even if it defines model and loss
 """
 
 CONTINUE = """\

@@ -307,9 +307,7 @@ def _unknown(parser: argparse.ArgumentParser, verb: str, word: str) -> str:
         return f"{word}: unexpected; arguments of the model file go after `--`"
     known = list(_verbs(parser)[verb]._option_string_actions)
     flag = word.split("=")[0]
-    close = difflib.get_close_matches(flag, known, n=1, cutoff=0.75) or [
-        k for k in known if k.startswith(flag)
-    ]
+    close = difflib.get_close_matches(flag, known, n=1, cutoff=0.75)
     if close:
         return f"{flag}: no such option of torch-edl {verb}; did you mean {close[0]}?"
     return (

@@ -7,7 +7,6 @@ starts without that delay.
 from __future__ import annotations
 
 import argparse
-import difflib
 import logging
 import os
 from collections.abc import Sequence
@@ -23,10 +22,6 @@ log = logging.getLogger(__name__)
 
 DRY_RUN = "--dry-run"
 _DATA = "--data"
-# Similarity above which an unknown option counts as a misspelled option of torch-edl: --wrokers and
-# --sede are above; --num-workers and --output_dir, which libraries of many scripts define, are
-# below.
-_ALIKE = 0.83
 
 # Accepted only before the script: many scripts have options of these names that their source does
 # not show.
@@ -79,9 +74,8 @@ def script_words(words: Sequence[str], run: argparse.ArgumentParser) -> list[str
     file, rest = words[place], list(words[place + 1 :])
     ours = [] if is_cut else _before_cut(rest)
     has_data = "--data" in before or any(w.partition("=")[0] == "--data" for w in ours)
-    launched = any(name.startswith("PET_") for name in os.environ)
-    kind = user_file.kind_of(file, has_data=has_data, launched=launched)
-    if not kind.is_script:
+    kind = user_file.kind_of(file, has_data=has_data)
+    if not (kind.is_script or is_cut):
         return None
     for flag in before:
         if flag not in OWN_OPTIONS and flag not in _BEFORE_ONLY:
@@ -89,8 +83,13 @@ def script_words(words: Sequence[str], run: argparse.ArgumentParser) -> list[str
                 f"{flag}: {file} is a training script ({kind.reason}): {why_not(flag)}"
             )
     if is_cut:
-        return [*words[: place - 1], file, *rest]
-    if before or not user_file.uses_torch_edl(file):
+        return list(words)
+    uses_torch_edl = user_file.uses_torch_edl(file)
+    if kind.absent and not uses_torch_edl:
+        log.warning(
+            "%s runs as a training script, since %s; a model file defines both", file, kind.reason
+        )
+    if before or not uses_torch_edl:
         _check_swallowed(file, ours)
         return list(words)
     return _own_first(file, rest)
@@ -128,31 +127,23 @@ def _before_cut(words: Sequence[str]) -> Sequence[str]:
 
 
 def _check_swallowed(file: str, words: Sequence[str]) -> None:
-    """Warn about arguments after a script that resemble options of torch-edl.
+    """Warn about arguments after a script that are options of torch-edl.
 
     Arguments that the source of the script names are not reported.
 
     Raises:
         UsageError: ``--dry-run``: the script would train.
     """
-    given = [word.partition("=")[0] for word in words if word.startswith("--")]
+    given = [word.partition("=")[0] for word in words]
     for flag in given:
-        if flag == _DATA and flag not in user_file.named_options(file):
-            log.warning(
-                "%s is passed to %s, which is a training script and does not name the option (a "
-                "model file defines model, loss, optimizer and feed)", flag, file,
-            )  # fmt: skip
-            continue
-        close = difflib.get_close_matches(flag, [*OWN_OPTIONS, DRY_RUN], n=1, cutoff=_ALIKE)
-        if not close or flag in user_file.named_options(file):
+        if flag not in (*OWN_OPTIONS, _DATA, DRY_RUN) or flag in user_file.named_options(file):
             continue
         if flag == DRY_RUN:
             raise would_train(file)
-        meant = "" if flag in OWN_OPTIONS else f"; did you mean {close[0]}?"
-        log.warning(
-            "%s is passed to %s, which does not name the option%s (options of torch-edl go before "
-            "the script)", flag, file, meant,
-        )  # fmt: skip
+        hint = "options of torch-edl go before the script"
+        if flag == _DATA:
+            hint = "a training script; a model file defines model and loss"
+        log.warning("%s is passed to %s, which does not name the option (%s)", flag, file, hint)
 
 
 def would_train(file: str) -> UsageError:

@@ -66,7 +66,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     places: dict[str, str] = {}
     if args.config is not None:
         before, places = config_file.expand(before_script(args, words), parser)
-        rest = [args.training_script, *args.training_script_args]
+        cut = ["--"] * ("--" in _up_to_script(args, words))
+        rest = [*cut, args.training_script, *args.training_script_args]
         try:
             words = [*before, *rest]
             args, unknown = parser.parse_known_args(words)
@@ -90,19 +91,25 @@ def before_script(args: argparse.Namespace, words: Sequence[str]) -> list[str]:
     Args:
         args: the result of parsing ``words``.
     """
-    before = list(words[: len(words) - len(args.training_script_args)])
+    before = _up_to_script(args, words)
     last = len(before) - 1 - before[::-1].index(args.training_script)
     return [word for word in before[:last] if word != "--"]
+
+
+def _up_to_script(args: argparse.Namespace, words: Sequence[str]) -> list[str]:
+    """Return the words without the arguments of the script."""
+    return list(words[: len(words) - len(args.training_script_args)])
 
 
 def _check(args: argparse.Namespace) -> None:
     script = args.training_script
     if not (args.module or args.no_python):
-        kind = user_file.kind_of(script, has_data=False, launched=True)
-        if not kind.is_script:
+        kind = user_file.kind_of(script, has_data=False)
+        if not kind.is_script and "--" not in _up_to_script(args, args.words):
             raise UsageError(
                 f"{script}: a model file ({kind.reason}), and options of torchrun are for training "
-                "scripts; use --workers MIN:MAX, see torch-edl run --help"
+                "scripts; use --workers MIN:MAX, see torch-edl run --help; if the file is a "
+                f"training script, write -- {script}"
             )
     if args.module and args.no_python:
         raise UsageError("--no-python and --module: choose one")

@@ -20,8 +20,7 @@ from torch_edl.training.contract.source_files import imported, local_trees, star
 
 # A file that uses one of these names has its own loop, whatever else the file defines.
 _OWN_LOOP = ("init", "ElasticTrainer")
-_MODEL_FILE_FUNCTIONS = 2
-_NEEDED = [(name, *each.others) for name, each in SIGNATURES["torch"].items() if each.required]
+_MODEL = ("model", *SIGNATURES["torch"]["model"].others)
 _MAIN = "__main__.py"
 # Programs that pip installs have no suffix.
 _SUFFIXES = (".py", ".pyw", "")
@@ -35,14 +34,19 @@ class FileKind:
     """True for a training script, False for a model file."""
     reason: str
     """Cause of the decision, as a clause for messages."""
+    absent: str = ""
+    """``model`` or ``loss`` if a script defines only the other one; empty: both or none."""
 
 
-def kind_of(path: str, *, has_data: bool, launched: bool = False) -> FileKind:
+def kind_of(path: str, *, has_data: bool) -> FileKind:
     """Decide whether a file is a model file or a training script.
 
+    A file that defines a function or class ``model`` and binds ``loss`` is a model file, unless the
+    file uses ``init`` or ``ElasticTrainer`` of torch_edl. Any other file is a script.
+
     Args:
-        has_data: ``--data`` follows the file; decides if the source does not.
-        launched: options of torchrun were given, which a model file does not accept.
+        has_data: ``--data`` follows the file. A file that defines one of the two functions and has
+            no option ``--data`` of its own is then an incomplete model file.
 
     Raises:
         UsageError: the file is missing or is not Python.
@@ -50,29 +54,21 @@ def kind_of(path: str, *, has_data: bool, launched: bool = False) -> FileKind:
     packed = _packed(Path(path))
     if packed:
         return FileKind(True, packed)
-    tree = _parse(Path(path), path)
-    used = _own_loop(tree)
+    used = _own_loop(_parse(Path(path), path))
     if used:
         return FileKind(True, f"it uses torch_edl.{used}")
-    has_data = has_data and "--data" not in named_options(path)
     file = Path(path).absolute()
     trees = [tree for _, tree in local_trees(file, file.parent, starred)]
-    bound = {name for each in trees for name in _bound_names(each)}
-    trains = _has_own_backward(tree)
-    is_complete = all(not bound.isdisjoint(names) for names in _NEEDED)
-    if is_complete and (has_data or not trains):
-        return FileKind(False, "it defines a model, loss, optimizer and feed")
-    if launched:
-        return FileKind(True, "options of torchrun launch it")
-    functions = {name for each in trees for name in _functions(each)}
-    defined = [name for names in _NEEDED for name in names if name in functions]
-    runs = trains or _runs(tree)
-    if len(defined) >= _MODEL_FILE_FUNCTIONS and (has_data or not runs):
-        return FileKind(False, f"it defines {' and '.join(defined[:2])}")
-    is_unclear = bool(defined) or "*" in bound or _is_dynamic(tree) or _only_defines(tree)
-    if is_unclear and not runs and has_data:
-        return FileKind(False, "--data names its data")
-    return FileKind(True, "it trains by itself" if runs else "it defines no model of the contract")
+    functions = {name for each in trees for name in _bound_names(each, assigned=False)}
+    has_model = not functions.isdisjoint(_MODEL)
+    if has_model and any("loss" in _bound_names(each) for each in trees):
+        return FileKind(False, "it defines model and loss")
+    if not has_model and "loss" not in functions:
+        return FileKind(True, "it defines no model of the contract")
+    there, absent = ("model", "loss") if has_model else ("loss", "model")
+    if has_data and "--data" not in named_options(path):
+        return FileKind(False, f"it defines {there}, and --data names its data")
+    return FileKind(True, f"it defines {there}, but not {absent}", absent)
 
 
 def check_model_file(model_file: str, *, shown: str = "") -> frozenset[str]:
@@ -104,6 +100,8 @@ def check_model_file(model_file: str, *, shown: str = "") -> frozenset[str]:
         if needed.required and bound.isdisjoint((name, *needed.others))
     ]
     if absent:
+        if "optimizer" not in bound:
+            absent.append(f"a training script is run by: torch-edl run -- {shown}")
         raise ContractError("\n".join(absent))
     for name, signature in signatures.items():
         _check_arguments(tree, shown, name, signature)
@@ -200,19 +198,24 @@ def _parse(path: Path, shown: str) -> ast.Module:
         raise UsageError(f"{shown}: not a Python file: {error}") from error
 
 
-def _bound_names(node: ast.AST) -> Iterator[str]:
-    """Yield the names bound at the top level and in its blocks, but not in functions or classes."""
+def _bound_names(node: ast.AST, *, assigned: bool = True) -> Iterator[str]:
+    """Yield the names bound at the top level and in its blocks, but not in functions or classes.
+
+    Args:
+        assigned: False: only names of functions, classes and imports.
+    """
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield child.name
         elif isinstance(child, ast.alias):
             yield child.asname or child.name.split(".")[0]
         elif isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
-            yield child.id
+            if assigned:
+                yield child.id
         elif isinstance(child, ast.AnnAssign) and child.value is None:
             continue  # a declaration without a value binds nothing
         elif not isinstance(child, ast.Lambda | ast.comprehension):
-            yield from _bound_names(child)
+            yield from _bound_names(child, assigned=assigned)
 
 
 def _is_dynamic(tree: ast.Module) -> bool:
@@ -220,16 +223,6 @@ def _is_dynamic(tree: ast.Module) -> bool:
     return any(
         isinstance(node, ast.Name) and node.id in ("exec", "globals") for node in ast.walk(tree)
     ) or any(isinstance(s, ast.FunctionDef) and s.name == "__getattr__" for s in tree.body)
-
-
-def _only_defines(tree: ast.Module) -> bool:
-    """Return True if the file consists only of definitions, imports and docstrings."""
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
-    return all(
-        isinstance(statement, kinds)
-        or (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
-        for statement in tree.body
-    )
 
 
 def _packed(path: Path) -> str:
@@ -266,48 +259,6 @@ def _own_loop(tree: ast.Module) -> str:
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch_edl":
             used.update(alias.name for alias in node.names)
     return next((name for name in _OWN_LOOP if name in used), "")
-
-
-def _functions(tree: ast.Module) -> set[str]:
-    """Return the top-level names of functions and classes, and those imported from other
-    modules."""
-    names: set[str] = set()
-    for statement in tree.body:
-        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.add(statement.name)
-        elif isinstance(statement, ast.ImportFrom):
-            names.update(alias.asname or alias.name for alias in statement.names)
-        elif isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Lambda):
-            names.update(t.id for t in statement.targets if isinstance(t, ast.Name))
-    return names
-
-
-def _runs(tree: ast.Module) -> bool:
-    """Return True if the file has a main block, a call of main, or a loop at the top level."""
-    return any(
-        isinstance(statement, ast.For | ast.While)
-        or _is_guard(statement)
-        or (isinstance(statement, ast.Expr) and ast.unparse(statement).startswith("main("))
-        for statement in tree.body
-    )
-
-
-def _is_guard(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.If) and any(
-        isinstance(n, ast.Name) and n.id == "__name__" for n in ast.walk(statement.test)
-    )
-
-
-def _has_own_backward(tree: ast.Module) -> bool:
-    """Return True if the file calls backward() outside a main block, which may be a trial run."""
-    return any(
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "backward"
-        for statement in tree.body
-        if not _is_guard(statement)
-        for node in ast.walk(statement)
-    )
 
 
 def _trees(script: str, root: Path | None = None) -> Iterator[ast.Module]:

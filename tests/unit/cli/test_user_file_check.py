@@ -69,7 +69,7 @@ def test_a_missing_function_is_named_with_an_example(
     path = write(tmp_path, without(name, instead))
     with pytest.raises(ContractError) as caught:
         check(path, shown="nets/net.py")
-    first, example = str(caught.value).split("\n")
+    first, example, *_ = str(caught.value).split("\n")
     assert first.startswith(f"nets/net.py: no function '{name}'")
     assert first.endswith(": add for example:")
     assert example.startswith(f"    def {name}(")
