@@ -10,9 +10,12 @@ import contextlib
 import errno
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+from torch_edl.errors import UsageError
 
 # Errors of file systems that cannot force a folder to the disk.
 _NOT_FOR_FOLDERS = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
@@ -83,6 +86,30 @@ def rename(old: Path, new: Path) -> None:
     """
     os.rename(old, new)
     sync(new.parent)
+
+
+def check_writable(path: Path, option: str, *, is_file: bool) -> None:
+    """Raise UsageError unless a file or a folder can be written at ``path``."""
+    if is_file and path.is_dir():
+        raise UsageError(f"{option} {path}: a folder; name a file")
+    if not is_file and path.exists() and not path.is_dir():
+        raise UsageError(f"{option} {path}: a file; name a folder")
+    # A folder is replaced by a rename, so its parent must be writable. Missing parents are created.
+    place = path.parent if is_file or not path.exists() else path
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir():
+        raise UsageError(f"{option} {path}: {place} is a file")
+    try:
+        # A file is written because permissions do not tell: root may write where the disk is
+        # read-only.
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"{option} {path}: {place} is not writable ({error.strerror}); name another place, or "
+            "allow this user to write there"
+        ) from error
 
 
 def sync_tree(path: Path) -> None:

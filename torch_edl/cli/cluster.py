@@ -11,22 +11,23 @@ from pathlib import Path, PurePosixPath
 
 from rich.console import Console
 
-from torch_edl.cli import code, preflight, summary, tensorboard, user_file
+from torch_edl.cli import code, preflight, summary, user_file
 from torch_edl.cli.follow_cluster import ClusterFollower
 from torch_edl.cli.manifests import as_yaml
 from torch_edl.cli.options import model_file_job
-from torch_edl.cli.progress import Display, Observer
+from torch_edl.cli.progress import Display
 from torch_edl.cli.submit import JobOutcome
-from torch_edl.cli.tensorboard import Scalars
 from torch_edl.cli.terminal import stdout
 from torch_edl.config import JobConfig
 from torch_edl.data.sources.kinds import is_object, is_other, url_type
 from torch_edl.errors import UsageError
+from torch_edl.files import check_writable
 from torch_edl.kubernetes import job, shared_paths, template
 from torch_edl.kubernetes.api import Api
 from torch_edl.kubernetes.failures import ClusterError
 from torch_edl.kubernetes.submit import submit
 from torch_edl.launch.jobs import cluster_job
+from torch_edl.launch.jobs.observers import Observers
 from torch_edl.processes.signals import StopSignals
 from torch_edl.training.contract.framework import framework_of
 
@@ -141,8 +142,11 @@ def _run(
     made = cluster_job.find(api, config.name)
     text = f"{what}: job {made.name} {does} it, in namespace {api.namespace}"
     console.print(text, soft_wrap=True)
-    observers = [Scalars(config.tensorboard)] if config.tensorboard else []
-    return _stay(made, config, console, observers, detach=detach, leaves=False)
+    with Observers(config) as observers:
+        outcome = _stay(made, config, Display(console, observers.update), detach=detach)
+        if outcome is not None:
+            observers.end(outcome.state, outcome.error)
+    return outcome
 
 
 def attach(args: argparse.Namespace) -> int:
@@ -161,7 +165,7 @@ def attach(args: argparse.Namespace) -> int:
         return 0
     console = stdout()
     config = found.config()
-    outcome = _stay(found, config, console, [], detach=False, leaves=True)
+    outcome = _stay(found, config, Display(console), detach=False, leaves=True)
     return 0 if outcome is None else summary.finish(config, outcome, console)
 
 
@@ -193,7 +197,7 @@ def check(args: argparse.Namespace, kind: str) -> tuple[JobConfig, dict[str, byt
         keep = replace(config.checkpoint, parts=shared_paths.parts(config))
         config = replace(config, checkpoint=keep)
     if args.summary:
-        preflight.check_writable(Path(args.summary), "--summary", is_file=True)
+        check_writable(Path(args.summary), "--summary", is_file=True)
     return _with_code(config)
 
 
@@ -226,9 +230,6 @@ def _with_code(
     else:
         sent = code.collect(config.model_file) if collect is None else collect()
     shared_paths.check(config)
-    if config.tensorboard:  # this client writes the scalars
-        tensorboard.writer_class()
-        preflight.check_writable(Path(config.tensorboard), "--tensorboard", is_file=False)
     return job.in_pods(config, sent), sent
 
 
@@ -275,17 +276,16 @@ def _with_model(config: JobConfig, api: Api) -> JobConfig:
 def _stay(
     found: cluster_job.ClusterJob,
     config: JobConfig,
-    console: Console,
-    observers: Sequence[Observer],
+    display: Display,
     *,
     detach: bool,
-    leaves: bool,
+    leaves: bool = False,
 ) -> JobOutcome | None:
     at = f"{found.name} {found.where}"
     with StopSignals(_SIGNALS) as signals:
         attendance = ClusterFollower(
             job=found,
-            display=Display(console, observers),
+            display=display,
             signals=signals,
             leaves=leaves,
             shared=config.shares_pods,
@@ -302,5 +302,5 @@ def _stay(
         f"see it: torch-edl attach {at}, torch-edl status {at}, torch-edl logs {at} --follow",
         f"stop it: torch-edl stop {at}",
     ):
-        console.print(line, soft_wrap=True)
+        display.console.print(line, soft_wrap=True)
     return None

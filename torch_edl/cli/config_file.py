@@ -97,7 +97,7 @@ def _words(flag: str, action: argparse.Action, value: Any, where: str) -> list[s
         if not isinstance(value, str) or value.lower() not in (*_YES, *_NO):
             raise UsageError(f"{where}: {_shown(value)}: write true, or leave it out")
         return [flag] if value.lower() in _YES else []
-    repeats = action.nargs == "+"
+    repeats = action.nargs == "+" or isinstance(action, argparse._AppendAction)
     if isinstance(value, list):
         if not repeats:
             raise UsageError(f"{where}: a list, and {flag} takes one value; write {key_of(flag)}: "

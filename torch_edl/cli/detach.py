@@ -28,10 +28,6 @@ class Detached:
         if not self._pipe.closed:
             with contextlib.suppress(BrokenPipeError):  # the process of the terminal has ended
                 self._pipe.write(b"1")
-        self.close()
-
-    def close(self) -> None:
-        """Close the pipe to the process of the terminal."""
         self._pipe.close()
 
 
@@ -42,7 +38,7 @@ def detach(name: str) -> Detached:
         name: name of the job that this command starts or joins.
 
     Returns:
-        An observer of the job; only the detached process returns.
+        An object whose ``update`` receives each status; only the detached process returns.
 
     Raises:
         SystemExit: always, in the process of the terminal. The exit code is 0 after the first

@@ -11,12 +11,12 @@ from rich.console import Console
 
 from torch_edl.cli import preflight, submit, summary, user_file
 from torch_edl.cli.detach import detach
-from torch_edl.cli.progress import Display, Observer
-from torch_edl.cli.tensorboard import Scalars
+from torch_edl.cli.progress import Display
 from torch_edl.cli.terminal import stderr, stdout, table
 from torch_edl.config import JobConfig
 from torch_edl.errors import JobFailedError, UsageError
 from torch_edl.launch.jobs import catalog
+from torch_edl.launch.jobs.observers import Observers
 from torch_edl.training.contract.framework import TENSORFLOW, framework_of
 
 _EXPORTS, _KERAS_EXPORTS = (".pt", ".pth", ".safetensors"), (".keras", "")
@@ -38,14 +38,15 @@ def run(args: argparse.Namespace) -> int:
         from torch_edl.cli import dry_run
 
         return dry_run.show(config, servers_named=args.servers is not None)
-    observers: list[Observer] = [detach(config.name)] if args.detach else []
-    observers += _scalars(config)
+    detached = [detach(config.name).update] if args.detach else []
     console = stdout()
     title = framework_of(args.model_file).title
     text = f"{args.model_file} is a model file of {title}: job {config.name} trains it"
     console.print(text, soft_wrap=True)
     summary.forget(args.summary)
-    outcome = submit.run_job(config, Display(console, observers))
+    with Observers(config) as observers:
+        outcome = submit.run_job(config, Display(console, *detached, observers.update))
+        observers.end(outcome.state, outcome.error)
     return summary.finish(config, outcome, console, file=args.summary)
 
 
@@ -58,7 +59,9 @@ def go_on(args: argparse.Namespace) -> int:
     job = catalog.find(args.job)
     config, console = job.config(), stdout()
     summary.forget(args.summary)
-    outcome = submit.continue_job(job, Display(console, _scalars(config)))
+    with Observers(config) as observers:
+        outcome = submit.continue_job(job, Display(console, observers.update))
+        observers.end(outcome.state, outcome.error)
     return summary.finish(config, outcome, console, file=args.summary)
 
 
@@ -143,10 +146,6 @@ def _export_keras(args: argparse.Namespace) -> int:
     )
     stdout().print(text, soft_wrap=True)
     return 0
-
-
-def _scalars(config: JobConfig) -> list[Observer]:
-    return [Scalars(config.tensorboard)] if config.tensorboard else []
 
 
 def _run_job(

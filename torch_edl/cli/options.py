@@ -177,12 +177,15 @@ def script_job(
 
 
 def _checked(config: JobConfig) -> JobConfig:
-    """Return the job after the plugin of ``--store`` has checked its URL."""
+    """Return the job after the plugins of ``--store`` and ``--observe`` have checked it."""
     store = config.durability.store
     if config.durability.shares_state:
         scheme = store.partition("://")[0]
         extensions.load(extensions.STORES, scheme, f"--store {store}").check(store)
-    return config
+    # Imported here: the module imports protobuf, which --help does not need.
+    from torch_edl.launch.jobs import observers
+
+    return observers.checked(config)
 
 
 def _imply_servers(found: dict[str, Any]) -> None:
@@ -248,6 +251,8 @@ def _value(option: Option, default: Any) -> dict[str, Any]:
         return {"type": worker_range}
     if option.metavar.endswith("|stream"):
         return {"type": passes}
+    if option.metavar.endswith("[=VALUE]"):  # a positional argument may follow
+        return {"action": "append"}
     if isinstance(default, tuple):
         return {"nargs": "+", "action": "extend"}
     return {"type": {int: whole, float: seconds}.get(type(default), str)}

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import tempfile
 from pathlib import Path
 
 from torch_edl.checkpoint import claim, layout
-from torch_edl.cli import tensorboard, user_file
+from torch_edl.cli import user_file
 from torch_edl.cli.options import model_file_job
 from torch_edl.config import DataConfig, JobConfig
 from torch_edl.data.resuming import continued
 from torch_edl.errors import CheckpointError, UsageError
+from torch_edl.files import check_writable
 from torch_edl.launch.jobs import catalog
 from torch_edl.launch.jobs.folder import JobFolder
 from torch_edl.training.contract.framework import TENSORFLOW, TORCH, framework_of
@@ -96,9 +96,6 @@ def check_folders(config: JobConfig) -> JobConfig:
     journal_dir = config.durability.journal_dir
     if journal_dir:
         check_writable(Path(journal_dir), "--journal-dir", is_file=False)
-    if config.tensorboard:
-        tensorboard.writer_class()
-        check_writable(Path(config.tensorboard), "--tensorboard", is_file=False)
     return dataclasses.replace(config, checkpoint=keep)
 
 
@@ -246,27 +243,3 @@ def check_output_file(file: str, suffixes: tuple[str, ...], *, option: str = "--
     """Raise UsageError unless ``file`` can be written and ends in one of ``suffixes``."""
     check_suffix(file, suffixes=suffixes, option=option)
     check_writable(Path(file).expanduser(), option, is_file=True)
-
-
-def check_writable(path: Path, option: str, *, is_file: bool) -> None:
-    """Raise UsageError unless a file or a folder can be written at ``path``."""
-    if is_file and path.is_dir():
-        raise UsageError(f"{option} {path}: a folder; name a file")
-    if not is_file and path.exists() and not path.is_dir():
-        raise UsageError(f"{option} {path}: a file; name a folder")
-    # A folder is replaced by a rename, so its parent must be writable. Missing parents are created.
-    place = path.parent if is_file or not path.exists() else path
-    while not place.exists():
-        place = place.parent
-    if not place.is_dir():
-        raise UsageError(f"{option} {path}: {place} is a file")
-    try:
-        # A file is written because permissions do not tell: root may write where the disk is
-        # read-only.
-        with tempfile.TemporaryFile(dir=place):
-            pass
-    except OSError as error:
-        raise UsageError(
-            f"{option} {path}: {place} is not writable ({error.strerror}); name another place, or "
-            "allow this user to write there"
-        ) from error

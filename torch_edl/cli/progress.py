@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -187,16 +186,6 @@ def colour_of(process: str) -> str:
     return _COLOURS[int(number) % len(_COLOURS)] if number.isdecimal() else "bold"
 
 
-class Observer(Protocol):
-    """Receives each status of a job."""
-
-    def update(self, status: pb.GetStatusResponse) -> None:
-        """Process a status; called several times a second."""
-
-    def close(self) -> None:
-        """Release all resources; the job is over."""
-
-
 class Display:
     """Shows the progress of a job below the lines of events, notes and output of processes.
 
@@ -204,21 +193,20 @@ class Display:
     every 5 s, and every 30 s after two minutes.
 
     Args:
-        observers: objects that also receive each status.
+        receivers: functions that also receive each status, several times a second.
         has_bar: False: no bar is drawn on a terminal, since other processes write to it.
     """
 
     def __init__(
         self,
         console: Console,
-        observers: Sequence[Observer] = (),
-        *,
+        *receivers: Callable[[pb.GetStatusResponse], None],
         has_bar: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.console = console
         self.has_bar = has_bar and console.is_terminal and not console.is_dumb_terminal
-        self._observers = observers
+        self._receivers = receivers
         self._clock = clock
         self._began = self._printed = clock()
         self._shown = ""
@@ -234,8 +222,8 @@ class Display:
     def update(self, status: pb.GetStatusResponse) -> None:
         """Show the numbers of a new status."""
         self.last = status
-        for observer in self._observers:
-            observer.update(status)
+        for receive in self._receivers:
+            receive(status)
         if self.has_bar:
             self._live.refresh()
             return
@@ -270,10 +258,8 @@ class Display:
         self.console.print(text, style="yellow", soft_wrap=True)
 
     def close(self) -> None:
-        """Restore the terminal and close the observers; may be called again."""
+        """Restore the terminal; may be called again."""
         self._live.stop()
-        for observer in self._observers:
-            observer.close()
 
     def _frame(self) -> RenderableType:
         seconds = self._clock() - self._began

@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,10 +23,9 @@ from torch.distributed.run import run as run_torchrun
 from torch_edl.cli import preflight, summary, torchrun_arguments, user_file
 from torch_edl.cli.detach import detach
 from torch_edl.cli.options import default_name, given_flags, script_job
-from torch_edl.cli.progress import Display, Observer
+from torch_edl.cli.progress import Display
 from torch_edl.cli.script_arguments import would_train
 from torch_edl.cli.submit import JobOutcome
-from torch_edl.cli.tensorboard import Scalars
 from torch_edl.cli.terminal import stderr
 from torch_edl.config import JobConfig, TrainConfig
 from torch_edl.config.environment import ENV_UNSEEN, agent_of_pod, hash_environment
@@ -36,6 +35,7 @@ from torch_edl.launch.agent.workers import failure_text
 from torch_edl.launch.jobs import master_host
 from torch_edl.launch.jobs.folder import ENDED, JobFolder
 from torch_edl.launch.jobs.log_tail import is_chatter, text_of
+from torch_edl.launch.jobs.observers import Observers
 from torch_edl.launch.torchrun import options as rendezvous
 from torch_edl.wire import master_pb2 as pb
 
@@ -90,8 +90,8 @@ def main(args: argparse.Namespace) -> int:
         )
     )
     config.run_id = name
-    observers = [detach(name)] if parsed.detach else []
-    return _run_ours(parsed, config, command, job, observers)
+    detached = [detach(name).update] if parsed.detach else []
+    return _run_ours(parsed, config, command, job, detached)
 
 
 def _needs_us(args: argparse.Namespace) -> bool:
@@ -155,7 +155,7 @@ def _run_ours(
     config: LaunchConfig,
     command: list[str],
     job: JobConfig,
-    observers: Sequence[Observer],
+    detached: Sequence[Callable[[pb.GetStatusResponse], None]],
 ) -> int:
     assert job.experiment is not None
     configs = config.rdzv_configs
@@ -173,10 +173,10 @@ def _run_ours(
         log.info("%s", _announcement(args, config, job, master))
     captured = _capture(args, config, JobFolder(job.name))
     # The agent that hosts the master receives every status of the job.
-    if job.tensorboard and master.hosted is not None:
-        observers = [*observers, Scalars(job.tensorboard)]
+    unhosted = replace(job, observe=(), tensorboard="")
+    observers = Observers(unhosted if master.hosted is None else job)
     several = job.cluster.max_workers > 1
-    display = ScriptDisplay(captured=captured, several=several, observers=observers)
+    display = ScriptDisplay(*detached, observers.update, captured=captured, several=several)
     pod = agent_of_pod()
     agent = Agent(
         AgentSpec(
@@ -198,16 +198,18 @@ def _run_ours(
     outcome = JobOutcome(state="finished", status=None, logs=config.logs_specs.root_log_dir)
     # If another launcher started this agent, the failure is reported to that launcher.
     run = record(agent.run) if "TORCHELASTIC_ERROR_FILE" in os.environ else agent.run
-    try:
-        code = run()
-    except ChildFailedError as error:
-        text, _ = failure_text(args.training_script, error.failures)
-        outcome = replace(outcome, state="failed", error=text)
-    else:
-        if code:
-            outcome = replace(outcome, state="stopped", signal=code - 128)
-    finally:
-        display.close()
+    with observers:
+        try:
+            code = run()
+        except ChildFailedError as error:
+            text, _ = failure_text(args.training_script, error.failures)
+            outcome = replace(outcome, state="failed", error=text)
+        else:
+            if code:
+                outcome = replace(outcome, state="stopped", signal=code - 128)
+        finally:
+            display.close()
+        observers.end(outcome.state, outcome.error)
     if master.hosted is None and outcome.state != "failed":
         return outcome.exit_code  # the agent that hosts the master reports the end of the job
     return summary.finish(job, replace(outcome, status=display.last), display.console)
@@ -264,13 +266,16 @@ class ScriptDisplay(Display):
         captured: True if :meth:`output` receives the output of the workers. Otherwise the workers
             write to the terminal themselves, and no bar is drawn.
         several: True if the job may have more than one worker.
-        observers: objects that also receive each status.
+        receivers: functions that also receive each status.
     """
 
     def __init__(
-        self, *, captured: bool, several: bool, observers: Sequence[Observer] = ()
+        self,
+        *receivers: Callable[[pb.GetStatusResponse], None],
+        captured: bool,
+        several: bool,
     ) -> None:
-        super().__init__(stderr(), observers, has_bar=captured)
+        super().__init__(stderr(), *receivers, has_bar=captured)
         self._stdout_is_ours = self.has_bar and sys.stdout.isatty()
         self._several = several
         logging.getLogger("torch_edl").handlers[:] = [_Notes(self)]

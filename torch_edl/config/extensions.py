@@ -12,6 +12,8 @@ SOURCES = "torch_edl.sources"
 """Kinds of data; see :class:`torch_edl.interfaces.Source`."""
 COMMANDS = "torch_edl.commands"
 """Verbs of the command line; see :mod:`torch_edl.interfaces`."""
+OBSERVERS = "torch_edl.observers"
+"""Receivers of events and metrics; see :class:`torch_edl.interfaces.Observer`."""
 STORES = "torch_edl.stores"
 """Stores of the master's state; see :class:`torch_edl.interfaces.Store`."""
 

@@ -70,6 +70,13 @@ class JobConfig(Checked):
         kinds=TRAINING,
         group="monitoring",
     )
+    observe: tuple[str, ...] = option(
+        (),
+        "--observe NAME[=VALUE]",
+        "send events and metrics to it; may be repeated (default: none)",
+        kinds=TRAINING,
+        group="monitoring",
+    )
     experiment: Experiment | None = declare(set_by="the agents", default=None)  # noqa: RUF009
     """The experiment that all agents of a script must run; None without agents."""
 

@@ -1,0 +1,242 @@
+"""Feeds the observers of a job, each on a thread of its own, from the statuses of the job.
+
+See :class:`torch_edl.interfaces.Observer` for the contract.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import TracebackType
+
+from torch_edl.config import JobConfig, extensions
+from torch_edl.errors import UsageError, describe_error
+from torch_edl.interfaces import JobEvent, Observer
+from torch_edl.wire import master_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+_EVERY_S = 1.0
+_QUEUE_ITEMS = 1000
+# Seconds that the observers may take, all together, for their last items after the end of a job.
+_LAST_ITEMS_S = 5.0
+
+
+def checked(config: JobConfig) -> JobConfig:
+    """Return the job with the values of ``--observe`` as the observers want them stored.
+
+    Raises:
+        UsageError: no installed package has the observer, or the observer rejects its value.
+    """
+    observe = []
+    for text in config.observe:
+        name, kind, value = _parts(text)
+        stored = kind.check(value)
+        observe.append(f"{name}={stored}" if stored else name)
+    if config.tensorboard:
+        _, kind, value = _parts(_tensorboard(config))
+        kind.check(value)
+    return dataclasses.replace(config, observe=tuple(observe))
+
+
+class Observers:
+    """Passes what the statuses of a job tell to its observers.
+
+    A context: at its end, the observers receive the end of the job and their last items.
+
+    Args:
+        config: the job, as :func:`checked` returned it.
+    """
+
+    def __init__(self, config: JobConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        texts = [*config.observe, *([_tensorboard(config)] if config.tensorboard else [])]
+        self._threads = [_ObserverThread(text) for text in texts]
+        self._clock = clock
+        self._ended = False
+        self._state = ""
+        self._processes: dict[tuple[str, int, int], str] = {}
+        self._event = 0
+        self._evaluations: dict[int, dict[str, float]] = {}
+        self._written = -math.inf
+        self._step = 0
+        self._last: pb.GetStatusResponse | None = None
+        for thread in self._threads:
+            thread.start(config)
+
+    def __enter__(self) -> Observers:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.end("left")
+
+    def update(self, status: pb.GetStatusResponse) -> None:
+        """Pass on what is new in a status; never waits for an observer."""
+        if not self._threads:
+            return
+        self._last = status
+        for event in self._new_events(status):
+            self._put(partial(_receive, event=event))
+        for evaluation in status.evaluations:
+            metrics = dict(evaluation.metrics)
+            if self._evaluations.get(evaluation.steps) != metrics:
+                self._evaluations[evaluation.steps] = metrics
+                self._scalars(evaluation.steps, {f"eval/{k}": v for k, v in metrics.items()})
+        if self._clock() - self._written >= _EVERY_S:
+            self._training(status)
+
+    def end(self, state: str, error: str = "") -> None:
+        """Pass on the last step and the end of the job, and wait at most 5 s until all is received.
+
+        Later calls have no effect.
+        """
+        if self._ended:
+            return
+        self._ended = True
+        if self._last is not None:
+            self._training(self._last)
+        deadline = time.monotonic() + _LAST_ITEMS_S
+        for thread in self._threads:
+            thread.end(state, error)
+        for thread in self._threads:
+            thread.wait(deadline)
+
+    def _new_events(self, status: pb.GetStatusResponse) -> Iterator[JobEvent]:
+        now = time.time()
+        if status.state != self._state:
+            self._state = status.state
+            yield JobEvent(
+                now,
+                "state",
+                "info",
+                f"the job is {status.state}",
+                {"state": status.state, "epoch": status.epoch},
+            )
+        for process in status.processes:
+            key = (process.role, process.id, process.pid)
+            if self._processes.get(key) == process.state:
+                continue
+            self._processes[key] = process.state
+            yield JobEvent(
+                now,
+                "process",
+                "info",
+                f"{process.role}-{process.id}: {process.exit or process.state}",
+                {
+                    "role": process.role,
+                    "id": process.id,
+                    "pid": process.pid,
+                    "state": process.state,
+                    "exit": process.exit,
+                },
+            )
+        for event in status.events:
+            if event.sequence <= self._event:
+                continue
+            self._event = event.sequence
+            numbered: dict[str, str | int] = {"sequence": event.sequence}
+            if event.traceback:
+                numbered["traceback"] = event.traceback
+            yield JobEvent(event.time, "log", event.level, event.text, numbered)
+
+    def _training(self, status: pb.GetStatusResponse) -> None:
+        if status.steps == self._step:
+            return
+        self._written, self._step = self._clock(), status.steps
+        running = [p for p in status.processes if p.role == "worker" and p.state == "running"]
+        values = {f"rate/{name}": rate for name, rate in status.rates.items()}
+        values |= {f"train/{name}": value for name, value in status.logged.items()}
+        if status.kind != "script":  # a script logs its loss itself
+            values["train/loss"] = status.loss
+        values["train/workers"] = len(running)
+        self._scalars(status.steps, values)
+
+    def _scalars(self, step: int, values: dict[str, float]) -> None:
+        now = time.time()
+        self._put(lambda observer: observer.scalars(step, now, values))
+
+    def _put(self, call: Callable[[Observer], None]) -> None:
+        for thread in self._threads:
+            thread.put(call)
+
+
+class _ObserverThread:
+    """Calls one observer on a daemon thread, which never keeps the process alive."""
+
+    def __init__(self, text: str) -> None:
+        self._name, self._kind, self._value = _parts(text)
+        # Unbounded, because the begin and the end must fit; put() holds the limit.
+        self._queue: queue.SimpleQueue[Callable[[Observer], None] | None] = queue.SimpleQueue()
+        self._warned = False
+        self._thread: threading.Thread | None = None
+
+    def start(self, job: JobConfig) -> None:
+        self._thread = threading.Thread(
+            target=self._run, args=(job,), name=f"observer {self._name}", daemon=True
+        )
+        self._thread.start()
+
+    def put(self, call: Callable[[Observer], None]) -> None:
+        if self._queue.qsize() >= _QUEUE_ITEMS:
+            self._warn("the observer is too slow, and loses items")
+        else:
+            self._queue.put(call)
+
+    def end(self, state: str, error: str) -> None:
+        self._queue.put(lambda observer: observer.end(state, error))
+        self._queue.put(None)
+
+    def wait(self, deadline: float) -> None:
+        """Wait until the last item was received, or until the deadline."""
+        assert self._thread is not None
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive():
+            self._warn(f"the observer did not end within {_LAST_ITEMS_S:.0f} s, and loses items")
+
+    def _run(self, job: JobConfig) -> None:
+        observer: Observer | None = None
+        try:
+            observer = self._kind(self._value)
+            observer.begin(job)
+        except (Exception, SystemExit) as error:
+            self._warn(f"{describe_error(error)}; the observer receives nothing")
+            observer = None
+        while (call := self._queue.get()) is not None:
+            if observer is None:
+                continue
+            try:
+                call(observer)
+            except (Exception, SystemExit) as error:
+                self._warn(f"{describe_error(error)}; the observer loses items")
+
+    def _warn(self, text: str) -> None:
+        """Log the first problem of the observer; the job goes on."""
+        if not self._warned:
+            self._warned = True
+            log.warning("--observe %s: %s", self._name, text)
+
+
+def _receive(observer: Observer, event: JobEvent) -> None:
+    observer.event(event)
+
+
+def _parts(text: str) -> tuple[str, type[Observer], str]:
+    """Return the name, class and value of ``NAME[=VALUE]``."""
+    name, _, value = text.partition("=")
+    if not name:
+        raise UsageError(f"--observe {text}: write NAME or NAME=VALUE")
+    return name, extensions.load(extensions.OBSERVERS, name, f"--observe {name}"), value
+
+
+def _tensorboard(config: JobConfig) -> str:
+    return f"tensorboard={config.tensorboard}"
