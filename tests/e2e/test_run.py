@@ -210,11 +210,10 @@ def test_the_strategy_local_learns_as_much(place: Any, digits: Path) -> None:
 
 
 @pytest.mark.slow  # what is pushed, and at what rate, is tests/unit/strategy's
-def test_delayed_updates_scaled_by_staleness_learn_too(place: Any, digits: Path) -> None:
+def test_delayed_updates_learn_too(place: Any, digits: Path) -> None:
     place(
         f"run %/mnist/model.py --data {digits}/train-*.recordio --eval-data {digits}/test.recordio "
-        "--ps 2 --workers 2 --epochs 15 --batch-size 16 --local-steps 4 --summary delayed.json "
-        "--learning-rate-by-staleness"
+        "--ps 2 --workers 2 --epochs 15 --batch-size 16 --local-steps 4 --summary delayed.json"
     )
     summary = place.json("delayed.json")
     assert summary["metrics"]["accuracy"] >= 0.95

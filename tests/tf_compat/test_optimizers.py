@@ -61,7 +61,7 @@ def test_a_kernel_steps_as_keras_does(make: Callable[[], Any]) -> None:
     random = np.random.default_rng(0)
     for step in range(STEPS):
         gradient = random.normal(size=(1, DIM)).astype(np.float32)
-        rates = kernels.rates(list(learning_rates(optimizer, step)), 1.0)
+        rates = kernels.rates(list(learning_rates(optimizer, step)))
         optimizer.apply([tf.constant(gradient)], [variable])
         table.apply(ids, gradient, rates)
     table.core.pull_into(ids, row, read_only=True)

@@ -87,9 +87,6 @@ class TrainConfig(Checked):
     local_steps: int = _train_option(
         1, "--local-steps N", "minibatches per push (delayed update)", minimum=1
     )
-    learning_rate_by_staleness: bool = _train_option(
-        False, "--learning-rate-by-staleness", "divide the learning rate of a push by its staleness"
-    )
     max_steps: int = _train_option(
         0,
         "--max-steps N",

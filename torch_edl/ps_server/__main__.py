@@ -60,7 +60,6 @@ def _parser() -> argparse.ArgumentParser:
         default=0,
         help="sync: versions that a push may lag",
     )
-    parser.add_argument("--learning-rate-by-staleness", action="store_true")
     parser.add_argument("--restore", type=Path, help="checkpoint or exported model to restore")
     parser.add_argument(
         "--values-only", action="store_true", help="restore without watermarks and optimizer state"
@@ -109,12 +108,7 @@ def _run(args: argparse.Namespace) -> int:
     # Blocked in all threads and awaited below. A signal handler that sets an Event would deadlock
     # if it interrupted this thread while the thread holds the lock of the Event.
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
-    rules = TrainConfig(
-        mode=args.mode,
-        grads_to_wait=args.grads_to_wait,
-        staleness=args.staleness,
-        learning_rate_by_staleness=args.learning_rate_by_staleness,
-    )
+    rules = TrainConfig(mode=args.mode, grads_to_wait=args.grads_to_wait, staleness=args.staleness)
     replica = (
         ShardReplica(_identity(args, token), args.incarnation, token) if args.replica else None
     )

@@ -31,8 +31,6 @@ class Gradients:
     """For each table, ids (n,) and gradients (n, dim)."""
     rates: list[float]
     """Learning rates, one per parameter group; empty for the groups' own rates."""
-    version: int
-    """Version of the parameters that the gradient was computed with."""
     untouched: frozenset[int] = frozenset()
     """Indices of dense parameters without a gradient; ``dense`` is zero there in sync mode, and
     undefined otherwise."""
@@ -82,9 +80,9 @@ def decode(
                 flat[parameter.start : parameter.stop] = 0
     tables = _decode_tables(request, table_of, frames)
     rates = list(request.learning_rates)
-    dense.optimizers.rates(rates, 1.0)  # checks their number
+    dense.optimizers.rates(rates)  # checks their number
     exact = dense.decode_exact(request.exact)
-    return Gradients(flat, tables, rates, request.version, untouched, exact)
+    return Gradients(flat, tables, rates, untouched, exact)
 
 
 def _decode_tables(
@@ -122,7 +120,7 @@ def split(pushes: Sequence[Push], targets: Watermarks | None) -> tuple[list[Push
 def mean(pushes: Sequence[Gradients], assigned: Sequence[slice] = ()) -> Gradients:
     """Return the mean of pushes; an id or parameter that a push lacks counts as zero.
 
-    Rates, and values that are not float32, are those of the last push; the version is the oldest.
+    Rates, and values that are not float32, are those of the last push.
 
     Args:
         assigned: slices of ``dense`` that hold values, not gradients: values are averaged over the
@@ -155,7 +153,6 @@ def mean(pushes: Sequence[Gradients], assigned: Sequence[slice] = ()) -> Gradien
         dense=total,
         tables=tables,
         rates=pushes[-1].rates,
-        version=min(p.version for p in pushes),
         untouched=frozenset.intersection(*(p.untouched for p in moving)) if moving else frozenset(),
         exact={name: value for p in pushes for name, value in p.exact.items()},
     )

@@ -256,10 +256,8 @@ class ModelShard:
     def _apply(self, pushes: Sequence[Push]) -> None:
         """Make one update with the mean of pushes."""
         assert self.dense is not None
-        gradients, behind = mean([push.gradients for push in pushes], self.dense.assigned), 1
-        if self._rules.learning_rate_by_staleness:
-            behind = max(1, self.version - gradients.version)
-        rates = self.dense.optimizers.rates(gradients.rates, behind)
+        gradients = mean([push.gradients for push in pushes], self.dense.assigned)
+        rates = self.dense.optimizers.rates(gradients.rates)
         try:
             if gradients.dense is not None:
                 self.dense.apply(

@@ -53,12 +53,11 @@ class Optimizers:
             )
         return self.groups[group]
 
-    def rates(self, pushed: list[float], divisor: float) -> list[float]:
+    def rates(self, pushed: list[float]) -> list[float]:
         """Return the learning rate of each group for one push.
 
         Args:
             pushed: rates from the push, one for each group; empty to use the rates of the groups.
-            divisor: staleness of the push; every rate is divided by this number.
 
         Raises:
             UsageError: the number of rates is wrong, or a rate is not finite.
@@ -74,7 +73,7 @@ class Optimizers:
                     f"learning rate {rate} of parameter group {group}: not finite in float32; "
                     "look at the scheduler"
                 )
-        return [r / divisor for r in rates]
+        return rates
 
     def __str__(self) -> str:
         groups = [

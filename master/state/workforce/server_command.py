@@ -40,7 +40,6 @@ class ServerCommand:
         if durability.mode == "journal":
             args += ["--fsync", durability.fsync]
             args += ["--repair"] * durability.repair
-        args += ["--learning-rate-by-staleness"] * train.learning_rate_by_staleness
         journals = journals if durability.mode == "journal" else ""
         return cls(job=config.name, module=module, args=args, journals=journals)
 

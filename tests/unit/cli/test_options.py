@@ -47,7 +47,7 @@ def test_every_option_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "--worker-threads 1 --heartbeat-timeout 5 --task-timeout 60 "
         "--max-task-failures 9 --grace-period 4 "
         "--strategy ps --mode sync --grads-to-wait 4 --staleness 2 --local-steps 8 "
-        "--learning-rate-by-staleness --max-steps 100 --eval-every 10 --seed 11 --on-nan skip "
+        "--max-steps 100 --eval-every 10 --seed 11 --on-nan skip "
         "--log-layers deep.* --large-embedding 12 --max-rows 900 --storage-dtype fp16 "
         "--checkpoint-dir ck "
         "--checkpoint-every 20 --keep-checkpoints 6 --resume --load start --output out "
@@ -76,7 +76,6 @@ def test_every_option_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             grads_to_wait=4,
             staleness=2,
             local_steps=8,
-            learning_rate_by_staleness=True,
             max_steps=100,
             eval_every=10,
             seed=11,

@@ -28,11 +28,11 @@ DENSE = {"b": np.zeros(3, np.float32), "w": np.ones((20, 30), np.float32)}
 IDS = np.arange(-50, 50)
 ADAM = {"kind": "adam", "hyper": {"lr": 0.1}}
 RULES = {
-    "async": TrainConfig(mode="async", learning_rate_by_staleness=True),
+    "async": TrainConfig(mode="async"),
     "sync": TrainConfig(mode="sync", grads_to_wait=3, staleness=50),
 }
 ARGUMENTS = {
-    "async": ["--learning-rate-by-staleness"],
+    "async": [],
     "sync": ["--mode=sync", "--grads-to-wait=3", "--staleness=50"],
 }
 

@@ -159,7 +159,7 @@ def test_a_restored_server_needs_its_checkpoint_only_until_its_first_snapshot(
     dense, rows = second.dense().tobytes(), second.pull("t", IDS).tobytes()
     kill(second)
     arguments = [f"--journal={root}", "--incarnation=4", f"--restore={checkpoint}"]
-    (third,) = start(1, *arguments, "--learning-rate-by-staleness")
+    (third,) = start(1, *arguments)
     third.fence.incarnation = 4
     assert third.status().version == 12
     assert (third.dense().tobytes(), third.pull("t", IDS).tobytes()) == (dense, rows)
@@ -220,9 +220,7 @@ def test_a_server_is_killed_while_it_compacts(start: Callable[..., Any], tmp_pat
             assert pushed < 200
         before = server.pull("t", ids[:100]).tobytes()
         kill(server)
-        (server,) = start(
-            1, f"--journal={root}", f"--incarnation={incarnation}", "--learning-rate-by-staleness"
-        )
+        (server,) = start(1, f"--journal={root}", f"--incarnation={incarnation}")
         server.fence.incarnation = incarnation
         assert server.status().version == pushed
         assert server.pull("t", ids[:100]).tobytes() == before

@@ -42,9 +42,7 @@ class World:
 
     def __init__(self, kind: str, directory: Path, *, sync: bool = False) -> None:
         self.fatal = threading.Event()
-        rules = TrainConfig(
-            mode="sync" if sync else "async", staleness=0, learning_rate_by_staleness=not sync
-        )
+        rules = TrainConfig(mode="sync" if sync else "async", staleness=0)
         self.shard = ModelShard(rules, None, self.fatal.set)
         service = PserverService(
             self.shard, fence=pb.Fence(job="j", incarnation=1), stem="shard-0-of-1"

@@ -258,18 +258,16 @@ def test_models_that_make_no_sense_are_refused(start: Callable[..., Any]) -> Non
     assert not server.status().rows
 
 
-def test_the_rate_of_a_push_and_of_its_staleness(start: Callable[..., Any]) -> None:
-    (server,) = start(1, "--learning-rate-by-staleness")
+def test_the_rate_of_a_push(start: Callable[..., Any]) -> None:
+    (server,) = start(1)
     server.initialize({"w": np.zeros(1, np.float32)}, {})
     minus = np.array([-12], np.float32)
     server.push(0, 0, 1, dense=minus, version=0)
     assert server.dense() == 12
     server.push(0, 1, 2, dense=minus, version=1, learning_rates=[0.5])
     assert server.dense() == 18
-    for first in (2, 3):
-        server.push(0, first, first + 1, dense=minus, version=first)
-    server.push(0, 4, 5, dense=minus, version=1)  # three versions old
-    assert server.dense() == 18 + 12 + 12 + 4
+    server.push(0, 2, 3, dense=minus, version=2)
+    assert server.dense() == 18 + 12
 
 
 def test_content_of_another_type_is_refused(start: Callable[..., Any]) -> None:
