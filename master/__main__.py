@@ -28,14 +28,14 @@ from typing import Any, TypeVar
 
 from master.runtime import leftovers, persistence
 from master.runtime.clock import Clock
-from master.runtime.cluster import FINAL, Cluster
 from master.runtime.effects import Effects
 from master.runtime.event_file import EventFile
 from master.runtime.loop import run
-from master.runtime.platform import Machine, Platform
+from master.runtime.machine import Machine
 from master.runtime.scan import scan
 from master.runtime.service import Service
 from master.runtime.store.lock import Lock
+from master.runtime.store.sqlite import SqliteStore
 from master.runtime.stream_watch import StreamWatch
 from master.state.actions import Saved
 from master.state.job.job import Job
@@ -48,15 +48,14 @@ from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.claim import Claim, run_id
 from torch_edl.config import JobConfig, extensions
 from torch_edl.config.checkpoint import PREPROCESSING_FILE
-from torch_edl.config.environment import ENV_MASTER, ENV_TOKEN
+from torch_edl.config.environment import ENV_MASTER, ENV_PLATFORM, ENV_TOKEN
 from torch_edl.data.resuming import continued
 from torch_edl.errors import CheckpointError, EdlError, UsageError
 from torch_edl.files import replacing
-from torch_edl.interfaces import Store, StoreType
-from torch_edl.kubernetes.shared_pods import SharedPods
+from torch_edl.interfaces import Host, Platform, Store, StoreType
 from torch_edl.launch.jobs.folder import JobFolder, MasterAddress
 from torch_edl.launch.jobs.master_process import SUPERSEDED
-from torch_edl.processes.launcher import Known, Launcher
+from torch_edl.processes.launcher import Known, Launcher, SharedLauncher
 from torch_edl.processes.output import setup_logging
 from torch_edl.processes.revival import STOPS, revived
 from torch_edl.processes.signals import StopSignals
@@ -82,7 +81,7 @@ def main(
     parser.add_argument("--continue", dest="continues", action="store_true")
     args = parser.parse_args(argv)
     setup_logging("master", 0)
-    place: Platform = Cluster.of_environment(os.environ) or Machine(args.listen)
+    place = _host(os.environ) or Machine(args.listen)
 
     def run_once() -> int:
         return _run_once(
@@ -94,13 +93,22 @@ def main(
             server_module=server_module,
         )
 
-    return revived(run_once, final=FINAL) if isinstance(place, Cluster) else run_once()
+    return revived(run_once, final=place.final_codes) if place.final_codes else run_once()
+
+
+def _host(environment: Mapping[str, str]) -> Host | None:
+    """Return the platform that started this master; None: the machine of the master."""
+    name = environment.get(ENV_PLATFORM)
+    if not name:
+        return None
+    platform: Platform = extensions.load(extensions.PLATFORMS, name, f"{ENV_PLATFORM}={name}")
+    return platform.host(environment)
 
 
 def _run_once(
     name: str,
     listen: str,
-    place: Platform,
+    place: Host,
     *,
     continues: bool,
     worker_module: str,
@@ -114,7 +122,7 @@ def _run_once(
     try:
         if (code := place.begin(name)) is not None:
             return code
-        config = place.prepare(folder)
+        config = place.prepare(name)
         token = os.environ.get(ENV_TOKEN, "")
         if not token:
             raise UsageError(f"{ENV_TOKEN} is not set: start jobs with torch-edl run")
@@ -131,11 +139,11 @@ def _run_once(
         _prepare_parts(config, anew=left is None)
         journals = leftovers.journals_of(config, folder, token)
         life = left["fleet"]["life"] if left is not None else secrets.token_hex(3)
-        launcher = place.launcher(config, folder, token, life)
+        launcher = place.launcher(config, token, life)
     except (EdlError, OSError) as error:
         log.error("%s", error)
         return stop.exit_code or place.refused(error)
-    temporary = place.temporary(config, folder)
+    temporary = place.temporary(config)
     preprocessing = temporary / PREPROCESSING_FILE
     host = listen.rpartition(":")[0]
     server = ServerCommand.of(config, module=server_module, host=host, journals=str(journals))
@@ -183,7 +191,7 @@ def _run_once(
         clock=clock,
         log_path=launcher.log_path,
         cores=place.cores(config),
-        shared=launcher if isinstance(launcher, SharedPods) else None,
+        shared=launcher if isinstance(launcher, SharedLauncher) else None,
     )
     kept = persistence.Persistence(
         service,
@@ -244,7 +252,9 @@ def _run_once(
             leftovers.tidy(job, temporary, journals, claim, goes_on=goes_on)
     if not over and stop.name:
         place.hand_over()
-    return place.exit_code(job.lifecycle.outcome if over else None, stop)
+    outcome = job.lifecycle.outcome if over else None
+    state, code = (outcome.state, outcome.exit_code) if outcome is not None else ("", 0)
+    return place.exit_code(state, code, signalled=stop.exit_code)
 
 
 def _require_left(name: str, left: dict[str, Any] | None) -> dict[str, Any]:
@@ -253,7 +263,7 @@ def _require_left(name: str, left: dict[str, Any] | None) -> dict[str, Any]:
     return after_failure(left)
 
 
-def _open(config: JobConfig, folder: JobFolder, place: Platform) -> Lock:
+def _open(config: JobConfig, folder: JobFolder, place: Host) -> Lock:
     """Open the store of the job and acquire its lock."""
     store = _store(config, folder, place)
     try:
@@ -263,10 +273,10 @@ def _open(config: JobConfig, folder: JobFolder, place: Platform) -> Lock:
         raise
 
 
-def _store(config: JobConfig, folder: JobFolder, place: Platform) -> Store:
+def _store(config: JobConfig, folder: JobFolder, place: Host) -> Store:
     url = config.durability.store
     if not config.durability.shares_state:
-        return place.store(config, folder)
+        return place.store(config) or SqliteStore(folder.dir / "state.sqlite")
     kind: StoreType = extensions.load(extensions.STORES, url.partition("://")[0], f"--store {url}")
     kind.check(url)
     return kind.open(url, place.store_key(folder.name))

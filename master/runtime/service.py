@@ -21,7 +21,7 @@ from master.state.calls.user_calls import UserCalls
 from master.state.job.job import Job, JobEvent
 from master.state.job.status import LogPath, describe
 from torch_edl.errors import UsageError
-from torch_edl.kubernetes.shared_pods import SharedPods
+from torch_edl.processes.launcher import SharedLauncher
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.endpoint import LOOPBACK, is_any
@@ -78,7 +78,7 @@ class Service:
         clock: Clock,
         log_path: LogPath,
         cores: int,
-        shared: SharedPods | None = None,
+        shared: SharedLauncher | None = None,
     ) -> None:
         self.job = job
         self._shared = shared

@@ -12,6 +12,8 @@ from torch_edl.config import Experiment
 
 ENV_HOME = "TORCH_EDL_HOME"
 ENV_TOKEN = "TORCH_EDL_TOKEN"
+ENV_PLATFORM = "TORCH_EDL_PLATFORM"
+"""Name of the platform that started a master; unset: the master runs on the user's machine."""
 ENV_TLS = "TORCH_EDL_TLS"
 """Folder of the certificates for connections off loopback; unset: the token makes them."""
 ENV_MASTER = "TORCH_EDL_MASTER"

@@ -14,6 +14,8 @@ COMMANDS = "torch_edl.commands"
 """Verbs of the command line; see :mod:`torch_edl.interfaces`."""
 OBSERVERS = "torch_edl.observers"
 """Receivers of events and metrics; see :class:`torch_edl.interfaces.Observer`."""
+PLATFORMS = "torch_edl.platforms"
+"""Places where jobs run; see :class:`torch_edl.interfaces.Platform`."""
 STORES = "torch_edl.stores"
 """Stores of the master's state; see :class:`torch_edl.interfaces.Store`."""
 

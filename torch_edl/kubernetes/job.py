@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import Any
 
 from torch_edl.config import JobConfig
-from torch_edl.config.environment import ENV_HOME, hash_environment
+from torch_edl.config.environment import ENV_HOME, ENV_PLATFORM, hash_environment
 from torch_edl.kubernetes import names, template
 from torch_edl.kubernetes.api import CORE, KINDS
 from torch_edl.kubernetes.pod import pod_spec
@@ -248,7 +248,11 @@ def _job(config: JobConfig) -> Manifest:
         pods,
         role="master",
         command=["python", "-m", "master", "--job", job],
-        env={ENV_HOME: names.HOME, **hash_environment(config.train.seed)},
+        env={
+            ENV_HOME: names.HOME,
+            ENV_PLATFORM: names.PLATFORM,
+            **hash_environment(config.train.seed),
+        },
         grace_s=_MASTER_GRACE_S,
         priority_class=pods.priority_class,
         service_account=pods.service_account or name,

@@ -10,6 +10,8 @@ import hashlib
 import re
 import secrets
 
+PLATFORM = "kubernetes"
+"""Name of the platform, the value of ``--platform``."""
 DOMAIN = "torch-edl.dev"
 JOB = f"{DOMAIN}/job"
 ROLE = f"{DOMAIN}/role"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch_edl.processes.spec import ProcessEvent, ProcessSpec
+from torch_edl.wire import master_pb2 as pb
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,4 +80,13 @@ class Launcher(Protocol):
 
     def close(self) -> None:
         """Close the launcher; running processes continue."""
+        ...
+
+
+@runtime_checkable
+class SharedLauncher(Protocol):
+    """A launcher of pods in which several workers run; each pod asks the master for its workers."""
+
+    def report(self, request: pb.PodReportRequest) -> pb.PodReportResponse:
+        """Process the report of a pod, and return which workers to run and to stop. Thread-safe."""
         ...

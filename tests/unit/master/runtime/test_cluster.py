@@ -7,27 +7,26 @@ from typing import Any
 
 import pytest
 
-from master.runtime.cluster import Cluster
-from master.state.lifecycle import Outcome
 from torch_edl.config import (
     CheckpointConfig,
     ClusterConfig,
     DurabilityConfig,
     JobConfig,
     KubernetesConfig,
+    extensions,
 )
 from torch_edl.errors import StoreConflictError, UsageError
 from torch_edl.kubernetes import names
 from torch_edl.launch.jobs.folder import JobFolder
-from torch_edl.processes.signals import StopSignals
+from torch_edl.plugins.kubernetes.host import ClusterHost
 
 
-def cluster(host: str = "10.0.0.7") -> Cluster:
-    return Cluster(namespace="ml", job_uid="u1", host=host)
+def cluster(host: str = "10.0.0.7") -> ClusterHost:
+    return ClusterHost(namespace="ml", job_uid="u1", host=host)
 
 
 def test_each_namespace_may_have_a_job_of_a_name_in_one_etcd() -> None:
-    other = Cluster(namespace="nlp", job_uid="u2", host="10.0.0.8")
+    other = ClusterHost(namespace="nlp", job_uid="u2", host="10.0.0.8")
     assert cluster().store_key("ctr") != other.store_key("ctr")
 
 
@@ -37,9 +36,9 @@ def job(**more: Any) -> JobConfig:
 
 
 def test_a_pod_of_a_masters_job_is_known_by_its_environment() -> None:
-    assert Cluster.of_environment({}) is None
+    platform = extensions.load(extensions.PLATFORMS, "kubernetes", "--platform kubernetes")
     env = {"TORCH_EDL_JOB_UID": "u1", "TORCH_EDL_NAMESPACE": "ml", "TORCH_EDL_HOST": "10.0.0.7"}
-    assert Cluster.of_environment(env) is not None
+    assert platform.host(env).listen("") == cluster().listen("")
 
 
 def test_a_master_is_found_by_the_name_of_its_service() -> None:
@@ -54,13 +53,13 @@ def test_the_configuration_comes_from_the_files_of_the_job(
     monkeypatch.setenv("TORCH_EDL_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(names, "FILES", str(tmp_path / "files"))
     with pytest.raises(OSError, match=r"job\.json"):
-        cluster().prepare(JobFolder("ctr"))
+        cluster().prepare("ctr")
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "job.json").write_text(job().to_json())
     folder = JobFolder("ctr")
-    assert cluster().prepare(folder) == job()
+    assert cluster().prepare("ctr") == job()
     (folder.dir / "state.sqlite").write_text("what a claim has kept")
-    cluster().prepare(folder)
+    cluster().prepare("ctr")
     assert (folder.dir / "state.sqlite").exists()
 
 
@@ -72,7 +71,7 @@ def test_a_job_whose_pods_share_no_folder_is_refused(
     config = job(checkpoint=CheckpointConfig(dir="/ck"))
     (tmp_path / "job.json").write_text(config.to_json())
     with pytest.raises(UsageError, match="--checkpoint-dir /ck"):
-        cluster().prepare(JobFolder("ctr"))
+        cluster().prepare("ctr")
 
 
 def test_the_user_hears_at_the_start_what_the_death_of_the_master_costs() -> None:
@@ -96,14 +95,12 @@ def test_each_worker_has_the_cores_of_its_pod(asked: str, each: int) -> None:
 
 
 def test_the_job_of_the_master_starts_it_again_only_where_that_helps() -> None:
-    stop = StopSignals(())
-    assert cluster().exit_code(Outcome("finished", 0), stop) == 0
-    assert cluster().exit_code(Outcome("failed", 1), stop) == 1
-    assert cluster().exit_code(Outcome("failed", 2, usage_error=True), stop) == 2
-    assert cluster().exit_code(Outcome("stopped", 143), stop) == 130
-    assert cluster().exit_code(None, stop) == 75
-    stop.first = 15
-    assert cluster().exit_code(None, stop) == 143
+    assert cluster().exit_code("finished", 0, signalled=0) == 0
+    assert cluster().exit_code("failed", 1, signalled=0) == 1
+    assert cluster().exit_code("failed", 2, signalled=0) == 2
+    assert cluster().exit_code("stopped", 143, signalled=0) == 130
+    assert cluster().exit_code("", 0, signalled=0) == 75
+    assert cluster().exit_code("", 0, signalled=143) == 143
     assert cluster().refused(UsageError("--ps 0")) == 2
     assert cluster().refused(OSError("etcd is away")) == 75
     held = UsageError("another master runs")

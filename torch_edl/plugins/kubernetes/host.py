@@ -10,14 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from master.runtime.store.sqlite import SqliteStore
-from master.state.lifecycle import Outcome
 from torch_edl.checkpoint import layout
 from torch_edl.config import CheckpointConfig, JobConfig
 from torch_edl.config.environment import ENV_HOST, ENV_TOKEN
 from torch_edl.errors import CheckpointError, StoreConflictError, UsageError
 from torch_edl.files import write_text
-from torch_edl.interfaces import Store
+from torch_edl.interfaces import Host, Store
 from torch_edl.kubernetes import names, shared_paths
 from torch_edl.kubernetes.api import Api
 from torch_edl.kubernetes.failures import ForbiddenError
@@ -26,13 +24,12 @@ from torch_edl.kubernetes.launcher import KubernetesLauncher, Manifest
 from torch_edl.kubernetes.pod import Owner, process_pod
 from torch_edl.kubernetes.requests import settled
 from torch_edl.kubernetes.shared_pods import SharedPods
-from torch_edl.kubernetes.state import ConfigMapStore
 from torch_edl.launch.jobs import final_status
 from torch_edl.launch.jobs.folder import JobFolder
 from torch_edl.launch.jobs.master_process import SUPERSEDED
 from torch_edl.launch.jobs.own_job import OwnJob
+from torch_edl.plugins.kubernetes.state import ConfigMapStore
 from torch_edl.processes.launcher import Launcher
-from torch_edl.processes.signals import StopSignals
 from torch_edl.processes.spec import ProcessSpec
 from torch_edl.wire import master_pb2 as pb
 
@@ -42,15 +39,13 @@ log = logging.getLogger(__name__)
 _TERMINATION_LOG = Path("/dev/termination-log")
 # Exit codes.
 _USAGE, _TRY_AGAIN, _STOPPED = 2, 75, 130
-FINAL = (0, 1, _USAGE, SUPERSEDED, _STOPPED)
-"""Exit codes after which the master is not restarted in its pod."""
 # Environment variables that must be equal in all processes of a job.
 _SHARED_VARIABLES = ("PYTHONHASHSEED",)
 # Threads of a worker whose pod has no CPU request.
 _THREADS = 4
 
 
-class Cluster:
+class ClusterHost(Host):
     """The processes are pods in the namespace of the master's pod.
 
     Args:
@@ -61,6 +56,7 @@ class Cluster:
 
     asks = True
     hands_over = True
+    final_codes = (0, 1, _USAGE, SUPERSEDED, _STOPPED)
 
     def __init__(self, *, namespace: str, job_uid: str, host: str) -> None:
         self._namespace = namespace
@@ -69,10 +65,8 @@ class Cluster:
         self._own: OwnJob | None = None
 
     @classmethod
-    def of_environment(cls, env: Mapping[str, str]) -> Cluster | None:
-        """Return the cluster of this process; None if it does not run in the Job of a master."""
-        if not env.get(ENV_JOB_UID):
-            return None
+    def of_environment(cls, env: Mapping[str, str]) -> ClusterHost:
+        """Return the cluster of a pod of the master's Job."""
         namespace = env.get(ENV_NAMESPACE, "default")
         return cls(namespace=namespace, job_uid=env[ENV_JOB_UID], host=env.get(ENV_HOST, ""))
 
@@ -81,7 +75,8 @@ class Cluster:
         ended = self._own.begin()
         return (0 if ended == "finished" else 1) if ended else None
 
-    def prepare(self, folder: JobFolder) -> JobConfig:
+    def prepare(self, job: str) -> JobConfig:
+        folder = JobFolder(job)
         # The folder may exist already, on a claim that keeps the state.
         text = (Path(names.FILES) / names.CONFIG_KEY).read_text(encoding="utf-8")
         folder.dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -103,9 +98,7 @@ class Cluster:
         )
         return [text]
 
-    def launcher(
-        self, config: JobConfig, folder: JobFolder, token: str, incarnation: str
-    ) -> Launcher:
+    def launcher(self, config: JobConfig, token: str, incarnation: str) -> Launcher:
         owner = Owner(name=names.master(config.name), uid=self._job_uid)
         shared = {name: os.environ[name] for name in _SHARED_VARIABLES if name in os.environ}
 
@@ -133,8 +126,8 @@ class Cluster:
         per_pod = self.workers_per_pod(config)
         return SharedPods(pods, per_pod=per_pod) if per_pod > 1 else pods
 
-    def temporary(self, config: JobConfig, folder: JobFolder) -> Path:
-        return shared_paths.temporary(config, folder.dir)
+    def temporary(self, config: JobConfig) -> Path:
+        return shared_paths.temporary(config, JobFolder(config.name).dir)
 
     def listen(self, earlier: str) -> str:
         # All interfaces: forwarded ports arrive on loopback.
@@ -150,9 +143,9 @@ class Cluster:
         of_pod = _whole_cores(asked) if asked else own
         return max(1, of_pod // self.workers_per_pod(config)) * config.cluster.max_workers
 
-    def store(self, config: JobConfig, folder: JobFolder) -> Store:
+    def store(self, config: JobConfig) -> Store | None:
         if not keeps_state(config):
-            return SqliteStore(folder.dir / "state.sqlite")
+            return None
         name = names.state(config.name)
         api = Api.in_cluster(self._namespace)
         try:
@@ -209,12 +202,12 @@ class Cluster:
         if self._own is not None:
             self._own.make_next_pod()
 
-    def exit_code(self, outcome: Outcome | None, stop: StopSignals) -> int:
-        if outcome is None:
-            return stop.exit_code or _TRY_AGAIN
+    def exit_code(self, state: str, code: int, *, signalled: int) -> int:
+        if not state:
+            return signalled or _TRY_AGAIN
         if self._own is not None and not self._own.may_note:
             return 0  # any other code starts a new pod, which restarts the job
-        return _STOPPED if outcome.state == "stopped" else outcome.exit_code
+        return _STOPPED if state == "stopped" else code
 
 
 def _found(config: JobConfig) -> CheckpointConfig:

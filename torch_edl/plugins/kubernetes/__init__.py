@@ -1,0 +1,1 @@
+"""The platform ``kubernetes``: the master, the servers and the workers of a job are pods."""
