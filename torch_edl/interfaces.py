@@ -6,6 +6,9 @@ A package names its object under an entry point, and ``pip install`` does the re
     ".npy" = "my_package:NumpySource"     # files with this suffix
     "redis" = "my_package:RedisSource"    # URLs with this scheme
 
+    [project.entry-points."torch_edl.magic"]
+    ".npy" = "my_package.magic:is_npy"    # files without a suffix: (first 512 bytes) -> bool
+
     [project.entry-points."torch_edl.stores"]
     "consul" = "my_package:open_store"    # --store consul://...
 

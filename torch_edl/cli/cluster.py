@@ -19,7 +19,7 @@ from torch_edl.cli.progress import Display
 from torch_edl.cli.submit import JobOutcome
 from torch_edl.cli.terminal import stdout
 from torch_edl.config import JobConfig
-from torch_edl.data.sources.kinds import is_object, is_other, url_type
+from torch_edl.data.sources.kinds import is_object, url_type
 from torch_edl.errors import UsageError
 from torch_edl.files import check_writable
 from torch_edl.kubernetes import job, shared_paths, template
@@ -239,8 +239,8 @@ def _check_data(option: str, paths: Sequence[str]) -> None:
 
 def _check_paths(option: str, paths: Sequence[str]) -> None:
     for path in paths:
-        if is_other(path):
-            url_type(path).canonical(path)
+        if (kind := url_type(path)) is not None:
+            kind.canonical(path)
         elif not path.startswith("/"):
             raise UsageError(
                 f"{option} {path}: no absolute path, and this folder is not in the pods; write the "

@@ -16,6 +16,8 @@ OBSERVERS = "torch_edl.observers"
 """Receivers of events and metrics; see :class:`torch_edl.interfaces.Observer`."""
 PLATFORMS = "torch_edl.platforms"
 """Places where jobs run; see :class:`torch_edl.interfaces.Platform`."""
+MAGIC = "torch_edl.magic"
+"""Recognition of formats; see :mod:`torch_edl.interfaces`."""
 STORES = "torch_edl.stores"
 """Stores of the master's state; see :class:`torch_edl.interfaces.Store`."""
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from torch_edl.data.sources import check_source, expand, open_source
-from torch_edl.data.sources.kinds import is_other
+from torch_edl.data.sources.kinds import url_type
 from torch_edl.errors import DataError, UsageError
 from torch_edl.plugins.sql import source as module
 from torch_edl.plugins.sql.name import connection_url, parse
@@ -68,7 +68,7 @@ def test_the_path_of_a_database_becomes_absolute(
     ],
 )
 def test_what_a_name_lacks_is_said(name: str, message: str) -> None:
-    assert is_other(name)
+    assert url_type(name)
     with pytest.raises(UsageError, match=message):
         expand([name])
 

@@ -10,7 +10,7 @@ import os
 import re
 from typing import Any
 
-from torch_edl.config.extensions import SOURCES, extras_of, installed, load
+from torch_edl.config.extensions import MAGIC, SOURCES, extras_of, installed, load
 from torch_edl.data.sources.storage import objects
 from torch_edl.errors import UsageError
 from torch_edl.interfaces import SourceType
@@ -26,6 +26,7 @@ _BUILT_IN = {
     "parquet": "parquet.ParquetSource",
     "pq": "parquet.ParquetSource",
 }
+_MAGIC = {b"PAR1": "parquet", b"\x04\x03\x02\x01": "recordio"}
 _ANY_SCHEME = "*"
 """Name of an entry point for URLs of all schemes: ``(url) -> SourceType | None``."""
 
@@ -45,6 +46,21 @@ def suffix_of(path: str) -> str:
     return next((p for p in reversed(parts) if p in _BUILT_IN or f".{p}" in installed(SOURCES)), "")
 
 
+def format_of(head: bytes) -> str:
+    """Return the suffix of the format of a file that begins with some bytes; empty: unknown."""
+    for magic, format in _MAGIC.items():
+        if head.startswith(magic):
+            return format
+    from torch_edl.data.sources.files import tfrecord
+
+    if tfrecord.is_header(head[: tfrecord.HEADER_BYTES]):
+        return "tfrecord"
+    for name in installed(MAGIC):
+        if load(MAGIC, name, f"data format {name[1:]}")(head):
+            return name[1:]
+    return ""
+
+
 def file_type(format: str) -> SourceType:
     """Import and return the type of sources of a format. Formats are imported at their first use,
     since importing pyarrow takes 0.2 s.
@@ -61,48 +77,49 @@ def file_type(format: str) -> SourceType:
     return load(SOURCES, f".{format}", f"data format {format}")  # type: ignore[no-any-return]
 
 
-def is_other(path: str) -> bool:
-    """Return True if a path is the URL of a database or a stream, not of files."""
-    return bool(_entry_of(path))
-
-
 def url_type(url: str) -> Any:
-    """Return the type of the sources of a URL; see :class:`~torch_edl.interfaces.UrlSource`.
+    """Return the type of the sources of a URL, see :class:`~torch_edl.interfaces.UrlSource`; None
+    if the data is in files.
 
     Raises:
         UsageError: a library is missing.
     """
-    what = f"data of {url.partition('://')[0]}://..."
-    name = _entry_of(url)
-    found = load(SOURCES, name, what)
-    return found(url) if name == _ANY_SCHEME else found
+    name = _scheme_of(url)
+    if not name:
+        return _of_any_scheme(url)
+    return load(SOURCES, name, f"data of {url.partition('://')[0]}://...")
 
 
 def is_stream(path: str) -> bool:
     """Return True if a path is the URL of an endless stream."""
-    return is_other(path) and url_type(path).endless
+    found = url_type(path)
+    return found is not None and found.endless
 
 
 def is_object(path: str) -> bool:
     """Return True if a path is the URL of one file or several."""
-    return objects.is_url(path) and not is_other(path)
+    return objects.is_url(path) and not _scheme_of(path) and _of_any_scheme(path) is None
 
 
 def extras(path: str) -> set[str]:
     """Return the extras of torch-edl with the packages that read a path."""
-    if name := _entry_of(path):
+    name = _scheme_of(path)
+    if not name and _of_any_scheme(path) is not None:
+        name = _ANY_SCHEME
+    if name:
         return extras_of(SOURCES, name)
     return extras_of(SOURCES, f".{suffix_of(path)}") | objects.extras_of_url(path)
 
 
-def _entry_of(path: str) -> str:
-    """Return the name of the entry point for a URL; empty: the data is in files."""
+def _scheme_of(path: str) -> str:
+    """Return the name of the entry point for the scheme of a URL; empty: there is none."""
     scheme, separator, _ = path.partition("://")
-    if not separator:
-        return ""
     name = scheme.partition("+")[0]
-    if name in installed(SOURCES):
-        return name
-    if _ANY_SCHEME in installed(SOURCES) and load(SOURCES, _ANY_SCHEME, path)(path) is not None:
-        return _ANY_SCHEME
-    return ""
+    return name if separator and name in installed(SOURCES) else ""
+
+
+def _of_any_scheme(path: str) -> Any:
+    """Return the type of sources that the entry point for all schemes knows for a path, or None."""
+    if "://" not in path or _ANY_SCHEME not in installed(SOURCES):
+        return None
+    return load(SOURCES, _ANY_SCHEME, path)(path)

@@ -9,16 +9,16 @@ from typing import TypeVar
 
 from torch_edl.data.sources.kinds import (
     file_type,
+    format_of,
     formats,
     is_object,
-    is_other,
     suffix_of,
     url_type,
 )
 from torch_edl.data.sources.paths import local
 from torch_edl.data.sources.storage import objects
 from torch_edl.data.sources.storage.data_file import DataFile
-from torch_edl.errors import DataError, UsageError
+from torch_edl.errors import DataError
 from torch_edl.interfaces import Source
 
 _HEAD_BYTES = 512
@@ -44,8 +44,8 @@ def open_source(path: str, *, format: str = "auto", skip_damaged: bool = False) 
         UsageError: the format is unknown, or the URL is not supported.
         DataError: the file cannot be read, or the scan found damage.
     """
-    if is_other(path):
-        source: Source = url_type(path)(path, skip_damaged=skip_damaged)
+    if (kind := url_type(path)) is not None:
+        source: Source = kind(path, skip_damaged=skip_damaged)
         return source
     path = local(path)
     if not objects.is_url(path):
@@ -72,10 +72,8 @@ def import_reader(path: str, *, format: str = "auto") -> None:
     Arguments and errors are those of :func:`open_source`. The file is opened only if its suffix
     does not tell its format.
     """
-    if is_other(path):
-        url_type(path)
-        return
-    file_type(_format(path, format))
+    if url_type(path) is None:
+        file_type(_format(path, format))
 
 
 def check_source(path: str, *, format: str = "auto") -> None:
@@ -85,8 +83,8 @@ def check_source(path: str, *, format: str = "auto") -> None:
     Raises:
         UsageError, DataError: see :func:`open_source`.
     """
-    if is_other(path):
-        url_type(path).check(path)
+    if (kind := url_type(path)) is not None:
+        kind.check(path)
     elif not objects.is_url(path):
         _format(path, format)
 
@@ -98,13 +96,8 @@ def _format(path: str, format: str) -> str:
 def _by_first_bytes(path: str) -> str:
     with DataFile(path) as file:
         head = bytes(file.read_at(0, min(_HEAD_BYTES, file.size)))
-    for format in formats():
-        try:
-            begins = getattr(file_type(format), "begins", None)
-        except UsageError:
-            continue  # the library of this format is not installed
-        if begins is not None and begins(head):
-            return format
+    if format := format_of(head):
+        return format
     raise DataError(
         path,
         "neither its suffix nor its first bytes tell its format; give it a suffix "

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from torch_edl.data.sources.files.saved_datasets import data_files
-from torch_edl.data.sources.kinds import is_other, url_type
+from torch_edl.data.sources.kinds import url_type
 from torch_edl.data.sources.storage import objects
 from torch_edl.data.sources.storage.listing import matching
 from torch_edl.errors import UsageError
@@ -34,8 +34,8 @@ def expand(paths: Sequence[str]) -> list[str]:
         raise UsageError("no data: name files, globs or folders")
     found: dict[str, None] = {}
     for pattern in map(local, paths):
-        if is_other(pattern):
-            found[url_type(pattern).canonical(pattern)] = None
+        if (kind := url_type(pattern)) is not None:
+            found[kind.canonical(pattern)] = None
             continue
         if objects.is_url(pattern):
             urls = data_files(matching(pattern))
@@ -81,11 +81,11 @@ def parts(paths: Sequence[str]) -> list[str]:
         UsageError: see :func:`expand`.
         DataError: the server does not answer, or the topic does not exist.
     """
-    return [
-        part
-        for path in paths
-        for part in (url_type(path).parts(path) if is_other(path) else [path])
-    ]
+    found: list[str] = []
+    for path in paths:
+        kind = url_type(path)
+        found += [path] if kind is None else kind.parts(path)
+    return found
 
 
 def _matches(pattern: str) -> Iterator[str]:

@@ -34,12 +34,6 @@ _ONE_THREAD = pa.ipc.IpcReadOptions(use_threads=False)
 class ArrowSource(SlicedSource):
     """The rows of a file of Arrow's IPC formats."""
 
-    @staticmethod
-    def begins(head: bytes) -> bool:
-        """True if a file of this format begins with these bytes."""
-        # The last prefix is that of a stream.
-        return head.startswith((b"ARROW1", b"FEA1", b"\xff\xff\xff\xff"))
-
     def __init__(self, path: str, *, skip_damaged: bool = False) -> None:
         """Open ``path`` (absolute, or a URL) and find its batches.
 

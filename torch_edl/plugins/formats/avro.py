@@ -34,11 +34,6 @@ _SYNC_BYTES = 16
 class AvroSource(BlockSource):
     """The records of an Avro container file."""
 
-    @staticmethod
-    def begins(head: bytes) -> bool:
-        """True if a file of this format begins with these bytes."""
-        return head.startswith(b"Obj\x01")
-
     def __init__(self, path: str, *, skip_damaged: bool = False) -> None:
         """Open ``path`` (absolute, or a URL) and find its blocks.
 

@@ -89,11 +89,6 @@ def _check_sparse(header: tarfile.TarInfo, end: int) -> None:
 class WebDatasetSource(BlockSource):
     """The samples of a tar file."""
 
-    @staticmethod
-    def begins(head: bytes) -> bool:
-        """True if a file of this format begins with these bytes."""
-        return head[257:262] == b"ustar"
-
     def __init__(self, path: str, *, skip_damaged: bool = False) -> None:
         """Open ``path`` (absolute, or a URL) and find its members.
 

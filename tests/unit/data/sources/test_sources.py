@@ -18,7 +18,7 @@ from tests.waiting import HANG_S
 from torch_edl.data.sources import expand, open_source
 from torch_edl.data.sources.files.recordio import RecordIOWriter
 from torch_edl.data.sources.files.tfrecord import TFRecordWriter
-from torch_edl.data.sources.kinds import is_other
+from torch_edl.data.sources.kinds import url_type
 from torch_edl.errors import DataError, UsageError
 from torch_edl.plugins.sql import dialects
 
@@ -175,6 +175,25 @@ def test_a_named_format_is_taken_at_its_word(tmp_path: Path, kind: str) -> None:
     assert open_source(str(path), format=kind).count == 1
 
 
+def test_a_missing_library_is_named_by_the_first_bytes(tmp_path: Path) -> None:
+    """Nothing but the format of the file is imported to find it."""
+    code = (
+        "import sys; sys.modules['fastavro'] = None\n"
+        "from torch_edl.data.sources import open_source\n"
+        "from torch_edl.errors import UsageError\n"
+        "try: open_source(sys.argv[1])\n"
+        "except UsageError as error: print(error)\n"
+        "print(*(name for name in sys.modules if name.startswith('torch_edl.plugins.')))\n"
+    )
+    path = str(write_all(tmp_path)["avro"])
+    command = [sys.executable, "-c", code, path]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    error, loaded = done.stdout.splitlines()
+    assert "pip install 'torch-edl[avro]'" in error
+    formats = {name.rpartition(".")[2] for name in loaded.split()} - {"formats", "magic"}
+    assert all(name.startswith("avro") for name in formats), loaded
+
+
 def test_formats_that_nothing_tells(tmp_path: Path) -> None:
     path = write_all(tmp_path)["csv"]
     with pytest.raises(DataError, match=r"neither its suffix nor .* give it a suffix \(.recordio"):
@@ -230,13 +249,20 @@ def test_recordio_is_read_without_torch_and_without_pyarrow(tmp_path: Path) -> N
     ],
 )
 def test_only_known_schemes_are_databases(name: str, expected: bool) -> None:
-    assert is_other(name) == expected
+    assert (url_type(name) is not None) == expected
 
 
 def test_a_scheme_of_a_package_of_sqlalchemy_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialects, "_dialects", lambda: frozenset(["clickhouse"]))
-    assert is_other("clickhouse+http://h/d#table=t&key=id")
-    assert not is_other("clickhouse2://h/d#table=t&key=id")
+    assert url_type("clickhouse+http://h/d#table=t&key=id")
+    assert url_type("clickhouse2://h/d#table=t&key=id") is None
+
+
+def test_the_entry_point_of_all_schemes_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(dialects, "_dialects", lambda: asked.append("") or frozenset(["x"]))
+    assert url_type("x://h/d#table=t&key=id")
+    assert len(asked) == 1
 
 
 def test_files_and_objects_may_have_a_number_sign_in_their_names(tmp_path: Path) -> None:

@@ -44,11 +44,6 @@ _THRIFT_CONTAINER_ITEMS = 10_000_000
 class ParquetSource(SlicedSource):
     """The rows of a Parquet file."""
 
-    @staticmethod
-    def begins(head: bytes) -> bool:
-        """True if a file of this format begins with these bytes."""
-        return head.startswith(b"PAR1")
-
     def __init__(self, path: str, *, skip_damaged: bool = False) -> None:
         """Open ``path`` (absolute) and read its footer.
 

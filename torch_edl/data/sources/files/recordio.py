@@ -87,11 +87,6 @@ class RecordIOSource(BlockSource):
         dialect: layout of the headers: ``go`` or ``python``.
     """
 
-    @staticmethod
-    def begins(head: bytes) -> bool:
-        """True if a file of this format begins with these bytes."""
-        return head.startswith(b"\x04\x03\x02\x01")
-
     def __init__(self, path: str, *, skip_damaged: bool = False) -> None:
         """Open ``path`` (absolute) and find its chunks.
 

@@ -24,7 +24,7 @@ BLOCK_BYTES = 256 << 10
 
 _LENGTH = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
-_HEADER_BYTES = 12
+HEADER_BYTES = 12
 _FOOTER_BYTES = 4
 
 
@@ -37,16 +37,11 @@ def _masked(data: bytes) -> int:
 
 def is_header(raw: bytes) -> bool:
     """Return True if 12 bytes are the start of a record: a length with a valid checksum."""
-    return len(raw) == _HEADER_BYTES and _is_good(raw[:8], raw[8:])
+    return len(raw) == HEADER_BYTES and _is_good(raw[:8], raw[8:])
 
 
 class TFRecordSource(BlockSource):
     """The records of a TFRecord file that is not compressed."""
-
-    @staticmethod
-    def begins(head: bytes) -> bool:
-        """True if a file of this format begins with these bytes."""
-        return is_header(head[:_HEADER_BYTES])
 
     def __init__(self, path: str, *, skip_damaged: bool = False) -> None:
         """Open ``path`` (absolute) and find its records.
@@ -68,9 +63,9 @@ class TFRecordSource(BlockSource):
         records: list[bytes] = []
         place = 0
         while place < length:
-            size = _length_of(file.path, data[place : place + _HEADER_BYTES], offset + place)
-            end = place + _HEADER_BYTES + size
-            record = data[place + _HEADER_BYTES : end]
+            size = _length_of(file.path, data[place : place + HEADER_BYTES], offset + place)
+            end = place + HEADER_BYTES + size
+            record = data[place + HEADER_BYTES : end]
             if end + _FOOTER_BYTES > length or not _is_good(record, data[end : end + 4]):
                 raise DataError(file.path, _BAD_DATA, offset + place)
             records.append(record)
@@ -89,7 +84,7 @@ def _is_good(record: bytes, stored: bytes) -> bool:
 
 def _length_of(path: str, header: bytes, offset: int) -> int:
     """Return the size of a record's data in bytes; raise DataError if its header is damaged."""
-    if len(header) < _HEADER_BYTES:
+    if len(header) < HEADER_BYTES:
         raise DataError(path, "the file ends within a record's header", offset)
     if not is_header(header):
         raise DataError(path, "the checksum of the record's length does not match it", offset)
@@ -100,7 +95,7 @@ def _length_of(path: str, header: bytes, offset: int) -> int:
 
 
 def _scan(file: DataFile, skip_damaged: bool) -> Index:
-    head = file.read_at(0, min(_HEADER_BYTES, file.size))
+    head = file.read_at(0, min(HEADER_BYTES, file.size))
     if head.startswith(b"\x1f\x8b\x08") and not is_header(head):
         raise DataError(file.path, "is compressed and cannot be read by index; gunzip it first")
     blocks = []
@@ -108,9 +103,9 @@ def _scan(file: DataFile, skip_damaged: bool) -> Index:
     first = offset = count = 0  # start, end and records of the current block
     while offset < file.size:
         try:
-            header = file.read_at(offset, min(_HEADER_BYTES, file.size - offset))
+            header = file.read_at(offset, min(HEADER_BYTES, file.size - offset))
             size = _length_of(file.path, header, offset)
-            end = offset + _HEADER_BYTES + size + _FOOTER_BYTES
+            end = offset + HEADER_BYTES + size + _FOOTER_BYTES
             if end > file.size:
                 raise DataError(
                     file.path, f"a record of {size} bytes, the file ends before", offset
@@ -122,7 +117,7 @@ def _scan(file: DataFile, skip_damaged: bool) -> Index:
             damaged += 1
             break
         if skip_damaged and not _is_good(
-            file.read_at(offset + _HEADER_BYTES, size), file.read_at(end - _FOOTER_BYTES, 4)
+            file.read_at(offset + HEADER_BYTES, size), file.read_at(end - _FOOTER_BYTES, 4)
         ):
             log.warning("left out: %s at byte %d: %s", file.path, offset, _BAD_DATA)
             damaged += 1
