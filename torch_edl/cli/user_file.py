@@ -22,6 +22,8 @@ from torch_edl.training.contract.source_files import imported, local_trees, star
 _OWN_LOOP = ("init", "ElasticTrainer")
 _MODEL = ("model", *SIGNATURES["torch"]["model"].others)
 _MAIN = "__main__.py"
+# Expressions whose value may be a function.
+_FUNCTIONS = (ast.Name, ast.Attribute, ast.Lambda)
 # Programs that pip installs have no suffix.
 _SUFFIXES = (".py", ".pyw", "")
 
@@ -59,7 +61,7 @@ def kind_of(path: str, *, has_data: bool) -> FileKind:
         return FileKind(True, f"it uses torch_edl.{used}")
     file = Path(path).absolute()
     trees = [tree for _, tree in local_trees(file, file.parent, starred)]
-    functions = {name for each in trees for name in _bound_names(each, assigned=False)}
+    functions = {name for each in trees for name in _bound_names(each, evaluated=False)}
     has_model = not functions.isdisjoint(_MODEL)
     if has_model and any("loss" in _bound_names(each) for each in trees):
         return FileKind(False, "it defines model and loss")
@@ -198,11 +200,12 @@ def _parse(path: Path, shown: str) -> ast.Module:
         raise UsageError(f"{shown}: not a Python file: {error}") from error
 
 
-def _bound_names(node: ast.AST, *, assigned: bool = True) -> Iterator[str]:
+def _bound_names(node: ast.AST, *, evaluated: bool = True) -> Iterator[str]:
     """Yield the names bound at the top level and in its blocks, but not in functions or classes.
 
     Args:
-        assigned: False: only names of functions, classes and imports.
+        evaluated: False: without names that are assigned the value of an expression, such as
+            ``model = Net()``; ``model = Net`` counts.
     """
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -210,12 +213,15 @@ def _bound_names(node: ast.AST, *, assigned: bool = True) -> Iterator[str]:
         elif isinstance(child, ast.alias):
             yield child.asname or child.name.split(".")[0]
         elif isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
-            if assigned:
-                yield child.id
+            yield child.id
         elif isinstance(child, ast.AnnAssign) and child.value is None:
             continue  # a declaration without a value binds nothing
+        elif isinstance(child, ast.Assign) and not (
+            evaluated or isinstance(child.value, _FUNCTIONS)
+        ):
+            continue
         elif not isinstance(child, ast.Lambda | ast.comprehension):
-            yield from _bound_names(child, assigned=assigned)
+            yield from _bound_names(child, evaluated=evaluated)
 
 
 def _is_dynamic(tree: ast.Module) -> bool:

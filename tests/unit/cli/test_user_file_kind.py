@@ -60,6 +60,8 @@ fit()
             False,
             False,
         ),
+        ("model = nets.Net\nloss = torch.nn.MSELoss()\n", False, False),
+        ("model = lambda: Net(3)\nloss = loss_fn\n", False, False),
         ("model = Net()\nloss = torch.nn.MSELoss()\nfit()\n", False, True),
         (FLAT_SCRIPT, False, True),
         (FLAT_SCRIPT, True, True),
