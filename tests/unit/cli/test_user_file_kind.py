@@ -63,6 +63,7 @@ fit()
         ("model = nets.Net\nloss = torch.nn.MSELoss()\n", False, False),
         ("model = lambda: Net(3)\nloss = loss_fn\n", False, False),
         ("model = Net()\nloss = torch.nn.MSELoss()\nfit()\n", False, True),
+        ("import a\nmodel, loss = a.model, a.loss\ndef feed(records): ...\n", False, False),
         (FLAT_SCRIPT, False, True),
         (FLAT_SCRIPT, True, True),
         (MAIN_SCRIPT, False, True),
