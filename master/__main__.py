@@ -13,7 +13,6 @@ over the job, 128 + signal if it was stopped.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import logging
 import os
 import secrets
@@ -26,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from master.runtime import leftovers, persistence
+from master.runtime import checkpoints, leftovers, persistence
 from master.runtime.clock import Clock
 from master.runtime.effects import Effects
 from master.runtime.event_file import EventFile
@@ -44,13 +43,11 @@ from master.state.scripts.script_fleet import ScriptFleet
 from master.state.workforce.fleet import Fleet
 from master.state.workforce.processes import PENDING
 from master.state.workforce.server_command import ServerCommand
-from torch_edl.checkpoint import layout
-from torch_edl.checkpoint.claim import Claim, run_id
 from torch_edl.config import JobConfig, extensions
 from torch_edl.config.checkpoint import PREPROCESSING_FILE
 from torch_edl.config.environment import ENV_MASTER, ENV_PLATFORM, ENV_TOKEN
 from torch_edl.data.resuming import continued
-from torch_edl.errors import CheckpointError, EdlError, UsageError
+from torch_edl.errors import EdlError, UsageError
 from torch_edl.files import replacing
 from torch_edl.interfaces import Host, Platform, Store, StoreType
 from torch_edl.launch.jobs.folder import JobFolder, MasterAddress
@@ -132,8 +129,12 @@ def _run_once(
         left = persistence.left_behind(lock.store, token)
         if continues:
             left = _require_left(name, left)
-        claim = _claim(config, token)
-        resumed = _newest(config, left, claim) if left else _prepare_checkpoints(config)
+        claim = checkpoints.claim(config, token)
+        if left:
+            resumed = checkpoints.newest(config, left, claim)
+        else:
+            resumed = checkpoints.prepare(config)
+        evaluated = checkpoints.evaluated(config, left)
         if resumed is not None and not (left and left["fleet"]["strategy"]):
             config = continued(config, resumed.path, resumed.manifest)
         _prepare_parts(config, anew=left is None)
@@ -169,6 +170,7 @@ def _run_once(
         fleet,
         folder=temporary,
         resumed=resumed,
+        evaluated=evaluated,
         preprocessing=_preprocessing(preprocessing, config, resumed, restarted=left is not None),
         wall_offset_s=time.time() - clock(),
     )
@@ -335,30 +337,6 @@ def _with_room(write: Callable[[], T], stop: StopSignals, *, waits: bool) -> T:
             time.sleep(_ROOM_POLL_S)
 
 
-def _claim(config: JobConfig, token: str) -> Claim | None:
-    """Claim the checkpoint directory for this job; None if the job has none.
-
-    Raises:
-        UsageError: another job has the directory.
-        OSError: the directory cannot be written.
-    """
-    root = config.checkpoint.dir
-    if not root or config.kind not in ("train", "script"):
-        return None
-    return Claim(root, job=config.name, run=run_id(config.name, token))
-
-
-def _prepare_checkpoints(config: JobConfig) -> Saved | None:
-    """Remove partial checkpoints, and return the checkpoint to resume from; None if there is
-    none."""
-    if not config.checkpoint.dir or config.kind not in ("train", "script"):
-        return None
-    root = Path(config.checkpoint.dir)
-    layout.remove_leftovers(root)
-    newest = layout.newest_to_resume(root, resume=config.checkpoint.resume)
-    return None if newest is None else Saved(newest, layout.read(newest))
-
-
 def _prepare_parts(config: JobConfig, *, anew: bool) -> None:
     """Create the folder for unmerged predictions; a new run first removes those of earlier runs."""
     parts = config.checkpoint.parts
@@ -386,23 +364,6 @@ def _preprocessing(
         with replacing(kept) as file:
             file.write(source.read_bytes())
     return kept.read_bytes() if kept.exists() else b""
-
-
-def _newest(config: JobConfig, left: Mapping[str, Any], claim: Claim | None = None) -> Saved | None:
-    """Return the newest checkpoint of a restarted job, which an earlier master may have committed
-    without storing the fact; None if there is none. A checkpoint of another run counts only if it
-    is in the stored state. A script's ring reads its checkpoints itself."""
-    ring = config.kind == "script" and left["fleet"]["strategy"] != "ps"
-    if ring or config.kind not in ("train", "script"):
-        return None
-    root, noted = config.checkpoint.dir, left["checkpoints"]["newest"]
-    complete = [*(layout.complete(root) if root else ()), *([Path(noted)] if noted else ())]
-    for path in sorted(set(complete), reverse=True):
-        with contextlib.suppress(CheckpointError):
-            found = Saved(path, layout.read(path))
-            if str(path) == noted or claim is None or found.manifest.run == claim.run:
-                return found
-    return None
 
 
 if __name__ == "__main__":

@@ -155,7 +155,7 @@ def _execute(
             merge(effect.parts, effect.output, tasks=effect.tasks)
             return OutputWritten()
         case Prune():
-            layout.prune(effect.newest, effect.keep)
+            layout.prune(effect.newest, effect.keep, effect.best)
         case KeepPreprocessing():
             assert preprocessing is not None
             preprocessing.parent.mkdir(parents=True, exist_ok=True)
@@ -266,6 +266,7 @@ def _commit(
     written: Path | None = None,
 ) -> Saved:
     run, fence = (claim.run, claim.check) if claim is not None else ("", lambda: None)
+    manifest = action.manifest
     saved = layout.save(
         action.root,
         steps,
@@ -275,6 +276,8 @@ def _commit(
         fence=fence,
         written=written,
         anew=isinstance(action, SaveServers) and action.move > 0,
+        # Servers may have trained more than was evaluated.
+        metrics=manifest.metrics if manifest.steps == steps else None,
     )
     return Saved(*saved)
 

@@ -162,6 +162,8 @@ class Prune:
     newest: Path
     keep: int
     """Number of checkpoints to keep, including ``newest``."""
+    best: Path | None = None
+    """Checkpoint that is kept too: the best by ``--keep-best``."""
 
 
 @dataclass(frozen=True)

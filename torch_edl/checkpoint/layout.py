@@ -23,13 +23,13 @@ import logging
 import re
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.errors import CheckpointError, UsageError
-from torch_edl.files import rename, sync
+from torch_edl.files import rename, sync, write_text
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +69,7 @@ def save(
     fence: Callable[[], None] = lambda: None,
     written: Path | None = None,
     anew: bool = False,
+    metrics: Mapping[str, float] | None = None,
 ) -> tuple[Path, Manifest]:
     """Make the checkpoint after ``steps`` minibatches, or keep the complete one that is already
     there. All commits of checkpoints use this function.
@@ -84,6 +85,8 @@ def save(
             right before the rename.
         anew: call ``write`` even if the checkpoint exists, and replace a checkpoint with other
             records, which is of a lost model.
+        metrics: metrics of the model's evaluation; a checkpoint that is already there gets them
+            too. None if the model was not evaluated.
 
     Returns:
         The folder of the checkpoint and its manifest.
@@ -97,17 +100,17 @@ def save(
     """
     directory, temporary = step_dir(root, steps), written or temporary_dir(root)
     if not anew and is_checkpoint(directory):
-        return directory, _own(directory, run, restored)
+        return directory, _evaluated(directory, _own(directory, run, restored), metrics, fence)
     if written is None:
         temporary.mkdir(parents=True)
     try:
-        manifest = replace(write(temporary), run=run)
+        manifest = replace(write(temporary), run=run, metrics=dict(metrics or {}))
         seal(temporary, manifest)
         fence()
         if is_checkpoint(directory):  # another process may have been faster
             found = _own(directory, run, restored)
             if not anew or found.watermarks == manifest.watermarks:
-                return directory, found
+                return directory, _evaluated(directory, found, metrics, fence)
         if directory.exists():  # left by a crash: without a manifest
             _remove(directory)
         rename(temporary, directory)
@@ -129,6 +132,21 @@ def _own(directory: Path, run: str, restored: str) -> Manifest:
             "start the job again with a folder of its own"
         )
     return found
+
+
+def _evaluated(
+    directory: Path,
+    found: Manifest,
+    metrics: Mapping[str, float] | None,
+    fence: Callable[[], None],
+) -> Manifest:
+    """Add the metrics of an evaluation to the manifest of a complete checkpoint. Returns it."""
+    if not metrics or metrics == found.metrics:
+        return found
+    fence()
+    manifest = replace(found, metrics=dict(metrics))
+    write_text(directory / MANIFEST, manifest.to_json())
+    return manifest
 
 
 def seal(directory: Path, manifest: Manifest) -> None:
@@ -221,9 +239,9 @@ def complete(root: str | Path) -> list[Path]:
     return [path for path in _folders(root) if is_checkpoint(path)]
 
 
-def prune(newest: Path, keep: int) -> None:
-    """Remove the checkpoints before ``newest`` except the last ``keep - 1``, and incomplete
-    folders.
+def prune(newest: Path, keep: int, best: Path | None = None) -> None:
+    """Remove the checkpoints before ``newest`` except the last ``keep - 1`` and ``best``, and
+    incomplete folders.
 
     Folders after ``newest`` stay: one may be of a model that was lost before the job knew of the
     checkpoint. A folder that cannot be removed is logged, and the next call tries again.
@@ -233,7 +251,7 @@ def prune(newest: Path, keep: int) -> None:
     good = [path for path in before if is_checkpoint(path)]
     stay = good[max(0, len(good) - keep + 1) :]
     for path in before:
-        if path in stay:
+        if path in stay or path == best:
             continue
         try:
             _remove(path)

@@ -60,6 +60,8 @@ class Manifest:
     """File sizes in bytes by name."""
     versions: tuple[int, ...] = ()
     """Version (number of updates) of each shard."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Metrics of the evaluation of the model, if ``--keep-best`` chose it; empty otherwise."""
     data: dict[str, Any] = field(default_factory=dict)
     """Values that determine which records a task id means: shards, records_per_task, batch size,
     seed, ..."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -96,6 +97,11 @@ def metrics_text(metrics: Mapping[str, float | None], steps: int) -> str:
     """
     values = (f"{k} {number(math.nan if v is None else v)}" for k, v in metrics.items())
     return ", ".join(values) + (f" (step {steps:,})" if steps else "")
+
+
+def best_text(best: Mapping[str, Any]) -> str:
+    """Return ``auc 0.81 (step 200)``."""
+    return metrics_text({best["metric"]: best["value"]}, best["steps"])
 
 
 def extent(status: pb.GetStatusResponse) -> tuple[int, int]:

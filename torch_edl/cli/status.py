@@ -10,7 +10,7 @@ from typing import Any
 from rich.text import Text
 
 from torch_edl.cli import job_lookup as which
-from torch_edl.cli.progress import TRAINS, duration, metrics_text, number
+from torch_edl.cli.progress import TRAINS, best_text, duration, metrics_text, number
 from torch_edl.cli.terminal import stdout, table
 
 _EXITED = "exited"
@@ -105,6 +105,7 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("rates", _rates(rates)),
         ("loss", number(loss) if loss is not None and trains else ""),
         ("metrics", metrics_text(**evaluations[-1]) if evaluations else ""),
+        ("best", best_text(found["best"]) if found.get("best") else ""),
         ("time", duration(found["wall_s"]) if found.get("wall_s") else ""),
         ("checkpoint", found.get("checkpoint")),
         ("lost", f"{found['updates_lost']:,} updates" if found.get("updates_lost") else ""),

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from torch_edl.cli.progress import TRAINS, counted, duration, number
+from torch_edl.cli.progress import TRAINS, best_text, counted, duration, number
 from torch_edl.cli.submit import JobOutcome
 from torch_edl.cli.terminal import complain
 from torch_edl.config import JobConfig
@@ -46,6 +46,7 @@ def build(config: JobConfig, outcome: JobOutcome) -> dict[str, Any]:
         "loss": seen["loss"],
         "metrics": evaluations[-1]["metrics"] if evaluations else {},
         "evaluations": evaluations,
+        "best": seen["best"],
         "processes": [master, *processes],
         "damaged": seen["damaged"],
         "nan_steps": seen["nan_steps"],
@@ -121,6 +122,8 @@ def closing_lines(summary: dict[str, Any]) -> list[str]:
         lines.append("metrics: " + ", ".join(values))
     elif summary["loss"] is not None and trains:
         lines.append(f"training loss: {summary['loss']:.4f}")
+    if summary["best"]:
+        lines.append(f"best: {best_text(summary['best'])}")
     skipped = {
         "damaged": "damaged records skipped",
         "nan_steps": "steps skipped",

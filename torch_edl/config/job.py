@@ -124,12 +124,17 @@ class JobConfig(Checked):
         )
         _require(
             not self.train.evaluates_epochs or bool(self.data.eval),
-            f"--{'early-stop' if self.train.early_stop else 'eval-epochs'}: there is nothing to "
-            "evaluate on; add --eval-data, or leave it out",
+            f"{self.train.epochs_option}: there is nothing to evaluate on; add --eval-data, or "
+            "leave it out",
         )
         _require(
             not self.train.evaluates_epochs or not self.data.streams,
             "--epochs stream: a stream has no epochs at whose end to evaluate; use --eval-every",
+        )
+        _require(
+            not self.train.keep_best or bool(self.checkpoint.dir or self.checkpoint.output),
+            f"--keep-best {self.train.keep_best}: there is no place for the best model; add "
+            "--output or --checkpoint-dir, or leave it out",
         )
         durability, servers = self.durability.mode, self.cluster.servers
         _require(

@@ -109,6 +109,13 @@ class TrainConfig(Checked):
     )
     """The metric is one of the evaluation. A lower value is better if the name contains loss or
     error, otherwise a higher one; ``METRIC:PATIENCE:min`` and ``:max`` select either."""
+    keep_best: str = _train_option(
+        "",
+        "--keep-best METRIC",
+        "output and keep the model of the epoch with the best METRIC (default: the last)",
+    )
+    """The same metrics and rules as of :attr:`early_stop`: ``METRIC``, ``METRIC:min`` or
+    ``METRIC:max``."""
     on_nan: str = _train_option(
         "stop",
         "--on-nan stop|skip",
@@ -132,11 +139,12 @@ class TrainConfig(Checked):
         super().__post_init__()
         if self.early_stop:
             EarlyStop.of(self.early_stop)
+        if self.keep_best:
+            Objective.of(self.keep_best)
         if self.eval_every and self.evaluates_epochs:
-            option = f"--early-stop {self.early_stop}" if self.early_stop else "--eval-epochs"
             raise UsageError(
-                f"--eval-every {self.eval_every}: {option} evaluates at the ends of epochs; leave "
-                "one of them out"
+                f"--eval-every {self.eval_every}: {self.epochs_option} evaluates at the ends of "
+                "epochs; leave one of them out"
             )
         if self.mode != "sync" and self.grads_to_wait != 1:
             raise UsageError(
@@ -147,25 +155,73 @@ class TrainConfig(Checked):
     @property
     def evaluates_epochs(self) -> bool:
         """Whether the model is evaluated at the end of each epoch, before the next one begins."""
-        return self.eval_epochs or bool(self.early_stop)
+        return bool(self.epochs_option)
+
+    @property
+    def epochs_option(self) -> str:
+        """The option that asks for evaluations at the ends of epochs; empty if there is none."""
+        if self.early_stop:
+            return f"--early-stop {self.early_stop}"
+        if self.keep_best:
+            return f"--keep-best {self.keep_best}"
+        return "--eval-epochs" if self.eval_epochs else ""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A metric of the evaluation, and which of its values are better."""
+
+    metric: str
+    lower: bool
+    """A lower value is better."""
+
+    @classmethod
+    def of(cls, text: str) -> Objective:
+        """Return the objective of the value of ``--keep-best``.
+
+        Raises:
+            UsageError: the value is neither METRIC nor METRIC:min nor METRIC:max.
+        """
+        metric, _, way = text.partition(":")
+        if not metric or way not in _WAYS:
+            raise UsageError(
+                f"--keep-best {text}: expected a metric of the evaluation, as auc; or auc:max, "
+                "where its name does not tell what is better"
+            )
+        return cls(metric, _is_lower(metric, way))
+
+    def is_better(self, value: float, best: float) -> bool:
+        """Return whether a value is better than the best one so far; NaN never is."""
+        better = value < best if self.lower else value > best
+        return better or (math.isnan(best) and not math.isnan(value))
+
+    def best(self, values: Sequence[float]) -> int:
+        """Return the index of the best value, the first of several; NaN is never the best."""
+        found = 0
+        for place, value in enumerate(values):
+            if self.is_better(value, values[found]) or math.isnan(values[found]):
+                found = place
+        return found
+
+
+def _is_lower(metric: str, way: str) -> bool:
+    return way == "min" or (not way and any(word in metric.lower() for word in _LOWER))
 
 
 @dataclass(frozen=True)
 class EarlyStop:
     """When the training stops before its last epoch."""
 
-    metric: str
+    objective: Objective
     patience: int
     """Epochs without a better value after which the training stops."""
-    lower: bool
-    """A lower value is better."""
 
     @classmethod
     def of(cls, text: str) -> EarlyStop:
-        """Reads METRIC:PATIENCE, or METRIC:PATIENCE:min and :max.
+        """Return the rule of the value of ``--early-stop``.
 
         Raises:
-            UsageError: it is neither.
+            UsageError: the value is neither METRIC:PATIENCE nor METRIC:PATIENCE:min nor :max.
         """
         metric, _, rest = text.partition(":")
         patience, _, way = rest.partition(":")
@@ -174,18 +230,8 @@ class EarlyStop:
                 f"--early-stop {text}: expected a metric of the evaluation and a number of epochs, "
                 "as auc:3; or auc:3:max, where its name does not tell what is better"
             )
-        lower = way == "min" or (not way and any(word in metric.lower() for word in _LOWER))
-        return cls(metric, int(patience), lower)
-
-    def best(self, values: Sequence[float]) -> int:
-        """The place of the best value, the first of several; NaN is never the best."""
-        found = 0
-        for place, value in enumerate(values):
-            better = value < values[found] if self.lower else value > values[found]
-            if better or math.isnan(values[found]):
-                found = place
-        return found
+        return cls(Objective(metric, _is_lower(metric, way)), int(patience))
 
     def is_due(self, values: Sequence[float]) -> bool:
         """Return True if the last ``patience`` values are no better than the best one before."""
-        return len(values) - 1 - self.best(values) >= self.patience
+        return len(values) - 1 - self.objective.best(values) >= self.patience

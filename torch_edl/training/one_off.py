@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from torch_edl.checkpoint import layout
 from torch_edl.config import JobConfig
-from torch_edl.config.training import EarlyStop
+from torch_edl.config.training import EarlyStop, Objective
 from torch_edl.data.batch import Update
 from torch_edl.data.feeder import Feeder, FeedError, Updates
 from torch_edl.data.mode import MODES
@@ -187,11 +187,17 @@ class OneOffTasks:
             return
 
     def _require_metric(self, known: Sequence[str]) -> None:
-        early_stop = self._file.config.train.early_stop
-        if early_stop and EarlyStop.of(early_stop).metric not in known:
-            raise ContractError(
-                f"--early-stop {early_stop}: no such metric; the evaluation has {', '.join(known)}"
-            )
+        train = self._file.config.train
+        named = {}
+        if train.early_stop:
+            named[f"--early-stop {train.early_stop}"] = EarlyStop.of(train.early_stop).objective
+        if train.keep_best:
+            named[f"--keep-best {train.keep_best}"] = Objective.of(train.keep_best)
+        for option, objective in named.items():
+            if objective.metric not in known:
+                raise ContractError(
+                    f"{option}: no such metric; the evaluation has {', '.join(known)}"
+                )
 
     def do_last(self) -> None:
         """Lease and execute the last snapshots: the model is written if the job ends and no other

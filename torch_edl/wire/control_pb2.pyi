@@ -59,6 +59,18 @@ class EvaluationResult(_message.Message):
     metrics: _containers.ScalarMap[str, float]
     def __init__(self, steps: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
+class BestModel(_message.Message):
+    __slots__ = ("metric", "value", "steps", "checkpoint")
+    METRIC_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    metric: str
+    value: float
+    steps: int
+    checkpoint: str
+    def __init__(self, metric: _Optional[str] = ..., value: _Optional[float] = ..., steps: _Optional[int] = ..., checkpoint: _Optional[str] = ...) -> None: ...
+
 class GetStatusRequest(_message.Message):
     __slots__ = ("events_after",)
     EVENTS_AFTER_FIELD_NUMBER: _ClassVar[int]
@@ -66,7 +78,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self, events_after: _Optional[int] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("job", "kind", "strategy", "strategy_reason", "state", "error", "traceback", "epoch", "epochs", "records_done", "records_total", "tasks_todo", "tasks_doing", "tasks_done", "processes", "rates", "steps", "loss", "evaluations", "events", "checkpoint", "damaged", "nan_steps", "wall_s", "workers_wanted", "usage_error", "records_begun", "logged", "rollbacks", "records_rolled_back", "servers_wanted", "updates_lost")
+    __slots__ = ("job", "kind", "strategy", "strategy_reason", "state", "error", "traceback", "epoch", "epochs", "records_done", "records_total", "tasks_todo", "tasks_doing", "tasks_done", "processes", "rates", "steps", "loss", "evaluations", "events", "checkpoint", "damaged", "nan_steps", "wall_s", "workers_wanted", "usage_error", "records_begun", "logged", "rollbacks", "records_rolled_back", "servers_wanted", "best", "updates_lost")
     class RatesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +124,7 @@ class GetStatusResponse(_message.Message):
     ROLLBACKS_FIELD_NUMBER: _ClassVar[int]
     RECORDS_ROLLED_BACK_FIELD_NUMBER: _ClassVar[int]
     SERVERS_WANTED_FIELD_NUMBER: _ClassVar[int]
+    BEST_FIELD_NUMBER: _ClassVar[int]
     UPDATES_LOST_FIELD_NUMBER: _ClassVar[int]
     job: str
     kind: str
@@ -144,8 +157,9 @@ class GetStatusResponse(_message.Message):
     rollbacks: int
     records_rolled_back: int
     servers_wanted: int
+    best: BestModel
     updates_lost: int
-    def __init__(self, job: _Optional[str] = ..., kind: _Optional[str] = ..., strategy: _Optional[str] = ..., strategy_reason: _Optional[str] = ..., state: _Optional[str] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., records_done: _Optional[int] = ..., records_total: _Optional[int] = ..., tasks_todo: _Optional[int] = ..., tasks_doing: _Optional[int] = ..., tasks_done: _Optional[int] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., rates: _Optional[_Mapping[str, float]] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., checkpoint: _Optional[str] = ..., damaged: _Optional[int] = ..., nan_steps: _Optional[int] = ..., wall_s: _Optional[float] = ..., workers_wanted: _Optional[int] = ..., usage_error: _Optional[bool] = ..., records_begun: _Optional[int] = ..., logged: _Optional[_Mapping[str, float]] = ..., rollbacks: _Optional[int] = ..., records_rolled_back: _Optional[int] = ..., servers_wanted: _Optional[int] = ..., updates_lost: _Optional[int] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., kind: _Optional[str] = ..., strategy: _Optional[str] = ..., strategy_reason: _Optional[str] = ..., state: _Optional[str] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., records_done: _Optional[int] = ..., records_total: _Optional[int] = ..., tasks_todo: _Optional[int] = ..., tasks_doing: _Optional[int] = ..., tasks_done: _Optional[int] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., rates: _Optional[_Mapping[str, float]] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., checkpoint: _Optional[str] = ..., damaged: _Optional[int] = ..., nan_steps: _Optional[int] = ..., wall_s: _Optional[float] = ..., workers_wanted: _Optional[int] = ..., usage_error: _Optional[bool] = ..., records_begun: _Optional[int] = ..., logged: _Optional[_Mapping[str, float]] = ..., rollbacks: _Optional[int] = ..., records_rolled_back: _Optional[int] = ..., servers_wanted: _Optional[int] = ..., best: _Optional[_Union[BestModel, _Mapping]] = ..., updates_lost: _Optional[int] = ...) -> None: ...
 
 class ScaleRequest(_message.Message):
     __slots__ = ("min_workers", "max_workers", "servers")

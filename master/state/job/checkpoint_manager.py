@@ -25,6 +25,7 @@ from master.state.actions import (
     SaveServers,
     WriteOutput,
 )
+from master.state.job.best_checkpoint import BestCheckpoint
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import JobConfig
 from torch_edl.data.stream_space import AnySpace
@@ -58,14 +59,18 @@ class CheckpointManager:
         folder: folder of the job; receives final checkpoints and cuts without a checkpoint
             directory.
         resumed: the checkpoint to resume from.
+        best: receives each checkpoint that is written.
     """
 
-    def __init__(self, config: JobConfig, *, folder: Path, resumed: Saved | None) -> None:
+    def __init__(
+        self, config: JobConfig, *, folder: Path, resumed: Saved | None, best: BestCheckpoint
+    ) -> None:
         self._temporary = folder / "final"
         self.root = Path(config.checkpoint.dir) if config.checkpoint.dir else self._temporary
         """Checkpoint directory, or a temporary folder of the job without one."""
         self.newest = resumed
         """Newest complete checkpoint; None before the first."""
+        self.best = best
         self.final: Saved | None = None
         """Checkpoint of the whole training; None before it is written."""
         self.named = str(resumed.path) if resumed is not None else ""
@@ -80,7 +85,7 @@ class CheckpointManager:
         self._output = config.checkpoint.output if config.trains or self._parts else ""
         self._incarnation = 0
         self._actions: list[Effect] = []
-        self._running = ""  # "periodic", "final" or "cut" while one is taken
+        self._running = ""  # "periodic", "best", "final" or "cut" while one is taken
         self._cut_servers: tuple[int, ...] = ()
         self._not_before = 0.0
         self._failures = 0
@@ -128,15 +133,18 @@ class CheckpointManager:
         """Checkpoint that the status reports; empty for a temporary one."""
         return "" if Path(self.named).parent == self._temporary else self.named
 
-    def due(self, steps: int, *, settled: bool, now: float) -> bool:
+    def due(self, steps: int, *, settled: bool, now: float, best: bool = False) -> bool:
         """Return whether :meth:`take` is to be called now.
 
         Args:
             steps: minibatches done, including those of running tasks.
             settled: all training is done and applied.
+            best: the model is the best one so far.
         """
         if self._running or now < self._not_before:
             return False
+        if best:
+            return True
         if settled:
             return self.final is None and bool(self._config.dir or self._config.output)
         return bool(self._every) and steps >= self._next
@@ -153,9 +161,15 @@ class CheckpointManager:
         self._stopped = self._written = True
 
     def settle(self, cluster: pb.Cluster, *, trained: bool) -> bool:
-        """Return whether all training is done and applied. In sync mode, the servers are flushed
-        first."""
+        """Return whether all training so far is applied. In sync mode, the servers are flushed
+        first.
+
+        Args:
+            trained: nothing is trained now: the training is over, or the next epoch waits.
+        """
         self._incarnation = cluster.incarnation
+        if not trained:
+            self._flushed = not self._flushes
         if not trained or self._flushed or not cluster.servers:
             return trained
         if not self._flushing:
@@ -173,6 +187,7 @@ class CheckpointManager:
         steps: int,
         settled: bool,
         moves: bool = False,
+        best: bool = False,
     ) -> Path | None:
         """Begin a checkpoint that is due.
 
@@ -180,14 +195,16 @@ class CheckpointManager:
             progress: watermarks of what is done.
             manifest: manifest without the fields that are known only after the write.
             moves: the checkpoint is the cut of a move to other servers.
+            best: the model is the best one so far; the manifest has its metrics.
 
         Returns:
             The folder in which a worker is to write the model, if there are no servers; None
             otherwise.
         """
-        self._running = "cut" if moves else "final" if settled else "periodic"
+        final = settled and self.final is None
+        self._running = "cut" if moves else "final" if final else "best" if best else "periodic"
         self._by_worker = not cluster.servers
-        if self._running == "periodic":
+        if self._running in ("periodic", "best"):
             self._next = self._after(steps)
         if cluster.servers:
             servers, of, move = cluster.servers, cluster.incarnation, 0
@@ -229,7 +246,14 @@ class CheckpointManager:
 
     def _prune(self, newest: Saved) -> None:
         keep = self._config.keep if self._config.dir else 1
-        self._actions.append(Prune(newest.path, keep))
+        self._actions.append(Prune(newest.path, keep, self.best.path))
+
+    def write_output(self) -> None:
+        """Request the export of the final checkpoint, or of the best one, once."""
+        if self.final is not None and not self._written and not self._writing:
+            self._writing = True
+            model = self.best.path or self.final.path
+            self._actions.append(WriteOutput(model, Path(self._output)))
 
     def merge(self, tasks: int) -> None:
         """Request the merge of the predictions of all ``tasks``, once."""
@@ -304,6 +328,7 @@ class CheckpointManager:
         self._commit = None
         self.newest, self.named = saved, str(saved.path)
         notes = [Note("info", f"checkpoint {saved.path}")] if self._config.dir else []
+        notes += self.best.consider(saved)
         if was == "cut":
             return [*notes, CutTaken(saved, self._cut_servers)]
         # Only after the new checkpoint is the one to restore.
@@ -322,7 +347,7 @@ class CheckpointManager:
                 return []
             text = f"the parameter servers stay for now, the next attempt follows: {error}"
             return [Note("warning", text)]
-        if was == "final":
+        if was in ("final", "best"):
             self._failures += 1
             if self._failures >= _FINAL_ATTEMPTS:
                 return [Failure(f"the trained model cannot be saved in {self.root}: {error}")]
@@ -332,9 +357,8 @@ class CheckpointManager:
 
     def _finish(self, saved: Saved) -> None:
         self.final = saved
-        if not self._written and not self._writing:
-            self._writing = True
-            self._actions.append(WriteOutput(saved.path, Path(self._output)))
+        if not self.best.wanted:
+            self.write_output()
 
     # ---- a restart of the master ----
 
@@ -343,6 +367,7 @@ class CheckpointManager:
         commit = self._commit
         return {
             "newest": self.named,
+            "best": str(self.best.path or ""),
             "incarnation": self._incarnation,
             "running": self._running,
             "by_worker": self._by_worker,

@@ -23,6 +23,7 @@ from master.state.actions import (
     Saved,
     Started,
 )
+from master.state.job.best_checkpoint import BestCheckpoint
 from master.state.job.checkpoint_manager import CheckpointManager, CutTaken
 from master.state.job.milestones import Kept, MilestoneEvent, Milestones, MoveBegun, TrainingDone
 from master.state.job.preparation import Decided, Preparation, PreparationEvent, TasksMade
@@ -73,6 +74,7 @@ class Job:
         fleet: its processes, none of them started yet.
         folder: temporary folder of the job.
         resumed: the checkpoint to resume from.
+        evaluated: earlier checkpoints of which one may be the best.
         preprocessing: already fitted, by an earlier master or with the loaded model.
         wall_offset_s: Unix time minus the clock of the events.
     """
@@ -84,6 +86,7 @@ class Job:
         *,
         folder: Path,
         resumed: Saved | None = None,
+        evaluated: Iterable[Saved] = (),
         preprocessing: bytes = b"",
         wall_offset_s: float = 0.0,
     ) -> None:
@@ -93,7 +96,8 @@ class Job:
         self.lifecycle = Lifecycle(wall_offset_s=wall_offset_s)
         self.members = Membership(heartbeat_timeout_s=cluster.heartbeat_timeout_s)
         self.meetings = Meetings(self.members)
-        self.checkpoints = CheckpointManager(config, folder=folder, resumed=resumed)
+        best = BestCheckpoint(config.train.keep_best, evaluated)
+        self.checkpoints = CheckpointManager(config, folder=folder, resumed=resumed, best=best)
         self.failover = Failover(config, fleet)
         self.tasks = TaskScheduler(config, preprocessing)
         """Tasks that workers lease; empty for a script in a ring."""

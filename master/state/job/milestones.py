@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -128,17 +129,24 @@ class Milestones:
             if self.left_out.is_all:
                 return [*events, Failure(self.left_out.text)]
             events.append(TrainingDone())
-        if stopping and trained and strategy == "ps" and self._is_kept():
+        best = self._holds_best(steps)
+        if stopping and trained and strategy == "ps" and not best and self._is_kept():
             return [*events, Kept()]
         if cluster is None:
             return events
-        settled = checkpoints.settle(cluster, trained=trained)
-        if evaluations is not None and settled == trained and not stopping:
-            epochs = self._tasks.whole_epochs
+        epochs = self._tasks.whole_epochs
+        waits = evaluations is not None and evaluations.is_pending(epochs)
+        settled = checkpoints.settle(cluster, trained=trained or waits)
+        rests, settled = settled or not (trained or waits), settled and trained
+        if evaluations is not None and rests and not stopping:
             result = evaluations.tick(steps, trained=settled, epochs=epochs)
-            events += [result] if result is not None else []
+            if result is not None:
+                return [*events, result]
+        evaluated = evaluations is None or evaluations.complete
         cuts = moves and not trained and not stopping and checkpoints.may_cut(now)
-        due = cuts or checkpoints.due(steps, settled=settled, now=now)
+        # The last model is written once it is known whether it is the best.
+        last = settled and (evaluated or stopping or not checkpoints.best.wanted)
+        due = cuts or checkpoints.due(steps, settled=last, now=now, best=best)
         if due and main is not None and self._config.trains:
             folder = checkpoints.take(
                 cluster,
@@ -146,8 +154,9 @@ class Milestones:
                 self._manifest(strategy),
                 main.space,
                 steps=steps,
-                settled=settled,
+                settled=last,
                 moves=cuts,
+                best=best,
             )
             if cuts:
                 events.append(MoveBegun())
@@ -155,10 +164,12 @@ class Milestones:
                 self._tasks.snapshot.ask(str(folder))
         if settled and not stopping and main is not None:
             checkpoints.merge(main.space.total)
+        if last and not best:
+            checkpoints.write_output()
         if settled and checkpoints.complete:
             if stopping:
                 events.append(Kept())
-            elif evaluations is None or evaluations.complete:
+            elif evaluated and not best:
                 events += [TrainingDone(), *self._settle()]
         return events
 
@@ -176,26 +187,43 @@ class Milestones:
         main, train, evaluations = self._tasks.main, self._config.train, self._tasks.evaluations
         if main is None or evaluations is None or not evaluations.per_epoch:
             return []
+        self._holds_best(evaluations.results[-1].steps)
         epoch, space = evaluations.epochs_over, main.space
         if len(self.epoch_ends) < epoch:
             self.epoch_ends.append(dict(evaluations.results[-1].metrics))
         if not train.early_stop or main.complete or not isinstance(space, TaskSpace):
             return []
         rule = EarlyStop.of(train.early_stop)
-        values = [result.metrics[rule.metric] for result in evaluations.results]
+        metric = rule.objective.metric
+        values = [result.metrics[metric] for result in evaluations.results]
         if not rule.is_due(values):
             return []
         space.extend(epoch)
-        best = rule.best(values)
+        best = rule.objective.best(values)
         at = epoch - len(values) + best + 1
         return [
             Note(
                 "info",
-                f"early stop after epoch {epoch}: {rule.metric} has not been better for "
+                f"early stop after epoch {epoch}: {metric} has not been better for "
                 f"{rule.patience} epoch{'s' * (rule.patience != 1)} than {values[best]:.6g} after "
                 f"epoch {at}",
             )
         ]
+
+    def _holds_best(self, steps: int) -> bool:
+        """Return whether the model is the best one so far, and not in a checkpoint yet; the next
+        epoch waits for that checkpoint.
+
+        Args:
+            steps: minibatches done.
+        """
+        evaluations = self._tasks.evaluations
+        if evaluations is None or not evaluations.per_epoch or not evaluations.results:
+            return False
+        newest = evaluations.results[-1]
+        best = self._checkpoints.best.is_improved_by(newest.metrics)
+        evaluations.holds = best and newest.steps == steps
+        return evaluations.holds
 
     def _epochs(self) -> list[Note]:
         """Return notes on epochs that ended since the last call, and on the limit that cut the
@@ -243,11 +271,13 @@ class Milestones:
         assert self._tasks.main is not None
         snapshot = event.snapshot
         manifest = self._manifest(strategy)
+        steps = steps_of(self._tasks.main.space, snapshot.watermarks)
         plan = saved_plan(self._tasks.main.space, snapshot.watermarks.retired_before)
         manifest = replace(
             manifest,
             data=manifest.data | plan,
-            steps=steps_of(self._tasks.main.space, snapshot.watermarks),
+            steps=steps,
+            metrics=manifest.metrics if manifest.steps == steps else {},
             watermarks=snapshot.watermarks,
             files=snapshot.files,
             versions=(snapshot.version,),
@@ -278,8 +308,17 @@ class Milestones:
         self.left_out.from_state(state["left_out"])
 
     def _manifest(self, strategy: str) -> Manifest:
-        data = dict(self._tasks.identity)
-        return Manifest(job=self._config.name, strategy=strategy, steps=0, data=data)
+        """Return a manifest without the fields that are known only after the write. Its metrics
+        are those of the best model, if the checkpoint will hold its number of steps."""
+        manifest = Manifest(
+            job=self._config.name, strategy=strategy, steps=0, data=dict(self._tasks.identity)
+        )
+        evaluations = self._tasks.evaluations
+        if evaluations is None or not evaluations.holds:
+            return manifest
+        newest = evaluations.results[-1]
+        metrics = {name: value for name, value in newest.metrics.items() if math.isfinite(value)}
+        return replace(manifest, steps=newest.steps, metrics=metrics)
 
 
 def _epochs_over(main: TaskQueue) -> int:

@@ -57,6 +57,7 @@ def describe(
         (records - job.workload.records_before) / wall_s if wall_s > 0 else 0.0
     )
     status.checkpoint = job.checkpoints.shown
+    job.checkpoints.best.describe(status, is_temporary=not job.config.checkpoint.dir)
     if job.tasks.evaluations is not None:
         for result in job.tasks.evaluations.results:
             status.evaluations.add(steps=result.steps, metrics=dict(result.metrics))

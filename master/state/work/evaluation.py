@@ -62,6 +62,8 @@ class Evaluations:
         self._every = every
         self._next = every  # training steps
         self.per_epoch = per_epoch
+        self.holds = False
+        """True while the next epoch waits until the evaluated model is written."""
         self._skipped = 0  # epochs without an evaluation of this job
         self._final_begun = False
         self._new_queue = new_queue
@@ -76,6 +78,15 @@ class Evaluations:
     def epochs_over(self) -> int:
         """Number of epochs whose evaluation is over, or that never get one."""
         return self._skipped + len(self.results)
+
+    @property
+    def epochs_open(self) -> int:
+        """Number of epochs that may be trained now."""
+        return self.epochs_over + (not self.holds)
+
+    def is_pending(self, epochs: int) -> bool:
+        """Return whether an evaluation is due or runs at the end of the first ``epochs`` epochs."""
+        return self.per_epoch and self.epochs_over < epochs
 
     def queues(self) -> list[TaskQueue]:
         """Return the queues of the running evaluation that workers can lease from; empty if none
@@ -100,7 +111,7 @@ class Evaluations:
     def _due(self, steps: int, *, trained: bool, epochs: int) -> bool:
         """Return whether an evaluation is to begin, and mark it as begun. Several missed ones count
         as one."""
-        if self.per_epoch and self.epochs_over < epochs:
+        if self.is_pending(epochs):
             self._final_begun = self._final_begun or trained
             return True
         if trained:
@@ -154,6 +165,7 @@ class Evaluations:
         self._running = None
         self.results = [r for r in self.results if r.steps <= steps]
         self._skipped = max(0, epochs - len(self.results))
+        self.holds = self.holds and bool(self.results) and self.results[-1].steps == steps
         self._final_begun = False
         self._go_on_from(steps)
 
@@ -166,6 +178,7 @@ class Evaluations:
             "results": [[result.steps, dict(result.metrics)] for result in self.results],
             "next": self._next,
             "skipped": self._skipped,
+            "holds": self.holds,
             "final_begun": self._final_begun,
             "running": None if running is None else running.steps,
             "states": states,
@@ -177,7 +190,7 @@ class Evaluations:
         """Restore what :meth:`to_state` returned."""
         self.results = [EvaluationResult(steps, metrics) for steps, metrics in state["results"]]
         self._next, self._final_begun = state["next"], state["final_begun"]
-        self._skipped = state["skipped"]
+        self._skipped, self.holds = state["skipped"], state["holds"]
         if state["running"] is None:
             return
         tasks = self._new_queue(self.space, kind=pb.TASK_EVALUATE)

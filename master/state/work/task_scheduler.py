@@ -38,6 +38,7 @@ class TaskScheduler:
 
     def __init__(self, config: JobConfig, preprocessing: bytes = b"") -> None:
         self.records_before = 0
+        """Records that the job began with."""
         self.main: TaskQueue | None = None
         """Tasks of training or prediction; None before they are made, and in an evaluation job."""
         self.evaluations: Evaluations | None = None
@@ -97,7 +98,7 @@ class TaskScheduler:
         evaluations = self.evaluations
         if evaluations is None or not evaluations.per_epoch:
             return 0
-        return evaluations.epochs_over + 1
+        return evaluations.epochs_open
 
     def is_at_next(self, epochs: int) -> bool:
         """Return whether the first ``epochs`` epochs are done, and more epochs follow."""
@@ -211,7 +212,7 @@ class TaskScheduler:
         """Return the first minibatch of the evaluation data, to try before training; None
         otherwise."""
         main, evaluations = self.main, self.evaluations
-        if main is None or evaluations is None or main.records_done:
+        if main is None or evaluations is None or main.records_done > self.records_before:
             return None
         task = evaluations.space.task(0)
         end = min(task.end, task.start + self._config.data.batch_size)

@@ -157,3 +157,30 @@ def test_a_fence_that_raises_commits_nothing(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="not any more"):
         layout.save(tmp_path, 1, write, fence=fence)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_best_one_stays_beyond_those_that_are_kept(tmp_path: Path) -> None:
+    make(tmp_path, 2, 4, 6, 8)
+    layout.prune(layout.step_dir(tmp_path, 8), 2, layout.step_dir(tmp_path, 2))
+    assert layout.complete(tmp_path) == [layout.step_dir(tmp_path, step) for step in (2, 6, 8)]
+
+
+def test_a_checkpoint_that_is_there_gets_the_metrics_of_its_evaluation(tmp_path: Path) -> None:
+    made = Manifest(job="j", strategy="ps", steps=4)
+    layout.save(tmp_path, 4, lambda _: made)
+    folder, found = layout.save(tmp_path, 4, lambda _: made, metrics={"auc": 0.5})
+    assert found == layout.read(folder)
+    assert found.metrics == {"auc": 0.5}
+    assert layout.save(tmp_path, 4, lambda _: made)[1].metrics == {"auc": 0.5}
+
+
+def test_a_process_that_was_replaced_adds_no_metrics(tmp_path: Path) -> None:
+    made = Manifest(job="j", strategy="ps", steps=4)
+    folder, _ = layout.save(tmp_path, 4, lambda _: made)
+
+    def fence() -> None:
+        raise CheckpointError("another job")
+
+    with pytest.raises(CheckpointError, match="another job"):
+        layout.save(tmp_path, 4, lambda _: made, metrics={"auc": 0.5}, fence=fence)
+    assert layout.read(folder).metrics == {}

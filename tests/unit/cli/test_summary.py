@@ -25,6 +25,7 @@ KEYS = (
         "loss",
         "metrics",
         "evaluations",
+        "best",
         "processes",
         "damaged",
         "nan_steps",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ from torch_edl.wire import master_pb2 as pb
 
 SHARDS = [Shard("a", 20), Shard("b", 12)]
 
+EMPTY: Mapping[str, float] = {}
 SNAPSHOT = {"snapshot": {"files": {"f": 3}, "version": 9}}
 
 
@@ -70,6 +71,8 @@ class World:
         asks: bool = False,
         preprocessing: bytes = b"",
         early_stop: str = "",
+        keep_best: str = "",
+        evaluated: Iterable[Saved] = (),
         **checkpoint,
     ) -> None:
         self.config = JobConfig(
@@ -88,6 +91,7 @@ class World:
                 max_steps=max_steps,
                 eval_every=eval_every,
                 early_stop=early_stop,
+                keep_best=keep_best,
             ),
             cluster=ClusterConfig(
                 max_workers=workers, servers=servers, heartbeat_timeout_s=10, task_timeout_s=60
@@ -102,7 +106,12 @@ class World:
             ServerCommand(job="j"), workers=workers, servers=servers, spares=spares, asks=asks
         )
         self.job = Job(
-            self.config, fleet, folder=Path("/job"), resumed=resumed, preprocessing=preprocessing
+            self.config,
+            fleet,
+            folder=Path("/job"),
+            resumed=resumed,
+            evaluated=evaluated,
+            preprocessing=preprocessing,
         )
         self.calls = Calls(self.job, cores=8)
         self.user_calls = UserCalls(self.job)
@@ -111,6 +120,8 @@ class World:
         """Servers that send no heartbeat."""
         self._keepers: dict[int, int] = {}
         self.eval_records = eval_records
+        self.loss_sum = 1.0
+        """Loss that each task of an evaluation finds, summed over its records."""
         self.actions: list[object] = []
         self.counted: Counter[tuple[int, str, int]] = Counter()
         self.alive: set[int] = set()
@@ -236,7 +247,8 @@ class World:
             return
         result = None
         if lease.kind == pb.TASK_EVALUATE:
-            state = pb.MetricState(name="loss", sum=1.0, records=lease.end - lease.start)
+            records = lease.end - lease.start
+            state = pb.MetricState(name="loss", sum=self.loss_sum, records=records)
             result = {"metrics": {"states": [state]}}
         steps = -(-(lease.end - lease.start) // 2)
         if self.complete(id, lease, steps=steps, result=result) and lease.kind in (
@@ -270,14 +282,14 @@ class World:
     def save(self) -> Saved:
         """The servers take the checkpoint that was asked for."""
         effect = self.settle(SaveServers)
-        return self.saved(effect.progress, effect.incarnation)
+        return self.saved(effect.progress, effect.incarnation, effect.manifest.metrics)
 
-    def saved(self, progress, incarnation: int) -> Saved:
-        saved = self.made(progress)
+    def saved(self, progress, incarnation: int, metrics: Mapping[str, float] = EMPTY) -> Saved:
+        saved = self.made(progress, metrics)
         self.job.apply(CheckpointSaved(saved, incarnation), self.now)
         return saved
 
-    def made(self, progress) -> Saved:
+    def made(self, progress, metrics: Mapping[str, float] = EMPTY) -> Saved:
         """A checkpoint."""
         steps = steps_of(self.job.tasks.main.space, progress)
         manifest = Manifest(
@@ -286,6 +298,7 @@ class World:
             steps=steps,
             shards=2,
             watermarks=progress,
+            metrics=dict(metrics),
             data=identity(self.config, SHARDS),
         )
         return Saved(step_dir(self.job.checkpoints.root, steps), manifest)

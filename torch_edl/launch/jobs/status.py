@@ -67,6 +67,7 @@ def as_dict(status: pb.GetStatusResponse) -> dict[str, Any]:
         "loss": finite(status.loss) if status.steps else None,
         "logged": {name: finite(value) for name, value in sorted(status.logged.items())},
         "evaluations": [{"steps": e.steps, "metrics": metrics_of(e)} for e in status.evaluations],
+        "best": best_of(status),
         "workers_wanted": status.workers_wanted,
         "servers_wanted": status.servers_wanted,
         "checkpoint": status.checkpoint,
@@ -83,6 +84,14 @@ def as_dict(status: pb.GetStatusResponse) -> dict[str, Any]:
 def metrics_of(evaluation: pb.EvaluationResult) -> dict[str, float | None]:
     """Return the metric values by name."""
     return {name: finite(value) for name, value in sorted(evaluation.metrics.items())}
+
+
+def best_of(status: pb.GetStatusResponse) -> dict[str, Any] | None:
+    """Return the best checkpoint by ``--keep-best``; None if there is none."""
+    best = status.best
+    if not best.metric:
+        return None
+    return {name: getattr(best, name) for name in best.DESCRIPTOR.fields_by_name}
 
 
 def finite(value: float) -> float | None:

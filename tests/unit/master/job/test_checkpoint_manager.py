@@ -16,6 +16,7 @@ from master.state.actions import (
     SaveServers,
     WriteOutput,
 )
+from master.state.job.best_checkpoint import BestCheckpoint
 from master.state.job.checkpoint_manager import CheckpointManager
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import CheckpointConfig, JobConfig
@@ -37,7 +38,9 @@ class World:
 
     def __init__(self, newest: Saved | None = None, **config: Any) -> None:
         job = JobConfig(name="j", model_file="/m.py", checkpoint=CheckpointConfig(**config))
-        self.made = CheckpointManager(job, folder=Path("/tmp/x"), resumed=newest)
+        self.made = CheckpointManager(
+            job, folder=Path("/tmp/x"), resumed=newest, best=BestCheckpoint("")
+        )
         self.said: list[Note | Failure] = []
 
     def due(self, steps: int, *, settled: bool = False, now: float = 0.0) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from master.state.actions import Failure, KeepPlan, PlanKept, SaveServers
+from master.state.job.best_checkpoint import BestCheckpoint
 from master.state.job.checkpoint_manager import CheckpointManager
 from master.state.job.streams import StreamGrown, Streams
 from master.state.work.task_scheduler import TaskScheduler
@@ -28,7 +29,9 @@ class Stream:
             checkpoint=CheckpointConfig(dir="/c", every=1),
         )
         self.tasks = TaskScheduler(self.config)
-        self.checkpoints = CheckpointManager(self.config, folder=Path("/job"), resumed=None)
+        self.checkpoints = CheckpointManager(
+            self.config, folder=Path("/job"), resumed=None, best=BestCheckpoint("")
+        )
         self.streams = Streams(self.tasks, self.checkpoints)
         if state is not None:
             self.tasks.from_state(json.loads(json.dumps(state)), 0.0)

@@ -1,0 +1,70 @@
+"""The best checkpoint of a job by a metric of its evaluations. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from master.state.actions import Note, Saved
+from torch_edl.config.training import Objective
+from torch_edl.wire import master_pb2 as pb
+
+
+class BestCheckpoint:
+    """The checkpoint of the epoch with the best value of ``--keep-best``.
+
+    Only a checkpoint that is complete, with its metrics in the manifest, is the best: a job that
+    loses its model or its master between the evaluation and the checkpoint repeats what is missing.
+
+    Args:
+        option: value of ``--keep-best``; empty if no checkpoint is the best.
+        found: checkpoints of the job from earlier masters and from the job that it resumes.
+    """
+
+    def __init__(self, option: str, found: Iterable[Saved] = ()) -> None:
+        self.saved: Saved | None = None
+        """The best checkpoint; None before the first."""
+        self._objective = Objective.of(option) if option else None
+        for each in found:
+            self.consider(each)
+
+    @property
+    def wanted(self) -> bool:
+        """True if the job keeps its best checkpoint."""
+        return self._objective is not None
+
+    @property
+    def path(self) -> Path | None:
+        """Folder of the best checkpoint; None before the first."""
+        return self.saved.path if self.saved is not None else None
+
+    def is_improved_by(self, metrics: Mapping[str, float]) -> bool:
+        """Return whether a model with these metrics is better than the best checkpoint."""
+        objective = self._objective
+        if objective is None or math.isnan(value := metrics.get(objective.metric, math.nan)):
+            return False
+        return self.saved is None or objective.is_better(value, self._value(self.saved))
+
+    def consider(self, saved: Saved) -> list[Note]:
+        """Replace the best checkpoint by a better one."""
+        if not self.is_improved_by(saved.manifest.metrics):
+            return []
+        self.saved = saved
+        text = f"{self._name} {self._value(saved):.6g} at step {saved.manifest.steps:,}"
+        return [Note("info", f"best checkpoint so far: {text}")]
+
+    def describe(self, status: pb.GetStatusResponse, *, is_temporary: bool) -> None:
+        """Add the best checkpoint to a status."""
+        if self.saved is not None:
+            status.best.metric, status.best.value = self._name, self._value(self.saved)
+            status.best.steps = self.saved.manifest.steps
+            status.best.checkpoint = "" if is_temporary else str(self.saved.path)
+
+    @property
+    def _name(self) -> str:
+        assert self._objective is not None
+        return self._objective.metric
+
+    def _value(self, saved: Saved) -> float:
+        return saved.manifest.metrics[self._name]

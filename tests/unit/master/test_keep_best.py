@@ -1,0 +1,228 @@
+"""The checkpoint of the epoch with the best metric: written before the next epoch, and exported."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from master.runtime import checkpoints
+from master.state.actions import CheckpointFailed, Flush, Flushed, Prune, SaveServers, WriteOutput
+from master.state.job.restart import to_state
+from tests.unit.master.model_file_world import World, every_record
+from torch_edl.checkpoint import layout
+from torch_edl.checkpoint.manifest import Manifest
+from torch_edl.config import CheckpointConfig, DataConfig, JobConfig, TrainConfig
+from torch_edl.errors import UsageError
+from torch_edl.wire import master_pb2 as pb
+
+
+def world(**options) -> World:
+    """A job of three epochs with 16 steps each, which evaluates at the end of each epoch."""
+    options = {"epochs": 3, "eval_records": 4, "keep_best": "loss", "output": "/out"} | options
+    w = World(**options)
+    w.up()
+    return w
+
+
+def epoch(w: World, loss: float) -> None:
+    """Trains an epoch and evaluates it, as far as it goes without a checkpoint."""
+    w.loss_sum = 4 * loss
+    w.tick()
+    w.work()
+    w.tick()
+
+
+def is_saving(w: World) -> bool:
+    return any(isinstance(action, SaveServers) for action in w.actions)
+
+
+def test_the_output_is_the_model_of_the_best_epoch() -> None:
+    w = world()
+    epoch(w, 0.5)
+    assert w.counted == every_record(1), "the next epoch has begun before the checkpoint"
+    assert w.save().manifest.metrics == {"loss": 0.5}
+    epoch(w, 0.2)
+    best = w.save()
+    assert (best.manifest.steps, best.manifest.metrics) == (32, {"loss": 0.2})
+    epoch(w, 0.4)
+    last = w.save()
+    assert (last.manifest.steps, last.manifest.metrics) == (48, {})
+    w.tick()
+    assert w.settle(WriteOutput) == WriteOutput(best.path, Path("/out"))
+    assert "best checkpoint so far: loss 0.2 at step 32" in w.texts("info")
+    status = pb.GetStatusResponse()
+    w.job.checkpoints.best.describe(status, is_temporary=True)
+    assert status.best == pb.BestModel(metric="loss", value=0.2, steps=32)
+
+
+def test_the_last_epoch_is_the_best() -> None:
+    w = world(epochs=2)
+    epoch(w, 0.5)
+    w.save()
+    epoch(w, 0.3)
+    last = w.save()
+    assert (last.manifest.steps, last.manifest.metrics) == (32, {"loss": 0.3})
+    w.tick()
+    assert w.settle(WriteOutput).checkpoint == last.path
+    assert not is_saving(w)
+
+
+def test_higher_may_be_better_and_nan_never_is() -> None:
+    w = world(keep_best="loss:max")
+    epoch(w, math.nan)
+    assert w.counted == every_record(3), "an epoch waits for a checkpoint of no use"
+    last = w.save()
+    w.tick()
+    assert w.settle(WriteOutput).checkpoint == last.path
+    w = world(keep_best="loss:max", epochs=2)
+    epoch(w, 0.3)
+    w.save()
+    epoch(w, 0.2)
+    assert w.save().manifest.metrics == {}
+    assert w.job.checkpoints.best.saved.manifest.steps == 16
+
+
+def test_the_rotation_spares_the_best_one() -> None:
+    w = world(output="", dir="/ck", keep=1)
+    epoch(w, 0.2)
+    best = w.save()
+    assert best.path.parent == Path("/ck")
+    epoch(w, 0.4)
+    last = w.save()
+    (prune,) = (action for action in w.tick() if isinstance(action, Prune))
+    assert prune == Prune(last.path, 1, best.path)
+
+
+def test_a_master_that_dies_before_the_checkpoint_has_its_successor_write_it() -> None:
+    w = world()
+    epoch(w, 0.5)
+    w.save()
+    epoch(w, 0.2)
+    assert is_saving(w)
+    left = json.loads(json.dumps(to_state(w.job)))
+    assert left["checkpoints"]["best"].endswith("step-0000000016")
+    again = world(left=left, evaluated=[w.job.checkpoints.best.saved])
+    again.alive = {0}
+    answer = again.lease(0)
+    assert answer is None, "the next epoch has begun before the checkpoint"
+    assert again.save().manifest.metrics == {"loss": 0.2}
+    assert again.job.checkpoints.best.saved.manifest.steps == 32
+    again.tick()
+    (lease,) = again.lease(0).leases
+    assert (lease.kind, lease.epoch) == (pb.TASK_TRAIN, 2)
+
+
+def test_a_successor_knows_the_checkpoint_that_was_written() -> None:
+    w = world()
+    epoch(w, 0.5)
+    left = json.loads(json.dumps(to_state(w.job)))
+    again = world(left=left, evaluated=[w.save()])
+    again.tick()
+    assert not is_saving(again)
+    assert again.lease(0).leases[0].epoch == 1
+
+
+def test_a_model_that_is_lost_before_its_checkpoint_is_evaluated_again() -> None:
+    w = world(servers=1)
+    epoch(w, 0.5)
+    effect = w.settle(SaveServers)
+    (server,) = w.job.fleet.alive("ps")
+    w.exit("ps", server.id, signal=9)
+    w.saved(effect.progress, effect.incarnation, effect.manifest.metrics)  # too late
+    assert w.job.checkpoints.best.saved is None
+    w.all_up()
+    assert w.job.done() == (0, 0)
+    epoch(w, 0.4)
+    assert w.save().manifest.metrics == {"loss": 0.4}
+
+
+def test_a_job_that_resumes_keeps_the_better_model_of_the_earlier_job() -> None:
+    w = world(output="", dir="/ck", epochs=2)
+    epoch(w, 0.2)
+    best = w.save()
+    epoch(w, 0.4)
+    last = w.save()
+    again = world(dir="/ck", resume=True, resumed=last, evaluated=[best])
+    epoch(again, 0.3)
+    assert again.save().manifest.steps == 48
+    again.tick()
+    assert again.settle(WriteOutput).checkpoint == best.path
+
+
+def test_an_evaluation_after_the_last_checkpoint_marks_it() -> None:
+    w = world(output="", dir="/ck", keep_best="", epochs=1)
+    w.work()
+    last = w.save()
+    again = world(dir="/ck", resume=True, resumed=last, epochs=1)
+    epoch(again, 0.3)
+    marked = again.save()
+    assert (marked.path, marked.manifest.metrics) == (last.path, {"loss": 0.3})
+    again.tick()
+    assert again.settle(WriteOutput).checkpoint == last.path
+
+
+def test_servers_apply_what_waits_for_its_quorum_before_the_evaluation() -> None:
+    w = world(mode="sync")
+    w.work()
+    assert not w.job.tasks.evaluations.queues()
+    w.job.apply(Flushed(w.settle(Flush).incarnation, success=True), w.now)
+    w.tick()
+    assert w.job.tasks.evaluations.queues()
+    w.work()
+    w.save()
+    w.tick()
+    w.work()
+    assert w.settle(Flush), "the next epoch needs a flush of its own"
+
+
+def test_a_full_disk_fails_the_job_in_the_end() -> None:
+    w = world()
+    epoch(w, 0.5)
+    for _ in range(3):
+        effect = w.settle(SaveServers)
+        w.job.apply(CheckpointFailed("no space", effect.incarnation), w.now)
+        w.tick(5.0)
+    assert "cannot be saved" in w.outcome.error
+
+
+@pytest.mark.parametrize(
+    ("message", "options"),
+    [
+        ("--keep-best auc: there is nothing to evaluate on", {"eval": ()}),
+        ("--keep-best auc: there is no place for the best model", {"output": ""}),
+        ("--keep-best auc evaluates at the ends of epochs", {"eval_every": 5}),
+        ("--keep-best auc:up: expected a metric", {"keep_best": "auc:up"}),
+        ("--keep-best :min: expected a metric", {"keep_best": ":min"}),
+    ],
+)
+def test_what_cannot_work_is_refused(message: str, options: dict) -> None:
+    given = {"eval": ("e.csv",), "output": "/out", "eval_every": 0, "keep_best": "auc"} | options
+    with pytest.raises(UsageError, match=message):
+        JobConfig(
+            name="j",
+            model_file="/m.py",
+            data=DataConfig(eval=given["eval"]),
+            train=TrainConfig(keep_best=given["keep_best"], eval_every=given["eval_every"]),
+            checkpoint=CheckpointConfig(output=given["output"]),
+        )
+
+
+def test_a_resumed_job_finds_the_evaluated_checkpoints(tmp_path: Path) -> None:
+    config = JobConfig(
+        name="j",
+        model_file="/m.py",
+        data=DataConfig(eval=("e.csv",)),
+        train=TrainConfig(keep_best="auc"),
+        checkpoint=CheckpointConfig(dir=str(tmp_path), resume=True),
+    )
+    for steps, metrics in ((4, {}), (8, {"auc": 0.9}), (12, {"auc": 0.8})):
+        manifest = Manifest(job="j", strategy="local", steps=steps)
+        layout.save(tmp_path, steps, lambda _, m=manifest: m, metrics=metrics)
+    assert [each.manifest.steps for each in checkpoints.evaluated(config, None)] == [8, 12]
+    noted = {"checkpoints": {"best": str(layout.step_dir(tmp_path, 8))}}
+    assert [each.manifest.steps for each in checkpoints.evaluated(config, noted)] == [8]
+    gone = {"checkpoints": {"best": str(layout.step_dir(tmp_path, 99))}}
+    assert checkpoints.evaluated(config, gone) == []
