@@ -38,8 +38,8 @@ def client(server: Process, task: int, barrier: Any, end: Any, done: Any) -> Non
 
     def turn(number: int) -> None:
         ids = batches[number % len(batches)]
-        calls.pull("zeromq", ids)
-        calls.push("zeromq", ids, gradients)
+        calls.pull(ids)
+        calls.push(ids, gradients)
 
     for number in range(20):
         turn(number)

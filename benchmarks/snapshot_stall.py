@@ -25,9 +25,11 @@ from report import report
 
 from torch_edl.config.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.ps_server.compaction import LOG_BYTES
-from torch_edl.wire import codec, services
 from torch_edl.wire import pserver_pb2 as pb
+from torch_edl.wire import services
 from torch_edl.wire.channel import Stub
+from torch_edl.wire.data_stub import DataStub
+from torch_edl.wire.framed import Framed
 
 _DIM = 16
 _ROW_BYTES = 192  # weights and sums of Adagrad, and what stands behind them
@@ -63,45 +65,50 @@ class Server:
             command, env={**environment, ENV_TOKEN: _TOKEN}, stdout=subprocess.PIPE, text=True
         )
         assert self._process.stdout is not None
-        address = self._process.stdout.readline().split()[-1]
+        *_, endpoint, address = self._process.stdout.readline().split()
         self._stub = Stub(services.PSERVER, address, _TOKEN)
+        self._data = DataStub(endpoint, _TOKEN)
         self._rows, self._pushes = rows, 0
-        self._values = codec.to_proto(np.full((_IDS, _DIM), 0.01, np.float32))
+        self._values = np.full((_IDS, _DIM), 0.01, np.float32)
         self._rng = np.random.default_rng(0)
         group = pb.ParamGroup(hyper={"lr": 0.01})
-        self._call(
+        call = Framed(
             pb.PushDenseParametersRequest(
-                optimizer=pb.OptimizerConfig(kind="adagrad", groups=[group]),
-                parameters=[
-                    pb.DenseParameter(name="w", value=codec.to_proto(np.ones(dense, np.float32)))
-                ],
+                optimizer=pb.OptimizerConfig(kind="adagrad", groups=[group])
             )
         )
+        call.put(call.message.parameters.add(name="w").value, np.ones(dense, np.float32))
+        self._send(call)
         info = pb.EmbeddingTableInfo(name="t", dim=_DIM, initializer=pb.Initializer(kind="zeros"))
-        self._call(pb.PushEmbeddingTableInfosRequest(infos=[info]))
+        self._stub.call(pb.PushEmbeddingTableInfosRequest(fence=_FENCE, infos=[info]), timeout_s=60)
         for first in range(0, rows, 100_000):
-            ids = np.arange(first, min(first + 100_000, rows)).astype("<i8").tobytes()
-            self._call(pb.PullRequest(tables=[pb.TableIds(name="t", ids=ids)]))
+            pull = Framed(pb.PullRequest())
+            entry = pull.message.tables.add(name="t")
+            pull.put_ids(entry, np.arange(first, min(first + 100_000, rows)))
+            self._send(pull)
 
-    def _call(self, request: object) -> object:
-        request.fence.CopyFrom(_FENCE)
-        return self._stub.call(request, timeout_s=60)
+    def _send(self, call: Framed) -> None:
+        call.message.fence.CopyFrom(_FENCE)
+        self._data.call(call, timeout_s=60)
 
     def push(self) -> float:
         """Seconds of one push."""
         ids = np.unique(self._rng.integers(0, self._rows, 2 * _IDS))[:_IDS]
-        request = pb.PushGradientsRequest(
-            range=pb.RecordRange(first=self._pushes, last=self._pushes + 1)
+        call = Framed(
+            pb.PushGradientsRequest(range=pb.RecordRange(first=self._pushes, last=self._pushes + 1))
         )
-        request.tables.add(name="t", ids=ids.astype("<i8").tobytes(), values=self._values)
+        entry = call.message.tables.add(name="t")
+        call.put_ids(entry, ids)
+        call.put(entry.values, self._values)
         self._pushes += 1
         began = time.perf_counter()
-        self._call(request)
+        self._send(call)
         return time.perf_counter() - began
 
     def close(self) -> None:
         """Ends the process."""
         self._stub.close()
+        self._data.close()
         self._process.kill()
         self._process.wait()
         assert self._process.stdout is not None

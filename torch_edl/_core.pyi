@@ -149,12 +149,6 @@ class Table:
     def bytes(self) -> int:
         """Memory of rows, counted ids and buckets."""
 
-def assemble(
-    parts: Sequence[bytes | _Floats | tuple[Table, _Ids]], read_only: bool = False
-) -> bytes:
-    """Bytes of all parts, one after the other: copies of buffers, and the rows of ids (n,) of
-    tables as n * dim little-endian float32, which are pulled to their place without a copy."""
-
 def pull_tables(
     lookups: Sequence[tuple[Table, bytes | memoryview]],
     dtype: str = "fp32",

@@ -19,11 +19,10 @@ RECORDS = 6_000
 
 @needs_root
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["zeromq", "grpc"])
 def test_a_false_master_is_told_nothing_and_ends_nothing(
-    start_job: Callable[..., ModelJob], transport: str
+    start_job: Callable[..., ModelJob],
 ) -> None:
-    job = start_job(RECORDS, "--ps", "2", "--workers", "2", "--transport", transport)
+    job = start_job(RECORDS, "--ps", "2", "--workers", "2")
     job.wait_for(lambda: job.done() > 200)
     where = json.loads((job.folder / "master.json").read_text())
     workers, servers = job.running("worker"), job.running("ps")

@@ -8,8 +8,6 @@ from torch_edl.config.option import JOB_KINDS, Checked, Option, declare, option
 from torch_edl.config.training import FLOAT_DTYPES
 from torch_edl.errors import UsageError
 
-TRANSPORTS = ("zeromq", "grpc")
-
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterConfig(Checked):
@@ -39,13 +37,6 @@ class ClusterConfig(Checked):
         "parameter servers, with the strategy ps",
         kinds=JOB_KINDS,
         minimum=1,
-    )
-    transport: str = option(
-        "zeromq",
-        "--transport zeromq|grpc",
-        "how rows and gradients travel to servers and back",
-        kinds=JOB_KINDS,
-        choices=TRANSPORTS,
     )
     wire_dtype: str = option(
         "fp32",

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <deque>
 #include <optional>
 
 #if defined(__GLIBC__)
@@ -27,7 +26,6 @@ namespace py = pybind11;
 using Array = py::array;
 using Hyper = std::map<std::string, double>;
 using edl::Unlocked;
-using edl::View;
 using edl::check_dim;
 using edl::checked;
 using edl::count_ids;
@@ -72,51 +70,6 @@ py::bytes pull(edl::Table& table, const Array& ids, bool read_only) {
   const auto* from = static_cast<const int64_t*>(ids.data());
   const Unlocked unlocked(n * table.dim());
   table.pull(from, n, to, edl::Dtype::kFloat, read_only);
-  return out;
-}
-
-// One piece of a message: either bytes to copy, or rows to pull.
-struct Piece {
-  py::object owner;  // keeps the memory of the pointers alive
-  const char* bytes = nullptr;
-  edl::Table* table = nullptr;
-  const int64_t* ids = nullptr;
-  size_t n = 0;  // number of bytes, or number of ids
-  size_t size() const { return table ? n * table->dim() * sizeof(float) : n; }
-};
-
-py::bytes assemble(const py::sequence& parts, bool read_only) {
-  std::vector<Piece> pieces;
-  std::deque<View> views;
-  size_t size = 0;
-  for (const py::handle part : parts) {
-    Piece piece;
-    piece.owner = py::reinterpret_borrow<py::object>(part);
-    if (py::isinstance<py::tuple>(part)) {
-      const auto pair = piece.owner.cast<std::pair<edl::Table*, Array>>();
-      piece.table = pair.first;
-      piece.n = count_ids(pair.second);
-      piece.ids = static_cast<const int64_t*>(pair.second.data());
-      piece.owner = pair.second;
-    } else {
-      views.emplace_back(part);
-      piece.bytes = views.back().data();
-      piece.n = views.back().size();
-    }
-    size += piece.size();
-    pieces.push_back(std::move(piece));
-  }
-  py::bytes out = new_bytes(size);
-  char* to = PyBytes_AS_STRING(out.ptr());
-  const Unlocked unlocked(size / sizeof(float));
-  for (const Piece& piece : pieces) {
-    if (piece.table) {
-      piece.table->pull(piece.ids, piece.n, to, edl::Dtype::kFloat, read_only);
-    } else {
-      std::memcpy(to, piece.bytes, piece.n);
-    }
-    to += piece.size();
-  }
   return out;
 }
 
@@ -349,7 +302,6 @@ PYBIND11_MODULE(_core, m) {
       .def_property_readonly("counted", &edl::Table::counted)
       .def_property_readonly("bytes", &edl::Table::bytes);
 
-  m.def("assemble", &assemble, py::arg("parts"), py::arg("read_only") = false);
   m.def("init_rows", &init_rows, py::arg("name"), py::arg("seed"), py::arg("initializer"),
         py::arg("args"), py::arg("ids"), py::arg("dim"));
   bind_ids(m);

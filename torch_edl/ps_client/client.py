@@ -154,10 +154,7 @@ class PsClient:
         self.layout = [segments(mine) for mine in parts]
         self._has_buffers = [any(p.group == BUFFER_GROUP for p in mine) for mine in parts]
         table_calls = [pb.PushEmbeddingTableInfosRequest(infos=tables) for _ in parts]
-        dense_calls = [
-            pb.PushDenseParametersRequest(optimizer=optimizer, seed=seed, parameters=mine)
-            for mine in parts
-        ]
+        dense_calls = [_described(mine, optimizer, seed) for mine in parts]
         # Servers restore a checkpoint during these calls, which may take long.
         answers = self._ask(dense_calls, timeout_s=_RESTORE_TIMEOUT_S)
         self._ask(table_calls, timeout_s=_RESTORE_TIMEOUT_S)
@@ -264,8 +261,8 @@ class PsClient:
                 scan.take(answer)
         ids, vectors = [np.empty(0, np.int64)], [np.empty((0, dim), np.float32)]
         for scan in scans:
-            ids += [codec.ids_from_bytes(page.ids) for page in scan.pages]
-            vectors += [codec.from_proto(page.vectors) for page in scan.pages]
+            ids += [page.array(page.message.ids) for page in scan.pages]
+            vectors += [page.array(page.message.vectors) for page in scan.pages]
         return np.concatenate(ids), np.concatenate(vectors)
 
     def watermarks(self, task_id: int) -> int:
@@ -322,6 +319,19 @@ class PsClient:
         return Pending(self._start(calls, **how), list).wait()
 
 
+def _described(
+    parameters: Sequence[pb.DenseParameter], optimizer: pb.OptimizerConfig, seed: int
+) -> Framed:
+    """Return the call that tells a server its dense parameters."""
+    call = Framed(pb.PushDenseParametersRequest(optimizer=optimizer, seed=seed))
+    for given in parameters:
+        parameter = call.message.parameters.add(
+            name=given.name, group=given.group, aliases=given.aliases
+        )
+        call.put_large(given.value, parameter.value)
+    return call
+
+
 class _Scan:
     """Reads one table of a shard page by page; starts again if another server takes over."""
 
@@ -330,15 +340,15 @@ class _Scan:
         self._incarnation = -1
         self.cursor = 0
         """Position of the next page; -1 after the last page."""
-        self.pages: list[pb.ReadRowsResponse] = []
+        self.pages: list[Answer] = []
 
     def start(self) -> Call:
-        request = pb.ReadRowsRequest(name=self._table, cursor=self.cursor)
+        request = Framed(pb.ReadRowsRequest(name=self._table, cursor=self.cursor))
         return self._connection.start(request, timeout_s=_TIMEOUT_S, known=self._incarnation)
 
     def take(self, answer: Answer) -> None:
         if answer.incarnation != self._incarnation:
             self._incarnation = answer.incarnation
             self.pages.clear()
-        self.pages.append(answer.message)
+        self.pages.append(answer)
         self.cursor = answer.message.cursor

@@ -58,6 +58,10 @@ class Answer:
     frames: codec.Frames = ()
     """Contents of tensors that are sent beside the message."""
 
+    def array(self, proto: tensor_pb2.TensorProto) -> codec.Array:
+        """Decode a tensor of the message, see :func:`codec.from_proto`."""
+        return codec.from_proto(proto, self.frames)
+
     def floats(self, proto: tensor_pb2.TensorProto) -> npt.NDArray[np.float32]:
         """Decode a tensor of the message, see :func:`codec.floats`."""
         return codec.floats(proto, self.frames)

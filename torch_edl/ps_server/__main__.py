@@ -13,7 +13,6 @@ from pathlib import Path
 
 from torch_edl import _core
 from torch_edl.checkpoint.reader import CheckpointReader
-from torch_edl.config.cluster import TRANSPORTS
 from torch_edl.config.durability import FSYNC_MODES
 from torch_edl.config.environment import ENV_MASTER, ENV_TOKEN, own_host
 from torch_edl.config.training import SYNC_MODES, TrainConfig
@@ -51,7 +50,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--incarnation", type=int, required=True, help="incarnation of the servers")
     parser.add_argument("--host", default=own_host(), help="address to listen on")
     parser.add_argument("--port", type=int, default=0, help="port (default: a free one)")
-    parser.add_argument("--transport", choices=TRANSPORTS, default="zeromq")
     parser.add_argument("--mode", choices=SYNC_MODES, default="async")
     parser.add_argument("--grads-to-wait", type=int, default=1, help="sync: pushes per update")
     parser.add_argument(
@@ -164,14 +162,15 @@ def _serve(
     address = f"{args.host}:{port}"
     data: DataPlane | None = None
     try:
-        if args.transport == "zeromq":
-            name = f"{args.job}-shard-{args.shard}"
-            data = DataPlane(
-                service.data_answers(), host=args.host, name=name, token=token, threads=_THREADS
-            )
-        endpoint = data.endpoint if data else ""
+        data = DataPlane(
+            service.data_answers(),
+            host=args.host,
+            name=f"{args.job}-shard-{args.shard}",
+            token=token,
+            threads=_THREADS,
+        )
         if link is None:
-            sys.stdout.write(f"listening on {f'{endpoint} {address}'.strip()}\n")
+            sys.stdout.write(f"listening on {data.endpoint} {address}\n")
             sys.stdout.flush()
         else:
             link.version = lambda: shard.version
@@ -180,7 +179,7 @@ def _serve(
             damage = journal.damage.text if journal else ""
             link.register(
                 address,
-                data_plane=endpoint,
+                data_plane=data.endpoint,
                 updates_lost=shard.lost,
                 damage=damage,
                 watermarks=shard.watermarks(received=True),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
@@ -12,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
-import numpy.typing as npt
 
 from torch_edl import _core
 from torch_edl.checkpoint import files
@@ -27,8 +24,8 @@ from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import tensor_pb2 as tensor
-from torch_edl.wire.data_server import Answer, Later
-from torch_edl.wire.framed import Framed, length_delimited
+from torch_edl.wire.data_server import Answer, Later, in_pool
+from torch_edl.wire.framed import Framed
 from torch_edl.wire.server import Handler, TakesBytes
 
 _log = logging.getLogger(__name__)
@@ -37,19 +34,6 @@ _log = logging.getLogger(__name__)
 _LONGEST_HOLD_MS = 600_000
 _FIRST_SNAPSHOT_S = 5.0  # wait of a checkpoint for the log's first snapshot
 _PAGE_BYTES = 16 << 20  # bytes of rows in one answer
-
-Part = bytes | npt.NDArray[np.float32] | tuple[_core.Table, npt.NDArray[np.int64]]
-
-
-class Encoded:
-    """A serialized response. Parameters are copied once, instead of into a message and then into
-    its bytes."""
-
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-
-    def SerializeToString(self) -> bytes:
-        return self._content
 
 
 class PserverService:
@@ -82,15 +66,11 @@ class PserverService:
     def handlers(self) -> dict[str, Handler | TakesBytes]:
         """Return the handlers by name of the method."""
         changes: dict[str, Callable[[Any, bytes], Any]] = {
-            "PushDenseParameters": self._push_dense_parameters,
             "PushEmbeddingTableInfos": self._push_embedding_table_infos,
-            "PushGradients": self._push_gradients,
             "Snapshot": self._snapshot,
             "Flush": self._flush,
         }
         reads: dict[str, Callable[[Any], Any]] = {
-            "Pull": self._pull,
-            "ReadRows": self._read_rows,
             "GetWatermarks": self._get_watermarks,
             "Hold": self._hold,
             "Release": self._release,
@@ -105,11 +85,13 @@ class PserverService:
     def data_answers(self) -> dict[str, Answer]:
         """Return the answers of the data plane by field of a DataRequest."""
         answers: dict[str, Answer] = {
-            "pull": self._pull_framed,
-            "push_gradients": self._push_framed,
+            "pull": self._pull,
+            "push_gradients": self._push,
+            "push_dense_parameters": in_pool(self._push_dense_parameters),
+            "read_rows": in_pool(self._read_rows),
             **(self._keeper.data_answers() if self._keeper else {}),
         }
-        return {name: self._fenced_framed(answer) for name, answer in answers.items()}
+        return {name: self._fenced_data(answer) for name, answer in answers.items()}
 
     def close(self) -> None:
         """Reject new pushes and those that wait."""
@@ -126,7 +108,7 @@ class PserverService:
 
         return handle
 
-    def _fenced_framed(self, answer: Answer) -> Answer:
+    def _fenced_data(self, answer: Answer) -> Answer:
         def handle(given: Framed, may_wait: bool) -> Framed | Later:
             self._require_fence(given.message.fence)
             return answer(given, may_wait)
@@ -150,14 +132,15 @@ class PserverService:
                 f"{own.job!r}, incarnation {own.incarnation}; ask the master for the servers"
             )
 
-    def _push_dense_parameters(
-        self, request: pb.PushDenseParametersRequest, raw: bytes
-    ) -> pb.PushDenseParametersResponse:
-        accepted = self._shard.initialize(request, raw)
+    def _push_dense_parameters(self, given: Framed) -> Framed:
+        raw = given.whole().SerializeToString() if self._compactor else b""
+        accepted = self._shard.initialize(given.message, raw, given.frames)
         dense = self._shard.dense
         assert dense is not None
-        return pb.PushDenseParametersResponse(
-            accepted=accepted, version=self._shard.version, exact=dense.exact_to_proto()
+        return Framed(
+            pb.PushDenseParametersResponse(
+                accepted=accepted, version=self._shard.version, exact=dense.exact_to_proto()
+            )
         )
 
     def _push_embedding_table_infos(
@@ -167,7 +150,7 @@ class PserverService:
         return pb.PushEmbeddingTableInfosResponse()
 
     def _looked_up(
-        self, request: pb.PullRequest, frames: codec.Frames = ()
+        self, request: pb.PullRequest, frames: codec.Frames
     ) -> list[tuple[_core.Table, bytes | memoryview]]:
         """Return the tables of a pull, each with packed ids."""
         ids: list[bytes | memoryview] = []
@@ -178,12 +161,13 @@ class PserverService:
             for entry, each in zip(request.tables, ids, strict=True)
         ]
 
-    def _pull_framed(self, given: Framed, _may_wait: bool) -> Framed:
+    def _pull(self, given: Framed, _may_wait: bool) -> Framed:
         """Answer a pull, with the rows in frames of their own."""
         shard, request = self._shard, given.message
         if shard.dense is None:
             return Framed(pb.PullResponse(initialized=False))
-        version = shard.version  # before the parameters, as below
+        # Read before the parameters: they may be newer than the version, but never older.
+        version = shard.version
         dtype = request.row_dtype or tensor.DT_FLOAT
         answer = Framed(pb.PullResponse(initialized=True, version=version))
         try:
@@ -198,7 +182,7 @@ class PserverService:
             answer.put(answer.message.dense, values)
         return answer
 
-    def _push_framed(self, given: Framed, may_wait: bool) -> Framed | Later:
+    def _push(self, given: Framed, may_wait: bool) -> Framed | Later:
         request = given.message
         raw = b""
         if self._compactor:
@@ -215,43 +199,13 @@ class PserverService:
         with inside:
             self._shard.wait_durable()
 
-    def _pull(self, request: pb.PullRequest) -> pb.PullResponse | Encoded:
-        shard = self._shard
-        if request.row_dtype not in (tensor.DT_INVALID, tensor.DT_FLOAT):
-            answer: pb.PullResponse = self._pull_framed(Framed(request), True).whole()
-            return answer
-        if shard.dense is None:
-            return pb.PullResponse(initialized=False)
-        # Read before the parameters: they may be newer than the version, but never older.
-        version = shard.version
-        parts: list[Part] = [pb.PullResponse(initialized=True, version=version).SerializeToString()]
-        rows: list[Part] = []
-        for table, packed in self._looked_up(request):
-            ids = codec.ids_from_bytes(packed)
-            rows += [_head(_VECTORS, len(ids), table.dim), (table, ids)]
-        try:
-            if not request.dense or request.dense_version == version:
-                return Encoded(_core.assemble(parts + rows, request.read_only))
-            with shard.dense.reading() as flat:
-                parts += [_head(_DENSE, flat.size), flat]
-                return Encoded(_core.assemble(parts + rows, request.read_only))
-        except ValueError as error:
-            raise UsageError(str(error)) from None
-
-    def _push_gradients(
-        self, request: pb.PushGradientsRequest, raw: bytes
-    ) -> pb.PushGradientsResponse:
-        with self._passing(request):
-            answer = self._shard.push(request, raw)
-            self._shard.wait_durable()
-            return answer
-
     def _passing(
-        self, request: pb.PushGradientsRequest, *, may_wait: bool = True
+        self, request: pb.PushGradientsRequest, *, may_wait: bool
     ) -> AbstractContextManager[None]:
         return self._barrier.passing(request.range.task_id, request.range.last, may_wait=may_wait)
 
-    def _read_rows(self, request: pb.ReadRowsRequest) -> pb.ReadRowsResponse:
+    def _read_rows(self, given: Framed) -> Framed:
+        request: pb.ReadRowsRequest = given.message
         table = self._shard.table(request.name)
         try:
             ids, vectors, cursor = table.core.scan(
@@ -259,9 +213,10 @@ class PserverService:
             )
         except ValueError as error:
             raise UsageError(str(error)) from None
-        return pb.ReadRowsResponse(
-            ids=ids.astype("<i8").tobytes(), vectors=codec.to_proto(vectors), cursor=cursor
-        )
+        answer = Framed(pb.ReadRowsResponse(cursor=cursor))
+        answer.put(answer.message.ids, ids)
+        answer.put(answer.message.vectors, vectors)
+        return answer
 
     def _get_watermarks(self, request: pb.GetWatermarksRequest) -> pb.GetWatermarksResponse:
         return pb.GetWatermarksResponse(offsets=[self._shard.offset(t) for t in request.task_ids])
@@ -320,18 +275,3 @@ class PserverService:
             version=self._shard.version,
             rows={t.name: t.core.size for t in list(self._shard.tables.values())},
         )
-
-
-_DENSE = pb.PullResponse.DESCRIPTOR.fields_by_name["dense"].number
-_VECTORS = pb.PullResponse.DESCRIPTOR.fields_by_name["vectors"].number
-_CONTENT = tensor.TensorProto.DESCRIPTOR.fields_by_name["tensor_content"].number
-
-
-def _head(field: int, *shape: int) -> bytes:
-    """Return the bytes before the content of a float32 tensor in field ``field`` of a message."""
-    proto = tensor.TensorProto(dtype=tensor.DT_FLOAT)
-    for size in shape:
-        proto.tensor_shape.dim.add(size=size)
-    content = 4 * math.prod(shape)
-    inner = proto.SerializeToString() + length_delimited(_CONTENT, content)
-    return length_delimited(field, len(inner) + content) + inner

@@ -83,7 +83,9 @@ class ModelShard:
 
     # ---- setting up ----
 
-    def initialize(self, request: pb.PushDenseParametersRequest, raw: bytes = b"") -> bool:
+    def initialize(
+        self, request: pb.PushDenseParametersRequest, raw: bytes = b"", frames: codec.Frames = ()
+    ) -> bool:
         """Set the dense parameters. False if an earlier worker has sent the same. ``raw`` is the
         request as serialized, for the sink.
 
@@ -92,7 +94,7 @@ class ModelShard:
                 worker's.
             OSError: the sink has no room; nothing has changed.
         """
-        dense = DenseShard(request.parameters, Optimizers.from_proto(request.optimizer))
+        dense = DenseShard(request.parameters, Optimizers.from_proto(request.optimizer), frames)
         with self._setup:
             if self.dense is not None:
                 agreement.require_same_dense(dense, self.dense)

@@ -55,12 +55,20 @@ class _Run:
 class DenseShard:
     """The dense values of a shard and their optimizer state. Each call is atomic.
 
+    Args:
+        frames: contents of values that are sent beside the message.
+
     Raises:
         UsageError: the parameters are not sorted, have a type that cannot be trained, or name a
             group that does not exist.
     """
 
-    def __init__(self, parameters: Sequence[pb.DenseParameter], optimizers: Optimizers) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[pb.DenseParameter],
+        optimizers: Optimizers,
+        frames: codec.Frames = (),
+    ) -> None:
         self._lock = threading.Lock()
         self.optimizers = optimizers
         names = [p.name for p in parameters]
@@ -74,7 +82,7 @@ class DenseShard:
         self._groups = {p.name: p.group for p in parameters}
         self._aliases = {alias: p.name for p in parameters for alias in p.aliases}
         for message in parameters:
-            value = codec.from_proto(message.value)
+            value = codec.from_proto(message.value, frames)
             if value.dtype != np.float32:
                 if message.group >= 0:
                     raise UsageError(

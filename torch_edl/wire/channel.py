@@ -156,20 +156,12 @@ class Stub:
                 response_deserializer=answer,
             )
 
-    def call(
-        self,
-        request: Message,
-        *,
-        timeout_s: float,
-        wait: bool = False,
-        encoded: bytes = b"",
-    ) -> Any:
+    def call(self, request: Message, *, timeout_s: float, wait: bool = False) -> Any:
         """Call a method and wait for the answer.
 
         Args:
             timeout_s: deadline in seconds, including retries.
             wait: wait for a connection until the deadline instead of failing at once.
-            encoded: bytes to send instead of the request, which then only selects the method.
 
         Raises:
             grpc.RpcError: the call failed; see ``code()`` and ``details()``. The code is
@@ -177,7 +169,7 @@ class Stub:
             UsageError: the request exceeds the size limit of the service.
         """
         # Encode here instead of in grpc, to encode only once: ByteSize encodes the message, too.
-        encoded = encoded or request.SerializeToString()
+        encoded = request.SerializeToString()
         if len(encoded) > self._limit:
             raise UsageError(
                 f"{method_of(request).name}: the request has {len(encoded)} bytes, at most "

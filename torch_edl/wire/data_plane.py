@@ -10,7 +10,6 @@ unauthenticated client announces. Frames are therefore sent in small pieces betw
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,12 +78,6 @@ def joined(pieces: Sequence[memoryview], endpoint: str) -> list[memoryview]:
     if begun:
         raise UsageError("a frame without its last piece")
     return frames
-
-
-def is_reachable(endpoint: str) -> bool:
-    """Return True if an endpoint can be connected. A Unix socket of another container or user is
-    not visible."""
-    return not endpoint.startswith(LOCAL) or os.path.exists(endpoint.removeprefix(LOCAL))
 
 
 @dataclass(frozen=True)

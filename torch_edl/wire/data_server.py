@@ -62,6 +62,17 @@ class WouldWaitError(Exception):
     """The call cannot be answered without waiting for other calls."""
 
 
+def in_pool(answer: Callable[[Framed], Framed]) -> Answer:
+    """Return an answer that takes long, and therefore never runs in the thread that receives."""
+
+    def handle(given: Framed, may_wait: bool) -> Framed:
+        if not may_wait:
+            raise WouldWaitError
+        return answer(given)
+
+    return handle
+
+
 class DataServer:
     """Answers calls until :meth:`close`.
 

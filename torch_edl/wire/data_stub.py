@@ -23,6 +23,8 @@ from torch_edl.wire.framed import Framed
 _FIELDS = {
     pserver_pb2.PullRequest: "pull",
     pserver_pb2.PushGradientsRequest: "push_gradients",
+    pserver_pb2.PushDenseParametersRequest: "push_dense_parameters",
+    pserver_pb2.ReadRowsRequest: "read_rows",
     replica_pb2.ReplicateRequest: "replicate",
     replica_pb2.PutBaseRequest: "put_base",
     replica_pb2.FetchReplicaRequest: "fetch_replica",
@@ -111,7 +113,7 @@ class DataStub:
         """Call the server and wait for the answer, see :meth:`DataCall.result`.
 
         Raises:
-            UsageError: a tensor exceeds the size limit.
+            UsageError: the message or a tensor exceeds the size limit.
         """
         return self.start(request, timeout_s=timeout_s).result()
 
@@ -122,19 +124,22 @@ class DataStub:
             timeout_s: seconds after which :meth:`DataCall.result` raises ``DEADLINE_EXCEEDED``.
 
         Raises:
-            UsageError: a tensor exceeds the size limit.
+            UsageError: the message or a tensor exceeds the size limit.
         """
-        if any(len(frame) > MAX_FRAME_BYTES for frame in request.frames):
-            raise UsageError(f"a tensor of more than {MAX_FRAME_BYTES} bytes: use more --ps")
+        head = pb.DataRequest(key=self._keys.request)
+        getattr(head, _FIELDS[type(request.message)]).CopyFrom(request.message)
         with self._lock:
             self._made += 1
             call = DataCall(self, self._made, time.monotonic() + timeout_s)
             try:
                 socket = self._connected()
-                head = pb.DataRequest(key=self._keys.request, call=self._made)
-                getattr(head, _FIELDS[type(request.message)]).CopyFrom(request.message)
-                content = cut([head.SerializeToString(), *request.frames], self.address)
-                socket.send_multipart(content, zmq.NOBLOCK, copy=False)
+                head.call = self._made
+                content = [head.SerializeToString(), *request.frames]
+                if any(len(frame) > MAX_FRAME_BYTES for frame in content):
+                    raise UsageError(
+                        f"a tensor of more than {MAX_FRAME_BYTES} bytes: use more --ps"
+                    )
+                socket.send_multipart(cut(content, self.address), zmq.NOBLOCK, copy=False)
             except zmq.Again:  # the connection was lost meanwhile
                 call._end(self._unconnected())
                 self._disconnect()
@@ -185,7 +190,8 @@ class DataStub:
         return bool(ready)
 
     def _unconnected(self) -> CallError:
-        return CallError(grpc.StatusCode.UNAVAILABLE, f"no connection to {self.address}")
+        where = self.address or "a server that does not listen yet"
+        return CallError(grpc.StatusCode.UNAVAILABLE, f"no connection to {where}")
 
     def _cut_off(self) -> CallError:
         return CallError(grpc.StatusCode.CANCELLED, "the connection was closed")
@@ -194,6 +200,8 @@ class DataStub:
         """Return the socket; connect again if the connection was lost."""
         if self._closed:
             raise self._cut_off()
+        if not self.address:  # the server is being started
+            raise self._unconnected()
         if self._monitor is not None and self._monitor.poll(0):
             self._disconnect()
         if self._socket is None:

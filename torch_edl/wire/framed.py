@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from torch_edl.wire import codec, replica_pb2
+from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import tensor_pb2 as tensor
+
+LARGE_BYTES = 1 << 20
+"""Least bytes of a content that is always sent as a frame."""
 
 
 @dataclass
@@ -50,6 +53,17 @@ class Framed:
         self.frames.append(_view(array))
         proto.frame = len(self.frames)
 
+    def put_large(self, given: tensor.TensorProto, proto: tensor.TensorProto) -> None:
+        """Copy an encoded tensor into an empty one, with its content as a frame if the content is
+        large. Small contents stay in the message, since the number of frames is limited."""
+        if len(given.tensor_content) < LARGE_BYTES:
+            proto.CopyFrom(given)
+            return
+        proto.dtype = given.dtype
+        proto.tensor_shape.CopyFrom(given.tensor_shape)
+        self.frames.append(memoryview(given.tensor_content))
+        proto.frame = len(self.frames)
+
     def put_ids(self, entry: pb.TableIds | pb.TableGradient, ids: codec.Ids) -> None:
         """Attach ids (n,) to an entry of the message."""
         self.frames.append(_view(ids.astype("<i8", copy=False)))
@@ -65,10 +79,7 @@ class Framed:
             return self.message
         message = type(self.message)()
         message.CopyFrom(self.message)
-        if type(message) in _WHOLE:
-            setattr(message, _WHOLE[type(message)], b"".join(self.frames))
-            return message
-        for entry in getattr(message, "tables", ()):
+        for entry in message.tables if isinstance(message, _WITH_IDS) else ():
             if entry.ids_frame:
                 entry.ids = bytes(codec.frame(self.frames, entry.ids_frame))
                 entry.ids_frame = 0
@@ -109,14 +120,6 @@ class Framed:
         return [head.SerializeToString(), *nested(_CONTENT, [content])]
 
 
-_WHOLE: dict[type[Any], str] = {
-    replica_pb2.ReplicateRequest: "records",
-    replica_pb2.PutBaseRequest: "content",
-    replica_pb2.FetchReplicaResponse: "content",
-}
-"""Messages whose frames together are the content of one field."""
-
-
 def _view(array: codec.Array) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
@@ -151,6 +154,9 @@ _VALUES = _number(pb.TableGradient, "values")
 _CONTENT = _number(tensor.TensorProto, "tensor_content")
 
 
+_WITH_IDS = pb.PullRequest | pb.PushGradientsRequest
+
+
 def tensors(message: Any) -> Iterator[tensor.TensorProto]:
     """Yield the tensors of a message whose contents may be frames."""
     if isinstance(message, pb.PushGradientsRequest | pb.PullResponse) and message.HasField("dense"):
@@ -159,3 +165,7 @@ def tensors(message: Any) -> Iterator[tensor.TensorProto]:
         yield from (entry.values for entry in message.tables)
     if isinstance(message, pb.PullResponse):
         yield from message.vectors
+    if isinstance(message, pb.PushDenseParametersRequest):
+        yield from (parameter.value for parameter in message.parameters)
+    if isinstance(message, pb.ReadRowsResponse):
+        yield from (message.ids, message.vectors)

@@ -236,10 +236,10 @@ class ReadRowsResponse(_message.Message):
     IDS_FIELD_NUMBER: _ClassVar[int]
     VECTORS_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
-    ids: bytes
+    ids: _tensor_pb2.TensorProto
     vectors: _tensor_pb2.TensorProto
     cursor: int
-    def __init__(self, ids: _Optional[bytes] = ..., vectors: _Optional[_Union[_tensor_pb2.TensorProto, _Mapping]] = ..., cursor: _Optional[int] = ...) -> None: ...
+    def __init__(self, ids: _Optional[_Union[_tensor_pb2.TensorProto, _Mapping]] = ..., vectors: _Optional[_Union[_tensor_pb2.TensorProto, _Mapping]] = ..., cursor: _Optional[int] = ...) -> None: ...
 
 class GetWatermarksRequest(_message.Message):
     __slots__ = ("fence", "task_ids")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from torch_edl.wire import pserver_pb2 as torch__edl_dot_wire_dot_pserver__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctorch_edl/wire/replica.proto\x12\ttorch_edl\x1a\x1ctorch_edl/wire/pserver.proto\"Q\n\x0cReplicaOwner\x12\r\n\x05shard\x18\x01 \x01(\x03\x12\x0e\n\x06shards\x18\x02 \x01(\x03\x12\r\n\x05model\x18\x03 \x01(\x03\x12\x13\n\x0bincarnation\x18\x04 \x01(\x03\"{\n\x10ReplicateRequest\x12\x1f\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x10.torch_edl.Fence\x12&\n\x05owner\x18\x02 \x01(\x0b\x32\x17.torch_edl.ReplicaOwner\x12\r\n\x05\x62\x65gin\x18\x03 \x01(\x08\x12\x0f\n\x07records\x18\x04 \x01(\x0c\"3\n\x11ReplicateResponse\x12\x10\n\x08\x63omplete\x18\x01 \x01(\x08\x12\x0c\n\x04last\x18\x02 \x01(\x03\"\x8d\x02\n\x0ePutBaseRequest\x12\x1f\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x10.torch_edl.Fence\x12&\n\x05owner\x18\x02 \x01(\x0b\x32\x17.torch_edl.ReplicaOwner\x12\x10\n\x08sequence\x18\x03 \x01(\x03\x12\x0c\n\x04\x66ile\x18\x04 \x01(\t\x12\x0e\n\x06offset\x18\x05 \x01(\x03\x12\x0f\n\x07\x63ontent\x18\x06 \x01(\x0c\x12\x33\n\x05\x66iles\x18\x07 \x03(\x0b\x32$.torch_edl.PutBaseRequest.FilesEntry\x12\x0e\n\x06newest\x18\x08 \x01(\x03\x1a,\n\nFilesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\x11\n\x0fPutBaseResponse\"]\n\x12TakeReplicaRequest\x12\x1f\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x10.torch_edl.Fence\x12&\n\x05owner\x18\x02 \x01(\x0b\x32\x17.torch_edl.ReplicaOwner\"\xaf\x01\n\x13TakeReplicaResponse\x12\x10\n\x08\x63omplete\x18\x01 \x01(\x08\x12\x10\n\x08sequence\x18\x02 \x01(\x03\x12\x38\n\x05\x66iles\x18\x03 \x03(\x0b\x32).torch_edl.TakeReplicaResponse.FilesEntry\x12\x0c\n\x04last\x18\x04 \x01(\x03\x1a,\n\nFilesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\x8b\x01\n\x13\x46\x65tchReplicaRequest\x12\x1f\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x10.torch_edl.Fence\x12&\n\x05owner\x18\x02 \x01(\x0b\x32\x17.torch_edl.ReplicaOwner\x12\x0c\n\x04\x66ile\x18\x03 \x01(\t\x12\x0e\n\x06offset\x18\x04 \x01(\x03\x12\r\n\x05\x61\x66ter\x18\x05 \x01(\x03\"\'\n\x14\x46\x65tchReplicaResponse\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\x0c\x32\xb3\x02\n\x08Replicas\x12\x46\n\tReplicate\x12\x1b.torch_edl.ReplicateRequest\x1a\x1c.torch_edl.ReplicateResponse\x12@\n\x07PutBase\x12\x19.torch_edl.PutBaseRequest\x1a\x1a.torch_edl.PutBaseResponse\x12L\n\x0bTakeReplica\x12\x1d.torch_edl.TakeReplicaRequest\x1a\x1e.torch_edl.TakeReplicaResponse\x12O\n\x0c\x46\x65tchReplica\x12\x1e.torch_edl.FetchReplicaRequest\x1a\x1f.torch_edl.FetchReplicaResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctorch_edl/wire/replica.proto\x12\ttorch_edl\x1a\x1ctorch_edl/wire/pserver.proto\"Q\n\x0cReplicaOwner\x12\r\n\x05shard\x18\x01 \x01(\x03\x12\x0e\n\x06shards\x18\x02 \x01(\x03\x12\r\n\x05model\x18\x03 \x01(\x03\x12\x13\n\x0bincarnation\x18\x04 \x01(\x03\"j\n\x10ReplicateRequest\x12\x1f\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x10.torch_edl.Fence\x12&\n\x05owner\x18\x02 \x01(\x0b\x32\x17.torch_edl.ReplicaOwner\x12\r\n\x05\x62\x65gin\x18\x03 \x01(\x08\"3\n\x11ReplicateResponse\x12\x10\n\x08\x63omplete\x18\x01 \x01(\x08\x12\x0c\n\x04last\x18\x02 \x01(\x03\"\xfc\x01\n\x0ePutBaseRequest\x12\x1f\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x10.torch_edl.Fence\x12&\n\x05owner\x18\x02 \x01(\x0b\x32\x17.torch_edl.ReplicaOwner\x12\x10\n\x08sequence\x18\x03 \x01(\x03\x12\x0c\n\x04\x66ile\x18\x04 \x01(\t\x12\x0e\n\x06offset\x18\x05 \x01(\x03\x12\x33\n\x05\x66iles\x18\x06 \x03(\x0b\x32$.torch_edl.PutBaseRequest.FilesEntry\x12\x0e\n\x06newest\x18\x07 \x01(\x03\x1a,\n\nFilesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\x11\n\x0fPutBaseResponse\"]\n\x12TakeReplicaRequest\x12\x1f\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x10.torch_edl.Fence\x12&\n\x05owner\x18\x02 \x01(\x0b\x32\x17.torch_edl.ReplicaOwner\"\xaf\x01\n\x13TakeReplicaResponse\x12\x10\n\x08\x63omplete\x18\x01 \x01(\x08\x12\x10\n\x08sequence\x18\x02 \x01(\x03\x12\x38\n\x05\x66iles\x18\x03 \x03(\x0b\x32).torch_edl.TakeReplicaResponse.FilesEntry\x12\x0c\n\x04last\x18\x04 \x01(\x03\x1a,\n\nFilesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\x8b\x01\n\x13\x46\x65tchReplicaRequest\x12\x1f\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x10.torch_edl.Fence\x12&\n\x05owner\x18\x02 \x01(\x0b\x32\x17.torch_edl.ReplicaOwner\x12\x0c\n\x04\x66ile\x18\x03 \x01(\t\x12\x0e\n\x06offset\x18\x04 \x01(\x03\x12\r\n\x05\x61\x66ter\x18\x05 \x01(\x03\"\x16\n\x14\x46\x65tchReplicaResponse2X\n\x08Replicas\x12L\n\x0bTakeReplica\x12\x1d.torch_edl.TakeReplicaRequest\x1a\x1e.torch_edl.TakeReplicaResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,25 +39,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REPLICAOWNER']._serialized_start=73
   _globals['_REPLICAOWNER']._serialized_end=154
   _globals['_REPLICATEREQUEST']._serialized_start=156
-  _globals['_REPLICATEREQUEST']._serialized_end=279
-  _globals['_REPLICATERESPONSE']._serialized_start=281
-  _globals['_REPLICATERESPONSE']._serialized_end=332
-  _globals['_PUTBASEREQUEST']._serialized_start=335
-  _globals['_PUTBASEREQUEST']._serialized_end=604
-  _globals['_PUTBASEREQUEST_FILESENTRY']._serialized_start=560
-  _globals['_PUTBASEREQUEST_FILESENTRY']._serialized_end=604
-  _globals['_PUTBASERESPONSE']._serialized_start=606
-  _globals['_PUTBASERESPONSE']._serialized_end=623
-  _globals['_TAKEREPLICAREQUEST']._serialized_start=625
-  _globals['_TAKEREPLICAREQUEST']._serialized_end=718
-  _globals['_TAKEREPLICARESPONSE']._serialized_start=721
-  _globals['_TAKEREPLICARESPONSE']._serialized_end=896
-  _globals['_TAKEREPLICARESPONSE_FILESENTRY']._serialized_start=560
-  _globals['_TAKEREPLICARESPONSE_FILESENTRY']._serialized_end=604
-  _globals['_FETCHREPLICAREQUEST']._serialized_start=899
-  _globals['_FETCHREPLICAREQUEST']._serialized_end=1038
-  _globals['_FETCHREPLICARESPONSE']._serialized_start=1040
-  _globals['_FETCHREPLICARESPONSE']._serialized_end=1079
-  _globals['_REPLICAS']._serialized_start=1082
-  _globals['_REPLICAS']._serialized_end=1389
+  _globals['_REPLICATEREQUEST']._serialized_end=262
+  _globals['_REPLICATERESPONSE']._serialized_start=264
+  _globals['_REPLICATERESPONSE']._serialized_end=315
+  _globals['_PUTBASEREQUEST']._serialized_start=318
+  _globals['_PUTBASEREQUEST']._serialized_end=570
+  _globals['_PUTBASEREQUEST_FILESENTRY']._serialized_start=526
+  _globals['_PUTBASEREQUEST_FILESENTRY']._serialized_end=570
+  _globals['_PUTBASERESPONSE']._serialized_start=572
+  _globals['_PUTBASERESPONSE']._serialized_end=589
+  _globals['_TAKEREPLICAREQUEST']._serialized_start=591
+  _globals['_TAKEREPLICAREQUEST']._serialized_end=684
+  _globals['_TAKEREPLICARESPONSE']._serialized_start=687
+  _globals['_TAKEREPLICARESPONSE']._serialized_end=862
+  _globals['_TAKEREPLICARESPONSE_FILESENTRY']._serialized_start=526
+  _globals['_TAKEREPLICARESPONSE_FILESENTRY']._serialized_end=570
+  _globals['_FETCHREPLICAREQUEST']._serialized_start=865
+  _globals['_FETCHREPLICAREQUEST']._serialized_end=1004
+  _globals['_FETCHREPLICARESPONSE']._serialized_start=1006
+  _globals['_FETCHREPLICARESPONSE']._serialized_end=1028
+  _globals['_REPLICAS']._serialized_start=1030
+  _globals['_REPLICAS']._serialized_end=1118
 # @@protoc_insertion_point(module_scope)

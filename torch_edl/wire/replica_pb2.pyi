@@ -20,16 +20,14 @@ class ReplicaOwner(_message.Message):
     def __init__(self, shard: _Optional[int] = ..., shards: _Optional[int] = ..., model: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class ReplicateRequest(_message.Message):
-    __slots__ = ("fence", "owner", "begin", "records")
+    __slots__ = ("fence", "owner", "begin")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     BEGIN_FIELD_NUMBER: _ClassVar[int]
-    RECORDS_FIELD_NUMBER: _ClassVar[int]
     fence: _pserver_pb2.Fence
     owner: ReplicaOwner
     begin: bool
-    records: bytes
-    def __init__(self, fence: _Optional[_Union[_pserver_pb2.Fence, _Mapping]] = ..., owner: _Optional[_Union[ReplicaOwner, _Mapping]] = ..., begin: _Optional[bool] = ..., records: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, fence: _Optional[_Union[_pserver_pb2.Fence, _Mapping]] = ..., owner: _Optional[_Union[ReplicaOwner, _Mapping]] = ..., begin: _Optional[bool] = ...) -> None: ...
 
 class ReplicateResponse(_message.Message):
     __slots__ = ("complete", "last")
@@ -40,7 +38,7 @@ class ReplicateResponse(_message.Message):
     def __init__(self, complete: _Optional[bool] = ..., last: _Optional[int] = ...) -> None: ...
 
 class PutBaseRequest(_message.Message):
-    __slots__ = ("fence", "owner", "sequence", "file", "offset", "content", "files", "newest")
+    __slots__ = ("fence", "owner", "sequence", "file", "offset", "files", "newest")
     class FilesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -53,7 +51,6 @@ class PutBaseRequest(_message.Message):
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     FILE_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
-    CONTENT_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
     NEWEST_FIELD_NUMBER: _ClassVar[int]
     fence: _pserver_pb2.Fence
@@ -61,10 +58,9 @@ class PutBaseRequest(_message.Message):
     sequence: int
     file: str
     offset: int
-    content: bytes
     files: _containers.ScalarMap[str, int]
     newest: int
-    def __init__(self, fence: _Optional[_Union[_pserver_pb2.Fence, _Mapping]] = ..., owner: _Optional[_Union[ReplicaOwner, _Mapping]] = ..., sequence: _Optional[int] = ..., file: _Optional[str] = ..., offset: _Optional[int] = ..., content: _Optional[bytes] = ..., files: _Optional[_Mapping[str, int]] = ..., newest: _Optional[int] = ...) -> None: ...
+    def __init__(self, fence: _Optional[_Union[_pserver_pb2.Fence, _Mapping]] = ..., owner: _Optional[_Union[ReplicaOwner, _Mapping]] = ..., sequence: _Optional[int] = ..., file: _Optional[str] = ..., offset: _Optional[int] = ..., files: _Optional[_Mapping[str, int]] = ..., newest: _Optional[int] = ...) -> None: ...
 
 class PutBaseResponse(_message.Message):
     __slots__ = ()
@@ -112,7 +108,5 @@ class FetchReplicaRequest(_message.Message):
     def __init__(self, fence: _Optional[_Union[_pserver_pb2.Fence, _Mapping]] = ..., owner: _Optional[_Union[ReplicaOwner, _Mapping]] = ..., file: _Optional[str] = ..., offset: _Optional[int] = ..., after: _Optional[int] = ...) -> None: ...
 
 class FetchReplicaResponse(_message.Message):
-    __slots__ = ("content",)
-    CONTENT_FIELD_NUMBER: _ClassVar[int]
-    content: bytes
-    def __init__(self, content: _Optional[bytes] = ...) -> None: ...
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -31,7 +31,6 @@ class ServerCommand:
         train, durability = config.train, config.durability
         args = ["--mode", train.mode, "--staleness", str(train.staleness)]
         args += ["--grads-to-wait", str(train.grads_to_wait)]
-        args += ["--transport", config.cluster.transport]
         if config.kind == "script" and host:
             # Workers of other machines reach servers where they reach the master.
             args += ["--host", host]

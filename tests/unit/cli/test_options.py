@@ -43,7 +43,7 @@ def test_every_option_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     words = (
         "run m.py --data a b --eval-data c --format csv --batch-size 5 --records-per-task 50 "
         "--epochs 7 --no-shuffle --skip-damaged --loader-workers 2 --pin-memory --workers 2:8 "
-        "--spares 4 --ps 3 --transport grpc --wire-dtype bf16 "
+        "--spares 4 --ps 3 --wire-dtype bf16 "
         "--worker-threads 1 --heartbeat-timeout 5 --task-timeout 60 "
         "--max-task-failures 9 --grace-period 4 "
         "--strategy ps --mode sync --grads-to-wait 4 --staleness 2 --local-steps 8 "
@@ -90,7 +90,6 @@ def test_every_option_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             max_workers=8,
             spares=4,
             servers=3,
-            transport="grpc",
             wire_dtype="bf16",
             worker_threads=1,
             heartbeat_timeout_s=5.0,

@@ -53,19 +53,19 @@ class Master:
 class Started:
     """A server process."""
 
-    def __init__(self, incarnation: int, plane: str) -> None:
+    def __init__(self, incarnation: int) -> None:
         words = [sys.executable, "-m", "torch_edl.ps_server", "--job=j", "--shard=0", "--shards=1"]
         self.process = subprocess.Popen(
-            [*words, f"--incarnation={incarnation}", f"--transport={plane}"],
+            [*words, f"--incarnation={incarnation}"],
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "TORCH_EDL_TOKEN": TOKEN},
         )
         assert self.process.stdout is not None
         *_, endpoint, address = self.process.stdout.readline().split()
-        self.server = master_pb2.Server(address=address, incarnation=incarnation)
-        if "://" in endpoint:
-            self.server.data_plane = endpoint
+        self.server = master_pb2.Server(
+            address=address, data_plane=endpoint, incarnation=incarnation
+        )
 
     def send(self, number: int) -> None:
         self.process.send_signal(number)
@@ -75,12 +75,12 @@ class Started:
             self.process.wait()
 
 
-@pytest.fixture(params=["zeromq", "grpc"])
-def start(request: pytest.FixtureRequest) -> Iterator[Callable[[int], Started]]:
+@pytest.fixture
+def start() -> Iterator[Callable[[int], Started]]:
     running: list[Started] = []
 
     def begin(incarnation: int) -> Started:
-        running.append(Started(incarnation, request.param))
+        running.append(Started(incarnation))
         return running[-1]
 
     yield begin
@@ -168,7 +168,7 @@ def test_what_was_known_of_one_server_is_not_said_to_another(start, connect) -> 
         assert (pull.fence.job, pull.fence.incarnation) == ("j", 3)
         scan = pb.ReadRowsRequest(name="t", cursor=2)
         with pytest.raises(UsageError, match="unknown"):
-            connection.start(scan, timeout_s=HANG_S, known=known).result()
+            connection.start(Framed(scan), timeout_s=HANG_S, known=known).result()
         assert scan.cursor == cursor
 
 
@@ -207,11 +207,12 @@ def test_without_a_master_a_dead_server_is_an_error(start, connect) -> None:
         connection.start(ASK, timeout_s=HANG_S).result()
 
 
-def test_a_socket_out_of_sight_is_left_alone(start, connect) -> None:
-    """Of a server in another container, which shares the network and not the files."""
+@pytest.mark.parametrize("endpoint", ["", "ipc:///of/another/container"])
+def test_a_server_without_a_socket_in_sight_is_unavailable(start, connect, endpoint: str) -> None:
     server = start(3).server
-    server.data_plane = "ipc:///of/another/container"
-    assert connect(server).start(ASK, timeout_s=HANG_S).result().incarnation == 3
+    server.data_plane = endpoint
+    with pytest.raises(ServersLostError, match="UNAVAILABLE: no connection to"):
+        connect(server).start(ASK, timeout_s=HANG_S).result()
 
 
 def test_closing_ends_the_wait(start, connect) -> None:

@@ -42,7 +42,7 @@ class Server:
     address: str
     shard: int
     shards: int
-    endpoint: str = ""
+    endpoint: str
     stub: Stub = field(init=False)
     fence: pb.Fence = field(default_factory=lambda: pb.Fence(job="job", incarnation=3))
     _data: list[DataStub] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Server:
         self._local = threading.local()  # a connection of the data plane calls once at a time
 
     def call(self, request: Any) -> Any:
-        if not (self.endpoint and isinstance(request, CALLS)):
+        if not isinstance(request, CALLS):
             return self.stub.call(request, timeout_s=HANG_S)
         if not hasattr(self._local, "data"):
             self._local.data = DataStub(self.endpoint, TOKEN)
@@ -166,7 +166,7 @@ def framed(request: Any) -> Framed:
     """A request with its contents beside it."""
     given = Framed(type(request)())
     given.message.CopyFrom(request)
-    for entry in given.message.tables:
+    for entry in getattr(given.message, "tables", ()):
         if not entry.same_ids_as:
             given.frames.append(memoryview(entry.ids))
             entry.ids, entry.ids_frame = b"", len(given.frames)
@@ -206,7 +206,6 @@ def start() -> Iterator[Start]:
                 log.seek(0)
                 pytest.fail(f"no server: {log.read()}")
             *_, endpoint, address = line.split()
-            endpoint = endpoint if "://" in endpoint else ""
             servers.append(Server(process, log, address, shard, shards, endpoint))
         running.extend(servers)
         return servers

@@ -27,7 +27,7 @@ MINE = JournalIdentity(job="job", shard=0, shards=2, model=1)
 class Peer:
     """The keeper of shard 0, in a server of its own."""
 
-    def __init__(self, folder: Path, incarnation: int, transport: str) -> None:
+    def __init__(self, folder: Path, incarnation: int) -> None:
         folder.mkdir()
         self.keeper = ReplicaKeeper(folder, "job", 1, 2)
         self.calls: list[str] = []
@@ -63,32 +63,28 @@ class Peer:
             services.REPLICAS, handlers, address="127.0.0.1:0", token=TOKEN, threads=8
         )
         self.server = cluster_pb2.Server(address=f"127.0.0.1:{port}", incarnation=incarnation)
-        self._data: DataServer | None = None
-        if transport == "zeromq":
-            endpoint = f"ipc://{folder}.data"
-            answers = {n: framed(n, a) for n, a in self.keeper.data_answers().items()}
-            self._data = DataServer(answers, endpoint=endpoint, token=TOKEN, threads=8)
-            self.server.data_plane = self._data.endpoint
+        answers = {n: framed(n, a) for n, a in self.keeper.data_answers().items()}
+        self.data = DataServer(answers, endpoint=f"ipc://{folder}.data", token=TOKEN, threads=8)
+        self.server.data_plane = self.data.endpoint
 
     def die(self) -> None:
         self.gate.set()
-        if self._data is not None:
-            self._data.close()
+        self.data.close()
         self._server.stop(None).wait()
 
 
 class Job:
     """Starts peers and owners, and plays the master."""
 
-    def __init__(self, folder: Path, transport: str) -> None:
-        self._folder, self._transport = folder, transport
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._made = 0
         self._logs: list[ReplicaLog] = []
         self._peers: list[Peer] = []
 
     def peer(self) -> Peer:
         self._made += 1
-        self._peers.append(Peer(self._folder / f"peer-{self._made}", self._made, self._transport))
+        self._peers.append(Peer(self._folder / f"peer-{self._made}", self._made))
         return self._peers[-1]
 
     def owner(self, **more: Any) -> ReplicaLog:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from torch_edl.ps_server.service import PserverService
 from torch_edl.ps_server.shard import ModelShard
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
+from torch_edl.wire.data_stub import CALLS
+from torch_edl.wire.framed import Framed
 from torch_edl.wire.server import TakesBytes
 
 FENCE = pb.Fence(job="j", incarnation=1)
@@ -48,6 +51,7 @@ class World:
             self.shard, fence=pb.Fence(job="j", incarnation=1), stem="shard-0-of-1"
         )
         self._handlers: dict[str, Any] = service.handlers()
+        self._data = service.data_answers()
         group = pb.ParamGroup(hyper=HYPER[kind])
         normal = pb.Initializer(kind="normal", args={"mean": 0.0, "std": 1.0})
         self.requests: dict[str, Any] = {
@@ -93,6 +97,9 @@ class World:
 
     def say(self, method: str, request: Any = None) -> Any:
         request = self.requests[method] if request is None else request
+        if isinstance(request, CALLS):
+            field = re.sub(r"(?<!^)(?=[A-Z])", "_", method).lower()
+            return self._data[field](Framed(request), True).whole()
         handler = self._handlers[method]
         if isinstance(handler, TakesBytes):
             return handler.answer(request, request.SerializeToString(), None)
@@ -106,7 +113,7 @@ class World:
         answer = self.say("PushGradients", push)
         assert answer.accepted
         assert not answer.duplicate
-        pulled = pb.PullResponse.FromString(self.say("Pull").SerializeToString())
+        pulled = self.say("Pull")
         assert np.isfinite(codec.from_proto(pulled.dense)).all()
         assert np.isfinite(codec.from_proto(pulled.vectors[0])).all()
         assert not self.fatal.is_set()

@@ -27,14 +27,15 @@ from torch_edl.errors import StaleIncarnationError, StateLostError, UsageError
 from torch_edl.ps_server.records import Kind, LogEntry, Record, batch, pack, unpack
 from torch_edl.ps_server.replica.log import ReplicaLog
 from torch_edl.ps_server.replica.peer import PeerGoneError
-from torch_edl.wire import pserver_pb2, services
+from torch_edl.wire import pserver_pb2
 from torch_edl.wire import replica_pb2 as pb
-from torch_edl.wire.channel import Stub
+from torch_edl.wire.data_stub import DataStub
+from torch_edl.wire.framed import Framed
 
 
-@pytest.fixture(params=["zeromq", "grpc"])
-def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
-    made = Job(tmp_path, request.param)
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    made = Job(tmp_path)
     yield made
     made.close()
 
@@ -232,7 +233,8 @@ def test_a_peer_that_has_half_a_base_has_nothing(job: Job) -> None:
     settle(log, old)
     push(log, b"1")
     settle(log, new)
-    log._peer.call(log._peer.stub, pb.PutBaseRequest(sequence=1, file="state", content=b"12"))
+    piece = Framed(pb.PutBaseRequest(sequence=1, file="state"), [memoryview(b"12")])
+    log._peer.call(log._peer.stub, piece)
     successor = job.owner()
     beat(successor, new)
     with pytest.raises(StateLostError, match="no complete copy"):
@@ -396,14 +398,14 @@ def test_what_does_not_belong_here_is_refused(job: Job, tmp_path: Path) -> None:
     log = job.first(peer)
     settle(log, peer)
     push(log, b"1")
-    stub = Stub(services.REPLICAS, peer.server.address, TOKEN)
+    stub = DataStub(peer.data.endpoint, TOKEN)
     fence = pserver_pb2.Fence(job="job", incarnation=peer.server.incarnation)
     owner = log._peer._owner
 
-    def refused(request: Any, code: str, match: str) -> None:
+    def refused(request: Any, code: str, match: str, *frames: bytes) -> None:
         request.fence.CopyFrom(fence)
         with pytest.raises(grpc.RpcError) as caught:
-            stub.call(request, timeout_s=HANG_S)
+            stub.call(Framed(request, list(map(memoryview, frames))), timeout_s=HANG_S)
         assert caught.value.code().name == code, caught.value.details()
         assert match in caught.value.details()
 
@@ -411,8 +413,8 @@ def test_what_does_not_belong_here_is_refused(job: Job, tmp_path: Path) -> None:
     other = pb.ReplicaOwner(shard=1, shards=2, model=1, incarnation=9)
     refused(pb.ReplicateRequest(owner=other), invalid, "this server keeps that of shard 0 of 2")
     gap = pack(Record(3, Kind.GRADIENTS, b"3"))
-    refused(pb.ReplicateRequest(owner=owner, records=gap), invalid, "ends with record 1")
-    refused(pb.ReplicateRequest(owner=owner, records=b"junk"), invalid, "begins no record")
+    refused(pb.ReplicateRequest(owner=owner), invalid, "ends with record 1", gap)
+    refused(pb.ReplicateRequest(owner=owner), invalid, "begins no record", b"junk")
     for name in ("../evil", "/etc/evil", ".hidden"):
         refused(pb.PutBaseRequest(owner=owner, sequence=1, file=name), invalid, "not of a base")
     wrong = pb.PutBaseRequest(owner=owner, sequence=1, files={"missing": 5})
@@ -422,8 +424,9 @@ def test_what_does_not_belong_here_is_refused(job: Job, tmp_path: Path) -> None:
     early = pb.FetchReplicaRequest(owner=pb.ReplicaOwner(shard=0, shards=2, incarnation=99))
     refused(early, "FAILED_PRECONDITION", "not taken over by this server")
     # A record that comes twice is one record.
-    again = pb.ReplicateRequest(fence=fence, owner=owner, records=pack(Record(1, 3, b"1")))
-    assert stub.call(again, timeout_s=HANG_S).last == 1
+    again = Framed(pb.ReplicateRequest(fence=fence, owner=owner))
+    again.frames.append(memoryview(pack(Record(1, 3, b"1"))))
+    assert stub.call(again, timeout_s=HANG_S).message.last == 1
     stub.close()
     push(log, b"2")
     assert recovered(job.owner(), peer) == ({}, [b"1", b"2"])

@@ -77,6 +77,7 @@ class Master:
             peer = self.current.get((request.shard + 1) % self.shards, 0)
             if peer in self.addresses:
                 answer.peer.address, answer.peer.incarnation = self.addresses[peer], peer
+                answer.peer.data_plane = self.endpoints[peer]
             return answer
 
     def wait(self, condition: Callable[[], bool]) -> None:
@@ -104,7 +105,7 @@ class Master:
             stderr=log,
             text=True,
         )
-        server = Server(process, log, "127.0.0.1:1", shard, self.shards)
+        server = Server(process, log, "127.0.0.1:1", shard, self.shards, endpoint="")
         server.fence = pb.Fence(job="job", incarnation=incarnation)
         self._started.append(server)
         return incarnation

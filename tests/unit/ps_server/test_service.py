@@ -1,5 +1,4 @@
-"""A server process: what it takes, what it refuses, and that a push counts once; over both ways
-on which pulls and pushes travel."""
+"""A server process: what it takes, what it refuses, and that a push counts once."""
 
 from __future__ import annotations
 
@@ -19,12 +18,6 @@ from torch_edl.wire.channel import Stub
 
 DENSE = {"b": np.zeros(3, np.float32), "w": np.ones((2, 2), np.float32)}
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
-
-
-@pytest.fixture(params=["zeromq", "grpc"])
-def start(start: Callable[..., Any], request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """Servers with a data plane."""
-    return lambda shards, *args: start(shards, "--transport", request.param, *args)
 
 
 def ones(ids: np.ndarray, dim: int = 4) -> np.ndarray:

@@ -86,12 +86,11 @@ def push(client: PsClient, step: int, change: Callable[[np.ndarray], np.ndarray]
 
 
 @pytest.mark.parametrize("kind", SHORT)
-@pytest.mark.parametrize("transport", ["zeromq", "grpc"])
 def test_servers_compute_with_what_arrives(
-    start: Callable[..., Any], connect: Callable[..., PsClient], kind: str, transport: str
+    start: Callable[..., Any], connect: Callable[..., PsClient], kind: str
 ) -> None:
-    short = connect(start(2, "--transport", transport), kind)
-    whole = connect(start(2, "--transport", transport))
+    short = connect(start(2), kind)
+    whole = connect(start(2))
     for step in range(3):
         push(short, step, lambda values: values)
         push(whole, step, lambda values: rounded(values, kind))
@@ -135,9 +134,8 @@ def test_values_of_buffers_are_not_rounded(
     assert dense[mean.start : mean.start + 3].tolist() == [1 + 2**-20] * 3
 
 
-@pytest.mark.parametrize("transport", ["zeromq", "grpc"])
-def test_rows_of_another_type_are_refused(start: Callable[..., Any], transport: str) -> None:
-    (server,) = start(1, "--transport", transport)
+def test_rows_of_another_type_are_refused(start: Callable[..., Any]) -> None:
+    (server,) = start(1)
     server.initialize({"w": WEIGHTS}, {"t": 4})
     request = pb.PullRequest(fence=server.fence, row_dtype=9)
     request.tables.add(name="t", ids=IDS.astype("<i8").tobytes())

@@ -20,8 +20,9 @@ from torch_edl.ps_server.identity import JournalIdentity
 from torch_edl.ps_server.journal.journal import Journal
 from torch_edl.ps_server.records import Record
 from torch_edl.ps_server.replica import transfer
+from torch_edl.wire import codec
 from torch_edl.wire import replica_pb2 as pb
-from torch_edl.wire.data_server import WouldWaitError
+from torch_edl.wire.data_server import Answer, WouldWaitError, in_pool
 from torch_edl.wire.framed import Framed
 
 
@@ -54,22 +55,17 @@ class ReplicaKeeper:
         self._made = 0
         self._reader: tuple[int, Iterator[Record]] = (-1, iter(()))
 
-    def data_answers(self) -> dict[str, Callable[[Framed, bool], Framed]]:
+    def data_answers(self) -> dict[str, Answer]:
         """Return the answers of the data plane by field of a DataRequest."""
         return {
             "replicate": self.replicate,
-            "put_base": _reading_files(lambda given: Framed(self.put_base(given))),
-            "fetch_replica": _reading_files(lambda given: self.fetch(given.message)),
+            "put_base": in_pool(lambda given: Framed(self.put_base(given))),
+            "fetch_replica": in_pool(lambda given: self.fetch(given.message)),
         }
 
     def answers(self) -> dict[str, Callable[[Any], Any]]:
         """Return the answers by name of the method."""
-        return {
-            "Replicate": lambda request: self.replicate(Framed(request)).message,
-            "PutBase": lambda request: self.put_base(Framed(request)),
-            "TakeReplica": self.take,
-            "FetchReplica": lambda request: self.fetch(request).whole(),
-        }
+        return {"TakeReplica": self.take}
 
     def replicate(self, given: Framed, may_wait: bool = True) -> Framed:
         """Append the records of a ReplicateRequest; without records, only report what is there.
@@ -86,7 +82,7 @@ class ReplicaKeeper:
                 self._journal = self._new(request.owner)
             if self._journal is None:
                 return Framed(pb.ReplicateResponse(complete=False))
-            for sequence, entry in records.unpack(given.frames or [request.records]):
+            for sequence, entry in records.unpack(given.frames):
                 self._journal.append_record(sequence, entry)
             last = self._journal.last
             return Framed(pb.ReplicateResponse(complete=self._is_complete(), last=last))
@@ -109,7 +105,7 @@ class ReplicaKeeper:
         if request.file:
             if "/" in request.file or request.file.startswith(".") or request.offset < 0:
                 raise UsageError(f"file {request.file!r}, offset {request.offset}: not of a base")
-            content = given.frames[0] if given.frames else request.content
+            content = codec.frame(given.frames, 1)
             transfer.write(folder / request.file, content, request.offset)
         if not request.files:
             return pb.PutBaseResponse()
@@ -217,15 +213,3 @@ class ReplicaKeeper:
         for path in self._folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
-
-
-def _reading_files(answer: Callable[[Framed], Framed]) -> Callable[[Framed, bool], Framed]:
-    """Return an answer that never runs where other calls must not wait: it reads or writes
-    files."""
-
-    def handle(given: Framed, may_wait: bool) -> Framed:
-        if not may_wait:
-            raise WouldWaitError
-        return answer(given)
-
-    return handle

@@ -194,7 +194,7 @@ class ReplicaLog:
                 assert stub is not None
                 self._peer.tried()
             try:
-                answer = self._peer.call(stub, pb.ReplicateRequest()).message
+                answer = self._peer.call(stub, Framed(pb.ReplicateRequest())).message
                 with self._condition:
                     follows = self._unsent.forgotten <= answer.last <= self._last
                     whole = self._unsent.forgotten == 0
@@ -203,7 +203,8 @@ class ReplicaLog:
                         with self._condition:
                             self.needs_base = stub is self._peer.stub
                         continue
-                    answer = self._peer.call(stub, pb.ReplicateRequest(begin=True)).message
+                    begin = Framed(pb.ReplicateRequest(begin=True))
+                    answer = self._peer.call(stub, begin).message
                 self._catch_up(stub, answer.last)
             except (grpc.RpcError, PeerGoneError) as error:
                 self._away(stub, error)

@@ -11,6 +11,7 @@ from pathlib import Path
 from torch_edl.errors import StateLostError
 from torch_edl.ps_server import records
 from torch_edl.ps_server.records import Piece, Record
+from torch_edl.wire import codec
 from torch_edl.wire import replica_pb2 as pb
 from torch_edl.wire.framed import Framed
 
@@ -77,7 +78,7 @@ def records_after(call: Call, number: int) -> Iterator[Record]:
 
 
 def _content(answer: Framed) -> memoryview:
-    return answer.frames[0] if answer.frames else memoryview(answer.message.content)
+    return codec.frame(answer.frames, 1)
 
 
 def _for_each_piece(
