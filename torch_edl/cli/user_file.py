@@ -21,7 +21,6 @@ from torch_edl.training.contract.source_files import imported, local_trees, star
 # A file that uses one of these names has its own loop, whatever else the file defines.
 _OWN_LOOP = ("init", "ElasticTrainer")
 _MODEL = ("model", *SIGNATURES["torch"]["model"].others)
-_FEED = ("feed", *SIGNATURES["torch"]["feed"].others)
 _MAIN = "__main__.py"
 # Expressions whose value may be a function.
 _FUNCTIONS = (ast.Name, ast.Attribute, ast.Lambda)
@@ -45,8 +44,7 @@ def kind_of(path: str, *, has_data: bool) -> FileKind:
     """Decide whether a file is a model file or a training script.
 
     A file that defines a function or class ``model`` and binds ``loss`` is a model file, unless the
-    file uses ``init`` or ``ElasticTrainer`` of torch_edl. A file that only assigns ``model``, as
-    scripts do too, is a model file if it has a ``feed`` beside. Any other file is a script.
+    file uses ``init`` or ``ElasticTrainer`` of torch_edl. Any other file is a script.
 
     Args:
         has_data: ``--data`` follows the file. A file that defines one of the two functions and has
@@ -67,9 +65,6 @@ def kind_of(path: str, *, has_data: bool) -> FileKind:
     has_model = not functions.isdisjoint(_MODEL)
     if has_model and any("loss" in _bound_names(each) for each in trees):
         return FileKind(False, "it defines model and loss")
-    assigned = {name for each in trees for name in _bound_names(each)}
-    if not assigned.isdisjoint(_FEED) and "loss" in assigned and not assigned.isdisjoint(_MODEL):
-        return FileKind(False, "it assigns model and loss, and has a feed")
     if not has_model and "loss" not in functions:
         return FileKind(True, "it defines no model of the contract")
     there, absent = ("model", "loss") if has_model else ("loss", "model")
@@ -221,12 +216,16 @@ def _bound_names(node: ast.AST, *, evaluated: bool = True) -> Iterator[str]:
             yield child.id
         elif isinstance(child, ast.AnnAssign) and child.value is None:
             continue  # a declaration without a value binds nothing
-        elif isinstance(child, ast.Assign) and not (
-            evaluated or isinstance(child.value, _FUNCTIONS)
-        ):
+        elif isinstance(child, ast.Assign) and not (evaluated or _may_be_functions(child.value)):
             continue
         elif not isinstance(child, ast.Lambda | ast.comprehension):
             yield from _bound_names(child, evaluated=evaluated)
+
+
+def _may_be_functions(value: ast.expr) -> bool:
+    """Return True for a value such as ``Net``, ``nets.model`` or a tuple of those."""
+    values = value.elts if isinstance(value, ast.Tuple) else [value]
+    return all(isinstance(each, _FUNCTIONS) for each in values)
 
 
 def _is_dynamic(tree: ast.Module) -> bool:
