@@ -10,10 +10,10 @@ from typing import Any
 import keras
 
 from tf_compat.datasets import of_dataset
+from tf_compat.signatures import SIGNATURES
 from torch_edl.errors import ContractError
 from torch_edl.training.contract.functions import UserFunctions
 from torch_edl.training.contract.loading import load_functions
-from torch_edl.training.contract.signatures import SIGNATURES
 
 _DATASET_NAMES = ("dataset", "ds")
 
@@ -24,7 +24,7 @@ class Contract(UserFunctions):
 
     optimizer: Callable[[], Any]
 
-    signatures = SIGNATURES["tensorflow"]
+    signatures = SIGNATURES
 
     def make_model(self) -> Any:
         """Call the user's ``model`` and return the model.

@@ -12,14 +12,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_compat.contract import Contract, load_contract
+from tf_compat.contract import Contract
 from tf_compat.datasets import TensorFlowDatasets
 from tf_compat.embedding import TableLayer
 from tf_compat.names import layers
 from tf_compat.optimizers import optimizer_config
 from tf_compat.replica import Replica
-from tf_compat.replicated import ReplicatedKerasModel as ReplicatedModel
-from tf_compat.served import ServedKerasModel
+from tf_compat.ring.replicated import ReplicatedKerasModel as ReplicatedModel
+from tf_compat.servers.served import ServedKerasModel
 from tf_compat.step import Step, body
 from tf_compat.tables import set_defaults, swap_large, tables_of
 from tf_compat.trained import TrainedModel
@@ -36,24 +36,13 @@ from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.ring.meeting import Meeting
 from torch_edl.engine.ring.rendezvous import MasterRendezvous, own_host
 from torch_edl.engine.servers.engine import ServersEngine
-from torch_edl.errors import ContractError, UnsupportedOptimizerError, UsageError
+from torch_edl.errors import ContractError, UnsupportedOptimizerError
 from torch_edl.master_client.session import MasterSession
 from torch_edl.training.lockstep import watermarks
 from torch_edl.training.user_model import UserModel
 from torch_edl.wire import master_pb2 as pb
 
-__all__ = ["ModelFile", "load_contract", "warm_up"]
-
 log = logging.getLogger(__name__)
-
-
-def warm_up() -> None:
-    """Check that Keras uses TensorFlow, before a model file is loaded."""
-    if keras.backend.backend() != "tensorflow":
-        raise UsageError(
-            f"the backend of Keras is {keras.backend.backend()}: models train on that of "
-            "TensorFlow; remove KERAS_BACKEND and ~/.keras/keras.json"
-        )
 
 
 def _limit_threads(config: JobConfig) -> None:

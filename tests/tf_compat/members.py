@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from tf_compat.replica import Replica
-from tf_compat.replicated import ReplicatedKerasModel
+from tf_compat.ring.replicated import ReplicatedKerasModel
 from tf_compat.trained import TrainedModel
 from torch_edl.data.batch import Batch, Minibatch, Update
 from torch_edl.engine.ring.engine import RingEngine

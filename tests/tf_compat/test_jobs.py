@@ -85,7 +85,7 @@ def record_of(record: bytes) -> Any:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--pin-memory", "--pin-memory: for model files of PyTorch, and .* one of TensorFlow"),
+        ("--pin-memory", "--pin-memory: not for model files of TensorFlow, and .* is one"),
     ],
 )
 def test_what_keras_models_do_not_have_is_refused_at_once(

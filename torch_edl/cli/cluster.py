@@ -29,7 +29,7 @@ from torch_edl.kubernetes.submit import submit
 from torch_edl.launch.jobs import cluster_job
 from torch_edl.launch.jobs.observers import Observers
 from torch_edl.processes.signals import StopSignals
-from torch_edl.training.contract.framework import framework_of
+from torch_edl.training.contract.backends import backend_of
 
 _DOES = {"train": "trains", "evaluate": "evaluates", "predict": "predicts with"}
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -111,7 +111,7 @@ def start(
     """
     config, sent = check(args, kind)
     summary.forget(args.summary)
-    what = f"{args.model_file} is a model file of {framework_of(args.model_file).title}"
+    what = f"{args.model_file} is a model file of {backend_of(args.model_file).title}"
     detach = kind == "train" and args.detach
     return config, _run(config, sent, what, _DOES[kind], console, detach=detach)
 

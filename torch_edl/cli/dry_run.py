@@ -25,7 +25,7 @@ from torch_edl.errors import (
     describe_error,
 )
 from torch_edl.master_client.leases import HeldLease
-from torch_edl.training.contract.framework import framework_of
+from torch_edl.training.contract.backends import backend_of, importing
 from torch_edl.training.contract.functions import argument_orders
 from torch_edl.training.contract.user_traceback import user_traceback
 from torch_edl.training.task_results import TaskMetrics
@@ -48,13 +48,13 @@ def show(config: JobConfig, *, servers_named: bool) -> int:
         UsageError: the data cannot be read, or the strategy cannot train the model.
     """
     with _user_errors(config):
-        framework = framework_of(config.model_file)
-        backend = framework.load()
-        backend.warm_up()
+        backend = backend_of(config.model_file)
+        with importing(backend):
+            backend.warm_up()
         functions = backend.load_contract(config.model_file, config.model_args)
-        file = backend.ModelFile(functions, config)
+        file = backend.make_model(functions, config)
         model = file.report()
-        orders = [("framework", framework.title), *argument_orders(functions)]
+        orders = [("framework", backend.title), *argument_orders(functions)]
     rows = [*_how(config, model, servers_named=servers_named), *_what(config, file)]
     with _user_errors(config):
         loss = _try_batch(file, config)

@@ -13,10 +13,11 @@ from pathlib import Path
 
 from torch_edl import __version__
 from torch_edl.cli.terminal import stdout
+from torch_edl.config import extensions
 from torch_edl.data.sources import kinds
 from torch_edl.errors import UsageError
 from torch_edl.files import write_text
-from torch_edl.training.contract.framework import TENSORFLOW, framework_of
+from torch_edl.training.contract.backends import package_of
 
 # PyTorch publishes its wheels in one folder per variant.
 _WHEELS = "https://download.pytorch.org/whl"
@@ -84,8 +85,7 @@ def _extras(model_file: str, data: Sequence[str], named: Sequence[str]) -> list[
     if model_file:
         if not Path(model_file).is_file():
             raise UsageError(f"{model_file}: no such file; name a model file")
-        if framework_of(model_file) is TENSORFLOW:
-            found.add(TENSORFLOW.name)
+        found |= extensions.extras_of(extensions.BACKENDS, package_of(model_file))
     return ["kubernetes", *sorted(found - {"kubernetes"})]
 
 

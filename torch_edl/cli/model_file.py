@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 from pathlib import Path
 
@@ -17,9 +16,7 @@ from torch_edl.config import JobConfig
 from torch_edl.errors import JobFailedError, UsageError
 from torch_edl.launch.jobs import catalog
 from torch_edl.launch.jobs.observers import Observers
-from torch_edl.training.contract.framework import TENSORFLOW, framework_of
-
-_EXPORTS, _KERAS_EXPORTS = (".pt", ".pth", ".safetensors"), (".keras", "")
+from torch_edl.training.contract.backends import TORCH, backend_of, importing, named
 
 
 def run(args: argparse.Namespace) -> int:
@@ -40,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         return dry_run.show(config, servers_named=args.servers is not None)
     detached = [detach(config.name).update] if args.detach else []
     console = stdout()
-    title = framework_of(args.model_file).title
+    title = backend_of(args.model_file).title
     text = f"{args.model_file} is a model file of {title}: job {config.name} trains it"
     console.print(text, soft_wrap=True)
     summary.forget(args.summary)
@@ -100,7 +97,7 @@ def predict(args: argparse.Namespace) -> int:
 
 
 def export(args: argparse.Namespace) -> int:
-    """Write a trained model as one file: a state_dict of torch, or a model of Keras.
+    """Write a trained model as one file in the format of its framework.
 
     Tables of a fixed size are written with all their rows.
 
@@ -109,41 +106,17 @@ def export(args: argparse.Namespace) -> int:
         EdlError: the file cannot be written.
     """
     if args.model_file:
-        return _export_keras(args)
-    if Path(args.file).suffix in _KERAS_EXPORTS:
+        user_file.check_model_file(args.model_file)
+    backend = backend_of(args.model_file) if args.model_file else named(TORCH)
+    if Path(args.file).suffix not in backend.exports and not args.model_file:
         raise UsageError(
-            f"FILE {args.file}: a model of Keras needs --model-file MODEL.py; for one of torch, "
-            f"the name must end in {' or '.join(_EXPORTS)}"
+            f"FILE {args.file}: for a model of {backend.title}, the name must end in "
+            f"{' or '.join(backend.exports)}; one of another framework needs --model-file MODEL.py"
         )
-    preflight.check_output_file(args.file, _EXPORTS, option="FILE")
+    preflight.check_output_file(args.file, backend.exports, option="FILE")
     directory = preflight.find_model(args.source, option="SOURCE")
-    # Imported after all checks, since these modules import torch.
-    from torch_edl.pytorch import weights
-    from torch_edl.pytorch.replica import read_model
-
-    state = read_model(Path(directory))
-    weights.write(state, Path(args.file).expanduser())
-    elements = sum(tensor.numel() for tensor in state.values())
-    text = f"{args.file}: {len(state)} tensors, {elements:,} elements"
-    stdout().print(text, soft_wrap=True)
-    return 0
-
-
-def _export_keras(args: argparse.Namespace) -> int:
-    preflight.check_output_file(args.file, _KERAS_EXPORTS, option="FILE")
-    user_file.check_model_file(args.model_file)
-    framework = framework_of(args.model_file)
-    if framework != TENSORFLOW:
-        raise UsageError(
-            f"--model-file {args.model_file}: a model file of {framework.title}, whose models are "
-            "exported without it: torch-edl export SOURCE FILE.pt"
-        )
-    directory = preflight.find_model(args.source, option="SOURCE")
-    framework.load()
-    # Imported by name, so that no command imports TensorFlow unless it needs it.
-    text = importlib.import_module("tf_compat.export").export(
-        Path(directory), args.model_file, Path(args.file).expanduser()
-    )
+    with importing(backend):
+        text = backend.export(Path(directory), args.model_file, Path(args.file).expanduser())
     stdout().print(text, soft_wrap=True)
     return 0
 

@@ -15,7 +15,7 @@ from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.files import check_writable
 from torch_edl.launch.jobs import catalog
 from torch_edl.launch.jobs.folder import JobFolder
-from torch_edl.training.contract.framework import TENSORFLOW, TORCH, framework_of
+from torch_edl.training.contract.backends import TORCH, backend_of, named
 
 SUFFIXES = (".parquet", ".csv", ".npz")
 """Suffixes of a file of predictions."""
@@ -54,18 +54,17 @@ def check(args: argparse.Namespace, kind: str) -> JobConfig:
 
 
 def _check_framework(config: JobConfig, shown: str) -> None:
-    """Raise UsageError for an option that the framework of the model file does not support."""
-    framework, train, data = framework_of(config.model_file), config.train, config.data
+    """Raise UsageError for an option that the backend of the model file does not have."""
+    backend, train, data = backend_of(config.model_file), config.train, config.data
     used = {
-        "--tf-function": (train.tf_function, TENSORFLOW),
-        "--loader-workers": (data.loader_workers, TORCH),
-        "--pin-memory": (data.pin_memory, TORCH),
+        "--tf-function": train.tf_function,
+        "--loader-workers": data.loader_workers,
+        "--pin-memory": data.pin_memory,
     }
-    for flag, (is_used, needed) in used.items():
-        if is_used and framework != needed:
+    for flag, is_used in used.items():
+        if is_used and flag not in backend.options:
             raise UsageError(
-                f"{flag}: for model files of {needed.title}, and {shown} is one of "
-                f"{framework.title}; leave it out"
+                f"{flag}: not for model files of {backend.title}, and {shown} is one; leave it out"
             )
 
 
@@ -113,9 +112,9 @@ def _continued(config: JobConfig, newest: Path | None) -> JobConfig:
         raise UsageError(f"--resume: {error}") from error
     config = continued(config, newest, manifest)
     if not manifest.on_servers and config.kind == "train":
-        wrote = TENSORFLOW if is_keras else TORCH
-        own = framework_of(config.model_file)
-        if wrote != own:
+        wrote = named("keras" if is_keras else TORCH)
+        own = backend_of(config.model_file)
+        if wrote is not own:
             raise UsageError(
                 f"--resume {newest}: it has the state of an optimizer of {wrote.title}, and "
                 f"{config.model_file} is a model file of {own.title}; begin the data afresh with "

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torch_edl.errors import ContractError, UsageError
-from torch_edl.training.contract.framework import framework_of
-from torch_edl.training.contract.signatures import SIGNATURES, Signature, missing, takes_others
+from torch_edl.interfaces import Signature
+from torch_edl.training.contract.backends import TORCH, backend_of, named
+from torch_edl.training.contract.signatures import missing, takes_others
 from torch_edl.training.contract.source_files import imported, local_trees, starred
 
 # A file that uses one of these names has its own loop, whatever else the file defines.
 _OWN_LOOP = ("init", "ElasticTrainer")
-_MODEL = ("model", *SIGNATURES["torch"]["model"].others)
+_MODEL = ("model", *named(TORCH).signatures["model"].others)
 _MAIN = "__main__.py"
 # Expressions whose value may be a function.
 _FUNCTIONS = (ast.Name, ast.Attribute, ast.Lambda)
@@ -95,7 +96,7 @@ def check_model_file(model_file: str, *, shown: str = "") -> frozenset[str]:
     bound = frozenset(_bound_names(tree))
     if _is_dynamic(tree) or "*" in bound:
         return bound
-    signatures = SIGNATURES[framework_of(model_file).name]
+    signatures = backend_of(model_file).signatures
     absent = [
         missing(shown, name, needed)
         for name, needed in signatures.items()

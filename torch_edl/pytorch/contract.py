@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from torch_edl.errors import ContractError
+from torch_edl.pytorch.signatures import SIGNATURES
 from torch_edl.training.contract.functions import UserFunctions
 from torch_edl.training.contract.loading import load_functions
-from torch_edl.training.contract.signatures import SIGNATURES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class Contract(UserFunctions):
     scheduler: Callable[[torch.optim.Optimizer], Any] | None
     """Function from the optimizer to a learning rate scheduler; None: not defined."""
 
-    signatures = SIGNATURES["torch"]
+    signatures = SIGNATURES
 
     def make_model(self) -> nn.Module:
         """Call ``model`` and return its module.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -28,7 +27,7 @@ from torch_edl.master_client.session import MasterSession
 from torch_edl.nn.embedding import Table
 from torch_edl.nn.model_tables import check_shared, set_defaults, swap_large, tables_of
 from torch_edl.pytorch.batches import Batches
-from torch_edl.pytorch.contract import Contract, load_contract
+from torch_edl.pytorch.contract import Contract
 from torch_edl.pytorch.datasets import TorchDatasets
 from torch_edl.pytorch.model_report import report_model
 from torch_edl.pytorch.replica import Replica
@@ -41,18 +40,7 @@ from torch_edl.training.lockstep import watermarks
 from torch_edl.training.user_model import UserModel
 from torch_edl.wire import master_pb2 as pb
 
-__all__ = ["ModelFile", "load_contract", "warm_up"]
-
 log = logging.getLogger(__name__)
-
-
-def warm_up() -> None:
-    """Import torch's compiler before a model file is loaded.
-
-    Otherwise the first optimizer of a process imports the compiler, which takes one or two seconds.
-    A spare imports the compiler while it waits.
-    """
-    importlib.import_module("torch._dynamo")
 
 
 class ModelFile(UserModel):

@@ -35,7 +35,7 @@ from torch_edl.processes.departure import LEFT, Departure
 from torch_edl.processes.memory import expendable
 from torch_edl.processes.output import setup_logging
 from torch_edl.processes.role_change import become
-from torch_edl.training.contract.framework import framework_of
+from torch_edl.training.contract.backends import backend_of, importing
 
 if TYPE_CHECKING:
     from torch_edl.config import JobConfig
@@ -133,9 +133,10 @@ def _load(config: JobConfig) -> UserFunctions:
     Raises:
         UsageError: the framework is not installed, or the file breaks the contract.
     """
-    framework = framework_of(config.model_file).load()
-    framework.warm_up()
-    functions: UserFunctions = framework.load_contract(config.model_file, config.model_args)
+    backend = backend_of(config.model_file)
+    with importing(backend):
+        backend.warm_up()
+    functions: UserFunctions = backend.load_contract(config.model_file, config.model_args)
     return functions
 
 
@@ -155,7 +156,7 @@ def _work(master: MasterSession, functions: UserFunctions | None) -> int:
     config = master.config
     try:
         functions = functions or _load(config)
-        file = framework_of(config.model_file).load().ModelFile(functions, config)
+        file = backend_of(config.model_file).make_model(functions, config)
         model = file.report()
         model.custom_source = functions.data_source is not None
         model.shards.extend(file.shards())

@@ -138,10 +138,10 @@ def test_a_folder_that_is_no_output_is_refused(
 
 def test_the_suffix_says_the_kind(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(output), "m.onnx"]) == 2
-    assert "m.onnx: the name must end in .pt or .pth or .safetensors" in capsys.readouterr().err
+    assert "the name must end in .pt or .pth or .safetensors" in capsys.readouterr().err
     for file in ("m.keras", "folder"):
         assert main(["export", str(output), file]) == 2
-        assert f"{file}: a model of Keras needs --model-file MODEL.py" in capsys.readouterr().err
+        assert "one of another framework needs --model-file MODEL.py" in capsys.readouterr().err
 
 
 def test_a_newer_format_is_refused(output: Path) -> None:

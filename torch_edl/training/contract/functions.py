@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch_edl.data.sources import Source
 from torch_edl.errors import ContractError, describe_error
+from torch_edl.interfaces import Signature
 from torch_edl.training.contract.argument_order import LabelsFirst, labels_first, refuse_class
-from torch_edl.training.contract.signatures import Signature
 
 if TYPE_CHECKING:
     from torch_edl.preprocessing import Columns

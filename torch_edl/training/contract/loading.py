@@ -15,8 +15,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from torch_edl.errors import ContractError, describe_error
+from torch_edl.interfaces import Signature
 from torch_edl.training.contract.argument_order import called_by, labels_first, refuse_class
-from torch_edl.training.contract.signatures import PROCESSORS, Signature, missing, takes_others
+from torch_edl.training.contract.signatures import PROCESSORS, missing, takes_others
 
 if TYPE_CHECKING:
     from torch_edl.preprocessing import Columns

@@ -1,75 +1,18 @@
-"""The signatures of the functions of a model file, with examples for messages."""
+"""Signatures of functions that the model files of all backends have, and messages about them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
+from torch_edl.interfaces import Signature
 
-@dataclass(frozen=True)
-class Signature:
-    """The signature of a function that a model file defines."""
-
-    example: str
-    """Example of a definition, for messages."""
-    arguments: int = 0
-    """Number of positional arguments."""
-    others: tuple[str, ...] = ()
-    """Further accepted names."""
-    required: bool = False
-    """True if a model file must define the function."""
-
-
-_TORCH = {
-    "model": Signature(
-        "def model(): return torch.nn.Linear(10, 1)",
-        others=("forward", "custom_model", "CustomModel"),
-        required=True,
-    ),
-    "loss": Signature(
-        "def loss(labels, predictions): return F.mse_loss(predictions, labels)", 2, required=True
-    ),
-    "optimizer": Signature(
-        "def optimizer(params): return torch.optim.SGD(params, lr=0.1)", 1, required=True
-    ),
-    "feed": Signature(
-        "def feed(records, mode, metadata): return features, labels",
-        3,
-        others=("dataset_fn",),
-        required=True,
-    ),
+FOR_ALL: Mapping[str, Signature] = {
     "eval_metrics_fn": Signature("def eval_metrics_fn(): return {'accuracy': accuracy}"),
-    "scheduler": Signature(
-        "def scheduler(optimizer): return torch.optim.lr_scheduler.StepLR(optimizer, 100)", 1
-    ),
     "callbacks": Signature("def callbacks(): return [MyCallback()]"),
     "data_source": Signature("def data_source(paths): return MySource(paths)", 1),
 }
-_TENSORFLOW = {
-    "model": Signature(
-        "def model(): return keras.Sequential([keras.Input((10,)), keras.layers.Dense(1)])",
-        others=("forward", "custom_model", "CustomModel"),
-        required=True,
-    ),
-    "loss": Signature(
-        "def loss(labels, predictions): return tf.reduce_mean((labels - predictions) ** 2)",
-        2,
-        required=True,
-    ),
-    "optimizer": Signature("def optimizer(): return keras.optimizers.SGD(0.1)", required=True),
-    "feed": Signature(
-        "def dataset_fn(dataset, mode, metadata): return dataset.map(parse)",
-        3,
-        others=("dataset_fn",),
-        required=True,
-    ),
-    "eval_metrics_fn": _TORCH["eval_metrics_fn"],
-    "callbacks": _TORCH["callbacks"],
-    "data_source": _TORCH["data_source"],
-}
-SIGNATURES: Mapping[str, Mapping[str, Signature]] = {"torch": _TORCH, "tensorflow": _TENSORFLOW}
-"""Signatures by framework, then by the documented name of the function."""
+"""Signatures that all backends have, by the documented name of the function."""
 
 PROCESSORS = ("prediction_outputs_processor", "PredictionOutputsProcessor")
 """Names of the function or class that processes the outputs of a prediction."""

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tf_compat.names import VariableName
 from tf_compat.optimizers import learning_rates, optimizer_config
-from tf_compat.rows import KerasPlan, ServerRows
+from tf_compat.servers.rows import KerasPlan, ServerRows
 from tf_compat.trained import TrainedModel, dense
 from torch_edl.engine.servers.plan import PullRows
 from torch_edl.errors import EdlError, UsageError, UserCodeError, describe_error

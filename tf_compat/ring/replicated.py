@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tf_compat.reducer import Reducer
 from tf_compat.replica import Replica
+from tf_compat.ring.reducer import Reducer
 from tf_compat.trained import TrainedModel
 from torch_edl.engine.ring.meeting import Meeting
 from torch_edl.engine.ring.replicated import Receive, Send

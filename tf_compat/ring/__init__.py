@@ -1,0 +1,1 @@
+"""Models of Keras in a ring: their copies, and the reduction of gradients."""

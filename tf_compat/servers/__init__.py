@@ -1,0 +1,1 @@
+"""Models of Keras on parameter servers: dense parameters and rows."""
