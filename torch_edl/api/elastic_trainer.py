@@ -33,11 +33,15 @@ from torch_edl.errors import UsageError
 from torch_edl.pytorch import weights
 from torch_edl.pytorch.step import caller
 from torch_edl.pytorch.values import describe
+from torch_edl.training.contract.functions import check_callbacks
 from torch_edl.wire import master_pb2 as pb
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Figures = dict[str, float]
 
+_EVENTS = frozenset(
+    {"on_train_begin", "on_epoch_begin", "on_batch_end", "on_epoch_end", "on_train_end"}
+)
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -103,7 +107,7 @@ class ElasticTrainer:
         self.optimizer = optimizer
         self.scheduler = scheduler
         self._clip = clip_grad_norm
-        self._callbacks = list(callbacks)
+        self._callbacks = check_callbacks(callbacks, _EVENTS, "an ElasticTrainer")
         self._stopped = False
         self._call, self._batch = caller(model), labelled
         self._predict: Callable[[Any], Any]

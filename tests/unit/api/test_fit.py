@@ -25,6 +25,7 @@ from tests.unit.api.fitting import (
     plain_loop,
     trainer,
 )
+from torch_edl.errors import UsageError
 
 
 @pytest.mark.parametrize("kind", ["plain", "clip", "scheduler", "bf16"])
@@ -149,6 +150,17 @@ def test_callbacks_hear_what_happens() -> None:
         "begin", 1, "step 1", "step 2", figures, 2, "step 3", "step 4", figures, "end",
     ]  # fmt: skip
     assert len(history) == 2
+
+
+def test_a_callback_that_would_never_be_called_is_refused() -> None:
+    class Listener:
+        def on_batch_end(self, step: int, loss: float) -> None: ...
+        def on_epoch_ended(self, epoch: int) -> None: ...
+
+    with pytest.raises(
+        UsageError, match=r"Listener.on_epoch_ended would .* an ElasticTrainer have"
+    ):
+        trainer(callbacks=[Listener()])
 
 
 def test_progress_is_a_line_for_each_epoch(capsys: pytest.CaptureFixture[str]) -> None:

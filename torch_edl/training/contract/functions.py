@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch_edl.data.sources import Source
-from torch_edl.errors import ContractError, describe_error
+from torch_edl.errors import ContractError, UsageError, describe_error
 from torch_edl.interfaces import Signature
 from torch_edl.training.contract.argument_order import LabelsFirst, labels_first, refuse_class
 
@@ -147,14 +147,10 @@ class UserFunctions:
         made = self._call("callbacks()", self.callbacks)
         if not isinstance(made, Sequence):
             raise self._wrong("callbacks", made, "a list of objects")
-        for callback in made:
-            unknown = sorted(_own_events(callback) - EVENTS)
-            if unknown:
-                raise ContractError(
-                    f"{self.path}: {type(callback).__name__}.{unknown[0]} would never be called; "
-                    f"callbacks of a model file have {', '.join(sorted(EVENTS))}"
-                )
-        return list(made)
+        try:
+            return check_callbacks(made, EVENTS, "a model file")
+        except UsageError as error:
+            raise ContractError(f"{self.path}: {error}") from None
 
     def _call(self, name: str, function: Callable[[], Any]) -> Any:
         try:
@@ -168,6 +164,26 @@ class UserFunctions:
             f"{self.path}: {self.named(name)} returned {type(got).__name__}, expected {expected}; "
             f"for example:\n    {example}"
         )
+
+
+def check_callbacks(callbacks: Sequence[Any], events: Set[str], whose: str) -> list[Any]:
+    """Return callbacks as a list.
+
+    Args:
+        events: names of the methods that are called.
+        whose: the owner of the callbacks, for messages.
+
+    Raises:
+        UsageError: an object has an ``on_`` method that is never called.
+    """
+    for callback in callbacks:
+        unknown = sorted(_own_events(callback) - events)
+        if unknown:
+            raise UsageError(
+                f"{type(callback).__name__}.{unknown[0]} would never be called; "
+                f"callbacks of {whose} have {', '.join(sorted(events))}"
+            )
+    return list(callbacks)
 
 
 def _own_events(callback: Any) -> set[str]:
