@@ -121,6 +121,9 @@ def test_a_signal_ends_all_processes(
     torch_edl: Run, place: Path, number: signal.Signals, code: int
 ) -> None:
     process = start_slow(torch_edl, place)
+    commands = [" ".join(each.cmdline()) for each in job_processes(place)]
+    assert len(commands) > 1
+    assert all("--job slow" in command for command in commands), "ps does not show the job"
     process.send_signal(number)
     out, err = process.communicate(timeout=HANG_S)
     assert process.returncode == code
