@@ -6,8 +6,11 @@ called with the lock of all changes held.
 
 from __future__ import annotations
 
+from google.protobuf.message import Message
+
 from torch_edl.ps_server.records import Kind, LogEntry, Sink
 from torch_edl.tables.table import Ids
+from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 
 
@@ -32,10 +35,16 @@ class Changes:
         """True if :meth:`wait_durable` waits for a disk or a peer."""
         return self._sink is not None and self._sink.is_slow
 
-    def entry(self, kind: Kind, request: bytes) -> LogEntry | None:
+    def entry(self, kind: Kind, message: Message, frames: codec.Frames = ()) -> LogEntry | None:
         """Return the argument of :meth:`append`; None if nothing is appended. Called without the
-        lock, since the checksum takes time."""
-        return LogEntry.of(kind, request) if self.appended else None
+        lock, since the checksum takes time.
+
+        Raises:
+            UsageError: the change is too large for a record.
+        """
+        if not self.appended:
+            return None
+        return LogEntry.of(kind, message.SerializeToString(), frames)
 
     def append(self, entry: LogEntry | None) -> None:
         """Append a change to the sink, before the caller makes it.

@@ -16,6 +16,7 @@ from torch_edl.tables.table import EmbeddingTable
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
+from torch_edl.wire.framed import Framed
 
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -44,8 +45,8 @@ class Push:
 
     range: pb.RecordRange
     gradients: Gradients
-    request: bytes
-    """The serialized request, if the shard has a sink; empty otherwise."""
+    given: Framed
+    """The request as it was received."""
 
 
 def decode(

@@ -13,7 +13,7 @@ from isal.isal_zlib import crc32
 
 from torch_edl.errors import UsageError
 
-FORMAT = 2
+FORMAT = 3
 _RUN_DIGITS = 16
 _NAMES = {
     "job": "job",
@@ -63,8 +63,10 @@ class JournalIdentity:
         except ValueError as error:
             raise TypeError(f"not JSON: {error}") from None
         format = found["format"]
-        if format != 1 and found.pop("crc32") != _checksum(found):
-            raise TypeError("its content does not match its checksum")
+        if format != 1 or "crc32" in found:  # format 1 has no checksum
+            crc = found.pop("crc32")
+            if crc != _checksum(found):
+                raise TypeError("its content does not match its checksum")
         if format != FORMAT:
             raise UsageError(
                 f"{where}: a journal of format {format}; this version of torch-edl reads "

@@ -1,20 +1,24 @@
-"""The records of a journal as bytes. Pure: no files, no clock.
+"""The records of a log as bytes. Pure: no files, no clock.
 
 A record is a head and a payload. The head has its own checksum, so that a reader trusts a length
 before it reads what the length says::
 
-    sequence   u64   counts the records of a journal from 1
+    sequence   u64   counts the records of a log from 1
     length     u32   bytes of the payload
-    kind       u8    see Kind; three bytes of padding follow
+    kind       u8    see Kind; one byte of padding follows
+    frames     u16   number of frames in the payload
     payload    u32   CRC-32 of the payload
     head       u32   CRC-32 of the bytes before
+
+The payload is a message and its frames as they were received: the length of each frame (u32), the
+message, and the frames.
 """
 
 from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,18 +26,20 @@ from isal.isal_zlib import crc32
 
 from torch_edl.errors import UsageError
 
-_FIELDS = struct.Struct("<QIB3xI")
+_FIELDS = struct.Struct("<QIBxHI")
 _CRC = struct.Struct("<I")
 HEAD_BYTES = _FIELDS.size + _CRC.size
 _BATCH_BYTES, _BATCH_PIECES = 32 << 20, 1024
-LONGEST_PAYLOAD = (1 << 32) - 1
-
+_LONGEST_PAYLOAD = (1 << 32) - 1
+_SMALL_BYTES = 16 << 10
+"""Smaller parts of a payload are joined: ZeroMQ may have received a small frame into a buffer of
+8 KB, which the frame would keep alive until the record is sent."""
 
 Piece = bytes | memoryview
 
 
 class Kind(enum.IntEnum):
-    """The kind of change. The payload is the serialized request, except for EVICTION and REPAIR."""
+    """The kind of change, with the message of its record."""
 
     DENSE = 1
     """PushDenseParametersRequest"""
@@ -44,7 +50,7 @@ class Kind(enum.IntEnum):
     FLUSH = 4
     """FlushRequest"""
     CUT = 5
-    """SnapshotRequest: in sync mode its targets determine which pushes are applied."""
+    """Watermarks: in sync mode they determine which pushes are applied."""
     EVICTION = 6
     """TableIds: the rows that a table removed."""
     REPAIR = 7
@@ -56,23 +62,90 @@ class LogEntry:
     """An entry to append. Its checksum is computed before any lock is taken."""
 
     kind: int
-    payload: Piece
+    pieces: tuple[Piece, ...]
+    """The payload, in pieces."""
+    frames: int
+    """Number of frames in the payload."""
     crc: int
     """CRC-32 of the payload."""
 
     @classmethod
-    def of(cls, kind: int, payload: Piece) -> LogEntry:
-        """Return an entry with the checksum of its payload."""
-        return cls(kind, payload, crc32(payload))
+    def of(cls, kind: int, message: Piece, frames: Sequence[Piece] = ()) -> LogEntry:
+        """Return an entry with the checksum of its payload.
+
+        Args:
+            message: the encoded message.
+            frames: frames of the message; they must not change afterwards.
+
+        Raises:
+            UsageError: the change is too large for a record.
+        """
+        lengths = b"".join(_CRC.pack(len(frame)) for frame in frames)
+        pieces = tuple(_merged((lengths, message, *frames)))
+        if sum(map(len, pieces)) > _LONGEST_PAYLOAD:
+            raise UsageError(f"a change of more than {_LONGEST_PAYLOAD} bytes: use more --ps")
+        return cls(kind, pieces, len(frames), _checksum(pieces))
+
+    @property
+    def size(self) -> int:
+        """Bytes of the payload."""
+        return sum(map(len, self.pieces))
 
 
 @dataclass(frozen=True)
 class Record:
-    """An entry with its sequence number."""
+    """An entry with its sequence number, as read from a log."""
 
     sequence: int
     kind: int
-    payload: bytes
+    payload: Piece
+    frames: int = 0
+    """Number of frames in the payload."""
+
+    def packed(self) -> bytes:
+        """Return the record as it is stored in a segment."""
+        entry = LogEntry(self.kind, (self.payload,), self.frames, crc32(self.payload))
+        return pack(self.sequence, entry)
+
+    def parts(self) -> tuple[bytes, list[memoryview]]:
+        """Return the encoded message, and the frames as views of the payload.
+
+        Raises:
+            UsageError: the lengths of the frames do not fit the payload.
+        """
+        whole, at = memoryview(self.payload), _CRC.size * self.frames
+        lengths = [length for (length,) in _CRC.iter_unpack(whole[:at])]
+        begin = len(whole) - sum(lengths)
+        if len(lengths) < self.frames or begin < at:
+            raise UsageError(f"record {self.sequence}: its frames are longer than the record")
+        frames = []
+        message = bytes(whole[at:begin])
+        for length in lengths:
+            frames.append(whole[begin : begin + length])
+            begin += length
+        return message, frames
+
+
+def _merged(parts: Iterable[Piece]) -> Iterator[Piece]:
+    """Yield the parts; small parts that follow each other are joined."""
+    small: list[Piece] = []
+    for part in filter(len, parts):
+        if len(part) < _SMALL_BYTES:
+            small.append(part)
+            continue
+        if small:
+            yield b"".join(small)
+            small = []
+        yield part
+    if small:
+        yield b"".join(small)
+
+
+def _checksum(pieces: Iterable[Piece]) -> int:
+    crc = 0
+    for piece in pieces:
+        crc = crc32(piece, crc)
+    return crc
 
 
 class Sink(Protocol):
@@ -102,15 +175,14 @@ class Sink(Protocol):
         """
 
 
-def pack(record: Record) -> bytes:
-    """Return a record as it is stored in a segment."""
-    entry = LogEntry.of(record.kind, record.payload)
-    return b"".join((pack_head(record.sequence, entry), entry.payload))
+def pack(sequence: int, entry: LogEntry) -> bytes:
+    """Return an entry with that number as it is stored in a segment."""
+    return b"".join((pack_head(sequence, entry), *entry.pieces))
 
 
 def batch(kept: Iterable[tuple[int, LogEntry]], after: int, until: int) -> list[memoryview]:
-    """Return records with numbers in ``(after, until]`` as they are stored in a segment, two pieces
-    each; limited in size, so the last ones may be missing.
+    """Return records with numbers in ``(after, until]`` as they are stored in a segment, in pieces;
+    limited in size, so the last ones may be missing.
 
     Args:
         kept: numbers and entries, in order.
@@ -120,12 +192,16 @@ def batch(kept: Iterable[tuple[int, LogEntry]], after: int, until: int) -> list[
     for number, entry in kept:
         if number <= after:
             continue
-        if number > until or len(pieces) >= _BATCH_PIECES:
+        if number > until:
             break
-        if size and size + len(entry.payload) > _BATCH_BYTES:
+        few = len(entry.pieces) < _BATCH_PIECES
+        of_entry = entry.pieces if few else (b"".join(entry.pieces),)
+        if size and (
+            len(pieces) + len(of_entry) >= _BATCH_PIECES or size + entry.size > _BATCH_BYTES
+        ):
             break
-        pieces += (memoryview(pack_head(number, entry)), memoryview(entry.payload))
-        size += len(entry.payload)
+        pieces += map(memoryview, (pack_head(number, entry), *of_entry))
+        size += HEAD_BYTES + entry.size
     return pieces
 
 
@@ -133,7 +209,7 @@ def unpack(pieces: Iterable[Piece]) -> Iterator[tuple[int, LogEntry]]:
     """Yield the number and the entry of each received record. The payloads are views of the pieces.
 
     Args:
-        pieces: whole records; the payload of the last one of a piece may be a piece of its own.
+        pieces: whole records, cut anywhere but in a head.
 
     Raises:
         UsageError: the bytes are not records.
@@ -146,13 +222,27 @@ def unpack(pieces: Iterable[Piece]) -> Iterator[tuple[int, LogEntry]]:
             if head is None:
                 raise UsageError(f"records: byte {at} of {len(piece)} begins no record")
             at += HEAD_BYTES
-            if head.length and at == len(piece):
-                piece, at = memoryview(next(rest, b"")), 0
-            payload = piece[at : at + head.length]
-            if len(payload) < head.length or crc32(payload) != head.crc:
+            payload: list[Piece] = []
+            missing = head.length
+            while missing:
+                if at == len(piece):
+                    piece, at = memoryview(next(rest, b"")), 0
+                part = piece[at : at + missing]
+                if not part:
+                    raise UsageError(f"records: record {head.sequence} is cut off")
+                payload.append(part)
+                missing -= len(part)
+                at += len(part)
+            if _checksum(payload) != head.crc:
                 raise UsageError(f"records: record {head.sequence} does not match its checksum")
-            at += head.length
-            yield head.sequence, LogEntry(head.kind, payload, head.crc)
+            yield head.sequence, LogEntry(head.kind, tuple(payload), head.frames, head.crc)
+
+
+def read(pieces: Iterable[Piece]) -> Iterator[Record]:
+    """Yield each received record; see :func:`unpack`."""
+    for sequence, entry in unpack(pieces):
+        payload = entry.pieces[0] if len(entry.pieces) == 1 else b"".join(entry.pieces)
+        yield Record(sequence, entry.kind, payload, entry.frames)
 
 
 def last(content: Piece) -> int:
@@ -179,13 +269,15 @@ class Head:
     length: int
     """Bytes of the payload."""
     kind: int
+    frames: int
+    """Number of frames in the payload."""
     crc: int
     """CRC-32 of the payload."""
 
 
 def pack_head(sequence: int, entry: LogEntry) -> bytes:
     """Return the head of the record with that number, HEAD_BYTES long."""
-    fields = _FIELDS.pack(sequence, len(entry.payload), entry.kind, entry.crc)
+    fields = _FIELDS.pack(sequence, entry.size, entry.kind, entry.frames, entry.crc)
     return fields + _CRC.pack(crc32(fields))
 
 
@@ -195,5 +287,4 @@ def unpack_head(content: Piece) -> Head | None:
         return None
     if crc32(content[: _FIELDS.size]) != _CRC.unpack_from(content, _FIELDS.size)[0]:
         return None
-    sequence, length, kind, crc = _FIELDS.unpack_from(content)
-    return Head(sequence, length, kind, crc)
+    return Head(*_FIELDS.unpack_from(content))

@@ -87,29 +87,28 @@ def replay(shard: ModelShard, record: Record) -> None:
     """
     try:
         with shard.replaying(record.sequence):
-            _replay(shard, record.kind, record.payload)
+            _replay(shard, record.kind, *record.parts())
     except (UsageError, ValueError) as error:
         raise EdlError(f"record {record.sequence} cannot be applied again: {error}") from error
 
 
-def _replay(shard: ModelShard, kind: int, payload: bytes) -> None:
+def _replay(shard: ModelShard, kind: int, message: bytes, frames: codec.Frames) -> None:
     if kind == Kind.GRADIENTS:
-        answer = shard.push(pb.PushGradientsRequest.FromString(payload), payload)
+        answer = shard.push(pb.PushGradientsRequest.FromString(message), frames)
         if not answer.accepted or answer.duplicate:
             raise UsageError(f"a push that was taken before was not taken: {answer}")
     elif kind == Kind.DENSE:
-        shard.initialize(pb.PushDenseParametersRequest.FromString(payload), payload)
+        shard.initialize(pb.PushDenseParametersRequest.FromString(message), frames)
     elif kind == Kind.TABLES:
-        shard.add_tables(pb.PushEmbeddingTableInfosRequest.FromString(payload), payload)
+        shard.add_tables(pb.PushEmbeddingTableInfosRequest.FromString(message))
     elif kind == Kind.FLUSH:
-        shard.flush(payload)
+        shard.flush()
     elif kind == Kind.CUT:
-        targets = pb.SnapshotRequest.FromString(payload).targets
-        shard.apply_waiting(Watermarks.from_proto(targets))
+        shard.apply_waiting(Watermarks.from_proto(pb.Watermarks.FromString(message)))
     elif kind == Kind.EVICTION:
-        entry = pb.TableIds.FromString(payload)
+        entry = pb.TableIds.FromString(message)
         shard.table(entry.name).core.remove(codec.ids_from_bytes(entry.ids))
     elif kind == Kind.REPAIR:
-        shard.lost = state_pb.LostRecords.FromString(payload).records
+        shard.lost = state_pb.LostRecords.FromString(message).records
     else:
         raise UsageError(f"a change of an unknown kind, {kind}; use a newer torch-edl")

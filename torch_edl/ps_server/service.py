@@ -26,7 +26,7 @@ from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import tensor_pb2 as tensor
 from torch_edl.wire.data_server import Answer, Later, in_pool
 from torch_edl.wire.framed import Framed
-from torch_edl.wire.server import Handler, TakesBytes
+from torch_edl.wire.server import Handler
 
 _log = logging.getLogger(__name__)
 
@@ -63,22 +63,19 @@ class PserverService:
         self._compactor = Compactor(shard, log, self._barrier.is_held) if log else None
         self._snapshots = self._compactor.lock if self._compactor else threading.Lock()
 
-    def handlers(self) -> dict[str, Handler | TakesBytes]:
+    def handlers(self) -> dict[str, Handler]:
         """Return the handlers by name of the method."""
-        changes: dict[str, Callable[[Any, bytes], Any]] = {
+        answers: dict[str, Callable[[Any], Any]] = {
             "PushEmbeddingTableInfos": self._push_embedding_table_infos,
             "Snapshot": self._snapshot,
             "Flush": self._flush,
-        }
-        reads: dict[str, Callable[[Any], Any]] = {
             "GetWatermarks": self._get_watermarks,
             "Hold": self._hold,
             "Release": self._release,
             **(self._keeper.answers() if self._keeper else {}),
         }
         return {
-            **{name: self._fenced_change(answer) for name, answer in changes.items()},
-            **{name: self._fenced(answer) for name, answer in reads.items()},
+            **{name: self._fenced(answer) for name, answer in answers.items()},
             "Status": self._status,
         }
 
@@ -115,15 +112,6 @@ class PserverService:
 
         return handle
 
-    def _fenced_change(self, answer: Callable[[Any, bytes], Any]) -> TakesBytes:
-        """Return a fenced handler that also receives the serialized request, for the sink."""
-
-        def handle(request: Any, raw: bytes, _: grpc.ServicerContext) -> Any:
-            self._require_fence(request.fence)
-            return answer(request, raw)
-
-        return TakesBytes(handle)
-
     def _require_fence(self, given: pb.Fence) -> None:
         own = self._fence
         if given != own:
@@ -133,8 +121,7 @@ class PserverService:
             )
 
     def _push_dense_parameters(self, given: Framed) -> Framed:
-        raw = given.whole().SerializeToString() if self._compactor else b""
-        accepted = self._shard.initialize(given.message, raw, given.frames)
+        accepted = self._shard.initialize(given.message, given.frames)
         dense = self._shard.dense
         assert dense is not None
         return Framed(
@@ -144,9 +131,9 @@ class PserverService:
         )
 
     def _push_embedding_table_infos(
-        self, request: pb.PushEmbeddingTableInfosRequest, raw: bytes
+        self, request: pb.PushEmbeddingTableInfosRequest
     ) -> pb.PushEmbeddingTableInfosResponse:
-        self._shard.add_tables(request, raw)
+        self._shard.add_tables(request)
         return pb.PushEmbeddingTableInfosResponse()
 
     def _looked_up(
@@ -184,12 +171,9 @@ class PserverService:
 
     def _push(self, given: Framed, may_wait: bool) -> Framed | Later:
         request = given.message
-        raw = b""
-        if self._compactor:
-            raw = given.encoded()  # the sink stores all records in one encoding
         with ExitStack() as inside:
             inside.enter_context(self._passing(request, may_wait=may_wait))
-            answer = Framed(self._shard.push(request, raw, given.frames))
+            answer = Framed(self._shard.push(request, given.frames))
             if self._shard.is_slow:
                 return Later(answer, partial(self._wait_durable, inside.pop_all()))
             self._shard.wait_durable()
@@ -234,7 +218,7 @@ class PserverService:
         watermarks = self._shard.watermarks(received=request.move > 0)
         return pb.HoldResponse(initialized=True, watermarks=watermarks.to_proto())
 
-    def _snapshot(self, request: pb.SnapshotRequest, raw: bytes) -> pb.SnapshotResponse:
+    def _snapshot(self, request: pb.SnapshotRequest) -> pb.SnapshotResponse:
         targets = Watermarks.from_proto(request.targets)
         acknowledged = Watermarks.from_proto(request.acknowledged)
         directory = Path(request.directory)
@@ -245,7 +229,7 @@ class PserverService:
             with self._barrier.cut(
                 targets, lambda: shard.has_received(targets, acknowledged), move=request.move
             ) as elapsed:
-                cut = shard.cut(targets, raw)
+                cut = shard.cut(targets)
                 stall_s = elapsed()
             dense = cut.dense()  # first: until then, pushes copy each value that they change
             sizes = files.write_tables(cut.tables, directory, self._stem)
@@ -264,9 +248,9 @@ class PserverService:
         self._barrier.release(move=request.move)
         return pb.ReleaseResponse()
 
-    def _flush(self, request: pb.FlushRequest, raw: bytes) -> pb.FlushResponse:
+    def _flush(self, _request: pb.FlushRequest) -> pb.FlushResponse:
         with self._barrier.passing():
-            return pb.FlushResponse(version=self._shard.flush(raw))
+            return pb.FlushResponse(version=self._shard.flush())
 
     def _status(
         self, _request: pb.PserverStatusRequest, _: grpc.ServicerContext

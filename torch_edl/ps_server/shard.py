@@ -27,6 +27,7 @@ from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import shard_state_pb2 as state_pb
+from torch_edl.wire.framed import Framed
 
 log = logging.getLogger(__name__)
 
@@ -83,11 +84,8 @@ class ModelShard:
 
     # ---- setting up ----
 
-    def initialize(
-        self, request: pb.PushDenseParametersRequest, raw: bytes = b"", frames: codec.Frames = ()
-    ) -> bool:
-        """Set the dense parameters. False if an earlier worker has sent the same. ``raw`` is the
-        request as serialized, for the sink.
+    def initialize(self, request: pb.PushDenseParametersRequest, frames: codec.Frames = ()) -> bool:
+        """Set the dense parameters. False if an earlier worker has sent the same.
 
         Raises:
             UsageError: the parameters or the optimizer are invalid, or differ from the first
@@ -103,13 +101,13 @@ class ModelShard:
             if self._source:
                 dense.restore(*self._source.dense())
             with self._task_locks[0]:
-                self._changes.append(self._changes.entry(Kind.DENSE, raw))
+                self._changes.append(self._changes.entry(Kind.DENSE, request, frames))
                 self._description = agreement.without_values(request)
                 self.dense = dense
         self._changes.wait_durable()
         return True
 
-    def add_tables(self, request: pb.PushEmbeddingTableInfosRequest, raw: bytes = b"") -> None:
+    def add_tables(self, request: pb.PushEmbeddingTableInfosRequest) -> None:
         """Create missing tables; an existing table must have the same description.
 
         Raises:
@@ -128,7 +126,7 @@ class ModelShard:
                     agreement.require_same_table(info, there.declared)
             if new:
                 with self._task_locks[0]:
-                    self._changes.append(self._changes.entry(Kind.TABLES, raw))
+                    self._changes.append(self._changes.entry(Kind.TABLES, request))
                     self.tables.update(new)
             self._tables_told = True
         self._changes.wait_durable()
@@ -170,10 +168,10 @@ class ModelShard:
     # ---- changing ----
 
     def push(
-        self, request: pb.PushGradientsRequest, raw: bytes = b"", frames: codec.Frames = ()
+        self, request: pb.PushGradientsRequest, frames: codec.Frames = ()
     ) -> pb.PushGradientsResponse:
-        """Apply a push unless it is a duplicate; in sync mode, store it for its quorum. ``raw`` is
-        the serialized request, for the sink. To be acknowledged after :meth:`wait_durable`.
+        """Apply a push unless it is a duplicate; in sync mode, store it for its quorum. To be
+        acknowledged after :meth:`wait_durable`.
 
         Raises:
             UsageError, OSError: the push is rejected, or the sink has no room; nothing has changed.
@@ -190,7 +188,8 @@ class ModelShard:
         answer = self._answer_without_change(request)
         if answer is None:
             gradients = decode(request, self.dense, self.table, frames, for_mean=self._is_sync)
-            push, entry = Push(r, gradients, raw), self._changes.entry(Kind.GRADIENTS, raw)
+            push = Push(r, gradients, Framed(request, list(frames)))
+            entry = self._changes.entry(Kind.GRADIENTS, request, frames)
             with self._task_locks[r.task_id % len(self._task_locks)]:
                 answer = self._answer_without_change(request)
                 if answer is None:
@@ -238,12 +237,12 @@ class ModelShard:
         if len(self._waiting) >= self._rules.grads_to_wait:
             self.apply_waiting()
 
-    def flush(self, raw: bytes = b"") -> int:
+    def flush(self) -> int:
         """Apply the waiting pushes (sync mode). Returns the version. Raises like :meth:`push`."""
         self._require_sound()
         with self._task_locks[0]:
             if self._waiting:
-                self._changes.append(self._changes.entry(Kind.FLUSH, raw))
+                self._changes.append(self._changes.entry(Kind.FLUSH, pb.FlushRequest()))
                 self.apply_waiting()
             version = self.version
         self._changes.wait_durable()
@@ -294,7 +293,7 @@ class ModelShard:
 
     def note_lost(self) -> None:
         """Append the number of lost records to the log: a successor may not detect them."""
-        lost = state_pb.LostRecords(records=self.lost).SerializeToString()
+        lost = state_pb.LostRecords(records=self.lost)
         with self._task_locks[0]:
             self._changes.append(self._changes.entry(Kind.REPAIR, lost))
         self._changes.wait_durable()
@@ -315,7 +314,7 @@ class ModelShard:
             there = [self._received, acknowledged] if self.lost else [self._received]
             return Watermarks.union(there).reached(targets)
 
-    def cut(self, targets: Watermarks, raw: bytes = b"") -> Cut:
+    def cut(self, targets: Watermarks) -> Cut:
         """Freeze the state in which the records of ``targets`` are applied.
 
         In sync mode, another server may have applied pushes that still wait here, since its quorum
@@ -328,7 +327,7 @@ class ModelShard:
         if self._is_sync:
             with self._task_locks[0]:
                 if split(self._waiting, targets)[0]:
-                    self._changes.append(self._changes.entry(Kind.CUT, raw))
+                    self._changes.append(self._changes.entry(Kind.CUT, targets.to_proto()))
                     self.apply_waiting(targets)
         dense = self.dense.begin_snapshot()
         tables = [(t, t.step) for t in self.tables.values()]
@@ -364,7 +363,7 @@ class ModelShard:
             for table, _ in tables:
                 table.core.begin_snapshot()
             exact, steps = self.dense.exact(), self.dense.steps
-            waiting = [push.request for push in self._waiting]
+            waiting = [push.given for push in self._waiting]
             version, description = self.version, self._description
             with self._state:
                 applied, received = self._applied.copy(), self._received.copy()
@@ -391,8 +390,8 @@ class ModelShard:
         self._received = self._applied
         if self._is_sync:
             self._received = Watermarks.from_proto(state.received)
-        for raw in frozen.waiting:
-            request = pb.PushGradientsRequest.FromString(raw)
-            gradients = decode(request, dense, self.table, for_mean=self._is_sync)
-            self._waiting.append(Push(request.range, gradients, raw))
+        for given in frozen.waiting:
+            request: pb.PushGradientsRequest = given.message
+            gradients = decode(request, dense, self.table, given.frames, for_mean=self._is_sync)
+            self._waiting.append(Push(request.range, gradients, given))
         self._changes.sequence = frozen.sequence

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from torch_edl.tables.table import EmbeddingTable
 from torch_edl.wire import shard_state_pb2 as state_pb
+from torch_edl.wire.framed import Framed
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Frozen:
     sequence: int
     """Number of the record."""
     state: state_pb.ShardState
-    waiting: Sequence[bytes]
-    """Serialized pushes that wait for their quorum."""
+    waiting: Sequence[Framed]
+    """Pushes that wait for their quorum, in order of arrival."""
     tables: list[tuple[EmbeddingTable, int]]
     """Tables, whose snapshots have begun, with their steps."""

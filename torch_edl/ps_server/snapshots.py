@@ -22,15 +22,18 @@ from torch_edl.checkpoint import files
 from torch_edl.checkpoint.reader import SavedTable
 from torch_edl.errors import CheckpointError, JournalDamagedError
 from torch_edl.files import sync
+from torch_edl.ps_server import records
 from torch_edl.ps_server.journal.journal import Base
-from torch_edl.ps_server.records import Record, Sink
+from torch_edl.ps_server.records import Kind, LogEntry, Record, Sink
 from torch_edl.ps_server.shard import ModelShard
 from torch_edl.ps_server.shard_snapshot import Frozen
 from torch_edl.tables.dense import DenseShard
 from torch_edl.tables.optimizers import Optimizers
 from torch_edl.tables.table import EmbeddingTable
+from torch_edl.wire import pserver_pb2
 from torch_edl.wire import shard_state_pb2 as pb
 from torch_edl.wire import tensor_pb2 as tensor
+from torch_edl.wire.framed import Framed
 
 CHUNK = 1 << 18
 """Number of dense values that are copied at a time while pushes wait (less than a millisecond)."""
@@ -99,7 +102,9 @@ def write(
         sizes |= _write_dense(shard, folder, written, log.forces)
         state = pb.ShardState()
         state.CopyFrom(frozen.state)
-        state.waiting.extend(frozen.waiting)
+        for push in frozen.waiting:
+            entry = LogEntry.of(Kind.GRADIENTS, push.message.SerializeToString(), push.frames)
+            state.waiting.append(records.pack(frozen.sequence, entry))
         state.files.update(sizes)
         content = np.frombuffer(state.SerializeToString(), np.uint8)
         size = files.write(folder / _STATE, {"state": content}, {})
@@ -158,10 +163,16 @@ def load(shard: ModelShard, base: Base) -> int:
         tables = {}
         for index, saved in enumerate(state.tables):
             tables[saved.info.name] = _read_table(saved, optimizers, base.path, index, shard.shards)
-        shard.thaw(Frozen(base.sequence, state, list(state.waiting), []), dense, tables)
+        waiting = [_push(record) for record in records.read(state.waiting)]
+        shard.thaw(Frozen(base.sequence, state, waiting, []), dense, tables)
         return newest
     except (CheckpointError, OSError, ValueError, KeyError) as error:
         raise JournalDamagedError(f"{base.path}: the snapshot is damaged: {error}") from error
+
+
+def _push(record: Record) -> Framed:
+    message, frames = record.parts()
+    return Framed(pserver_pb2.PushGradientsRequest.FromString(message), frames)
 
 
 def _read_dense(dense: DenseShard, base: Base) -> int:

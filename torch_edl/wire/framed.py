@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,103 +68,6 @@ class Framed:
         self.frames.append(_view(ids.astype("<i8", copy=False)))
         entry.ids_frame = len(self.frames)
 
-    def whole(self) -> Any:
-        """Return a copy of the message that contains the frames.
-
-        Raises:
-            UsageError: the message refers to a missing frame.
-        """
-        if not self.frames:
-            return self.message
-        message = type(self.message)()
-        message.CopyFrom(self.message)
-        for entry in message.tables if isinstance(message, _WITH_IDS) else ():
-            if entry.ids_frame:
-                entry.ids = bytes(codec.frame(self.frames, entry.ids_frame))
-                entry.ids_frame = 0
-        for proto in tensors(message):
-            if proto.frame:
-                proto.tensor_content = bytes(codec.frame(self.frames, proto.frame))
-                proto.frame = 0
-        return message
-
-    def encoded(self) -> bytes:
-        """Encode a push as :meth:`whole` would, with a single copy of the contents.
-
-        Raises:
-            UsageError: the message refers to a missing frame.
-        """
-        push: pb.PushGradientsRequest = self.message
-        rest = pb.PushGradientsRequest()
-        rest.CopyFrom(push)
-        rest.ClearField("dense")
-        rest.ClearField("tables")
-        parts: list[bytes | memoryview] = [rest.SerializeToString()]
-        if push.HasField("dense"):
-            parts += nested(_DENSE, self._tensor(push.dense))
-        for entry in push.tables:
-            head = pb.TableGradient(name=entry.name, same_ids_as=entry.same_ids_as, ids=entry.ids)
-            inner: list[bytes | memoryview] = [head.SerializeToString()]
-            if entry.ids_frame:
-                inner += nested(_IDS, [codec.frame(self.frames, entry.ids_frame)])
-            inner += nested(_VALUES, self._tensor(entry.values))
-            parts += nested(_TABLES, inner)
-        return b"".join(parts)
-
-    def _tensor(self, proto: tensor.TensorProto) -> list[bytes | memoryview]:
-        if not proto.frame:
-            return [proto.SerializeToString()]
-        head = tensor.TensorProto(dtype=proto.dtype, tensor_shape=proto.tensor_shape)
-        content = codec.frame(self.frames, proto.frame)
-        return [head.SerializeToString(), *nested(_CONTENT, [content])]
-
 
 def _view(array: codec.Array) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-
-
-def nested(field: int, parts: list[bytes | memoryview]) -> list[bytes | memoryview]:
-    """Encode a length-delimited field; return its header and its parts."""
-    return [length_delimited(field, sum(map(len, parts))), *parts]
-
-
-def length_delimited(field: int, length: int) -> bytes:
-    """Encode the header of a length-delimited field."""
-    return _varint(field << 3 | 2) + _varint(length)
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _number(message: Any, field: str) -> int:
-    return int(message.DESCRIPTOR.fields_by_name[field].number)
-
-
-_DENSE = _number(pb.PushGradientsRequest, "dense")
-_TABLES = _number(pb.PushGradientsRequest, "tables")
-_IDS = _number(pb.TableGradient, "ids")
-_VALUES = _number(pb.TableGradient, "values")
-_CONTENT = _number(tensor.TensorProto, "tensor_content")
-
-
-_WITH_IDS = pb.PullRequest | pb.PushGradientsRequest
-
-
-def tensors(message: Any) -> Iterator[tensor.TensorProto]:
-    """Yield the tensors of a message whose contents may be frames."""
-    if isinstance(message, pb.PushGradientsRequest | pb.PullResponse) and message.HasField("dense"):
-        yield message.dense
-    if isinstance(message, pb.PushGradientsRequest):
-        yield from (entry.values for entry in message.tables)
-    if isinstance(message, pb.PullResponse):
-        yield from message.vectors
-    if isinstance(message, pb.PushDenseParametersRequest):
-        yield from (parameter.value for parameter in message.parameters)
-    if isinstance(message, pb.ReadRowsResponse):
-        yield from (message.ids, message.vectors)

@@ -7,7 +7,6 @@ import logging
 import resource
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -36,16 +35,9 @@ _HANDSHAKE_MS = 10_000  # a connection without a handshake is closed after this 
 Handler = Callable[[Any, grpc.ServicerContext], Any]
 
 
-@dataclass(frozen=True)
-class TakesBytes:
-    """A handler that also receives the encoded request."""
-
-    answer: Callable[[Any, bytes, grpc.ServicerContext], Any]
-
-
 def serve(
     services: Services,
-    handlers: Mapping[str, Handler | TakesBytes],
+    handlers: Mapping[str, Handler],
     *,
     address: str,
     token: str,
@@ -54,8 +46,8 @@ def serve(
     """Start a server; return the server and its port.
 
     Args:
-        handlers: ``handler(request, context) -> response`` by method name, or a
-            :class:`TakesBytes`; every method of all services needs a handler.
+        handlers: ``handler(request, context) -> response`` by method name; every method of all
+            services needs a handler.
         address: ``host:port``; port 0 binds a free port.
         token: token of the job. A client without the job's certificate
             (:mod:`torch_edl.wire.credentials`) cannot connect; a call without the job's key ends
@@ -109,17 +101,12 @@ def _most_connections() -> int:
     return min(_MANY, max(files // 2, files - _OWN_FILES))
 
 
-def _answering(
-    method: MethodDescriptor, handler: Handler | TakesBytes
-) -> grpc.RpcMethodHandler[Any, Any]:
+def _answering(method: MethodDescriptor, handler: Handler) -> grpc.RpcMethodHandler[Any, Any]:
     parse: Callable[[bytes], Any] = GetMessageClass(method.input_type).FromString
 
     def answer(raw: bytes, context: grpc.ServicerContext) -> Any:
         require_few(method.input_type, raw)
-        request = parse(raw)
-        if isinstance(handler, TakesBytes):
-            return handler.answer(request, raw, context)
-        return handler(request, context)
+        return handler(parse(raw), context)
 
     return grpc.unary_unary_rpc_method_handler(
         _guarded(method.name, answer), response_serializer=_encode

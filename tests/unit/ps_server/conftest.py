@@ -25,9 +25,10 @@ from torch_edl.ps_client.partition import dense_owners
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec, services
 from torch_edl.wire import pserver_pb2 as pb
+from torch_edl.wire import tensor_pb2 as tensor
 from torch_edl.wire.channel import Stub
 from torch_edl.wire.data_stub import CALLS, DataStub
-from torch_edl.wire.framed import Framed, tensors
+from torch_edl.wire.framed import Framed
 
 TOKEN = "secret"
 DIM = 4
@@ -57,7 +58,7 @@ class Server:
         if not hasattr(self._local, "data"):
             self._local.data = DataStub(self.endpoint, TOKEN)
             self._data.append(self._local.data)
-        return self._local.data.call(framed(request), timeout_s=HANG_S).whole()
+        return whole(self._local.data.call(framed(request), timeout_s=HANG_S))
 
     def close(self) -> None:
         for each in (self.stub, *self._data):
@@ -160,6 +161,28 @@ class Server:
         self.close()
         self.process.terminate()
         return self.process.wait(HANG_S)
+
+
+def tensors(message: Any) -> Iterator[tensor.TensorProto]:
+    """The tensors of a message whose contents may be frames."""
+    for descriptor, value in message.ListFields():
+        if descriptor.message_type is tensor.TensorProto.DESCRIPTOR:
+            yield from value if descriptor.is_repeated else [value]
+    if isinstance(message, pb.PushGradientsRequest):
+        yield from (entry.values for entry in message.tables)
+    if isinstance(message, pb.PushDenseParametersRequest):
+        yield from (parameter.value for parameter in message.parameters)
+
+
+def whole(given: Framed) -> Any:
+    """The message with the contents of the frames in it."""
+    message = type(given.message)()
+    message.CopyFrom(given.message)
+    for proto in tensors(message):
+        if proto.frame:
+            proto.tensor_content = bytes(codec.frame(given.frames, proto.frame))
+            proto.frame = 0
+    return message
 
 
 def framed(request: Any) -> Framed:

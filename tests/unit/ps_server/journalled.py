@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.unit.ps_server.conftest import framed, whole
 from tests.waiting import HANG_S
 from torch_edl.config import TrainConfig
 from torch_edl.ps_server.identity import JournalIdentity, run_of
@@ -44,7 +45,7 @@ def dump(shard: ModelShard) -> dict[str, Any]:
         "version": shard.version,
         "applied": shard.watermarks(),
         "received": shard._received.copy(),
-        "waiting": [(p.range.task_id, p.range.last, p.request) for p in shard._waiting],
+        "waiting": [(p.range.task_id, p.range.last, whole(p.given)) for p in shard._waiting],
         **{name: value.tobytes() for name, value in shard.dense.begin_snapshot()().items()},
     }
     for table in shard.tables.values():
@@ -158,7 +159,10 @@ class Local:
         )
 
     def change(self, method: str, request: Any) -> Any:
-        return getattr(self.shard, method)(request, request.SerializeToString())
+        given = framed(request)
+        if method == "add_tables":
+            return self.shard.add_tables(request)
+        return getattr(self.shard, method)(given.message, given.frames)
 
     def nothing(self) -> LogEntry:
         """A change of nothing: the evictions of the last push are appended before it."""
@@ -192,12 +196,11 @@ class Local:
         """Something that changes the shard, a pull in between included."""
         kind = self.rng.integers(10) if self.mode == "sync" else 5
         if kind == 0:
-            self.shard.flush(pb.FlushRequest().SerializeToString())
+            self.shard.flush()
         elif kind == 1:
             received = self.shard._received.copy()
             targets = Watermarks(received.retired_before, dict(list(received.offsets.items())[-1:]))
-            request = pb.SnapshotRequest(targets=targets.to_proto())
-            for table, _ in self.shard.cut(targets, request.SerializeToString()).tables:
+            for table, _ in self.shard.cut(targets).tables:
                 table.core.end_snapshot()
         else:
             self.push()

@@ -157,4 +157,4 @@ def recovered(log: ReplicaLog, peer: Peer) -> tuple[dict[str, bytes], list[bytes
     files = (
         {} if log.base.path is None else {p.name: p.read_bytes() for p in log.base.path.iterdir()}
     )
-    return files, [record.payload for record in log.records()]
+    return files, [bytes(record.payload) for record in log.records()]

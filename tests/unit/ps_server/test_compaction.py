@@ -188,12 +188,12 @@ def test_there_is_no_snapshot_before_a_worker_asked_for_the_restored_tables(
     dense = [pb.DenseParameter(name=n, value=codec.to_proto(v)) for n, v in sorted(DENSE.items())]
     optimizer = pb.OptimizerConfig(kind="adam", groups=[pb.ParamGroup(hyper={"lr": 0.1})])
     told = pb.PushDenseParametersRequest(optimizer=optimizer, parameters=dense, seed=11)
-    shard.initialize(told, told.SerializeToString())
+    shard.initialize(told)
     assert shard.needs_source
     assert not compactor._is_due()
     info = pb.EmbeddingTableInfo(name="t", dim=4, initializer=pb.Initializer(kind="zeros"))
     asked = pb.PushEmbeddingTableInfosRequest(infos=[info])
-    shard.add_tables(asked, asked.SerializeToString())
+    shard.add_tables(asked)
     compactor.give_way(20)
     compactor.close()
     assert journal.base.sequence == 2

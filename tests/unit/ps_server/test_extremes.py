@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.unit.ps_server.conftest import whole
 from tests.unit.wire.extremes import variants
 from torch_edl.config import TrainConfig
 from torch_edl.errors import StaleIncarnationError, UsageError
@@ -20,7 +21,6 @@ from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire.data_stub import CALLS
 from torch_edl.wire.framed import Framed
-from torch_edl.wire.server import TakesBytes
 
 FENCE = pb.Fence(job="j", incarnation=1)
 IDS = np.array([1, 5])
@@ -99,11 +99,8 @@ class World:
         request = self.requests[method] if request is None else request
         if isinstance(request, CALLS):
             field = re.sub(r"(?<!^)(?=[A-Z])", "_", method).lower()
-            return self._data[field](Framed(request), True).whole()
-        handler = self._handlers[method]
-        if isinstance(handler, TakesBytes):
-            return handler.answer(request, request.SerializeToString(), None)
-        return handler(request, None)
+            return whole(self._data[field](Framed(request), True))
+        return self._handlers[method](request, None)
 
     def goes_on(self) -> None:
         """The next worker's push counts, and what it pulls is finite."""

@@ -14,6 +14,7 @@ import pytest
 from tests.unit.ps_server.journals import MINE, Server, write
 from tests.waiting import HANG_S
 from torch_edl.errors import JournalDamagedError, StaleIncarnationError, UsageError
+from torch_edl.ps_server import identity
 from torch_edl.ps_server.journal import journal as journal_module
 from torch_edl.ps_server.journal.journal import Journal
 from torch_edl.ps_server.journal.ownership import find
@@ -51,10 +52,15 @@ def test_another_format_and_a_damaged_description(server: Server) -> None:
     write(server.open(), [b"a"])
     path = server.root / "journal.json"
     text = path.read_text()
-    before = {key: value for key, value in json.loads(text).items() if key != "crc32"}
-    path.write_text(json.dumps({**before, "format": 1}))
-    with pytest.raises(UsageError, match=r"a journal of format 1; .* reads format 2"):
-        server.open()
+    for old in (1, 2):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(identity, "FORMAT", old)
+            content = json.loads(MINE.to_json())
+            if old == 1:
+                del content["crc32"]
+            path.write_text(json.dumps(content))
+        with pytest.raises(UsageError, match=rf"a journal of format {old}; .* reads format 3"):
+            server.open()
     path.write_text(text[:20])
     with pytest.raises(JournalDamagedError, match="it is damaged"):
         server.open()

@@ -50,8 +50,8 @@ class Life:
         )
         info = pb.EmbeddingTableInfo(name="t", dim=1, initializer=pb.Initializer(kind="zeros"))
         tables = pb.PushEmbeddingTableInfosRequest(infos=[info])
-        self.shard.initialize(dense, dense.SerializeToString())
-        self.shard.add_tables(tables, tables.SerializeToString())
+        self.shard.initialize(dense)
+        self.shard.add_tables(tables)
 
     def push(self, task: int, number: int) -> pb.PushGradientsResponse:
         """The update of that number of a task counts in the weight and in the row of the task."""
@@ -63,7 +63,7 @@ class Life:
             tables=[pb.TableGradient(name="t", ids=ids, values=one)],
             version=self.shard.version,
         )
-        return self.shard.push(request, request.SerializeToString())
+        return self.shard.push(request)
 
     def counts(self) -> tuple[int, list[int]]:
         assert self.shard.dense is not None
@@ -195,7 +195,6 @@ def test_a_quorum_has_the_pushes_that_are_left(tmp_path: Path) -> None:
     assert life.shard.lost == 1
     assert life.counts()[0] == 2
     assert life.shard.has_received(Watermarks(0, {0: 24, 1: 24}), Watermarks())
-    request = pb.FlushRequest()
-    life.shard.flush(request.SerializeToString())
+    life.shard.flush()
     assert life.counts()[0] == 3  # a mean of one
     assert Kind.FLUSH in [record.kind for record in life.journal.records()]

@@ -24,11 +24,12 @@ from tests.unit.ps_server.replicas import (
 )
 from tests.waiting import HANG_S
 from torch_edl.errors import StaleIncarnationError, StateLostError, UsageError
-from torch_edl.ps_server.records import Kind, LogEntry, Record, batch, pack, unpack
+from torch_edl.ps_server.records import Kind, LogEntry, Record, batch, pack, read, unpack
 from torch_edl.ps_server.replica.log import ReplicaLog
 from torch_edl.ps_server.replica.peer import PeerGoneError
 from torch_edl.wire import pserver_pb2
 from torch_edl.wire import replica_pb2 as pb
+from torch_edl.wire.data_server import MOST_FRAMES
 from torch_edl.wire.data_stub import DataStub
 from torch_edl.wire.framed import Framed
 
@@ -41,12 +42,11 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 
 def test_records_travel_as_they_stand_in_a_segment() -> None:
-    records = [Record(n, Kind.GRADIENTS, os.urandom(n * 7)) for n in range(1, 5)]
-    entries = [(r.sequence, LogEntry.of(r.kind, r.payload)) for r in records]
-    content = b"".join(map(pack, records))
+    entries = [(n, LogEntry.of(Kind.GRADIENTS, os.urandom(n * 7))) for n in range(1, 5)]
+    content = b"".join(pack(*entry) for entry in entries)
     pieces = batch(entries, after=0, until=4)
     assert b"".join(pieces) == content
-    for given in (pieces, [content], [pack(records[0]), *pieces[2:]]):
+    for given in (pieces, [content], [pack(*entries[0]), *pieces[2:]]):
         assert list(unpack(given)) == entries
     for place in range(len(content)):
         damaged = bytearray(content)
@@ -56,8 +56,24 @@ def test_records_travel_as_they_stand_in_a_segment() -> None:
     for cut in (1, 27, len(content) - 1):
         with pytest.raises(UsageError, match="records:"):
             list(unpack([content[:cut]]))
-    with pytest.raises(UsageError, match="record 4 does not match"):
+    with pytest.raises(UsageError, match="record 4 is cut off"):
         list(unpack(pieces[:-1]))
+
+
+def test_a_record_has_the_message_and_the_frames_of_a_call() -> None:
+    contents = [os.urandom(size) for size in (3, 70_000, 0, 40_000, 50, 9)]
+    for frames in (contents, contents * 400, contents[:1], []):
+        entry = LogEntry.of(Kind.GRADIENTS, b"message", frames)
+        pieces = batch([(7, entry)], after=6, until=7)
+        assert b"".join(pieces) == pack(7, entry)
+        assert len(pieces) < MOST_FRAMES
+        for given in (pieces, [pack(7, entry)]):
+            (record,) = read(given)
+            assert record.parts() == (b"message", frames)
+            assert record.packed() == pack(7, entry)
+    short = Record(7, Kind.GRADIENTS, b"\x09\0\0\0message", 1)
+    with pytest.raises(UsageError, match="record 7: its frames are longer than the record"):
+        short.parts()
 
 
 def test_a_successor_finds_what_was_acknowledged(job: Job) -> None:
@@ -412,7 +428,7 @@ def test_what_does_not_belong_here_is_refused(job: Job, tmp_path: Path) -> None:
     invalid = "INVALID_ARGUMENT"
     other = pb.ReplicaOwner(shard=1, shards=2, model=1, incarnation=9)
     refused(pb.ReplicateRequest(owner=other), invalid, "this server keeps that of shard 0 of 2")
-    gap = pack(Record(3, Kind.GRADIENTS, b"3"))
+    gap = pack(3, LogEntry.of(Kind.GRADIENTS, b"3"))
     refused(pb.ReplicateRequest(owner=owner), invalid, "ends with record 1", gap)
     refused(pb.ReplicateRequest(owner=owner), invalid, "begins no record", b"junk")
     for name in ("../evil", "/etc/evil", ".hidden"):
@@ -425,7 +441,7 @@ def test_what_does_not_belong_here_is_refused(job: Job, tmp_path: Path) -> None:
     refused(early, "FAILED_PRECONDITION", "not taken over by this server")
     # A record that comes twice is one record.
     again = Framed(pb.ReplicateRequest(fence=fence, owner=owner))
-    again.frames.append(memoryview(pack(Record(1, 3, b"1"))))
+    again.frames.append(memoryview(pack(1, LogEntry.of(Kind.GRADIENTS, b"1"))))
     assert stub.call(again, timeout_s=HANG_S).message.last == 1
     stub.close()
     push(log, b"2")

@@ -40,6 +40,7 @@ _NAME = re.compile(r"(\d{20})-(\d+)\.log")
 _SECTOR = 512
 _SEARCHED = 16 << 20  # bytes searched at a time
 _LONGEST_DESCRIPTION = 1 << 16
+_MOST_PIECES = os.sysconf("SC_IOV_MAX")
 
 
 @dataclass(frozen=True)
@@ -252,7 +253,7 @@ def _read_record(file: BinaryIO, size: int, segment: Segment, sequence: int) -> 
     else:
         payload = file.read(head.length)
         if crc32(payload) == head.crc:
-            return Record(sequence, head.kind, payload)
+            return Record(sequence, head.kind, payload, head.frames)
         why = "its content does not match its checksum"
     if segment.end is None and (cut or _is_torn(file, begin, size, sequence)):
         return None
@@ -348,7 +349,7 @@ class SegmentWriter:
         Raises:
             OSError: the write failed; the segment ends with the previous record.
         """
-        self._write(pack_head(sequence, entry), entry.payload)
+        self._write(pack_head(sequence, entry), *entry.pieces)
 
     def _write(self, *buffers: Piece) -> None:
         if self._torn:
@@ -357,7 +358,7 @@ class SegmentWriter:
         at, pieces = self.size, [memoryview(b) for b in buffers]
         try:
             while left:
-                written = os.pwritev(self._fd, pieces, at)
+                written = os.pwritev(self._fd, pieces[:_MOST_PIECES], at)
                 at, left = at + written, left - written
                 while left and written >= len(pieces[0]):
                     written -= len(pieces.pop(0))

@@ -162,7 +162,7 @@ class ReplicaKeeper:
             reader = journal.records(after)
         pieces, size = [], 0
         for record in reader:
-            pieces.append(records.pack(record))
+            pieces.append(record.packed())
             after = record.sequence
             size += len(pieces[-1])
             if size >= transfer.PIECE_BYTES:

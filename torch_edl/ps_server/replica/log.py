@@ -24,14 +24,14 @@ import grpc
 from torch_edl.errors import StaleIncarnationError, StateLostError, UsageError
 from torch_edl.ps_server.identity import JournalIdentity
 from torch_edl.ps_server.journal.journal import Base
-from torch_edl.ps_server.records import LogEntry, Record
+from torch_edl.ps_server.records import HEAD_BYTES, LogEntry, Record
 from torch_edl.ps_server.replica import transfer
 from torch_edl.ps_server.replica.copy_note import CopyNote
 from torch_edl.ps_server.replica.peer import PeerGoneError, ReplicaPeer
 from torch_edl.ps_server.replica.unsent import Unsent
 from torch_edl.wire import cluster_pb2
 from torch_edl.wire import replica_pb2 as pb
-from torch_edl.wire.channel import MAX_MESSAGE_BYTES
+from torch_edl.wire.data_plane import MAX_FRAME_BYTES
 from torch_edl.wire.framed import Framed
 from torch_edl.wire.pserver_stub import PserverStub
 
@@ -39,7 +39,6 @@ log = logging.getLogger(__name__)
 
 _MOST_KEPT = 512 << 20
 _PATIENCE_S = 3.0
-_BESIDE_RECORDS = 1 << 16
 
 
 class ReplicaLog:
@@ -273,8 +272,8 @@ class ReplicaLog:
 
     def append(self, entry: LogEntry) -> int:
         """Append an entry, see :meth:`torch_edl.ps_server.records.Sink.append`."""
-        size = len(entry.payload)
-        if size > MAX_MESSAGE_BYTES - _BESIDE_RECORDS:
+        size = entry.size
+        if size > MAX_FRAME_BYTES - HEAD_BYTES:  # a successor fetches the record as a frame
             raise UsageError(f"{self._name}: a change of {size} bytes; use more --ps")
         with self._condition:
             if self._peer.end:

@@ -73,8 +73,7 @@ def records_after(call: Call, number: int) -> Iterator[Record]:
         following = ahead.submit(piece, number)
         while content := following.result():
             following = ahead.submit(piece, records.last(content))
-            for number, entry in records.unpack([content]):
-                yield Record(number, entry.kind, bytes(entry.payload))
+            yield from records.read([content])
 
 
 def _content(answer: Framed) -> memoryview:

@@ -29,7 +29,7 @@ class Unsent:
     def append(self, number: int, entry: LogEntry) -> None:
         """Add the next record."""
         self._entries.append((number, entry))
-        self._bytes += len(entry.payload)
+        self._bytes += entry.size
 
     def batch(self, after: int, until: int) -> list[memoryview]:
         """Return records between two numbers, see :func:`torch_edl.ps_server.records.batch`."""
@@ -38,5 +38,5 @@ class Unsent:
     def forget(self, last: int) -> None:
         """Remove the records up to ``last``: the peer has them."""
         while self._entries and self._entries[0][0] <= last:
-            self._bytes -= len(self._entries.popleft()[1].payload)
+            self._bytes -= self._entries.popleft()[1].size
         self.forgotten = max(self.forgotten, last)
