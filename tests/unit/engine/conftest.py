@@ -35,7 +35,8 @@ def start_servers() -> Iterator[Callable[..., list[pb.Server]]]:
             assert process.stdout is not None
             line = process.stdout.readline()
             assert line.startswith("listening on "), line
-            servers.append(pb.Server(address=line.split()[-1], incarnation=shard + 1))
+            data_plane, address = line.split()[-2:]
+            servers.append(pb.Server(address=address, data_plane=data_plane, incarnation=shard + 1))
         return servers
 
     yield start
