@@ -10,8 +10,9 @@ import pyarrow as pa
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from torch_edl.data.batch import Damaged, SampleError
+from torch_edl.data.batch import SampleError
 from torch_edl.data.randomness import Generator, TaskRandom
+from torch_edl.interfaces import Damaged
 
 Feed = Callable[[Any, str, Any], Any]
 

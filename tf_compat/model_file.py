@@ -26,17 +26,16 @@ from tf_compat.trained import TrainedModel
 from tf_compat.values import TensorFlowValues
 from torch_edl.config import JobConfig
 from torch_edl.config.environment import ENV_TOKEN
-from torch_edl.data.batch import Batch
 from torch_edl.data.passes import Pass
 from torch_edl.data.task_records import TaskBatches, TaskRecords
 from torch_edl.data.task_space import TaskSpace
-from torch_edl.engine.base import Engine, LeasedEngine
 from torch_edl.engine.local import LocalEngine
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.ring.meeting import Meeting
 from torch_edl.engine.ring.rendezvous import MasterRendezvous, own_host
 from torch_edl.engine.servers.engine import ServersEngine
 from torch_edl.errors import ContractError, UnsupportedOptimizerError
+from torch_edl.interfaces import Batch, Engine, LeasedEngine
 from torch_edl.master_client.session import MasterSession
 from torch_edl.training.lockstep import watermarks
 from torch_edl.training.user_model import UserModel

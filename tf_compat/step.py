@@ -14,9 +14,9 @@ from tf_compat.contract import Contract
 from tf_compat.trained import TrainedModel
 from tf_compat.values import TensorFlowValues, describe
 from tf_compat.watched import WatchedLayers
-from torch_edl.data.batch import Batch, slice_tensors
-from torch_edl.engine.base import Engine
+from torch_edl.data.batch import slice_tensors
 from torch_edl.errors import EdlError, UserCodeError, describe_error
+from torch_edl.interfaces import Batch, Engine
 from torch_edl.training.not_finite import not_finite, the_one
 
 Backward = Callable[[], list[Any]]

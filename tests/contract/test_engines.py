@@ -12,11 +12,10 @@ from torch import nn
 
 from tests.unit.engine.conftest import TOKEN, start_servers
 from torch_edl.config import JobConfig, TrainConfig
-from torch_edl.data.batch import Batch, Minibatch, Update
-from torch_edl.engine.base import Engine, LeasedEngine
 from torch_edl.engine.local import LocalEngine
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.servers.engine import ServersEngine
+from torch_edl.interfaces import Batch, Engine, LeasedEngine, Minibatch, Update
 from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.master_client.leases import HeldLease
 from torch_edl.pytorch.contract import Contract

@@ -10,10 +10,10 @@ from typing import Any
 from tf_compat.replica import Replica
 from tf_compat.ring.replicated import ReplicatedKerasModel
 from tf_compat.trained import TrainedModel
-from torch_edl.data.batch import Batch, Minibatch, Update
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.ring.meeting import Meeting
 from torch_edl.engine.ring.rendezvous import RingRendezvous
+from torch_edl.interfaces import Batch, Minibatch, Update
 from torch_edl.wire import master_pb2 as pb
 
 HOST, TOKEN = "127.0.0.1", "ring-test"

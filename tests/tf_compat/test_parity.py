@@ -33,11 +33,10 @@ from tf_compat.step import Step as KerasStep
 from tf_compat.step import body as keras_body
 from tf_compat.trained import TrainedModel
 from torch_edl.config import JobConfig, TrainConfig
-from torch_edl.data.batch import Batch, Minibatch, Update
-from torch_edl.engine.base import LeasedEngine
 from torch_edl.engine.local import LocalEngine
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.servers.engine import ServersEngine
+from torch_edl.interfaces import Batch, LeasedEngine, Minibatch, Update
 from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.master_client.leases import HeldLease
 from torch_edl.pytorch.contract import load_contract as load_torch

@@ -14,10 +14,10 @@ from tf_compat.datasets import TensorFlowDatasets, of_dataset
 from tf_compat.step import Step
 from tf_compat.trained import TrainedModel
 from torch_edl.config import DataConfig, JobConfig
-from torch_edl.data.batch import Batch, Update
 from torch_edl.data.feeder import Feeder
 from torch_edl.data.randomness import is_same_order
 from torch_edl.data.sources import IndexedSource
+from torch_edl.interfaces import Batch, Update
 from torch_edl.master_client.leases import HeldLease
 from torch_edl.training.contract.argument_order import labels_first
 

@@ -21,9 +21,9 @@ from tf_compat.step import Step, body
 from tf_compat.trained import TrainedModel
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest
-from torch_edl.data.batch import Batch
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.errors import CheckpointError
+from torch_edl.interfaces import Batch
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 

@@ -22,7 +22,6 @@ from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.export import write_output
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import JobConfig, TrainConfig
-from torch_edl.data.batch import Batch, Minibatch, Update
 from torch_edl.engine.local import LocalEngine
 from torch_edl.engine.servers.engine import ServersEngine
 from torch_edl.errors import (
@@ -32,6 +31,7 @@ from torch_edl.errors import (
     UsageError,
     UserCodeError,
 )
+from torch_edl.interfaces import Batch, Minibatch, Update
 from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.master_client.leases import HeldLease
 from torch_edl.ps_client.partition import PartitionedIds, TableIds

@@ -28,8 +28,8 @@ from torch_edl.api.user_parts import (
     fresh_metrics,
     move,
 )
-from torch_edl.data.batch import Batch
 from torch_edl.errors import UsageError
+from torch_edl.interfaces import Batch
 from torch_edl.pytorch import weights
 from torch_edl.pytorch.step import caller
 from torch_edl.pytorch.values import describe

@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from torch_edl.api.job import Job
-from torch_edl.data.batch import Batch
 from torch_edl.errors import UsageError
+from torch_edl.interfaces import Batch
 from torch_edl.pytorch.batches import open_batches
 from torch_edl.pytorch.values import TorchValues, describe
 from torch_edl.training.task_results import TaskMetrics, summarize

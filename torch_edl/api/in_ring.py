@@ -17,10 +17,9 @@ import torch
 from torch_edl.api.ending import Ending, Interrupts
 from torch_edl.api.loader import Loader
 from torch_edl.api.saver import Saver
-from torch_edl.data.batch import Update
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.ring.rendezvous import RingRendezvous
-from torch_edl.interfaces import ENDLESS
+from torch_edl.interfaces import ENDLESS, Update
 from torch_edl.master_client.session import MasterSession
 from torch_edl.pytorch.batches import Batches, StreamBatches, open_batches
 from torch_edl.pytorch.state_dict import copied

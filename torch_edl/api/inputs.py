@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_edl.data.batch import LABEL_KEYS, Batch, BatchError, length, split
+from torch_edl.data.batch import LABEL_KEYS, BatchError, length, split
 from torch_edl.errors import UsageError
+from torch_edl.interfaces import Batch
 from torch_edl.pytorch.values import describe
 
 

@@ -21,12 +21,12 @@ from torch_edl.api.ending import Ending
 from torch_edl.api.in_ring import Make
 from torch_edl.api.loader import Loader
 from torch_edl.config.environment import ENV_TOKEN
-from torch_edl.data.batch import Minibatch, Update
 from torch_edl.data.feeder import Updates
 from torch_edl.data.tasks import LeasedTasks
 from torch_edl.engine.ring.rendezvous import RingRendezvous
 from torch_edl.engine.servers.engine import ServersEngine
 from torch_edl.errors import ServersLostError, UsageError
+from torch_edl.interfaces import Minibatch, Update
 from torch_edl.master_client.leases import HeldLease, LeaseClient
 from torch_edl.master_client.session import MasterSession
 from torch_edl.nn.model_tables import set_defaults, swap_large

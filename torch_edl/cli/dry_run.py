@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from torch_edl.cli.progress import counted
 from torch_edl.cli.terminal import stdout, table
 from torch_edl.config import JobConfig
-from torch_edl.data.batch import Batch
 from torch_edl.data.feeder import FeedError
 from torch_edl.data.sources import open_source, parts
 from torch_edl.data.task_space import Shard
@@ -24,6 +23,7 @@ from torch_edl.errors import (
     UserCodeError,
     describe_error,
 )
+from torch_edl.interfaces import Batch
 from torch_edl.master_client.leases import HeldLease
 from torch_edl.training.contract.backends import backend_of, importing
 from torch_edl.training.contract.functions import argument_orders

@@ -6,17 +6,14 @@ A tensor is any object with a shape and a dtype: of numpy, torch or TensorFlow.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
 from torch_edl.data.randomness import Generator, TaskRandom
 from torch_edl.errors import EdlError, UsageError, describe_error
-from torch_edl.master_client.leases import HeldLease
-from torch_edl.wire import master_pb2 as pb
+from torch_edl.interfaces import Damaged
 
 log = logging.getLogger(__name__)
 
@@ -27,113 +24,6 @@ SKIP = "--skip-damaged leaves it out"
 
 class BatchError(UsageError):
     """A value is not a minibatch; the message describes the value and has no subject."""
-
-
-@dataclass(frozen=True)
-class Damaged:
-    """A placeholder for a sample that raised."""
-
-    index: int
-    """Index of the sample in its dataset."""
-    error: str
-    """Type and text of the exception."""
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One minibatch."""
-
-    features: Any
-    """Features: a tensor, or a tuple or dict of tensors."""
-    labels: Any
-    """Labels: a tensor, or a tuple or dict of tensors; None in prediction."""
-    size: int
-    """Number of samples."""
-    damaged: Sequence[Damaged] = ()
-    """Damaged samples, which were left out."""
-    first: pb.FirstRecords | None = None
-    """Summary of the first records of the task; None unless this is the first minibatch of an
-    attempt on a training task."""
-
-
-@dataclass(frozen=True)
-class Minibatch:
-    """One minibatch of an update."""
-
-    number: int
-    """Index in the update, from 0."""
-    first: int
-    """Offset of the first record: in the task of a lease, or in the pass of a ring."""
-    records: int
-    """Number of records of the minibatch; 0 if a member has no records in the update."""
-    batch: Any
-    """Batch that the body of the training loop receives."""
-
-
-@dataclass
-class Update:
-    """The minibatches that one process computes between two commits.
-
-    An update of a task has the same records in every attempt and in every worker, so that a server
-    can recognize an update that was applied before.
-    """
-
-    first: int
-    """Offset of the first record: in the task of ``lease``, or in the pass of a ring."""
-    last: int
-    """Offset after the last record; the range includes records that the minibatches leave out."""
-    minibatches: Iterable[Minibatch]
-    """The minibatches, in their order."""
-    count: int
-    """Number of minibatches."""
-    records: int
-    """Number of records in the update, over all processes of a ring."""
-    lease: HeldLease | None = None
-    """Lease of the task; None in a ring."""
-    incarnation: int = 0
-    """Incarnation of the servers when the task was leased."""
-    retired_before: int = 0
-    """Id of the first task that may be unfinished; all earlier tasks are done."""
-    damaged: int = 0
-    """Number of damaged samples, which were left out."""
-    first_records: pb.FirstRecords | None = None
-    """Summary of the first records of the task; None unless this is the first update of an attempt
-    on a training task."""
-    losses: list[float] = field(default_factory=list)
-    """Losses of the minibatches that were computed so far."""
-    name: Callable[[int, int], str] | None = None
-    """Function from two offsets to the name of the records between them, for messages; None:
-    unknown."""
-    is_by_record: bool = False
-    """True if the samples of the minibatches correspond one to one to the records, in order."""
-
-    @property
-    def loss(self) -> float:
-        """Loss of the last computed minibatch; NaN if there is none."""
-        return self.losses[-1] if self.losses else math.nan
-
-    @property
-    def not_finite(self) -> int:
-        """Number of minibatches without a gradient, because their loss is not finite."""
-        return sum(not math.isfinite(loss) for loss in self.losses)
-
-    def where(self, sample: int | None) -> str:
-        """Return the name of the records of a failed update for messages; empty: unknown.
-
-        Args:
-            sample: index of the failed sample in the current minibatch; None: unknown.
-        """
-        if self.name is None:
-            return ""
-        if sample is None or not self.is_by_record:
-            return self.name(self.first, self.last)
-        minibatch = list(self.minibatches)[len(self.losses)]
-        return self.name(minibatch.first + sample, minibatch.first + sample + 1)
-
-    @property
-    def ends_task(self) -> bool:
-        """Whether this is the last update of its task."""
-        return self.lease is not None and self.last == self.lease.end - self.lease.start
 
 
 class Datasets(Protocol):

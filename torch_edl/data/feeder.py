@@ -14,13 +14,9 @@ from typing import Any
 from torch_edl.config import JobConfig
 from torch_edl.data.batch import (
     SKIP,
-    Batch,
     BatchError,
-    Damaged,
     Datasets,
-    Minibatch,
     SampleError,
-    Update,
     length,
     note,
     slice_tensors,
@@ -32,6 +28,7 @@ from torch_edl.data.sources import Records, Source, open_source
 from torch_edl.data.task_reader import TaskReader, named
 from torch_edl.data.task_space import Shard, Task
 from torch_edl.errors import DataError, EdlError, describe_error
+from torch_edl.interfaces import Batch, Damaged, Minibatch, Update
 from torch_edl.master_client.leases import HeldLease
 from torch_edl.wire import master_pb2 as pb
 

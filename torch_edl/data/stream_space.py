@@ -16,7 +16,7 @@ from typing import Any
 from torch_edl.config import JobConfig
 from torch_edl.data.task_space import Shard, Task, TaskSpace
 from torch_edl.errors import DataError
-from torch_edl.interfaces import ENDLESS
+from torch_edl.interfaces.source import ENDLESS
 
 TASKS_AHEAD = 512
 """Maximum number of unfinished tasks in a plan."""

@@ -6,13 +6,13 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from torch_edl.data.batch import Batch
 from torch_edl.data.feeder import FeedError
 from torch_edl.data.passes import Pass, Span
 from torch_edl.data.randomness import is_same_order, order_of
 from torch_edl.data.sources import Records, concat, cut
 from torch_edl.data.task_reader import TaskReader, named
 from torch_edl.data.task_space import Piece, TaskSpace
+from torch_edl.interfaces import Batch
 
 _AHEAD = 16  # number of minibatches that are made at once
 _KEPT = 2  # number of tasks in memory; a minibatch may span two tasks

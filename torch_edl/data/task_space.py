@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch_edl.config import JobConfig
-    from torch_edl.interfaces import Source
+    from torch_edl.interfaces.source import Source
 
 _FEISTEL_ROUNDS = 6
 _MASK = (1 << 64) - 1

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from torch_edl.checkpoint.manifest import Manifest, Snapshot
-from torch_edl.data.batch import Minibatch, Update
+from torch_edl.interfaces import Minibatch, Update
 from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.master_client.leases import HeldLease
 from torch_edl.tables.watermarks import Watermarks
@@ -51,7 +51,7 @@ class HeldModel(Protocol):
 
 
 class LocalEngine:
-    """See :class:`~torch_edl.engine.base.LeasedEngine`."""
+    """See :class:`~torch_edl.interfaces.LeasedEngine`."""
 
     depth = 0
     knows_marks = True

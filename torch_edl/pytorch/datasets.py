@@ -14,9 +14,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 
 from torch_edl.config import DataConfig
-from torch_edl.data.batch import Damaged, SampleError
+from torch_edl.data.batch import SampleError
 from torch_edl.data.randomness import Generator, TaskRandom
 from torch_edl.errors import describe_error
+from torch_edl.interfaces import Damaged
 
 
 class TorchDatasets:

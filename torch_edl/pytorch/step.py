@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_edl.data.batch import Batch, slice_tensors
-from torch_edl.engine.base import Engine
+from torch_edl.data.batch import slice_tensors
 from torch_edl.errors import EdlError, UserCodeError, describe_error
+from torch_edl.interfaces import Batch, Engine
 from torch_edl.pytorch.contract import Contract
 from torch_edl.pytorch.values import TorchValues, describe
 from torch_edl.training.layer_log import LayerLog

@@ -16,12 +16,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn, TypeGuard
 
-from torch_edl.data.batch import Update
 from torch_edl.data.feeder import FeedError
 from torch_edl.data.leases_ahead import NoMoreTasks, PassOver, ServersChanged
 from torch_edl.data.randomness import is_same_order
 from torch_edl.data.tasks import Item, ModelTask, RecordTask, TaskFailed, Tasks
-from torch_edl.engine.base import LeasedEngine
 from torch_edl.errors import (
     DismissedError,
     EdlError,
@@ -30,6 +28,7 @@ from torch_edl.errors import (
     ServersLostError,
     ServersReplacedError,
 )
+from torch_edl.interfaces import LeasedEngine, Update
 from torch_edl.master_client.leases import HeldLease, LeaseClient, TaskResult
 from torch_edl.master_client.session import MasterSession
 from torch_edl.training.one_off import OneOffTasks

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from torch_edl.config import JobConfig
-from torch_edl.data.batch import SKIP, Batch, Minibatch, Update, note
+from torch_edl.data.batch import SKIP, note
 from torch_edl.data.feeder import Feeder, FeedError
 from torch_edl.data.leases_ahead import NoMoreTasks
 from torch_edl.data.passes import Pass, Span
@@ -20,6 +20,7 @@ from torch_edl.data.task_space import TaskSpace
 from torch_edl.data.tasks import ModelTask, RecordTask, TaskFailed, Tasks
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.errors import DismissedError, MinibatchError
+from torch_edl.interfaces import Batch, Minibatch, Update
 from torch_edl.master_client.session import MasterSession
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.training.one_off import OneOffTasks

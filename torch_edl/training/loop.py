@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Generator
 from typing import Any
 
-from torch_edl.engine.base import Engine
+from torch_edl.interfaces import Engine
 from torch_edl.training.metrics import Meter
 from torch_edl.training.source import UpdateSource
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from torch_edl.data.batch import Batch, is_tensor
+from torch_edl.data.batch import is_tensor
 from torch_edl.errors import NanLossError
+from torch_edl.interfaces import Batch
 
 WITHOUT = (
     "let feed leave such records out, or put a number in the place (--on-nan skip leaves out whole "

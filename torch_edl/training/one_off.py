@@ -17,12 +17,10 @@ from typing import Any, Protocol
 from torch_edl.checkpoint import layout
 from torch_edl.config import JobConfig
 from torch_edl.config.training import EarlyStop, Objective
-from torch_edl.data.batch import Update
 from torch_edl.data.feeder import Feeder, FeedError, Updates
 from torch_edl.data.mode import MODES
 from torch_edl.data.task_reader import named
 from torch_edl.data.tasks import ModelTask, RecordTask, TaskFailed
-from torch_edl.engine.base import Engine
 from torch_edl.errors import (
     ContractError,
     DismissedError,
@@ -35,6 +33,7 @@ from torch_edl.errors import (
     UserCodeError,
     describe_error,
 )
+from torch_edl.interfaces import Engine, Update
 from torch_edl.master_client.leases import HeldLease, LeaseClient, TaskResult
 from torch_edl.master_client.session import MasterSession
 from torch_edl.training.contract.functions import UserFunctions

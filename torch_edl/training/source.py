@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from torch_edl.data.batch import Update
 from torch_edl.errors import DismissedError
+from torch_edl.interfaces import Update
 
 
 class UpdateSource(Protocol):

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from torch_edl.data.batch import Batch
 from torch_edl.errors import ContractError, UsageError
 from torch_edl.files import replacing
+from torch_edl.interfaces import Batch
 from torch_edl.training.contract.argument_order import labels_first
 from torch_edl.training.contract.functions import UserFunctions
 from torch_edl.wire import codec

@@ -9,14 +9,14 @@ from dataclasses import asdict
 from typing import Any
 
 from torch_edl.config import JobConfig
-from torch_edl.data.batch import Batch, Datasets
+from torch_edl.data.batch import Datasets
 from torch_edl.data.feeder import Feeder
 from torch_edl.data.passes import Pass
 from torch_edl.data.task_records import TaskRecords
 from torch_edl.data.task_space import Shard, TaskSpace
-from torch_edl.engine.base import Engine, LeasedEngine
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.errors import ContractError, describe_error
+from torch_edl.interfaces import Batch, Engine, LeasedEngine
 from torch_edl.master_client.session import MasterSession
 from torch_edl.training.contract.functions import UserFunctions
 from torch_edl.training.lockstep import MemberBatches

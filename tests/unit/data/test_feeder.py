@@ -18,7 +18,6 @@ from master.state.work.tasks import TaskQueue
 from tests.waiting import HANG_S
 from torch_edl.config import DataConfig, JobConfig, TrainConfig
 from torch_edl.data import task_reader
-from torch_edl.data.batch import Update
 from torch_edl.data.feeder import Feeder, FeedError
 from torch_edl.data.sources import IndexedSource, open_source
 from torch_edl.data.task_reader import TaskReader
@@ -26,6 +25,7 @@ from torch_edl.data.task_records import TaskRecords
 from torch_edl.data.task_space import Shard, Task, TaskSpace
 from torch_edl.data.tasks import TaskPrefetcher
 from torch_edl.errors import DataError
+from torch_edl.interfaces import Update
 from torch_edl.master_client.leases import HeldLease
 from torch_edl.pytorch.datasets import TorchDatasets
 from torch_edl.wire import master_pb2 as pb

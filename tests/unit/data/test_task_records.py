@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from torch_edl.data.batch import Batch
 from torch_edl.data.feeder import FeedError
 from torch_edl.data.passes import Pass, Span
 from torch_edl.data.task_reader import TaskReader
 from torch_edl.data.task_records import TaskBatches, TaskRecords
 from torch_edl.data.task_space import Shard, TaskSpace
+from torch_edl.interfaces import Batch
 
 COUNT, TASK, SIZE = 300, 64, 7
 

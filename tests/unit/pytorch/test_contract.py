@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from torch_edl.data.batch import Batch
 from torch_edl.errors import ContractError, UsageError, UserCodeError
+from torch_edl.interfaces import Batch
 from torch_edl.pytorch.contract import load_contract
 from torch_edl.pytorch.model_report import report_model
 from torch_edl.pytorch.step import Step

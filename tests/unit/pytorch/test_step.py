@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from torch_edl.config import DataConfig
-from torch_edl.data.batch import Batch, slice_tensors
+from torch_edl.data.batch import slice_tensors
 from torch_edl.errors import UserCodeError
+from torch_edl.interfaces import Batch
 from torch_edl.pytorch.contract import Contract
 from torch_edl.pytorch.datasets import TorchDatasets
 from torch_edl.pytorch.step import Step

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from torch_edl.data.batch import Batch
+from torch_edl.interfaces import Batch
 from torch_edl.pytorch.values import TorchValues
 from torch_edl.training.not_finite import cause
 

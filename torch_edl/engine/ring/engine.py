@@ -16,20 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from torch_edl.checkpoint.manifest import Snapshot
-from torch_edl.data.batch import Minibatch, Update
 from torch_edl.engine.ring.control_flags import UNAUTHORIZED, ControlFlags
 from torch_edl.engine.ring.group import RingBrokenError
 from torch_edl.engine.ring.membership import RingMembership
 from torch_edl.engine.ring.rendezvous import RingRendezvous
 from torch_edl.engine.ring.replicated import Phase, Replicated
 from torch_edl.errors import DismissedError, UsageError
+from torch_edl.interfaces import Minibatch, Update
 from torch_edl.tables.watermarks import Watermarks
 
 log = logging.getLogger(__name__)
 
 
 class RingEngine:
-    """One member of a ring; see :class:`~torch_edl.engine.base.Engine`.
+    """One member of a ring; see :class:`~torch_edl.interfaces.Engine`.
 
     Optimizer steps do nothing unless ``live`` is True.
 

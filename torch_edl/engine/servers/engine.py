@@ -21,10 +21,10 @@ import numpy as np
 
 from torch_edl.checkpoint.manifest import Snapshot
 from torch_edl.config import JobConfig
-from torch_edl.data.batch import Minibatch, Update
 from torch_edl.engine.servers.plan import RowPlan
 from torch_edl.engine.servers.served import PlannedUpdate, ServedModel
 from torch_edl.errors import ServersLostError, ServersReplacedError, UsageError
+from torch_edl.interfaces import Minibatch, Update
 from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.master_client.leases import HeldLease
 from torch_edl.ps_client.client import Pending, PsClient, PullResult
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class ServersEngine:
-    """Engine for parameter servers; see :class:`~torch_edl.engine.base.LeasedEngine`.
+    """Engine for parameter servers; see :class:`~torch_edl.interfaces.LeasedEngine`.
 
     Args:
         resolve: returns the current server of a shard; None if lost servers are not replaced.

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
-from torch_edl.data.batch import Update
 from torch_edl.engine.servers.plan import PullRows, RowPlan
+from torch_edl.interfaces import Update
 from torch_edl.ps_client.client import DenseGradient, Pending, PullResult
 from torch_edl.ps_client.partition import DenseSegment, Floats
 from torch_edl.wire import pserver_pb2 as pb

@@ -16,9 +16,9 @@ from master.state.actions import SaveServers
 from tests.unit.engine.servers.trained import TOKEN, Trained, sgd
 from torch_edl.checkpoint.export import write_output
 from torch_edl.checkpoint.manifest import Manifest
-from torch_edl.data.batch import Batch
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import UsageError
+from torch_edl.interfaces import Batch
 from torch_edl.nn.model_tables import dense_names
 from torch_edl.pytorch.replica import read_model
 from torch_edl.tables.watermarks import Watermarks

@@ -17,8 +17,8 @@ from torch import nn
 import torch_edl
 from tests.unit.engine.servers.trained import IDS, TOKEN, update
 from torch_edl.config import JobConfig, TrainConfig
-from torch_edl.data.batch import Batch, Minibatch, Update
 from torch_edl.engine.servers.engine import ServersEngine
+from torch_edl.interfaces import Batch, Minibatch, Update
 from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.master_client.leases import HeldLease
 from torch_edl.nn import rows

@@ -25,8 +25,8 @@ from tests.unit.engine.servers.trained import (
     sgd,
     update,
 )
-from torch_edl.data.batch import Batch
 from torch_edl.errors import NanLossError, UsageError, UserCodeError
+from torch_edl.interfaces import Batch
 from torch_edl.master_client.leases import HeldLease
 from torch_edl.wire import master_pb2 as pb
 

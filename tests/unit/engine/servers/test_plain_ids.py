@@ -12,8 +12,8 @@ from torch import nn
 
 import torch_edl
 from tests.unit.engine.servers.trained import IDS, Trained, rows_of
-from torch_edl.data.batch import Batch
 from torch_edl.errors import UsageError
+from torch_edl.interfaces import Batch
 from torch_edl.wire import master_pb2 as pb
 
 BATCHES = 16

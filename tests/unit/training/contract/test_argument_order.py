@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torchmetrics import MeanSquaredError
 from torchmetrics.functional import mean_squared_error
 
-from torch_edl.data.batch import Batch
+from torch_edl.interfaces import Batch
 from torch_edl.metrics import AUC
 from torch_edl.pytorch.values import TorchValues
 from torch_edl.training.contract.argument_order import labels_first

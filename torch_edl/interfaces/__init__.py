@@ -1,0 +1,69 @@
+"""What other packages can add to torch-edl: data, platforms, stores, observers, backends, verbs.
+
+Each interface has a file here, and its contract stands in the docstrings. Engines are not found by
+entry points: a backend makes them.
+
+A package names its object under an entry point, and ``pip install`` does the rest::
+
+    [project.entry-points."torch_edl.sources"]
+    ".npy" = "my_package:NumpySource"     # files with this suffix
+    "redis" = "my_package:RedisSource"    # URLs with this scheme
+
+    [project.entry-points."torch_edl.magic"]
+    ".npy" = "my_package.magic:is_npy"    # files without a suffix: (first 512 bytes) -> bool
+
+    [project.entry-points."torch_edl.stores"]
+    "consul" = "my_package:open_store"    # --store consul://...
+
+    [project.entry-points."torch_edl.observers"]
+    "chat" = "my_package:Chat"            # --observe chat=ROOM
+
+    [project.entry-points."torch_edl.platforms"]
+    "slurm" = "my_package:PLATFORM"       # --platform slurm
+
+    [project.entry-points."torch_edl.backends"]
+    "jax" = "my_package:JAX"              # model files that import jax
+
+    [project.entry-points."torch_edl.commands"]
+    "plot" = "my_package:add_parser"      # torch-edl plot
+
+A verb is a function ``add_parser(commands)`` that calls ``commands.add_parser("plot", help=...)``
+of argparse, adds the options, and sets the default ``runs="my_package.plot"``: the full name of a
+function that takes the parsed arguments and returns the exit code.
+
+``docs/extending.md`` shows a source and an observer in 30 lines each. An object is imported when
+its name is used; the function of a verb is imported by each command.
+"""
+
+from __future__ import annotations
+
+from torch_edl.interfaces.backend import Backend, Signature
+from torch_edl.interfaces.engine import Batch, Damaged, Engine, LeasedEngine, Minibatch, Update
+from torch_edl.interfaces.observer import JobEvent, Observer
+from torch_edl.interfaces.platform import Host, Platform
+from torch_edl.interfaces.source import ENDLESS, Metadata, Records, Source, SourceType, UrlSource
+from torch_edl.interfaces.store import Entry, Store, StoreType
+
+__all__ = [
+    "ENDLESS",
+    "Backend",
+    "Batch",
+    "Damaged",
+    "Engine",
+    "Entry",
+    "Host",
+    "JobEvent",
+    "LeasedEngine",
+    "Metadata",
+    "Minibatch",
+    "Observer",
+    "Platform",
+    "Records",
+    "Signature",
+    "Source",
+    "SourceType",
+    "Store",
+    "StoreType",
+    "Update",
+    "UrlSource",
+]
