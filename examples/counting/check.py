@@ -1,6 +1,6 @@
-"""Compares what a counting model has counted with its data: which records are missing or double.
+"""Compare the counts of a counting model with its data, and name missing and repeated records.
 
-Exit code: 0 each record was counted once per epoch; 1 not so; 2 a file cannot be read.
+Exit codes: 0: each record was counted once per epoch. 1: some were not. 2: a file is unreadable.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import pyarrow.parquet as pq
 from safetensors.numpy import load_file
 
 _SHOWN = 20
-_EXACT = 1 << 24  # larger whole numbers are not all float32
+_EXACT = 1 << 24  # float32 represents all integers up to here
 
 
 def problems(model: Path, data: Path, *, epochs: int = 1, quorum: int = 1) -> list[str]:
-    """What is wrong, a line each; empty: every record was counted exactly once per epoch.
+    """Return a line per error; empty if every record was counted exactly once per epoch.
 
     Args:
         model: the ``--output`` of the job.
         data: the folder of ``data-*.parquet``.
-        quorum: the ``--grads-to-wait`` of ``--mode sync``. A server applies the pushes of a quorum
-            together, and the last pushes, or those before a checkpoint, in smaller groups: in a
-            group of k a record counts quorum / k. Rows are checked against these values; the dense
-            weights, whose server may have made other groups, against their bounds.
+        quorum: the ``--grads-to-wait`` of ``--mode sync``. A server applies the mean of a group of
+            pushes. The last group, and a group before a checkpoint, may have k < quorum pushes;
+            then a record counts quorum / k. Each row is checked for these values. The dense
+            weights are checked for their bounds, since their server may form other groups.
 
     Raises:
         OSError: a file is missing.
@@ -57,7 +57,7 @@ def problems(model: Path, data: Path, *, epochs: int = 1, quorum: int = 1) -> li
 
 
 def _is_sum(value: float, epochs: int, quorum: int) -> bool:
-    """Whether ``epochs`` counts of quorum / k, with k from 1 to ``quorum``, can give the value."""
+    """Return True if a sum of ``epochs`` terms quorum / k, k from 1 to ``quorum``, equals value."""
     sums = {0.0}
     for _ in range(epochs):
         sums = {s + quorum / k for s in sums for k in range(1, quorum + 1)}

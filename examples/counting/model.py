@@ -1,7 +1,7 @@
-"""A model that counts: every weight becomes the number of records whose gradient it received.
+"""A model that counts the records that it is trained on.
 
-The gradient of the loss is -1 for each record, and SGD has the rate 1. The three dense weights
-count all records; the row of a number counts how often that number was trained on.
+The gradient of the loss is -1 for each record, and SGD has the learning rate 1. The three dense
+weights count all records, and the embedding row of a number counts that number.
 """
 
 import argparse
@@ -26,7 +26,7 @@ class Count(nn.Module):
 
     def forward(self, numbers):
         rows = self.rows(numbers)
-        time.sleep(args.delay)  # the computation of a larger model
+        time.sleep(args.delay)  # simulates the computation of a larger model
         return rows.sum() + self.total.sum() * len(numbers)
 
 
@@ -39,7 +39,7 @@ def loss(labels, predictions):
 
 
 def optimizer(params):
-    # In sync mode a server applies the mean of the pushes of a quorum, and not their sum.
+    # In sync mode a server applies the mean of a quorum of pushes, not their sum.
     return torch.optim.SGD(params, lr=float(args.quorum))
 
 

@@ -26,14 +26,14 @@ class Count(keras.Model):
 
     def call(self, numbers):
         rows = self.rows(numbers)
-        time.sleep(args.delay)  # the computation of a larger model
+        time.sleep(args.delay)  # simulates the computation of a larger model
         size = tf.cast(tf.size(numbers), tf.float32)
         return tf.reduce_sum(rows) + tf.reduce_sum(self.total) * size
 
 
 def forward():
     model = Count()
-    model(tf.zeros(1, tf.int64))  # which makes its variables
+    model(tf.zeros(1, tf.int64))  # creates the variables
     return model
 
 
@@ -42,7 +42,7 @@ def loss(labels, predictions):
 
 
 def optimizer():
-    # In sync mode a server applies the mean of the pushes of a quorum, and not their sum.
+    # In sync mode a server applies the mean of a quorum of pushes, not their sum.
     return keras.optimizers.SGD(float(args.quorum))
 
 

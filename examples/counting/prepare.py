@@ -1,4 +1,4 @@
-"""Writes the numbers from 0 as Parquet files with the column ``n``: each number is a record."""
+"""Write the numbers from 0 on as Parquet files with the column ``n``. A record is a number."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 
 def write(folder: Path, *, records: int, files: int) -> None:
-    """Writes ``data-0.parquet``, ``data-1.parquet``, ..., each with its part of the numbers."""
+    """Write ``data-0.parquet``, ``data-1.parquet``, ..., each with a part of the numbers."""
     folder.mkdir(parents=True, exist_ok=True)
     for part, numbers in enumerate(np.array_split(np.arange(records, dtype=np.int64), files)):
         pq.write_table(pa.table({"n": numbers}), folder / f"data-{part}.parquet")

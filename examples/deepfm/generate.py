@@ -1,19 +1,19 @@
-"""Makes click data with planted truth, so that the best possible AUC is known.
+"""Generate click data from a known model, so that the best possible AUC is known.
 
     python examples/deepfm/generate.py --out data/clicks --records 2000000
 
 Columns: ``c0`` to ``c25`` (int64 ids), ``d0`` to ``d12`` (float32, standard normal) and
-``label`` (float32, 0 or 1). All columns draw from one space of ids, each with another id in
-front: id = (rank * stride + offset of the column) mod ids, rank by Zipf's law.
+``label`` (float32, 0 or 1). All columns use the same ids, but each column ranks them differently:
+id = (rank * stride + offset of the column) mod ids. Ranks follow Zipf's law.
 
-The truth is a factorisation machine. An id has a weight and a factor of 4 numbers, which are a
-hash of (seed, id), so nothing is stored and any part of the data can be made anywhere::
+The true model is a factorization machine. The weight of an id and its factor of 4 numbers are a
+hash of (seed, id), so nothing is stored and any part of the data can be generated anywhere::
 
     logit = bias + sum of weights + sum over pairs of (factor . factor) + dense part
     label ~ Bernoulli(sigmoid(logit))
 
-``metadata.json`` and the key-value metadata of each file hold, for their records, what a model
-that knows the truth reaches: ``best_auc`` and ``best_loss`` (logistic loss, nats).
+``metadata.json`` and the key-value metadata of each file contain the result of the true model on
+their records: ``best_auc`` and ``best_loss`` (logistic loss, nats).
 """
 
 from __future__ import annotations
@@ -46,20 +46,19 @@ Bits = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class Truth:
-    """How ids are drawn and what they mean."""
+    """The parameters of the true model and of the distribution of ids."""
 
     ids: int = 1_000
-    """Size of the id space; ids are 0 to ids - 1. Each id has 5 effects to be learnt, each from
-    noisy labels: a million records tell little of a million ids, and how near a model can come to
-    the truth depends on records per id more than on the model."""
+    """Number of ids; ids are 0 to ids - 1. Each id has 5 numbers that are learned from noisy
+    labels, so the result depends more on the records per id than on the model."""
     zipf: float = 1.2
     """Exponent of Zipf's law over the ranks 1 to ids."""
     seed: int = 0
     bias: float = -1.0
     weight_std: float = 0.2
-    """Standard deviation of an id's weight; the 26 add up to 5.1 times that."""
+    """Standard deviation of an id's weight; that of the sum of 26 is 5.1 times as large."""
     factor_std: float = 0.14
-    """Standard deviation of a number of a factor; the 325 pairs add up to 36 times its square."""
+    """Standard deviation of a factor's numbers; that of the 325 pairs is 36 times its square."""
     dense_std: float = 0.2
     """Standard deviation of the weight of a dense column."""
 
@@ -73,7 +72,7 @@ class Truth:
         bits = _mix(ids.astype(np.uint64) ^ _mix(np.array([self.seed], np.uint64)))
         weight = _even(_mix(bits), 0, 32) * np.float32(self.weight_std)
         logit = self.bias + weight.sum(1) + dense @ self.dense_weights()
-        # A product and a square: what neither a linear model nor factors can express.
+        # Neither a linear model nor factors can express a product and a square.
         logit += 0.3 * dense[:, 0] * dense[:, 1] + 0.2 * (dense[:, 2] ** 2 - 1)
         for k in range(FACTORS):
             factor = _even(bits, 16 * k, 16) * np.float32(self.factor_std)
@@ -82,7 +81,7 @@ class Truth:
 
 
 def _mix(bits: Bits) -> Bits:
-    """A hash of each number: the finaliser of splitmix64 (Steele et al. 2014)."""
+    """Hash each number by the finalizer of splitmix64 (Steele et al. 2014)."""
     bits = bits + np.uint64(0x9E3779B97F4A7C15)
     bits ^= bits >> np.uint64(30)
     bits *= np.uint64(0xBF58476D1CE4E5B9)
@@ -93,16 +92,16 @@ def _mix(bits: Bits) -> Bits:
 
 
 def _even(bits: Bits, shift: int, width: int) -> Floats:
-    """Numbers with mean 0 and variance 1, evenly spread, from ``width`` of the bits."""
+    """Return uniform numbers with mean 0 and variance 1, from ``width`` of the bits."""
     part = (bits >> np.uint64(shift)) & np.uint64(2**width - 1)
     return ((part.astype(np.float32) + 0.5) / np.float32(2.0**width) - 0.5) * np.float32(12**0.5)
 
 
 class Zipf:
-    """Draws ranks 0 to n - 1 with probability proportional to (rank + 1) ** -exponent.
+    """Draw ranks 0 to n - 1 with probability proportional to (rank + 1) ** -exponent.
 
-    Exact for the first 65,536 ranks; those behind follow the integral of the law, whose mass per
-    rank differs from it by less than one part in 10 ** 9. So memory does not grow with n.
+    The first 65,536 ranks are exact. The others follow the integral of the law, with a relative
+    error of less than 1e-9 per rank, so memory does not grow with n.
     """
 
     HEAD = 65_536
@@ -132,7 +131,7 @@ class Zipf:
 
 @dataclass
 class Records:
-    """Some records and the truth about them."""
+    """Some records and the results of the true model."""
 
     ids: Ids
     """(n, 26)"""
@@ -145,7 +144,7 @@ class Records:
 
 
 def records(truth: Truth, count: int, part: int) -> Records:
-    """``count`` records; those of another ``part`` are independent of them."""
+    """Return ``count`` records, independent of those of other values of ``part``."""
     rng = np.random.default_rng([truth.seed, 26, part])
     stride = next(s for s in range(truth.ids * 618 // 1000 + 1, 2 * truth.ids + 2)
                   if math.gcd(s, truth.ids) == 1)  # fmt: skip
@@ -161,7 +160,7 @@ def records(truth: Truth, count: int, part: int) -> Records:
 
 
 def best(labels: Floats, logits: Floats) -> dict[str, float]:
-    """What a model that gives ``logits`` reaches on ``labels``: best_auc, best_loss."""
+    """Return best_auc and best_loss of ``logits`` on ``labels``."""
     auc = AUC()
     auc.update(torch.from_numpy(labels), torch.from_numpy(logits))
     loss = np.logaddexp(0, logits.astype(np.float64)) - labels * logits
@@ -169,17 +168,17 @@ def best(labels: Floats, logits: Floats) -> dict[str, float]:
 
 
 def table(made: Records) -> pa.Table:
-    """The records as a table: c0 to c25, d0 to d12, label."""
+    """Return the records as a table: c0 to c25, d0 to d12, label."""
     columns = {f"c{k}": np.ascontiguousarray(made.ids[:, k]) for k in range(CATEGORICAL)}
     columns |= {f"d{k}": np.ascontiguousarray(made.dense[:, k]) for k in range(DENSE)}
     return pa.table({**columns, "label": made.labels})
 
 
 def raw_table(made: Records) -> pa.Table:
-    """The records as a log has them, see the Criteo data set: label, I1 to I13, C1 to C26.
+    """Return the records in the format of the Criteo data set: label, I1 to I13, C1 to C26.
 
-    A number becomes a count with a long tail, which is missing where it would be small; an id
-    becomes a text of 8 hexadecimal digits, and the id 0 is missing.
+    A number becomes a count with a long tail; small counts are missing. An id becomes a text of 8
+    hexadecimal digits; the id 0 is missing.
     """
     columns: dict[str, Any] = {"label": made.labels.astype(np.int64)}
     for k in range(DENSE):
@@ -202,7 +201,7 @@ def write(
     first: int,
     make: Callable[[Records], pa.Table] = table,
 ) -> dict[str, float]:
-    """Writes ``split-00000.parquet``, ...; returns the split's records, best_auc and best_loss.
+    """Write ``split-00000.parquet``, ..., and return the split's records, best_auc and best_loss.
 
     ``first`` is the part number of the first file: splits must not share numbers.
     """
@@ -215,7 +214,7 @@ def write(
         rows = make(made)
         about = json.dumps({**asdict(truth), "records": rows.num_rows, **figures})
         rows = rows.replace_schema_metadata({"deepfm": about})
-        # Ids are nearly random: dictionaries and compression would cost every reader's time.
+        # Ids are nearly random: dictionaries and compression would only slow readers down.
         pq.write_table(
             rows,
             out / f"{split}-{number:05d}.parquet",
@@ -234,12 +233,12 @@ def generate(
     per_file: int = 250_000,
     make: Callable[[Records], pa.Table] = table,
 ) -> dict[str, object]:
-    """Writes train and eval files and ``metadata.json`` to ``out``; returns what that holds."""
+    """Write train and eval files and ``metadata.json`` to ``out``; return the metadata."""
     out.mkdir(parents=True, exist_ok=True)
     about = {
         **asdict(truth),
         "train": write(out, truth, "train", train, per_file, 0, make),
-        # Far from the training files, whose number may be any.
+        # Far above the parts of any number of training files.
         "eval": write(out, truth, "eval", held_out, per_file, 1 << 40, make),
     }
     (out / "metadata.json").write_text(json.dumps(about, indent=1) + "\n")

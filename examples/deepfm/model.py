@@ -1,13 +1,13 @@
-r"""DeepFM (Guo et al. 2017) on click data: a factorisation machine and a deep net on one embedding.
+r"""DeepFM (Guo et al. 2017) on click data: a factorization machine and a deep net on one embedding.
 
     python examples/deepfm/generate.py --out data/clicks
     torch-edl run examples/deepfm/model.py --data 'data/clicks/train-*.parquet' \
         --eval-data 'data/clicks/eval-*.parquet' --ps 2 --workers 2 --batch-size 512 --epochs 2
 
-With the defaults of both files it ends within 0.005 of the AUC of the planted truth
-(``eval.best_auc`` in ``data/clicks/metadata.json``), in half a minute on two cores.
+With the defaults of both files, the AUC is within 0.005 of that of the true model
+(``eval.best_auc`` in ``data/clicks/metadata.json``), after half a minute on two cores.
 
-Arguments after ``--`` are those of this file: see ``_options``.
+Arguments after ``--`` are passed to this file: see ``_options``.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ DENSE = 13
 class DeepFM(nn.Module):
     """The logit of a click: bias + weights of the ids + pairs of their factors + a deep net.
 
-    ``embedding(dim)`` makes a table of ids whose rows have ``dim`` numbers; one is made for the
-    factors and one, of dimension 1, for the weights.
+    ``embedding(dim)`` makes a table of ids with rows of ``dim`` numbers: one table for the factors,
+    and one of dimension 1 for the weights.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class DeepFM(nn.Module):
         self.deep = nn.Sequential(*layers, nn.Linear(width, 1))
 
     def forward(self, inputs: tuple[Tensor, Tensor]) -> Tensor:
-        """Logits (n,) of ids int64 (n, 26) and dense float32 (n, 13)."""
+        """Return logits (n,) for ids int64 (n, 26) and dense float32 (n, 13)."""
         ids, dense = inputs
         return self.head(self.factors(ids), self.weights(ids), dense)
 
     def head(self, factors: Tensor, weights: Tensor, dense: Tensor) -> Tensor:
-        """Logits (n,) of the ids' rows: factors (n, 26, dim), weights (n, 26, 1)."""
-        # The sum over pairs of products, from the square of the sum: 26 products, not 325.
+        """Return logits (n,) for the ids' rows: factors (n, 26, dim), weights (n, 26, 1)."""
+        # The sum of all pairwise products from the square of the sum: 26 products, not 325.
         pairs = (factors.sum(1).square().sum(1) - factors.square().sum((1, 2))) / 2
         deep = self.deep(torch.cat((factors.flatten(1), dense), 1)) + self.linear(dense)
         return deep.squeeze(1) + weights.sum((1, 2)) + pairs
@@ -80,7 +80,7 @@ def model() -> nn.Module:
     options = _options()
     start = ("normal", {"mean": 0.0, "std": options.init_std})
     return DeepFM(
-        # None: any int64 is an id, so no one needs to know how many there are.
+        # None: any int64 is an id, so the number of ids need not be known.
         lambda dim: torch_edl.nn.Embedding(None, dim, initializer=start),
         options.dim,
         options.hidden,
@@ -102,9 +102,9 @@ columns = Columns(
 
 
 def feed(records: pa.Table, mode: str, metadata: Any) -> Any:
-    """All records of a task at once: ((ids (n, 26), dense (n, 13)), labels (n,)).
+    """Return ((ids (n, 26), dense (n, 13)), labels (n,)) of all records of a task.
 
-    Records to predict for have no labels, so then it is the inputs alone.
+    For prediction, there are no labels, and the result is (ids, dense).
     """
     inputs = tuple(map(torch.from_numpy, columns(records).values()))
     if mode == "prediction":

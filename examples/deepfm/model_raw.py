@@ -4,8 +4,8 @@ r"""DeepFM on raw logs: the model of model.py, on columns as in the Criteo data 
     torch-edl run examples/deepfm/model_raw.py --data 'data/raw/train-*.parquet' \
         --eval-data 'data/raw/eval-*.parquet' --ps 2 --workers 2 --batch-size 512 --epochs 2
 
-Counts ``I1`` to ``I13`` have long tails, and some are missing; ``C1`` to ``C26`` are texts. Their
-means and variances are found in a pass over the data before the training, and saved with the model.
+The counts ``I1`` to ``I13`` have long tails, and some are missing; ``C1`` to ``C26`` are texts. The
+means and variances of the counts are fitted in one pass before training, and saved with the model.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from torch_edl.preprocessing import Columns, column
 __all__ = ["columns", "eval_metrics_fn", "feed", "loss", "model", "optimizer"]
 
 columns = Columns(
-    # Any int64 is an id of the tables, so no one needs to know how many texts there are. The same
-    # text in two columns has two ids: columns of a list share no rows.
+    # Any int64 is an id, so the number of different texts need not be known. Columns in a list
+    # share no rows: the same text in two columns has two ids.
     ids=[column(f"C{k}").hash() for k in range(1, CATEGORICAL + 1)],
     dense=[column(f"I{k}").log().normalize().fill(0) for k in range(1, DENSE + 1)],
 )
 
 
 def feed(records: pa.Table, mode: str, metadata: Any) -> Any:
-    """All records of a task: ((ids (n, 26), dense (n, 13)), labels (n,)); without labels where
-    predictions are made."""
+    """Return ((ids (n, 26), dense (n, 13)), labels (n,)) of all records of a task; (ids, dense) for
+    prediction."""
     inputs = tuple(map(torch.from_numpy, columns(records).values()))
     if mode == "prediction":
         return inputs

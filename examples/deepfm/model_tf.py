@@ -4,8 +4,8 @@ r"""DeepFM (Guo et al. 2017) in Keras: model.py beside this file, for workers of
     torch-edl run examples/deepfm/model_tf.py --data 'data/clicks/train-*.parquet' \
         --eval-data 'data/clicks/eval-*.parquet' --ps 2 --workers 2 --batch-size 512 --epochs 2
 
-The parameters have the names and shapes of those of model.py: a checkpoint of one is one of the
-other. Arguments after ``--`` are those of this file: see ``_options``.
+The parameters have the same names and shapes as in model.py, so the checkpoints are
+interchangeable. Arguments after ``--`` are passed to this file: see ``_options``.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class DeepFM(keras.Model):
         self.factors = embedding(dim)
         self.weights_of_ids = embedding(1, table="weights")
         self.linear = layers.Dense(1)
-        # The places in the Sequential of model.py, where each ReLU is a module.
+        # The indices in the Sequential of model.py, where each ReLU is a module.
         self.deep = keras.Sequential(
             [layers.Dense(size, "relu", name=str(2 * n)) for n, size in enumerate(hidden)]
             + [layers.Dense(1, name=str(2 * len(hidden)))]
         )
 
     def call(self, inputs):
-        """Logits (n,) of ids int64 (n, 26) and dense float32 (n, 13)."""
+        """Return logits (n,) for ids int64 (n, 26) and dense float32 (n, 13)."""
         ids, dense = inputs
         factors, weights = self.factors(ids), self.weights_of_ids(ids)
-        # The sum over pairs of products, from the square of the sum: 26 products, not 325.
+        # The sum of all pairwise products from the square of the sum: 26 products, not 325.
         squares = tf.reduce_sum(tf.square(tf.reduce_sum(factors, 1)), 1)
         pairs = (squares - tf.reduce_sum(tf.square(factors), (1, 2))) / 2
         flat = tf.reshape(factors, (-1, CATEGORICAL * factors.shape[-1]))
@@ -64,11 +64,11 @@ def forward():
     start = ("normal", {"mean": 0.0, "std": options.init_std})
 
     def embedding(dim, table="factors"):
-        # None: any int64 is an id, so no one needs to know how many there are.
+        # None: any int64 is an id, so the number of ids need not be known.
         return tf_compat.Embedding(None, dim, table=table, initializer=start)
 
     model = DeepFM(embedding, options.dim, options.hidden)
-    model((tf.zeros((1, CATEGORICAL), tf.int64), tf.zeros((1, DENSE))))  # which makes its variables
+    model((tf.zeros((1, CATEGORICAL), tf.int64), tf.zeros((1, DENSE))))  # creates the variables
     return model
 
 
@@ -79,14 +79,14 @@ def loss(labels, predictions):
 
 
 def optimizer():
-    # As torch has it: the sum of squares begins at 0, and rows that were not seen stay.
+    # As in torch: the sum of squares begins at 0, and unseen rows do not change.
     return keras.optimizers.Adagrad(_options().lr, initial_accumulator_value=0.0, epsilon=1e-20)
 
 
 def feed(records, mode, metadata):
-    """All records of a task at once: ((ids (n, 26), dense (n, 13)), labels (n,)).
+    """Return ((ids (n, 26), dense (n, 13)), labels (n,)) of all records of a task.
 
-    Records to predict for have no labels, so then it is the inputs alone.
+    For prediction, there are no labels, and the result is (ids, dense).
     """
     inputs = (
         _stacked(records, [f"c{k}" for k in range(CATEGORICAL)], np.int64),
@@ -98,7 +98,7 @@ def feed(records, mode, metadata):
 
 
 def _stacked(records, names, dtype):
-    """The columns ``names`` as one array (n, len(names)): each is copied once, to its place."""
+    """Return the columns ``names`` as one array (n, len(names)); each column is copied once."""
     out = np.empty((records.num_rows, len(names)), dtype)
     for place, name in enumerate(names):
         out[:, place] = records.column(name).to_numpy()

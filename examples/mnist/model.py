@@ -1,13 +1,13 @@
-"""Handwritten digits: the whole model file of a torch-edl job.
+"""Handwritten digits: the complete model file of a torch-edl job.
 
     python examples/mnist/prepare.py digits
     torch-edl run examples/mnist/model.py --data 'digits/train-*.recordio' \\
         --eval-data digits/test.recordio --workers 2 --ps 2 --epochs 20
 
-Accuracy on what is held out, minibatches of 64: the digits of scikit-learn pass 0.95 in 4 epochs
-and reach 0.99 in 15, MNIST (8,000 images) passes 0.97 in 5. When gradients are four updates late,
-as several asynchronous workers make them, it takes 10 and 8. An epoch of MNIST takes 0.6 s on two
-cores.
+Held-out accuracy with minibatches of 64: the digits of scikit-learn exceed 0.95 after 4 epochs and
+reach 0.99 after 15; MNIST (8,000 images) exceeds 0.97 after 5. With gradients that are four updates
+late, as with several asynchronous workers, 0.95 takes 10 epochs, and 0.97 on MNIST 8. An epoch of
+MNIST takes 0.6 s on two cores.
 """
 
 import torch
@@ -15,11 +15,11 @@ from torch import nn
 
 
 def model():
-    """The network: any nn.Module. This one takes 8x8 and 28x28 images alike."""
+    """Return the network, any nn.Module. This one accepts 8x8 and 28x28 images."""
     return nn.Sequential(
         nn.Conv2d(1, 16, kernel_size=3, padding=1),
         nn.ReLU(),
-        nn.AdaptiveMaxPool2d(8),  # From here on every image is 8x8.
+        nn.AdaptiveMaxPool2d(8),  # every image is 8x8 from here on
         nn.Conv2d(16, 32, kernel_size=3, padding=1),
         nn.ReLU(),
         nn.MaxPool2d(2),
@@ -29,17 +29,17 @@ def model():
 
 
 def loss(labels, predictions):
-    """What training makes small, averaged over the minibatch."""
+    """Return the loss, averaged over the minibatch."""
     return nn.functional.cross_entropy(predictions, labels)
 
 
 def optimizer(params):
-    """Any torch optimizer; the parameter servers run it."""
+    """Return a torch optimizer, which the parameter servers run."""
     return torch.optim.Adam(params, lr=2e-3)
 
 
 def feed(records, mode, metadata):
-    """Turns records into tensors: here each is a label byte, then the pixels of a square image."""
+    """Convert records to tensors. A record is a label byte and the pixels of a square image."""
     table = torch.frombuffer(bytearray(b"".join(records)), dtype=torch.uint8)
     table = table.reshape(len(records), -1)
     side = int((table.shape[1] - 1) ** 0.5)
@@ -50,7 +50,7 @@ def feed(records, mode, metadata):
 
 
 def eval_metrics_fn():
-    """What evaluation reports, by name."""
+    """Return the metrics of an evaluation, by name."""
     return {
         "accuracy": lambda labels, predictions: (predictions.argmax(1) == labels).float().mean()
     }

@@ -1,8 +1,8 @@
-"""Writes handwritten digits as RecordIO files: several to train on, one to test on.
+"""Write handwritten digits as RecordIO files: several for training, one for testing.
 
-Each record is one byte with the label and a byte per pixel (0 is paper, 255 is ink), row by row.
-Without ``--idx`` the digits are the 1,797 scanned ones of 8x8 pixels that come with scikit-learn;
-with it, those of the original MNIST files.
+A record is one byte for the label and one byte per pixel (0 is paper, 255 is ink), row by row.
+Without ``--idx``, the digits are the 1,797 scans of 8x8 pixels that come with scikit-learn; with
+``--idx``, those of the original MNIST files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RECORDS_PER_CHUNK = 256
 
 
 def sklearn_digits() -> tuple[Bytes, Bytes]:
-    """Images (1797, 64) and labels (1797,), both uint8, in a shuffled order that never changes.
+    """Return images (1797, 64) and labels (1797,), both uint8, in a fixed shuffled order.
 
     Raises:
         UsageError: scikit-learn is not installed.
@@ -42,17 +42,17 @@ def sklearn_digits() -> tuple[Bytes, Bytes]:
             "pip install 'torch-edl[examples]', or name the original files with --idx"
         ) from error
     digits = load_digits()
-    # The scans have 17 levels of grey; stretched, the model needs to know one scale only.
+    # The scans have 17 levels of gray, which are stretched to the range of MNIST.
     images = np.rint(digits.data * (255 / 16)).astype(np.uint8)
     order = np.random.default_rng(SHUFFLE_SEED).permutation(len(images))
     return images[order], digits.target.astype(np.uint8)[order]
 
 
 def read_idx(path: Path) -> Bytes:
-    """The array of unsigned bytes in a gzip-compressed IDX file, in its own shape.
+    """Return the array of unsigned bytes in a gzip-compressed IDX file, in its own shape.
 
     Raises:
-        DataError: unreadable, not such a file, or its content does not fill its shape.
+        DataError: the file is unreadable, is not IDX, or its content does not match its shape.
     """
     try:
         raw = gzip.decompress(path.read_bytes())
@@ -71,17 +71,17 @@ def read_idx(path: Path) -> Bytes:
 
 
 def write(path: Path, images: Bytes, labels: Bytes) -> None:
-    """Writes images (n, pixels) and labels (n,) as one RecordIO file."""
+    """Write images (n, pixels) and labels (n,) as one RecordIO file."""
     with RecordIOWriter(path, records_per_chunk=RECORDS_PER_CHUNK) as writer:
         for record in np.concatenate([labels[:, None], images], axis=1):
             writer.write(record.tobytes())
 
 
 def prepare(out: Path, images: Bytes, labels: Bytes, train: int) -> None:
-    """Writes the first ``train`` digits as ``train-*.recordio``, the others as ``test.recordio``.
+    """Write the first ``train`` digits as ``train-*.recordio``, the others as ``test.recordio``.
 
     Raises:
-        UsageError: nothing would be left to train or to test on.
+        UsageError: the training set or the test set would be empty.
     """
     if not TRAIN_FILES <= train < len(images):
         raise UsageError(
@@ -95,7 +95,7 @@ def prepare(out: Path, images: Bytes, labels: Bytes, train: int) -> None:
 
 
 def main(arguments: Iterable[str] | None = None) -> int:
-    """The command; returns its exit code."""
+    """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("out", type=Path, metavar="OUT_DIR", help="folder to write into")
     parser.add_argument(

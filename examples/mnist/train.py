@@ -1,4 +1,4 @@
-"""Handwritten digits, trained by a script of the user's own: see README.md beside it."""
+"""Handwritten digits, trained by a script with its own loop: see README.md in this folder."""
 
 import argparse
 
@@ -27,8 +27,8 @@ test_images, test_labels = images[order[:360]], labels[order[:360]]
 
 model = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
 optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-model, optimizer = job.prepare(model, optimizer)  # line 2: what all processes hold alike
-batches = job.loader(train, batch_size=args.batch_size, shuffle=True)  # line 3: DataLoader before
+model, optimizer = job.prepare(model, optimizer)  # line 2: shared by all processes
+batches = job.loader(train, batch_size=args.batch_size, shuffle=True)  # line 3: replaces DataLoader
 
 for _ in range(args.epochs):
     for x, y in batches:

@@ -1,4 +1,4 @@
-"""Handwritten digits, trained by a script of the user's own: see README.md beside it."""
+"""Handwritten digits, trained by a script with its own loop: see README.md in this folder."""
 
 import argparse
 

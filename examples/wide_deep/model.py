@@ -1,15 +1,15 @@
 r"""Wide & Deep (Cheng et al. 2016) on click data: a linear model that memorizes pairs of ids, and
-a deep net that generalizes from their embeddings.
+a deep net that generalizes from embeddings.
 
     python examples/deepfm/generate.py --out data/clicks
     torch-edl run examples/wide_deep/model.py --data 'data/clicks/train-*.parquet' \
         --eval-data 'data/clicks/eval-*.parquet' --ps 2 --workers 2 --batch-size 512
 
-The data is that of ``examples/deepfm``: generated clicks of a known law, which stand for the logs
-of an advertising system (13 numbers and 26 ids for each impression, as in the Criteo data set).
+The data are the generated clicks of ``examples/deepfm``, with 13 numbers and 26 ids for each
+impression, as in the Criteo data set.
 The paper optimizes the wide part with FTRL and the deep part with Adagrad; here Adagrad does both.
 
-Arguments after ``--`` are those of this file: see ``_options``.
+Arguments after ``--`` are passed to this file: see ``_options``.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ DENSE = 13
 # Pairs of columns whose combinations the wide part memorizes.
 CROSSES = [(column, column + 1) for column in range(0, CATEGORICAL, 2)]
 BUCKETS = 100_000
-"""Combinations of one pair are hashed into so many."""
+"""Number of hash buckets for the combinations of one pair."""
 
 
 def crosses(ids: Tensor) -> Tensor:
-    """The crossed features (n, 13) of ids (n, 26): the same combination has the same id, and each
-    pair of columns has ids of its own."""
+    """Return the crossed features (n, 13) of ids (n, 26). Equal combinations have the same id, and
+    pairs of columns have no common ids."""
     first = ids[:, [a for a, _ in CROSSES]]
     second = ids[:, [b for _, b in CROSSES]]
-    # Overflow wraps around, which is what a hash wants.
+    # Overflow wraps around, as intended for a hash.
     mixed = (first * 0x9E3779B1 + second) * 0x85EBCA77
     mixed = (mixed >> 16) ^ mixed
     return mixed.remainder(BUCKETS) + torch.arange(len(CROSSES)) * BUCKETS
@@ -50,8 +50,8 @@ def crosses(ids: Tensor) -> Tensor:
 class WideDeep(nn.Module):
     """The logit of a click: weights of ids and crossed ids, plus a deep net on embeddings.
 
-    ``embedding(dim)`` makes a table of ids whose rows have ``dim`` numbers: one for the deep part,
-    one for the weights of the ids, and one for the weights of the crosses.
+    ``embedding(dim)`` makes a table of ids with rows of ``dim`` numbers: one table for the deep
+    part, one for the weights of the ids, and one for the weights of the crosses.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class WideDeep(nn.Module):
         self.deep = nn.Sequential(*layers, nn.Linear(width, 1))
 
     def forward(self, inputs: tuple[Tensor, Tensor]) -> Tensor:
-        """Logits (n,) of ids int64 (n, 26) and dense float32 (n, 13)."""
+        """Return logits (n,) for ids int64 (n, 26) and dense float32 (n, 13)."""
         ids, dense = inputs
         wide = self.weights(ids).sum((1, 2)) + self.cross_weights(crosses(ids)).sum((1, 2))
         deep = self.deep(torch.cat((self.embeddings(ids).flatten(1), dense), 1))
@@ -114,8 +114,8 @@ columns = Columns(
 
 
 def feed(records: pa.Table, mode: str, metadata: Any) -> Any:
-    """All records of a task: ((ids (n, 26), dense (n, 13)), labels (n,)); without labels where
-    predictions are made."""
+    """Return ((ids (n, 26), dense (n, 13)), labels (n,)) of all records of a task; (ids, dense) for
+    prediction."""
     inputs = tuple(map(torch.from_numpy, columns(records).values()))
     if mode == "prediction":
         return inputs

@@ -4,8 +4,8 @@ r"""Wide & Deep (Cheng et al. 2016) in Keras: model.py beside this file, for wor
     torch-edl run examples/wide_deep/model_tf.py --data 'data/clicks/train-*.parquet' \
         --eval-data 'data/clicks/eval-*.parquet' --ps 2 --workers 2 --batch-size 512
 
-The parameters have the names and shapes of those of model.py: a checkpoint of one is one of the
-other. Arguments after ``--`` are those of this file: see ``_options``.
+The parameters have the same names and shapes as in model.py, so the checkpoints are
+interchangeable. Arguments after ``--`` are passed to this file: see ``_options``.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ DENSE = 13
 # Pairs of columns whose combinations the wide part memorizes.
 CROSSES = [(column, column + 1) for column in range(0, CATEGORICAL, 2)]
 BUCKETS = 100_000
-"""Combinations of one pair are hashed into so many."""
+"""Number of hash buckets for the combinations of one pair."""
 
 
 def crosses(ids):
-    """The crossed features (n, 13) of ids (n, 26): the same combination has the same id, and each
-    pair of columns has ids of its own."""
+    """Return the crossed features (n, 13) of ids (n, 26). Equal combinations have the same id, and
+    pairs of columns have no common ids."""
     first = tf.gather(ids, [a for a, _ in CROSSES], axis=1)
     second = tf.gather(ids, [b for _, b in CROSSES], axis=1)
-    # Overflow wraps around, which is what a hash wants.
+    # Overflow wraps around, as intended for a hash.
     mixed = (first * 0x9E3779B1 + second) * 0x85EBCA77
     mixed = tf.bitwise.bitwise_xor(tf.bitwise.right_shift(mixed, tf.constant(16, tf.int64)), mixed)
     return tf.math.floormod(mixed, BUCKETS) + tf.range(len(CROSSES), dtype=tf.int64) * BUCKETS
@@ -48,14 +48,14 @@ class WideDeep(keras.Model):
         self.weights_of_ids = embedding(1, "weights")
         self.cross_weights = embedding(1, "cross_weights")
         self.linear = layers.Dense(1)
-        # The places in the Sequential of model.py, where each ReLU is a module.
+        # The indices in the Sequential of model.py, where each ReLU is a module.
         self.deep = keras.Sequential(
             [layers.Dense(size, "relu", name=str(2 * n)) for n, size in enumerate(hidden)]
             + [layers.Dense(1, name=str(2 * len(hidden)))]
         )
 
     def call(self, inputs):
-        """Logits (n,) of ids int64 (n, 26) and dense float32 (n, 13)."""
+        """Return logits (n,) for ids int64 (n, 26) and dense float32 (n, 13)."""
         ids, dense = inputs
         wide = tf.reduce_sum(self.weights_of_ids(ids), (1, 2))
         wide += tf.reduce_sum(self.cross_weights(crosses(ids)), (1, 2))
@@ -81,7 +81,7 @@ def forward():
         return tf_compat.Embedding(None, dim, table=table, initializer=start)
 
     model = WideDeep(embedding, options.dim, options.hidden)
-    model((tf.zeros((1, CATEGORICAL), tf.int64), tf.zeros((1, DENSE))))  # which makes its variables
+    model((tf.zeros((1, CATEGORICAL), tf.int64), tf.zeros((1, DENSE))))  # creates the variables
     return model
 
 
@@ -92,13 +92,13 @@ def loss(labels, predictions):
 
 
 def optimizer():
-    # As torch has it: the sum of squares begins at 0.
+    # As in torch: the sum of squares begins at 0.
     return keras.optimizers.Adagrad(_options().lr, initial_accumulator_value=0.0, epsilon=1e-20)
 
 
 def feed(records, mode, metadata):
-    """All records of a task: ((ids (n, 26), dense (n, 13)), labels (n,)); without labels where
-    predictions are made."""
+    """Return ((ids (n, 26), dense (n, 13)), labels (n,)) of all records of a task; (ids, dense) for
+    prediction."""
     inputs = (
         _stacked(records, [f"c{k}" for k in range(CATEGORICAL)], np.int64),
         _stacked(records, [f"d{k}" for k in range(DENSE)], np.float32),
@@ -109,7 +109,7 @@ def feed(records, mode, metadata):
 
 
 def _stacked(records, names, dtype):
-    """The columns ``names`` as one array (n, len(names))."""
+    """Return the columns ``names`` as one array (n, len(names))."""
     out = np.empty((records.num_rows, len(names)), dtype)
     for place, name in enumerate(names):
         out[:, place] = records.column(name).to_numpy()

@@ -5,10 +5,10 @@ whole embeddings level by level, beside a deep net and a linear model.
     torch-edl run examples/xdeepfm/model.py --data 'data/clicks/train-*.parquet' \
         --eval-data 'data/clicks/eval-*.parquet' --ps 2 --workers 2 --batch-size 512
 
-The data is that of ``examples/deepfm``: generated clicks of a known law, which stand for the logs
-of an advertising system (13 numbers and 26 ids for each impression, as in the Criteo data set).
+The data are the generated clicks of ``examples/deepfm``, with 13 numbers and 26 ids for each
+impression, as in the Criteo data set.
 
-Arguments after ``--`` are those of this file: see ``_options``.
+Arguments after ``--`` are passed to this file: see ``_options``.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ DENSE = 13
 
 
 class CompressedInteractions(nn.Module):
-    """The compressed interaction network: level k has ``maps[k]`` feature maps, each a weighted sum
-    of all products of a map of the level before with a field of the input (equation 6).
+    """The compressed interaction network. Level k has ``maps[k]`` feature maps. Each is a weighted
+    sum of all products of a map of the previous level and a field of the input (equation 6).
 
-    The sums of all maps over the embedding dimension are the output (equation 8).
+    The output is the sum of each map over the embedding dimension (equation 8).
     """
 
     def __init__(self, fields: int, maps: Sequence[int]) -> None:
         super().__init__()
         self.width = sum(maps)
-        """Numbers per record in the output."""
+        """Number of output elements per record."""
         before = [fields, *maps[:-1]]
         self.levels = nn.ModuleList(
             nn.Conv1d(fields * width, count, 1, bias=False)
@@ -49,7 +49,7 @@ class CompressedInteractions(nn.Module):
         )
 
     def forward(self, fields: Tensor) -> Tensor:
-        """(n, sum of maps) of the embeddings of each field (n, fields, dim)."""
+        """Return (n, sum of maps) for the embeddings of all fields (n, fields, dim)."""
         level, sums = fields, []
         for weights in self.levels:
             products = level.unsqueeze(2) * fields.unsqueeze(1)
@@ -61,8 +61,8 @@ class CompressedInteractions(nn.Module):
 class XDeepFM(nn.Module):
     """The logit of a click: weights of the ids, interactions of their embeddings, a deep net.
 
-    ``embedding(dim)`` makes a table of ids whose rows have ``dim`` numbers; one is made for the
-    embeddings and one, of dimension 1, for the weights.
+    ``embedding(dim)`` makes a table of ids with rows of ``dim`` numbers: one table for the
+    embeddings, and one of dimension 1 for the weights.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class XDeepFM(nn.Module):
         self.output = nn.Linear(width + self.interactions.width, 1)
 
     def forward(self, inputs: tuple[Tensor, Tensor]) -> Tensor:
-        """Logits (n,) of ids int64 (n, 26) and dense float32 (n, 13)."""
+        """Return logits (n,) for ids int64 (n, 26) and dense float32 (n, 13)."""
         ids, dense = inputs
         rows = self.embeddings(ids)
         deep = self.deep(torch.cat((rows.flatten(1), dense), 1))
@@ -130,8 +130,8 @@ columns = Columns(
 
 
 def feed(records: pa.Table, mode: str, metadata: Any) -> Any:
-    """All records of a task: ((ids (n, 26), dense (n, 13)), labels (n,)); without labels where
-    predictions are made."""
+    """Return ((ids (n, 26), dense (n, 13)), labels (n,)) of all records of a task; (ids, dense) for
+    prediction."""
     inputs = tuple(map(torch.from_numpy, columns(records).values()))
     if mode == "prediction":
         return inputs
