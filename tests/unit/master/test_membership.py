@@ -54,23 +54,12 @@ def test_only_a_change_is_progress(members):
     assert beat(members, 1, 3.0, steps=1, phase="evaluating")
 
 
-def test_the_loss_is_the_mean_of_those_that_told_one(members):
-    for id in (1, 2, 3):
-        members.register(id, id, 0.0)
+def test_the_mean_loss_is_of_those_that_report_one_and_lasts_when_they_have_left(members):
     assert math.isnan(members.loss())
-    beat(members, 1, 1.0, loss=1.0)
-    beat(members, 2, 1.0, loss=3.0)
-    beat(members, 2, 2.0)  # an interval without a step keeps the last
-    assert members.loss() == 2.0
-
-
-def test_the_mean_loss_is_of_those_that_report_one_and_lasts_when_they_have_left() -> None:
-    members = Membership(heartbeat_timeout_s=10)
     for id, loss in ((0, 1.0), (1, 3.0), (2, math.nan)):
-        member = members.register(id, 1, 0.0)
-        assert member is not None
-        logged = {"x": loss} if id == 1 else {}
-        members.heartbeat(member, pb.HeartbeatRequest(loss=loss, logged=logged), 0.0)
+        members.register(id, 1, 0.0)
+        beat(members, id, 0.0, loss=loss, logged={"x": loss} if id == 1 else {})
+    beat(members, 1, 2.0)  # an interval without a step keeps the last
     assert (members.loss(), members.logged()) == (2.0, {"x": 3.0})
     members.remove(1)
     assert (members.loss(), members.logged()) == (1.0, {"x": 3.0})
@@ -78,3 +67,5 @@ def test_the_mean_loss_is_of_those_that_report_one_and_lasts_when_they_have_left
     assert members.loss() == 1.0
     members.remove(0)  # again
     assert members.loss() == 1.0
+    members.last_words(loss=2.0, logged={"x": 4.0})
+    assert (members.loss(), members.logged()) == (2.0, {"x": 4.0})

@@ -1,8 +1,7 @@
-"""The move of a model to other servers, in simulated time."""
+"""The move of a model to other servers."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,62 +17,53 @@ from master.state.actions import (
     Saved,
     SaveServers,
 )
-from master.state.calls.server_calls import ServerCalls
-from master.state.job.job import Job
-from master.state.job.restart import to_state
-from master.state.job.server_move import ServerMove
-from tests.unit.master.model_file_world import World, every_record
+from tests.unit.master.script_jobs import UNBOUND
+from tests.unit.master.world import World, every_record, running
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 
 
 def world(**options: object) -> World:
-    w = World(workers=2, **options)
-    w.all_up()
-    return w
-
-
-def scale(w: World, servers: int, workers: int = 0) -> str:
-    request = pb.ScaleRequest(servers=servers, min_workers=min(1, workers), max_workers=workers)
-    return w.user_calls.scale(request, w.now).text
+    return running(workers=2, **options)
 
 
 def cut(w: World) -> SaveServers:
-    """The cut that is asked for now."""
+    """Return the cut that is asked for now."""
     w.tick()
-    effect = w.settle(SaveServers)
+    effect = w.effect(SaveServers)
     assert effect.move
     return effect
 
 
 def take(w: World, effect: SaveServers) -> list[Prune]:
-    """The cut is written. Returns what is to be removed then."""
+    """Write the cut. Returns what is to be removed then."""
     saved = w.made(effect.progress)
     saved = Saved(effect.root / saved.path.name, saved.manifest)
-    w.job.apply(CheckpointSaved(saved, effect.incarnation), w.now)
+    w.apply(CheckpointSaved(saved, effect.incarnation))
     prunes = [action for action in w.tick() if isinstance(action, Prune)]
     w.up()
     return prunes
 
 
-def servers(w: World) -> list[str]:
-    return [server.address for server in w.job.fleet.servers.now()]
+def failed(w: World, effect: SaveServers, **how: bool) -> None:
+    w.apply(CheckpointFailed("disk full", effect.incarnation, **how))
 
 
 def test_the_tasks_continue_on_other_servers() -> None:
     w = world()
     w.work(tasks=3)
-    old = servers(w)
-    assert scale(w, 3) == "parameter servers wanted: 2 before, 3 from now on"
-    lease = w.lease(0).leases[0]
+    old = w.server_addresses()
+    w.scale(servers=3)
+    lease = w.task()
     effect = cut(w)
-    assert servers(w) == old, "until the cut is complete"
+    assert w.server_addresses() == old, "until the cut is complete"
     assert not w.tick(5), "once"
-    take(w, effect)
-    assert len(set(servers(w)) - set(old)) == 3
-    assert w.job.fleet.restored_from.startswith(str(effect.root))
+    (prune,) = take(w, effect)
+    assert (prune.keep, w.job.checkpoints.shown) == (1, ""), "it is no checkpoint of the user"
+    assert len(set(w.server_addresses()) - set(old)) == 3
+    assert w.fleet.restored_from.startswith(str(effect.root))
     assert not w.complete(0, lease, steps=2), "the lease is void"
-    assert w.lease(0).leases[0].retried, "from the mark of the new servers"
+    assert w.task().retried, "from the mark of the new servers"
     w.job.tasks.void()
     w.work()
     assert w.counted == every_record()
@@ -82,57 +72,55 @@ def test_the_tasks_continue_on_other_servers() -> None:
 
 def test_the_last_number_counts() -> None:
     w = world()
-    scale(w, 3)
+    w.scale(servers=3)
     effect = cut(w)
-    scale(w, 5)
+    w.scale(servers=5)
     take(w, effect)
-    assert len(servers(w)) == 5
-    scale(w, 1)
-    scale(w, 5)
+    assert len(w.server_addresses()) == 5
+    w.scale(servers=1)
+    w.scale(servers=5)
     w.tick()
     assert not w.actions, "nothing to do"
-    scale(w, 5, workers=3)
+    w.scale(3, servers=5)
     w.tick()
-    assert (w.actions, w.job.fleet.workers_wanted) == ([], 3)
+    assert (w.actions, w.fleet.workers_wanted) == ([], 3)
 
 
 def test_before_servers_have_started() -> None:
-    w = World(strategy="auto")
-    scale(w, 3)
-    w.up()
-    w.report_model(0, embeddings=[pb.EmbeddingReport(name="e", dynamic=True, dim=2)])
-    w.all_up()
-    assert len(servers(w)) == 3
-    assert not w.actions
+    auto = World(strategy="auto")
+    auto.scale(servers=3)
+    auto.calls.register(pb.RegisterRequest(worker_id=0), 0.0)
+    auto.report_model(0, UNBOUND)
+    auto.all_up()
+    assert len(auto.server_addresses()) == 3
+    assert not auto.actions
 
 
 def test_before_workers_have_told_the_servers_what_they_hold() -> None:
     w = world()
-    scale(w, 3)
-    effect = cut(w)
+    w.scale(servers=3)
     events = len(w.texts())
-    w.job.apply(CheckpointFailed("no model yet", effect.incarnation, early=True), w.now)
+    failed(w, cut(w), early=True)
     assert len(w.texts()) == events
     w.tick(0.4)
     assert not w.actions
     w.tick(0.2)
     take(w, cut(w))
-    assert len(servers(w)) == 3
+    assert len(w.server_addresses()) == 3
 
 
 def test_a_cut_that_fails_is_followed_by_another_one() -> None:
     """Even if the user changes their mind: a server may be sealed."""
     w = world()
-    scale(w, 3)
-    effect = cut(w)
-    w.job.apply(CheckpointFailed("disk full", effect.incarnation), w.now)
-    assert "the next attempt follows: disk full" in w.texts("warning")[-1]
-    scale(w, 2)
+    w.scale(servers=3)
+    failed(w, cut(w))
+    assert w.said("disk full", "warning")
+    w.scale(servers=2)
     w.tick(5)
-    old = servers(w)
+    old = w.server_addresses()
     take(w, cut(w))
-    assert len(servers(w)) == 2
-    assert not set(servers(w)) & set(old)
+    assert len(w.server_addresses()) == 2
+    assert not set(w.server_addresses()) & set(old)
     w.tick(10)
     assert not w.actions
 
@@ -141,14 +129,14 @@ def test_a_server_dies_before_the_cut_is_complete() -> None:
     """The cut is void: the model is that of the new servers."""
     w = world()
     w.work(tasks=3)
-    scale(w, 3)
+    w.scale(servers=3)
     effect = cut(w)
     w.exit("ps", 0, signal=9)
     w.up()
-    assert len(servers(w)) == 3, "new ones come in the new number"
-    assert w.job.fleet.restored_from == ""
+    assert len(w.server_addresses()) == 3, "new ones come in the new number"
+    assert w.fleet.restored_from == ""
     take(w, effect)
-    assert w.job.fleet.restored_from == ""
+    assert w.fleet.restored_from == ""
     w.tick(10)
     assert not w.actions
     w.work()
@@ -156,31 +144,33 @@ def test_a_server_dies_before_the_cut_is_complete() -> None:
 
 
 def test_a_cut_of_a_server_that_was_replaced_is_void() -> None:
-    """Its successor may have acknowledged pushes that the cut has not."""
-    w = world()
-    scale(w, 3)
+    """Its successor may have acknowledged pushes that the cut lacks, and may have to read the
+    checkpoint before."""
+    w = world(dir="/ck")
+    w.scale(servers=3)
     effect = cut(w)
-    fleet = w.job.fleet
-    fleet.server_lost(next(iter(fleet.servers)))
+    w.fleet.server_lost(next(iter(w.fleet.servers)))
     w.up()
-    before = servers(w)
-    take(w, effect)
-    assert servers(w) == before
+    before = w.server_addresses()
+    assert not take(w, effect), "no checkpoint is removed"
+    assert w.job.checkpoints.newest is not None
+    assert w.server_addresses() == before
     take(w, cut(w))
-    assert len(servers(w)) == 3
+    assert len(w.server_addresses()) == 3
 
 
 def test_attempts_are_numbered_over_all_masters() -> None:
     """Whatever clocks say: a server that an attempt has sealed heeds those with a higher number."""
     w = world()
-    scale(w, 3)
+    w.scale(servers=3)
     numbers = [(effect := cut(w)).move]
     for _ in range(2):
-        w.job.apply(CheckpointFailed("no answer", effect.incarnation), w.now)
+        failed(w, effect)
         w.tick(10)
-        numbers.append((effect := w.settle(SaveServers)).move)
-        left = json.loads(json.dumps(to_state(w.job)))
-        w = World(workers=2, left=left, now=w.now)
+        numbers.append((effect := w.effect(SaveServers)).move)
+        w = w.restart()
+        servers = w.fleet.servers
+        assert (servers.shards, servers.wanted, servers.moving) == (2, 3, True)
         numbers.append((effect := cut(w)).move)
     assert numbers == sorted(set(numbers))
 
@@ -188,13 +178,13 @@ def test_attempts_are_numbered_over_all_masters() -> None:
 def test_a_later_loss_goes_back_to_the_cut() -> None:
     w = world()
     w.work(tasks=3)
-    scale(w, 1)
+    w.scale(servers=1)
     effect = cut(w)
     take(w, effect)
     w.work(tasks=2)
-    w.exit("ps", max(p.id for p in w.job.fleet.alive("ps")), signal=9)
-    assert w.job.fleet.restored_from.startswith(str(effect.root))
-    assert not w.job.fleet.values_only
+    w.exit("ps", max(p.id for p in w.fleet.alive("ps")), signal=9)
+    assert w.fleet.restored_from.startswith(str(effect.root))
+    assert not w.fleet.values_only
     w.all_up()
     w.work()
     assert w.job.tasks.trained
@@ -203,123 +193,112 @@ def test_a_later_loss_goes_back_to_the_cut() -> None:
 def test_a_cut_is_a_checkpoint() -> None:
     w = world(dir="/ck", every=4)
     w.work(tasks=1)
-    scale(w, 1)
+    w.scale(servers=1)
     effect = cut(w)
     assert effect.root == Path("/ck")
     prunes = take(w, effect)
     newest = w.job.checkpoints.newest
-    assert newest is not None
     assert prunes == [Prune(newest.path, w.config.checkpoint.keep)]
-    assert f"checkpoint {newest.path}" in w.texts()
-    assert w.job.checkpoints.shown == w.job.fleet.restored_from == str(newest.path)
-
-
-def test_a_job_without_checkpoints_keeps_the_newest_cut_alone() -> None:
-    w = world()
-    scale(w, 1)
-    (prune,) = take(w, cut(w))
-    assert prune.keep == 1
-    assert w.job.checkpoints.shown == ""
-
-
-def test_a_cut_that_is_void_is_a_checkpoint_and_removes_none() -> None:
-    """Servers whose part is still in the one before may have to read that."""
-    w = world(dir="/ck")
-    scale(w, 3)
-    effect = cut(w)
-    w.job.fleet.server_lost(next(iter(w.job.fleet.servers)))
-    w.up()
-    assert not take(w, effect)
-    assert w.job.checkpoints.newest is not None
-
-
-def test_a_checkpoint_under_way_comes_first() -> None:
-    w = world(dir="/ck", every=4)
-    w.work(tasks=2)
-    scale(w, 1)
-    w.tick()
-    assert not w.settle(SaveServers).move
+    assert w.said(f"checkpoint {newest.path}")
+    assert w.job.checkpoints.shown == w.fleet.restored_from == str(newest.path)
 
 
 def test_only_a_master_that_its_store_knows_seals_servers_and_removes_checkpoints() -> None:
-    """One that is cut off from its store would remove what its successor goes back to."""
+    """One that is cut off from its store would remove what its successor goes back to. A checkpoint
+    that runs comes before a move."""
     w = world(dir="/ck", every=4)
     w.work(tasks=2)
+    w.scale(servers=1)
     w.tick()
-    effect = w.settle(SaveServers)
+    effect = w.effect(SaveServers)
+    assert not effect.move
     assert not loop.waits(effect), "a checkpoint harms nobody"
     saved = w.made(effect.progress)
-    w.job.apply(CheckpointSaved(saved, effect.incarnation), w.now)
+    w.apply(CheckpointSaved(saved, effect.incarnation))
     (prune,) = w.job.checkpoints.take_actions()
     assert prune == Prune(saved.path, w.config.checkpoint.keep)
     assert loop.waits(prune)
-    scale(w, 1)
     assert loop.waits(cut(w))
 
 
 def test_a_job_that_stops_does_not_move() -> None:
     w = world(dir="/ck")
     w.work(tasks=3)
-    scale(w, 1)
+    w.scale(servers=1)
     effect = cut(w)
     w.job.stop("enough", w.now)
-    old = servers(w)
+    old = w.server_addresses()
     take(w, effect)
-    assert servers(w) == old
-    for id in list(w.alive):
-        w.exit("worker", id, code=0)
+    assert w.server_addresses() == old
+    for worker in sorted(w.alive):
+        w.exit("worker", worker, code=0)
     w.tick()
     assert w.outcome.state == "stopped"
-    assert not any("no last checkpoint" in text for text in w.texts())
+    assert not w.said("no last checkpoint")
 
 
 @pytest.mark.parametrize("trained", [False, True])
 def test_a_stop_after_a_move_keeps_what_is_not_in_the_cut(trained: bool) -> None:
     w = world(dir="/ck")
     w.work(tasks=3)
-    scale(w, 1)
+    w.scale(servers=1)
     take(w, cut(w))
     if trained:
         w.all_up()
         w.work(tasks=1)
     w.job.stop("enough", w.now)
-    for id in list(w.alive):
-        w.exit("worker", id, code=0)
+    for worker in sorted(w.alive):
+        w.exit("worker", worker, code=0)
     w.tick()
     if trained:
-        assert not w.settle(SaveServers).move
+        assert not w.effect(SaveServers).move
     assert (w.outcome is None) == trained
 
 
 def test_the_journals_of_the_old_servers_are_removed_when_these_have_ended() -> None:
     w = world()
-    command = w.job.fleet.server_command
-    w.job.fleet.server_command = replace(command, journals="/j")
-    scale(w, 3)
-    old = next(iter(w.job.fleet.servers))
+    w.fleet.server_command = replace(w.fleet.server_command, journals="/j")
+    w.scale(servers=3)
+    old = next(iter(w.fleet.servers))
     effect = cut(w)
-    saved = w.made(effect.progress)
-    w.job.apply(CheckpointSaved(saved, effect.incarnation), w.now)
+    w.saved(effect.progress, effect.incarnation)
     assert not w.job.server_move.tidy(), "no server listens"
     w.up()
-    assert w.settle(Remove).directory == Path("/j/model-1")
+    assert w.effect(Remove).directory == Path("/j/model-1")
     assert old.state == "exited"
     w.tick(5)
     assert not w.actions, "once"
 
 
+class Keeper:
+    """Keeps the incarnation of the model, on a disk that may be full."""
+
+    def __init__(self, w: World) -> None:
+        self._fleet = w.fleet
+        self.kept: list[int] = []
+        self.full = False
+
+    def note(self) -> int:
+        return self._fleet.incarnation
+
+    def write(self, noted: int) -> None:
+        if self.full:
+            raise OSError("the disk is full")
+        self.kept.append(noted)
+
+
 def test_nobody_hears_of_new_servers_before_a_restarted_master_would_know() -> None:
     w = world()
-    scale(w, 3)
+    w.scale(servers=3)
     effect = cut(w)
     service = Service(w.job, clock=lambda: w.now, log_path=lambda role, id: "", cores=1)
-    service.keeper = keeper = Keeper(w.job)
+    service.keeper = keeper = Keeper(w)
     heartbeat = service.handlers()["ServerHeartbeat"]
-    old = next(iter(w.job.fleet.servers))
+    old = next(iter(w.fleet.servers))
     request = pb.ServerHeartbeatRequest(shard=old.shard, incarnation=old.incarnation)
     assert heartbeat(request, None).known
     assert not keeper.kept, "nothing that others rely on"
-    w.job.apply(CheckpointSaved(w.made(effect.progress), effect.incarnation), w.now)
+    w.saved(effect.progress, effect.incarnation)
     keeper.full = True
     with pytest.raises(OSError, match="full"):
         heartbeat(request, None)
@@ -329,72 +308,39 @@ def test_nobody_hears_of_new_servers_before_a_restarted_master_would_know() -> N
     assert keeper.kept == [2], "once"
 
 
-class Keeper:
-    """Of the incarnation of the model."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self.kept: list[int] = []
-        self.full = False
-
-    def note(self) -> int:
-        return self._job.fleet.incarnation
-
-    def write(self, noted: int) -> None:
-        if self.full:
-            raise OSError("the disk is full")
-        self.kept.append(noted)
-
-
-def test_a_restarted_master_carries_the_move_through() -> None:
-    w = world()
-    scale(w, 3)
-    cut(w)
-    after = World().job.fleet.servers
-    after.from_state(w.job.fleet.servers.to_state(), list(w.job.fleet.servers))
-    assert (after.shards, after.wanted, after.moving, after.moves) == (2, 3, True, True)
-
-
 @pytest.mark.parametrize(
     ("options", "number", "text"),
     [
-        ({}, -1, "at least one server"),
-        ({}, 1001, "1,000 parameter servers at most"),
-        ({"strategy": "local"}, 2, "start the job with --strategy ps"),
-        ({"kind": "predict", "output": "o.csv"}, 2, "does not train"),
-        ({"asks": True}, 2, "no folder in common; .* --checkpoint-dir on a --volume"),
+        ({}, -1, "at least"),
+        ({}, 1001, "1,000"),
+        ({"strategy": "local"}, 2, "--strategy ps"),
+        ({"kind": "predict", "output": "o.csv"}, 2, "train"),
+        ({"cluster": True}, 2, "--checkpoint-dir on a --volume"),
     ],
 )
 def test_a_number_that_cannot_be(options: dict[str, str], number: int, text: str) -> None:
     w = World(**options)
     with pytest.raises(UsageError, match=f"--ps {number}: .*{text}"):
-        scale(w, number)
+        w.scale(servers=number)
 
 
 def test_neither_number_changes_if_one_cannot_be() -> None:
     w = world()
     with pytest.raises(UsageError):
-        scale(w, 2000, workers=3)
-    assert w.job.fleet.workers_wanted == 2
+        w.scale(3, servers=2000)
     with pytest.raises(UsageError):
-        w.user_calls.scale(pb.ScaleRequest(servers=3, min_workers=4, max_workers=2), w.now)
-    assert w.job.fleet.servers.wanted == 2
-    assert isinstance(w.job.server_move, ServerMove)
+        w.scale(2, servers=3, least=4)
+    assert (w.fleet.workers_wanted, w.fleet.servers.wanted) == (2, 2)
 
 
 def test_a_server_that_is_asked_to_leave_stays_until_the_model_has_moved() -> None:
     w = world()
-    calls, first = ServerCalls(w.job), next(iter(w.job.fleet.servers))
-    request = pb.ServerHeartbeatRequest(
-        shard=first.shard, incarnation=first.incarnation, leaving=True
-    )
-    assert calls.heartbeat(request, w.now).stay
-    assert calls.heartbeat(request, w.now).stay
-    assert len([text for text in w.texts() if "was asked to leave" in text]) == 1
+    first = next(iter(w.fleet.servers))
+    for _ in range(2):
+        assert w.server_beat(first, leaving=True).stay
+    assert w.said("was asked to leave") == 1
     take(w, cut(w))
-    assert not calls.heartbeat(request, w.now).known
-    assert (len(servers(w)), w.job.lifecycle.rollbacks) == (2, 0)
+    assert not w.server_beat(first, leaving=True).known
+    assert (len(w.server_addresses()), w.job.lifecycle.rollbacks) == (2, 0)
     w.job.stop("enough", w.now, at_once=True)
-    second = next(iter(w.job.fleet.servers))
-    request.incarnation = second.incarnation
-    assert not calls.heartbeat(request, w.now).stay
+    assert not w.server_beat(next(iter(w.fleet.servers)), leaving=True).stay

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from master.state.actions import Failure, KeepPlan, PlanKept, SaveServers
+from master.state.actions import Failure, KeepPlan, PlanKept
 from master.state.job.best_checkpoint import BestCheckpoint
 from master.state.job.checkpoint_manager import CheckpointManager
 from master.state.job.streams import StreamGrown, Streams
@@ -18,27 +18,28 @@ from torch_edl.wire import master_pb2 as pb
 
 
 class Stream:
-    """One job's part of it, without processes."""
+    """The parts of a job that know its stream, without processes."""
 
     def __init__(self, state: dict[str, Any] | None = None) -> None:
-        self.config = JobConfig(
+        config = JobConfig(
             name="j",
             model_file="/m.py",
             data=DataConfig(batch_size=2, records_per_task=4, epochs=0, train=("kafka://h/t",)),
             train=TrainConfig(strategy="ps"),
             checkpoint=CheckpointConfig(dir="/c", every=1),
         )
-        self.tasks = TaskScheduler(self.config)
+        self.tasks = TaskScheduler(config)
         self.checkpoints = CheckpointManager(
-            self.config, folder=Path("/job"), resumed=None, best=BestCheckpoint("")
+            config, folder=Path("/job"), resumed=None, best=BestCheckpoint("")
         )
         self.streams = Streams(self.tasks, self.checkpoints)
         if state is not None:
             self.tasks.from_state(json.loads(json.dumps(state)), 0.0)
-        assert self.streams.apply(StreamGrown({"p": (0, 9)})) == []  # too early
+        assert self.grow(9) == [], "too early"
         assert self.streams.take_actions() == []
-        main = StreamSpace.for_training(self.config)
-        self.tasks.begin(main, None, shards=[], identity={}, resumed=None)
+        self.space = StreamSpace.for_training(config)
+        self.tasks.begin(self.space, None, shards=[], identity={}, resumed=None)
+        self.main: Any = self.tasks.main
 
     def grow(self, end: int, first: int = 0) -> list[Any]:
         return list(self.streams.apply(StreamGrown({"p": (first, end)})))
@@ -48,16 +49,22 @@ class Stream:
             self.streams.apply(PlanKept(action.life, action.end))
 
     def lease(self, worker: int = 1) -> list[pb.LeaseMessage]:
-        held = [lease.id for lease in self.tasks.main.held_by(worker)]  # type: ignore[union-attr]
+        held = [lease.id for lease in self.main.held_by(worker)]
         return self.tasks.lease(worker, held, 0.0, want=1, draining=False)
+
+    def spans(self, worker: int = 1) -> list[tuple[int, int, int]]:
+        return [(lease.task_id, lease.start, lease.end) for lease in self.lease(worker)]
 
     def complete(self, lease: pb.LeaseMessage) -> None:
         request = pb.CompleteTaskRequest(worker_id=1, lease_id=lease.lease_id)
         assert self.tasks.complete(request, 0.0) is not None
 
 
-def spans(leases: list[pb.LeaseMessage]) -> list[tuple[int, int, int]]:
-    return [(lease.task_id, lease.start, lease.end) for lease in leases]
+def eight() -> Stream:
+    stream = Stream()
+    stream.grow(8)
+    stream.keep()
+    return stream
 
 
 def test_no_task_is_leased_before_it_is_kept() -> None:
@@ -69,8 +76,7 @@ def test_no_task_is_leased_before_it_is_kept() -> None:
     assert stream.streams.take_actions() == []  # it is under way
     assert stream.lease() == []
     stream.streams.apply(PlanKept(action.life, action.end))
-    assert spans(stream.lease()) == [(0, 0, 4)]
-    assert spans(stream.lease(2)) == [(1, 4, 8)]
+    assert [stream.spans(), stream.spans(2)] == [[(0, 0, 4)], [(1, 4, 8)]]
     assert not stream.tasks.trained
 
 
@@ -78,59 +84,47 @@ def test_a_master_that_takes_over_means_the_same_tasks() -> None:
     stream = Stream()
     stream.grow(10)
     stream.keep()
-    (first,) = stream.lease()
-    stream.complete(first)
+    stream.complete(stream.lease()[0])
     (held,) = stream.lease()
     stream.grow(11)
     stream.grow(11)  # nobody has anything to lease: what is there is cut
-    assert stream.tasks.main is not None
-    state = stream.tasks.to_state()
-    again = Stream(state)
-    assert again.tasks.main is not None
-    assert [lease.id for lease in again.tasks.main.held_by(1)] == [held.lease_id]
-    # The tasks that were not leased yet are in the store, too.
-    assert spans(again.lease(2)) == [(2, 8, 11)]
+    again = Stream(stream.tasks.to_state())
+    assert [lease.id for lease in again.main.held_by(1)] == [held.lease_id]
+    assert again.spans(2) == [(2, 8, 11)], "tasks that were not leased yet are in the store, too"
     again.complete(held)
     again.grow(15)
     again.keep()
-    assert spans(again.lease(2))[-1:] == [(3, 11, 15)]
+    assert again.spans(2)[-1:] == [(3, 11, 15)]
 
 
 def test_tasks_that_are_done_are_forgotten_but_not_while_a_checkpoint_is_taken() -> None:
-    stream = Stream()
-    stream.grow(8)
-    stream.keep()
-    main, cluster = stream.tasks.main, pb.Cluster(servers=[pb.Server(address="a")])
-    assert main is not None
-    assert isinstance(main.space, StreamSpace)
+    stream = eight()
+    cluster = pb.Cluster(servers=[pb.Server(address="a")])
     manifest = Manifest(job="j", strategy="ps", steps=0, data={})
-    stream.checkpoints.take(cluster, main.progress(), manifest, main.space, steps=0, settled=False)
-    (save,) = stream.checkpoints.take_actions()
-    assert isinstance(save, SaveServers)
+    progress = stream.main.progress()
+    stream.checkpoints.take(cluster, progress, manifest, stream.space, steps=0, settled=False)
     stream.complete(stream.lease()[0])
     stream.grow(12)
-    assert main.space.plan.first == 0  # which the checkpoint may begin with
+    assert stream.space.plan.first == 0  # which the checkpoint may begin with
     stream.checkpoints.restore(0)  # ends it
     stream.grow(12)
-    assert main.space.plan.first == 1
+    assert stream.space.plan.first == 1
 
 
 def test_a_rollback_to_the_beginning_reads_it_again() -> None:
-    stream = Stream()
-    stream.grow(8)
-    stream.keep()
+    stream = eight()
     stream.complete(stream.lease()[0])
     stream.tasks.void()
     stream.tasks.restore(None)
     stream.grow(8)
     assert stream.lease() == []
     stream.keep()
-    assert spans(stream.lease()) == [(0, 0, 4)]
+    assert stream.spans() == [(0, 0, 4)]
 
 
 def test_records_that_are_gone_end_the_job() -> None:
-    stream = Stream()
-    stream.grow(8)
+    stream = eight()
     (failure,) = stream.grow(30, first=20)
     assert isinstance(failure, Failure)
-    assert "p: the offsets 8 to 19 were removed before they were read" in failure.error
+    assert failure.usage
+    assert "8 to 19" in failure.error

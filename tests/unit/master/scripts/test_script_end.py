@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.master.scripts.script_world import TIMEOUT_S, World
+from tests.unit.master.script_jobs import died, on_servers, ring_of_two, script, torchrun
+from tests.unit.master.world import TIMEOUT_S
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 
 
-def test_who_waits_for_a_place_does_not_hold_up_the_end_nor_make_it() -> None:
-    w = World()
+def test_it_is_finished_when_every_agent_is_done() -> None:
+    w = script()
     w.agent("a", pb.AgentWorker(pid=11))
-    w.agent("b", pid=2)
-    assert not w.agent("c", pid=3, done=True).over, "it gave up waiting"
-    assert w.agent("a", done=True).over
-    assert w.agent("b", pid=2).over
+    w.agent("b", pb.AgentWorker(pid=12), pid=2)
+    w.agent("waits", pid=3)
+    assert not w.agent("gave up waiting", pid=4, done=True).over
+    assert not w.agent("a", done=True).over
+    assert w.agent("b", pid=2, done=True).over
+    assert w.agent("waits", pid=3).over
     w.tick()
-    assert w.job.state == "finishing"
-    assert w.outcome.state == "finished"
+    assert w.outcome.exit_code == 0
+    assert not w.job.lifecycle.over, "others have not heard"
+    for pid, node in enumerate(["a", "b", "waits", "gave up waiting"], 1):
+        assert w.agent(node, pid=pid, done=True).over
+    w.tick()
+    assert (w.job.lifecycle.over, w.job.state) == (True, "finished")
 
 
 def test_without_agents_it_is_finished_when_every_worker_said_so() -> None:
-    w = World()
-    w.register(11)
-    w.register(12, local_rank=1)
-    w.ring(0, 1)
+    w = torchrun()
     w.leave(0, finished=True)
     w.tick()
     assert w.outcome is None
@@ -35,123 +39,126 @@ def test_without_agents_it_is_finished_when_every_worker_said_so() -> None:
     assert w.job.state == "finished"
 
 
-def test_who_waits_at_the_end_for_a_rank_0_that_is_lost_does_not_wait_for_ever() -> None:
-    w = World()
-    w.agent()
-    w.register(11)
-    w.register(12, local_rank=1)
-    w.ring(0, 1)
-    gone = pb.AgentWorker(local_rank=0, pid=11, exited=True, code=-9)
-    assert not w.stand_by(1, ring=1, step=9).leave
-    for _ in range(10):
-        w.tick(1.0)
+@pytest.mark.parametrize("agents", [True, False])
+def test_without_anybody_left_the_job_fails(agents: bool) -> None:
+    w = script()
+    if agents:
         w.agent()
-        w.stand_by(1, ring=1, step=9)
-    assert w.outcome is None, "rank 0 may save as long as it likes"
-    w.agent("n", gone)
-    for _ in range(62):
-        w.tick(1.0)
-        w.agent()
-        w.stand_by(1, ring=1, step=9)
-    assert w.outcome is not None
-    assert "what rank 0 saves may be missing" in w.outcome.error
-
-
-def test_who_takes_the_place_of_rank_0_ends_the_job() -> None:
-    w = World()
-    w.agent()
-    w.register(11)
-    w.register(12, local_rank=1)
-    w.ring(0, 1)
-    assert not w.stand_by(1, ring=1, step=9).leave
-    w.agent("n", pb.AgentWorker(local_rank=0, pid=11, exited=True, code=-9))
-    new = w.register(13)
-    answer = w.join(new)
-    assert (list(answer.ring.workers), answer.ring.source) == ([2, 1], 1)
-    assert w.stand_by(1, ring=1, step=9).ring.number == 2
-    assert not w.stand_by(1, ring=2, step=9).leave
-    # Its last word was lost; the exit code says it too.
-    w.agent("n", pb.AgentWorker(local_rank=0, pid=13, exited=True, code=0))
-    assert w.stand_by(1, ring=2, step=9).leave
-
-
-def test_workers_that_left_without_an_end_may_be_followed_by_others() -> None:
-    w = World()
-    w.register(11)
-    w.ring(0)
-    w.leave(0)
-    w.tick()
-    w.tick(50)
-    assert w.outcome is None
-    w.register(12)
-    w.tick()
+    else:
+        w.register(11)
+        w.ring(0)
+        w.leave(0)
     w.tick(TIMEOUT_S)
+    w.tick(50)
+    w.agent() if agents else w.register(12)
+    w.tick()
+    assert w.outcome is None, "it paused, or workers that left without an end are followed"
+    w.tick(TIMEOUT_S + 1)
     w.tick(50)
     assert w.outcome is None
     w.tick(11)
-    assert w.outcome.exit_code == 1
-    assert "nobody is left" in w.outcome.error
+    assert (w.outcome.state, w.outcome.exit_code) == ("failed", 1)
+    w.tick(5)
+    assert w.job.lifecycle.over
 
 
-def test_it_is_finished_when_torchruns_nodes_closed_it_and_left() -> None:
-    w = World()
-    w.agent_calls.join_round(
-        pb.JoinRoundRequest(node="a", store="a:1", min_nodes=1, max_nodes=1), w.now
-    )
-    w.agent_calls.close_rounds(pb.CloseRoundsRequest(), w.now)
+def test_a_first_ring_that_does_not_come_about_fails_the_job() -> None:
+    w = script(least=2)
+
+    def wait(seconds: int, *workers: int) -> None:
+        for _ in range(seconds):
+            w.tick(1.0)
+            w.agent("n")
+            w.agent("m")
+            for worker in workers:
+                w.join(worker)
+
+    wait(1000)  # before its loader a script may take what time it needs
+    worker = w.register(11)
+    wait(599, worker)
+    assert w.outcome is None
+    wait(3, worker)
+    assert "600 s (--rdzv-conf join_timeout)" in w.outcome.error
+    assert "1 of at least 2 workers" in w.outcome.error
+
+
+def test_who_is_refused_after_the_end_may_take_its_time_to_end() -> None:
+    """Its silence is no loss: an agent would replace it, for ever."""
+    w = script()
+    w.agent()
+    w.register(11)
+    w.ring(0)
+    w.leave(0, finished=True)
+    late = w.register(12, local_rank=1)
+    assert w.join(late) is None, "its process may still fail"
+    w.agent("n", died(11, local_rank=0, code=0))
+    assert w.join(late).leave
+    w.tick(TIMEOUT_S - 1)
+    w.agent()
+    w.tick(TIMEOUT_S - 1)
+    assert not w.agent().kill
+
+
+def test_who_waits_at_the_end_for_a_rank_0_that_is_lost_does_not_wait_for_ever() -> None:
+    w = ring_of_two()
+
+    def wait(seconds: int) -> None:
+        for _ in range(seconds):
+            w.stand_by(1, ring=1, step=9)
+            w.tick(1.0)
+            w.agent()
+
+    wait(10)
+    assert w.outcome is None, "rank 0 may save as long as it likes"
+    w.agent("n", died(11, local_rank=0))
+    wait(59)
+    assert w.outcome is None
+    wait(3)
+    assert "rank 0" in w.outcome.error
+
+
+def test_who_takes_the_slot_of_rank_0_ends_the_job() -> None:
+    w = ring_of_two()
+    assert w.stand_by(1, ring=1, step=9) is None
+    w.agent("n", died(11, local_rank=0))
+    ring = w.join(w.register(13)).ring
+    assert (list(ring.workers), ring.source) == ([2, 1], 1)
+    assert w.stand_by(1, ring=1, step=9).ring.number == 2
+    assert w.stand_by(1, ring=2, step=9) is None
+    # Its last word was lost; the exit code says it too.
+    w.agent("n", died(13, local_rank=0, code=0))
+    assert w.stand_by(1, ring=2, step=9).leave
+
+
+@pytest.mark.parametrize("error", ["", "rank 1 ended"])
+def test_it_ends_as_torchruns_nodes_closed_it_once_they_left(error: str) -> None:
+    w = script()
+    w.join_round("a", max_nodes=1)
+    w.close_rounds(error)
     w.tick()
     assert (w.outcome, w.job.state) == (None, "finishing")
-    w.agent_calls.leave_round(pb.LeaveRoundRequest(node="a"), w.now)
+    w.leave_round("a")
     w.tick()
-    assert w.job.state == "finished"
-    assert not w.job.workforce.awaits_outcome, (
-        "torchrun does not ask: the port is free for the next job"
-    )
-
-
-def test_it_failed_when_an_agent_of_torchrun_closed_it_with_an_error() -> None:
-    w = World()
-    w.agent_calls.join_round(
-        pb.JoinRoundRequest(node="a", store="a:1", min_nodes=1, max_nodes=1), w.now
-    )
-    w.agent_calls.close_rounds(pb.CloseRoundsRequest(error="rank 1 ended"), w.now)
-    w.agent_calls.leave_round(pb.LeaveRoundRequest(node="a"), w.now)
-    w.tick()
-    assert (w.job.state, w.outcome.error) == ("failed", "rank 1 ended")
+    assert (w.outcome.state, w.outcome.error) == ("failed" if error else "finished", error)
+    assert not w.job.workforce.awaits_outcome, "torchrun does not ask"
 
 
 def test_it_is_stopped_when_torchruns_nodes_left_and_did_not_close_it() -> None:
     """Ctrl-C: nobody would come back to this master."""
-    w = World()
-    ask = {"min_nodes": 1, "max_nodes": 2, "last_call_s": 0.0}
-    w.tick()
+    w = script()
     for node in "ab":
-        w.agent_calls.join_round(pb.JoinRoundRequest(node=node, store=f"{node}:1", **ask), w.now)
+        w.join_round(node)
     w.register(11, node="a")
-    w.agent_calls.leave_round(pb.LeaveRoundRequest(node="b"), w.now)
+    w.leave_round("b")
     w.tick()
     assert w.outcome is None
-    w.agent_calls.leave_round(pb.LeaveRoundRequest(node="a"), w.now)
+    w.leave_round("a")
     w.tick()
     assert (w.job.lifecycle.over, w.job.state) == (True, "stopped")
 
 
-def test_the_workers_of_a_node_that_is_in_no_round_any_more_are_dropped() -> None:
-    w = World()
-    ask = {"min_nodes": 1, "max_nodes": 2, "last_call_s": 0.0}
-    for node in "ab":
-        w.agent_calls.join_round(pb.JoinRoundRequest(node=node, store=f"{node}:1", **ask), w.now)
-    w.register(11, node="a")
-    w.register(21, node="b")
-    w.ring(0, 1)
-    w.agent_calls.leave_round(pb.LeaveRoundRequest(node="b"), w.now)
-    w.agent_calls.join_round(pb.JoinRoundRequest(node="a", store="a:2", **ask), w.now)
-    assert not w.beat(1).known
-    assert w.beat(0).broken_ring == 1
-
-
 def test_the_error_of_one_agent_ends_all() -> None:
-    w = World()
+    w = script()
     w.agent("a")
     w.agent("b", pid=2, error="train.py: boom", traceback="T")
     answer = w.agent("a")
@@ -159,65 +166,83 @@ def test_the_error_of_one_agent_ends_all() -> None:
     assert (w.outcome.state, w.outcome.traceback) == ("failed", "T")
 
 
-def test_stop_ends_agents_and_workers() -> None:
-    w = World()
-    w.agent()
-    w.register(11)
-    w.ring(0)
-    w.job.stop("asked to stop", w.now, at_once=True)
-    assert w.agent().over
-    assert w.agent().error == "the job was stopped: asked to stop"
-    assert w.beat(0).drain
-    assert w.join(0, ring=1, step=3).leave
-    with pytest.raises(UsageError, match="is over"):
-        w.register(12, local_rank=1)
+class TestStop:
+    def test_it_ends_agents_and_workers(self) -> None:
+        w = ring_of_two()
+        w.job.stop("asked to stop", w.now, at_once=True)
+        assert w.agent().over
+        assert w.agent().error.endswith("asked to stop")
+        assert w.beat(0).drain
+        assert w.join(0, ring=1, step=3).leave
+        with pytest.raises(UsageError, match="is over"):
+            w.register(13, local_rank=2)
+
+    def test_workers_and_nodes_of_torchrun_hear_of_it(self) -> None:
+        w = script()
+        w.register(11)
+        w.ring(0)
+        w.join_round("t", max_nodes=1)
+        w.job.stop("torch-edl stop", w.now)
+        w.tick(1.0)
+        assert not w.job.lifecycle.over
+        assert w.beat(0).drain
+        w.leave(0)
+        w.tick(1.0)
+        assert w.agents.get_round(pb.GetRoundRequest(node="t", round=1), w.now).closed
+        assert not w.job.lifecycle.over
+        w.leave_round("t")
+        w.tick()
+        assert w.job.lifecycle.over
+
+    def test_who_does_not_hear_of_it_is_not_waited_for(self) -> None:
+        w = script()
+        w.register(11)
+        w.job.stop("torch-edl stop", w.now)
+        w.tick(5.0)
+        assert w.job.lifecycle.over
+
+    def test_the_last_member_of_a_ring_keeps_its_model(self) -> None:
+        w = ring_of_two()
+        w.job.stop("SIGTERM", w.now)
+        w.tick()
+        answer = w.agent()
+        assert (answer.over, answer.stopping) == (False, "SIGTERM")
+        assert w.status().state == "stopping"
+        with pytest.raises(UsageError, match="is over"):
+            w.register(13, local_rank=2)
+        for worker in (0, 1):
+            heard = w.beat(worker, ring=1, steps=3)
+            assert (heard.drain, heard.stopping) == (True, True)
+        # One left a step before the other, which finds itself alone, and writes.
+        w.leave(1)
+        assert w.join(0, ring=1, step=3).ring.workers == [0]
+        assert w.report_checkpoint(0)
+        assert not w.report_checkpoint(1)
+        w.tick()
+        assert w.outcome is None
+        w.leave(0)
+        w.tick()
+        answer = w.agent(done=True)
+        assert (answer.over, w.outcome.state, w.outcome.error) == (True, "stopped", "SIGTERM")
+        assert w.status().checkpoint == "/c/1"
+
+    def test_a_ring_that_hangs_stops_all_the_same(self) -> None:
+        w = ring_of_two()
+        w.job.stop("SIGTERM", w.now)
+        for _ in range(20):
+            assert w.outcome is None
+            w.beat(0, ring=1)
+            w.agent()
+            w.tick(1)
+        assert w.agent().over
+        assert w.texts()[-1].startswith("no last checkpoint")
 
 
-def test_the_last_member_of_a_ring_that_stops_keeps_its_model() -> None:
-    w = World()
-    w.agent()
-    w.register(11)
-    w.register(12, local_rank=1)
-    w.ring(0, 1)
-    w.job.stop("SIGTERM", w.now)
-    w.tick()
-    answer = w.agent()
-    assert (answer.over, answer.stopping) == (False, "SIGTERM")
-    assert w.status().state == "stopping"
-    with pytest.raises(UsageError, match="is over"):
-        w.register(13, local_rank=2)
-    for worker in (0, 1):
-        heard = w.beat(worker, ring=1, steps=3)
-        assert (heard.drain, heard.stopping) == (True, True)
-    # One left a step before the other, which finds itself alone, and writes.
-    w.leave(1)
-    assert w.join(0, ring=1, step=3).ring.workers == [0]
-    assert w.committed(0)
-    assert not w.committed(1)
-    w.tick()
-    assert w.outcome is None
-    w.leave(0)
-    w.tick()
-    answer = w.agent(done=True)
-    assert (answer.over, answer.error) == (True, "the job was stopped: SIGTERM")
-    assert w.outcome.state == "stopped"
-    assert w.status().checkpoint == "/c/1"
-
-
-def test_a_ring_that_hangs_stops_all_the_same() -> None:
-    w = World()
-    w.agent()
-    w.register(11)
-    w.ring(0)
-    w.job.stop("SIGTERM", w.now)
-    for _ in range(19):
-        w.beat(0, ring=1)
-        w.agent()
-        w.tick(1)
-    assert w.outcome is None
-    w.beat(0, ring=1)
-    w.agent()
-    w.tick(1)
-    assert w.agent().over
-    last = "no last checkpoint: no worker came to the end of its step within 20 s"
-    assert w.job.lifecycle.log.after(0)[-1].text == last
+def test_values_that_scripts_on_servers_compute_reach_all() -> None:
+    """The rules are tested in test_meetings; here through the calls."""
+    w = on_servers()
+    begin = pb.BeginPassRequest(worker_id=0, number=1, epochs=2)
+    assert w.meetings.begin_pass(begin, w.now).begun
+    assert w.meetings.meet(pb.MeetRequest(worker_id=0, passes=1, number=1), w.now).part.world == 1
+    w.job.stop("enough", w.now)
+    assert w.meetings.begin_pass(begin, w.now).leave

@@ -1,4 +1,4 @@
-"""A training script on parameter servers: its strategy, its data and its tasks."""
+"""A training script on parameter servers: its strategy, its data, its tasks and its end."""
 
 from __future__ import annotations
 
@@ -6,68 +6,70 @@ from typing import Any
 
 import pytest
 
-from tests.unit.master.scripts.script_on_servers_world import (
-    CHANGED,
-    DRAIN,
-    SMALL,
-    UNBOUND,
-    World,
-    begun,
-)
+from master.state.actions import Flush, SaveServers
+from tests.unit.master.said import CHANGED, DRAIN, FINISHED
+from tests.unit.master.script_jobs import SMALL, UNBOUND, died, script
+from tests.unit.master.script_jobs import on_servers as begun
+from tests.unit.master.world import World
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
+
+
+def ready(**options: Any) -> World:
+    """Return a job whose servers are up and whose worker 0 has reported its model."""
+    w = script(strategy="ps", **options)
+    w.servers_up()
+    assert w.report_model(w.register(1), UNBOUND)
+    return w
+
+
+def train_all(w: World, worker: int = 0) -> None:
+    while not w.job.tasks.trained:
+        w.do(worker, w.task(worker))
+    w.tick()
+
+
+def kill_server(w: World) -> None:
+    w.exit("ps", next(iter(w.fleet.servers)).id, signal=9)
+
 
 # ---- the strategy ----
 
 
-def test_allreduce_is_decided_at_once_and_starts_nothing() -> None:
-    w = World(strategy="allreduce")
-    assert w.status().strategy == "allreduce"
-    answer = w.report(w.register(1), SMALL)
-    assert answer.strategy == "allreduce"
-    assert w.started == []
-
-
-@pytest.mark.parametrize("most", [1, 3])
-def test_a_small_model_runs_in_a_ring_also_alone(most: int) -> None:
-    w = World(most=most)
-    assert w.status().strategy == ""
-    answer = w.report(w.register(1), SMALL)
-    assert answer.strategy == "allreduce"
+@pytest.mark.parametrize(("strategy", "workers"), [("auto", 1), ("auto", 3), ("allreduce", 2)])
+def test_a_small_model_runs_in_a_ring_also_alone(strategy: str, workers: int) -> None:
+    w = script(strategy=strategy, workers=workers)
+    assert w.status().strategy == strategy.replace("auto", "")
+    assert w.report_model(w.register(1), SMALL).strategy == "allreduce"
     w.tick()
     assert w.started == []
-    assert "strategy allreduce: no large embedding" in w.texts()
+    assert w.status().strategy == "allreduce"
 
 
 @pytest.mark.parametrize(
-    ("embedding", "reason"),
-    [
-        (UNBOUND, "embedding rows has no bound"),
-        (pb.EmbeddingReport(name="big", num_embeddings=10**7, dim=8), "embedding big of"),
-    ],
+    "embedding", [UNBOUND, pb.EmbeddingReport(name="rows", num_embeddings=10**7, dim=8)]
 )
 def test_a_large_embedding_goes_to_servers_that_the_master_starts(
-    embedding: pb.EmbeddingReport, reason: str
+    embedding: pb.EmbeddingReport,
 ) -> None:
-    w = World()
+    w = script(strategy="auto")
     worker = w.register(1)
-    assert w.report(worker, embedding) is None
+    assert w.report_model(worker, embedding) is None
     w.servers_up()
-    assert [(s.spec.role, s.spec.module) for s in w.started] == [("ps", "torch_edl.ps_server")] * 2
-    answer = w.report(worker, embedding)
+    assert [(s.role, s.module) for s in w.started] == [("ps", "torch_edl.ps_server")] * 2
+    answer = w.report_model(worker, embedding)
     assert answer.strategy == "ps"
-    assert [s.address for s in answer.cluster.servers] == ["s0:1", "s1:1"]
-    assert reason in answer.reason
+    assert [s.address for s in answer.cluster.servers] == ["s0", "s1"]
+    assert "embedding rows" in answer.reason
 
 
 def test_servers_that_were_asked_for_start_before_any_worker_is_there() -> None:
-    w = World(strategy="ps", servers=3)
-    assert len(w.started) == 3
+    assert len(script(strategy="ps", servers=3).started) == 3
 
 
 def test_an_optimizer_that_servers_cannot_run_fails_the_job() -> None:
-    w = World()
-    w.report(w.register(1), UNBOUND, optimizer_error="servers cannot run LBFGS")
+    w = script(strategy="auto")
+    w.report_model(w.register(1), UNBOUND, optimizer_error="servers cannot run LBFGS")
     assert w.outcome.exit_code == 2
     assert "LBFGS" in w.outcome.error
 
@@ -76,126 +78,192 @@ def test_an_optimizer_that_servers_cannot_run_fails_the_job() -> None:
 
 
 def test_the_first_loader_defines_the_tasks() -> None:
-    w = World(strategy="ps")
-    w.servers_up()
-    worker = w.register(1)
-    assert w.report(worker, UNBOUND)
-    assert w.lease(worker) is None, "nobody knows the data yet"
-    assert w.tell(worker)
-    changed = w.lease(worker, life=0)
+    w = ready()
+    assert w.lease(0) is None, "nobody knows the data yet"
+    assert w.report_data(0)
+    changed = w.lease(0, incarnation=0)
     assert changed.next == CHANGED
-    assert [s.address for s in changed.cluster.servers] == ["s0:1", "s1:1"]
-    tasks = [w.task(worker) for _ in range(4)]
-    assert [(t.shard, t.epoch, t.start, t.end) for t in tasks[:1]] == [("dataset", 0, 0, 50)]
-    w.job.tasks.drop_worker(worker)
+    assert [s.address for s in changed.cluster.servers] == ["s0", "s1"]
     tasks = []
     for _ in range(4):
-        tasks.append(w.task(worker))
-        w.done(worker, tasks[-1])
-    assert [(t.epoch, t.start, t.end) for t in tasks] == [
-        (0, 0, 50),
-        (0, 50, 100),
-        (1, 0, 50),
-        (1, 50, 100),
-    ]
+        tasks.append(w.task(0))
+        w.do(0, tasks[-1])
+    spans = [(t.shard, t.epoch, t.start, t.end) for t in tasks]
+    data = [("dataset", epoch, *span) for epoch in (0, 1) for span in ((0, 50), (50, 100))]
+    assert spans == data
     status = w.status()
     assert (status.epochs, status.epoch) == (2, 2)
     assert (status.records_done, status.records_total, status.tasks_done) == (200, 200, 4)
 
 
-def test_data_before_a_model_is_refused() -> None:
-    w = World(strategy="ps")
+def test_data_before_a_model_and_data_without_records_are_refused() -> None:
+    w = script(strategy="ps")
     with pytest.raises(UsageError, match="before its data"):
-        w.tell(w.register(1))
+        w.report_data(w.register(1))
+    with pytest.raises(UsageError, match="at least one"):
+        ready().report_data(0, records=0)
 
 
 @pytest.mark.parametrize(
-    ("change", "text"),
+    ("change", "values"),
     [
-        ({"records": 1000}, "this process has 1,000 records, another had 100;"),
-        ({"epochs": 3}, "this process has epochs=3, another had epochs=2"),
-        ({"batch_size": 5}, "this process has batch_size=5, another had batch_size=10"),
-        ({"shuffle": True}, "this process has shuffle=True, another had shuffle=False"),
-        ({"seed": 4}, "this process has seed=4, another had seed=0"),
-        ({"samples": "ab"}, r"stores other samples.*random_split\(dataset, lengths, generator="),
+        ({"records": 1000}, "1,000 .* 100"),
+        ({"epochs": 3}, "epochs=3.*epochs=2"),
+        ({"batch_size": 5}, "batch_size=5.*batch_size=10"),
+        ({"shuffle": True}, "shuffle=True.*shuffle=False"),
+        ({"seed": 4}, "seed=4.*seed=0"),
+        ({"samples": "ab"}, r"random_split\(dataset, lengths, generator="),
     ],
 )
 def test_other_data_are_the_error_of_the_worker_that_has_them(
-    change: dict[str, Any], text: str
+    change: dict[str, Any], values: str
 ) -> None:
     w = begun()
     other = w.register(2, local_rank=1)
-    assert w.tell(other)
-    with pytest.raises(UsageError, match=text):
-        w.tell(other, **change)
+    assert w.report_data(other)
+    with pytest.raises(UsageError, match=values):
+        w.report_data(other, **change)
     assert w.outcome is None
     assert w.task(0).start == 0
-
-
-def test_no_records_are_no_data() -> None:
-    w = World(strategy="ps")
-    w.servers_up()
-    worker = w.register(1)
-    w.report(worker, UNBOUND)
-    with pytest.raises(UsageError, match="at least one"):
-        w.tell(worker, records=0)
 
 
 # ---- tasks ----
 
 
-def test_the_tasks_of_a_dead_worker_go_to_others() -> None:
+@pytest.mark.parametrize("how", ["dies", "leaves", "is replaced"])
+def test_the_tasks_of_a_worker_that_is_gone_go_to_others(how: str) -> None:
     w = begun()
     other = w.register(2, local_rank=1)
     lost = w.task(other)
-    dead = pb.AgentWorker(local_rank=1, pid=2, exited=True, code=-9)
-    w.agent(workers=[dead])
+    if how == "dies":
+        w.agent("n", died(2))
+        assert w.said("worker-1 lost: ended with signal 9")
+    elif how == "leaves":
+        w.leave(other)
+        assert not w.said("lost")
+    else:
+        assert w.register(9, local_rank=1) == 2
     lease = w.task(0)
     assert (lease.task_id, lease.retried) == (lost.task_id, True)
     assert w.lease(other).next == DRAIN
-    assert "worker-1 lost: ended with signal 9" in w.texts()
 
 
-def test_a_worker_that_leaves_gives_its_tasks_back() -> None:
-    w = begun()
-    lost = w.task(0)
-    other = w.register(2, local_rank=1)
-    w.calls.leave_ring(pb.LeaveRingRequest(worker_id=0), w.now)
-    assert w.task(other).task_id == lost.task_id
-    assert "gone" not in w.texts()
-
-
-def test_a_worker_in_the_place_of_another_takes_its_tasks() -> None:
-    w = begun()
-    lost = w.task(0)
-    lease = w.task(w.register(9))
-    assert (lease.task_id, lease.retried) == (lost.task_id, True)
-
-
-def test_a_lost_server_begins_a_new_life() -> None:
-    w = begun()
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_lost_server_begins_a_new_life(checkpoint: bool) -> None:
+    w = begun(**({"dir": "/c", "every": 5} if checkpoint else {}))
     first = w.task(0)
-    w.done(0, first)
+    w.do(0, first)
+    w.tick()
+    saved = w.save() if checkpoint else None
     second = w.task(0)
-    w.kill_server()
-    assert w.lease(0, second.lease_id, life=1) is None, "the servers start"
+    kill_server(w)
+    old = {"held": [second.lease_id], "incarnation": 1}
+    assert w.lease(0, **old) is None, "the servers start"
     w.servers_up()
     assert len(w.started) == 4
     assert len(w.stopped) == 1, "the other server of that life ends too"
-    changed = w.lease(0, second.lease_id, life=1)
+    changed = w.lease(0, **old)
     assert (changed.next, changed.cluster.incarnation) == (CHANGED, 2)
-    assert not w.done(0, second)
-    assert w.task(0).task_id == first.task_id
+    assert not w.complete(0, second)
+    assert ("--restore" in w.started[-1].args) == checkpoint
+    assert changed.cluster.restored_from == (str(saved.path) if saved else "")
+    assert w.task(0).task_id == (second if checkpoint else first).task_id
 
 
-def test_a_lost_server_takes_the_job_back_to_its_checkpoint() -> None:
-    w = begun(checkpoints=True)
-    w.job.checkpoints._every = w.job.checkpoints._next = 5
-    w.done(0, w.task(0))
+# ---- the end ----
+
+
+def test_scripts_hear_of_the_end_once_the_model_is_saved() -> None:
+    w = begun(dir="/c")
+    train_all(w)
+    assert w.lease(0) is None, "the checkpoint is not written"
+    saved = w.save()
+    w.tick()
+    assert w.lease(0).next == FINISHED
+    late = w.register(5, local_rank=1)
+    assert w.report_model(late, UNBOUND)
+    assert w.report_data(late)
+    assert w.lease(late, incarnation=0).next == FINISHED
+    assert w.outcome is None
+    w.agent("n", done=True)
+    assert w.outcome.state == "finished"
+    w.tick()
+    assert {(s.role, s.grace_s > 0) for s in w.stopped} == {("ps", True)}
+    w.agent("n", done=True)
+    w.tick()
+    assert w.job.lifecycle.over
+    assert w.status().checkpoint == str(saved.path)
+
+
+def test_a_script_that_leaves_its_loop_early_ends_the_job_with_what_it_has() -> None:
+    w = begun(dir="/c")
+    w.do(0, w.task(0))
+    w.tick()
+    w.agent("n", done=True)
+    assert w.outcome is None, "the last checkpoint is not written"
     w.tick()
     saved = w.save()
-    w.done(0, w.task(0))
-    w.kill_server()
+    assert saved.manifest.watermarks.retired_before == 1
+    w.tick()
+    assert w.outcome.state == "finished"
+    assert w.said("with 3 tasks to do", "warning")
+    # Another job goes on there, with the same data.
+    again = begun(dir="/c", resumed=saved)
+    assert again.task(0).task_id == 1
+    assert again.started[0].args[-1] == str(saved.path)
+    for change, values in (
+        ({"shuffle": True}, ("shuffle=False", "shuffle=True")),
+        ({"files": "another"}, ("another",)),
+    ):
+        other = ready(dir="/c", resumed=saved)
+        other.report_data(0, **change)
+        assert other.outcome.usage_error
+        assert all(value in other.outcome.error for value in values)
+
+
+def test_a_script_that_never_begins_its_loader_ends_the_job() -> None:
+    w = script(strategy="ps")
+    w.agent("n", pb.AgentWorker(pid=1))
+    w.register(1)
+    w.agent("n", done=True)
+    assert w.outcome.state == "finished"
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_server_lost_after_the_training(checkpoint: bool) -> None:
+    w = begun(**({"dir": "/c"} if checkpoint else {}))
+    train_all(w)
+    saved = w.save() if checkpoint else None
+    w.tick()
+    assert w.lease(0).next == FINISHED
+    kill_server(w)
+    if saved is None:
+        assert w.outcome.state == "failed"
+        assert "--checkpoint-dir" in w.outcome.error
+        return
     w.servers_up()
-    assert w.started[-1].spec.args[-2:] == ["--restore", str(saved.path)]
-    assert w.task(0).task_id == 1
+    assert w.started[-1].args[-1] == str(saved.path)
+    assert w.lease(0).next == FINISHED
+    assert not [e for e in w.actions if isinstance(e, SaveServers | Flush)]
+    w.agent("n", done=True)
+    assert w.outcome.state == "finished"
+
+
+def test_a_failed_job_lets_no_script_go_on_as_if_it_were_finished() -> None:
+    w = begun()
+    w.job.lifecycle.fail("disk on fire", w.now)
+    assert w.lease(0).next == DRAIN
+
+
+def test_the_servers_and_the_tasks_outlive_a_master_that_is_killed() -> None:
+    w = begun()
+    lease = w.task(0)
+    again = w.restart()
+    assert again.outcome is None
+    assert not again.started
+    assert again.fleet.cluster() == w.fleet.cluster()
+    again.do(0, lease)
+    assert again.job.done() == (50, 5)
+    undecided = script(strategy="auto")
+    undecided.register(1)
+    assert undecided.restart().report_model(0, SMALL).strategy == "allreduce"

@@ -1,5 +1,4 @@
-"""What a job has done is kept as it happens, and is what a walk over all workers would find. What
-is known of all processes is found again whenever one of them changes."""
+"""What a job has done: tasks as workers report them, and the position of a script."""
 
 from __future__ import annotations
 
@@ -9,9 +8,8 @@ import pytest
 
 from master.state.membership import Membership
 from master.state.work.task_scheduler import TaskScheduler
-from master.state.workforce.fleet import Fleet
-from master.state.workforce.processes import EXITED, RUNNING
-from master.state.workforce.server_command import ServerCommand
+from tests.unit.master.script_jobs import ring_of_two
+from tests.unit.master.world import World
 from torch_edl.config import JobConfig
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.tables.watermarks import Watermarks
@@ -81,20 +79,48 @@ def test_records_and_steps_are_those_of_a_walk_over_all_workers(seed: int) -> No
     assert tasks.done(members) == walked(tasks, members)
 
 
-def test_what_is_found_in_processes_follows_each_change() -> None:
-    fleet = Fleet(ServerCommand(job="j"), workers=3, servers=0)
-    running = fleet.of_all(lambda: [p.id for p in fleet.alive("worker") if p.state == RUNNING])
-    fleet.plan(0.0)
-    assert running() == []
-    for process in fleet.alive("worker"):
-        process.state = RUNNING
-    assert running() == [0, 1, 2]
-    found = running()
-    fleet.alive("worker")[1].heard_at = 3.0  # as with every heartbeat
-    assert running() is found
-    fleet.alive("worker")[1].state = EXITED
-    assert running() == [0, 2]
-    states = fleet.to_state()["processes"]
-    fleet.alive("worker")[0].pid = 77
-    assert states[0].get("pid") is None  # a state that was noted stays as it was
-    assert fleet.to_state()["processes"][0]["pid"] == 77
+class TestScripts:
+    """The progress of a script in a ring is what its members report."""
+
+    def tell(self, w: World, index: int, position: int, *, of: int = 100, **more: int) -> None:
+        w.beat(0, ring=1, pass_index=index, position=position, pass_records=of, **more)
+
+    def seen(self, w: World) -> tuple[int, int, int, int, int]:
+        status = w.status()
+        done, total = status.records_done, status.records_total
+        return status.epoch, status.epochs, done, total, status.records_begun
+
+    @pytest.fixture
+    def w(self) -> World:
+        return ring_of_two()
+
+    def test_a_loop_of_the_scripts_own_shows_the_pass_at_hand(self, w: World) -> None:
+        self.tell(w, 0, 40, steps=2)
+        assert self.seen(w) == (0, 0, 40, 100, 0)
+        self.tell(w, 0, 30, steps=3)  # another member lags behind
+        # Pass 1 was an evaluation; progress may begin and end between two heartbeats.
+        self.tell(w, 2, 20, epoch=1, records_before=100, steps=9)
+        assert self.seen(w) == (1, 0, 120, 200, 100)
+        assert w.job.done() == (120, 9)
+        self.tell(w, 0, 100)  # a late word of the pass before
+        assert self.seen(w) == (1, 0, 120, 200, 100)
+        for worker in (0, 1):
+            w.leave(worker, finished=True)
+        last = {"pass_index": 2, "position": 100, "pass_records": 100, "epoch": 2}
+        w.beat(0, **last, records_before=100, steps=13)
+        w.agent("n", pb.AgentWorker(pid=11))
+        w.agent(done=True)
+        assert self.seen(w) == (2, 2, 200, 200, 100), "its last words"
+        assert w.status().steps == 13
+
+    def test_epochs_that_the_script_told_of_count_from_the_beginning(self, w: World) -> None:
+        self.tell(w, 0, 40, epochs=3, records_to_come=200)
+        assert self.seen(w) == (0, 3, 40, 300, 0)
+        self.tell(w, 2, 100, epoch=2, epochs=3, records_before=100, records_to_come=100)
+        assert self.seen(w) == (2, 3, 200, 300, 0)
+
+    def test_a_stream_has_no_total(self, w: World) -> None:
+        self.tell(w, 0, 40, of=0)
+        assert self.seen(w) == (0, 0, 40, 0, 0)
+        self.tell(w, 1, 10, of=0, epoch=1, records_before=40)
+        assert self.seen(w) == (1, 0, 50, 0, 40)

@@ -1,4 +1,4 @@
-"""Tasks and leases in simulated time."""
+"""Tasks and their leases."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import random
 import time
 import tracemalloc
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
 from master.state.work.tasks import TaskQueue
+from tests.unit.master.world import SHARDS
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
@@ -21,7 +23,17 @@ def queue(space: TaskSpace, timeout_s: float = 10.0) -> TaskQueue:
     return TaskQueue(space, lease_ids=itertools.count(1), timeout_s=timeout_s)
 
 
-def every_record(shards, epochs: int) -> Counter[tuple[int, str, int]]:
+def restarted(q: TaskQueue, ids: Iterator[int] | None = None, now: float = 0.0) -> TaskQueue:
+    again = TaskQueue(q.space, lease_ids=ids or itertools.count(1), timeout_s=10)
+    again.from_state(json.loads(json.dumps(q.to_state())), now)
+    return again
+
+
+def counts(q: TaskQueue) -> tuple[int, ...]:
+    return q.todo, q.doing, q.done, q.records_done, q.retired_before
+
+
+def every_record_of(shards, epochs: int) -> Counter[tuple[int, str, int]]:
     return Counter((e, s.name, i) for e in range(epochs) for s in shards for i in range(s.records))
 
 
@@ -62,9 +74,7 @@ class TestTaskQueue:
         q.begun(lease.id, first)
         q.begun(99, first)  # a lease of an earlier master
         q.drop_worker(1)
-        again = queue(q.space)
-        again.from_state(json.loads(json.dumps(q.to_state())), 1.0)
-        for each in (q, again):
+        for each in (q, restarted(q, now=1.0)):
             assert each.message(each.lease(2, 1.0)).first == first
             assert not each.message(each.lease(2, 1.0)).HasField("first")
         assert other.task.id == 1
@@ -78,7 +88,10 @@ class TestTaskQueue:
         second = q.lease(2, 0.0)
         assert (second.task, second.offset, second.retried) == (first.task, 4, True)
         q.release(second.id, 0.0, committed=6)
-        assert q.lease(3, 0.0).offset == 6
+        third = q.lease(3, 0.0)
+        assert third.offset == 6
+        q.release(third.id, 0.0, committed=4)
+        assert q.lease(3, 0.0).offset == 6, "what is committed stays so"
 
     def test_failures_are_counted_by_task_and_others_are_not(self):
         q = queue(TaskSpace([Shard("a", 2)], 1))
@@ -234,7 +247,7 @@ class TestTaskQueue:
             assert q.todo + q.doing + q.done == space.total
             assert q.records_done == sum(counted.values())
         assert q.complete
-        assert counted == every_record(shards, epochs)
+        assert counted == every_record_of(shards, epochs)
         assert (q.epoch, q.retired_before, q.doing) == (epochs, space.total, 0)
         assert q.lease(0, now) is None
 
@@ -258,3 +271,66 @@ class TestTaskQueue:
             q.complete_lease(held.pop(0).id, 0.0)
         rate = count / (time.process_time() - begin)
         assert rate > 10_000, f"{rate:.0f} leases/s"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_queue_survives_any_restart(seed: int) -> None:
+    draw = random.Random(seed)
+    space = TaskSpace(SHARDS, 4, epochs=2, batch_size=2, max_steps=draw.choice([0, 11]))
+    ids = itertools.count(1)
+    q = TaskQueue(space, lease_ids=ids, timeout_s=10)
+    held: list[int] = []
+    for now in range(500):
+        action = draw.random()
+        if action < 0.5:
+            lease = q.lease(draw.randrange(3), now)
+            held += [lease.id] if lease is not None else []
+        elif held and action < 0.8:
+            assert q.complete_lease(held.pop(draw.randrange(len(held))), now) is not None
+        elif held and action < 0.9:
+            q.fail(held.pop(draw.randrange(len(held))), now, committed=draw.choice([0, 2]))
+        else:
+            before, q = q, restarted(q, ids, now)
+            assert counts(q) == counts(before)
+            assert q.to_state() == before.to_state()
+        for id in held:
+            q.touch(id % 3, now)
+        if q.complete:
+            break
+    assert q.complete
+    assert q.records_done == space.total_records
+
+
+def test_any_number_of_tasks_takes_no_more_state_than_the_workers_have_in_hand() -> None:
+    q = queue(TaskSpace([Shard("a", 10**15)], 1))
+    q.lease(0, 0.0)
+    for _ in range(100_000):
+        q.complete_lease(q.lease(1, 0.0).id, 0.0)
+    assert len(json.dumps(q.to_state())) < 200
+    assert counts(restarted(q)) == counts(q)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_queue_that_advances_is_at_every_prefix(seed: int) -> None:
+    draw = random.Random(seed)
+    space = TaskSpace(
+        [Shard("a", 20), Shard("b", 11)],
+        4,
+        epochs=3,
+        seed=seed,
+        shuffle=True,
+        batch_size=2,
+        max_steps=draw.choice([0, 31]),
+    )
+    q, at = queue(space), 0
+    while not q.complete:
+        ahead = at + draw.randrange(-3, 9)
+        q.advance(ahead)
+        at = min(max(at, ahead), space.total_records)
+        assert q.records_done == at
+        again = queue(space)
+        again.restore(q.progress())
+        assert (again.records_done, again.steps_done) == (at, q.steps_done)
+        if draw.random() < 0.3:
+            q.restore(q.progress())
+    assert q.steps_done == space.total_steps

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
@@ -10,8 +9,7 @@ import pytest
 
 from master.runtime import checkpoints
 from master.state.actions import CheckpointFailed, Flush, Flushed, Prune, SaveServers, WriteOutput
-from master.state.job.restart import to_state
-from tests.unit.master.model_file_world import World, every_record
+from tests.unit.master.world import World, every_record
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import CheckpointConfig, DataConfig, JobConfig, TrainConfig
@@ -51,11 +49,9 @@ def test_the_output_is_the_model_of_the_best_epoch() -> None:
     last = w.save()
     assert (last.manifest.steps, last.manifest.metrics) == (48, {})
     w.tick()
-    assert w.settle(WriteOutput) == WriteOutput(best.path, Path("/out"))
+    assert w.effect(WriteOutput) == WriteOutput(best.path, Path("/out"))
     assert "best checkpoint so far: loss 0.2 at step 32" in w.texts("info")
-    status = pb.GetStatusResponse()
-    w.job.checkpoints.best.describe(status, is_temporary=True)
-    assert status.best == pb.BestModel(metric="loss", value=0.2, steps=32)
+    assert w.status().best == pb.BestModel(metric="loss", value=0.2, steps=32)
 
 
 def test_the_last_epoch_is_the_best() -> None:
@@ -66,7 +62,7 @@ def test_the_last_epoch_is_the_best() -> None:
     last = w.save()
     assert (last.manifest.steps, last.manifest.metrics) == (32, {"loss": 0.3})
     w.tick()
-    assert w.settle(WriteOutput).checkpoint == last.path
+    assert w.effect(WriteOutput).checkpoint == last.path
     assert not is_saving(w)
 
 
@@ -76,7 +72,7 @@ def test_higher_may_be_better_and_nan_never_is() -> None:
     assert w.counted == every_record(3), "an epoch waits for a checkpoint of no use"
     last = w.save()
     w.tick()
-    assert w.settle(WriteOutput).checkpoint == last.path
+    assert w.effect(WriteOutput).checkpoint == last.path
     w = world(keep_best="loss:max", epochs=2)
     epoch(w, 0.3)
     w.save()
@@ -102,33 +98,29 @@ def test_a_master_that_dies_before_the_checkpoint_has_its_successor_write_it() -
     w.save()
     epoch(w, 0.2)
     assert is_saving(w)
-    left = json.loads(json.dumps(to_state(w.job)))
-    assert left["checkpoints"]["best"].endswith("step-0000000016")
-    again = world(left=left, evaluated=[w.job.checkpoints.best.saved])
-    again.alive = {0}
-    answer = again.lease(0)
-    assert answer is None, "the next epoch has begun before the checkpoint"
+    assert w.state()["checkpoints"]["best"].endswith("step-0000000016")
+    again = w.restart(evaluated=[w.job.checkpoints.best.saved])
+    assert again.lease(0) is None, "the next epoch has begun before the checkpoint"
     assert again.save().manifest.metrics == {"loss": 0.2}
     assert again.job.checkpoints.best.saved.manifest.steps == 32
     again.tick()
-    (lease,) = again.lease(0).leases
+    lease = again.task()
     assert (lease.kind, lease.epoch) == (pb.TASK_TRAIN, 2)
 
 
 def test_a_successor_knows_the_checkpoint_that_was_written() -> None:
     w = world()
     epoch(w, 0.5)
-    left = json.loads(json.dumps(to_state(w.job)))
-    again = world(left=left, evaluated=[w.save()])
+    again = w.restart(w.state(), evaluated=[w.save()])
     again.tick()
     assert not is_saving(again)
-    assert again.lease(0).leases[0].epoch == 1
+    assert again.task().epoch == 1
 
 
 def test_a_model_that_is_lost_before_its_checkpoint_is_evaluated_again() -> None:
     w = world(servers=1)
     epoch(w, 0.5)
-    effect = w.settle(SaveServers)
+    effect = w.effect(SaveServers)
     (server,) = w.job.fleet.alive("ps")
     w.exit("ps", server.id, signal=9)
     w.saved(effect.progress, effect.incarnation, effect.manifest.metrics)  # too late
@@ -149,7 +141,7 @@ def test_a_job_that_resumes_keeps_the_better_model_of_the_earlier_job() -> None:
     epoch(again, 0.3)
     assert again.save().manifest.steps == 48
     again.tick()
-    assert again.settle(WriteOutput).checkpoint == best.path
+    assert again.effect(WriteOutput).checkpoint == best.path
 
 
 def test_an_evaluation_after_the_last_checkpoint_marks_it() -> None:
@@ -161,29 +153,29 @@ def test_an_evaluation_after_the_last_checkpoint_marks_it() -> None:
     marked = again.save()
     assert (marked.path, marked.manifest.metrics) == (last.path, {"loss": 0.3})
     again.tick()
-    assert again.settle(WriteOutput).checkpoint == last.path
+    assert again.effect(WriteOutput).checkpoint == last.path
 
 
 def test_servers_apply_what_waits_for_its_quorum_before_the_evaluation() -> None:
     w = world(mode="sync")
     w.work()
     assert not w.job.tasks.evaluations.queues()
-    w.job.apply(Flushed(w.settle(Flush).incarnation, success=True), w.now)
+    w.apply(Flushed(w.effect(Flush).incarnation, success=True))
     w.tick()
     assert w.job.tasks.evaluations.queues()
     w.work()
     w.save()
     w.tick()
     w.work()
-    assert w.settle(Flush), "the next epoch needs a flush of its own"
+    assert w.effect(Flush), "the next epoch needs a flush of its own"
 
 
 def test_a_full_disk_fails_the_job_in_the_end() -> None:
     w = world()
     epoch(w, 0.5)
     for _ in range(3):
-        effect = w.settle(SaveServers)
-        w.job.apply(CheckpointFailed("no space", effect.incarnation), w.now)
+        effect = w.effect(SaveServers)
+        w.apply(CheckpointFailed("no space", effect.incarnation))
         w.tick(5.0)
     assert "cannot be saved" in w.outcome.error
 

@@ -1,0 +1,203 @@
+"""What workers, servers, agents and users say to the master of a job, in one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from master.state.actions import Saved
+from master.state.calls.agent_calls import AgentCalls
+from master.state.calls.calls import Calls
+from master.state.calls.meeting_calls import MeetingCalls
+from master.state.calls.server_calls import ServerCalls
+from master.state.calls.spare_calls import SpareCalls
+from master.state.calls.user_calls import UserCalls
+from master.state.job.job import Job
+from master.state.job.status import describe
+from master.state.work.tasks import steps_of
+from torch_edl.checkpoint.layout import step_dir
+from torch_edl.checkpoint.manifest import Manifest
+from torch_edl.data.resuming import identity
+from torch_edl.wire import master_pb2 as pb
+
+LEASED, FINISHED = pb.LeaseResponse.LEASED, pb.LeaseResponse.FINISHED
+CHANGED, DRAIN = pb.LeaseResponse.CLUSTER_CHANGED, pb.LeaseResponse.DRAIN
+DATA = {"records": 100, "epochs": 2, "batch_size": 10, "records_per_task": 50}
+
+
+class Said:
+    """The calls of one job at the time :attr:`now`.
+
+    Args:
+        spec: declaration of the model file's preprocessing.
+    """
+
+    def __init__(self, job: Job, *, now: float, spec: str) -> None:
+        self.job, self.now, self.spec = job, now, spec
+        self.calls = Calls(job, cores=8)
+        self.servers, self.agents = ServerCalls(job), AgentCalls(job)
+        self.spares, self.user, self.meetings = SpareCalls(job), UserCalls(job), MeetingCalls(job)
+        self.rings: dict[int, int] = {}
+        """Ring in which each living worker trains; 0 before its first."""
+
+    # ---- users and servers ----
+
+    def scale(self, workers: int = 0, *, servers: int = 0, least: int | None = None) -> str:
+        least = min(1, workers) if least is None else least
+        request = pb.ScaleRequest(min_workers=least, max_workers=workers, servers=servers)
+        return self.user.scale(request, self.now).text
+
+    def server_register(self, shard: int, incarnation: int, id: int, **fields: Any) -> Any:
+        request = pb.RegisterServerRequest(
+            shard=shard, incarnation=incarnation, address=f"s{id}", **fields
+        )
+        return self.servers.register(request, self.now)
+
+    # ---- workers ----
+
+    def register(self, pid: int, *, node: str = "n", local_rank: int = 0) -> int:
+        """Register a worker of a script."""
+        request = pb.RegisterRequest(
+            worker_id=-1, pid=pid, host="h", node=node, local_rank=local_rank
+        )
+        return self.calls.register(request, self.now).worker_id
+
+    def report_model(
+        self, worker: int = 0, *embeddings: pb.EmbeddingReport, **fields: Any
+    ) -> pb.Start | None:
+        model = {"preprocessing": self.spec} | fields
+        self.calls.report_model(pb.ReportModelRequest(embeddings=embeddings, **model), self.now)
+        return self.start(worker)
+
+    def report_data(self, worker: int = 0, **changes: Any) -> pb.Start | None:
+        """Report the data of a script's loader."""
+        data = pb.ScriptData(**{**DATA, **changes})
+        self.calls.report_data(pb.ReportDataRequest(data=data), self.now)
+        return self.start(worker)
+
+    def wait(self, worker: int = 0) -> pb.WaitUntilReadyResponse | None:
+        return self.calls.wait_until_ready(pb.WaitUntilReadyRequest(worker_id=worker), self.now)
+
+    def start(self, worker: int = 0) -> pb.Start | None:
+        """Return what the worker begins with; None if it has to wait."""
+        answer = self.wait(worker)
+        return answer.start if answer is not None and answer.HasField("start") else None
+
+    def beat(self, worker: int = 0, **fields: Any) -> pb.HeartbeatResponse:
+        return self.calls.heartbeat(pb.HeartbeatRequest(worker_id=worker, **fields), self.now)
+
+    def poll(self, spare: int, *, warm: bool = True, **fields: Any) -> Any:
+        """Send the question of a spare; it has imported everything if it is ``warm``."""
+        request = pb.AwaitPlaceRequest(worker_id=spare, warm=warm, **fields)
+        return self.spares.await_place(request, self.now)
+
+    # ---- tasks ----
+
+    def lease(self, worker: int = 0, *, want: int = 1, **fields: Any) -> pb.LeaseResponse | None:
+        life = {"incarnation": self.job.fleet.incarnation}
+        request = pb.LeaseRequest(worker_id=worker, want=want, **(life | fields))
+        return self.calls.lease(request, self.now)
+
+    def task(self, worker: int = 0, **fields: Any) -> pb.LeaseMessage:
+        """Lease one task."""
+        answer = self.lease(worker, **fields)
+        assert answer is not None
+        assert answer.next == LEASED
+        (lease,) = answer.leases
+        return lease
+
+    def complete(
+        self, worker: int, lease: pb.LeaseMessage, *, result: Any = None, **counts: Any
+    ) -> bool:
+        """Report a task as done. Returns whether the master knows its lease."""
+        counts = {"records": lease.end - lease.start - lease.offset, **counts}
+        request = pb.CompleteTaskRequest(
+            worker_id=worker, lease_id=lease.lease_id, counts=counts, **(result or {})
+        )
+        return self.calls.complete_task(request, self.now).known
+
+    def release(self, worker: int, lease: pb.LeaseMessage) -> None:
+        request = pb.ReleaseTaskRequest(worker_id=worker, lease_id=lease.lease_id)
+        self.calls.release_task(request, self.now)
+
+    def fail(self, worker: int, lease: pb.LeaseMessage, error: str, **fields: Any) -> None:
+        request = pb.FailTaskRequest(
+            worker_id=worker, lease_id=lease.lease_id, error=error, **fields
+        )
+        self.calls.fail_task(request, self.now)
+
+    # ---- rings ----
+
+    def join(self, worker: int, *, ring: int | None = None, step: int = -1) -> Any:
+        """Ask for the next ring."""
+        ring = self.rings.get(worker, 0) if ring is None else ring
+        request = pb.JoinRingRequest(worker_id=worker, ring=ring, step=step, store=f"s{worker}")
+        return self.calls.join_ring(request, self.now)
+
+    def stand_by(self, worker: int, *, ring: int, step: int) -> Any:
+        request = pb.StandByRequest(worker_id=worker, ring=ring, step=step, store=f"s{worker}")
+        return self.calls.stand_by(request, self.now)
+
+    def leave(self, worker: int, *, finished: bool = False) -> None:
+        self.calls.leave_ring(pb.LeaveRingRequest(worker_id=worker, finished=finished), self.now)
+
+    def report_checkpoint(self, worker: int, path: str = "/c/1") -> bool:
+        """Report a checkpoint of a ring. Returns whether the master accepts it."""
+        request = pb.ReportCheckpointRequest(worker_id=worker, directory=path)
+        return self.calls.report_checkpoint(request, self.now).accepted
+
+    # ---- agents ----
+
+    def agent(
+        self, node: str = "n", *workers: pb.AgentWorker, pid: int = 1, **fields: Any
+    ) -> pb.AgentReportResponse:
+        request = pb.AgentReportRequest(node=node, pid=pid, host="h", workers=workers, **fields)
+        return self.agents.agent_report(request, self.now)
+
+    def join_round(self, node: str, store: str = "1", **limits: Any) -> Any:
+        limits = {"min_nodes": 1, "max_nodes": 2, "last_call_s": 0.0} | limits
+        request = pb.JoinRoundRequest(node=node, store=f"{node}:{store}", **limits)
+        return self.agents.join_round(request, self.now)
+
+    def leave_round(self, node: str) -> None:
+        self.agents.leave_round(pb.LeaveRoundRequest(node=node), self.now)
+
+    def close_rounds(self, error: str = "") -> None:
+        self.agents.close_rounds(pb.CloseRoundsRequest(error=error), self.now)
+
+    # ---- what the job shows ----
+
+    def status(self) -> pb.GetStatusResponse:
+        return describe(
+            self.job,
+            events_after=0,
+            now=self.now,
+            master=pb.ProcessStatus(role="master"),
+            log_path=lambda role, id: f"/logs/{role}-{id}.log",
+        )
+
+    def texts(self, level: str | None = None) -> list[str]:
+        return [e.text for e in self.job.lifecycle.log.after(0) if level in (None, e.level)]
+
+    def said(self, part: str, level: str | None = None) -> int:
+        """Return how many events contain a text."""
+        return sum(part in text for text in self.texts(level))
+
+    def server_addresses(self) -> list[str]:
+        return [server.address for server in self.job.fleet.servers.now()]
+
+    def made(self, progress: Any, metrics: Mapping[str, float] = MappingProxyType({})) -> Saved:
+        """Return the checkpoint of some progress."""
+        tasks = self.job.tasks
+        steps = steps_of(tasks.main.space, progress)
+        manifest = Manifest(
+            job="j",
+            strategy=self.job.fleet.strategy,
+            steps=steps,
+            shards=2,
+            watermarks=progress,
+            metrics=dict(metrics),
+            data=identity(self.job.config, tasks.shards),
+        )
+        return Saved(step_dir(self.job.checkpoints.root, steps), manifest)

@@ -1,0 +1,381 @@
+"""One job in simulated time. A test plays its processes, servers, agents, users and disk."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from master.state.actions import (
+    CheckpointSaved,
+    CommitLocal,
+    DataScanned,
+    Prune,
+    Saved,
+    SaveServers,
+    Start,
+    Started,
+    Stop,
+)
+from master.state.job.job import Job
+from master.state.job.restart import from_state, to_state
+from master.state.scripts.script_fleet import ScriptFleet
+from master.state.workforce.fleet import Fleet
+from master.state.workforce.processes import RUNNING, Process
+from master.state.workforce.server_command import ServerCommand
+from tests.unit.master.said import FINISHED, LEASED, Said
+from torch_edl.config import (
+    CheckpointConfig,
+    ClusterConfig,
+    DataConfig,
+    DurabilityConfig,
+    Experiment,
+    JobConfig,
+    KubernetesConfig,
+    TrainConfig,
+)
+from torch_edl.data.task_space import Shard
+from torch_edl.processes.spec import ProcessExit
+from torch_edl.wire import master_pb2 as pb
+
+SHARDS = [Shard("a", 20), Shard("b", 12)]
+SNAPSHOT = {"snapshot": {"files": {"f": 3}, "version": 9}}
+TIMEOUT_S = 10.0
+
+
+class World(Said):
+    """A job and all that talks to its master. Nothing happens unless a test says so.
+
+    A process that the job starts or stops does so within :meth:`tick`; every other action is kept
+    in :attr:`actions` until :meth:`effect` takes it.
+
+    Args:
+        least: minimum of workers; ``workers`` is the maximum.
+        agents: number of agents that a cluster runs, each with two workers; 0 if users start them.
+        cluster: processes are scheduled by Kubernetes.
+        spec: declaration of the model file's preprocessing.
+        state: state that an earlier master stored; None for a new job.
+        checkpoint: fields of CheckpointConfig.
+    """
+
+    def __init__(
+        self,
+        *,
+        kind: str = "train",
+        strategy: str = "ps",
+        workers: int = 1,
+        least: int = 1,
+        servers: int = 2,
+        spares: int = 0,
+        agents: int = 0,
+        cluster: bool = False,
+        mode: str = "async",
+        shards: Sequence[Shard] = SHARDS,
+        epochs: int = 1,
+        max_steps: int = 0,
+        eval_every: int = 0,
+        eval_records: int = 0,
+        early_stop: str = "",
+        keep_best: str = "",
+        durability: Mapping[str, str] | None = None,
+        experiment: Experiment | None = None,
+        spec: str = "",
+        preprocessing: bytes = b"",
+        resumed: Saved | None = None,
+        evaluated: Sequence[Saved] = (),
+        state: dict[str, Any] | None = None,
+        now: float = 0.0,
+        **checkpoint: Any,
+    ) -> None:
+        self.options = {k: v for k, v in locals().items() if k not in _NOT_OPTIONS} | checkpoint
+        script = kind == "script"
+        self.config = JobConfig(
+            name="j",
+            kind=kind,
+            model_file="/train.py",
+            data=DataConfig(
+                batch_size=2,
+                records_per_task=4,
+                epochs=epochs,
+                eval=("eval.csv",) if eval_records else (),
+            ),
+            train=TrainConfig(
+                strategy=strategy,
+                mode=mode,
+                max_steps=max_steps,
+                eval_every=eval_every,
+                early_stop=early_stop,
+                keep_best=keep_best,
+            ),
+            cluster=ClusterConfig(
+                min_workers=least,
+                max_workers=workers,
+                servers=servers,
+                heartbeat_timeout_s=TIMEOUT_S,
+                task_timeout_s=60,
+            ),
+            checkpoint=CheckpointConfig(**checkpoint),
+            durability=DurabilityConfig(**(durability or {})),
+            platform="kubernetes" if cluster else "local",
+            kubernetes=KubernetesConfig(image="edl" if cluster else ""),
+            experiment=experiment,
+        )
+        self.shards, self.eval_records = shards, eval_records
+        fleet: dict[str, Any] = {"workers": workers, "servers": servers, "asks": cluster}
+        if script and agents:
+            fleet |= {"agents": agents, "workers_per_agent": 2, "agent_args": ["run", "train.py"]}
+        job = Job(
+            self.config,
+            (ScriptFleet(ServerCommand(job="j"), agent_grace_s=20.0, **fleet))
+            if script
+            else Fleet(ServerCommand(job="j"), spares=spares, **fleet),
+            folder=Path("/job"),
+            resumed=resumed,
+            evaluated=evaluated,
+            preprocessing=preprocessing,
+        )
+        super().__init__(job, now=now, spec=spec)
+        self.actions: list[Any] = []
+        """Actions that no test has taken yet, except starts, stops and prunes."""
+        self.started: list[Any] = []
+        """Specs of all processes that were started."""
+        self.stopped: list[Stop] = []
+        self.silent: set[int] = set()
+        """Servers that send no heartbeat."""
+        self.alive: set[int] = set()
+        """Workers that run, as far as the test is concerned."""
+        self.counted: Counter[tuple[int, str, int]] = Counter()
+        """How often each record (epoch, shard, number) was trained."""
+        self.loss_sum = 1.0
+        """Loss that each task of an evaluation finds, summed over its records."""
+        self._keepers: dict[int, int] = {}
+        if state is not None:
+            from_state(self.job, state, self.now)
+        self.job.start(self.now)
+        self.tick()
+
+    # ---- the master ----
+
+    @property
+    def outcome(self) -> Any:
+        return self.job.lifecycle.outcome
+
+    @property
+    def fleet(self) -> Any:
+        return self.job.fleet
+
+    def tick(self, seconds: float = 0.0) -> list[Any]:
+        """Let time pass, with all servers heard. Returns the actions of the job."""
+        self.now += seconds
+        for process in self.job.fleet.servers:
+            if process.id not in self.silent:
+                self.server_beat(process)
+        actions = self.job.tick(self.now)
+        for action in actions:
+            if isinstance(action, Start):
+                self.started.append(action.spec)
+                self.job.apply(Started(action.spec.role, action.spec.id, 1), self.now)
+            elif isinstance(action, Stop):
+                self.stopped.append(action)
+                self.exit(action.role, action.id, signal=15)
+            elif not isinstance(action, Prune):
+                self.actions.append(action)
+        return actions
+
+    def state(self) -> dict[str, Any]:
+        """Return what a restarted master would find now."""
+        return json.loads(json.dumps(to_state(self.job)))
+
+    def restart(self, state: dict[str, Any] | None = None, **more: Any) -> World:
+        """Return the same job under the next master, which finds ``state`` or that of now."""
+        found = self.state() if state is None else state
+        again = World(**{"now": self.now, **self.options, **more}, state=found)
+        again.alive, again.rings = set(self.alive), dict(self.rings)
+        return again
+
+    def apply(self, event: Any) -> None:
+        """Report the result of an action."""
+        self.job.apply(event, self.now)
+
+    def effect(self, type: type) -> Any:
+        """Take the only action of a type that is open."""
+        found = [action for action in self.actions if isinstance(action, type)]
+        assert len(found) == 1, self.actions
+        self.actions.remove(found[0])
+        return found[0]
+
+    # ---- processes ----
+
+    def exit(self, role: str, id: int, *, code: int | None = None, **how: Any) -> None:
+        """End a process that the master started."""
+        if role == "worker":
+            self.alive.discard(id)
+            self.rings.pop(id, None)
+        event = ProcessExit(role=role, id=id, code=code, **how)
+        self.job.exited(event, self.now, log=f"/{role}-{id}.log")
+
+    def kill(self, *workers: int) -> None:
+        for worker in workers:
+            self.exit("worker", worker, signal=9)
+
+    def servers_up(self) -> None:
+        """Register all servers that were started."""
+        self.tick()
+        for process in self.job.fleet.alive("ps"):
+            if process.state == "starting":
+                self.server_register(process.shard, process.incarnation, process.id)
+
+    def server_beat(self, process: Process, **fields: Any) -> pb.ServerHeartbeatResponse:
+        """Send a heartbeat of a server, which has had a copy at its peer since the last one."""
+        keeper = self._keepers.get(process.incarnation, 0)
+        told = {"keeper": keeper, "note": 1 if keeper else 0, "has_copy": True} | fields
+        request = pb.ServerHeartbeatRequest(
+            shard=process.shard, incarnation=process.incarnation, **told
+        )
+        answer = self.servers.heartbeat(request, self.now)
+        if process.state == RUNNING and self.config.durability.mode == "replica":
+            self._keepers[process.incarnation] = answer.peer.incarnation
+        return answer
+
+    def up(self) -> None:
+        """Register what was started, report the model, and count the data."""
+        self.servers_up()
+        for process in self.job.fleet.alive("worker"):
+            if process.state == "starting":
+                self.calls.register(pb.RegisterRequest(worker_id=process.id), self.now)
+                self.alive.add(process.id)
+                self.rings[process.id] = 0
+                self.report_model(process.id)
+        if not self.job.tasks.ready:
+            key = {"train": "train", "evaluate": "eval", "predict": "predict"}[self.config.kind]
+            found = {key: list(self.shards)}
+            if self.eval_records:
+                found["eval"] = [Shard("test", self.eval_records)]
+            self.apply(DataScanned(found))
+        self.tick()
+
+    def all_up(self) -> None:
+        """Bring up all processes, including those that others have to wait for."""
+        for _ in range(3):
+            self.up()
+
+    def pass_time(self, seconds: float, *, step: float = 0.5) -> None:
+        """Let time pass in which all that lives is heard."""
+        for _ in range(round(seconds / step)):
+            for worker in sorted(self.alive):
+                self.beat(worker)
+            for process in self.job.fleet.alive("spare"):
+                if process.state == RUNNING:
+                    self.poll(process.id)
+            self.tick(step)
+
+    # ---- tasks ----
+
+    def do(self, worker: int, lease: pb.LeaseMessage) -> bool:
+        """Do a task as a good worker does. Returns whether it counts."""
+        if lease.kind == pb.TASK_SNAPSHOT:
+            return self.complete(worker, lease, result=SNAPSHOT)
+        result = None
+        if lease.kind == pb.TASK_EVALUATE:
+            records = lease.end - lease.start
+            state = pb.MetricState(name="loss", sum=self.loss_sum, records=records)
+            result = {"metrics": {"states": [state]}}
+        steps = -(-(lease.end - lease.start) // self.job.config.data.batch_size)
+        known = self.complete(worker, lease, steps=steps, result=result)
+        if known and lease.kind in (pb.TASK_TRAIN, pb.TASK_PREDICT):
+            for i in range(lease.start, lease.end):
+                self.counted[lease.epoch, lease.shard, i] += 1
+        return known
+
+    def work(self, tasks: int | None = None) -> None:
+        """Let all workers do one task after the other, ``tasks`` in all or as many as there are."""
+        count = 0
+        for _ in range(10_000):
+            busy = False
+            for worker in sorted(self.alive):
+                answer = self.lease(worker)
+                if answer is None or answer.next != LEASED:
+                    continue
+                for lease in answer.leases:
+                    if tasks is not None and count >= tasks:
+                        self.release(worker, lease)
+                        return
+                    self.do(worker, lease)
+                    count += 1
+                    busy = True
+            self.tick(0.1)
+            if not busy:
+                return
+        raise AssertionError("the work never ends")
+
+    # ---- checkpoints ----
+
+    def saved(self, progress: Any, incarnation: int, metrics: Any = MappingProxyType({})) -> Saved:
+        """Report a checkpoint as written."""
+        saved = self.made(progress, metrics)
+        self.apply(CheckpointSaved(saved, incarnation))
+        return saved
+
+    def save(self) -> Saved:
+        """Write the checkpoint of the servers that is asked for."""
+        effect = self.effect(SaveServers)
+        return self.saved(effect.progress, effect.incarnation, effect.manifest.metrics)
+
+    def commit(self) -> Saved:
+        """Commit the checkpoint that a worker wrote."""
+        effect = self.effect(CommitLocal)
+        return self.saved(effect.manifest.watermarks, effect.incarnation)
+
+    def leave_all(self) -> None:
+        """Tell all workers that the job is over; they end."""
+        for worker in sorted(self.alive):
+            assert self.lease(worker).next == FINISHED
+            self.exit("worker", worker, code=0)
+        for _ in range(3):
+            self.tick(0.1)
+
+    # ---- rings ----
+
+    def ring(self, *workers: int, ring: int = 0, step: int = -1) -> pb.Ring:
+        """Let these workers of a script ask. Returns the ring that the first one gets."""
+        for worker in workers:
+            self.join(worker, ring=ring, step=step)
+        self.tick(0.6)
+        return self.join(workers[0], ring=ring, step=step).ring
+
+    def meet(self, step: int = -1) -> pb.Ring:
+        """Bring all living workers of a model file into the newest ring. Returns it."""
+        ring = self.job.ring.ring
+        for _ in range(5):
+            for worker, was in sorted(self.rings.items()):
+                if was < ring.number or was == 0 or ring.stale() or ring.broken(self.now):
+                    answer = self.join(worker, step=step if was else -1)
+                    self.rings[worker] = answer.ring.number if answer is not None else was
+            self.tick(0.6)
+        assert set(self.rings.values()) == {ring.number}
+        return self.join(min(self.rings), ring=0).ring
+
+    def at(self, position: int, *workers: int, ring: int | None = None) -> pb.HeartbeatResponse:
+        """Let members (all by default) report that many records in their model."""
+        for worker in workers or sorted(self.rings):
+            of = self.rings[worker] if ring is None else ring
+            answer = self.beat(worker, loss=1.0, steps=position, position=position, ring=of)
+        self.tick(0.1)
+        return answer
+
+
+_NOT_OPTIONS = ("self", "__class__", "state", "now", "checkpoint")
+
+
+def every_record(epochs: int = 1) -> Counter[tuple[int, str, int]]:
+    return Counter((e, s.name, i) for e in range(epochs) for s in SHARDS for i in range(s.records))
+
+
+def running(**options: Any) -> World:
+    """Return the job of a model file with all its processes up."""
+    w = World(**options)
+    w.all_up()
+    return w
