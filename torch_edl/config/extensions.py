@@ -20,6 +20,8 @@ PLATFORMS = "torch_edl.platforms"
 """Places where jobs run; see :class:`torch_edl.interfaces.Platform`."""
 MAGIC = "torch_edl.magic"
 """Recognition of formats; see :mod:`torch_edl.interfaces`."""
+STORAGES = "torch_edl.storages"
+"""Stores of files; see :class:`torch_edl.data.sources.base.Storage`."""
 STORES = "torch_edl.stores"
 """Stores of the master's state; see :class:`torch_edl.interfaces.Store`."""
 

@@ -10,8 +10,8 @@ import os
 import re
 from typing import Any
 
-from torch_edl.config.extensions import MAGIC, SOURCES, extras_of, installed, load
-from torch_edl.data.sources.storage import objects
+from torch_edl.config.extensions import SOURCES, STORAGES, extras_of, installed, load
+from torch_edl.data.sources.base import Storage, is_url
 from torch_edl.errors import UsageError
 from torch_edl.interfaces import SourceType
 
@@ -26,9 +26,8 @@ _BUILT_IN = {
     "parquet": "parquet.ParquetSource",
     "pq": "parquet.ParquetSource",
 }
-_MAGIC = {b"PAR1": "parquet", b"\x04\x03\x02\x01": "recordio"}
 _ANY_SCHEME = "*"
-"""Name of an entry point for URLs of all schemes: ``(url) -> SourceType | None``."""
+"""Name of an entry point for URLs of all schemes: ``(url) -> SourceType | None``, or a store."""
 
 
 def formats() -> list[str]:
@@ -44,21 +43,6 @@ def suffix_of(path: str) -> str:
     """
     parts = re.split(r"[.\-]", os.path.basename(path).lower())[1:]
     return next((p for p in reversed(parts) if p in _BUILT_IN or f".{p}" in installed(SOURCES)), "")
-
-
-def format_of(head: bytes) -> str:
-    """Return the suffix of the format of a file that begins with some bytes; empty: unknown."""
-    for magic, format in _MAGIC.items():
-        if head.startswith(magic):
-            return format
-    from torch_edl.data.sources.files import tfrecord
-
-    if tfrecord.is_header(head[: tfrecord.HEADER_BYTES]):
-        return "tfrecord"
-    for name in installed(MAGIC):
-        if load(MAGIC, name, f"data format {name[1:]}")(head):
-            return name[1:]
-    return ""
 
 
 def file_type(format: str) -> SourceType:
@@ -96,9 +80,19 @@ def is_stream(path: str) -> bool:
     return found is not None and found.endless
 
 
+def storage_of(url: str) -> Storage:
+    """Return the kind of store that has the file of a URL.
+
+    Raises:
+        UsageError: no installed package knows the store.
+    """
+    name = _storage_of(url)
+    return load(STORAGES, name, f"data of {name}://...")  # type: ignore[no-any-return]
+
+
 def is_object(path: str) -> bool:
     """Return True if a path is the URL of one file or several."""
-    return objects.is_url(path) and not _scheme_of(path) and _of_any_scheme(path) is None
+    return is_url(path) and not _scheme_of(path) and _of_any_scheme(path) is None
 
 
 def extras(path: str) -> set[str]:
@@ -108,7 +102,14 @@ def extras(path: str) -> set[str]:
         name = _ANY_SCHEME
     if name:
         return extras_of(SOURCES, name)
-    return extras_of(SOURCES, f".{suffix_of(path)}") | objects.extras_of_url(path)
+    found = extras_of(SOURCES, f".{suffix_of(path)}")
+    return found | extras_of(STORAGES, _storage_of(path)) if is_url(path) else found
+
+
+def _storage_of(url: str) -> str:
+    """Return the name of the entry point for the store of a URL."""
+    scheme = url.partition("://")[0].lower()
+    return scheme if scheme in installed(STORAGES) else _ANY_SCHEME
 
 
 def _scheme_of(path: str) -> str:

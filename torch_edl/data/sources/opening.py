@@ -7,20 +7,21 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from torch_edl.config.extensions import MAGIC, installed, load
+from torch_edl.data.sources.base import is_url
 from torch_edl.data.sources.kinds import (
     file_type,
-    format_of,
     formats,
     is_object,
     suffix_of,
     url_type,
 )
 from torch_edl.data.sources.paths import local
-from torch_edl.data.sources.storage import objects
 from torch_edl.data.sources.storage.data_file import DataFile
 from torch_edl.errors import DataError
 from torch_edl.interfaces import Source
 
+_MAGIC = {b"PAR1": "parquet", b"\x04\x03\x02\x01": "recordio"}
 _HEAD_BYTES = 512
 """Number of bytes at the start of a file in which formats look for their magic numbers."""
 
@@ -48,7 +49,7 @@ def open_source(path: str, *, format: str = "auto", skip_damaged: bool = False) 
         source: Source = kind(path, skip_damaged=skip_damaged)
         return source
     path = local(path)
-    if not objects.is_url(path):
+    if not is_url(path):
         path = os.path.abspath(path)
     return file_type(_format(path, format))(path, skip_damaged=skip_damaged)
 
@@ -85,7 +86,7 @@ def check_source(path: str, *, format: str = "auto") -> None:
     """
     if (kind := url_type(path)) is not None:
         kind.check(path)
-    elif not objects.is_url(path):
+    elif not is_url(path):
         _format(path, format)
 
 
@@ -96,7 +97,7 @@ def _format(path: str, format: str) -> str:
 def _by_first_bytes(path: str) -> str:
     with DataFile(path) as file:
         head = bytes(file.read_at(0, min(_HEAD_BYTES, file.size)))
-    if format := format_of(head):
+    if format := _format_of(head):
         return format
     raise DataError(
         path,
@@ -104,3 +105,19 @@ def _by_first_bytes(path: str) -> str:
         f"({', '.join('.' + suffix for suffix in formats())}) or name the format of all files by "
         "--format",
     )
+
+
+def _format_of(head: bytes) -> str:
+    """Return the suffix of the format of a file that begins with some bytes; empty: unknown."""
+    for magic, format in _MAGIC.items():
+        if head.startswith(magic):
+            return format
+    # Imported for the few files without a suffix.
+    from torch_edl.data.sources.files import tfrecord
+
+    if tfrecord.is_header(head[: tfrecord.HEADER_BYTES]):
+        return "tfrecord"
+    for name in installed(MAGIC):
+        if load(MAGIC, name, f"data format {name[1:]}")(head):
+            return name[1:]
+    return ""

@@ -6,10 +6,9 @@ import glob
 import os
 from collections.abc import Iterator, Sequence
 
+from torch_edl.data.sources.base import is_url
 from torch_edl.data.sources.files.saved_datasets import data_files
-from torch_edl.data.sources.kinds import url_type
-from torch_edl.data.sources.storage import objects
-from torch_edl.data.sources.storage.listing import matching
+from torch_edl.data.sources.kinds import storage_of, url_type
 from torch_edl.errors import UsageError
 
 
@@ -37,8 +36,8 @@ def expand(paths: Sequence[str]) -> list[str]:
         if (kind := url_type(pattern)) is not None:
             found[kind.canonical(pattern)] = None
             continue
-        if objects.is_url(pattern):
-            urls = data_files(matching(pattern))
+        if is_url(pattern):
+            urls = data_files(storage_of(pattern).matching(pattern))
             if not urls:
                 raise UsageError(f"{pattern}: no object matches; check the URL, and quote patterns")
             found |= dict.fromkeys(urls)
@@ -71,7 +70,7 @@ def local(path: str) -> str:
     scheme, mark, rest = path.partition("://")
     if mark and scheme.lower() in ("file", "local"):
         return os.path.abspath(rest)
-    return path if mark and objects.is_url(path) else os.path.expanduser(path)
+    return path if mark and is_url(path) else os.path.expanduser(path)
 
 
 def parts(paths: Sequence[str]) -> list[str]:

@@ -14,10 +14,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from torch_edl.data.sources.base import is_url
 from torch_edl.data.sources.files.blocks import Reading
 from torch_edl.data.sources.files.index import Index, cached
 from torch_edl.data.sources.files.sliced import SlicedSource
-from torch_edl.data.sources.storage import objects
 from torch_edl.data.sources.storage.data_file import DataFile
 from torch_edl.errors import DataError
 from torch_edl.interfaces import Metadata, Records
@@ -144,7 +144,7 @@ class ArrowSource(SlicedSource):
         self._check = RowCheck(self.schema)
         # For a nested column, validation of any slice would read the whole batch.
         self._is_sliceable = (
-            not objects.is_url(path)
+            not is_url(path)
             and not details["is_compressed"]
             and self._check.is_flat
             and stored.equals(self.schema)

@@ -11,10 +11,9 @@ from typing import Self
 
 import numpy as np
 
-from torch_edl.data.sources.base import Stamp, concat, cut
+from torch_edl.data.sources.base import Stamp, concat, cut, is_url
 from torch_edl.data.sources.block_cache import cache, source_numbers
 from torch_edl.data.sources.files.index import Index
-from torch_edl.data.sources.storage import objects
 from torch_edl.data.sources.storage.data_file import DataFile, fingerprint
 from torch_edl.data.sources.storage.open_files import give_back, take
 from torch_edl.errors import DataError
@@ -92,7 +91,7 @@ class BlockSource(ABC):
         self._ends = np.cumsum(index.blocks[:, 2])
         self.count = int(self._ends[-1]) if len(self._ends) else 0
         self.number = next(source_numbers)
-        self.is_far = objects.is_url(self.name)
+        self.is_far = is_url(self.name)
 
     @property
     def fingerprint(self) -> str:

@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_edl.config.environment import edl_home
-from torch_edl.data.sources.base import Stamp
-from torch_edl.data.sources.storage import objects
+from torch_edl.data.sources.base import Stamp, is_url
 from torch_edl.data.sources.storage.data_file import DataFile
 from torch_edl.files import replacing
 
@@ -91,7 +90,7 @@ def cached(
 def _places(path: str, kind: str) -> list[str]:
     hashed = hashlib.sha256(os.fsencode(path)).hexdigest()[:32]
     home = str(edl_home() / "cache" / f"{hashed}.{kind}.edl-index")
-    if objects.is_url(path):
+    if is_url(path):
         return [home]
     folder, name = os.path.split(path)
     return [os.path.join(folder, f".{name}.{kind}.edl-index"), home]

@@ -7,11 +7,11 @@ import hashlib
 import mmap
 import os
 from collections.abc import Iterator
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
-from torch_edl.data.sources.base import Stamp
-from torch_edl.data.sources.storage import objects, unpacking
-from torch_edl.data.sources.storage.attempts import CHANGED
+from torch_edl.data.sources.base import CHANGED, Stamp, StoredBytes, is_url
+from torch_edl.data.sources.kinds import storage_of
+from torch_edl.data.sources.storage import unpacking
 from torch_edl.data.sources.storage.random_access import RandomAccess
 from torch_edl.errors import DataError
 from torch_edl.files import replacing
@@ -21,19 +21,6 @@ KEPT_MAP_BYTES = 256 << 20
 memory of the process."""
 
 _FINGERPRINT_BYTES = 64 << 10  # size of the first and of the last block of a fingerprint
-
-
-class _Bytes(Protocol):
-    """The bytes of a file, on this machine or in a store."""
-
-    stamp: Stamp
-    size: int
-
-    def will_read(self, start: int, end: int) -> None: ...
-    def read_at(self, offset: int, size: int) -> bytes: ...
-    def view_at(self, offset: int, size: int) -> memoryview: ...
-    def check(self) -> None: ...
-    def close(self) -> None: ...
 
 
 class DataFile:
@@ -149,7 +136,7 @@ def fingerprint(path: str, stamp: Stamp) -> str:
     Raises:
         DataError: the file cannot be read, or has another stamp.
     """
-    if objects.is_url(path) and stamp.inode:
+    if is_url(path) and stamp.inode:
         return f"tag {stamp.inode:08x}"
     with DataFile(path, stamp) as file:
         block = min(_FINGERPRINT_BYTES, file.size)
@@ -157,13 +144,13 @@ def fingerprint(path: str, stamp: Stamp) -> str:
     return hashlib.blake2b(ends, digest_size=8).hexdigest()
 
 
-def _stored(path: str, expect: Stamp | None) -> _Bytes:
-    if objects.is_url(path):
-        return objects.ObjectBytes(path, expect)
+def _stored(path: str, expect: Stamp | None) -> StoredBytes:
+    if is_url(path):
+        return storage_of(path).open_object(path, expect)
     return _LocalBytes(path, expect)
 
 
-def _unpacked(path: str, codec: str, expect: Stamp | None) -> _Bytes:
+def _unpacked(path: str, codec: str, expect: Stamp | None) -> StoredBytes:
     original = _stored(path, expect)
     try:
         original.will_read(0, original.size)

@@ -17,12 +17,12 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from isal.isal_zlib import crc32
 
 from torch_edl.config.environment import edl_home
-from torch_edl.data.sources.base import Stamp
+from torch_edl.data.sources.base import StoredBytes
 from torch_edl.data.sources.storage.random_access import RandomAccess
 from torch_edl.errors import DataError
 from torch_edl.files import replacing
@@ -41,21 +41,12 @@ _MOST_BOOTS = (
 _CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".tgz": "gzip"}
 
 
-class Original(Protocol):
-    """The bytes of a compressed file."""
-
-    stamp: Stamp
-
-    def read_at(self, offset: int, size: int) -> bytes: ...
-    def check(self) -> None: ...
-
-
 def codec_of(path: str) -> str | None:
     """Return the compression of a file by its suffix; None: not compressed."""
     return _CODECS.get(os.path.splitext(path)[1].lower())
 
 
-def unpacked(path: str, codec: str, original: Original) -> str:
+def unpacked(path: str, codec: str, original: StoredBytes) -> str:
     """Return the path of the unpacked file in the cache folder; unpack the file if necessary.
 
     Args:
@@ -146,7 +137,7 @@ def _boot() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
-def _unpack(path: str, codec: str, original: Original, place: Path) -> _Content:
+def _unpack(path: str, codec: str, original: StoredBytes, place: Path) -> _Content:
     size = crc = 0
     with replacing(place, 0o600) as file:
         for piece in _pieces(path, codec, original):
@@ -156,7 +147,7 @@ def _unpack(path: str, codec: str, original: Original, place: Path) -> _Content:
     return _Content(size, crc)
 
 
-def _pieces(path: str, codec: str, original: Original) -> Iterator[bytes]:
+def _pieces(path: str, codec: str, original: StoredBytes) -> Iterator[bytes]:
     size = original.stamp.size
     if not size:
         return

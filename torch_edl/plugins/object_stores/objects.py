@@ -10,42 +10,25 @@ import datetime
 import email.utils
 import re
 import zlib
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from torch_edl.data.sources.base import Stamp
-from torch_edl.data.sources.storage.attempts import CHANGED, in_words, tried
-from torch_edl.data.sources.storage.ranges import NO_RANGES, Range, receive, tag_of
+from torch_edl.config.extensions import STORAGES, extras_of
+from torch_edl.data.sources.base import CHANGED, Stamp
 from torch_edl.errors import DataError, UsageError
+from torch_edl.plugins.object_stores.attempts import in_words, tried
 
 AHEAD_BYTES = 16 << 20
 """Size of a request if the following bytes will be read next."""
 
-_URL = re.compile(r"([a-z][a-z0-9+.\-]*)://", re.IGNORECASE)
+_NO_RANGES = "the server gives all of it for a range; use one that knows ranges, or download it"
 
-# Extra of torch-edl with the fsspec package of each scheme; other schemes have no extra.
-_EXTRAS = {
-    "s3": "s3",
-    "s3a": "s3",
-    "gs": "gcs",
-    "gcs": "gcs",
-    "http": "http",
-    "https": "http",
-}
+# Keys of the tag of a content in the packages of fsspec.
+_TAGS = ("ETag", "etag", "generation", "md5Hash", "checksum", "Content-MD5", "uid")
 
 # Keys of the modification time in the packages of fsspec.
 _TIMES = ("LastModified", "last_modified", "mtime", "updated", "Last-Modified", "created")
-
-
-def is_url(path: str) -> bool:
-    """Return True for a URL, False for a local path."""
-    return _URL.match(path) is not None
-
-
-def extras_of_url(path: str) -> set[str]:
-    """Return the extras of torch-edl with the fsspec package of a URL; empty: none is needed."""
-    extra = _EXTRAS.get(path.partition("://")[0].lower()) if is_url(path) else None
-    return {extra} if extra else set()
 
 
 def connect(url: str) -> tuple[Any, str]:
@@ -72,9 +55,12 @@ def connect(url: str) -> tuple[Any, str]:
             "hdfs:// or https://; a database needs its package for SQLAlchemy"
         )
     try:
-        system, path = fsspec.core.url_to_fs(scheme + url[len(scheme) :])
+        # A server that compresses a range sends other bytes than those that were asked for.
+        headers = {"Accept-Encoding": "identity"}
+        words = {"headers": headers} if scheme in ("http", "https") else {}
+        system, path = fsspec.core.url_to_fs(scheme + url[len(scheme) :], **words)
     except ImportError as error:
-        extra = _EXTRAS.get(scheme)
+        extra = ",".join(extras_of(STORAGES, scheme))
         fix = f"pip install 'torch-edl[{extra}]'" if extra else str(error)
         raise UsageError(f"{url}: a package for {scheme}:// is missing: {fix}") from error
     except Exception as error:
@@ -104,11 +90,12 @@ def stamp_of(url: str, system: Any, path: str) -> Stamp:
         raise DataError(url, "is a folder; name the files in it, or a pattern such as folder/*")
     if about.get("size") is None:
         raise DataError(url, "the server does not say how long it is; download it, or use another")
-    return Stamp(int(about["size"]), _mtime_ns(about), _checksum(tag_of(about)))
+    return Stamp(int(about["size"]), _mtime_ns(about), zlib.crc32(_tag_of(about).encode()))
 
 
-def _checksum(tag: str) -> int:
-    return zlib.crc32(tag.encode())
+def _tag_of(about: Mapping[str, Any]) -> str:
+    """Return the tag of an object's content in its store; empty: unknown."""
+    return next((str(about[key]) for key in _TAGS if about.get(key)), "")
 
 
 def _mtime_ns(about: dict[str, Any]) -> int:
@@ -134,6 +121,11 @@ def _parsed(text: str) -> datetime.datetime:
 _EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)
 
 
+def open_object(url: str, expect: Stamp | None = None) -> ObjectBytes:
+    """Return the bytes of an object; see :class:`ObjectBytes`."""
+    return ObjectBytes(url, expect)
+
+
 class ObjectBytes:
     """The bytes of an object. Bytes that were read are known to match the stamp only after
     :meth:`close` has returned."""
@@ -154,7 +146,7 @@ class ObjectBytes:
         self.size = self.stamp.size
         self._window = (0, b"")
         self._soon = (0, 0)
-        self._is_known = True  # True if all bytes that were read match the stamp
+        self._is_checked = True  # True if nothing was read since the last check
 
     def will_read(self, start: int, end: int) -> None:
         """Announce that these bytes will be read in order, so that requests may be large."""
@@ -182,32 +174,74 @@ class ObjectBytes:
     def _fetch(self, start: int, end: int) -> bytes:
         if start == end:
             return b""
-        wanted = Range(start, end)
-        tried(self._url, lambda: receive(self._system, self._path, wanted))
-        for tag in wanted.tags:
-            if not tag or not self.stamp.inode:
-                self._is_known = False
-            elif _checksum(tag) != self.stamp.inode:
-                raise DataError(self._url, CHANGED)
-        got = wanted.content()
+        got: bytes = tried(
+            self._url, lambda: self._system.cat_file(self._path, start=start, end=end)
+        )
         if len(got) != end - start:
-            why = NO_RANGES if len(got) == self.size else CHANGED
+            why = _NO_RANGES if len(got) == self.size else CHANGED
             raise DataError(self._url, f"{len(got)} bytes for {end - start}: {why}")
-        return got
+        self._is_checked = False
+        return bytes(got)
 
     def check(self) -> None:
-        """Check that the object has not changed. The store is queried only if its answers had no
-        tags.
+        """Check that the object has not changed since it was opened, if any bytes were read.
 
         Raises:
             DataError: the object has another stamp.
         """
-        if self._is_known:
+        if self._is_checked:
             return
-        self._is_known = True
+        self._is_checked = True
         if stamp_of(self._url, self._system, self._path) != self.stamp:
             raise DataError(self._url, CHANGED)
 
     def close(self) -> None:
         """Check that the object has not changed; see :meth:`check`."""
         self.check()
+
+
+def matching(pattern: str) -> list[str]:
+    """Return the sorted URLs of the objects that a URL, a folder or a pattern names.
+
+    Raises:
+        UsageError: see :func:`connect`.
+        DataError: the store cannot be listed.
+    """
+    system, path = connect(pattern)
+
+    def listed() -> list[str]:
+        system.invalidate_cache()
+        if "*" not in path and "?" not in path and "[" not in path:
+            if not system.isdir(path):
+                return [path] if system.exists(path) else []
+            return [name for name in system.find(path) if not _is_hidden(name, path)]
+        marked = path.rpartition("/")[2].startswith("_")
+        found = []
+        for name, about in system.glob(path, detail=True).items():
+            if not marked and _base(name).startswith(("_", ".")):
+                continue
+            if about["type"] != "directory":
+                found.append(name)
+            elif "**" not in path:
+                found += [f for f in system.find(name) if not _is_hidden(f, name)]
+        return found
+
+    names = tried(pattern, listed)
+    return sorted({_url_of(name, system, pattern) for name in names if _base(name)})
+
+
+def _url_of(name: str, system: Any, pattern: str) -> str:
+    parts = urlsplit(pattern)
+    # The first part of a URL is a host unless the paths of the file system begin with it.
+    if parts.netloc and name.startswith("/") and not name.startswith(f"/{parts.netloc}/"):
+        return f"{parts.scheme}://{parts.netloc}{name}"
+    return str(system.unstrip_protocol(name))
+
+
+def _base(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def _is_hidden(name: str, folder: str) -> bool:
+    """Return True for caches and markers, which are not data, as in local folders."""
+    return any(part.startswith((".", "_")) for part in name[len(folder) :].split("/"))

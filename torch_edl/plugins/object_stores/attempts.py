@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from torch_edl.data.sources.base import CHANGED
 from torch_edl.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -17,8 +18,6 @@ PAUSES_S = (0.2, 1.0, 5.0)
 _PATIENCE_S = 30.0
 """Seconds after the first attempt during which a new attempt may begin. A single attempt of s3fs
 may take this long if the server closes all connections without an answer."""
-
-CHANGED = "changed while the job was using it; start the job again"
 
 # Parts of the names of connection errors in botocore, aiohttp and requests.
 _BROKEN = re.compile("Connect|Timeout|Incomplete|Payload|ResponseStream|HTTPClient|Chunked")

@@ -12,8 +12,8 @@ import pytest
 from torch_edl.data.sources import expand, open_source
 from torch_edl.data.sources.files import csv as csv_module
 from torch_edl.data.sources.files import index
-from torch_edl.data.sources.storage import attempts, objects
 from torch_edl.errors import DataError, UsageError
+from torch_edl.plugins.object_stores import attempts, objects
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,1 @@
+"""Files in object stores and behind HTTP, read in ranges by fsspec."""
