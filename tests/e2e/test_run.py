@@ -42,7 +42,8 @@ def load(path: Path) -> ModuleType:
 
 
 def close(ours: Any, theirs: Any, tolerance: float = 1e-5) -> bool:
-    return bool(np.allclose(np.asarray(ours), np.asarray(theirs), rtol=0, atol=tolerance))
+    # Relative too: sums of float32 differ by the size of a minibatch and by the number of threads.
+    return bool(np.allclose(np.asarray(ours), np.asarray(theirs), rtol=1e-5, atol=tolerance))
 
 
 # ---- handwritten digits: one training job, and all that can be done with what it made ----
