@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_edl.config import JobConfig
-from torch_edl.interfaces import Host
+from torch_edl.interfaces.platform import Host
 from torch_edl.launch.jobs.folder import JobFolder
 from torch_edl.processes.launcher import Launcher
 from torch_edl.processes.local import LocalLauncher

@@ -11,11 +11,11 @@ from kubernetes.client.exceptions import ApiException
 
 from tests.cluster.cluster import Cluster
 from tests.waiting import wait_for
-from torch_edl.config import KubernetesConfig
-from torch_edl.kubernetes import names
-from torch_edl.kubernetes.api import Api
-from torch_edl.kubernetes.launcher import KubernetesLauncher
-from torch_edl.kubernetes.pod import process_pod
+from torch_edl.plugins.kubernetes import names
+from torch_edl.plugins.kubernetes.cluster.api import Api
+from torch_edl.plugins.kubernetes.config import KubernetesConfig
+from torch_edl.plugins.kubernetes.master.launcher import KubernetesLauncher
+from torch_edl.plugins.kubernetes.objects.pod import process_pod
 from torch_edl.processes.spec import ProcessEvent, ProcessExit, ProcessSpec
 
 JSON = dict[str, Any]

@@ -15,8 +15,10 @@ from kubernetes import client
 
 from tests.cluster.cluster import Cluster
 from tests.debian_package import require_package
-from torch_edl.config import JobConfig, KubernetesConfig
-from torch_edl.kubernetes import job, names
+from torch_edl.config import JobConfig
+from torch_edl.plugins.kubernetes import names
+from torch_edl.plugins.kubernetes.config import KubernetesConfig
+from torch_edl.plugins.kubernetes.objects import job
 
 JOB = "ctr"
 SERVE = (
@@ -42,9 +44,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, machine: None) -> Iterator
 def test_only_the_pods_of_a_job_reach_its_servers(cluster: Cluster) -> None:
     namespace = cluster.make_namespace()
     core = client.CoreV1Api(cluster.api_client())
-    config = JobConfig(
-        name=JOB, model_file="/m.py", platform="kubernetes", kubernetes=KubernetesConfig(image="e")
-    )
+    pods = KubernetesConfig(image="e")
+    config = JobConfig(name=JOB, model_file="/m.py", platform="kubernetes", platform_config=pods)
     [policy] = [
         each for each in job.objects(config, namespace=namespace, token="t", code={})
         if each["kind"] == "NetworkPolicy"

@@ -39,8 +39,8 @@ class Pods:
     """Launchers of one job in a namespace of the test cluster."""
 
     def __init__(self, cluster: Any) -> None:
-        from torch_edl.kubernetes import names
-        from torch_edl.kubernetes.api import Api
+        from torch_edl.plugins.kubernetes import names
+        from torch_edl.plugins.kubernetes.cluster.api import Api
 
         self._api = Api.of_kubeconfig(namespace=cluster.make_namespace())
         for kind, name, key in (
@@ -51,9 +51,9 @@ class Pods:
             self._api.create({"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, **data})
 
     def launcher(self) -> Launcher:
-        from torch_edl.config import KubernetesConfig
-        from torch_edl.kubernetes.launcher import KubernetesLauncher
-        from torch_edl.kubernetes.pod import process_pod
+        from torch_edl.plugins.kubernetes.config import KubernetesConfig
+        from torch_edl.plugins.kubernetes.master.launcher import KubernetesLauncher
+        from torch_edl.plugins.kubernetes.objects.pod import process_pod
 
         def manifest(spec: ProcessSpec) -> dict[str, Any]:
             return process_pod(
@@ -75,7 +75,7 @@ class Pods:
         return "".join(f"{line.decode()}\n" for line in lines)
 
     def left(self, pids: list[int]) -> list[str]:
-        from torch_edl.kubernetes import names
+        from torch_edl.plugins.kubernetes import names
 
         found, _ = self._api.list("Pod", names.selector("ctr"), read=dict)
         return [pod["metadata"]["name"] for pod in found]

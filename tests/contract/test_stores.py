@@ -15,10 +15,10 @@ from master.runtime.store.lock import Lock
 from master.runtime.store.sqlite import SqliteStore
 from torch_edl.errors import StoreConflictError
 from torch_edl.interfaces import Entry, Store
-from torch_edl.kubernetes.api import Api
 from torch_edl.plugins.etcd.access import EtcdAccess
 from torch_edl.plugins.etcd.store import EtcdStore
-from torch_edl.plugins.kubernetes.state import ConfigMapStore
+from torch_edl.plugins.kubernetes.cluster.api import Api
+from torch_edl.plugins.kubernetes.master.state import ConfigMapStore
 
 if TYPE_CHECKING:  # it needs the client of Kubernetes, an extra
     from tests.cluster.cluster import Cluster

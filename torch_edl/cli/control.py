@@ -1,19 +1,18 @@
-"""``torch-edl scale``, ``stack``, ``stop`` and ``clean``: commands for existing jobs."""
+"""``torch-edl attach``, ``scale``, ``stack``, ``stop`` and ``clean``: verbs for existing jobs."""
 
 from __future__ import annotations
 
 import argparse
-import functools
-import shutil
+import math
 import time
-from collections.abc import Callable
 
 from torch_edl.cli import job_lookup as which
+from torch_edl.cli import summary
 from torch_edl.cli.terminal import stderr, stdout
 from torch_edl.config import ClusterConfig
 from torch_edl.config.scaling import check_servers
 from torch_edl.errors import EdlError, UsageError
-from torch_edl.launch.jobs import catalog
+from torch_edl.interfaces.platform import JobHandle
 from torch_edl.wire import master_pb2 as pb
 
 _POLL_S = 0.1
@@ -118,53 +117,44 @@ def clean(args: argparse.Namespace) -> int:
             raise UsageError(f"{option} {value}: must be 0 or more")
         if value is not None and args.job:
             raise UsageError(f"{args.job[0]} and {option}: name jobs, or choose among all of them")
-    found = _of_cluster(args) if which.on_cluster(args) else _of_machine(args)
-    for place, remove in found:
+    for job in (jobs := _removable(args)):
         if not args.dry_run:
-            remove()
+            job.remove()
         verb = "would be removed" if args.dry_run else "removed"
-        stdout().print(f"{verb}: {place}", soft_wrap=True)
-    if not found:
+        stdout().print(f"{verb}: {job.place}", soft_wrap=True)
+    if not jobs:
         stdout().print("nothing to remove")
     return 0
 
 
-_Removal = tuple[str, Callable[[], object]]
-"""The text that names what is removed, and the function that removes it."""
-
-
-def _of_machine(args: argparse.Namespace) -> list[_Removal]:
+def _removable(args: argparse.Namespace) -> list[JobHandle]:
+    """Return the named jobs, or the jobs that are over and need not be kept."""
     if args.job:
-        jobs = [catalog.find(name) for name in dict.fromkeys(args.job)]
-        for job in jobs:
+        named = [which.find_named(args, name) for name in dict.fromkeys(args.job)]
+        for job in named:
             if not job.is_over():
-                raise UsageError(f"{job.name}: it runs; end it with torch-edl stop {job.name}")
-    else:
-        days = 0 if args.days is None and args.keep is None else args.days
-        jobs = catalog.outdated(days=days, keep=args.keep)
-    return [(str(job.dir), functools.partial(shutil.rmtree, job.dir)) for job in jobs]
-
-
-def _of_cluster(args: argparse.Namespace) -> list[_Removal]:
-    from torch_edl.kubernetes.api import Api
-    from torch_edl.launch.jobs import cluster_job
-
-    api = Api.of_kubeconfig(context=args.context, namespace=args.namespace)
-    if args.job:
-        jobs = [cluster_job.find(api, name) for name in dict.fromkeys(args.job)]
-        for job in jobs:
-            if not job.is_over():
-                stop = f"torch-edl stop {job.name} {job.where}"
+                stop = f"torch-edl stop {job.name} {job.where}".rstrip()
                 raise UsageError(f"{job.name}: it runs; end it with {stop}")
-    else:
-        jobs = [
-            job
-            for place, job in enumerate(cluster_job.all_jobs(api))
-            if job.is_over()
-            and (
-                (args.days is None and args.keep is None)
-                or (args.keep is not None and place >= args.keep)
-                or (args.days is not None and time.time() - job.ended() >= args.days * 86400)
-            )
-        ]
-    return [(f"job {job.name} in namespace {api.namespace}", job.delete) for job in jobs]
+        return named
+    days, keep = args.days, args.keep
+    if days is None and keep is None:
+        days = 0
+    since = math.inf if days is None else days * 86400
+    now = time.time()
+    return [
+        job
+        for place, job in enumerate(which.find_all(args))
+        if job.is_over() and ((keep is not None and place >= keep) or now - job.touched() >= since)
+    ]
+
+
+def attach(args: argparse.Namespace) -> int:
+    """Show the progress of a running job until the job is over.
+
+    Raises:
+        UsageError: there is no such job.
+        EdlError: the cluster does not answer, or rejects a request.
+    """
+    job, console = which.find(args), stdout()
+    outcome = job.attach(console)
+    return 0 if outcome is None else summary.finish(job.config(), outcome, console)

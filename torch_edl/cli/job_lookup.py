@@ -1,51 +1,70 @@
-"""Finds the job that a command names, on this machine or on a cluster."""
+"""Finds the platform and the job that a command names."""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from torch_edl.cli.options import add_option
-from torch_edl.config.job import PLATFORMS
+from torch_edl.config import extensions
+from torch_edl.config.job import LOCAL
+from torch_edl.config.option import Option, options_of
 from torch_edl.errors import UsageError
-from torch_edl.launch.jobs import catalog
 
 if TYPE_CHECKING:
-    from torch_edl.launch.jobs.handle import JobHandle
+    from torch_edl.interfaces.platform import JobHandle, Platform
 
 
-def add_options(parser: argparse.ArgumentParser, *, only_cluster: bool = False) -> None:
+def add_options(parser: argparse.ArgumentParser, *, only_remote: bool = False) -> None:
     """Add the options that say where a job runs.
 
     Args:
-        only_cluster: True if the command supports only jobs on a cluster.
+        only_remote: True if the command does not support jobs of this machine.
     """
-    group = parser.add_argument_group("kubernetes")
-    if only_cluster:
-        text = "where the job is (default: kubernetes)"
-        places = PLATFORMS[1:]
-        add_option(group, "--platform kubernetes", text, choices=places, default=places[0])
-    else:
+    remote = list(extensions.platforms())
+    places = remote if only_remote else [LOCAL, *remote]
+    if not remote:
+        parser.set_defaults(platform=LOCAL)
+        return
+    group = parser.add_argument_group("platform")
+    text = f"where the job is (default: {remote[0]})"
+    if not only_remote:
         text = "where the job is (default: here, or there if one below is given)"
-        add_option(group, "--platform local|kubernetes", text, choices=PLATFORMS, default="")
-    text = "namespace of the job (default: that of the context)"
-    add_option(group, "--namespace NAME", text, default="")
-    text = "context of the kubeconfig (default: the current one)"
-    add_option(group, "--context NAME", text, default="")
+    default = remote[0] if only_remote else ""
+    add_option(group, f"--platform {'|'.join(places)}", text, choices=places, default=default)
+    for _, option in _locators():
+        add_option(group, option.spelling, option.help, default="")
 
 
-def on_cluster(args: argparse.Namespace) -> bool:
-    """Return True if the options name a job on a cluster.
+def name_of(args: argparse.Namespace) -> str:
+    """Return the name of the platform that the options name.
 
     Raises:
-        UsageError: the options name both this machine and a cluster.
+        UsageError: the options name two platforms.
     """
-    of_cluster = bool(args.namespace or args.context)
-    if of_cluster and args.platform == "local":
-        raise UsageError(
-            "--platform local: --namespace and --context are for a cluster; leave them out"
-        )
-    return of_cluster or args.platform == "kubernetes"
+    given = [(name, option.flags[0]) for name, option in _locators() if _value(args, option)]
+    for name, flag in given:
+        if args.platform not in ("", name):
+            raise UsageError(
+                f"--platform {args.platform}: {flag} is for --platform {name}; leave it out"
+            )
+    return args.platform or (given[0][0] if given else LOCAL)
+
+
+def platform(name: str) -> Platform:
+    """Return a platform by its name.
+
+    Raises:
+        UsageError: no installed package offers the platform.
+    """
+    if name != LOCAL:
+        found: Platform = extensions.platform(name)
+        return found
+    from torch_edl.cli.local import LocalPlatform
+
+    return LocalPlatform()
 
 
 def find(args: argparse.Namespace) -> JobHandle:
@@ -53,32 +72,43 @@ def find(args: argparse.Namespace) -> JobHandle:
 
     Raises:
         UsageError: the job does not exist.
-        ClusterError: the cluster does not answer, or rejects a request.
+        EdlError: the cluster does not answer, or rejects a request.
     """
-    if not on_cluster(args):
-        from torch_edl.launch.jobs.handle import LocalJob
+    return find_named(args, args.job)
 
-        return LocalJob(catalog.find(args.job))
-    # Imported here: the Kubernetes client is slow to import and belongs to an extra.
-    from torch_edl.kubernetes.api import Api
-    from torch_edl.launch.jobs import cluster_job
 
-    api = Api.of_kubeconfig(context=args.context, namespace=args.namespace)
-    return cluster_job.find(api, args.job)
+def find_named(args: argparse.Namespace, job: str | None) -> JobHandle:
+    """Return a job by its name, where the options of the command say; see :func:`find`."""
+    name = name_of(args)
+    return platform(name).find(job, _where(args, name))
 
 
 def find_all(args: argparse.Namespace) -> list[JobHandle]:
-    """Return all jobs of this machine or of the namespace, newest first.
+    """Return all jobs where the options of the command say, newest first.
 
     Raises:
-        ClusterError: the cluster does not answer, or rejects a request.
+        EdlError: the cluster does not answer, or rejects a request.
     """
-    if not on_cluster(args):
-        from torch_edl.launch.jobs.handle import LocalJob
+    name = name_of(args)
+    return platform(name).jobs(_where(args, name))
 
-        return [LocalJob(folder) for folder in catalog.all_jobs()]
-    from torch_edl.kubernetes.api import Api
-    from torch_edl.launch.jobs import cluster_job
 
-    api = Api.of_kubeconfig(context=args.context, namespace=args.namespace)
-    return list(cluster_job.all_jobs(api))
+def _where(args: argparse.Namespace, name: str) -> dict[str, str]:
+    options = (option for of, option in _locators() if of == name)
+    return {_dest(option): _value(args, option) for option in options}
+
+
+def _locators() -> Iterator[tuple[str, Option]]:
+    """Yield the options by which a command finds a job, with the names of their platforms."""
+    for name, each in extensions.platforms().items():
+        for field in dataclasses.fields(each.config) if each.config is not None else ():
+            if field.name in each.locators:
+                yield name, options_of(field)[0]
+
+
+def _dest(option: Option) -> str:
+    return option.flags[0].lstrip("-").replace("-", "_")
+
+
+def _value(args: argparse.Namespace, option: Option) -> Any:
+    return getattr(args, _dest(option))

@@ -8,12 +8,14 @@ from pathlib import Path
 
 from rich.console import Console
 
+from torch_edl.cli import job_lookup as which
 from torch_edl.cli import preflight, submit, summary, user_file
-from torch_edl.cli.detach import detach
 from torch_edl.cli.progress import Display
 from torch_edl.cli.terminal import stderr, stdout, table
 from torch_edl.config import JobConfig
+from torch_edl.config.job import LOCAL
 from torch_edl.errors import JobFailedError, UsageError
+from torch_edl.interfaces.platform import JobOutcome
 from torch_edl.launch.jobs import catalog
 from torch_edl.launch.jobs.observers import Observers
 from torch_edl.training.contract.backends import TORCH, backend_of, importing, named
@@ -26,25 +28,16 @@ def run(args: argparse.Namespace) -> int:
         UsageError: the arguments cannot work; nothing was started. The same holds for all verbs
             here.
     """
-    if args.platform == "kubernetes":
-        from torch_edl.cli import cluster
-
-        return cluster.run(args)
-    config = preflight.check(args, "train")
+    platform = which.platform(args.platform or LOCAL)
+    submission = platform.check(args, "train")
     if args.dry_run:
-        from torch_edl.cli import dry_run
-
-        return dry_run.show(config, servers_named=args.servers is not None)
-    detached = [detach(config.name).update] if args.detach else []
+        return platform.show(submission, args)
     console = stdout()
-    title = backend_of(args.model_file).title
-    text = f"{args.model_file} is a model file of {title}: job {config.name} trains it"
-    console.print(text, soft_wrap=True)
     summary.forget(args.summary)
-    with Observers(config) as observers:
-        outcome = submit.run_job(config, Display(console, *detached, observers.update))
-        observers.end(outcome.state, outcome.error)
-    return summary.finish(config, outcome, console, file=args.summary)
+    outcome = platform.run(submission, args, console)
+    if outcome is None:
+        return 0
+    return summary.finish(submission.config, outcome, console, file=args.summary)
 
 
 def go_on(args: argparse.Namespace) -> int:
@@ -123,16 +116,13 @@ def export(args: argparse.Namespace) -> int:
 
 def _run_job(
     args: argparse.Namespace, kind: str, console: Console
-) -> tuple[JobConfig, submit.JobOutcome | None]:
+) -> tuple[JobConfig, JobOutcome | None]:
     """Run the job of ``evaluate`` or ``predict``.
 
     Returns:
-        The job and its outcome; the outcome is None if the job continues in its pods.
+        The job and its outcome; the outcome is None if the job continues without this command.
     """
-    if args.platform == "kubernetes":
-        from torch_edl.cli import cluster
-
-        return cluster.start(args, kind, console)
-    config = preflight.check(args, kind)
+    platform = which.platform(args.platform or LOCAL)
+    submission = platform.check(args, kind)
     summary.forget(args.summary)
-    return config, submit.run_job(config, Display(console))
+    return submission.config, platform.run(submission, args, console)

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch_edl.cli import config_file
 from torch_edl.config import ClusterConfig, Experiment, JobConfig, extensions
-from torch_edl.config.job import PARTS
+from torch_edl.config.job import LOCAL, PARTS
 from torch_edl.config.option import OF_MODEL_FILE, TRAINING, Option, options_of
 from torch_edl.errors import UsageError
 
@@ -86,8 +86,13 @@ def script_flags() -> dict[str, bool]:
 
 def given(args: argparse.Namespace, kind: str) -> dict[str, Any]:
     """Return the values that the user gave, by parts of the configuration, for
-    :meth:`JobConfig.of`."""
-    found: dict[str, Any] = {part: {} for part in PARTS}
+    :meth:`JobConfig.of`.
+
+    Raises:
+        UsageError: an option of another platform than the chosen one is given.
+    """
+    platforms = extensions.platforms()
+    found: dict[str, Any] = {part: {} for part in (*PARTS, *platforms)}
     for part, _, of, option in _options(kind):
         value = getattr(args, _dest(option))
         if value is None:
@@ -99,6 +104,19 @@ def given(args: argparse.Namespace, kind: str) -> dict[str, Any]:
             fields[of.name] = absolute(value)
         else:
             fields[of.name] = value
+    chosen = found.get("platform", LOCAL)
+    for name, platform in platforms.items():
+        own = found.pop(name)
+        if name == chosen:
+            found["platform_config"] = own
+            for part, defaults in platform.implied(own).items():
+                found[part] = {**defaults, **found[part]}
+        elif own:
+            given = [o for part, _, of, o in _options(kind) if part == name and of.name in own]
+            raise UsageError(
+                f"--platform {chosen}: {given[0].flags[0]} is an option of {name}; add --platform "
+                f"{name}, or leave the option out"
+            )
     return found
 
 
@@ -122,11 +140,9 @@ def model_file_job(args: argparse.Namespace, kind: str) -> JobConfig:
         found["train"].setdefault("grads_to_wait", max(1, least))
         # With staleness 0, each push that arrives after a completed step would be computed again.
         found["train"].setdefault("staleness", 1)
-    # No spare by default for a single worker, which may need all memory of its machine, nor for
-    # shared pods, which have no room for one more process.
+    # No spare by default for a single worker, which may need all memory of its machine.
     several = found["cluster"].get("max_workers", 1) > 1
-    shared = found["kubernetes"].get("processes_per_pod", 1) > 1
-    found["cluster"].setdefault("spares", int(several and not shared))
+    found["cluster"].setdefault("spares", int(several))
     if kind != "train":
         # Predictions are merged in the order of the tasks.
         found["data"]["shuffle"] = False
@@ -218,14 +234,24 @@ def absolute(path: str) -> str:
 def _options(kind: str) -> Iterator[tuple[str, str, dataclasses.Field[Any], Option]]:
     """Yield the part of the configuration, section of the help page, field and option.
 
-    The part is empty for fields of JobConfig itself.
+    The part is empty for fields of JobConfig itself, and the name of the platform for the part
+    that a platform adds.
     """
     own = dataclasses.fields(JobConfig)
-    parts = [(each.name, each.metadata["section"]) for each in own if each.name in PARTS]
-    fields = [(name, title, of) for name, title in parts for of in dataclasses.fields(PARTS[name])]
+    parts = [
+        (each.name, each.metadata["section"], PARTS[each.name])
+        for each in own
+        if each.name in PARTS
+    ]
+    platforms = extensions.platforms()
+    parts += [(name, name, of.config) for name, of in platforms.items() if of.config is not None]
+    fields = [(name, title, of) for name, title, each in parts for of in dataclasses.fields(each)]
     for part, title, of in [*fields, *(("", "", of) for of in own)]:
         for option in options_of(of):
             if kind in option.kinds:
+                if not part and of.name == "platform":
+                    places = "|".join([LOCAL, *platforms])
+                    option = dataclasses.replace(option, spelling=f"--platform {places}")
                 yield part, option.group or title, of, option
 
 

@@ -218,30 +218,11 @@ def build_parser() -> argparse.ArgumentParser:
     add_option(stop, "--now", "end all processes at once, without a last checkpoint")
     which.add_options(stop)
 
-    image = verb("image", "image.main", "write a Dockerfile for pods on Kubernetes")
-    text = "model file that it is for: one of Keras needs TensorFlow"
-    image.add_argument("model_file", metavar="MODEL.py", nargs="?", default="", help=text)
-    text = "data that jobs read: what reads it is installed (default: none)"
-    add_option(image, "--data PATH", text, nargs="+", action="extend", default=[])
-    text = "other extra of torch-edl, such as etcd (default: none)"
-    add_option(image, "--extra NAME", text, nargs="+", action="extend", default=[])
-    text = "variant of torch: cpu, cu126 (default: cpu)"
-    add_option(image, "--torch VARIANT", text, default="cpu")
-    text = "what pip installs torch-edl from (default: this version)"
-    add_option(image, "--install SPEC", text, default="")
-    text = "requirements.txt with what the code needs (default: none)"
-    add_option(image, "--requirements FILE", text, default="")
-    text = "copy this folder to DIR, for --code-in-image (default: no)"
-    add_option(image, "--code DIR", text, default="")
-    text = "where to write; - is stdout (default: Dockerfile)"
-    add_option(image, "--output FILE", text, default="Dockerfile")
-    add_option(image, "--force", "replace the file (default: no)")
-
     attach = of_job(
-        "attach", "cluster.attach", "show the progress of a job on a cluster, until it is over"
+        "attach", "control.attach", "show the progress of a job on a cluster, until it is over"
     )
     attach.epilog = "Ctrl-C leaves the job alone."
-    which.add_options(attach, only_cluster=True)
+    which.add_options(attach, only_remote=True)
 
     for name in extensions.installed(extensions.COMMANDS):
         extensions.load(extensions.COMMANDS, name, f"torch-edl {name}")(verbs)

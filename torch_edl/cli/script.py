@@ -20,16 +20,18 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, r
 from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import run as run_torchrun
 
+from torch_edl.cli import job_lookup as which
 from torch_edl.cli import preflight, summary, torchrun_arguments, user_file
 from torch_edl.cli.detach import detach
 from torch_edl.cli.options import default_name, given_flags, script_job
 from torch_edl.cli.progress import Display
 from torch_edl.cli.script_arguments import would_train
-from torch_edl.cli.submit import JobOutcome
-from torch_edl.cli.terminal import stderr
+from torch_edl.cli.terminal import stderr, stdout
 from torch_edl.config import JobConfig, TrainConfig
 from torch_edl.config.environment import ENV_UNSEEN, agent_of_pod, hash_environment
+from torch_edl.config.job import LOCAL
 from torch_edl.errors import UsageError
+from torch_edl.interfaces.platform import JobOutcome
 from torch_edl.launch.agent.agent import Agent, AgentSpec
 from torch_edl.launch.agent.workers import failure_text
 from torch_edl.launch.jobs import master_host
@@ -57,10 +59,8 @@ def main(args: argparse.Namespace) -> int:
     """
     parsed = torchrun_arguments.parse(args.words)
     args.places |= parsed.places
-    if parsed.platform == "kubernetes":
-        from torch_edl.cli import cluster
-
-        return cluster.run_script(parsed)
+    if (parsed.platform or LOCAL) != LOCAL:
+        return _run_elsewhere(parsed)
     if parsed.dry_run:
         raise would_train(parsed.training_script)
     os.environ.update(hash_environment(parsed.seed or TrainConfig.seed))
@@ -92,6 +92,17 @@ def main(args: argparse.Namespace) -> int:
     config.run_id = name
     detached = [detach(name).update] if parsed.detach else []
     return _run_ours(parsed, config, command, job, detached)
+
+
+def _run_elsewhere(args: argparse.Namespace) -> int:
+    """Run the script on a platform other than this machine."""
+    platform = which.platform(args.platform)
+    submission = platform.check(args, "script")
+    if args.dry_run:
+        return platform.show(submission, args)
+    console = stdout()
+    outcome = platform.run(submission, args, console)
+    return 0 if outcome is None else summary.finish(submission.config, outcome, console)
 
 
 def _needs_us(args: argparse.Namespace) -> bool:

@@ -12,6 +12,7 @@ from rich.text import Text
 from torch_edl.cli import job_lookup as which
 from torch_edl.cli.progress import TRAINS, best_text, duration, metrics_text, number
 from torch_edl.cli.terminal import stdout, table
+from torch_edl.config.job import LOCAL
 
 _EXITED = "exited"
 # Number of ended processes that the list shows for each role.
@@ -70,7 +71,8 @@ def list_jobs(args: argparse.Namespace) -> int:
         print(json.dumps(reports, indent=1))
         return 0
     if not reports:
-        where = "in this namespace" if which.on_cluster(args) else "on this machine"
+        name = which.name_of(args)
+        where = "on this machine" if name == LOCAL else f"on {name}"
         stdout().print(f"no jobs {where}; torch-edl run starts one")
         return 0
     jobs = table("job", "state", "started", "strategy", "records>")

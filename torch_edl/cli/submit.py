@@ -17,6 +17,7 @@ from torch_edl.config import JobConfig
 from torch_edl.config.environment import hash_environment
 from torch_edl.errors import UsageError
 from torch_edl.files import write_text
+from torch_edl.interfaces.platform import JobOutcome
 from torch_edl.launch.jobs import calls, catalog
 from torch_edl.launch.jobs.folder import ENDED, JobFolder
 from torch_edl.launch.jobs.log_tail import LogTail
@@ -44,39 +45,6 @@ _UNREACHABLE_S = 60.0
 _STOPPED_CODES = (130, 143)
 _STOPPING = "stopping: "  # prefix of the event
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobOutcome:
-    """The outcome of a job, as far as the client could observe it."""
-
-    state: str
-    """``finished``, ``failed`` or ``stopped``."""
-    status: pb.GetStatusResponse | None
-    """The last status; None if the master never answered."""
-    error: str = ""
-    """Cause of a failure or a stop; empty if there is none."""
-    traceback: str = ""
-    """Traceback of the user's code, or the last output of the master; empty if there is none."""
-    usage_error: bool = False
-    """True if the user can fix the error in the arguments or files of the job."""
-    signal: int = 0
-    """Number of the signal that made the client stop the job; 0 if there was none."""
-    master_pid: int = 0
-    """Process id of the master; 0 on a cluster."""
-    master_exit: str = ""
-    """How the master exited, such as its exit code; empty if it was not seen to exit."""
-    logs: str = ""
-    """Folder of the logs, or the command that shows them."""
-
-    @property
-    def exit_code(self) -> int:
-        """0: finished; 128 + signal: stopped; 2: an error that the user can fix; 1: failed."""
-        if self.state == "finished":
-            return 0
-        if self.signal:
-            return 128 + self.signal
-        return 2 if self.usage_error else 1
 
 
 def run_job(config: JobConfig, display: Display) -> JobOutcome:

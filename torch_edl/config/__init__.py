@@ -9,7 +9,6 @@ from torch_edl.config.data import DataConfig
 from torch_edl.config.durability import DurabilityConfig
 from torch_edl.config.experiment import Experiment
 from torch_edl.config.job import JobConfig
-from torch_edl.config.kubernetes import KubernetesConfig
 from torch_edl.config.training import TrainConfig
 
 __all__ = [
@@ -19,6 +18,5 @@ __all__ = [
     "DurabilityConfig",
     "Experiment",
     "JobConfig",
-    "KubernetesConfig",
     "TrainConfig",
 ]

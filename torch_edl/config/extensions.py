@@ -17,7 +17,7 @@ BACKENDS = "torch_edl.backends"
 OBSERVERS = "torch_edl.observers"
 """Receivers of events and metrics; see :class:`torch_edl.interfaces.Observer`."""
 PLATFORMS = "torch_edl.platforms"
-"""Places where jobs run; see :class:`torch_edl.interfaces.Platform`."""
+"""Places where jobs run; see :class:`torch_edl.interfaces.platform.Platform`."""
 MAGIC = "torch_edl.magic"
 """Recognition of formats; see :mod:`torch_edl.interfaces`."""
 STORAGES = "torch_edl.storages"
@@ -60,3 +60,17 @@ def load(group: str, name: str, what: str) -> Any:
         extra = ", ".join(found.extras)
         fix = f"install what reads it: pip install 'torch-edl[{extra}]'" if extra else str(found)
         raise UsageError(f"{what}: {error}; {fix}") from error
+
+
+def platform(name: str) -> Any:
+    """Return the :class:`~torch_edl.interfaces.Platform` of an installed package.
+
+    Raises:
+        UsageError: no installed package offers the platform.
+    """
+    return load(PLATFORMS, name, f"--platform {name}")
+
+
+def platforms() -> dict[str, Any]:
+    """Return the platforms of all installed packages by name."""
+    return {name: platform(name) for name in sorted(installed(PLATFORMS))}

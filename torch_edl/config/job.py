@@ -9,17 +9,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch_edl.config import extensions
 from torch_edl.config.checkpoint import CheckpointConfig
 from torch_edl.config.cluster import ClusterConfig
 from torch_edl.config.data import DataConfig
 from torch_edl.config.durability import DurabilityConfig
 from torch_edl.config.experiment import Experiment
-from torch_edl.config.kubernetes import KubernetesConfig
 from torch_edl.config.option import JOB_KINDS, TRAINING, Checked, Option, declare, option
 from torch_edl.config.training import TrainConfig
 from torch_edl.errors import UsageError
 
-PLATFORMS = ("local", "kubernetes")
+LOCAL = "local"
+"""Name of the built-in platform: the machine of the command."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,16 +54,11 @@ class JobConfig(Checked):
         default_factory=DurabilityConfig, metadata={"section": "durability"}
     )
     platform: str = option(
-        "local",
-        "--platform local|kubernetes",
-        "where the processes run",
-        kinds=JOB_KINDS,
-        group="kubernetes",
-        choices=PLATFORMS,
+        LOCAL, "--platform NAME", "where the processes run", kinds=JOB_KINDS, group="job"
     )
-    kubernetes: KubernetesConfig = field(
-        default_factory=KubernetesConfig, metadata={"section": "kubernetes"}
-    )
+    platform_config: Any = declare(set_by="the options of the platform", default=None)  # noqa: RUF009
+    """The part of the configuration that the platform adds, see
+    :class:`torch_edl.interfaces.platform.PlatformConfig`; None for ``local``."""
     tensorboard: str = option(
         "",
         "--tensorboard DIR",
@@ -99,19 +95,8 @@ class JobConfig(Checked):
             f"--workers {most}: the strategy local runs one worker; use --workers 1, --strategy "
             "allreduce or --strategy ps",
         )
-        _require(
-            self.platform == "kubernetes" or self.kubernetes == KubernetesConfig(),
-            "--platform local: an option for Kubernetes is given, too; add --platform kubernetes, "
-            "or leave the option out",
-        )
-        _require(
-            self.platform == "local" or bool(self.kubernetes.image),
-            "--platform kubernetes: the image of the pods is missing; add --image IMAGE "
-            "(torch-edl image writes a Dockerfile for one)",
-        )
-        if self.kind != "script":
-            workers, spares = self.cluster.max_workers, self.cluster.spares
-            self.kubernetes.check_sharing(workers=workers, spares=spares)
+        if self.platform != LOCAL:
+            self.platform_config.check_job(self)
         _require(
             not self.data.streams or self.train.strategy in ("ps", "local"),
             f"--epochs stream: with --strategy {self.train.strategy}, every process must know the "
@@ -154,11 +139,6 @@ class JobConfig(Checked):
         return self.kind in ("train", "script")
 
     @property
-    def shares_pods(self) -> bool:
-        """True if several workers of a model file share a pod."""
-        return self.kind != "script" and self.kubernetes.processes_per_pod > 1
-
-    @property
     def is_module(self) -> bool:
         """True if the script is a module name rather than a path."""
         return "/" not in self.model_file
@@ -166,7 +146,7 @@ class JobConfig(Checked):
     @property
     def shares_files(self) -> bool:
         """True if all processes of the job share a folder for exchanging files."""
-        return self.platform == "local" or bool(self.checkpoint.dir or self.checkpoint.output)
+        return self.platform == LOCAL or bool(self.checkpoint.dir or self.checkpoint.output)
 
     @property
     def window(self) -> int:
@@ -183,9 +163,16 @@ class JobConfig(Checked):
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> JobConfig:
         """Create a configuration from its fields. A part is a mapping; lists are converted to
-        tuples."""
+        tuples.
+
+        Raises:
+            UsageError: a value is invalid, or no installed package offers the platform.
+        """
         parts = {name: part(**_tuples(fields[name])) for name, part in PARTS.items()}
-        return cls(**{**_tuples(fields), **parts})
+        platform, own = fields.get("platform", LOCAL), None
+        if platform != LOCAL:
+            own = extensions.platform(platform).config(**_tuples(fields["platform_config"]))
+        return cls(**{**_tuples(fields), **parts, "platform_config": own})
 
     def to_json(self) -> str:
         """Encode the configuration as one JSON object for :meth:`from_json`."""

@@ -40,7 +40,15 @@ from __future__ import annotations
 from torch_edl.interfaces.backend import Backend, Signature
 from torch_edl.interfaces.engine import Batch, Damaged, Engine, LeasedEngine, Minibatch, Update
 from torch_edl.interfaces.observer import JobEvent, Observer
-from torch_edl.interfaces.platform import Host, Platform
+from torch_edl.interfaces.platform import (
+    Host,
+    JobHandle,
+    JobOutcome,
+    LogQuery,
+    Platform,
+    PlatformConfig,
+    Submission,
+)
 from torch_edl.interfaces.source import ENDLESS, Metadata, Records, Source, SourceType, UrlSource
 from torch_edl.interfaces.store import Entry, Store, StoreType
 
@@ -53,17 +61,22 @@ __all__ = [
     "Entry",
     "Host",
     "JobEvent",
+    "JobHandle",
+    "JobOutcome",
     "LeasedEngine",
+    "LogQuery",
     "Metadata",
     "Minibatch",
     "Observer",
     "Platform",
+    "PlatformConfig",
     "Records",
     "Signature",
     "Source",
     "SourceType",
     "Store",
     "StoreType",
+    "Submission",
     "Update",
     "UrlSource",
 ]

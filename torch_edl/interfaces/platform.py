@@ -1,19 +1,201 @@
-"""The interface of platforms: where the processes of a job run."""
+"""Where the processes of a job run: the interface of a platform.
+
+:class:`Platform` is what commands need, :class:`JobHandle` a job that a command has found, and
+:class:`Host` what the master of a job needs.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    import argparse
     from pathlib import Path
+
+    from google.protobuf.message import Message
+    from rich.console import Console
 
     from torch_edl.config import JobConfig
     from torch_edl.interfaces.store import Store
     from torch_edl.processes.launcher import Launcher
     from torch_edl.wire import master_pb2 as pb
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOutcome:
+    """The outcome of a job, as far as the client could observe it."""
+
+    state: str
+    """``finished``, ``failed`` or ``stopped``."""
+    status: pb.GetStatusResponse | None
+    """The last status; None if the master never answered."""
+    error: str = ""
+    """Cause of a failure or a stop; empty if there is none."""
+    traceback: str = ""
+    """Traceback of the user's code, or the last output of the master; empty if there is none."""
+    usage_error: bool = False
+    """True if the user can fix the error in the arguments or files of the job."""
+    signal: int = 0
+    """Number of the signal that made the client stop the job; 0 if there was none."""
+    master_pid: int = 0
+    """Process id of the master; 0 on a cluster."""
+    master_exit: str = ""
+    """How the master exited, such as its exit code; empty if it was not seen to exit."""
+    logs: str = ""
+    """Folder of the logs, or the command that shows them."""
+
+    @property
+    def exit_code(self) -> int:
+        """0: finished; 128 + signal: stopped; 2: an error that the user can fix; 1: failed."""
+        if self.state == "finished":
+            return 0
+        if self.signal:
+            return 128 + self.signal
+        return 2 if self.usage_error else 1
+
+
+class Submission(NamedTuple):
+    """A job that was checked and may be started."""
+
+    config: JobConfig
+    code: Mapping[str, bytes] = {}
+    """Source files to send with the job by their path, the model file first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogQuery:
+    """The logs that a command shows."""
+
+    role: str = ""
+    """Role of the processes, or ``events``; empty: all processes and the events."""
+    id: int | None = None
+    """Number of the process; None: all processes of the role."""
+    tail: int | None = None
+    """Number of existing lines to read of each log, the last ones; None: all."""
+    follow: bool = False
+    """True if new lines are read until the job has ended."""
+
+
+class JobHandle(ABC):
+    """A job that runs or has ended, as commands see it."""
+
+    name: str
+    """Name of the job, as given by the user."""
+
+    @property
+    @abstractmethod
+    def logs(self) -> str:
+        """Location of the logs: a folder, or the command that shows the logs."""
+
+    @property
+    @abstractmethod
+    def place(self) -> str:
+        """Text that says what the job has left, such as its folder."""
+
+    @property
+    @abstractmethod
+    def where(self) -> str:
+        """Options by which a command finds the job, such as ``--namespace team``; empty: none."""
+
+    @abstractmethod
+    def config(self) -> JobConfig:
+        """Return the configuration of the job.
+
+        Raises:
+            UsageError: the configuration was written by another version.
+            EdlError: the cluster of the job does not answer, or rejects the request.
+        """
+
+    @abstractmethod
+    def ask(self, request: Message) -> Any:
+        """Make one call to the master and return the answer.
+
+        Raises:
+            UsageError: the job is over, or the master rejected the call.
+            EdlError: the cluster of the job does not answer, or rejects the request.
+        """
+
+    @abstractmethod
+    def stop(self, request: pb.StopRequest) -> None:
+        """Ask the master to stop the job; a job without a master is deleted.
+
+        Raises:
+            UsageError: the job is over.
+            EdlError: the cluster of the job does not answer, or rejects the request.
+        """
+
+    @abstractmethod
+    def report(self) -> dict[str, Any]:
+        """Return the status as plain data, from the master or from what the ended job has left.
+
+        Raises:
+            EdlError: the cluster of the job does not answer, or rejects the request.
+        """
+
+    @abstractmethod
+    def started(self) -> float:
+        """Return the Unix time at which the job was created, in seconds."""
+
+    @abstractmethod
+    def is_gone(self) -> bool:
+        """Return True if no process of the job is left.
+
+        Raises:
+            EdlError: the cluster of the job does not answer, or rejects the request.
+        """
+
+    @abstractmethod
+    def is_over(self) -> bool:
+        """Return True if the job had ended when it was found."""
+
+    @abstractmethod
+    def touched(self) -> float:
+        """Return the Unix time of the last activity of a job that is over, in seconds."""
+
+    @abstractmethod
+    def remove(self) -> None:
+        """Remove what the job has left: logs, events, status.
+
+        Raises:
+            EdlError: the cluster of the job does not answer, or rejects the request.
+        """
+
+    @abstractmethod
+    def attach(self, console: Console) -> JobOutcome | None:
+        """Show events and progress until the job is over.
+
+        Returns:
+            The outcome; None if the user left, or if the job was over before.
+
+        Raises:
+            EdlError: the job cannot be followed.
+        """
+
+    @abstractmethod
+    def read_logs(self, query: LogQuery, write: Callable[[str, str], None]) -> None:
+        """Read the output of processes and the events of the job.
+
+        Args:
+            write: called with the name of the process, or ``events``, and a line.
+
+        Raises:
+            UsageError: there is no such log.
+            EdlError: the cluster of the job does not answer, or rejects the request.
+        """
+
+
+class PlatformConfig(Protocol):
+    """The part of a job's configuration that a platform adds.
+
+    It is a frozen dataclass whose arguments are keywords. Its fields declare options of ``run``
+    with :func:`torch_edl.config.option.option`; the help and the file of ``--config`` have them.
+    """
+
+    def check_job(self, job: JobConfig) -> None:
+        """Raise UsageError if the job cannot run on the platform."""
 
 
 class Platform(ABC):
@@ -24,16 +206,81 @@ class Platform(ABC):
     so its module imports what else it needs late. The platform ``local`` is built in.
     """
 
+    config: Any
+    """Class of the :class:`PlatformConfig`; None if the platform has no options."""
+    locators: tuple[str, ...] = ()
+    """Fields of :attr:`config` by which all commands find a job, such as ``namespace``."""
+
+    def implied(self, given: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+        """Return defaults of fields that depend on the options of the platform, by the part of the
+        configuration.
+
+        Args:
+            given: fields of :attr:`config` that the user gave.
+        """
+        return {}
+
     @abstractmethod
+    def check(self, args: argparse.Namespace, kind: str) -> Submission:
+        """Check the job of a command, without running user code or starting anything.
+
+        Args:
+            args: options of ``run``, ``evaluate`` or ``predict``.
+            kind: ``train``, ``evaluate``, ``predict`` or ``script``.
+
+        Raises:
+            UsageError: a value cannot work, or a file is missing.
+        """
+
+    @abstractmethod
+    def show(self, submission: Submission, args: argparse.Namespace) -> int:
+        """Print what the job would be (``--dry-run``), and return the exit code.
+
+        Raises:
+            UsageError: the job cannot run.
+        """
+
+    @abstractmethod
+    def run(
+        self, submission: Submission, args: argparse.Namespace, console: Console
+    ) -> JobOutcome | None:
+        """Start a job and show its progress until it is over. Ctrl-C stops the job.
+
+        Returns:
+            The outcome; None if the job continues without this command.
+
+        Raises:
+            EdlError: the job was not started, or cannot be followed.
+        """
+
+    @abstractmethod
+    def find(self, name: str | None, where: Mapping[str, str]) -> JobHandle:
+        """Return a job.
+
+        Args:
+            name: name of the job; None: the newest one.
+            where: values of :attr:`locators`; empty texts for options that were left out.
+
+        Raises:
+            UsageError: there is no such job.
+            EdlError: the cluster does not answer, or rejects the request.
+        """
+
+    @abstractmethod
+    def jobs(self, where: Mapping[str, str]) -> list[JobHandle]:
+        """Return all jobs, newest first; the arguments and errors are those of :meth:`find`."""
+
     def host(self, environment: Mapping[str, str]) -> Host:
         """Return the platform as the master of a job sees it.
 
         The variable ``TORCH_EDL_PLATFORM`` of the master's environment has the name of the
-        platform; without it, the processes run on the machine of the master.
+        platform. Without it, the processes run on the machine of the master, which has that host
+        built in; so ``local`` does not define this method.
 
         Args:
             environment: environment of the master.
         """
+        raise NotImplementedError
 
 
 class Host(ABC):

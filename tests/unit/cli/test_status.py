@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from torch_edl.cli.__main__ import main
-from torch_edl.config import JobConfig, KubernetesConfig, TrainConfig
+from torch_edl.config import JobConfig, TrainConfig
 from torch_edl.files import write_text
 from torch_edl.launch.jobs.folder import JobFolder
 from torch_edl.launch.jobs.status import as_dict
+from torch_edl.plugins.kubernetes.config import KubernetesConfig
 from torch_edl.wire import master_pb2 as pb
 
 Make = Callable[..., pb.GetStatusResponse]
@@ -209,7 +210,7 @@ def test_servers_that_cannot_be_scaled_are_refused_before_the_master_is_asked(
     """No master answers here: what the client knows comes first."""
     pods = KubernetesConfig(image="edl")
     config = JobConfig(
-        name=job.name, model_file="/m.py", platform="kubernetes", kubernetes=pods,
+        name=job.name, model_file="/m.py", platform="kubernetes", platform_config=pods,
         train=TrainConfig(strategy="ps"),
     )  # fmt: skip
     job.config_file.write_text(config.to_json())

@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from torch_edl.cli import summary
-from torch_edl.cli.submit import JobOutcome
 from torch_edl.config import CheckpointConfig, JobConfig
+from torch_edl.interfaces.platform import JobOutcome
 from torch_edl.wire import master_pb2 as pb
 
 CONFIG = JobConfig(

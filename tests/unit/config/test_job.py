@@ -49,7 +49,6 @@ def test_what_the_user_leaves_out_is_not_given() -> None:
         "train": {},
         "checkpoint": {},
         "durability": {},
-        "kubernetes": {},
     }
 
 

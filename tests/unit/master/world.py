@@ -34,10 +34,10 @@ from torch_edl.config import (
     DurabilityConfig,
     Experiment,
     JobConfig,
-    KubernetesConfig,
     TrainConfig,
 )
 from torch_edl.data.task_space import Shard
+from torch_edl.plugins.kubernetes.config import KubernetesConfig
 from torch_edl.processes.spec import ProcessExit
 from torch_edl.wire import master_pb2 as pb
 
@@ -120,7 +120,7 @@ class World(Said):
             checkpoint=CheckpointConfig(**checkpoint),
             durability=DurabilityConfig(**(durability or {})),
             platform="kubernetes" if cluster else "local",
-            kubernetes=KubernetesConfig(image="edl" if cluster else ""),
+            platform_config=KubernetesConfig(image="edl") if cluster else None,
             experiment=experiment,
         )
         self.shards, self.eval_records = shards, eval_records

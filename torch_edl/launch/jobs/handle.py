@@ -1,91 +1,40 @@
-"""Common interface to a running or ended job, on this machine or on a cluster."""
+"""A running or ended job of this machine, as commands see it."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import shutil
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from google.protobuf.message import Message
-
-from torch_edl.config import JobConfig
-from torch_edl.launch.jobs import calls, status
+from torch_edl.errors import UsageError
+from torch_edl.interfaces.platform import JobHandle, LogQuery
+from torch_edl.launch.jobs import calls, local_logs, status
 from torch_edl.launch.jobs.folder import ENDED, JobFolder
-from torch_edl.wire import master_pb2 as pb
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+    from rich.console import Console
+
+    from torch_edl.config import JobConfig
+    from torch_edl.wire import master_pb2 as pb
 
 
-class JobHandle(Protocol):
-    """Interface of a running or ended job, as used by the commands."""
+class LocalJob(JobHandle):
+    """Implements :class:`~torch_edl.interfaces.JobHandle` with the folder of a job."""
 
-    @property
-    def name(self) -> str:
-        """Name of the job, as given by the user."""
-        ...
-
-    @property
-    def logs(self) -> str:
-        """Location of the logs: a folder, or the command that shows the logs."""
-        ...
-
-    def config(self) -> JobConfig:
-        """Return the configuration of the job.
-
-        Raises:
-            UsageError: the configuration was written by another version.
-            EdlError: the cluster of the job does not answer, or rejects the request.
-        """
-        ...
-
-    def ask(self, request: Message) -> Any:
-        """Make one call to the master and return the answer.
-
-        Raises:
-            UsageError: the job is over, or the master rejected the call.
-            EdlError: the cluster of the job does not answer, or rejects the request.
-        """
-        ...
-
-    def stop(self, request: pb.StopRequest) -> None:
-        """Ask the master to stop the job; a job without a master is deleted.
-
-        Raises:
-            UsageError: the job is over.
-            EdlError: the cluster of the job does not answer, or rejects the request.
-        """
-        ...
-
-    def report(self) -> dict[str, Any]:
-        """Return the status as plain data, from the master or from what the ended job has left.
-
-        Raises:
-            EdlError: the cluster of the job does not answer, or rejects the request.
-        """
-        ...
-
-    def started(self) -> float:
-        """Return the Unix time at which the job was created, in seconds."""
-        ...
-
-    def is_gone(self) -> bool:
-        """Return True if no process of the job is left.
-
-        Raises:
-            EdlError: the cluster of the job does not answer, or rejects the request.
-        """
-        ...
-
-
-class LocalJob:
-    """A job of this machine; see :class:`JobHandle`."""
+    where = ""
 
     def __init__(self, folder: JobFolder) -> None:
         self._folder = folder
-
-    @property
-    def name(self) -> str:
-        return self._folder.name
+        self.name = folder.name
 
     @property
     def logs(self) -> str:
         return str(self._folder.logs)
+
+    @property
+    def place(self) -> str:
+        return str(self._folder.dir)
 
     def config(self) -> JobConfig:
         return self._folder.config()
@@ -106,3 +55,21 @@ class LocalJob:
         folder = self._folder
         watched = folder.is_watched() and folder.last_status().get("state") not in ENDED
         return not folder.is_alive() and not watched
+
+    def is_over(self) -> bool:
+        return self._folder.is_over()
+
+    def touched(self) -> float:
+        return self._folder.touched()
+
+    def remove(self) -> None:
+        shutil.rmtree(self._folder.dir)
+
+    def attach(self, console: Console) -> None:
+        raise UsageError(
+            f"{self.name}: the command that started it shows its progress; torch-edl logs "
+            f"{self.name} --follow shows its events and output"
+        )
+
+    def read_logs(self, query: LogQuery, write: Callable[[str, str], None]) -> None:
+        local_logs.read(self._folder, query, write)

@@ -14,15 +14,15 @@ from google.protobuf.message import Message
 
 from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
-from torch_edl.kubernetes import names
-from torch_edl.kubernetes.failures import ClusterError, MissingError, NoAnswerError
-from torch_edl.kubernetes.pod_state import PodState
-from torch_edl.kubernetes.watch import Change, PodGone, PodSeen, PodWatch
 from torch_edl.launch.jobs.calls import CALL_TIMEOUT_S, refused
-from torch_edl.launch.jobs.cluster_job import ClusterJob, MasterConnection
 from torch_edl.plugins.chaos.plan import StormPlan
 from torch_edl.plugins.chaos.site import EXITED
 from torch_edl.plugins.chaos.storm import Blow, Target
+from torch_edl.plugins.kubernetes import names
+from torch_edl.plugins.kubernetes.client.cluster_job import ClusterJob, MasterConnection
+from torch_edl.plugins.kubernetes.cluster.failures import ClusterError, MissingError, NoAnswerError
+from torch_edl.plugins.kubernetes.cluster.pod_state import PodState
+from torch_edl.plugins.kubernetes.cluster.watch import Change, PodGone, PodSeen, PodWatch
 from torch_edl.wire import master_pb2 as pb
 
 # Seconds between two looks at the Job.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from torch_edl.cli import job_lookup as which
 from torch_edl.cli.progress import duration as clock
 from torch_edl.cli.terminal import stderr, stdout
+from torch_edl.config.job import LOCAL
 from torch_edl.errors import UsageError
 from torch_edl.launch.jobs import catalog
 from torch_edl.plugins.chaos.plan import StormPlan, duration, faults, read
@@ -59,17 +60,21 @@ def main(args: argparse.Namespace) -> int:
 
 def _site(args: argparse.Namespace, plan: StormPlan) -> Site:
     """Return the site of the job: this machine or a cluster."""
-    if not which.on_cluster(args):
+    if which.name_of(args) == LOCAL:
         from torch_edl.plugins.chaos.machine import MachineSite
 
         return MachineSite(catalog.find(args.job))
     # Imported here: the Kubernetes client is slow to import and belongs to an extra.
-    from torch_edl.kubernetes.api import Api
-    from torch_edl.launch.jobs import cluster_job
     from torch_edl.plugins.chaos.cluster import ClusterSite
+    from torch_edl.plugins.kubernetes.client.cluster_job import ClusterJob
 
-    api = Api.of_kubeconfig(context=args.context, namespace=args.namespace)
-    return ClusterSite(cluster_job.find(api, args.job), plan)
+    job = which.find(args)
+    if not isinstance(job, ClusterJob):
+        raise UsageError(
+            f"--platform {args.platform}: only processes of this machine and pods of Kubernetes "
+            "can be killed"
+        )
+    return ClusterSite(job, plan)
 
 
 def _plan(args: argparse.Namespace) -> StormPlan:

@@ -2,22 +2,67 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from torch_edl.interfaces import Platform
+from torch_edl.interfaces.platform import Platform, Submission
+from torch_edl.plugins.kubernetes.config import KubernetesConfig
 
 if TYPE_CHECKING:
-    from torch_edl.interfaces import Host
+    from rich.console import Console
+
+    from torch_edl.interfaces.platform import Host, JobHandle, JobOutcome
+    from torch_edl.plugins.kubernetes.cluster.api import Api
 
 
 class KubernetesPlatform(Platform):
     """Implements :class:`~torch_edl.interfaces.Platform` with the pods of a cluster."""
 
+    config = KubernetesConfig
+    locators = ("namespace", "context")
+
+    def implied(self, given: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+        # A shared pod has no room for one more process.
+        return {"cluster": {"spares": 0}} if given.get("processes_per_pod", 1) > 1 else {}
+
+    def check(self, args: argparse.Namespace, kind: str) -> Submission:
+        from torch_edl.plugins.kubernetes.client import run
+
+        return Submission(*(run.check_script(args) if kind == "script" else run.check(args, kind)))
+
+    def show(self, submission: Submission, args: argparse.Namespace) -> int:
+        from torch_edl.plugins.kubernetes.client import run
+
+        return run.show(*submission)
+
+    def run(
+        self, submission: Submission, args: argparse.Namespace, console: Console
+    ) -> JobOutcome | None:
+        from torch_edl.plugins.kubernetes.client import run
+
+        return run.run(*submission, args, console)
+
+    def find(self, name: str | None, where: Mapping[str, str]) -> JobHandle:
+        from torch_edl.plugins.kubernetes.client import handle
+
+        return handle.find(_api(where), name)
+
+    def jobs(self, where: Mapping[str, str]) -> list[JobHandle]:
+        from torch_edl.plugins.kubernetes.client import handle
+
+        return handle.all_jobs(_api(where))
+
     def host(self, environment: Mapping[str, str]) -> Host:
-        from torch_edl.plugins.kubernetes.host import ClusterHost
+        from torch_edl.plugins.kubernetes.master.host import ClusterHost
 
         return ClusterHost.of_environment(environment)
+
+
+def _api(where: Mapping[str, str]) -> Api:
+    from torch_edl.plugins.kubernetes.cluster.api import Api
+
+    return Api.of_kubeconfig(context=where["context"], namespace=where["namespace"])
 
 
 PLATFORM = KubernetesPlatform()

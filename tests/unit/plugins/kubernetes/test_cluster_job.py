@@ -1,0 +1,116 @@
+"""What a client reads from the pods of a master, on the small cluster of tests/cluster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("kubernetes", reason="needs torch-edl[kubernetes]")
+
+from kubernetes import client
+
+from tests.cluster.cluster import Cluster
+from tests.waiting import wait_for
+from torch_edl.config import JobConfig
+from torch_edl.plugins.kubernetes import names
+from torch_edl.plugins.kubernetes.client import cluster_job
+from torch_edl.plugins.kubernetes.client.cluster_job import ClusterJob
+from torch_edl.plugins.kubernetes.cluster.api import Api
+from torch_edl.plugins.kubernetes.config import KubernetesConfig
+from torch_edl.plugins.kubernetes.objects import final_status, job
+from torch_edl.plugins.kubernetes.objects.submit import submit
+from torch_edl.wire import master_pb2 as pb
+
+CODE = {"model.py": b""}
+SLEEP = ["sleep", "1000"]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    nodes = [{"name": name, "cpu": "4"} for name in ("n1", "n2")]
+    with Cluster(tmp_path_factory.mktemp("cluster"), nodes=nodes) as started:
+        yield started
+
+
+@pytest.fixture
+def api(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    made = Api.of_kubeconfig(namespace=cluster.make_namespace())
+    yield made
+    made.close()
+
+
+def found_job(api: Api, **pods: Any) -> ClusterJob:
+    """The job ``ctr``, whose Job makes no pods."""
+    config = JobConfig(
+        name="ctr",
+        model_file="/m.py",
+        platform="kubernetes",
+        platform_config=KubernetesConfig(image="edl", **pods),
+    )
+    submit(api, job.in_pods(config, CODE), token="t" * 40, code=CODE)
+    api.patch("Job", names.master("ctr"), {"spec": {"suspend": True}})
+    found = cluster_job.find(api, "ctr")
+    wait_for(lambda: found.master_pod() is None)
+    return found
+
+
+def start_master(api: Api, name: str, node: str, command: list[str]) -> None:
+    """A pod in place of that of a master, on a node."""
+    soon = {"key": "node.kubernetes.io/unreachable", "effect": "NoExecute", "operator": "Exists"}
+    container = {"name": names.CONTAINER, "image": "edl", "command": command}
+    api.create({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": name, "labels": names.labels("ctr", "master", 0)},
+        "spec": {
+            "containers": [container], "nodeSelector": {"kubernetes.io/hostname": node},
+            "restartPolicy": "Never", "terminationGracePeriodSeconds": 1,
+            "tolerations": [{**soon, "tolerationSeconds": 1}],
+        },
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize("state_claim", ["", "state"])
+def test_a_master_on_a_node_that_does_not_answer_counts_until_there_is_another(
+    cluster: Cluster, api: Api, state_claim: str
+) -> None:
+    found = found_job(api, state_claim=state_claim)
+    start_master(api, "first", "n1", SLEEP)
+    wait_for(lambda: (pod := found.master_pod()) and pod.running)
+    cluster.control("lose-node", name="n1")
+    report = wait_for(lambda: report if (report := found.report())["error"] else None)
+    assert report["state"] == "running"
+    assert "its node n1 does not answer" in report["error"]
+    way_out = "kubectl taint nodes n1 node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
+    assert (way_out in report["error"]) is not bool(state_claim)
+    start_master(api, "second", "n2", SLEEP)
+    wait_for(lambda: (pod := found.master_pod()) and pod.name == "second" and pod.running)
+    # What the text says: then the pod is gone.
+    core = client.CoreV1Api(cluster.api_client())
+    taint = {"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}
+    core.patch_node("n1", {"spec": {"taints": [*core.read_node("n1").spec.taints, taint]}})
+    wait_for(lambda: [pod.name for pod in found.pods()] == ["second"])
+    cluster.control("return-node", name="n1")
+    api.delete("Pod", "second", grace_s=0)
+
+
+def test_a_master_that_may_not_change_its_job_says_in_its_pod_how_the_job_ended(api: Api) -> None:
+    found = found_job(api)
+    last = pb.GetStatusResponse(state="failed", error="why", records_done=7)
+    text = final_status.to_text(last, most=final_status.MAX_MESSAGE_BYTES)
+    code = f"open('/dev/termination-log', 'w').write({json.dumps(text)})"
+    start_master(api, "only", "n1", ["python", "-S", "-c", code])
+    wait_for(lambda: (pod := found.master_pod()) and pod.ended)
+    report = found.report()
+    assert (report["state"], report["error"], report["records"]["done"]) == ("failed", "why", 7)
+
+
+def test_a_master_that_has_ended_well_is_not_started_again(api: Api) -> None:
+    """The Job is complete a moment later."""
+    found = found_job(api)
+    start_master(api, "only", "n1", ["true"])
+    wait_for(lambda: (pod := found.master_pod()) and pod.ended)
+    assert found.state(found.master_pod()) == ("finished", "")

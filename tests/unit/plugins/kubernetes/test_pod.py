@@ -1,0 +1,154 @@
+"""The manifests of pods, and what they promise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch_edl.plugins.kubernetes import names
+from torch_edl.plugins.kubernetes.config import KubernetesConfig
+from torch_edl.plugins.kubernetes.objects.pod import Owner, process_pod
+
+
+def made(config: KubernetesConfig | None = None, **more: Any) -> dict[str, Any]:
+    words: dict[str, Any] = {
+        "role": "worker",
+        "id": 3,
+        "incarnation": "ab12c",
+        "command": ["python", "-P", "-m", "torch_edl.training.worker", "--id", "3"],
+        "env": {"TORCH_EDL_MASTER": "ctr-master.ml.svc:29400"},
+        "grace_s": 25.0,
+        "owner": Owner(name="ctr-master", uid="1-2-3"),
+        **more,
+    }
+    return process_pod("ctr", config or KubernetesConfig(image="repo/edl:1"), **words)
+
+
+def container(pod: dict[str, Any]) -> dict[str, Any]:
+    [found] = pod["spec"]["containers"]
+    return dict(found)
+
+
+def variables(pod: dict[str, Any]) -> dict[str, Any]:
+    return {each["name"]: each for each in container(pod)["env"]}
+
+
+def test_a_pod_is_named_labelled_and_owned() -> None:
+    pod = made()
+    assert (pod["apiVersion"], pod["kind"]) == ("v1", "Pod")
+    assert pod["metadata"]["name"] == names.pod("ctr", "worker", 3, "ab12c")
+    assert pod["metadata"]["labels"] == names.labels("ctr", "worker", 3, "ab12c")
+    assert pod["metadata"]["ownerReferences"] == [
+        {"apiVersion": "batch/v1", "kind": "Job", "name": "ctr-master", "uid": "1-2-3",
+         "controller": False, "blockOwnerDeletion": False}
+    ]  # fmt: skip
+
+
+def test_the_same_process_has_the_same_pod() -> None:
+    assert made() == made()
+    assert made()["metadata"]["name"] != made(incarnation="ab12d")["metadata"]["name"]
+    assert made()["metadata"]["name"] != made(id=4)["metadata"]["name"]
+
+
+def test_a_pod_has_no_privilege() -> None:
+    spec = made()["spec"]
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["runAsUser"] > 0
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert spec["automountServiceAccountToken"] is False
+    assert "serviceAccountName" not in spec
+    assert container(made())["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def test_what_a_pod_may_write_is_mounted() -> None:
+    pod = made()
+    volumes = {each["name"]: each for each in pod["spec"]["volumes"]}
+    paths = {each["mountPath"]: each["name"] for each in container(pod)["volumeMounts"]}
+    assert volumes[paths["/tmp"]]["emptyDir"] == {}
+    assert volumes[paths["/dev/shm"]]["emptyDir"] == {"medium": "Memory"}
+    files = volumes[paths[names.FILES]]["configMap"]
+    assert files["name"] == names.files("ctr")
+    assert files["items"] == [{"key": names.CONFIG_KEY, "path": names.CONFIG_KEY}]
+    assert variables(pod)["HOME"]["value"] == "/tmp"
+    assert variables(pod)["TORCH_EDL_HOME"]["value"].startswith("/tmp/")
+
+
+def test_the_token_is_in_no_manifest() -> None:
+    token = variables(made())["TORCH_EDL_TOKEN"]
+    assert token == {
+        "name": "TORCH_EDL_TOKEN",
+        "valueFrom": {"secretKeyRef": {"name": names.token("ctr"), "key": "token"}},
+    }
+
+
+def test_a_process_knows_its_address_its_name_and_its_master() -> None:
+    found = variables(made())
+    assert found["GRPC_VERBOSITY"]["value"] == "ERROR"
+    assert found["TORCH_EDL_HOST"]["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    assert found["TORCH_EDL_PROCESS"]["value"] == "worker-3"
+    assert found["TORCH_EDL_MASTER"]["value"] == "ctr-master.ml.svc:29400"
+
+
+def test_a_pod_is_not_restarted_and_has_time_to_leave() -> None:
+    spec = made(grace_s=41.5)["spec"]
+    assert spec["restartPolicy"] == "Never"
+    assert spec["terminationGracePeriodSeconds"] == 47
+    assert container(made())["terminationMessagePolicy"] == "FallbackToLogsOnError"
+
+
+def test_resources_are_of_the_role_and_cpu_has_no_limit() -> None:
+    config = KubernetesConfig(
+        image="i", worker_resources="cpu=4,memory=8Gi,nvidia.com/gpu=1", ps_resources="memory=2Gi"
+    )
+    assert container(made(config))["resources"] == {
+        "requests": {"cpu": "4", "memory": "8Gi", "nvidia.com/gpu": "1"},
+        "limits": {"memory": "8Gi", "nvidia.com/gpu": "1"},
+    }
+    assert container(made(config, role="ps"))["resources"]["limits"] == {"memory": "2Gi"}
+    assert container(made())["resources"] == {}
+
+
+def test_options_of_the_user_are_in_the_pod() -> None:
+    config = KubernetesConfig(
+        image="i",
+        volume=("claim=data,path=/data,read-only",),
+        env=("MODE=fast", "HOME=/data"),
+        env_from=("secret=keys",),
+        node_selector=("disk=ssd",),
+        toleration=("spot:NoSchedule",),
+        image_pull_secret=("registry",),
+        scheduler_name="volcano",
+    )
+    pod = made(config, priority_class="high")
+    spec = pod["spec"]
+    mount = next(m for m in container(pod)["volumeMounts"] if m["mountPath"] == "/data")
+    volume = next(v for v in spec["volumes"] if v["name"] == mount["name"])
+    assert volume["persistentVolumeClaim"] == {"claimName": "data"}
+    assert mount["readOnly"] is True
+    assert container(pod)["envFrom"] == [{"secretRef": {"name": "keys"}}]
+    assert spec["nodeSelector"] == {"disk": "ssd"}
+    assert spec["tolerations"][0]["key"] == "spot"
+    assert spec["imagePullSecrets"] == [{"name": "registry"}]
+    assert (spec["schedulerName"], spec["priorityClassName"]) == ("volcano", "high")
+    # The last one of a name counts.
+    assert variables(pod)["HOME"]["value"] == "/data"
+    assert variables(pod)["MODE"]["value"] == "fast"
+
+
+def test_nodes_are_avoided_and_not_forbidden() -> None:
+    affinity = made(avoid=["n1", "n2"])["spec"]["affinity"]["nodeAffinity"]
+    assert list(affinity) == ["preferredDuringSchedulingIgnoredDuringExecution"]
+    [term] = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert term["preference"]["matchExpressions"] == [
+        {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["n1", "n2"]}
+    ]
+    assert "affinity" not in made()["spec"]
+
+
+def test_a_pod_names_a_bounded_number_of_nodes() -> None:
+    affinity = made(avoid=[f"n{i}" for i in range(1000)])["spec"]["affinity"]["nodeAffinity"]
+    [term] = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert len(term["preference"]["matchExpressions"][0]["values"]) == 20

@@ -1,0 +1,195 @@
+"""Workers that share a pod: here the process of a pod is one of this machine, with real workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import HANG_S
+from torch_edl.config.environment import ENV_MASTER, ENV_TOKEN
+from torch_edl.plugins.kubernetes.master.shared_pods import SharedPods
+from torch_edl.processes.local import LocalLauncher
+from torch_edl.processes.spec import ProcessEvent, ProcessExit, ProcessRuns, ProcessSpec
+from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire import services
+from torch_edl.wire.server import serve
+
+PROGRAMS = str(Path(__file__).parent / "programs")
+TOKEN = "token"
+
+
+class Machine(LocalLauncher):
+    """Says that its processes run, as a cluster does."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.pids: dict[int, int] = {}
+        self._news: list[ProcessEvent] = []
+
+    def start(self, spec: ProcessSpec) -> int:
+        self.pids[spec.id] = super().start(spec)
+        self._news.append(ProcessRuns(role=spec.role, id=spec.id, node="node-a"))
+        return 0
+
+    def poll(self) -> list[ProcessEvent]:  # type: ignore[override]
+        news, self._news = self._news, []
+        return [*news, *super().poll()]
+
+
+class Job:
+    """A master with a launcher of shared pods."""
+
+    def __init__(self, folder: Path) -> None:
+        self.machine = Machine(folder)
+        self.launcher = SharedPods(self.machine, per_pod=2)
+        self.reports: list[pb.PodReportRequest] = []
+        self.exits: list[ProcessExit] = []
+        handlers = {"PodReport": lambda request, _: self._report(request)}
+        self._server, port = serve(
+            services.PODS, handlers, address="127.0.0.1:0", token=TOKEN, threads=4
+        )
+        self.env = {ENV_MASTER: f"127.0.0.1:{port}", ENV_TOKEN: TOKEN, "PYTHONPATH": PROGRAMS}
+
+    def _report(self, request: pb.PodReportRequest) -> pb.PodReportResponse:
+        self.reports.append(request)
+        return self.launcher.report(request)
+
+    def start(self, id: int, pod: int) -> None:
+        spec = ProcessSpec(
+            role="worker", id=id, module="sleeper", env=self.env, pod=pod, place=id, args=[]
+        )
+        self.launcher.start(spec)
+
+    def log(self, pod: int = 0) -> str:
+        return Path(self.launcher.log_path("worker", pod)).read_text()
+
+    def begun(self, *ids: int, pod: int = 0) -> None:
+        self.until(lambda: all(f"worker-{id}: begun {id}\n" in self.log(pod) for id in ids))
+
+    def until(self, what: Callable[[], object]) -> None:
+        deadline = time.monotonic() + HANG_S
+        while not what():
+            events = self.launcher.poll()
+            self.exits += [each for each in events if isinstance(each, ProcessExit)]
+            assert time.monotonic() < deadline, "it did not come about"
+            time.sleep(0.01)
+
+    def next_exits(self, count: int = 1) -> list[ProcessExit]:
+        self.until(lambda: len(self.exits) >= count)
+        found, self.exits = self.exits, []
+        assert len(found) == count, found
+        return found
+
+    def close(self) -> None:
+        self.launcher.stop_all(grace_s=0)
+        self._server.stop(0).wait()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    made = Job(tmp_path)
+    yield made
+    made.close()
+
+
+def pid_of(id: int) -> int:
+    """Of a worker of this test."""
+    words = f"sleeper\0--id\0{id}\0".encode()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if path.read_bytes().endswith(words):
+                return int(path.parent.name)
+        except OSError:
+            continue
+    raise AssertionError(f"worker-{id} does not run")
+
+
+def test_one_worker_of_a_pod_is_lost_and_replaced_there(job: Job) -> None:
+    job.start(0, 0)
+    job.start(1, 0)
+    job.begun(0, 1)
+    assert list(job.machine.pids) == [0]
+    os.kill(pid_of(1), signal.SIGKILL)
+    [end] = job.next_exits()
+    assert (end.role, end.id, end.signal) == ("worker", 1, 9)
+    assert (end.node, end.blames_node) == ("node-a", True)
+    job.start(2, 0)
+    job.begun(2)
+    assert list(job.machine.pids) == [0]
+    # One of two is stopped, then the other one, and with it the pod.
+    job.launcher.stop("worker", 0, grace_s=30.0)
+    [end] = job.next_exits()
+    assert (end.id, end.was_terminated) == (0, True)
+    job.launcher.stop("worker", 2, grace_s=30.0)
+    [end] = job.next_exits()
+    assert (end.id, end.was_terminated) == (2, True)
+    # Whoever comes too late hears of it at once.
+    job.start(3, 0)
+    [end] = job.next_exits()
+    assert (end.id, end.was_taken) == (3, True)
+
+
+def test_a_pod_is_lost_with_all_its_workers_and_counts_once(job: Job) -> None:
+    job.start(0, 0)
+    job.start(1, 0)
+    job.begun(0, 1)
+    os.kill(job.machine.pids[0], signal.SIGKILL)
+    first, second = job.next_exits(2)
+    assert (first.id, first.was_killed) == (0, True)
+    assert (second.id, second.was_taken, second.blames_node) == (1, True, False)
+    assert second.why == "its pod ended with signal 9"
+    # The number of a pod is never used again.
+    assert job.launcher.report(pb.PodReportRequest(pod=0)).leave
+
+
+def test_sigterm_of_a_pod_reaches_all_its_workers(job: Job) -> None:
+    job.start(0, 0)
+    job.start(1, 0)
+    job.begun(0, 1)
+    os.kill(job.machine.pids[0], signal.SIGTERM)
+    ends = job.next_exits(2)
+    assert [(end.id, end.was_terminated) for end in ends] == [(0, True), (1, True)]
+
+
+def test_a_worker_that_hangs_or_is_not_known_is_ended_by_force(job: Job) -> None:
+    job.start(0, 0)
+    job.start(1, 0)
+    job.begun(0, 1)
+    os.kill(pid_of(1), signal.SIGSTOP)
+    job.launcher.stop("worker", 1, grace_s=0.0)
+    [end] = job.next_exits()
+    assert (end.id, end.signal) == (1, 9)
+    answer = job.launcher.report(pb.PodReportRequest(pod=0, running=[0, 9]))
+    assert (list(answer.run), [(s.id, s.grace_s) for s in answer.stop]) == ([0], [(9, 0.0)])
+
+
+def test_an_end_is_told_until_it_is_heard_and_counts_once(job: Job) -> None:
+    job.start(0, 0)
+    job.start(1, 0)
+    job.begun(0, 1)
+    os.kill(pid_of(1), signal.SIGKILL)
+    job.next_exits()
+    ended = next(r for r in job.reports if r.ended)
+    assert [(e.id, e.code, e.last_line) for e in ended.ended] == [(1, -9, "begun 1")]
+    assert list(job.launcher.report(ended).run) == [0]
+    assert job.launcher.poll() == []
+
+
+def test_one_that_never_ran_is_dropped_and_a_server_keeps_its_pod(job: Job) -> None:
+    job.start(0, 0)
+    job.start(1, 0)
+    job.launcher.stop("worker", 1, grace_s=2.0)  # before the pod has asked
+    [end] = job.next_exits()
+    assert (end.id, end.was_terminated) == (1, True)
+    job.begun(0)
+    log = job.launcher.log_path("worker", 0)
+    job.launcher.rename("worker", 0, "ps", 5)
+    assert job.launcher.log_path("ps", 5) == log
+    os.kill(pid_of(0), signal.SIGKILL)
+    [end] = job.next_exits()
+    assert (end.role, end.id, end.signal) == ("ps", 5, 9)

@@ -1,0 +1,362 @@
+"""Follows a job on a cluster: state of its master's pod, events, progress, Ctrl-C and outcome."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import grpc
+
+from torch_edl.cli.progress import Display
+from torch_edl.interfaces.platform import JobOutcome
+from torch_edl.launch.jobs.folder import ENDED
+from torch_edl.launch.jobs.log_tail import shown, text_of, text_of_line
+from torch_edl.plugins.kubernetes import names
+from torch_edl.plugins.kubernetes.client.cluster_job import ClusterJob, MasterConnection
+from torch_edl.plugins.kubernetes.client.pod_output import PodOutput, by_process
+from torch_edl.plugins.kubernetes.cluster import pod_state as causes
+from torch_edl.plugins.kubernetes.cluster.failures import (
+    SETTLING_S,
+    ClusterError,
+    ForbiddenError,
+    MissingError,
+    NoAnswerError,
+)
+from torch_edl.plugins.kubernetes.cluster.watch import Change, PodGone, PodSeen, PodWatch
+from torch_edl.processes.signals import StopSignals
+from torch_edl.processes.spec import ProcessRefused, ProcessWaits
+from torch_edl.wire import master_pb2 as pb
+
+_POLL_S = 0.2
+_CALL_TIMEOUT_S = 5.0
+_SILENT_S = 30.0
+# Seconds between two looks at the Job while its master has no pod or is silent.
+_LOOK_S = 2.0
+# Seconds between two calls if the first one failed.
+_AGAIN_S = 1.0
+# Maximum number of pods whose output is shown; torch-edl logs reads any.
+_MOST_OUTPUTS = 32
+# Seconds without a new line after which the output of an ended job is complete.
+_REST_S = 2.0
+_PENDING = "pending"
+_STOPPING = "stopping: "  # prefix of the event
+USAGE_CODE = 2
+
+
+@dataclass(kw_only=True)
+class ClusterFollower:
+    """Follows a job until it is over or the user leaves.
+
+    Args:
+        leaves: True: Ctrl-C leaves the job running. False: Ctrl-C stops the job, as on one machine.
+        shared: True if a pod may run several workers.
+    """
+
+    job: ClusterJob
+    display: Display
+    signals: StopSignals
+    leaves: bool
+    shared: bool = False
+    _token: str = ""
+    _pods: dict[str, causes.PodState] = field(default_factory=dict)
+    _heard: queue.SimpleQueue[list[Change] | ClusterError] = field(
+        default_factory=queue.SimpleQueue
+    )
+    _listed: bool = False
+    _connection: MasterConnection | None = None
+    _status: pb.GetStatusResponse | None = None
+    _events_after: int = 0
+    _held: list[pb.Event] = field(default_factory=list)
+    _told: set[str] = field(default_factory=set)
+    _answered: float = field(default_factory=time.monotonic)
+    _looked: float = field(default_factory=time.monotonic)
+    _silence_told: bool = False
+    _rejected_at: float | None = None
+    _blind: bool = False
+    """True if this user may not forward ports, so that the master cannot be reached."""
+    _signals_seen: int = 0
+    _asked: Future[Any] | None = None
+    _refused: str = ""
+    _over: bool = False
+    # After a stop, warnings of processes that lose their peers are not shown.
+    _is_stopped: bool = False
+    _output: PodOutput = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._output = PodOutput(self.job.api, most=_MOST_OUTPUTS)
+
+    def until_running(self) -> JobOutcome | None:
+        """Wait for the first answer of the master.
+
+        Returns:
+            None if the job runs or the user left; otherwise the outcome of a job that ended before.
+
+        Raises:
+            ClusterError: the cluster rejects a request that following needs.
+        """
+        return self._follow(only_start=True)
+
+    def until_over(self) -> JobOutcome | None:
+        """Wait for the end of the job.
+
+        Returns:
+            The outcome; None if the user left.
+
+        Raises:
+            ClusterError: the cluster rejects a request that following needs.
+        """
+        return self._follow(only_start=False)
+
+    def _follow(self, *, only_start: bool) -> JobOutcome | None:
+        # Only the master's pod is watched: a job may have thousands, and the master reports on
+        # them.
+        selector = f"{names.selector(self.job.name)},{names.ROLE}=master"
+        watch = PodWatch(self.job.api, selector, changed=self._heard.put, failed=self._heard.put)
+        try:
+            while not self._over:
+                self._hear()
+                self._ask()
+                self._show(self._output.new())
+                answered = self._status is not None or self._blind
+                if self._wants_to_leave() or (only_start and answered):
+                    return None
+                time.sleep(_POLL_S)
+            self._show(self._output.rest(_REST_S))
+            return self._outcome()
+        finally:
+            watch.close()
+            self._output.close()
+            if self._connection is not None:
+                self._connection.close()
+            self.display.close()
+
+    # ---- what the cluster says of the master's pod ----
+
+    def _hear(self) -> None:
+        while not self._heard.empty():
+            heard = self._heard.get()
+            if isinstance(heard, ClusterError):
+                # If an established watch is rejected, _ask() decides how long to keep trying.
+                rejected = isinstance(heard, ForbiddenError) and self._listed
+                if not (rejected or isinstance(heard, NoAnswerError)):
+                    raise heard
+                self._tell("watch", f"{heard}; still trying")
+                continue
+            self._listed = True
+            for change in heard:
+                if isinstance(change, PodSeen):
+                    self._pods[change.pod.name] = change.pod
+                elif isinstance(change, PodGone):
+                    self._pods.pop(change.pod.name, None)
+        pod = self._pod()
+        if pod is None or pod.running:
+            return
+        ended = causes.end(pod, "master", 0, gone=False)
+        if ended is not None:
+            return
+        how = causes.progress(pod, "master", 0)
+        if isinstance(how, ProcessRefused):
+            self._refused = how.why
+            self._over = True
+        elif isinstance(how, ProcessWaits) and how.why:
+            self._tell(how.fix, f"the master waits: {how.why}; {how.fix}")
+
+    def _show(self, lines: Iterable[tuple[causes.PodState, bytes]]) -> None:
+        for pod, raw in lines:
+            name, own = by_process(pod, raw)
+            line = shown(text_of(own), own=not self._is_stopped)
+            if line is not None:
+                self.display.line(name, line)
+
+    def _pod(self) -> causes.PodState | None:
+        """Return the pod of the current master: the running one, or else the one that may run."""
+        pods = sorted(self._pods.values(), key=lambda pod: (*pod.standing, not pod.ended))
+        return pods[-1] if pods else None
+
+    def _ask(self) -> None:
+        """Ask the master and, if it is silent, the cluster.
+
+        Raises:
+            ClusterError: the cluster rejects a request for longer than the restart of an API server
+                takes.
+        """
+        try:
+            self._poll()
+            self._look()
+        except (NoAnswerError, ForbiddenError) as error:
+            now = time.monotonic()
+            if isinstance(error, NoAnswerError):
+                self._rejected_at = None
+            elif self._rejected_at is None:
+                self._rejected_at = now
+            elif now - self._rejected_at >= SETTLING_S:
+                raise
+            self._tell("cluster", f"{error}; still trying")
+            time.sleep(max(_AGAIN_S, error.retry_after_s))
+
+    def _look(self) -> None:
+        """Read the Job from the cluster while the master has no running pod or is silent."""
+        pod = self._pod()
+        now = time.monotonic()
+        quiet = pod is None or not pod.running or now - self._answered > _SILENT_S
+        if not self._listed or not quiet or now - self._looked < _LOOK_S:
+            return
+        self._looked = now
+        if not self.job.refresh():
+            self._over, self._refused = True, self._refused or "the job was deleted"
+            return
+        self._rejected_at = None
+        if self.job.is_over():
+            self._over = True
+        elif pod is None and (why := self.job.why_no_pod()):
+            self._tell("no pod", f"the master has no pod: {why}")
+        elif pod is not None and (why := self.job.why_stuck(pod)):
+            self._tell(why, f"the master has not answered for {_SILENT_S:.0f} s: {why}")
+        elif pod is not None and pod.ended and pod.exit_code != 0:  # the Job is over soon
+            how = causes.end(pod, "master", 0, gone=False)
+            why = text_of_line(how.why) if how is not None else ""
+            why = why or f"exit code {pod.exit_code}"
+            self._tell(pod.uid, f"the master has ended, and is started again: {why}")
+
+    def _tell(self, about: str, text: str) -> None:
+        """Print a note once per topic; an image that cannot be pulled alternates between two
+        texts."""
+        if about not in self._told:
+            self._told.add(about)
+            self.display.note(text)
+
+    # ---- what the master says ----
+
+    def _poll(self) -> None:
+        pod = self._pod()
+        if pod is None or not pod.running or self._blind:
+            return
+        if self._connection is None or self._connection.pod != pod.name:
+            if self._connection is not None:
+                self._connection.close()
+            self._token = self._token or self.job.token()
+            self._connection = self.job.connect(pod.name, self._token)
+            self._answered = time.monotonic()
+        request = pb.GetStatusRequest(events_after=self._events_after)
+        try:
+            status = self._connection.stub.call(request, timeout_s=_CALL_TIMEOUT_S)
+        except grpc.RpcError as error:
+            self._is_silent(self._connection.error, error)
+            return
+        self._answered, self._silence_told = time.monotonic(), False
+        self._take(status)
+
+    def _saw(self, process: pb.ProcessStatus, tail: int | None) -> None:
+        """Show the output of a process if the process ran or runs in a pod."""
+        scheme, _, name = process.log.partition("/")
+        if scheme == "pod" and name:
+            # Names of pods are unique within a job.
+            pod = causes.PodState(
+                name=name,
+                uid=name,
+                role=process.role,
+                id=process.id,
+                shared=self.shared,
+                running=True,
+            )
+            self._output.saw(pod, tail=tail)
+
+    def _is_silent(self, cause: ClusterError | None, error: grpc.RpcError) -> None:
+        """Handle a failed call; a pod that just ended or a master that is starting is ignored."""
+        silent_s = time.monotonic() - self._answered
+        if isinstance(cause, ForbiddenError):
+            if self._status is None:
+                self._tell("port", f"{cause}; without it, the progress of the job is not shown")
+                self._blind = silent_s >= SETTLING_S
+        elif cause is not None and not isinstance(cause, (NoAnswerError, MissingError)):
+            raise cause
+        if self._blind and self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        elif silent_s > _SILENT_S and not self._silence_told:
+            self._silence_told = True
+            why = str(cause) if cause is not None else error.code().name.lower()
+            self.display.note(
+                f"the master has not answered for {silent_s:.0f} s ({why}); still waiting"
+            )
+
+    def _take(self, status: pb.GetStatusResponse) -> None:
+        # Output from before an attach is not repeated; torch-edl logs has it.
+        tail = 0 if self.leaves and self._status is None else None
+        for process in status.processes:
+            if process.role != "master" and process.state != _PENDING:
+                self._saw(process, tail)
+        self._status = status
+        for event in status.events:
+            self._events_after = max(self._events_after, event.sequence)
+            if event.level == "error" and status.state in ("finishing", *ENDED):
+                self._held.append(event)  # the last line of the command shows the cause of the end
+                continue
+            if event.text.startswith(_STOPPING):
+                self._is_stopped = True
+            if event.text != _STOPPING + self.signals.name:
+                self.display.event(event)
+        self.display.update(status)
+        if status.state in ENDED:
+            self._over = True
+
+    # ---- what the user says ----
+
+    def _wants_to_leave(self) -> bool:
+        """Handle new signals, and return True if this client leaves the job running."""
+        new, self._signals_seen = self.signals.count - self._signals_seen, self.signals.count
+        if not new:
+            return False
+        if self.leaves or self.signals.name != "SIGINT":
+            return True
+        if self._connection is None or self._status is None or self.signals.count > 2:
+            self.display.note(f"{self.signals.name}: deleting the job")
+            self.job.remove()
+            self._over = True
+            return False
+        again = "; Ctrl-C again ends it at once" if self.signals.count == 1 else ""
+        self.display.note(f"{self.signals.name}: stopping the job{again}")
+        request = pb.StopRequest(reason=self.signals.name, at_once=self.signals.count > 1)
+        # The call is not awaited: the next status shows whether the master stops.
+        self._asked = self._connection.stub.start(request, timeout_s=_CALL_TIMEOUT_S)
+        return False
+
+    def _outcome(self) -> JobOutcome:
+        pod = self._pod()
+        # The job ended between two calls, or this client could not reach the master.
+        with contextlib.suppress(NoAnswerError, ForbiddenError):
+            self.job.refresh()
+        status = self.job.final(pod) or self._status
+        seen = JobOutcome(
+            state="failed",
+            status=status,
+            signal=self.signals.first,
+            master_exit="" if pod is None or pod.exit_code is None else str(pod.exit_code),
+            logs=self.job.logs,
+        )
+        if status is not None and status.state in ENDED:
+            return replace(
+                seen,
+                state=status.state,
+                error=status.error,
+                traceback=status.traceback,
+                usage_error=status.usage_error,
+            )
+        if self._refused:
+            return replace(seen, error=self._refused, usage_error=True)
+        if self.signals.count and not self.leaves:
+            return replace(seen, state="stopped")
+        state, error = self.job.state(pod)
+        usage = pod is not None and pod.exit_code == USAGE_CODE
+        cause = self._held[-1].text if self._held else error
+        return replace(
+            seen,
+            state=state if state in ENDED else "failed",
+            error=cause or "the master of the job ended unexpectedly",
+            usage_error=usage,
+        )

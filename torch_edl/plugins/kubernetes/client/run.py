@@ -1,0 +1,252 @@
+"""``torch-edl run --platform kubernetes`` and ``attach``: a job whose master is on a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+from rich.console import Console
+
+from torch_edl.cli import preflight, user_file
+from torch_edl.cli.options import model_file_job
+from torch_edl.cli.progress import Display
+from torch_edl.config import JobConfig
+from torch_edl.config.option import TRAINING
+from torch_edl.data.sources.kinds import is_object, url_type
+from torch_edl.errors import UsageError
+from torch_edl.files import check_writable
+from torch_edl.interfaces.platform import JobOutcome
+from torch_edl.launch.jobs.observers import Observers
+from torch_edl.plugins.kubernetes.client import cluster_job, code
+from torch_edl.plugins.kubernetes.client.follow import ClusterFollower
+from torch_edl.plugins.kubernetes.client.manifests import as_yaml
+from torch_edl.plugins.kubernetes.cluster.api import Api
+from torch_edl.plugins.kubernetes.cluster.failures import ClusterError
+from torch_edl.plugins.kubernetes.objects import job, shared_paths, template
+from torch_edl.plugins.kubernetes.objects.submit import submit
+from torch_edl.processes.signals import StopSignals
+from torch_edl.training.contract.backends import backend_of
+
+_DOES = {"train": "trains", "evaluate": "evaluates", "predict": "predicts with", "script": "runs"}
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def show(config: JobConfig, sent: Mapping[str, bytes]) -> int:
+    """Print the objects of a job as YAML, without a request to the cluster."""
+    load = config.checkpoint.load
+    if load and not load.startswith("/"):
+        raise UsageError(
+            f"--load {load}: a dry run asks no cluster where that job has its model; write the "
+            "folder"
+        )
+    pods = config.platform_config
+    namespace = pods.namespace or Api.namespace_of(pods.context)
+    print(as_yaml(config, sent, namespace=namespace), end="")
+    return 0
+
+
+def check_script(args: argparse.Namespace) -> tuple[JobConfig, dict[str, bytes]]:
+    """Check the job of a training script without a request to the cluster.
+
+    Args:
+        args: options of torchrun and of torch-edl.
+
+    Returns:
+        The configuration for the pods, and the source files to send.
+
+    Raises:
+        UsageError: the arguments cannot work.
+    """
+    # Imported here: torchrun's options import torch.
+    from torch_edl.plugins.kubernetes.client import script
+
+    config = script.job_of(args)
+    for option in ("output", "checkpoint_dir", "journal_dir"):
+        _check_paths(f"--{option.replace('_', '-')}", [getattr(args, option, "") or "/"])
+    if "/" in config.checkpoint.load:
+        _check_paths(_load(config), [config.checkpoint.load])
+    if args.module:
+        file = script.module_file(args)
+        return _with_code(config, lambda: _sent_of_module(args.training_script, file))
+    return _with_code(config)
+
+
+def run(
+    config: JobConfig, sent: Mapping[str, bytes], args: argparse.Namespace, console: Console
+) -> JobOutcome | None:
+    """Submit a job and follow it.
+
+    Returns:
+        The outcome; None if the job continues without this client.
+
+    Raises:
+        ClusterError: the cluster does not answer, or rejects a request.
+    """
+    if config.kind == "script":
+        what = f"{args.training_script} is a training script"
+    else:
+        what = f"{args.model_file} is a model file of {backend_of(args.model_file).title}"
+    detach = config.kind in TRAINING and args.detach
+    pods = config.platform_config
+    api = Api.of_kubeconfig(context=pods.context, namespace=pods.namespace)
+    config = _with_model(config, api)
+    submit(api, config, token=secrets.token_urlsafe(32), code=sent)
+    made = cluster_job.find(api, config.name)
+    text = f"{what}: job {made.name} {_DOES[config.kind]} it, in namespace {api.namespace}"
+    console.print(text, soft_wrap=True)
+    with Observers(config) as observers:
+        outcome = _stay(made, config, Display(console, observers.update), detach=detach)
+        if outcome is not None:
+            observers.end(outcome.state, outcome.error)
+    return outcome
+
+
+def attach(found: cluster_job.ClusterJob, console: Console) -> JobOutcome | None:
+    """Show the progress of a job; see :meth:`torch_edl.interfaces.platform.JobHandle.attach`."""
+    if found.is_over():
+        state, error = found.state(found.master_pod())
+        text = f"{found.name}: {state}" + (f": {error}" if error else "")
+        console.print(text, soft_wrap=True)
+        return None
+    return _stay(found, found.config(), Display(console), detach=False, leaves=True)
+
+
+def check(args: argparse.Namespace, kind: str) -> tuple[JobConfig, dict[str, bytes]]:
+    """Check a job without running user code and without a request to the cluster.
+
+    Returns:
+        The configuration for the pods, and the source files to send.
+
+    Raises:
+        UsageError: a value cannot work, or a file is missing.
+    """
+    config = model_file_job(args, kind)
+    data = config.data
+    bound = user_file.check_model_file(config.model_file, shown=args.model_file)
+    wanted = {"train": data.train, "evaluate": data.eval, "predict": data.predict}[kind]
+    if "data_source" not in bound and not wanted:
+        raise UsageError("--data: missing; name files, folders or globs: --data /data/a.parquet")
+    if "data_source" not in bound:
+        _check_data("--data", wanted)
+        preflight.check_streams(data)
+        _check_data("--eval-data", data.eval if kind == "train" else ())
+    for option in ("output", "checkpoint_dir", "journal_dir"):
+        _check_paths(f"--{option.replace('_', '-')}", [getattr(args, option, "") or "/"])
+    if "/" in config.checkpoint.load:
+        _check_paths(_load(config), [config.checkpoint.load])
+    if kind == "predict":
+        preflight.check_suffix(args.output)
+        keep = replace(config.checkpoint, parts=shared_paths.parts(config))
+        config = replace(config, checkpoint=keep)
+    if args.summary:
+        check_writable(Path(args.summary), "--summary", is_file=True)
+    return _with_code(config)
+
+
+def _sent_of_module(name: str, file: Path | None) -> dict[str, bytes]:
+    assert file is not None
+    return code.collect_module(name, file, Path.cwd())
+
+
+def _with_code(
+    config: JobConfig, collect: Callable[[], dict[str, bytes]] | None = None
+) -> tuple[JobConfig, dict[str, bytes]]:
+    """Return the configuration for the pods, and the source files to send.
+
+    Args:
+        collect: returns the source files of a module; None: the files of the model file are sent.
+    """
+    pods = config.platform_config
+    if pods.pod_template:
+        config = replace(
+            config, platform_config=replace(pods, template=template.load(pods.pod_template))
+        )
+    if pods.code_in_image:
+        place = PurePosixPath(pods.code_in_image)
+        if not place.is_absolute():
+            raise UsageError(f"--code-in-image {place}: write an absolute path, such as /app")
+        if collect is None:
+            file = str(place / PurePosixPath(config.model_file).name)
+            config = replace(config, model_file=file)
+        sent = {}
+    else:
+        sent = code.collect(config.model_file) if collect is None else collect()
+    shared_paths.check(config)
+    return job.in_pods(config, sent), sent
+
+
+def _check_data(option: str, paths: Sequence[str]) -> None:
+    _check_paths(option, [path for path in paths if not is_object(path)])
+
+
+def _check_paths(option: str, paths: Sequence[str]) -> None:
+    for path in paths:
+        if (kind := url_type(path)) is not None:
+            kind.canonical(path)
+        elif not path.startswith("/"):
+            raise UsageError(
+                f"{option} {path}: no absolute path, and this folder is not in the pods; write the "
+                "path on a --volume, such as /data/..."
+            )
+
+
+def _load(config: JobConfig) -> str:
+    return "--load" if config.trains else "--from"
+
+
+def _with_model(config: JobConfig, api: Api) -> JobConfig:
+    """Return the job with the folder of its initial model, if the user named a job of the cluster.
+
+    The master checks that the folder exists, since the volume may not be mounted on this machine.
+    """
+    load, option = config.checkpoint.load, _load(config)
+    if not load or load.startswith("/"):
+        return config
+    found = cluster_job.find(api, load)
+    found_config, seen = found.config(), found.report()
+    keep = found_config.checkpoint
+    output = keep.output if found_config.trains and seen["state"] == "finished" else ""
+    folder = output or keep.dir or seen["checkpoint"]
+    if not folder:
+        raise UsageError(
+            f"{option} {load}: the job is {seen['state']} and kept no model; --output DIR or "
+            "--checkpoint-dir DIR keeps one"
+        )
+    return replace(config, checkpoint=replace(config.checkpoint, load=folder))
+
+
+def _stay(
+    found: cluster_job.ClusterJob,
+    config: JobConfig,
+    display: Display,
+    *,
+    detach: bool,
+    leaves: bool = False,
+) -> JobOutcome | None:
+    at = f"{found.name} {found.where}"
+    with StopSignals(_SIGNALS) as signals:
+        attendance = ClusterFollower(
+            job=found,
+            display=display,
+            signals=signals,
+            leaves=leaves,
+            shared=config.platform_config.shares_pods(config),
+        )
+        try:
+            outcome = attendance.until_running() if detach else attendance.until_over()
+        except ClusterError as error:
+            again = f"the job goes on without this client; torch-edl attach {at} comes back to it"
+            raise ClusterError(f"{error}; {again}") from error
+    if outcome is not None:
+        return outcome
+    for line in (
+        f"job {found.name} runs on without this terminal",
+        f"see it: torch-edl attach {at}, torch-edl status {at}, torch-edl logs {at} --follow",
+        f"stop it: torch-edl stop {at}",
+    ):
+        display.console.print(line, soft_wrap=True)
+    return None

@@ -1,0 +1,201 @@
+"""Configuration of the pods of a job on Kubernetes.
+
+Fields contain texts as written by the user; properties convert them to parts of manifests.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch_edl.config import JobConfig
+from torch_edl.config.option import JOB_KINDS, Checked, declare, option
+from torch_edl.errors import UsageError
+from torch_edl.plugins.kubernetes import pod_settings
+
+_option = functools.partial(option, kinds=JOB_KINDS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KubernetesConfig(Checked):
+    """The pods of a job and their cluster."""
+
+    image: str = _option("", "--image IMAGE", "image of all pods; torch-edl image makes one")
+    namespace: str = _option(
+        "", "--namespace NAME", "namespace of the job (default: that of the context)"
+    )
+    context: str = _option(
+        "", "--context NAME", "context of the kubeconfig (default: the current one)"
+    )
+    worker_resources: str = _option(
+        "", "--worker-resources LIST", "of a worker pod: cpu=4,memory=8Gi,nvidia.com/gpu=1"
+    )
+    ps_resources: str = _option("", "--ps-resources LIST", "of the pod of a parameter server")
+    master_resources: str = _option("", "--master-resources LIST", "of the pod of the master")
+    volume: tuple[str, ...] = _option(
+        (), "--volume SPEC", "claim=NAME,path=/data[,sub-path=DIR][,read-only] (default: none)"
+    )
+    """``host=``, ``config-map=`` and ``secret=`` may replace ``claim=``."""
+    env: tuple[str, ...] = _option((), "--env NAME=VALUE", "a variable of all pods (default: none)")
+    env_from: tuple[str, ...] = _option(
+        (), "--env-from SOURCE", "variables from secret=NAME or config-map=NAME (default: none)"
+    )
+    node_selector: tuple[str, ...] = _option(
+        (), "--node-selector LABEL=VALUE", "a label that nodes must have (default: none)"
+    )
+    toleration: tuple[str, ...] = _option(
+        (),
+        "--toleration TAINT",
+        "a taint that nodes may have: KEY[=VALUE][:EFFECT] (default: none)",
+    )
+    priority_class: str = _option("", "--priority-class NAME", "priority class of the pods")
+    worker_priority: str = _option(
+        "", "--worker-priority CLASS=SHARE", "of a part of the workers: high=0.5"
+    )
+    """The remaining workers have :attr:`priority_class`."""
+    image_pull_secret: tuple[str, ...] = _option(
+        (), "--image-pull-secret NAME", "secret for the registry of the image (default: none)"
+    )
+    scheduler_name: str = _option("", "--scheduler-name NAME", "scheduler of the pods")
+    service_account: str = _option(
+        "", "--service-account NAME", "account of the master (default: one is made)"
+    )
+    pod_template: str = _option(
+        "", "--pod-template FILE", "YAML of a pod that is merged into every pod"
+    )
+    template: Mapping[str, Any] = declare(set_by="--pod-template", default_factory=dict)
+    """Content of the ``--pod-template`` file, for the master."""
+    network_policy: bool = _option(
+        True, "--no-network-policy", "admit other pods to the pods of the job (default: refused)"
+    )
+    code_in_image: str = _option(
+        "", "--code-in-image PATH", "folder of the image with the model file; none is sent"
+    )
+
+    state_claim: str = _option(
+        "", "--state-claim NAME", "claim for the state of the master (default: lost with its pod)"
+    )
+    """Claim for the state of the master; not needed if etcd stores the state."""
+    code: tuple[str, ...] = declare(set_by="the model file", default=())
+    """Paths of the files that are sent, relative to the folder of the model file."""
+
+    agent: tuple[str, ...] = declare(set_by="the options of torchrun", default=())
+    """Arguments of the agents of a script, before the script."""
+    processes_per_pod: int = option(
+        1,
+        "--processes-per-pod N",
+        "workers that share a pod, and its GPU",
+        minimum=1,
+    )
+    """For a script, this is ``--nproc-per-node``: workers that an agent starts in its pod."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Each property raises UsageError if its texts are invalid.
+        for role in ("worker", "ps", "master"):
+            self.resources(role)
+        _ = (self.volumes, self.variables, self.variable_sources)
+        _ = (self.node_labels, self.tolerations, self._worker_shares)
+        pod_settings.namespace("--namespace", self.namespace)
+        for name, value in (
+            ("--priority-class", self.priority_class),
+            ("--service-account", self.service_account),
+            ("--scheduler-name", self.scheduler_name),
+            ("--state-claim", self.state_claim),
+            *(("--image-pull-secret", each) for each in self.image_pull_secret),
+        ):
+            pod_settings.object_name(name, value)
+        if any(c.isspace() or not c.isprintable() for c in self.image):
+            raise UsageError(
+                f"--image {self.image!r}: has a blank; write REGISTRY/NAME:TAG or NAME@DIGEST"
+            )
+
+    def check_job(self, job: JobConfig) -> None:
+        """Raise UsageError if the job cannot run in these pods."""
+        if not self.image:
+            raise UsageError(
+                "--platform kubernetes: the image of the pods is missing; add --image IMAGE "
+                "(torch-edl image writes a Dockerfile for one)"
+            )
+        if job.kind != "script":
+            self._check_sharing(workers=job.cluster.max_workers, spares=job.cluster.spares)
+
+    def shares_pods(self, job: JobConfig) -> bool:
+        """Return True if several workers of a model file share a pod."""
+        return job.kind != "script" and self.processes_per_pod > 1
+
+    def _check_sharing(self, *, workers: int, spares: int) -> None:
+        each = f"--processes-per-pod {self.processes_per_pod}"
+        if self.processes_per_pod > workers:
+            raise UsageError(
+                f"{each}: --workers {workers} has fewer in all; write --workers "
+                f"{self.processes_per_pod} or more"
+            )
+        if self.processes_per_pod > 1 and spares:
+            raise UsageError(
+                f"--spares {spares}: with {each}, a worker that is lost alone is replaced in its "
+                "pod; leave --spares out"
+            )
+
+    def resources(self, role: str) -> dict[str, str]:
+        """Return the resource quantities of a pod by name of the resource.
+
+        A quantity is both request and limit, except for ``cpu``, which has no limit.
+
+        Args:
+            role: ``worker``, ``agent`` (with the resources of a worker), ``ps`` or ``master``.
+        """
+        texts = {
+            "worker": self.worker_resources,
+            "agent": self.worker_resources,
+            "ps": self.ps_resources,
+            "master": self.master_resources,
+        }
+        return pod_settings.resources(f"--{role}-resources", texts[role])
+
+    @property
+    def volumes(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """``volumes`` of a pod and ``volumeMounts`` of its container."""
+        return pod_settings.volumes("--volume", self.volume)
+
+    @property
+    def variables(self) -> list[dict[str, Any]]:
+        """``env`` of a container, without the variables that the job adds."""
+        return pod_settings.env("--env", self.env)
+
+    @property
+    def variable_sources(self) -> list[dict[str, Any]]:
+        """``envFrom`` of a container."""
+        return pod_settings.env_from("--env-from", self.env_from)
+
+    @property
+    def node_labels(self) -> dict[str, str]:
+        """``nodeSelector`` of a pod."""
+        return pod_settings.node_selector("--node-selector", self.node_selector)
+
+    @property
+    def tolerations(self) -> list[dict[str, Any]]:
+        """``tolerations`` of a pod."""
+        return pod_settings.tolerations("--toleration", self.toleration)
+
+    def worker_priority_class(self, place: int, of: int) -> str:
+        """Return the priority class of a worker pod; empty for the default of the cluster.
+
+        Args:
+            place: slot of the worker, from 0. The first slots have the classes of
+                ``--worker-priority``.
+            of: number of worker pods.
+        """
+        begin = 0.0
+        for name, share in self._worker_shares:
+            begin += share * of
+            if place < math.floor(begin + 0.5):
+                return name
+        return self.priority_class
+
+    @property
+    def _worker_shares(self) -> list[tuple[str, float]]:
+        return pod_settings.shares("--worker-priority", self.worker_priority)

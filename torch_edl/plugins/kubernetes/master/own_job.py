@@ -1,0 +1,161 @@
+"""The master's own Job object, as seen from its pod: final status, and the next pod.
+
+The Job controller creates another pod only after a pause, which doubles with each pod that failed,
+was deleted or was evicted, up to 10 minutes. A master that must leave therefore creates the next
+pod itself; the controller adopts a pod with the labels of the Job. The controller's pauses apply
+only to pods that end without notice, on a lost node or out of memory.
+https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-backoff-failure-policy
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any, Protocol
+
+from torch_edl.launch.jobs.folder import ENDED
+from torch_edl.plugins.kubernetes import names
+from torch_edl.plugins.kubernetes.cluster.failures import (
+    SETTLING_S,
+    ClusterError,
+    ForbiddenError,
+    MissingError,
+)
+from torch_edl.plugins.kubernetes.cluster.requests import settled
+from torch_edl.plugins.kubernetes.objects import final_status
+from torch_edl.wire import master_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+Manifest = dict[str, Any]
+
+_AGAIN_S = 1.0
+# Label by which the controller adopts a pod, and finalizer of a pod that is not counted yet.
+_UID_LABEL = "batch.kubernetes.io/controller-uid"
+_TRACKING = "batch.kubernetes.io/job-tracking"
+
+
+class JobApi(Protocol):
+    """The methods of ``cluster.api.Api`` that this module uses."""
+
+    def create(self, manifest: Manifest) -> Manifest: ...
+    def get(self, kind: str, name: str) -> Manifest: ...
+    def patch(self, kind: str, name: str, patch: Manifest) -> Manifest: ...
+
+
+class OwnJob:
+    """The Job object of the master.
+
+    Args:
+        job: name of the job.
+        uid: uid of the Job object.
+        forbidden_s: seconds for which the API server may reject the first call, until the rights of
+            a new account are effective.
+    """
+
+    def __init__(self, api: JobApi, job: str, uid: str, *, forbidden_s: float = SETTLING_S) -> None:
+        self._api, self._job, self._uid = api, job, uid
+        self._forbidden_s = forbidden_s
+        self._name = names.master(job)
+        self.may_note = True
+        """False if this master may not change its Job object."""
+
+    def begin(self) -> str:
+        """Become the owner of the objects of the job that have no owner yet.
+
+        Returns:
+            The final state that an earlier master wrote; empty if the job continues.
+
+        Raises:
+            ClusterError: the cluster has not answered for a minute.
+        """
+        same = {"metadata": {"uid": self._uid}}
+        try:
+            found = settled(
+                lambda: self._api.patch("Job", self._name, same), forbidden_s=self._forbidden_s
+            )
+        except ForbiddenError as error:
+            # The account most likely lacks the rights on pods, too; the client shows that error.
+            self.may_note = False
+            log.warning("the end of this job cannot be noted: %s", error)
+            return ""
+        annotations = found["metadata"].get("annotations") or {}
+        if names.ADOPTS in annotations:
+            self._adopt()
+        return state if (state := final_status.state_of(found)) in ENDED else ""
+
+    def end(self, status: pb.GetStatusResponse) -> None:
+        """Write the final status to the Job object, and prevent further pods.
+
+        Waits while the cluster does not answer, because the next master would otherwise start the
+        ended job again.
+
+        Must be called only while :attr:`may_note` is true.
+        """
+        patch: Manifest = {
+            "metadata": {"annotations": {names.STATUS: final_status.to_text(status)}},
+        }
+        if status.state != "finished":
+            # The Job object fails with the next pod that fails.
+            patch["spec"] = {"backoffLimit": 0}
+        told = False
+        while True:
+            try:
+                self._api.patch("Job", self._name, patch)
+                return
+            except MissingError:
+                return  # the Job object was deleted
+            except ClusterError as error:
+                if not told:
+                    log.warning("the end of the job is not noted yet: %s; trying again", error)
+                told = True
+                time.sleep(max(_AGAIN_S, error.retry_after_s))
+
+    def make_next_pod(self) -> None:
+        """Create the pod of the next master, unless the job is over, deleted or suspended."""
+        try:
+            found = self._api.get("Job", self._name)
+            metadata, spec = found["metadata"], found["spec"]
+            if metadata["uid"] != self._uid or metadata.get("deletionTimestamp"):
+                return
+            if spec.get("suspend") or final_status.state_of(found) in ENDED:
+                return
+            self._api.create(next_pod(found))
+        except ClusterError as error:
+            log.warning("the Job makes the next master's pod after a pause: %s", error)
+
+    def _adopt(self) -> None:
+        """Set the owner of the job's objects, which a user applied before the Job had a uid."""
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": self._name, "uid": self._uid}
+        for kind, name in names.belongings(self._job):
+            try:
+                self._api.patch(kind, name, {"metadata": {"ownerReferences": [owner]}})
+            except MissingError:
+                continue  # an optional object that the user has not created
+            except ClusterError as error:
+                log.warning("%s %s stays when the job is deleted: %s", kind, name, error)
+
+
+def next_pod(job: Manifest) -> Manifest:
+    """Return the manifest of the next pod of a Job, equal to those of the controller."""
+    metadata, template = job["metadata"], job["spec"]["template"]
+    owner = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "name": metadata["name"],
+        "uid": metadata["uid"],
+        "controller": True,
+    }
+    labels = (template.get("metadata") or {}).get("labels") or {}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            **(template.get("metadata") or {}),
+            "labels": {**labels, _UID_LABEL: metadata["uid"]},
+            "name": names.next_master_pod(metadata["name"]),
+            "ownerReferences": [owner],
+            "finalizers": [_TRACKING],
+        },
+        "spec": template["spec"],
+    }

@@ -1,0 +1,299 @@
+"""The objects of a job that the client creates: the Job of the master, and what the master needs.
+
+=================== =================================================================
+Job                 runs the master, and restarts it when its pod is taken away
+Secret              the token of the job, from which the keys of its connections derive
+ConfigMap           the configuration, and the source files that were sent
+ConfigMap           the state of the master, see :func:`keeps_state`
+Service             the stable DNS name of the master, whichever pod runs it
+ServiceAccount,     the rights of the master: create, delete and watch pods; not created if
+Role, RoleBinding   the user names an account
+NetworkPolicy       admits only the pods of the job to each other
+=================== =================================================================
+
+The Job owns all other objects, so they are deleted with it. Pure.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch_edl.config import JobConfig
+from torch_edl.config.environment import ENV_HOME, ENV_PLATFORM, hash_environment
+from torch_edl.plugins.kubernetes import names
+from torch_edl.plugins.kubernetes.cluster.api import CORE, KINDS
+from torch_edl.plugins.kubernetes.objects import template
+from torch_edl.plugins.kubernetes.objects.pod import pod_spec
+
+Manifest = dict[str, Any]
+
+ENV_NAMESPACE = "TORCH_EDL_NAMESPACE"
+"""Environment variable with the namespace of the master's pod."""
+ENV_JOB_UID = "TORCH_EDL_JOB_UID"
+"""Environment variable with the uid of the master's Job, which owns all pods of the job."""
+
+KEEP_S = 7 * 24 * 3600
+"""Seconds for which the objects of a job that is over are kept, for its status and logs."""
+# Maximum number of the master's pods that may be lost, with a lost node or out of memory. A job
+# that runs for weeks on preemptible machines loses many; a master that crashes ends the job itself.
+_MOST_PODS = 1000
+_MASTER_GRACE_S = 25.0
+_JOB_UID_LABEL = "batch.kubernetes.io/controller-uid"
+
+
+def in_pods(config: JobConfig, code: Mapping[str, bytes]) -> JobConfig:
+    """Return the configuration with the paths that processes in pods use.
+
+    Args:
+        code: source files by path, the model file first; empty: the image contains the code.
+    """
+    pods = replace(config.platform_config, code=tuple(code))
+    model_file = config.model_file
+    if code and not config.is_module:
+        model_file = f"{names.CODE}/{next(iter(code))}"
+    return replace(config, platform_config=pods, model_file=model_file)
+
+
+def objects(
+    config: JobConfig,
+    *,
+    namespace: str,
+    token: str,
+    code: Mapping[str, bytes],
+    applied: bool = False,
+) -> list[Manifest]:
+    """Return the objects in the order of their creation; the Job of the master comes last.
+
+    Args:
+        config: configuration from :func:`in_pods`.
+        token: token of the job; empty: the user adds it to the Secret, and no pod starts before.
+        applied: True if a user creates the objects; the master then becomes their owner.
+    """
+    account = _account(config, namespace, adopts=applied)
+    made = [
+        *([] if config.platform_config.service_account else account),
+        _secret(config.name, token),
+        _files(config, code),
+        *([_state(config.name)] if keeps_state(config) else []),
+        _service(config.name),
+        *([_network_policy(config.name)] if config.platform_config.network_policy else []),
+        _job(config),
+    ]
+    for each in made:
+        each["metadata"]["namespace"] = namespace
+    if applied:
+        made[-1]["metadata"]["annotations"][names.ADOPTS] = "true"
+    return made
+
+
+def owned(manifest: Manifest, uid: str) -> Manifest:
+    """Return the manifest of an object that is deleted together with the Job of that uid."""
+    made = copy.deepcopy(manifest)
+    job = made["metadata"]["annotations"][names.JOB]
+    made["metadata"]["ownerReferences"] = [
+        {"apiVersion": "batch/v1", "kind": "Job", "name": names.master(job), "uid": uid}
+    ]
+    return made
+
+
+def suspended(manifest: Manifest) -> Manifest:
+    """Return the manifest of the Job such that it starts no pod until it is resumed."""
+    return template.merge(manifest, {"spec": {"suspend": True}})
+
+
+RESUME: Manifest = {"spec": {"suspend": False}}
+"""The patch that resumes a suspended Job."""
+
+
+def keeps_state(config: JobConfig) -> bool:
+    """Return True if the state of the master is in a ConfigMap of the job.
+
+    That is the default for replicas, which survive the loss of any node. The user may name another
+    place, and the state of other jobs is in the pod of the master.
+    """
+    durability, claim = config.durability, config.platform_config.state_claim
+    return durability.mode == "replica" and not (durability.shares_state or claim)
+
+
+def master_rules(job: str, *, adopts: bool = False, state: bool = False) -> list[Manifest]:
+    """Return the RBAC rules that a master needs in its namespace.
+
+    Args:
+        adopts: True if the master becomes the owner of objects that a user applied.
+        state: True if the state of the master is in a ConfigMap.
+    """
+    own, kept = ("Job", names.master(job)), ("ConfigMap", names.state(job))
+    others = names.belongings(job) if adopts else [kept] if state else []
+
+    def patched(kind: str, name: str) -> Manifest:
+        path, plural = KINDS[kind]
+        return {
+            "apiGroups": [path.removeprefix("/apis/").rpartition("/")[0] if path != CORE else ""],
+            "resources": [plural],
+            "resourceNames": [name],
+            "verbs": ["get", "patch"] if (kind, name) in (own, kept) else ["patch"],
+        }
+
+    return [
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["create", "delete", "list", "watch"]},
+        patched(*own),
+        *(patched(kind, name) for kind, name in others),
+    ]
+
+
+def _metadata(job: str, name: str) -> Manifest:
+    return {"name": name, "labels": names.labels(job), "annotations": names.annotations_of(job)}
+
+
+def _account(config: JobConfig, namespace: str, *, adopts: bool) -> list[Manifest]:
+    job = config.name
+    name = names.master(job)
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "ServiceAccount",
+            "metadata": _metadata(job, name),
+            "automountServiceAccountToken": False,
+        },
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "Role",
+            "metadata": _metadata(job, name),
+            "rules": master_rules(job, adopts=adopts, state=keeps_state(config)),
+        },
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "RoleBinding",
+            "metadata": _metadata(job, name),
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
+        },
+    ]
+
+
+def _secret(job: str, token: str) -> Manifest:
+    made = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": _metadata(job, names.token(job)),
+        "type": "Opaque",
+    }
+    if token:
+        made["stringData"] = {names.TOKEN_KEY: token}
+    return made
+
+
+def _files(config: JobConfig, code: Mapping[str, bytes]) -> Manifest:
+    data = {names.CONFIG_KEY: config.to_json()}
+    binary: dict[str, str] = {}
+    for place, content in enumerate(code.values()):
+        try:
+            data[names.code_key(place)] = content.decode()
+        except UnicodeDecodeError:  # a source file may declare another encoding
+            binary[names.code_key(place)] = base64.b64encode(content).decode()
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": _metadata(config.name, names.files(config.name)),
+        "data": data,
+        **({"binaryData": binary} if binary else {}),
+    }
+
+
+def _state(job: str) -> Manifest:
+    metadata = _metadata(job, names.state(job))
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+
+
+def _service(job: str) -> Manifest:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _metadata(job, names.master(job)),
+        "spec": {
+            "clusterIP": "None",
+            "selector": _selected(job, "master"),
+            # The address of a master that is not ready is published too: its processes wait for it.
+            "publishNotReadyAddresses": True,
+            "ports": [{"name": "grpc", "port": names.MASTER_PORT, "protocol": "TCP"}],
+        },
+    }
+
+
+def _network_policy(job: str) -> Manifest:
+    own = {"podSelector": {"matchLabels": _selected(job)}}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": _metadata(job, names.of_job(job)),
+        "spec": {**own, "policyTypes": ["Ingress"], "ingress": [{"from": [own]}]},
+    }
+
+
+def _selected(job: str, role: str = "") -> dict[str, str]:
+    return {names.JOB: names.of_job(job)} | ({names.ROLE: role} if role else {})
+
+
+def _job(config: JobConfig) -> Manifest:
+    job, pods = config.name, config.platform_config
+    name = names.master(job)
+    home: Manifest = {"name": "home", "emptyDir": {}}
+    if pods.state_claim:
+        home = {"name": "home", "persistentVolumeClaim": {"claimName": pods.state_claim}}
+    spec = pod_spec(
+        job,
+        pods,
+        role="master",
+        command=["python", "-m", "master", "--job", job],
+        env={
+            ENV_HOME: names.HOME,
+            ENV_PLATFORM: names.PLATFORM,
+            **hash_environment(config.train.seed),
+        },
+        grace_s=_MASTER_GRACE_S,
+        priority_class=pods.priority_class,
+        service_account=pods.service_account or name,
+        volumes=[home],
+        mounts=[{"name": "home", "mountPath": names.HOME}],
+    )
+    spec["containers"][0]["env"] += [
+        _field(ENV_NAMESPACE, "metadata.namespace"),
+        _field(ENV_JOB_UID, f"metadata.labels['{_JOB_UID_LABEL}']"),
+    ]
+    pod = {
+        "metadata": {
+            "labels": names.labels(job, "master", 0),
+            "annotations": names.annotations_of(job),
+        },
+        "spec": spec,
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": _metadata(job, name),
+        "spec": {
+            "backoffLimit": _MOST_PODS,
+            "podReplacementPolicy": _replacement(config),
+            "ttlSecondsAfterFinished": KEEP_S,
+            "template": template.merge(pod, pods.template),
+        },
+    }
+
+
+def _replacement(config: JobConfig) -> str:
+    """Return the podReplacementPolicy, which decides when the next master's pod may start.
+
+    A pod on a node that does not answer never ends. If masters share the state, its lock keeps them
+    apart, and the old pod may still run. Otherwise nothing else prevents two masters.
+    """
+    pods = config.platform_config
+    shared = pods.state_claim or config.durability.shares_state or keeps_state(config)
+    return "TerminatingOrFailed" if shared else "Failed"
+
+
+def _field(name: str, path: str) -> Manifest:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}

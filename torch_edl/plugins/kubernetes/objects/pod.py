@@ -1,0 +1,251 @@
+"""Makes the manifests of pods: the common ``spec``, and the pods of workers and servers. Pure.
+
+A container runs as an unprivileged user with a read-only root. It may write to ``/tmp``, the shared
+memory and the volumes of the job.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch_edl.config.environment import (
+    ENV_HOME,
+    ENV_HOST,
+    ENV_MASTER_AWAY,
+    ENV_PROCESS,
+    ENV_TOKEN,
+)
+from torch_edl.plugins.kubernetes import names
+from torch_edl.plugins.kubernetes.config import KubernetesConfig
+from torch_edl.plugins.kubernetes.objects import template
+
+Manifest = dict[str, Any]
+
+USER = 1000
+"""User id and group id of all containers, and the group of their volumes."""
+
+# Seconds that a process needs to exit after its own grace period.
+_AFTER_GRACE_S = 5
+# Seconds without a master after which a process exits: the next master's pod may have to wait for a
+# node and pull its image.
+_MASTER_AWAY_S = 900
+# Maximum number of nodes that a pod avoids: the nodes are listed in the pod, whose size is limited.
+_MOST_AVOIDED = 20
+# Taints of a node whose kubelet is silent, and the seconds that a pod stays on such a node.
+_LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+_NODE_AWAY_S = 30
+_HOSTNAME = "kubernetes.io/hostname"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Owner:
+    """The Job of the master; the pods of a job are deleted with it."""
+
+    name: str
+    uid: str
+
+
+def process_pod(
+    job: str,
+    config: KubernetesConfig,
+    *,
+    role: str,
+    id: int,
+    incarnation: str,
+    command: Sequence[str],
+    env: Mapping[str, str],
+    grace_s: float,
+    owner: Owner | None,
+    priority_class: str = "",
+    avoid: Sequence[str] = (),
+) -> Manifest:
+    """Return the pod of a worker, a spare, a server or an agent.
+
+    Args:
+        role: ``worker``, ``ps`` or ``agent``.
+        incarnation: incarnation of the job's state, see
+            :data:`torch_edl.plugins.kubernetes.names.INCARNATION`.
+        command: command line of the process.
+        env: additional environment variables; no secrets.
+        grace_s: seconds that the process has to exit after SIGTERM.
+        priority_class: name of a PriorityClass; empty: the default of the cluster.
+        avoid: nodes on which the pod runs only if no other node has room.
+    """
+    metadata: Manifest = {
+        "name": names.pod(job, role, id, incarnation),
+        "labels": names.labels(job, role, id, incarnation),
+        "annotations": names.annotations_of(job),
+    }
+    if role == "worker" and config.processes_per_pod > 1:
+        metadata["labels"][names.SHARED] = str(config.processes_per_pod)
+    if owner is not None:
+        metadata["ownerReferences"] = [
+            {
+                "apiVersion": "batch/v1",
+                "kind": "Job",
+                "name": owner.name,
+                "uid": owner.uid,
+                "controller": False,
+                "blockOwnerDeletion": False,
+            }
+        ]
+    spec = pod_spec(
+        job,
+        config,
+        role=role,
+        command=command,
+        env={
+            ENV_PROCESS: f"{role}-{id}",
+            ENV_HOME: f"{names.TMP}/torch-edl",
+            ENV_MASTER_AWAY: str(_MASTER_AWAY_S),
+            **env,
+        },
+        grace_s=grace_s,
+        priority_class=priority_class,
+    )
+    if avoid:
+        spec["affinity"] = _away_from(avoid[:_MOST_AVOIDED])
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+    return template.merge(pod, config.template)
+
+
+def pod_spec(
+    job: str,
+    config: KubernetesConfig,
+    *,
+    role: str,
+    command: Sequence[str],
+    env: Mapping[str, str],
+    grace_s: float,
+    priority_class: str = "",
+    service_account: str = "",
+    volumes: Sequence[Manifest] = (),
+    mounts: Sequence[Manifest] = (),
+) -> Manifest:
+    """Return the ``spec`` of a pod of a job, including the master's.
+
+    Args:
+        service_account: account whose token the process receives; empty: no token.
+        volumes: volumes in addition to those of the options.
+        mounts: mounts of these additional volumes.
+    """
+    named, mounted = config.volumes
+    spec: Manifest = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": math.ceil(grace_s) + _AFTER_GRACE_S,
+        "automountServiceAccountToken": bool(service_account),
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [
+            {
+                "name": names.CONTAINER,
+                "image": config.image,
+                "command": list(command),
+                "env": _variables(job, env, config.variables),
+                "resources": _resources(config.resources(role)),
+                # Puts the last lines of a failed process into the status of its pod.
+                "terminationMessagePolicy": "FallbackToLogsOnError",
+                "securityContext": {
+                    "allowPrivilegeEscalation": False,
+                    "readOnlyRootFilesystem": True,
+                    "capabilities": {"drop": ["ALL"]},
+                },
+                "volumeMounts": [
+                    {"name": "tmp", "mountPath": names.TMP},
+                    {"name": "shm", "mountPath": "/dev/shm"},
+                    {"name": "files", "mountPath": names.FILES, "readOnly": True},
+                    *mounts,
+                    *mounted,
+                ],
+            }
+        ],
+        "volumes": [
+            {"name": "tmp", "emptyDir": {}},
+            # Workers of a DataLoader send their batches through it; the default is 64 MB.
+            {"name": "shm", "emptyDir": {"medium": "Memory"}},
+            {"name": "files", "configMap": _files(job, config.code)},
+            *volumes,
+            *named,
+        ],
+    }
+    if config.variable_sources:
+        spec["containers"][0]["envFrom"] = config.variable_sources
+    if service_account:
+        spec["serviceAccountName"] = service_account
+    if priority_class:
+        spec["priorityClassName"] = priority_class
+    if config.scheduler_name:
+        spec["schedulerName"] = config.scheduler_name
+    if config.node_labels:
+        spec["nodeSelector"] = config.node_labels
+    spec["tolerations"] = [*config.tolerations, *_of_lost_nodes(config.tolerations)]
+    if config.image_pull_secret:
+        spec["imagePullSecrets"] = [{"name": name} for name in config.image_pull_secret]
+    return spec
+
+
+def _variables(job: str, env: Mapping[str, str], of_user: Sequence[Manifest]) -> list[Manifest]:
+    secret = {"name": names.token(job), "key": names.TOKEN_KEY}
+    return [
+        {"name": ENV_HOST, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": ENV_TOKEN, "valueFrom": {"secretKeyRef": secret}},
+        {"name": "PYTHONUNBUFFERED", "value": "1"},
+        # gRPC logs each failed handshake, which any client in the cluster can cause.
+        {"name": "GRPC_VERBOSITY", "value": "ERROR"},
+        # Libraries put their caches below HOME, and the root is read-only.
+        {"name": "HOME", "value": names.TMP},
+        *({"name": name, "value": value} for name, value in env.items()),
+        *of_user,
+    ]
+
+
+def _files(job: str, code: Sequence[str]) -> Manifest:
+    """Return the ConfigMap as a volume with file paths, since keys cannot contain paths."""
+    paths = [(names.code_key(place), f"{names.CODE}/{path}") for place, path in enumerate(code)]
+    paths = [(names.CONFIG_KEY, f"{names.FILES}/{names.CONFIG_KEY}"), *paths]
+    items = [{"key": key, "path": path.removeprefix(f"{names.FILES}/")} for key, path in paths]
+    return {"name": names.files(job), "items": items}
+
+
+def _resources(wanted: Mapping[str, str]) -> Manifest:
+    """Return requests, and equal limits except for the CPU.
+
+    Unused processor time is free to use, and a limit would throttle a process that computes in
+    bursts.
+    """
+    if not wanted:
+        return {}
+    limits = {name: quantity for name, quantity in wanted.items() if name != "cpu"}
+    return {"requests": dict(wanted), **({"limits": limits} if limits else {})}
+
+
+def _of_lost_nodes(own: Sequence[Manifest]) -> list[Manifest]:
+    """Return tolerations of 30 s for nodes that do not answer; the default is 5 minutes."""
+    keys = {each["key"] for each in own}
+    return [
+        {
+            "key": key,
+            "operator": "Exists",
+            "effect": "NoExecute",
+            "tolerationSeconds": _NODE_AWAY_S,
+        }
+        for key in _LOST
+        if key not in keys
+    ]
+
+
+def _away_from(nodes: Sequence[str]) -> Manifest:
+    term = {"key": _HOSTNAME, "operator": "NotIn", "values": list(nodes)}
+    # Preferred, not required: the only node that has room may be one of them.
+    preference = {"weight": 100, "preference": {"matchExpressions": [term]}}
+    return {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preference]}}

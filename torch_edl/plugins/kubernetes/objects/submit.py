@@ -1,0 +1,81 @@
+"""Creates the objects of a job on a cluster: all of them, or none."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from torch_edl.config import JobConfig
+from torch_edl.errors import UsageError
+from torch_edl.plugins.kubernetes import names
+from torch_edl.plugins.kubernetes.cluster.failures import ClusterError, ExistsError
+from torch_edl.plugins.kubernetes.objects import job
+
+Manifest = dict[str, Any]
+
+
+class Objects(Protocol):
+    """The part of ``cluster.api.Api`` that this module needs."""
+
+    namespace: str
+
+    def create(self, manifest: Manifest) -> Manifest: ...
+    def get(self, kind: str, name: str) -> Manifest: ...
+    def patch(self, kind: str, name: str, patch: Manifest) -> Manifest: ...
+    def delete(self, kind: str, name: str, *, uid: str = "") -> None: ...
+
+
+def submit(api: Objects, config: JobConfig, *, token: str, code: Mapping[str, bytes]) -> Manifest:
+    """Create the objects of a job, start its master, and return the Job of the master.
+
+    The Job is created first and suspended, so that it owns all other objects from their creation,
+    and no pod starts before they exist. A client that dies meanwhile leaves a suspended Job.
+
+    Args:
+        config: configuration from :func:`torch_edl.plugins.kubernetes.objects.job.in_pods`.
+
+    Raises:
+        UsageError: a job of that name exists.
+        ClusterError: the cluster rejects an object; all created objects are deleted again.
+    """
+    *objects, master = job.objects(config, namespace=api.namespace, token=token, code=code)
+    name = names.master(config.name)
+    try:
+        made = api.create(job.suspended(master))
+    except ExistsError as error:
+        raise UsageError(_taken(api, config.name)) from error
+    uid = made["metadata"]["uid"]
+    try:
+        for each in objects:
+            api.create(job.owned(each, uid))
+        return api.patch("Job", name, job.RESUME)
+    except BaseException:
+        with contextlib.suppress(ClusterError):
+            api.delete("Job", name, uid=uid)
+        raise
+
+
+def is_over(manifest: Mapping[str, Any]) -> bool:
+    """Return True if a Job has completed or failed."""
+    return ending(manifest) is not None
+
+
+def ending(manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the condition that tells how a Job ended; None if it has not ended."""
+    conditions = (manifest.get("status") or {}).get("conditions") or []
+    for each in conditions:
+        if each.get("type") in ("Complete", "Failed") and each.get("status") == "True":
+            found: Mapping[str, Any] = each
+            return found
+    return None
+
+
+def _taken(api: Objects, name: str) -> str:
+    there = f"--job-name {name}: there is a job of that name in namespace {api.namespace}"
+    at = f"{name} --namespace {api.namespace}"
+    with contextlib.suppress(ClusterError):
+        if is_over(api.get("Job", names.master(name))):
+            remove = f"kubectl delete job {names.master(name)} --namespace {api.namespace}"
+            return f"{there}, which is over; remove it with {remove}"
+    return f"{there}; choose another, or end that one with torch-edl stop {at}"
