@@ -31,8 +31,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Replica:
-    """Implements :class:`~torch_edl.engine.local.HeldModel` and
-    :class:`~torch_edl.engine.ring.replicated.SharedReplica`."""
+    """Implements :class:`~torch_edl.engine.replica.ModelReplica`."""
 
     def __init__(self, trained: TrainedModel, seed: int) -> None:
         self.model = trained.model

@@ -10,13 +10,13 @@ import tensorflow as tf
 
 from tf_compat.trained import TrainedModel, dense
 from torch_edl.engine.ring.group import RingBrokenError
-from torch_edl.engine.ring.replicated import Phase, Phases, Receive, Send
+from torch_edl.engine.ring.replicated import GradientReducer, Phase, Receive, Send
 from torch_edl.engine.ring.stream_group import StreamGroup
 
 Array = npt.NDArray[Any]
 
 
-class Reducer(Phases):
+class Reducer(GradientReducer):
     """Implements :class:`~torch_edl.engine.ring.replicated.GradientReducer`.
 
     Gradients are sent in float32, or in float64 if a variable has this type. Slices, such as those

@@ -9,45 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from torch_edl.checkpoint.manifest import Manifest, Snapshot
+from torch_edl.checkpoint.manifest import Snapshot
+from torch_edl.engine.replica import ModelReplica
 from torch_edl.interfaces import Minibatch, Update
 from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.master_client.leases import HeldLease
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
-
-
-class HeldModel(Protocol):
-    """Interface of a model with its optimizer that a single process holds."""
-
-    model: Any
-
-    @property
-    def step(self) -> int:
-        """Number of minibatches in the model."""
-        ...
-
-    def count(self, minibatches: int) -> None:
-        """Add minibatches after the optimizer has stepped."""
-        ...
-
-    def restore(self, folder: Path, *, values_only: bool) -> Manifest | None:
-        """See :meth:`~torch_edl.pytorch.replica.Replica.restore`."""
-        ...
-
-    def snapshot(self, watermarks: Watermarks) -> Callable[[Path], Snapshot]:
-        """See :meth:`~torch_edl.pytorch.replica.Replica.snapshot`."""
-        ...
-
-    def check_tables(self) -> None:
-        """Check before the first step that the rows of tables can be trained.
-
-        Raises:
-            UnsupportedOptimizerError: the model has tables, and no kernel exists for the optimizer.
-        """
-        ...
 
 
 class LocalEngine:
@@ -57,7 +27,7 @@ class LocalEngine:
     knows_marks = True
     broken = False
 
-    def __init__(self, held: HeldModel, *, status: WorkerStatus) -> None:
+    def __init__(self, held: ModelReplica, *, status: WorkerStatus) -> None:
         self.model = held.model
         self._status = status
         self._held = held

@@ -155,12 +155,12 @@ class Replica:
         return write_to
 
     def outgoing(self) -> tuple[dict[str, Any], list[Bytes]]:
-        """See :class:`~torch_edl.engine.ring.replicated.SharedReplica`."""
+        """See :class:`~torch_edl.engine.replica.ModelReplica`."""
         state = self.state()
         return state.header, [as_bytes(each.cpu()).numpy() for each in state.tensors.values()]
 
     def incoming(self, header: dict[str, Any]) -> tuple[list[Bytes], Callable[[], None]]:
-        """See :class:`~torch_edl.engine.ring.replicated.SharedReplica`."""
+        """See :class:`~torch_edl.engine.replica.ModelReplica`."""
         received = {
             name: torch.empty(shape, dtype=getattr(torch, dtype))
             for name, dtype, shape in header["tensors"]

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
-from torch_edl.config import JobConfig
 from torch_edl.data.batch import SKIP, note
-from torch_edl.data.feeder import Feeder, FeedError
+from torch_edl.data.feeder import FeedError
 from torch_edl.data.leases_ahead import NoMoreTasks
 from torch_edl.data.passes import Pass, Span
 from torch_edl.data.task_records import TaskRecords
@@ -24,25 +23,9 @@ from torch_edl.interfaces import Batch, Minibatch, Update
 from torch_edl.master_client.session import MasterSession
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.training.one_off import OneOffTasks
+from torch_edl.training.user_model import MemberBatches, UserModel
 
 _IDLE_S = 0.1
-
-
-class MemberBatches(Protocol):
-    """The minibatches of one member, by their position in the data."""
-
-    def take(self, span: Span, start: int, rank: int, world: int) -> Any:
-        """Return the minibatch at ``span``, which belongs to the update at ``start``. An
-        implementation may read ahead for later updates of the same member in the same ring."""
-        ...
-
-    def sample(self, span: Span) -> Any:
-        """Return the minibatch at ``span``, out of order and read in this process."""
-        ...
-
-    def close(self) -> None:
-        """Stop the readers."""
-        ...
 
 
 class PositionUpdates:
@@ -96,18 +79,6 @@ class PositionUpdates:
         return self._batches.sample(span)
 
 
-class LockstepModel(Protocol):
-    """The part of a model file that training in a ring needs; see
-    :class:`~torch_edl.training.user_model.UserModel`."""
-
-    config: JobConfig
-    feeder: Feeder
-
-    def batches(self, records: TaskRecords, data: Pass, space: TaskSpace) -> MemberBatches: ...
-
-    def call_back(self, event: str, *args: Any) -> None: ...
-
-
 class FileUpdates(PositionUpdates):
     """The updates of a model file in a ring; see :class:`~torch_edl.training.source.UpdateSource`.
 
@@ -121,7 +92,7 @@ class FileUpdates(PositionUpdates):
 
     def __init__(
         self,
-        file: LockstepModel,
+        file: UserModel,
         engine: RingEngine,
         space: TaskSpace,
         tasks: Tasks,

@@ -10,14 +10,13 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch_edl.checkpoint import layout
-from torch_edl.config import JobConfig
 from torch_edl.config.training import EarlyStop, Objective
-from torch_edl.data.feeder import Feeder, FeedError, Updates
+from torch_edl.data.feeder import FeedError, Updates
 from torch_edl.data.mode import MODES
 from torch_edl.data.task_reader import named
 from torch_edl.data.tasks import ModelTask, RecordTask, TaskFailed
@@ -36,33 +35,18 @@ from torch_edl.errors import (
 from torch_edl.interfaces import Engine, Update
 from torch_edl.master_client.leases import HeldLease, LeaseClient, TaskResult
 from torch_edl.master_client.session import MasterSession
-from torch_edl.training.contract.functions import UserFunctions
 from torch_edl.training.contract.user_traceback import user_traceback
 from torch_edl.training.not_finite import WITHOUT, cause
 from torch_edl.training.task_results import (
     TaskMetrics,
     TaskPredictions,
-    Values,
     kept_columns,
     summarize,
 )
+from torch_edl.training.user_model import UserModel
 from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
-
-
-class Evaluated(Protocol):
-    """The part of a model file that one-off tasks need; see
-    :class:`~torch_edl.training.user_model.UserModel`."""
-
-    functions: UserFunctions
-    config: JobConfig
-    feeder: Feeder
-    values: Values
-
-    def predict(self, features: Any) -> Any: ...
-
-    def evaluating(self) -> AbstractContextManager[None]: ...
 
 
 def comes_again(error: BaseException) -> bool:
@@ -78,7 +62,7 @@ class OneOffTasks:
 
     def __init__(
         self,
-        file: Evaluated,
+        file: UserModel,
         engine: Engine,
         leases: LeaseClient,
         session: MasterSession,

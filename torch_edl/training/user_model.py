@@ -6,12 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 
 from torch_edl.config import JobConfig
 from torch_edl.data.batch import Datasets
 from torch_edl.data.feeder import Feeder
-from torch_edl.data.passes import Pass
+from torch_edl.data.passes import Pass, Span
 from torch_edl.data.task_records import TaskRecords
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.engine.ring.engine import RingEngine
@@ -19,9 +19,25 @@ from torch_edl.errors import ContractError, describe_error
 from torch_edl.interfaces import Batch, Engine, LeasedEngine
 from torch_edl.master_client.session import MasterSession
 from torch_edl.training.contract.functions import UserFunctions
-from torch_edl.training.lockstep import MemberBatches
 from torch_edl.training.task_results import Values
 from torch_edl.wire import master_pb2 as pb
+
+
+class MemberBatches(Protocol):
+    """The minibatches of one member, by their position in the data."""
+
+    def take(self, span: Span, start: int, rank: int, world: int) -> Any:
+        """Return the minibatch at ``span``, which belongs to the update at ``start``. An
+        implementation may read ahead for later updates of the same member in the same ring."""
+        ...
+
+    def sample(self, span: Span) -> Any:
+        """Return the minibatch at ``span``, out of order and read in this process."""
+        ...
+
+    def close(self) -> None:
+        """Stop the readers."""
+        ...
 
 
 class UserModel(ABC):

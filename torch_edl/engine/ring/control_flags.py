@@ -8,9 +8,9 @@ import zlib
 from collections.abc import Sequence
 
 from torch_edl.data.task_space import SEED_SAMPLES
+from torch_edl.engine.replica import ModelReplica
 from torch_edl.engine.ring.membership import RingMembership
 from torch_edl.engine.ring.rendezvous import RingRendezvous
-from torch_edl.engine.ring.replicated import SharedReplica
 from torch_edl.errors import EdlError
 
 UNAUTHORIZED = "no member has heard of the master lately"
@@ -36,7 +36,7 @@ class ControlFlags:
 
     def __init__(
         self,
-        replica: SharedReplica,
+        replica: ModelReplica,
         rendezvous: RingRendezvous | None,
         membership: RingMembership,
         check_every: int,

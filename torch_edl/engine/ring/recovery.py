@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from torch_edl.engine.replica import ModelReplica
 from torch_edl.engine.ring.group import Bytes, RingBrokenError, RingGroup
-from torch_edl.engine.ring.replicated import SharedReplica
 
 NO_MODEL = -1
 """Progress of a member whose model must not be copied."""
@@ -21,7 +21,7 @@ _MAX_HEADER_BYTES = 1 << 28
 
 def synchronize(
     group: RingGroup,
-    replica: SharedReplica,
+    replica: ModelReplica,
     progress: int,
     *,
     source: int | None = None,
@@ -52,7 +52,7 @@ def synchronize(
         _receive(group, replica, source)
 
 
-def _send(group: RingGroup, replica: SharedReplica, to: int) -> None:
+def _send(group: RingGroup, replica: ModelReplica, to: int) -> None:
     header, tensors = replica.outgoing()
     head = np.frombuffer(bytearray(json.dumps(header).encode()), np.uint8)
     group.send(np.array([len(head)], np.int64).view(np.uint8), to)
@@ -61,7 +61,7 @@ def _send(group: RingGroup, replica: SharedReplica, to: int) -> None:
         group.send(buffer, to)
 
 
-def _receive(group: RingGroup, replica: SharedReplica, source: int) -> None:
+def _receive(group: RingGroup, replica: ModelReplica, source: int) -> None:
     """Receive a state. The replica changes only after the complete state has arrived."""
     length = np.zeros(1, np.int64)
     group.receive(length.view(np.uint8), source)

@@ -5,45 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
-from pathlib import Path
 from typing import Any, Protocol
 
-from torch_edl.checkpoint.manifest import Manifest, Snapshot
-from torch_edl.engine.position import Position
-from torch_edl.engine.ring.group import Bytes, RingGroup
-from torch_edl.tables.watermarks import Watermarks
-
-
-class SharedReplica(Protocol):
-    """The state that is equal in all members of a ring."""
-
-    model: Any
-    position: Position
-
-    def outgoing(self) -> tuple[dict[str, Any], list[Bytes]]:
-        """Return the state for another member: a JSON header, and the bytes of each tensor."""
-        ...
-
-    def incoming(self, header: dict[str, Any]) -> tuple[list[Bytes], Callable[[], None]]:
-        """Allocate memory for the state that another member sends.
-
-        Returns:
-            The memory of each tensor, and a function that loads the state after all of it has
-            arrived; nothing changes before.
-        """
-        ...
-
-    def restore(self, folder: Path, *, values_only: bool) -> Manifest | None:
-        """See :meth:`~torch_edl.pytorch.replica.Replica.restore`."""
-        ...
-
-    def snapshot(self, watermarks: Watermarks) -> Callable[[Path], Snapshot]:
-        """See :meth:`~torch_edl.pytorch.replica.Replica.snapshot`."""
-        ...
-
-    def digest(self) -> int:
-        """Return a 32-bit checksum of the exact bits of all parameters."""
-        ...
+from torch_edl.engine.replica import ModelReplica
+from torch_edl.engine.ring.group import RingGroup
 
 
 class Phase(Enum):
@@ -74,19 +39,71 @@ string."""
 _UNUSABLE = (Phase.ACCUMULATED, Phase.BROKEN)
 
 
-class Phases(ABC):
-    """Common phase transitions; the :class:`GradientReducer` of each framework inherits from it."""
+class GradientReducer(ABC):
+    """Sums the gradients of all members, each weighted by its share of the records.
+
+    Control numbers are summed together with the gradients.
+    """
 
     phase = Phase.IDLE
     failure = ""
+    """Reason for the phase ``BROKEN``; empty otherwise."""
+    covered: float
+    """Fraction of the update's records that gave a gradient, over all members."""
 
     @abstractmethod
-    def begin_update(self, *, can_undo: bool = False) -> None: ...
+    def use(self, group: Any) -> None:
+        """Set the group that :meth:`Replicated.connect` returned; None if this process is alone."""
 
     @abstractmethod
-    def clear_gradients(self) -> None: ...
+    def begin_update(self, *, can_undo: bool = False) -> None:
+        """Begin an update, discarding accumulated and reduced gradients.
+
+        Args:
+            can_undo: save what :meth:`undo_update` needs.
+        """
+
+    @abstractmethod
+    def begin_minibatch(self, share: float, *, last: bool = True, leads: bool = True) -> None:
+        """Begin another minibatch of the update.
+
+        Args:
+            share: records of the minibatch divided by the records of the update of all members.
+            last: True if no other minibatch of this member follows.
+            leads: True if all members use the running statistics of this member.
+        """
+
+    @abstractmethod
+    def reduce_nothing(self) -> None:
+        """Take part in the collectives of this update without a backward."""
+
+    @abstractmethod
+    def undo_update(self) -> None:
+        """Undo the effects of forward and backward since :meth:`begin_update`."""
+
+    @abstractmethod
+    def clear_gradients(self) -> None:
+        """Remove all gradients, so that a step of an optimizer changes nothing."""
+
+    @abstractmethod
+    def before_step(self, optimizer: Any, *, live: bool) -> None:
+        """Prepare for a step of an optimizer.
+
+        Args:
+            live: False if the step must not change the model.
+        """
+
+    @abstractmethod
+    def after_step(self) -> None:
+        """Restore the gradients after a step of an optimizer."""
+
+    @abstractmethod
+    def forbid_accumulation(self) -> None:
+        """Make the next backward raise UsageError if it adds to the gradients of this update, which
+        no optimizer has applied."""
 
     def begin_warm_up(self) -> None:
+        """Ignore the gradients of the following backward, until :meth:`undo_update`."""
         self.begin_update(can_undo=True)
         self.phase = Phase.WARM_UP
 
@@ -96,6 +113,7 @@ class Phases(ABC):
         self.phase = Phase.IDLE
 
     def fail(self, why: str) -> None:
+        """Mark the update as ``BROKEN``, with the reason."""
         # Keep only the text of the cause: a traceback would keep the ring's sockets open, and the
         # other members would wait.
         if self.phase is not Phase.BROKEN:
@@ -106,87 +124,11 @@ class Phases(ABC):
             self.clear_gradients()
 
 
-class GradientReducer(Protocol):
-    """Sums the gradients of all members, each weighted by its share of the records.
-
-    Control numbers are summed together with the gradients.
-    """
-
-    phase: Phase
-    failure: str
-    """Reason for the phase ``BROKEN``; empty otherwise."""
-    covered: float
-    """Fraction of the update's records that gave a gradient, over all members."""
-
-    def use(self, group: Any) -> None:
-        """Set the group that :meth:`Replicated.connect` returned; None if this process is alone."""
-        ...
-
-    def begin_update(self, *, can_undo: bool = False) -> None:
-        """Begin an update, discarding accumulated and reduced gradients.
-
-        Args:
-            can_undo: save what :meth:`undo_update` needs.
-        """
-        ...
-
-    def begin_minibatch(self, share: float, *, last: bool = True, leads: bool = True) -> None:
-        """Begin another minibatch of the update.
-
-        Args:
-            share: records of the minibatch divided by the records of the update of all members.
-            last: True if no other minibatch of this member follows.
-            leads: True if all members use the running statistics of this member.
-        """
-        ...
-
-    def begin_warm_up(self) -> None:
-        """Ignore the gradients of the following backward, until :meth:`undo_update`."""
-        ...
-
-    def reduce_nothing(self) -> None:
-        """Take part in the collectives of this update without a backward."""
-        ...
-
-    def end_update(self) -> None:
-        """End the update."""
-        ...
-
-    def undo_update(self) -> None:
-        """Undo the effects of forward and backward since :meth:`begin_update`."""
-        ...
-
-    def clear_gradients(self) -> None:
-        """Remove all gradients, so that a step of an optimizer changes nothing."""
-        ...
-
-    def fail(self, why: str) -> None:
-        """Mark the update as ``BROKEN``, with the reason."""
-        ...
-
-    def before_step(self, optimizer: Any, *, live: bool) -> None:
-        """Prepare for a step of an optimizer.
-
-        Args:
-            live: False if the step must not change the model.
-        """
-        ...
-
-    def after_step(self) -> None:
-        """Restore the gradients after a step of an optimizer."""
-        ...
-
-    def forbid_accumulation(self) -> None:
-        """Make the next backward raise UsageError if it adds to the gradients of this update, which
-        no optimizer has applied."""
-        ...
-
-
 class Replicated(Protocol):
     """A model and its optimizers, as trained by a member of a ring."""
 
     @property
-    def replica(self) -> SharedReplica:
+    def replica(self) -> ModelReplica:
         """State of the model and its optimizers."""
         ...
 

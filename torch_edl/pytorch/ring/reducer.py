@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from torch_edl.engine.ring.group import RingBrokenError
-from torch_edl.engine.ring.replicated import Phase, Phases, Receive, Send
+from torch_edl.engine.ring.replicated import GradientReducer, Phase, Receive, Send
 from torch_edl.errors import UsageError
 from torch_edl.pytorch.gradient_hooks import ManualAccumulation, weak_hook
 from torch_edl.pytorch.ring.buckets import Bucket, RunningStatistics, make_buckets
@@ -28,10 +28,10 @@ _WHOLE = 1 - 1e-3
 _COLLECTING = (Phase.ACCUMULATE, Phase.ACCUMULATED, Phase.REDUCE, Phase.REDUCED)
 
 
-class Reducer(Phases):
+class Reducer(GradientReducer):
     """Reduces the gradients of a model's parameters that require gradients now.
 
-    Implements :class:`~torch_edl.engine.ring.replicated.GradientReducer` for torch. After a
+    After a
     backward in the phase ``REDUCE``, or after :meth:`reduce_nothing`, ``p.grad`` is the sum over
     all members of ``share * gradient``, or None if no member has a gradient.
 
