@@ -15,7 +15,7 @@ from torch_edl.config import JobConfig
 from torch_edl.config.checkpoint import PREPROCESSING_FILE
 from torch_edl.errors import CheckpointError
 from torch_edl.launch.jobs.folder import JobFolder
-from torch_edl.ps_server.identity import run_of
+from torch_edl.ps_server.durability.identity import run_of
 
 log = logging.getLogger(__name__)
 

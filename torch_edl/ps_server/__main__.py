@@ -19,15 +19,15 @@ from torch_edl.config.training import SYNC_MODES, TrainConfig
 from torch_edl.errors import EdlError, JournalDamagedError, StateLostError, UsageError
 from torch_edl.processes.output import setup_logging
 from torch_edl.ps_server.data_plane import DataPlane
-from torch_edl.ps_server.identity import JournalIdentity, run_of
-from torch_edl.ps_server.journal.journal import Journal
+from torch_edl.ps_server.durability.disk.disk import Disk
+from torch_edl.ps_server.durability.identity import JournalIdentity, run_of
+from torch_edl.ps_server.durability.log import Log
+from torch_edl.ps_server.durability.peer.replica import ShardReplica
 from torch_edl.ps_server.master_link import MasterLink
 from torch_edl.ps_server.recovery import recover
-from torch_edl.ps_server.replica.replica import ShardReplica
 from torch_edl.ps_server.service import PserverService
 from torch_edl.ps_server.shard import ModelShard
 from torch_edl.ps_server.signal_watch import SignalWatch
-from torch_edl.ps_server.snapshots import SnapshotLog
 from torch_edl.wire import pserver_pb2, services
 from torch_edl.wire.server import serve
 
@@ -108,7 +108,9 @@ def _run(args: argparse.Namespace) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
     rules = TrainConfig(mode=args.mode, grads_to_wait=args.grads_to_wait, staleness=args.staleness)
     replica = (
-        ShardReplica(_identity(args, token), args.incarnation, token) if args.replica else None
+        ShardReplica(_identity(args, token), args.incarnation, token, is_successor=args.successor)
+        if args.replica
+        else None
     )
     link = _link(args, token, fail, replica)
     try:
@@ -129,14 +131,12 @@ def _serve(
     failed: threading.Event,
     fail: Callable[[], None],
 ) -> int:
-    asked = SignalWatch(_STOP_SIGNALS, replica.log.close if replica else lambda: None)
+    asked = SignalWatch(_STOP_SIGNALS, replica.peer.close if replica else lambda: None)
     try:
         with asked:
-            journal = _journal(args, fail, token)
-            if replica and args.successor:
-                replica.log.take_over()
-            sink = replica.log if replica else journal
-            shard = _restored(args, rules, fail, sink)
+            place = replica.peer if replica else _disk(args, fail, token)
+            state = Log(place) if place else None
+            shard = _restored(args, rules, fail, state)
     except (EdlError, OSError) as error:
         if asked.number:
             return 1 if failed.is_set() else 128 + asked.number
@@ -149,7 +149,7 @@ def _serve(
         shard,
         fence=pserver_pb2.Fence(job=args.job, incarnation=args.incarnation),
         stem=f"shard-{args.shard}-of-{args.shards}",
-        log=sink,
+        log=state,
         keeper=replica.keeper if replica else None,
     )
     server, port = serve(
@@ -174,9 +174,9 @@ def _serve(
             sys.stdout.flush()
         else:
             link.version = lambda: shard.version
-            if journal:
-                link.problem = lambda: journal.problem
-            damage = journal.damage.text if journal else ""
+            if place:
+                link.problem = lambda: place.problem
+            damage = state.damage.text if state else ""
             link.register(
                 address,
                 data_plane=data.endpoint,
@@ -191,37 +191,37 @@ def _serve(
         if link is not None:
             link.close()
         if replica:
-            replica.log.close()
+            replica.peer.close()
         service.close()
         if data:
             data.close(_STOP_GRACE_S)
         server.stop(_STOP_GRACE_S).wait()
-        if journal:
-            journal.close()
+        if state:
+            state.close()
     log.info("stopped")
     return 1 if failed.is_set() else 128 + number
 
 
 def _restored(
-    args: argparse.Namespace, rules: TrainConfig, end: Callable[[], None], sink: SnapshotLog | None
+    args: argparse.Namespace, rules: TrainConfig, end: Callable[[], None], state: Log | None
 ) -> ModelShard:
     source = None
     # A log with a snapshot contains the restored state, and the checkpoint may have been removed.
-    if args.restore and not (sink and sink.base.path):
+    if args.restore and not (state and state.base.path):
         source = CheckpointReader(
             args.restore, args.shard, args.shards, values_only=args.values_only
         )
-    shard = ModelShard(rules, source, end, args.shards, sink)
-    if sink:
-        recover(shard, sink, sink.damage if isinstance(sink, Journal) else None)
+    shard = ModelShard(rules, source, end, args.shards, state)
+    if state:
+        recover(shard, state)
     return shard
 
 
-def _journal(args: argparse.Namespace, end: Callable[[], None], token: str) -> Journal | None:
+def _disk(args: argparse.Namespace, end: Callable[[], None], token: str) -> Disk | None:
     if args.journal is None:
         return None
     identity = _identity(args, token)
-    return Journal(
+    return Disk(
         args.journal,
         identity,
         args.incarnation,
@@ -252,7 +252,7 @@ def _link(
 
     def fenced() -> None:
         if replica:
-            replica.log.close("another server has the shard")
+            replica.peer.close("another server has the shard")
         # The master logs the reason, unless the user requested other servers.
         log.info("another server has shard %d: this one was replaced and ends", args.shard)
         end()
@@ -261,9 +261,9 @@ def _link(
         master, token, shard=args.shard, incarnation=args.incarnation, on_fenced=fenced
     )
     if replica:
-        link.keeper, link.note = replica.log.keeper, replica.log.note
-        link.problem = replica.log.problem
-        link.on_answer, link.hurries = replica.log.heard, replica.log.waits
+        peer = replica.peer
+        link.keeper, link.note, link.problem = peer.keeper, peer.note, lambda: peer.problem
+        link.on_answer, link.hurries = peer.heard, peer.waits
     link.start()
     return link
 

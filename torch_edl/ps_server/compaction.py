@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from torch_edl.errors import StaleIncarnationError
 from torch_edl.ps_server import snapshots
+from torch_edl.ps_server.durability.log import Log
 from torch_edl.ps_server.shard import ModelShard
-from torch_edl.ps_server.snapshots import SnapshotLog
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Compactor:
         is_held: returns whether a checkpoint holds pushes back; a checkpoint has priority.
     """
 
-    def __init__(self, shard: ModelShard, log: SnapshotLog, is_held: Callable[[], bool]) -> None:
+    def __init__(self, shard: ModelShard, log: Log, is_held: Callable[[], bool]) -> None:
         self._shard, self._snapshots_of = shard, log
         self._is_held = is_held
         self.lock = threading.Lock()

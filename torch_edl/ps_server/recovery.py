@@ -7,10 +7,9 @@ import time
 
 from torch_edl.errors import EdlError, JournalDamagedError, UsageError
 from torch_edl.ps_server import snapshots
-from torch_edl.ps_server.journal.segments import Damage
-from torch_edl.ps_server.records import Kind, Record
+from torch_edl.ps_server.durability.log import Damage, Log
+from torch_edl.ps_server.durability.records import Kind, Record
 from torch_edl.ps_server.shard import ModelShard
-from torch_edl.ps_server.snapshots import SnapshotLog
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
@@ -22,13 +21,10 @@ _log = logging.getLogger(__name__)
 _SET_UP = 2
 
 
-def recover(shard: ModelShard, log: SnapshotLog, damage: Damage | None = None) -> None:
+def recover(shard: ModelShard, log: Log) -> None:
     """Load the base of the log, and apply the later changes again, to a shard that is not in use
-    yet.
-
-    Args:
-        damage: collects what the log cannot read; the updates there are lost. At the end, it holds
-            only what no earlier server has found.
+    yet. Updates that the log cannot read are lost; at the end, ``log.damage`` holds only what no
+    earlier server has found.
 
     Raises:
         JournalDamagedError: the base or a record is damaged or missing; the message names it.
@@ -36,7 +32,7 @@ def recover(shard: ModelShard, log: SnapshotLog, damage: Damage | None = None) -
     """
     began, base = time.monotonic(), log.base
     newest = snapshots.load(shard, base) if base.path else 0
-    noted, damage = shard.lost, damage or Damage()
+    noted, damage = shard.lost, log.damage
     for record in log.records():
         _lose(shard, record.sequence - shard.sequence - 1, newest, damage)
         replay(shard, record)

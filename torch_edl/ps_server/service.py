@@ -16,10 +16,10 @@ from torch_edl import _core
 from torch_edl.checkpoint import files
 from torch_edl.errors import StaleIncarnationError, UsageError
 from torch_edl.ps_server.compaction import Compactor
+from torch_edl.ps_server.durability.log import Log
+from torch_edl.ps_server.durability.peer.keeper import ReplicaKeeper
 from torch_edl.ps_server.push_barrier import PushBarrier
-from torch_edl.ps_server.replica.keeper import ReplicaKeeper
 from torch_edl.ps_server.shard import ModelShard
-from torch_edl.ps_server.snapshots import SnapshotLog
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
@@ -42,7 +42,7 @@ class PserverService:
     Args:
         fence: fence that every call must carry.
         stem: prefix of the names of this shard's files.
-        log: sink of the shard, which the service compacts by snapshots.
+        log: log of the shard, which the service compacts by snapshots.
         keeper: keeper of the copy of another shard.
     """
 
@@ -52,7 +52,7 @@ class PserverService:
         *,
         fence: pb.Fence,
         stem: str,
-        log: SnapshotLog | None = None,
+        log: Log | None = None,
         keeper: ReplicaKeeper | None = None,
     ) -> None:
         self._shard = shard

@@ -1,7 +1,7 @@
 """The shard of the model that a server holds. A push is the only change of its values: it is
 decoded, fully checked, and applied once.
 
-With a sink, each change is appended before it is made, one at a time, and is acknowledged once it
+With a log, each change is appended before it is made, one at a time, and is acknowledged once it
 is durable. :mod:`.recovery` applies the same changes again, in the same order.
 """
 
@@ -17,8 +17,9 @@ from torch_edl.config import TrainConfig
 from torch_edl.errors import EdlError, UsageError
 from torch_edl.ps_server import same_model as agreement
 from torch_edl.ps_server.changes import Changes
+from torch_edl.ps_server.durability.log import Log
+from torch_edl.ps_server.durability.records import Kind
 from torch_edl.ps_server.gradients import Push, decode, mean, split
-from torch_edl.ps_server.records import Kind, Sink
 from torch_edl.ps_server.shard_snapshot import Cut, Frozen
 from torch_edl.tables.dense import DenseShard, Floats
 from torch_edl.tables.optimizers import Optimizers
@@ -29,7 +30,7 @@ from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import shard_state_pb2 as state_pb
 from torch_edl.wire.framed import Framed
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 _TASK_LOCKS = 64
 
@@ -43,7 +44,7 @@ class ModelShard:
         on_fatal: called when an update failed half-way. The model then contains a part of a push,
             which no retry can repair: the process has to end and be restored.
         shards: number of servers, which share the bounds of the tables.
-        sink: log of the changes; None for no log.
+        log: log of the changes; None for no log.
     """
 
     def __init__(
@@ -52,18 +53,18 @@ class ModelShard:
         source: CheckpointReader | None,
         on_fatal: Callable[[], None],
         shards: int = 1,
-        sink: Sink | None = None,
+        log: Log | None = None,
     ) -> None:
         self._rules = rules
         self.shards = shards
         self._is_sync = rules.mode == "sync"
         self._source = source
         self._on_fatal = on_fatal
-        self._changes = Changes(sink)
+        self._changes = Changes(log)
         self._broken = ""
         # The lock of a task covers check, update and watermark of one push. In sync mode, or with a
-        # sink, one lock covers all pushes. `_state` guards the fields below, only briefly.
-        locks = range(1 if self._is_sync or sink else _TASK_LOCKS)
+        # log, one lock covers all pushes. `_state` guards the fields below, only briefly.
+        locks = range(1 if self._is_sync or log else _TASK_LOCKS)
         self._task_locks = [threading.Lock() for _ in locks]
         self._state = threading.Lock()
         self._setup = threading.Lock()
@@ -90,7 +91,7 @@ class ModelShard:
         Raises:
             UsageError: the parameters or the optimizer are invalid, or differ from the first
                 worker's.
-            OSError: the sink has no room; nothing has changed.
+            OSError: the log has no room; nothing has changed.
         """
         dense = DenseShard(request.parameters, Optimizers.from_proto(request.optimizer), frames)
         with self._setup:
@@ -138,7 +139,7 @@ class ModelShard:
             seed = self._description.seed
             return EmbeddingTable(info, seed, optimizers, shards=self.shards)
         table = self._source.restore_table(info, optimizers)
-        log.info("table %s: %d rows restored", info.name, table.core.size)
+        _log.info("table %s: %d rows restored", info.name, table.core.size)
         return table
 
     # ---- reading ----
@@ -174,7 +175,7 @@ class ModelShard:
         acknowledged after :meth:`wait_durable`.
 
         Raises:
-            UsageError, OSError: the push is rejected, or the sink has no room; nothing has changed.
+            UsageError, OSError: the push is rejected, or the log has no room; nothing has changed.
         """
         self._require_sound()
         if self.dense is None:
@@ -206,7 +207,7 @@ class ModelShard:
 
     def wait_durable(self) -> None:
         """Wait until all pushes so far survive the loss of this process, including the original of
-        a duplicate. See :class:`~torch_edl.ps_server.records.Sink` for errors."""
+        a duplicate. See :class:`~torch_edl.ps_server.durability.log.Log` for errors."""
         self._changes.wait_durable()
 
     def _answer_without_change(
@@ -272,7 +273,7 @@ class ModelShard:
                     self._changes.note_eviction(table.name, ids)
         except BaseException as error:
             self._broken = f"{type(error).__name__}: {error}"
-            log.critical("an update failed half-way", exc_info=True)
+            _log.critical("an update failed half-way", exc_info=True)
             self._on_fatal()
             raise
         with self._state:
@@ -321,7 +322,7 @@ class ModelShard:
         had other pushes; they are applied now.
 
         Raises:
-            OSError: the sink has no room; nothing has changed.
+            OSError: the log has no room; nothing has changed.
         """
         assert self.dense is not None
         if self._is_sync:

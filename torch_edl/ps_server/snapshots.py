@@ -10,11 +10,9 @@ record at that time. During a replay, a chunk skips the changes that it already 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -22,9 +20,9 @@ from torch_edl.checkpoint import files
 from torch_edl.checkpoint.reader import SavedTable
 from torch_edl.errors import CheckpointError, JournalDamagedError
 from torch_edl.files import sync
-from torch_edl.ps_server import records
-from torch_edl.ps_server.journal.journal import Base
-from torch_edl.ps_server.records import Kind, LogEntry, Record, Sink
+from torch_edl.ps_server.durability import records
+from torch_edl.ps_server.durability.log import Base, Log
+from torch_edl.ps_server.durability.records import Kind, LogEntry, Record
 from torch_edl.ps_server.shard import ModelShard
 from torch_edl.ps_server.shard_snapshot import Frozen
 from torch_edl.tables.dense import DenseShard
@@ -44,43 +42,7 @@ _STEM = "shard"
 _STATE = "state.safetensors"
 
 
-class SnapshotLog(Sink, Protocol):
-    """A sink that keeps a base, and can be read back."""
-
-    @property
-    def base(self) -> Base:
-        """State that the records continue."""
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of all records since the base."""
-
-    @property
-    def forces(self) -> bool:
-        """True if the files of a base are forced to the disk."""
-
-    @property
-    def needs_base(self) -> bool:
-        """True if a snapshot is needed regardless of the size of the log."""
-
-    def records(self) -> Iterator[Record]:
-        """Yield the records since the base."""
-
-    def rotate(self) -> int:
-        """Begin a new base of all records so far. Returns the number of the last one."""
-
-    def new_base(self) -> AbstractContextManager[Path]:
-        """Return a context with a new folder for a base; the folder is removed at the end unless
-        committed."""
-
-    def commit_snapshot(self, temporary: Path, sequence: int, newest: int) -> None:
-        """Make the folder the base. It contains all records up to ``sequence``, and parts contain
-        those up to ``newest``, which must be durable from then on."""
-
-
-def write(
-    shard: ModelShard, log: SnapshotLog, after_file: Callable[[], None] = lambda: None
-) -> int:
+def write(shard: ModelShard, log: Log, after_file: Callable[[], None] = lambda: None) -> int:
     """Make a snapshot the base of the log. Returns its size in bytes.
 
     Args:

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from tests.unit.ps_server.conftest import framed, whole
+from tests.unit.ps_server.journals import on_disk
 from tests.waiting import HANG_S
 from torch_edl.config import TrainConfig
-from torch_edl.ps_server.identity import JournalIdentity, run_of
-from torch_edl.ps_server.journal.journal import Journal
-from torch_edl.ps_server.records import Kind, LogEntry
+from torch_edl.ps_server.durability.identity import JournalIdentity, run_of
+from torch_edl.ps_server.durability.log import Log
+from torch_edl.ps_server.durability.records import Kind, LogEntry
 from torch_edl.ps_server.recovery import recover
 from torch_edl.ps_server.shard import ModelShard
 from torch_edl.tables.watermarks import Watermarks
@@ -61,9 +62,9 @@ def dump(shard: ModelShard) -> dict[str, Any]:
     return found
 
 
-def reopen(root: Path, mode: str, incarnation: int = 1000) -> tuple[ModelShard, Journal]:
-    journal = Journal(root, IDENTITY, incarnation, fsync="never")
-    shard = ModelShard(RULES[mode], None, lambda: pytest.fail("half-way"), sink=journal)
+def reopen(root: Path, mode: str, incarnation: int = 1000) -> tuple[ModelShard, Log]:
+    journal = on_disk(root, IDENTITY, incarnation, fsync="never")
+    shard = ModelShard(RULES[mode], None, lambda: pytest.fail("half-way"), log=journal)
     recover(shard, journal)
     return shard, journal
 

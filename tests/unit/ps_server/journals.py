@@ -5,13 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from torch_edl.ps_server.identity import JournalIdentity
-from torch_edl.ps_server.journal.journal import Journal
-from torch_edl.ps_server.journal.ownership import find
-from torch_edl.ps_server.records import Kind, LogEntry
+from torch_edl.ps_server.durability.disk.disk import Disk
+from torch_edl.ps_server.durability.disk.ownership import find
+from torch_edl.ps_server.durability.identity import JournalIdentity
+from torch_edl.ps_server.durability.log import Log
+from torch_edl.ps_server.durability.records import Kind, LogEntry
 
 MINE = JournalIdentity(job="job", shard=0, shards=2, model=1)
 PAYLOADS = [b"first", b"", b"\0" * 40, bytes(range(60)), b"last"]
+
+
+def on_disk(root: Path, identity: JournalIdentity, incarnation: int, **more: Any) -> Log:
+    return Log(Disk(root, identity, incarnation, **more))
 
 
 class Server:
@@ -19,12 +24,12 @@ class Server:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._opened: list[Journal] = []
+        self._opened: list[Log] = []
 
-    def open(self, **more: Any) -> Journal:
+    def open(self, **more: Any) -> Log:
         owner = find(self.root) if self.root.exists() else None
         incarnation = owner[0] + 1 if owner else 1
-        self._opened.append(Journal(self.root, MINE, incarnation, **{"fsync": "never", **more}))
+        self._opened.append(on_disk(self.root, MINE, incarnation, **{"fsync": "never", **more}))
         return self._opened[-1]
 
     def recovered(self) -> list[bytes]:
@@ -39,7 +44,7 @@ class Server:
             each.close()
 
 
-def write(journal: Journal, payloads: list[bytes]) -> None:
+def write(journal: Log, payloads: list[bytes]) -> None:
     for _ in journal.records():
         pass
     for payload in payloads:

@@ -11,10 +11,11 @@ import grpc
 
 from tests.waiting import HANG_S
 from torch_edl.errors import StaleIncarnationError
-from torch_edl.ps_server.identity import JournalIdentity
-from torch_edl.ps_server.records import Kind, LogEntry
-from torch_edl.ps_server.replica.keeper import ReplicaKeeper
-from torch_edl.ps_server.replica.log import ReplicaLog
+from torch_edl.ps_server.durability.identity import JournalIdentity
+from torch_edl.ps_server.durability.log import Log
+from torch_edl.ps_server.durability.peer import peer as peers
+from torch_edl.ps_server.durability.peer.keeper import ReplicaKeeper
+from torch_edl.ps_server.durability.records import Kind, LogEntry
 from torch_edl.wire import cluster_pb2, pserver_pb2, services
 from torch_edl.wire.data_server import Answer, DataServer, Later, WouldWaitError
 from torch_edl.wire.framed import Framed
@@ -73,13 +74,27 @@ class Peer:
         self._server.stop(None).wait()
 
 
+class Owner(Log):
+    """The log of a server, which begins or takes over when the test says so."""
+
+    def __init__(self, place: peers.Peer) -> None:
+        self.place: peers.Peer = place
+
+    def begin(self) -> None:
+        super().__init__(self.place)
+
+    def take_over(self) -> None:
+        self.place._is_successor = True
+        self.begin()
+
+
 class Job:
     """Starts peers and owners, and plays the master."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._made = 0
-        self._logs: list[ReplicaLog] = []
+        self._logs: list[Owner] = []
         self._peers: list[Peer] = []
 
     def peer(self) -> Peer:
@@ -87,17 +102,17 @@ class Job:
         self._peers.append(Peer(self._folder / f"peer-{self._made}", self._made))
         return self._peers[-1]
 
-    def owner(self, **more: Any) -> ReplicaLog:
+    def owner(self, **more: Any) -> Owner:
         self._made += 1
         folder = self._folder / f"owner-{self._made}"
         folder.mkdir()
-        self._logs.append(
-            ReplicaLog(MINE, self._made, token=TOKEN, folder=folder, patience_s=0, **more)
-        )
+        place = peers.Peer(MINE, self._made, token=TOKEN, folder=folder, patience_s=0, **more)
+        self._logs.append(Owner(place))
         return self._logs[-1]
 
-    def first(self, peer: Peer | None, **more: Any) -> ReplicaLog:
+    def first(self, peer: Peer | None, **more: Any) -> Owner:
         log = self.owner(**more)
+        log.begin()
         assert not list(log.records())
         beat(log, peer)
         return log
@@ -109,40 +124,41 @@ class Job:
             peer.die()
 
 
-def beat(log: ReplicaLog, peer: Peer | None) -> None:
+def beat(log: Owner, peer: Peer | None) -> None:
     """A heartbeat and its answer."""
-    log.heard(None if peer is None else peer.server, log.note()[0])
+    log.place.heard(None if peer is None else peer.server, log.place.note()[0])
 
 
-def settle(log: ReplicaLog, peer: Peer | None) -> None:
+def settle(log: Owner, peer: Peer | None) -> None:
     """Heartbeats until the peer has everything, and the master knows."""
+    place = log.place
     while True:
         beat(log, peer)
-        with log._condition:
-            done = log._condition.wait_for(lambda: log._complete or log.needs_base, 0.05)
+        with place._condition:
+            done = place._condition.wait_for(lambda: place._complete or place.needs_base, 0.05)
         if done:
             break
     beat(log, peer)
 
 
-def until(log: ReplicaLog, condition: Callable[[], bool]) -> None:
-    with log._condition:
-        assert log._condition.wait_for(condition, HANG_S)
+def until(log: Owner, condition: Callable[[], bool]) -> None:
+    with log.place._condition:
+        assert log.place._condition.wait_for(condition, HANG_S)
 
 
-def push(log: ReplicaLog, *payloads: bytes) -> None:
+def push(log: Owner, *payloads: bytes) -> None:
     for payload in payloads:
         log.wait_durable(log.append(LogEntry.of(Kind.GRADIENTS, payload)))
 
 
-def pushing(log: ReplicaLog, *payloads: bytes) -> threading.Thread:
+def pushing(log: Owner, *payloads: bytes) -> threading.Thread:
     """Pushes in a thread, which must not end before the caller says so."""
     thread = threading.Thread(target=push, args=(log, *payloads))
     thread.start()
     return thread
 
 
-def snapshot(log: ReplicaLog, content: dict[str, bytes]) -> None:
+def snapshot(log: Owner, content: dict[str, bytes]) -> None:
     sequence = log.rotate()
     with log.new_base() as folder:
         for name, value in content.items():
@@ -150,7 +166,7 @@ def snapshot(log: ReplicaLog, content: dict[str, bytes]) -> None:
         log.commit_snapshot(folder, sequence, sequence)
 
 
-def recovered(log: ReplicaLog, peer: Peer) -> tuple[dict[str, bytes], list[bytes]]:
+def recovered(log: Owner, peer: Peer) -> tuple[dict[str, bytes], list[bytes]]:
     """What a successor finds: the files of the base, and the records after it."""
     beat(log, peer)
     log.take_over()

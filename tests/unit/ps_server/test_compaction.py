@@ -23,11 +23,11 @@ from tests.unit.ps_server.journalled import (
     kill,
     reopen,
 )
+from tests.unit.ps_server.journals import on_disk
 from torch_edl.checkpoint.reader import CheckpointReader
 from torch_edl.errors import JournalDamagedError
 from torch_edl.ps_server import compaction, snapshots
 from torch_edl.ps_server.compaction import Compactor
-from torch_edl.ps_server.journal.journal import Journal
 from torch_edl.ps_server.recovery import recover
 from torch_edl.ps_server.shard import ModelShard
 from torch_edl.wire import codec
@@ -181,8 +181,8 @@ def test_there_is_no_snapshot_before_a_worker_asked_for_the_restored_tables(
     kill(first)
     monkeypatch.setattr(compaction, "_LOOK_S", 0.001)
     root = tmp_path / "journal"
-    journal = Journal(root, IDENTITY, 2, fsync="never")
-    shard = ModelShard(RULES["async"], CheckpointReader(checkpoint), pytest.fail, sink=journal)
+    journal = on_disk(root, IDENTITY, 2, fsync="never")
+    shard = ModelShard(RULES["async"], CheckpointReader(checkpoint), pytest.fail, log=journal)
     recover(shard, journal)
     compactor = Compactor(shard, journal, lambda: False)
     dense = [pb.DenseParameter(name=n, value=codec.to_proto(v)) for n, v in sorted(DENSE.items())]

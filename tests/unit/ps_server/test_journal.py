@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 
 from tests.unit.ps_server.crashes import Crash, crash_after
-from tests.unit.ps_server.journals import MINE, PAYLOADS, Server, write
+from tests.unit.ps_server.journals import MINE, PAYLOADS, Server, on_disk, write
 from tests.waiting import HANG_S
 from torch_edl.errors import UsageError
-from torch_edl.ps_server.journal import journal as journal_module
-from torch_edl.ps_server.journal.journal import Journal
-from torch_edl.ps_server.journal.segments import SegmentWriter
-from torch_edl.ps_server.records import Kind, LogEntry, Record
+from torch_edl.ps_server.durability.disk import disk as disk_module
+from torch_edl.ps_server.durability.disk.segments import SegmentWriter
+from torch_edl.ps_server.durability.log import Log
+from torch_edl.ps_server.durability.records import Kind, LogEntry, Record
 
 
 def test_it_is_read_back_over_segments_and_servers(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 200)
+    monkeypatch.setattr(disk_module, "SEGMENT_BYTES", 200)
     payloads = [bytes([n]) * n for n in range(100)]
     for part in (payloads[:40], payloads[40:41], [], payloads[41:]):
         write(server.open(), part)
@@ -66,7 +66,7 @@ def test_one_sync_is_for_all_that_wait(server: Server, monkeypatch: pytest.Monke
 def test_the_interval_goes_on_when_the_clock_jumps(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "FSYNC_INTERVAL_S", 0.01)
+    monkeypatch.setattr(disk_module, "FSYNC_INTERVAL_S", 0.01)
     synced = threading.Event()
     monkeypatch.setattr(SegmentWriter, "sync", lambda _: synced.set())
     journal = server.open(fsync="interval")
@@ -82,12 +82,11 @@ def test_records_of_another_journal_keep_their_numbers(server: Server, tmp_path:
     write(server.open(), PAYLOADS)
     source = server.open()
     list(source.records())
-    peer = Journal(tmp_path / "peer", MINE, 1, fsync="never")
+    peer = on_disk(tmp_path / "peer", MINE, 1, fsync="never")
     list(peer.records())
-    with source.reading() as (base, records):
-        assert (base.sequence, base.path) == (0, None)
-        for record in records:
-            peer.append_record(record.sequence, LogEntry.of(record.kind, record.payload))
+    assert (source.base.sequence, source.base.path) == (0, None)
+    for record in source.records():
+        peer.append_record(record.sequence, LogEntry.of(record.kind, record.payload))
     peer.append_record(2, LogEntry.of(Kind.GRADIENTS, b"again"))
     with pytest.raises(UsageError, match="ends with record 5; send the records in between first"):
         peer.append_record(7, LogEntry.of(Kind.FLUSH, b""))
@@ -97,13 +96,13 @@ def test_records_of_another_journal_keep_their_numbers(server: Server, tmp_path:
     copy.close()
 
 
-def snapshot(journal: Journal, content: str) -> None:
+def snapshot(journal: Log, content: str) -> None:
     with journal.new_base() as folder:
         (folder / "state").write_text(content)
         journal.commit_snapshot(folder, journal.rotate())
 
 
-def state(journal: Journal) -> list[bytes]:
+def state(journal: Log) -> list[bytes]:
     begin = journal.base.path
     before = (begin / "state").read_text() if begin else ""
     return [*(c.encode() for c in before), *(r.payload for r in journal.records())]
@@ -131,7 +130,7 @@ def test_a_snapshot_replaces_the_records_that_it_covers(server: Server) -> None:
 def test_a_crash_at_each_step_of_a_snapshot(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 1)
+    monkeypatch.setattr(disk_module, "SEGMENT_BYTES", 1)
     text, crashes, finished = "", 0, False
     while not finished:
         journal = server.open()
@@ -147,4 +146,4 @@ def test_a_crash_at_each_step_of_a_snapshot(
     assert crashes > 8
     last = server.open()
     assert state(last) == [c.encode() for c in text]
-    assert [path.name for path in last.folder.iterdir() if path.suffix == ".log"] == []
+    assert [path.name for path in last.place.folder.iterdir() if path.suffix == ".log"] == []

@@ -11,9 +11,9 @@ import pytest
 
 from tests.unit.ps_server.journals import MINE, PAYLOADS, Server, write
 from torch_edl.errors import JournalDamagedError
-from torch_edl.ps_server.journal import journal as journal_module
-from torch_edl.ps_server.journal import segments
-from torch_edl.ps_server.records import HEAD_BYTES, Kind, LogEntry
+from torch_edl.ps_server.durability.disk import disk as disk_module
+from torch_edl.ps_server.durability.disk import segments
+from torch_edl.ps_server.durability.records import HEAD_BYTES, Kind, LogEntry
 
 
 def copies(server: Server) -> Iterator[tuple[Server, Path]]:
@@ -118,7 +118,7 @@ def test_damage_before_a_good_record_is_no_torn_tail(server: Server, at: int) ->
 def test_a_segment_that_is_missing_is_damage(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 1)
+    monkeypatch.setattr(disk_module, "SEGMENT_BYTES", 1)
     write(server.open(), PAYLOADS)
     paths = sorted(server.root.glob("*/*.log"))
     paths[2].unlink()

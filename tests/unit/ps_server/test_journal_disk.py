@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.ps_server.journals import MINE, Server, write
+from tests.unit.ps_server.journals import MINE, Server, on_disk, write
 from torch_edl.errors import StaleIncarnationError, UsageError
-from torch_edl.ps_server.journal.journal import Journal
-from torch_edl.ps_server.journal.segments import SegmentWriter
-from torch_edl.ps_server.records import HEAD_BYTES, Kind, LogEntry
+from torch_edl.ps_server.durability.disk.segments import SegmentWriter
+from torch_edl.ps_server.durability.records import HEAD_BYTES, Kind, LogEntry
 
 
 @contextmanager
@@ -40,9 +39,9 @@ def test_an_append_without_room_leaves_nothing(server: Server, room: int) -> Non
         journal.append(entry)
     assert caught.value.errno == errno.EFBIG
     assert server.segment().stat().st_size == size
-    assert journal.problem.startswith("journal: File too large: ")
+    assert journal.place.problem.startswith("journal: File too large: ")
     journal.wait_durable(journal.append(entry))
-    assert journal.problem == ""
+    assert journal.place.problem == ""
     assert server.recovered() == [b"a", b"b" * 100]
 
 
@@ -76,7 +75,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
         entry = LogEntry.of(Kind.GRADIENTS, b"b" * 1000)
         fill(lambda: [journal.append(entry) for _ in range(10)])
         written = journal.last
-        assert journal.problem.startswith("journal: No space left on device")
+        assert journal.place.problem.startswith("journal: No space left on device")
         ballast.unlink()
         assert journal.append(LogEntry.of(Kind.GRADIENTS, b"c")) == written + 1
         assert server.recovered() == [b"a" * 1000] * 10 + [b"b" * 1000] * (written - 10) + [b"c"]
@@ -105,11 +104,11 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     locked = tmp_path / "locked"
     locked.mkdir()
     with without_rights(locked), pytest.raises(UsageError, match="Permission denied") as caught:
-        Journal(locked / "journal", MINE, 1)
+        on_disk(locked / "journal", MINE, 1)
     assert f"--journal {locked / 'journal'}" in str(caught.value)
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="name a folder that this user may write to"):
-        Journal(tmp_path / "file", MINE, 1)
+        on_disk(tmp_path / "file", MINE, 1)
 
 
 def test_a_disk_that_loses_what_was_written_ends_the_server(

@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
-from tests.unit.ps_server.journals import MINE, Server, write
+from tests.unit.ps_server.journals import MINE, Server, on_disk, write
 from tests.waiting import HANG_S
 from torch_edl.errors import JournalDamagedError, StaleIncarnationError, UsageError
-from torch_edl.ps_server import identity
-from torch_edl.ps_server.journal import journal as journal_module
-from torch_edl.ps_server.journal.journal import Journal
-from torch_edl.ps_server.journal.ownership import find
-from torch_edl.ps_server.records import Kind, LogEntry
+from torch_edl.ps_server.durability import identity
+from torch_edl.ps_server.durability.disk import disk as disk_module
+from torch_edl.ps_server.durability.disk.ownership import find
+from torch_edl.ps_server.durability.records import Kind, LogEntry
 
 
 @pytest.mark.parametrize(
@@ -34,13 +33,13 @@ from torch_edl.ps_server.records import Kind, LogEntry
 def test_another_journal_is_refused(server: Server, change: dict[str, Any], text: str) -> None:
     write(server.open(), [b"a"])
     with pytest.raises(UsageError) as caught:
-        Journal(server.root, replace(MINE, **change), 9)
+        on_disk(server.root, replace(MINE, **change), 9)
     assert text in str(caught.value)
     assert "choose another --journal-dir" in str(caught.value)
     # A segment that somebody copied here.
     other = replace(MINE, **change)
     shutil.rmtree(server.root)
-    first = Journal(server.root, other, 1, fsync="never")
+    first = on_disk(server.root, other, 1, fsync="never")
     write(first, [b"b"])
     (server.root / "journal.json").write_text(MINE.to_json())
     with pytest.raises(UsageError, match=r"-1\.log: a journal of"):
@@ -105,7 +104,7 @@ def test_a_server_that_was_replaced_does_not_acknowledge(server: Server) -> None
     second.wait_durable(late)
     assert server.recovered() == [b"a", b"b", b"c"]
     with pytest.raises(StaleIncarnationError, match="this server has incarnation 2"):
-        Journal(server.root, MINE, 2)
+        on_disk(server.root, MINE, 2)
 
 
 def test_a_server_that_was_replaced_can_neither_begin_nor_delete(
@@ -116,7 +115,7 @@ def test_a_server_that_was_replaced_can_neither_begin_nor_delete(
     with first.new_base() as snapshot:
         second = server.open()
         list(second.records())
-        monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 1)
+        monkeypatch.setattr(disk_module, "SEGMENT_BYTES", 1)
         with pytest.raises(StaleIncarnationError):
             first.append(LogEntry.of(Kind.GRADIENTS, b"late"))
         with pytest.raises(StaleIncarnationError):
@@ -145,7 +144,7 @@ def test_servers_that_begin_at_once_do_not_both_own_it(tmp_path: Path) -> None:
         def take(incarnation: int) -> None:
             barrier.wait()  # noqa: B023
             try:
-                journal = Journal(root, MINE, incarnation, fsync="never")  # noqa: B023
+                journal = on_disk(root, MINE, incarnation, fsync="never")  # noqa: B023
                 write(journal, [])
                 owners.append(journal)  # noqa: B023
             except StaleIncarnationError:

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.unit.ps_server.journals import on_disk
 from torch_edl.config import TrainConfig
 from torch_edl.errors import JournalDamagedError, UsageError
 from torch_edl.ps_server import snapshots
-from torch_edl.ps_server.identity import JournalIdentity
-from torch_edl.ps_server.journal import segments
-from torch_edl.ps_server.journal.journal import Journal
-from torch_edl.ps_server.journal.segments import Damage
-from torch_edl.ps_server.records import Kind
+from torch_edl.ps_server.durability.disk import segments
+from torch_edl.ps_server.durability.identity import JournalIdentity
+from torch_edl.ps_server.durability.log import Damage
+from torch_edl.ps_server.durability.records import Kind
 from torch_edl.ps_server.recovery import recover
 from torch_edl.ps_server.shard import ModelShard
 from torch_edl.tables.watermarks import Watermarks
@@ -36,11 +36,9 @@ class Life:
 
     def open(self, *, repair: bool = False) -> None:
         self.servers += 1
-        self.journal = Journal(self.root, MINE, self.servers, fsync="never", repair=repair)
-        self.shard = ModelShard(
-            self.rules, None, lambda: pytest.fail("half-way"), sink=self.journal
-        )
-        recover(self.shard, self.journal, self.journal.damage)
+        self.journal = on_disk(self.root, MINE, self.servers, fsync="never", repair=repair)
+        self.shard = ModelShard(self.rules, None, lambda: pytest.fail("half-way"), log=self.journal)
+        recover(self.shard, self.journal)
 
     def set_up(self) -> None:
         weight = pb.DenseParameter(name="w", value=codec.to_proto(np.zeros(1, np.float32)))
@@ -73,7 +71,7 @@ class Life:
 
     def damage(self, *sequences: int) -> None:
         """Changes a byte in each of these records."""
-        used, _ = segments.chain(self.journal.folder)
+        used, _ = segments.chain(self.journal.place.folder)
         for segment in used:
             for record, end in list(segments.read_segment(segment, MINE, Damage())):
                 if record.sequence in sequences:

@@ -17,7 +17,7 @@ from tests.unit.ps_server.journalled import (
     reopen,
     reopened,
 )
-from torch_edl.ps_server.records import Kind
+from torch_edl.ps_server.durability.records import Kind
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])

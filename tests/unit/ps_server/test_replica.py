@@ -14,6 +14,7 @@ import pytest
 from tests.unit.ps_server.replicas import (
     TOKEN,
     Job,
+    Owner,
     beat,
     push,
     pushing,
@@ -24,9 +25,17 @@ from tests.unit.ps_server.replicas import (
 )
 from tests.waiting import HANG_S
 from torch_edl.errors import StaleIncarnationError, StateLostError, UsageError
-from torch_edl.ps_server.records import Kind, LogEntry, Record, batch, pack, read, unpack
-from torch_edl.ps_server.replica.log import ReplicaLog
-from torch_edl.ps_server.replica.peer import PeerGoneError
+from torch_edl.ps_server.durability.peer.connection import PeerGoneError
+from torch_edl.ps_server.durability.records import (
+    HEAD_BYTES,
+    Kind,
+    LogEntry,
+    Record,
+    batch,
+    pack,
+    read,
+    unpack,
+)
 from torch_edl.wire import pserver_pb2
 from torch_edl.wire import replica_pb2 as pb
 from torch_edl.wire.data_server import MOST_FRAMES
@@ -88,8 +97,8 @@ def test_nothing_is_acknowledged_before_the_master_knows_that_there_is_a_copy(jo
     """A server that dies before it acknowledged anything leaves nothing to look for."""
     peer = job.peer()
     log = job.first(peer)
-    with log._condition:
-        assert log._condition.wait_for(lambda: log._complete, 20)
+    with log.place._condition:
+        assert log.place._condition.wait_for(lambda: log.place._complete, 20)
     thread = pushing(log, b"a")
     thread.join(0.2)
     assert thread.is_alive()
@@ -100,16 +109,16 @@ def test_nothing_is_acknowledged_before_the_master_knows_that_there_is_a_copy(jo
 
 def test_pushes_wait_for_a_peer_and_memory_is_bounded(job: Job) -> None:
     log = job.first(None, most_kept=1000)
-    assert "pushes wait, no peer listens" in log.problem()
+    assert "pushes wait, no peer listens" in log.place.problem
     thread = pushing(log, b"x" * 900)
-    until(log, lambda: log._last >= 1)
+    until(log, lambda: log.last >= 1)
     with pytest.raises(OSError, match="no room in memory, no peer listens"):
         log.append(LogEntry.of(Kind.GRADIENTS, b"y" * 200))
     peer = job.peer()
     settle(log, peer)
     thread.join(HANG_S)
     assert not thread.is_alive()
-    assert log.problem() == ""
+    assert log.place.problem == ""
     push(log, b"y" * 200)
     assert recovered(job.owner(), peer)[1] == [b"x" * 900, b"y" * 200]
 
@@ -121,7 +130,7 @@ def test_one_call_takes_what_came_meanwhile(job: Job) -> None:
     peer.calls.clear()
     peer.gate.clear()
     threads = [pushing(log, bytes([n])) for n in range(20)]
-    until(log, lambda: log._last >= 20)
+    until(log, lambda: log.last >= 20)
     peer.gate.set()
     for thread in threads:
         thread.join(HANG_S)
@@ -147,8 +156,8 @@ def test_a_new_peer_gets_a_base_while_changes_go_on(job: Job) -> None:
         (folder / "empty").write_bytes(b"")
         push(log, b"4")  # acknowledged: the base is no copy without it
         log.commit_snapshot(folder, sequence, sequence)
-    assert log.problem() == ""
-    assert log.bytes == 1
+    assert log.place.problem == ""
+    assert log.bytes == HEAD_BYTES + 1
     files, records = recovered(job.owner(), new)
     assert files == {"state": b"1 2 3" * 5_000_000, "empty": b""}
     assert records == [b"4"]
@@ -161,22 +170,22 @@ def test_a_server_whose_copy_is_gone_goes_on_alone_once_the_master_knows(job: Jo
     push(log, b"1")
     old.die()
     thread = pushing(log, b"2")
-    until(log, lambda: "does not keep it" in log.problem())
-    log.heard(None, 0)
-    assert log.note() == (2, False)
+    until(log, lambda: "does not keep it" in log.place.problem)
+    log.place.heard(None, 0)
+    assert log.place.note() == (2, False)
     thread.join(0.2)
     assert thread.is_alive(), "the master does not know yet"
-    log.heard(None, 1)  # the answer to an earlier heartbeat
+    log.place.heard(None, 1)  # the answer to an earlier heartbeat
     thread.join(0.2)
     assert thread.is_alive()
     beat(log, None)
     thread.join(HANG_S)
     assert not thread.is_alive()
-    assert log.problem() == ""
+    assert log.place.problem == ""
     new = job.peer()
     settle(log, new)
     snapshot(log, {"state": b"1 2"})
-    assert log.note() == (3, True), "from now on nothing is acknowledged without a copy"
+    assert log.place.note() == (3, True), "from now on nothing is acknowledged without a copy"
     push(log, b"3")
     assert recovered(job.owner(), new) == ({"state": b"1 2"}, [b"3"])
 
@@ -189,9 +198,9 @@ def test_a_server_whose_peer_is_out_of_reach_waits(job: Job) -> None:
     push(log, b"1")
     peer.die()
     thread = pushing_until_closed(log, b"2")
-    until(log, lambda: "does not keep it" in log.problem())
+    until(log, lambda: "does not keep it" in log.place.problem)
     beat(log, peer)
-    assert log.note() == (0, True)
+    assert log.place.note() == (0, True)
     thread.join(0.2)
     assert thread.is_alive()
     log.close()
@@ -231,7 +240,7 @@ def test_a_server_that_is_alone_goes_on_when_a_base_fails(job: Job) -> None:
     push(log, b"z" * 900)
 
 
-def alone(job: Job, **more: Any) -> ReplicaLog:
+def alone(job: Job, **more: Any) -> Owner:
     """A server whose copy was lost, as the master knows."""
     peer = job.peer()
     log = job.first(peer, **more)
@@ -250,7 +259,7 @@ def test_a_peer_that_has_half_a_base_has_nothing(job: Job) -> None:
     push(log, b"1")
     settle(log, new)
     piece = Framed(pb.PutBaseRequest(sequence=1, file="state"), [memoryview(b"12")])
-    log._peer.call(log._peer.stub, piece)
+    log.place._peer.call(log.place._peer.stub, piece)
     successor = job.owner()
     beat(successor, new)
     with pytest.raises(StateLostError, match="no complete copy"):
@@ -283,7 +292,7 @@ def test_a_base_comes_after_the_records_that_parts_of_it_have(
     def die(stub: object, last: int) -> bool:
         raise PeerGoneError("this server is gone")
 
-    monkeypatch.setattr(log, "_catch_up", die)
+    monkeypatch.setattr(log.place, "_catch_up", die)
     sequence = log.rotate()
     newest = log.append(LogEntry.of(Kind.GRADIENTS, b"2"))
     with log.new_base() as folder:
@@ -324,21 +333,21 @@ def test_a_server_that_was_only_paused_acknowledges_nothing_more(job: Job) -> No
     successor = job.owner()
     assert recovered(successor, peer) == ({}, [b"1"])
     thread = pushing_until_closed(paused, b"never")
-    until(paused, lambda: "does not keep it" in paused.problem())
+    until(paused, lambda: "does not keep it" in paused.place.problem)
     with pytest.raises(OSError, match="replica of shard 0"):
         snapshot(paused, {"state": b"of the past"})
     beat(paused, peer)  # even if the master did not know better
     settle(successor, peer)
     push(successor, b"2")
     assert thread.is_alive()
-    paused.close("known=false")
+    paused.place.close("known=false")
     thread.join(HANG_S)
     assert thread.refused == "known=false"
     assert recovered(job.owner(), peer) == ({}, [b"1", b"2"])
 
 
 class pushing_until_closed(threading.Thread):
-    def __init__(self, log: ReplicaLog, payload: bytes) -> None:
+    def __init__(self, log: Owner, payload: bytes) -> None:
         super().__init__()
         self._args, self.refused = (log, payload), ""
         self.start()
@@ -384,7 +393,7 @@ def test_a_call_that_fails_is_repeated_after_the_next_heartbeat(job: Job) -> Non
     gone.die()
     log = job.first(gone)
     thread = pushing(log, b"1")
-    until(log, lambda: "does not keep it" in log.problem())
+    until(log, lambda: "does not keep it" in log.place.problem)
     peer = job.peer()
     settle(log, peer)
     thread.join(HANG_S)
@@ -416,7 +425,7 @@ def test_what_does_not_belong_here_is_refused(job: Job, tmp_path: Path) -> None:
     push(log, b"1")
     stub = DataStub(peer.data.endpoint, TOKEN)
     fence = pserver_pb2.Fence(job="job", incarnation=peer.server.incarnation)
-    owner = log._peer._owner
+    owner = log.place._peer._owner
 
     def refused(request: Any, code: str, match: str, *frames: bytes) -> None:
         request.fence.CopyFrom(fence)

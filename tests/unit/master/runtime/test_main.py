@@ -21,7 +21,7 @@ from tests.waiting import HANG_S, wait_for
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.claim import Claim
 from torch_edl.checkpoint.manifest import Manifest
-from torch_edl.ps_server.identity import run_of
+from torch_edl.ps_server.durability.identity import run_of
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.channel import Stub

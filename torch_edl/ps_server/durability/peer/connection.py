@@ -10,7 +10,7 @@ import grpc
 from google.protobuf.message import Message
 
 from torch_edl.errors import StaleIncarnationError, StateLostError, UsageError
-from torch_edl.ps_server.identity import JournalIdentity
+from torch_edl.ps_server.durability.identity import JournalIdentity
 from torch_edl.wire import cluster_pb2, pserver_pb2, services
 from torch_edl.wire import replica_pb2 as pb
 from torch_edl.wire.framed import Framed
@@ -25,7 +25,7 @@ class PeerGoneError(Exception):
     """The master has named another peer."""
 
 
-class ReplicaPeer:
+class PeerConnection:
     """The current peer. Callers hold ``condition`` unless a method's documentation says otherwise.
 
     Args:

@@ -20,7 +20,6 @@ import enum
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from isal.isal_zlib import crc32
 
@@ -146,33 +145,6 @@ def _checksum(pieces: Iterable[Piece]) -> int:
     for piece in pieces:
         crc = crc32(piece, crc)
     return crc
-
-
-class Sink(Protocol):
-    """The log to which a shard appends each change before it is made: a journal on a disk, or a
-    peer."""
-
-    @property
-    def is_slow(self) -> bool:
-        """True if :meth:`wait_durable` waits for a disk or a peer."""
-
-    def append(self, entry: LogEntry) -> int:
-        """Append an entry, in the order of the calls. Returns the sequence number of the record.
-
-        Raises:
-            OSError: nothing was appended, and the change must not be made. The call may be
-                repeated.
-        """
-
-    def wait_durable(self, sequence: int) -> None:
-        """Wait until the record, and all before it, survive the loss of this process; only then is
-        a change acknowledged.
-
-        Raises:
-            StaleIncarnationError: another process has taken over the shard; it decides whether the
-                change was made.
-            OSError: the sink failed permanently.
-        """
 
 
 def pack(sequence: int, entry: LogEntry) -> bytes:

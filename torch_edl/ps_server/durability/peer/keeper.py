@@ -1,7 +1,7 @@
 """The peer's side of ``--durability replica``: keeps base and log of another shard for a successor
 of its server. The records are not applied.
 
-The copy is a journal in the usual format, in a folder that is removed with the process: in the page
+The copy is a log in the usual format, in a folder that is removed with the process: in the page
 cache, and on the disk when memory is short.
 """
 
@@ -15,25 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from torch_edl.errors import StaleIncarnationError, UsageError
-from torch_edl.ps_server import records
-from torch_edl.ps_server.identity import JournalIdentity
-from torch_edl.ps_server.journal.journal import Journal
-from torch_edl.ps_server.records import Record
-from torch_edl.ps_server.replica import transfer
+from torch_edl.ps_server.durability import records
+from torch_edl.ps_server.durability.disk.disk import Disk
+from torch_edl.ps_server.durability.identity import JournalIdentity
+from torch_edl.ps_server.durability.log import Log
+from torch_edl.ps_server.durability.peer import transfer
+from torch_edl.ps_server.durability.records import Record
 from torch_edl.wire import codec
 from torch_edl.wire import replica_pb2 as pb
 from torch_edl.wire.data_server import Answer, WouldWaitError, in_pool
 from torch_edl.wire.framed import Framed
-
-
-class _Spilled(Journal):
-    """A journal that need not survive its process: nothing is forced to the disk."""
-
-    def sync(self) -> None:
-        with self._write_lock:
-            complete, self._unsynced = self._unsynced, []
-        for writer in complete:
-            writer.close()
 
 
 class ReplicaKeeper:
@@ -50,7 +41,7 @@ class ReplicaKeeper:
         self._shard, self._shards = (shard - 1) % shards, shards
         self._lock = threading.Lock()  # guards the fields below; held while a record is appended
         self._writer = 0  # newest known server of the shard
-        self._journal: Journal | None = None  # None: no complete state
+        self._log: Log | None = None  # None: no complete state
         self._newest = 0  # newest record in a part of the base
         self._made = 0
         self._reader: tuple[int, Iterator[Record]] = (-1, iter(()))
@@ -78,13 +69,13 @@ class ReplicaKeeper:
             raise WouldWaitError
         try:
             self._admit(request.owner)
-            if self._journal is None and request.begin:
-                self._journal = self._new(request.owner)
-            if self._journal is None:
+            if self._log is None and request.begin:
+                self._log = self._new(request.owner)
+            if self._log is None:
                 return Framed(pb.ReplicateResponse(complete=False))
             for sequence, entry in records.unpack(given.frames):
-                self._journal.append_record(sequence, entry)
-            last = self._journal.last
+                self._log.append_record(sequence, entry)
+            last = self._log.last
             return Framed(pb.ReplicateResponse(complete=self._is_complete(), last=last))
         finally:
             self._lock.release()
@@ -95,8 +86,8 @@ class ReplicaKeeper:
         with self._lock:
             self._admit(request.owner)
             folder = self._folder / f"base-{request.owner.incarnation}-{request.sequence}"
-            journal = self._journal
-            if journal is not None and journal.base.sequence >= request.sequence > 0:
+            log = self._log
+            if log is not None and log.base.sequence >= request.sequence > 0:
                 return pb.PutBaseResponse()  # received before
             if not folder.exists():
                 for other in self._folder.glob("base-*"):
@@ -115,13 +106,13 @@ class ReplicaKeeper:
             raise UsageError(f"base: the files {dict(request.files)} were sent, {sizes} came")
         with self._lock:
             self._admit(request.owner)
-            journal = self._journal or self._new(request.owner)
+            log = self._log or self._new(request.owner)
             self._newest = max(self._newest, request.newest)
         # Without the lock: records are appended meanwhile.
-        journal.commit_snapshot(folder, request.sequence, request.sequence)
+        log.commit_snapshot(folder, request.sequence, request.sequence)
         with self._lock:
             self._admit(request.owner)
-            self._journal = journal
+            self._log = log
         return pb.PutBaseResponse()
 
     def take(self, request: pb.TakeReplicaRequest) -> pb.TakeReplicaResponse:
@@ -130,36 +121,36 @@ class ReplicaKeeper:
             self._require_shard(request.owner)
             self._writer = request.owner.incarnation
             self._reader = (-1, iter(()))  # the previous successor may have appended since
-            if self._journal is None or not self._is_complete():
+            if self._log is None or not self._is_complete():
                 return pb.TakeReplicaResponse(complete=False)
-            base = self._journal.base
+            base = self._log.base
             files = base.path.iterdir() if base.path else ()
             return pb.TakeReplicaResponse(
                 complete=True,
                 sequence=base.sequence,
                 files={path.name: path.stat().st_size for path in files},
-                last=self._journal.last,
+                last=self._log.last,
             )
 
     def fetch(self, request: pb.FetchReplicaRequest) -> Framed:
         """Return a piece of the replica to the server that has taken it over."""
         with self._lock:
             self._require_shard(request.owner)
-            journal = self._journal
-            if request.owner.incarnation != self._writer or journal is None:
+            log = self._log
+            if request.owner.incarnation != self._writer or log is None:
                 raise StaleIncarnationError("the replica was not taken over by this server")
             if not request.file:
-                return Framed(pb.FetchReplicaResponse(), self._log(journal, request.after))
-            base = journal.base.path
+                return Framed(pb.FetchReplicaResponse(), self._records(log, request.after))
+            base = log.base.path
         if base is None or request.file not in os.listdir(base) or request.offset < 0:
             raise UsageError(f"file {request.file!r}, offset {request.offset}: not of the base")
         content = transfer.read(base / request.file, request.offset)
         return Framed(pb.FetchReplicaResponse(), [memoryview(content)])
 
-    def _log(self, journal: Journal, after: int) -> list[memoryview]:
+    def _records(self, log: Log, after: int) -> list[memoryview]:
         at, reader = self._reader
         if at != after:
-            reader = journal.records(after)
+            reader = log.records(after)
         pieces, size = [], 0
         for record in reader:
             pieces.append(record.packed())
@@ -171,7 +162,7 @@ class ReplicaKeeper:
         return [memoryview(b"".join(pieces))]
 
     def _is_complete(self) -> bool:
-        return self._journal is not None and self._journal.last >= self._newest
+        return self._log is not None and self._log.last >= self._newest
 
     def _admit(self, owner: pb.ReplicaOwner) -> None:
         """Raise StaleIncarnationError if a later server has the shard. Drop the replica of an
@@ -193,21 +184,21 @@ class ReplicaKeeper:
                 f"from that of incarnation {owner.incarnation}, which ends"
             )
 
-    def _new(self, owner: pb.ReplicaOwner) -> Journal:
+    def _new(self, owner: pb.ReplicaOwner) -> Log:
         identity = JournalIdentity(
             job=self._job, shard=owner.shard, shards=owner.shards, model=owner.model
         )
         self._made += 1
         root = self._folder / f"journal-{self._made}"
-        journal = _Spilled(root, identity, 1, fsync="never")
-        for _ in journal.records():
-            raise AssertionError("a new journal has no records")
-        return journal
+        log = Log(Disk(root, identity, 1, fsync="never", is_spilled=True))
+        for _ in log.records():
+            raise AssertionError("a new log has no records")
+        return log
 
     def _drop(self) -> None:
-        if self._journal is not None:
-            self._journal.close()
-        self._journal = None
+        if self._log is not None:
+            self._log.close()
+        self._log = None
         self._newest = 0
         self._reader = (-1, iter(()))
         for path in self._folder.iterdir():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from torch_edl.ps_server import records
-from torch_edl.ps_server.records import LogEntry
+from torch_edl.ps_server.durability import records
+from torch_edl.ps_server.durability.records import LogEntry
 
 
 class Unsent:
@@ -22,6 +22,11 @@ class Unsent:
         self.forgotten = 0
         """Number of the last record that was removed."""
 
+    @property
+    def newest(self) -> int:
+        """Number of the newest record, sent or not; 0 before the first."""
+        return self._entries[-1][0] if self._entries else self.forgotten
+
     def has_room(self, size: int) -> bool:
         """Return whether a record of that size fits; a first record always does."""
         return not self._entries or self._bytes + size <= self._most
@@ -32,7 +37,7 @@ class Unsent:
         self._bytes += entry.size
 
     def batch(self, after: int, until: int) -> list[memoryview]:
-        """Return records between two numbers, see :func:`torch_edl.ps_server.records.batch`."""
+        """Return records between two numbers, see :func:`.records.batch`."""
         return records.batch(self._entries, after, until)
 
     def forget(self, last: int) -> None:

@@ -1,4 +1,4 @@
-"""The owner's side of ``--durability replica``: a change is acknowledged once a peer server has it.
+"""A log at a peer server: a change is acknowledged once the peer has it.
 
 The peer is the server of the next shard, as named by the master. It has the whole state, a base and
 the records since, or nothing; a new peer needs a new base. If the peer with the copy is gone,
@@ -22,13 +22,13 @@ from pathlib import Path
 import grpc
 
 from torch_edl.errors import StaleIncarnationError, StateLostError, UsageError
-from torch_edl.ps_server.identity import JournalIdentity
-from torch_edl.ps_server.journal.journal import Base
-from torch_edl.ps_server.records import HEAD_BYTES, LogEntry, Record
-from torch_edl.ps_server.replica import transfer
-from torch_edl.ps_server.replica.copy_note import CopyNote
-from torch_edl.ps_server.replica.peer import PeerGoneError, ReplicaPeer
-from torch_edl.ps_server.replica.unsent import Unsent
+from torch_edl.ps_server.durability.identity import JournalIdentity
+from torch_edl.ps_server.durability.log import Base, Damage
+from torch_edl.ps_server.durability.peer import transfer
+from torch_edl.ps_server.durability.peer.connection import PeerConnection, PeerGoneError
+from torch_edl.ps_server.durability.peer.copy_note import CopyNote
+from torch_edl.ps_server.durability.peer.unsent import Unsent
+from torch_edl.ps_server.durability.records import HEAD_BYTES, LogEntry, Record
 from torch_edl.wire import cluster_pb2
 from torch_edl.wire import replica_pb2 as pb
 from torch_edl.wire.data_plane import MAX_FRAME_BYTES
@@ -41,19 +41,24 @@ _MOST_KEPT = 512 << 20
 _PATIENCE_S = 3.0
 
 
-class ReplicaLog:
-    """A :class:`~torch_edl.ps_server.records.Sink` at a peer.
+class Peer:
+    """A peer as the place of a log, see :class:`~torch_edl.ps_server.durability.log.Place`.
 
-    :meth:`heard` is called with each answer of the master. In a successor, call :meth:`take_over`
-    first. Read :meth:`records` to the end before the first :meth:`append`.
+    :meth:`heard` is called with each answer of the master.
 
     Args:
         incarnation: incarnation of this server.
         token: token of the job.
         folder: folder for a base in transfer; removed with the process.
+        is_successor: True if an earlier server of the shard has left a copy, which is taken over.
         most_kept: maximum bytes of unsent records; beyond it, changes are rejected.
         patience_s: seconds without a peer that are not reported as a problem.
     """
+
+    forces = False
+    """False: snapshot files are not forced to a disk, since the peer keeps a copy."""
+    is_slow = True
+    """True: a commit waits for the peer."""
 
     def __init__(
         self,
@@ -62,17 +67,18 @@ class ReplicaLog:
         *,
         token: str,
         folder: Path,
+        is_successor: bool = False,
         most_kept: int = _MOST_KEPT,
         patience_s: float = _PATIENCE_S,
     ) -> None:
-        self._peer = ReplicaPeer(identity, incarnation, token)
+        self._peer = PeerConnection(identity, incarnation, token)
         self._condition = self._peer.condition  # guards the fields below
         self._name = self._peer.name
         self.folder = folder
+        self._is_successor = is_successor
         self._patience_s = patience_s
-        self.base = Base()
-        self.bytes = 0
-        """Bytes of all records since the base."""
+        self.damage = Damage()
+        """Always empty: the peer checks what it keeps."""
         self._complete = False  # the peer has all except unsent records
         self._copy_at = 0  # last peer with a complete copy; 0: none
         self._note = CopyNote()
@@ -84,11 +90,8 @@ class ReplicaLog:
         self._alone_until = 0  # newest record acknowledged without a copy
         self._most_kept = most_kept
         self._unsent = Unsent(most_kept)
-        self._last = 0
         self._durable = 0
-        self._covered = 0  # value of `bytes` at the last rotation
         self._source: PserverStub | None = None  # peer with the predecessor's copy
-        self._commit_lock = threading.Lock()  # held by the thread that sends
         self._introducer = threading.Thread(target=self._introduce, name="replica", daemon=True)
 
     # ---- the copy ----
@@ -104,8 +107,9 @@ class ReplicaLog:
         with self._condition:
             return self._note.number if self._note.is_pending else 0, self._note.has_copy
 
+    @property
     def problem(self) -> str:
-        """Return why pushes have not been acknowledged for a while; empty if they are."""
+        """Reason why pushes have not been acknowledged for a while; empty if they are."""
         with self._condition:
             soon = time.monotonic() < self._incomplete_since + self._patience_s
             if self._complete or self._is_alone or soon:
@@ -145,7 +149,7 @@ class ReplicaLog:
         """Send the records that the peer lacks; only then is the copy complete. Returns whether it
         is."""
         with self._condition:
-            self._catches_up, until = True, self._last
+            self._catches_up, until = True, self._unsent.newest
         try:
             if last < until:
                 last = self._send_kept(stub, last, until)
@@ -195,7 +199,7 @@ class ReplicaLog:
             try:
                 answer = self._peer.call(stub, Framed(pb.ReplicateRequest())).message
                 with self._condition:
-                    follows = self._unsent.forgotten <= answer.last <= self._last
+                    follows = self._unsent.forgotten <= answer.last <= self._unsent.newest
                     whole = self._unsent.forgotten == 0
                 if not (answer.complete and follows):
                     if answer.complete or not whole:
@@ -213,14 +217,14 @@ class ReplicaLog:
 
     # ---- taking over ----
 
-    def take_over(self) -> None:
-        """Fetch the base from the predecessor's peer, and exclude earlier servers.
+    def take_over(self) -> Base:
+        """Exclude earlier servers, and fetch their base from their peer.
 
         Raises:
             StateLostError, StaleIncarnationError: the peer lacks it; this server has a successor.
         """
         heard = -1
-        while True:
+        while self._is_successor:
             stub, heard = self._peer.after(heard)
             try:
                 taken = self._peer.call(stub, pb.TakeReplicaRequest()).message
@@ -238,12 +242,11 @@ class ReplicaLog:
                     continue
                 self._source, self._copy_at = stub, self._peer.incarnation
                 self._note.inherit()
-            self.base = Base(taken.sequence, path if taken.files else None)
-            self._last = taken.sequence
-            return
+            return Base(taken.sequence, path if taken.files else None)
+        return Base()
 
-    def records(self) -> Iterator[Record]:
-        """Yield the records since the base, fetched from the peer.
+    def read(self, base: Base, after: int) -> Iterator[Record]:
+        """Yield the records after number ``after``, fetched from the peer.
 
         Raises:
             StateLostError: the peer was lost meanwhile.
@@ -253,25 +256,31 @@ class ReplicaLog:
             stub, heard = self._peer.after(heard)
             if stub is not self._source:
                 raise StateLostError(f"{self._name}: the server that kept it is gone too")
-            call = partial(self._peer.call, stub)
             try:
-                for record in transfer.records_after(call, self._last):
-                    self._last = record.sequence
-                    self.bytes += len(record.payload)
+                for record in transfer.records_after(partial(self._peer.call, stub), after):
+                    after = record.sequence
                     yield record
-                break
+                return
             except (grpc.RpcError, PeerGoneError) as error:
                 self._away(stub, error)
+
+    def begin(self, last: int) -> None:
+        """Accept records after number ``last``."""
         with self._condition:
-            self._durable = self._last
-            self._unsent.forget(self._last)
+            self._durable = last
+            self._unsent.forget(last)
         shutil.rmtree(self.folder / "base", ignore_errors=True)
         self._introducer.start()
 
     # ---- appending ----
 
-    def append(self, entry: LogEntry) -> int:
-        """Append an entry, see :meth:`torch_edl.ps_server.records.Sink.append`."""
+    def write(self, sequence: int, entry: LogEntry) -> None:
+        """Keep a record in memory until it is sent, see
+        :meth:`torch_edl.ps_server.durability.log.Log.append`.
+
+        Raises:
+            UsageError: the record exceeds the size limit of a frame.
+        """
         size = entry.size
         if size > MAX_FRAME_BYTES - HEAD_BYTES:  # a successor fetches the record as a frame
             raise UsageError(f"{self._name}: a change of {size} bytes; use more --ps")
@@ -279,27 +288,17 @@ class ReplicaLog:
             if self._peer.end:
                 raise StaleIncarnationError(self._peer.end)
             if self._is_alone and not self._is_base_made and self._is_full(size):
-                self._unsent.forget(self._last)  # the next peer will need a base
+                self._unsent.forget(self._unsent.newest)  # the next peer will need a base
             if not self._unsent.has_room(size):
                 raise OSError(errno.ENOBUFS, f"{self._name}: no room in memory, {self._peer.why}")
-            self._last += 1
-            self._unsent.append(self._last, entry)
-            self.bytes += size
+            self._unsent.append(sequence, entry)
             self._condition.notify_all()
-            return self._last
 
-    is_slow = True
-    """True: :meth:`wait_durable` waits for the peer."""
+    def rotate(self) -> None:
+        """Do nothing: the peer drops what its base contains."""
 
-    def wait_durable(self, sequence: int) -> None:
-        """Wait for durability, see :meth:`torch_edl.ps_server.records.Sink.wait_durable`."""
-        while not self._may_acknowledge(sequence):
-            # One thread sends for all that wait here.
-            with self._commit_lock:
-                if not self._may_acknowledge(sequence):
-                    self._commit(sequence)
-
-    def _may_acknowledge(self, sequence: int) -> bool:
+    def holds(self, sequence: int) -> bool:
+        """Return whether the record may be acknowledged: the peer has it, or there is no peer."""
         with self._condition:
             if self._is_alone:
                 # A base in transfer needs the records after it: slow the workers down.
@@ -313,19 +312,20 @@ class ReplicaLog:
     def _is_full(self, size: int) -> bool:
         return not self._unsent.has_room(size + self._most_kept // 2)
 
-    def _commit(self, sequence: int) -> None:
+    def commit(self, sequence: int) -> None:
+        """Wait until the peer can be called or the record may be acknowledged; send all records."""
         with self._condition:
             self._condition.wait_for(
                 lambda: (
                     self._peer.end
-                    or self._may_acknowledge(sequence)
+                    or self.holds(sequence)
                     or (self._note.is_made and self._complete)
                 )
             )
             if self._peer.end:
                 raise StaleIncarnationError(self._peer.end)
             stub = self._peer.stub
-            batch = self._unsent.batch(self._unsent.forgotten, self._last)
+            batch = self._unsent.batch(self._unsent.forgotten, self._unsent.newest)
             if not batch or stub is None or not self._complete:
                 return
         try:
@@ -347,15 +347,6 @@ class ReplicaLog:
 
     # ---- snapshots ----
 
-    forces = False
-    """False: snapshot files are not forced to a disk, since the peer keeps a copy."""
-
-    def rotate(self) -> int:
-        """Begin a snapshot. Returns the number of the last record in it."""
-        with self._condition:
-            self._covered = self.bytes
-            return self._last
-
     @contextmanager
     def new_base(self) -> Iterator[Path]:
         """Yield a new folder for a snapshot, which is to be committed within the block."""
@@ -369,12 +360,8 @@ class ReplicaLog:
                 self._condition.notify_all()
             shutil.rmtree(path, ignore_errors=True)
 
-    def commit_snapshot(self, temporary: Path, sequence: int, newest: int) -> None:
+    def put_base(self, folder: Path, sequence: int, newest: int) -> Path:
         """Send the files of a folder to the peer, as its new base.
-
-        Args:
-            sequence: number of the last record in the snapshot.
-            newest: number of the last record that a part of the snapshot contains.
 
         Raises:
             OSError: there is no peer, or the peer was lost.
@@ -386,14 +373,14 @@ class ReplicaLog:
                 raise PeerGoneError("there is no peer")
             if had_copy and self._durable < newest:  # otherwise the copy would have a gap
                 self._send_kept(stub, self._durable, newest)
-            transfer.send(partial(self._peer.call, stub), temporary, sequence, newest)
+            transfer.send(partial(self._peer.call, stub), folder, sequence, newest)
             if not self._catch_up(stub, sequence):
                 raise PeerGoneError("there is another peer")
-            with self._condition:
-                self.base = Base(sequence, self.folder / "at-the-peer")
-                self.bytes -= self._covered
-                self._covered = 0
         except (grpc.RpcError, PeerGoneError) as error:
             if stub is not None:
                 self._away(stub, error)
             raise OSError(errno.ENOTCONN, f"{self._name}: {self._peer.why}") from None
+        return self.folder / "at-the-peer"
+
+    def drop(self, old: Base, sequence: int, *, whole: bool) -> None:
+        """Do nothing: the peer has dropped what its new base contains."""

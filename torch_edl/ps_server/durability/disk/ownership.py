@@ -18,7 +18,7 @@ from pathlib import Path
 
 from torch_edl.errors import JournalDamagedError, StaleIncarnationError, UsageError
 from torch_edl.files import rename, sync_tree
-from torch_edl.ps_server.identity import JournalIdentity
+from torch_edl.ps_server.durability.identity import JournalIdentity
 
 _IDENTITY = "journal.json"
 _TRIES = 1000  # each failure means that another server was faster

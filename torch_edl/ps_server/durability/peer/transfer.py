@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from torch_edl.errors import StateLostError
-from torch_edl.ps_server import records
-from torch_edl.ps_server.records import Piece, Record
+from torch_edl.ps_server.durability import records
+from torch_edl.ps_server.durability.records import Piece, Record
 from torch_edl.wire import codec
 from torch_edl.wire import replica_pb2 as pb
 from torch_edl.wire.framed import Framed

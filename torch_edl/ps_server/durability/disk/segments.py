@@ -23,8 +23,9 @@ import numpy as np
 from isal.isal_zlib import crc32
 
 from torch_edl.errors import JournalDamagedError
-from torch_edl.ps_server.identity import JournalIdentity
-from torch_edl.ps_server.records import (
+from torch_edl.ps_server.durability.identity import JournalIdentity
+from torch_edl.ps_server.durability.log import Damage
+from torch_edl.ps_server.durability.records import (
     HEAD_BYTES,
     Head,
     LogEntry,
@@ -86,43 +87,6 @@ def header(identity: JournalIdentity) -> bytes:
     """Return the header of a segment."""
     text = identity.to_json().encode()
     return _MAGIC + _LENGTHS.pack(len(text), crc32(text)) + text
-
-
-@dataclass
-class Damage:
-    """Unreadable records of a journal."""
-
-    first: str = ""
-    """Name of the first unreadable record, and the reason; empty if all can be read."""
-    lost: int = 0
-    """Number of unreadable records that have readable ones behind them."""
-    intact: int = 0
-    """Number of readable records behind the first unreadable one."""
-    at_end: int = 0
-    """Minimum number of unreadable records behind the last readable one."""
-
-    def note(self, error: JournalDamagedError) -> None:
-        """Record an error, if it is the first."""
-        self.first = self.first or str(error)
-
-    def passed(self, missing: int) -> None:
-        """Count a record that was read after ``missing`` unreadable ones."""
-        self.lost += missing
-        self.intact += bool(self.first)
-
-    def forget(self) -> None:
-        """Reset the counts: this damage was reported before."""
-        self.first, self.lost, self.intact = "", 0, 0
-
-    @property
-    def text(self) -> str:
-        """Summary for a message; empty if all records can be read."""
-        if not self.first:
-            return ""
-        lost = self.lost + self.at_end
-        count = "1 record" if lost == 1 else f"{lost:,} records"
-        least = "at least " if self.at_end else ""
-        return f"{self.first}; {least}{count} cannot be read, {self.intact:,} behind can be"
 
 
 def read(
