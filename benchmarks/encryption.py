@@ -115,7 +115,7 @@ def parts(token: str) -> dict[str, float]:
     program = """
 import sys, time
 began = time.perf_counter()
-from torch_edl.wire import certificates
+from torch_edl.wire.security import certificates
 imported = time.perf_counter()
 certificates.of_token(sys.argv[1])
 print(1e3 * (imported - began), 1e3 * (time.perf_counter() - imported))

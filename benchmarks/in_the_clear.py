@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc
 
-from torch_edl.wire import credentials
+from torch_edl.wire.security import credentials
 
 _ENCRYPTED = credentials.listen, credentials.channel
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from torch_edl.errors import UsageError
 from torch_edl.scratch import Scratch
-from torch_edl.wire.data_plane import LOCAL
-from torch_edl.wire.data_server import Answer, DataServer
+from torch_edl.wire.data_plane.server import Answer, DataServer
+from torch_edl.wire.data_plane.sockets import LOCAL
 
 _SOCKET_PATH = 100  # the kernel accepts 107 bytes
 
@@ -19,7 +19,7 @@ class DataPlane:
     over encrypted TCP.
 
     Args:
-        answers: see :class:`~torch_edl.wire.data_server.DataServer`.
+        answers: see :class:`~torch_edl.wire.data_plane.server.DataServer`.
         host: host at which the server listens.
         name: name of the server, for its scratch folder.
         token: token of the job.

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from torch_edl.errors import EdlError, StaleIncarnationError
 from torch_edl.tables.watermarks import Watermarks
-from torch_edl.wire.data_server import WouldWaitError
+from torch_edl.wire.data_plane.server import WouldWaitError
 
 
 class HoldEndedError(EdlError, TimeoutError):

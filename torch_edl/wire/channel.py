@@ -1,8 +1,8 @@
 """Client side of gRPC services: every call is encrypted, and has a deadline and a key.
 
-See :mod:`torch_edl.wire.credentials` for the encryption. gRPC itself repeats calls that end with
-``UNAVAILABLE``: either the call did not run, or its answer was lost. Every RPC of the project may
-be repeated; see docs/protocol.md.
+See :mod:`torch_edl.wire.security.credentials` for the encryption. gRPC itself repeats calls that
+end with ``UNAVAILABLE``: either the call did not run, or its answer was lost. Every RPC of the
+project may be repeated; see docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from torch_edl.errors import UsageError
-from torch_edl.wire import credentials
 from torch_edl.wire.absence import Absence
 from torch_edl.wire.endpoint import bare
-from torch_edl.wire.keys import call_key, require_text
+from torch_edl.wire.security import credentials
+from torch_edl.wire.security.keys import call_key, require_text
 from torch_edl.wire.services import PSERVER, REPLICAS, Services, method_of, methods
 
 log = logging.getLogger(__name__)

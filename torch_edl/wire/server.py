@@ -15,11 +15,12 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from torch_edl.errors import StaleIncarnationError, UsageError
-from torch_edl.wire import credentials, keepalive
+from torch_edl.wire import keepalive
 from torch_edl.wire.channel import COMMON_OPTIONS, MAX_MESSAGE_BYTES, request_limit
 from torch_edl.wire.endpoint import is_remote
-from torch_edl.wire.keys import call_key, require_text
 from torch_edl.wire.parts import require_few
+from torch_edl.wire.security import credentials
+from torch_edl.wire.security.keys import call_key, require_text
 from torch_edl.wire.services import Services, methods
 
 log = logging.getLogger(__name__)
@@ -50,8 +51,8 @@ def serve(
             services needs a handler.
         address: ``host:port``; port 0 binds a free port.
         token: token of the job. A client without the job's certificate
-            (:mod:`torch_edl.wire.credentials`) cannot connect; a call without the job's key ends
-            with ``UNAUTHENTICATED``.
+            (:mod:`torch_edl.wire.security.credentials`) cannot connect; a call without the job's
+            key ends with ``UNAUTHENTICATED``.
         threads: number of concurrent calls.
 
     Raises:

@@ -23,12 +23,12 @@ import numpy.typing as npt
 
 from torch_edl.errors import UsageError
 from torch_edl.wire import keepalive
-from torch_edl.wire.credentials import identity
 from torch_edl.wire.endpoint import bare, is_remote, split
-from torch_edl.wire.keys import derived, require_strong
+from torch_edl.wire.security.credentials import identity
+from torch_edl.wire.security.keys import derived, require_strong
 
 if TYPE_CHECKING:
-    from torch_edl.wire.certificates import Identity
+    from torch_edl.wire.security.certificates import Identity
 
 _LOCAL = "unix-abstract:"
 _PEER = struct.Struct("3i")  # pid, uid, gid

@@ -9,7 +9,7 @@ import torch
 from torch_edl.errors import UsageError
 from torch_edl.wire import codec
 from torch_edl.wire import tensor_pb2 as tensor
-from torch_edl.wire.framed import Framed
+from torch_edl.wire.data_plane.framed import Framed
 
 
 def travelled(values: np.ndarray, dtype: int) -> np.ndarray:

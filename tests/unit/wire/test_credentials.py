@@ -22,10 +22,11 @@ from cryptography.x509.oid import NameOID
 from tests.waiting import HANG_S
 from torch_edl.config.environment import ENV_TLS
 from torch_edl.errors import UsageError
-from torch_edl.wire import certificates, keys, services
 from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire import services
 from torch_edl.wire.channel import REFUSED, Stub
 from torch_edl.wire.endpoint import REMOTE, free_port, is_remote
+from torch_edl.wire.security import certificates, keys
 from torch_edl.wire.server import serve
 
 TOKEN = "0123456789abcdef" * 2

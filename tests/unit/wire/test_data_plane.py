@@ -24,14 +24,15 @@ import zmq
 
 from tests.waiting import HANG_S
 from torch_edl.errors import StaleIncarnationError, UsageError
-from torch_edl.wire import codec, data_server
+from torch_edl.wire import codec
 from torch_edl.wire import data_plane_pb2 as pb
 from torch_edl.wire import pserver_pb2 as ps
 from torch_edl.wire.channel import CallError
-from torch_edl.wire.data_plane import MAX_FRAME_BYTES, Keys
-from torch_edl.wire.data_server import MOST_FRAMES, DataServer, WouldWaitError
-from torch_edl.wire.data_stub import DataStub
-from torch_edl.wire.framed import Framed
+from torch_edl.wire.data_plane import server as data_server
+from torch_edl.wire.data_plane.framed import Framed
+from torch_edl.wire.data_plane.server import MOST_FRAMES, DataServer, WouldWaitError
+from torch_edl.wire.data_plane.sockets import MAX_FRAME_BYTES, Keys
+from torch_edl.wire.data_plane.stub import DataStub
 
 TOKEN = "secret"
 CODES = grpc.StatusCode
@@ -178,7 +179,7 @@ def test_a_server_that_is_back_is_called_again(
 
 SERVER = """
 import sys, time
-from torch_edl.wire.data_server import DataServer
+from torch_edl.wire.data_plane.server import DataServer
 server = DataServer({"pull": lambda given, may_wait: time.sleep(1000)}, endpoint=sys.argv[1],
                     token="secret", threads=2)
 print(server.endpoint, flush=True)

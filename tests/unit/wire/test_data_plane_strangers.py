@@ -16,10 +16,10 @@ import pytest
 from tests.waiting import HANG_S, wait_for
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as ps
-from torch_edl.wire.data_plane import PIECE_BYTES
-from torch_edl.wire.data_stub import DataStub
-from torch_edl.wire.framed import Framed
-from torch_edl.wire.newcomers import MOST_OF_ADDRESS
+from torch_edl.wire.data_plane.framed import Framed
+from torch_edl.wire.data_plane.sockets import PIECE_BYTES
+from torch_edl.wire.data_plane.stub import DataStub
+from torch_edl.wire.security.newcomers import MOST_OF_ADDRESS
 
 FILES = 600
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
@@ -28,7 +28,7 @@ GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + by
 PROGRAM = f"""
 import resource, sys
 from tests.unit.wire.test_data_plane import Echo
-from torch_edl.wire import data_server
+from torch_edl.wire.data_plane import server as data_server
 resource.setrlimit(resource.RLIMIT_NOFILE, ({FILES},) * 2)
 data_server._HANDSHAKE_MS = 10_000_000
 echo = Echo("tcp://127.0.0.1:*")

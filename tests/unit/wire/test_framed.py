@@ -8,7 +8,7 @@ import pytest
 from torch_edl.errors import UsageError
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
-from torch_edl.wire.framed import LARGE_BYTES, Framed
+from torch_edl.wire.data_plane.framed import LARGE_BYTES, Framed
 
 IDS = np.array([3, -(2**63), 2**63 - 1])
 VALUES = np.arange(6, dtype=np.float32).reshape(3, 2)

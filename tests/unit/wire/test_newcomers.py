@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch_edl.wire.newcomers import Newcomers
+from torch_edl.wire.security.newcomers import Newcomers
 
 
 def test_an_address_loses_its_oldest() -> None:

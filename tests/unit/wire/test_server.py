@@ -16,10 +16,11 @@ import pytest
 
 from tests.waiting import HANG_S
 from torch_edl.errors import UsageError
-from torch_edl.wire import certificates, parts, services
 from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire import parts, services
 from torch_edl.wire.channel import MAX_MESSAGE_BYTES, Stub, request_limit
-from torch_edl.wire.keys import call_key
+from torch_edl.wire.security import certificates
+from torch_edl.wire.security.keys import call_key
 from torch_edl.wire.server import MAX_CALLS_OF_CONNECTION, MAX_WAITING_CALLS
 
 THREADS = 2

@@ -17,9 +17,10 @@ import psutil
 import pytest
 
 from tests.waiting import HANG_S, wait_for
-from torch_edl.wire import certificates, services
 from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire import services
 from torch_edl.wire.channel import Stub
+from torch_edl.wire.security import certificates
 
 TOKEN = "0123456789abcdef" * 2
 OTHER = "fedcba9876543210" * 2

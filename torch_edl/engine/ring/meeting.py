@@ -10,7 +10,7 @@ import threading
 import time
 from enum import IntEnum
 
-from torch_edl.wire.newcomers import Newcomers
+from torch_edl.wire.security.newcomers import Newcomers
 from torch_edl.wire.streams import Door, Stream, connect
 
 log = logging.getLogger(__name__)

@@ -29,7 +29,7 @@ from torch_edl.wire.endpoint import (
     is_same,
     split,
 )
-from torch_edl.wire.keys import require_strong
+from torch_edl.wire.security.keys import require_strong
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from tests.waiting import HANG_S
 from torch_edl.engine.ring import meeting
 from torch_edl.engine.ring.meeting import Meeting, Purpose
 from torch_edl.wire.endpoint import REMOTE
-from torch_edl.wire.newcomers import MOST, MOST_OF_ADDRESS
+from torch_edl.wire.security.newcomers import MOST, MOST_OF_ADDRESS
 
 TOKEN = "0123456789abcdef" * 2
 

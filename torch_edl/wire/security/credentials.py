@@ -17,10 +17,10 @@ from torch_edl.config.environment import ENV_TLS, ENV_TOKEN
 from torch_edl.errors import UsageError
 from torch_edl.wire import keepalive
 from torch_edl.wire.endpoint import bare, is_remote
-from torch_edl.wire.keys import require_strong
+from torch_edl.wire.security.keys import require_strong
 
 if TYPE_CHECKING:
-    from torch_edl.wire.certificates import Identity
+    from torch_edl.wire.security.certificates import Identity
 
 log = logging.getLogger(__name__)
 
@@ -98,14 +98,14 @@ def refusal(address: str, details: str) -> str:
 
 
 def _of_folder(folder: str) -> Identity:
-    from torch_edl.wire import certificates
+    from torch_edl.wire.security import certificates
 
     return certificates.of_folder(folder)
 
 
 @functools.lru_cache(maxsize=1)
 def _derived(token: str) -> Identity:
-    from torch_edl.wire import certificates
+    from torch_edl.wire.security import certificates
 
     return certificates.of_token(token)
 

@@ -21,7 +21,7 @@ from cryptography.x509.oid import NameOID
 
 from torch_edl.config.environment import ENV_TLS
 from torch_edl.errors import UsageError
-from torch_edl.wire.keys import derived
+from torch_edl.wire.security.keys import derived
 
 CA, CERTIFICATE, KEY = "ca.crt", "tls.crt", "tls.key"
 """File names in the folder, as used by Kubernetes and cert-manager."""

@@ -18,7 +18,7 @@ import zmq
 from zmq.utils import z85
 
 from torch_edl.errors import UsageError
-from torch_edl.wire.keys import derived
+from torch_edl.wire.security.keys import derived
 
 LOCAL = "ipc://"
 MAX_FRAME_BYTES = 1 << 30

@@ -17,8 +17,8 @@ from torch_edl.errors import UsageError
 from torch_edl.wire import data_plane_pb2 as pb
 from torch_edl.wire import keepalive, pserver_pb2, replica_pb2
 from torch_edl.wire.channel import AWAY, CallError
-from torch_edl.wire.data_plane import MAX_FRAME_BYTES, Keys, cut, joined, prepare
-from torch_edl.wire.framed import Framed
+from torch_edl.wire.data_plane.framed import Framed
+from torch_edl.wire.data_plane.sockets import MAX_FRAME_BYTES, Keys, cut, joined, prepare
 
 _FIELDS = {
     pserver_pb2.PullRequest: "pull",

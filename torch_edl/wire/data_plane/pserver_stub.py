@@ -6,8 +6,8 @@ from google.protobuf.message import Message
 
 from torch_edl.wire import cluster_pb2, replica_pb2
 from torch_edl.wire.channel import Stub
-from torch_edl.wire.data_stub import DataCall, DataStub
-from torch_edl.wire.framed import Framed
+from torch_edl.wire.data_plane.framed import Framed
+from torch_edl.wire.data_plane.stub import DataCall, DataStub
 from torch_edl.wire.services import Services
 
 _BULK = (replica_pb2.PutBaseRequest, replica_pb2.FetchReplicaRequest)

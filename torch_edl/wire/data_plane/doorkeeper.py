@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from torch_edl.wire.newcomers import Newcomers
+from torch_edl.wire.security.newcomers import Newcomers
 
 _EVENTS = zmq.Event.ACCEPTED | zmq.Event.CLOSED | zmq.Event.DISCONNECTED
 # A server sends 64 bytes of greeting to every client, and more only to clients with its public key.
