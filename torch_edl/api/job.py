@@ -43,13 +43,14 @@ from torch_edl.training.metrics import Meter
 
 if TYPE_CHECKING:
     from torch_edl.api.on_servers import ScriptOnServers
-    from torch_edl.preprocessing import Columns
+    from torch_edl.data.fitting import Fittable
 
 
 M = TypeVar("M", bound=nn.Module)
 O = TypeVar("O", bound=torch.optim.Optimizer | Sequence[torch.optim.Optimizer])  # noqa: E741
 S = TypeVar("S")
 G = TypeVar("G")
+F = TypeVar("F", bound="Fittable")
 
 
 class Job(JobState):
@@ -93,7 +94,7 @@ class Job(JobState):
 
     # ---- training ----
 
-    def fit(self, columns: Columns, data: Any) -> Columns:
+    def fit(self, columns: F, data: Any) -> F:
         """Fit the preprocessing in one pass that all processes share, before the loader and the
         model are made.
 

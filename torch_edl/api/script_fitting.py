@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.utils.data import IterableDataset
 
 from torch_edl.api.saver import Saver
 from torch_edl.config.checkpoint import PREPROCESSING_FILE
+from torch_edl.data.fitting import Fittable
 from torch_edl.data.sources import Source
 from torch_edl.data.task_space import Shard, Task, TaskSpace
 from torch_edl.errors import UsageError
@@ -20,14 +21,11 @@ from torch_edl.pytorch.batches import as_rows, is_paths, open_sources, samples
 from torch_edl.training.fitting import fit
 from torch_edl.wire import master_pb2 as pb
 
-if TYPE_CHECKING:
-    from torch_edl.preprocessing import Columns
-
 _DATASET = "dataset"
 _RECORDS = 1 << 15  # records in memory at once, in a process that fits alone
 
 
-def fit_script(columns: Columns, data: Any, session: MasterSession | None, saver: Saver) -> None:
+def fit_script(columns: Fittable, data: Any, session: MasterSession | None, saver: Saver) -> None:
     """Fit the columns, or restore them from a checkpoint; see :meth:`~torch_edl.api.job.Job.fit`.
 
     Args:

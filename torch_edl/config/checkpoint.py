@@ -9,7 +9,7 @@ from torch_edl.config.option import TRAINING, Checked, Option, declare, option
 from torch_edl.errors import UsageError
 
 PREPROCESSING_FILE = "preprocessing.safetensors"
-"""File of the fitted :mod:`torch_edl.preprocessing` in a checkpoint or model folder."""
+"""File of the fitted preprocessing in a checkpoint or model folder."""
 
 _training_option = functools.partial(option, kinds=TRAINING)
 

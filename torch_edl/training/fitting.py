@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from torch_edl.data.fitting import Fittable
 from torch_edl.errors import EdlError, UserCodeError, describe_error
 from torch_edl.master_client.leases import HeldLease, LeaseClient, TaskResult
 from torch_edl.master_client.session import MasterSession
 from torch_edl.wire import master_pb2 as pb
 
-if TYPE_CHECKING:
-    from torch_edl.preprocessing import Columns
-
 log = logging.getLogger(__name__)
 
 
-def fit(columns: Columns, read: Callable[[HeldLease], Any], master: MasterSession) -> None:
+def fit(columns: Fittable, read: Callable[[HeldLease], Any], master: MasterSession) -> None:
     """Lease fitting tasks and report their statistics, until no task is left or this worker
     leaves.
 
@@ -46,7 +44,7 @@ def fit(columns: Columns, read: Callable[[HeldLease], Any], master: MasterSessio
     master.progress.phase = "waiting"
 
 
-def _observed(columns: Columns, read: Callable[[HeldLease], Any], lease: HeldLease) -> TaskResult:
+def _observed(columns: Fittable, read: Callable[[HeldLease], Any], lease: HeldLease) -> TaskResult:
     """Return the statistics of a task's records."""
     records = read(lease)
     statistics = columns.statistics()

@@ -10,16 +10,14 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from master.state.actions import Failure, KeepPreprocessing, Note, PreprocessingKept
 from master.state.work.tasks import TaskQueue
+from torch_edl.data.fitting import FitStatistics, Fittable, of_spec
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.wire import master_pb2 as pb
-
-if TYPE_CHECKING:
-    from torch_edl.preprocessing import Columns, Statistics
 
 # Upper bound on the statistics of a running pass in the stored state, in bytes.
 _MOST_BYTES = 1 << 20
@@ -43,8 +41,8 @@ class Fitting:
         self.queue: TaskQueue | None = None
         """Tasks of the running pass; None if none runs."""
         self._kept = bool(kept)
-        self._columns: Columns | None = None
-        self._statistics: Statistics | None = None
+        self._columns: Fittable | None = None
+        self._statistics: FitStatistics | None = None
         self._actions: list[KeepPreprocessing] = []
         self._asked: tuple[str, Sequence[Shard]] | None = None
         self._left: tuple[Mapping[str, Any], float] | None = None
@@ -105,10 +103,7 @@ class Fitting:
         """
         if not spec:
             return
-        # Imported here, so that the master starts without numpy.
-        from torch_edl.preprocessing import Columns
-
-        self._columns = Columns.from_spec(spec)
+        self._columns = of_spec(spec)
         if self._kept:
             try:
                 self._columns.load_bytes(self.content, source="the preprocessing of the model")

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from torch_edl.data.fitting import Fittable
 from torch_edl.data.sources import Source
 from torch_edl.errors import ContractError, UsageError, describe_error
 from torch_edl.interfaces import Signature
 from torch_edl.training.contract.argument_order import LabelsFirst, labels_first, refuse_class
-
-if TYPE_CHECKING:
-    from torch_edl.preprocessing import Columns
 
 Metrics = Mapping[str, Any]
 EVENTS = frozenset(
@@ -49,7 +47,7 @@ class UserFunctions:
     data_source: Callable[..., Any] | None
     prediction_outputs_processor: Any | None
     """Function of the outputs of a minibatch, or object with ``process(outputs, worker_id)``."""
-    preprocessing: Columns | None
+    preprocessing: Fittable | None
     """Preprocessing of the file, which may have to be fitted before training; None: none."""
 
     names: Mapping[str, str] = field(default_factory=dict)

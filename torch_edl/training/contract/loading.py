@@ -12,15 +12,13 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from torch_edl.data.fitting import Fittable, is_fittable
 from torch_edl.errors import ContractError, describe_error
 from torch_edl.interfaces import Signature
 from torch_edl.training.contract.argument_order import called_by, labels_first, refuse_class
 from torch_edl.training.contract.signatures import PROCESSORS, missing, takes_others
-
-if TYPE_CHECKING:
-    from torch_edl.preprocessing import Columns
 
 
 def load_functions(
@@ -60,17 +58,13 @@ def load_functions(
     return {"path": path, **found, **rest}
 
 
-def _columns(path: str, module: ModuleType) -> Columns | None:
+def _columns(path: str, module: ModuleType) -> Fittable | None:
     """Return the preprocessing of the file, which may have any name; None: none.
 
     Raises:
         ContractError: the file has several objects with preprocessing.
     """
-    # A file with preprocessing has imported this module; importing it here would load pyarrow.
-    library = sys.modules.get("torch_edl.preprocessing")
-    if library is None:
-        return None
-    found = {n: each for n, each in vars(module).items() if isinstance(each, library.Columns)}
+    found = {name: each for name, each in vars(module).items() if is_fittable(each)}
     if len({id(each) for each in found.values()}) > 1:
         raise ContractError(
             f"{path}: {' and '.join(found)} are preprocessing; one Columns(...) of the file can "

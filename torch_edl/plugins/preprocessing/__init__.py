@@ -4,7 +4,7 @@ Fitted steps need one pass over the data, whose statistics can be merged in any 
 here imports torch, TensorFlow or sockets, so that any worker and the master can import the package.
 """
 
-from torch_edl.preprocessing.column import (
+from torch_edl.plugins.preprocessing.column import (
     Column,
     OneSpace,
     Shared,
@@ -13,8 +13,8 @@ from torch_edl.preprocessing.column import (
     one_space,
     shared,
 )
-from torch_edl.preprocessing.columns import Columns
-from torch_edl.preprocessing.statistics import Statistics
+from torch_edl.plugins.preprocessing.columns import Columns
+from torch_edl.plugins.preprocessing.statistics import Statistics
 
 __all__ = [
     "Column",

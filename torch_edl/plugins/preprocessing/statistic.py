@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from torch_edl import _core
 from torch_edl.errors import UsageError
-from torch_edl.preprocessing.arrays import Values, numbers, texts
-from torch_edl.preprocessing.fitted import Arrays, Boundaries, Fitted, Scale, Words
-from torch_edl.preprocessing.steps import Normalize, Quantiles, Vocabulary
+from torch_edl.plugins.preprocessing.arrays import Values, numbers, texts
+from torch_edl.plugins.preprocessing.fitted import Arrays, Boundaries, Fitted, Scale, Words
+from torch_edl.plugins.preprocessing.steps import Normalize, Quantiles, Vocabulary
 
 MOST_TEXT_BYTES = 1 << 30
 """Largest total size of the distinct values of one column, bytes."""

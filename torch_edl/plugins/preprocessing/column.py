@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch_edl.errors import UsageError
-from torch_edl.preprocessing import arrays
-from torch_edl.preprocessing.fitted import Fitted
-from torch_edl.preprocessing.steps import (
+from torch_edl.plugins.preprocessing import arrays
+from torch_edl.plugins.preprocessing.fitted import Fitted
+from torch_edl.plugins.preprocessing.steps import (
     STEPS,
     Bucketize,
     ColumnStep,
@@ -110,7 +110,7 @@ class Column:
                 alternative to ``boundaries``.
             cells: number of cells of the histogram of the fit, at least 4,096; the quantiles are
                 exact up to this number of distinct values, see
-                :class:`~torch_edl.preprocessing.statistic.Histogram`.
+                :class:`~torch_edl.plugins.preprocessing.statistic.Histogram`.
         """
         if bool(boundaries) == bool(quantiles):
             raise UsageError("bucketize() takes either boundaries or quantiles=N")

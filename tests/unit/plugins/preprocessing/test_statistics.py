@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torch_edl.errors import UsageError
+from torch_edl.plugins.preprocessing.statistic import Histogram
+from torch_edl.plugins.preprocessing.steps import Quantiles
 from torch_edl.preprocessing import Columns, column
-from torch_edl.preprocessing.statistic import Histogram
-from torch_edl.preprocessing.steps import Quantiles
 
 CELLS = 4096
 COLUMNS = Columns(

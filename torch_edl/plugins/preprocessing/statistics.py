@@ -10,11 +10,11 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from torch_edl.errors import UsageError
-from torch_edl.preprocessing import arrays
-from torch_edl.preprocessing.column import Column
-from torch_edl.preprocessing.fitted import Fitted
-from torch_edl.preprocessing.statistic import Histogram, Moments, Statistic, ValueCounts
-from torch_edl.preprocessing.steps import ColumnStep, Normalize, Quantiles, Vocabulary
+from torch_edl.plugins.preprocessing import arrays
+from torch_edl.plugins.preprocessing.column import Column
+from torch_edl.plugins.preprocessing.fitted import Fitted
+from torch_edl.plugins.preprocessing.statistic import Histogram, Moments, Statistic, ValueCounts
+from torch_edl.plugins.preprocessing.steps import ColumnStep, Normalize, Quantiles, Vocabulary
 
 _STATISTICS: Mapping[type[ColumnStep], Callable[[Any], Statistic]] = {
     Normalize: Moments,
@@ -26,7 +26,7 @@ _STATISTICS: Mapping[type[ColumnStep], Callable[[Any], Statistic]] = {
 class Statistics:
     """Statistics of observed or merged records; the result is the same bits in any order.
 
-    :meth:`~torch_edl.preprocessing.Columns.statistics` creates them.
+    :meth:`~torch_edl.plugins.preprocessing.Columns.statistics` creates them.
 
     Args:
         columns: columns with a fitted step, by their paths.

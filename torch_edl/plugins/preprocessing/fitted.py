@@ -25,7 +25,7 @@ class Fitted(Protocol):
 
 @dataclass(frozen=True)
 class Scale:
-    """The result of fitting a :class:`~torch_edl.preprocessing.steps.Normalize`."""
+    """The result of fitting a :class:`~torch_edl.plugins.preprocessing.steps.Normalize`."""
 
     mean: float
     std: float
@@ -41,7 +41,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Boundaries:
-    """The result of fitting :class:`~torch_edl.preprocessing.steps.Quantiles`."""
+    """The result of fitting :class:`~torch_edl.plugins.preprocessing.steps.Quantiles`."""
 
     values: npt.NDArray[np.float64]
     """Boundaries in ascending order; fewer than requested if a value fills more than one bucket."""
@@ -57,7 +57,7 @@ class Boundaries:
 
 
 class Words:
-    """The result of fitting a :class:`~torch_edl.preprocessing.steps.Vocabulary`.
+    """The result of fitting a :class:`~torch_edl.plugins.preprocessing.steps.Vocabulary`.
 
     Args:
         offsets: int64 (n + 1,), start of each value in ``data``.

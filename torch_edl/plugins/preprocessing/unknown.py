@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from torch_edl.preprocessing.arrays import length, texts
-from torch_edl.preprocessing.column import Column
-from torch_edl.preprocessing.fitted import Fitted, Words
-from torch_edl.preprocessing.steps import Missing
+from torch_edl.plugins.preprocessing.arrays import length, texts
+from torch_edl.plugins.preprocessing.column import Column
+from torch_edl.plugins.preprocessing.fitted import Fitted, Words
+from torch_edl.plugins.preprocessing.steps import Missing
 
 RECORDS = 1000
 """Number of records that are examined."""

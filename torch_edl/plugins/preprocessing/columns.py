@@ -15,12 +15,12 @@ from safetensors.numpy import load, save
 from torch_edl.config.checkpoint import PREPROCESSING_FILE
 from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.files import replacing
-from torch_edl.preprocessing import arrays
-from torch_edl.preprocessing.column import Column, Shared
-from torch_edl.preprocessing.fitted import Boundaries, Fitted, Scale, Words
-from torch_edl.preprocessing.group import Group, Output
-from torch_edl.preprocessing.statistics import Statistics
-from torch_edl.preprocessing.unknown import UnknownValues
+from torch_edl.plugins.preprocessing import arrays
+from torch_edl.plugins.preprocessing.column import Column, Shared
+from torch_edl.plugins.preprocessing.fitted import Boundaries, Fitted, Scale, Words
+from torch_edl.plugins.preprocessing.group import Group, Output
+from torch_edl.plugins.preprocessing.statistics import Statistics
+from torch_edl.plugins.preprocessing.unknown import UnknownValues
 
 _FORMAT = 1
 _ABOUT = "preprocessing"

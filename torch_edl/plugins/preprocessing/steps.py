@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from torch_edl import _core
 from torch_edl.errors import UsageError
-from torch_edl.preprocessing.arrays import (
+from torch_edl.plugins.preprocessing.arrays import (
     Hashes,
     Ids,
     Numbers,
@@ -23,7 +23,7 @@ from torch_edl.preprocessing.arrays import (
     numbers,
     texts,
 )
-from torch_edl.preprocessing.fitted import Boundaries, Scale, Words
+from torch_edl.plugins.preprocessing.fitted import Boundaries, Scale, Words
 
 MOST_IDS = 1 << 62
 

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_edl.errors import UsageError
-from torch_edl.preprocessing import arrays
-from torch_edl.preprocessing.column import Column, OneSpace, Shared
+from torch_edl.plugins.preprocessing import arrays
+from torch_edl.plugins.preprocessing.column import Column, OneSpace, Shared
 
 _MOST_IDS = (1 << 63) - 1
 
