@@ -39,27 +39,11 @@ class KubernetesConfig(Checked):
         (), "--volume SPEC", "claim=NAME,path=/data[,sub-path=DIR][,read-only] (default: none)"
     )
     """``host=``, ``config-map=`` and ``secret=`` may replace ``claim=``."""
-    env: tuple[str, ...] = _option((), "--env NAME=VALUE", "a variable of all pods (default: none)")
-    env_from: tuple[str, ...] = _option(
-        (), "--env-from SOURCE", "variables from secret=NAME or config-map=NAME (default: none)"
-    )
-    node_selector: tuple[str, ...] = _option(
-        (), "--node-selector LABEL=VALUE", "a label that nodes must have (default: none)"
-    )
-    toleration: tuple[str, ...] = _option(
-        (),
-        "--toleration TAINT",
-        "a taint that nodes may have: KEY[=VALUE][:EFFECT] (default: none)",
-    )
     priority_class: str = _option("", "--priority-class NAME", "priority class of the pods")
     worker_priority: str = _option(
         "", "--worker-priority CLASS=SHARE", "of a part of the workers: high=0.5"
     )
     """The remaining workers have :attr:`priority_class`."""
-    image_pull_secret: tuple[str, ...] = _option(
-        (), "--image-pull-secret NAME", "secret for the registry of the image (default: none)"
-    )
-    scheduler_name: str = _option("", "--scheduler-name NAME", "scheduler of the pods")
     service_account: str = _option(
         "", "--service-account NAME", "account of the master (default: one is made)"
     )
@@ -97,15 +81,12 @@ class KubernetesConfig(Checked):
         # Each property raises UsageError if its texts are invalid.
         for role in ("worker", "ps", "master"):
             self.resources(role)
-        _ = (self.volumes, self.variables, self.variable_sources)
-        _ = (self.node_labels, self.tolerations, self._worker_shares)
+        _ = (self.volumes, self._worker_shares)
         pod_settings.namespace("--namespace", self.namespace)
         for name, value in (
             ("--priority-class", self.priority_class),
             ("--service-account", self.service_account),
-            ("--scheduler-name", self.scheduler_name),
             ("--state-claim", self.state_claim),
-            *(("--image-pull-secret", each) for each in self.image_pull_secret),
         ):
             pod_settings.object_name(name, value)
         if any(c.isspace() or not c.isprintable() for c in self.image):
@@ -160,26 +141,6 @@ class KubernetesConfig(Checked):
     def volumes(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """``volumes`` of a pod and ``volumeMounts`` of its container."""
         return pod_settings.volumes("--volume", self.volume)
-
-    @property
-    def variables(self) -> list[dict[str, Any]]:
-        """``env`` of a container, without the variables that the job adds."""
-        return pod_settings.env("--env", self.env)
-
-    @property
-    def variable_sources(self) -> list[dict[str, Any]]:
-        """``envFrom`` of a container."""
-        return pod_settings.env_from("--env-from", self.env_from)
-
-    @property
-    def node_labels(self) -> dict[str, str]:
-        """``nodeSelector`` of a pod."""
-        return pod_settings.node_selector("--node-selector", self.node_selector)
-
-    @property
-    def tolerations(self) -> list[dict[str, Any]]:
-        """``tolerations`` of a pod."""
-        return pod_settings.tolerations("--toleration", self.toleration)
 
     def worker_priority_class(self, place: int, of: int) -> str:
         """Return the priority class of a worker pod; empty for the default of the cluster.

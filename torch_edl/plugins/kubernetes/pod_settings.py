@@ -14,8 +14,6 @@ from typing import Any
 
 from torch_edl.errors import UsageError
 
-EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
-
 _SOURCES: dict[str, Callable[[str], dict[str, Any]]] = {
     "claim": lambda name: {"persistentVolumeClaim": {"claimName": name}},
     "host": lambda path: {"hostPath": {"path": path}},
@@ -31,14 +29,11 @@ _RESOURCES = ("cpu", "memory", "ephemeral-storage")
 _HUGE_PAGES = re.compile(r"hugepages-\d+[KMGTPE]i")
 # Syntax of a quantity; only the API server knows which resources a node has.
 _QUANTITY = re.compile(r"(\d+\.?\d*|\.\d+)([eE][+-]?\d+|[EPTGMK]i|[numkMGTPE])?")
-_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LABEL_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _DNS_NAME = re.compile(
     r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 )
-# Prefixes of the variables that the job sets.
-_OURS = ("TORCH_EDL_", "EDL_")
 
 
 def resources(option: str, text: str) -> dict[str, str]:
@@ -96,65 +91,6 @@ def volumes(option: str, texts: Iterable[str]) -> tuple[list[dict[str, Any]], li
             mount["readOnly"] = True
         mounts[path] = mount
     return list(made.values()), list(mounts.values())
-
-
-def env(option: str, texts: Iterable[str]) -> list[dict[str, Any]]:
-    """Parse ``NAME=VALUE`` texts; the last value of a name is used."""
-    found: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise UsageError(f"{option} {text}: write NAME=VALUE; for a secret, --env-from")
-        if not _ENV_NAME.fullmatch(name):
-            raise UsageError(f"{option} {text}: {name!r} is no name of a variable; use letters, "
-                             "digits and '_'")  # fmt: skip
-        if name.startswith(_OURS):
-            raise UsageError(f"{option} {text}: torch-edl sets {name} itself; leave it out")
-        found[name] = value
-    return [{"name": name, "value": value} for name, value in found.items()]
-
-
-def env_from(option: str, texts: Iterable[str]) -> list[dict[str, Any]]:
-    """Parse ``secret=NAME`` or ``config-map=NAME`` texts, whose keys become variables."""
-    refs = {"secret": "secretRef", "config-map": "configMapRef"}
-    found = []
-    for text in texts:
-        kind, _, name = text.partition("=")
-        if kind not in refs or not _DNS_NAME.fullmatch(name):
-            raise UsageError(f"{option} {text}: write secret=NAME or config-map=NAME")
-        found.append({refs[kind]: {"name": name}})
-    return found
-
-
-def node_selector(option: str, texts: Iterable[str]) -> dict[str, str]:
-    """Parse node labels, ``KEY=VALUE`` or several separated by commas."""
-    found: dict[str, str] = {}
-    for text in texts:
-        for name, value in _pairs(option, text, "write LABEL=VALUE, such as disk=ssd"):
-            if not is_qualified(name) or not (not value or _LABEL_NAME.fullmatch(value)):
-                raise UsageError(f"{option} {text}: {name}={value} is no label of a node; write "
-                                 "LABEL=VALUE, such as disk=ssd")  # fmt: skip
-            found[name] = value
-    return found
-
-
-def tolerations(option: str, texts: Iterable[str]) -> list[dict[str, Any]]:
-    """Parse ``KEY[=VALUE][:EFFECT]`` texts, the syntax of ``kubectl taint``."""
-    found: list[dict[str, Any]] = []
-    for text in texts:
-        rest, colon, effect = text.partition(":")
-        key, equals, value = rest.partition("=")
-        if (colon and effect not in EFFECTS) or not is_qualified(key):
-            raise UsageError(f"{option} {text}: write KEY[=VALUE][:EFFECT], as kubectl taint does; "
-                             f"the effect is one of {', '.join(EFFECTS)}")  # fmt: skip
-        made: dict[str, Any] = {"key": key, "operator": "Equal" if equals else "Exists"}
-        if equals:
-            made["value"] = value
-        if effect:
-            made["effect"] = effect
-        if made not in found:
-            found.append(made)
-    return found
 
 
 def shares(option: str, text: str) -> list[tuple[str, float]]:

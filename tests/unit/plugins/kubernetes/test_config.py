@@ -24,10 +24,6 @@ def test_options_are_parts_of_manifests() -> None:
             "config-map=vocab,path=/vocab",
             "secret=keys,path=/keys",
         ),
-        env=("MODE=a=b", "EMPTY="),
-        env_from=("secret=aws", "config-map=site"),
-        node_selector=("disk=ssd,zone=a", "node.example/gpu="),
-        toleration=("spot", "gpu=yes:NoSchedule"),
     )
     assert config.resources("worker") == {"cpu": "4", "memory": "8Gi", "nvidia.com/gpu": "1"}
     assert config.resources("ps") == {}
@@ -43,16 +39,6 @@ def test_options_are_parts_of_manifests() -> None:
     assert mounts[:2] == [
         {"name": "volume-0", "mountPath": "/data", "subPath": "clicks", "readOnly": True},
         {"name": "volume-0", "mountPath": "/out"},
-    ]
-    assert config.variables == [{"name": "MODE", "value": "a=b"}, {"name": "EMPTY", "value": ""}]
-    assert config.variable_sources == [
-        {"secretRef": {"name": "aws"}},
-        {"configMapRef": {"name": "site"}},
-    ]
-    assert config.node_labels == {"disk": "ssd", "zone": "a", "node.example/gpu": ""}
-    assert config.tolerations == [
-        {"key": "spot", "operator": "Exists"},
-        {"key": "gpu", "operator": "Equal", "value": "yes", "effect": "NoSchedule"},
     ]
 
 
@@ -80,12 +66,6 @@ def test_options_are_parts_of_manifests() -> None:
         ({"volume": ("claim=A_b,path=/d",)}, "'A_b' is no name of an object"),
         ({"volume": ("claim=a,path=/d", "claim=b,path=/d")}, "mounted at /d already"),
         ({"volume": ("claim=a,path=/d,read-only=no",)}, "read-only takes no value"),
-        ({"env": ("MODE",)}, "--env MODE: write NAME=VALUE"),
-        ({"env": ("1A=b",)}, "'1A' is no name of a variable"),
-        ({"env": ("TORCH_EDL_TOKEN=a",)}, "torch-edl sets TORCH_EDL_TOKEN itself"),
-        ({"env_from": ("aws",)}, "--env-from aws: write secret=NAME or config-map=NAME"),
-        ({"node_selector": ("disk",)}, "--node-selector disk: 'disk' has no value"),
-        ({"toleration": ("a=b:Never",)}, "--toleration a=b:Never: write KEY[=VALUE][:EFFECT]"),
         ({"worker_priority": "high=2"}, "--worker-priority high=2: the share"),
         ({"worker_priority": "high=0.7,low=0.6"}, "the shares are more than all workers"),
         ({"priority_class": "High"}, "--priority-class High: no name of an object"),
@@ -126,8 +106,7 @@ def test_the_configuration_survives_json() -> None:
 def test_any_text_is_taken_or_rejected_as_the_users_error(text: str) -> None:
     for field in ("worker_resources", "worker_priority", "namespace", "image"):
         _accepts_or_names(field, text)
-    for field in ("volume", "env", "env_from", "node_selector", "toleration"):
-        _accepts_or_names(field, (text,))
+    _accepts_or_names("volume", (text,))
 
 
 def _accepts_or_names(field: str, value: Any) -> None:

@@ -20,13 +20,7 @@ PODS = KubernetesConfig(
     image="registry.example/edl:1",
     master_resources="cpu=500m,memory=1Gi",
     volume=("claim=data,path=/data",),
-    env=("MODE=fast",),
-    env_from=("secret=aws",),
-    node_selector=("disk=ssd",),
-    toleration=("spot",),
     priority_class="low",
-    image_pull_secret=("registry",),
-    scheduler_name="volcano",
     state_claim="state",
     template={"spec": {"hostNetwork": False}, "metadata": {"annotations": {"team": "a"}}},
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from torch_edl.plugins.kubernetes import names
 from torch_edl.plugins.kubernetes.config import KubernetesConfig
 from torch_edl.plugins.kubernetes.objects.pod import Owner, process_pod
@@ -115,12 +117,14 @@ def test_options_of_the_user_are_in_the_pod() -> None:
     config = KubernetesConfig(
         image="i",
         volume=("claim=data,path=/data,read-only",),
-        env=("MODE=fast", "HOME=/data"),
-        env_from=("secret=keys",),
-        node_selector=("disk=ssd",),
-        toleration=("spot:NoSchedule",),
-        image_pull_secret=("registry",),
-        scheduler_name="volcano",
+        template={
+            "spec": {
+                "nodeSelector": {"disk": "ssd"},
+                "tolerations": [{"key": "spot", "operator": "Exists"}],
+                "imagePullSecrets": [{"name": "registry"}],
+                "containers": [{"name": "main", "env": [{"name": "HOME", "value": "/data"}]}],
+            }
+        },
     )
     pod = made(config, priority_class="high")
     spec = pod["spec"]
@@ -128,14 +132,30 @@ def test_options_of_the_user_are_in_the_pod() -> None:
     volume = next(v for v in spec["volumes"] if v["name"] == mount["name"])
     assert volume["persistentVolumeClaim"] == {"claimName": "data"}
     assert mount["readOnly"] is True
-    assert container(pod)["envFrom"] == [{"secretRef": {"name": "keys"}}]
     assert spec["nodeSelector"] == {"disk": "ssd"}
-    assert spec["tolerations"][0]["key"] == "spot"
     assert spec["imagePullSecrets"] == [{"name": "registry"}]
-    assert (spec["schedulerName"], spec["priorityClassName"]) == ("volcano", "high")
-    # The last one of a name counts.
+    assert spec["priorityClassName"] == "high"
     assert variables(pod)["HOME"]["value"] == "/data"
-    assert variables(pod)["MODE"]["value"] == "fast"
+
+
+@pytest.mark.parametrize(
+    ("own", "keys"),
+    [
+        ([], ["not-ready", "unreachable"]),
+        ([{"key": "spot"}], ["spot", "not-ready", "unreachable"]),
+        (
+            [{"key": "node.kubernetes.io/unreachable", "operator": "Exists"}],
+            ["unreachable", "not-ready"],
+        ),
+        ([{"operator": "Exists"}], [""]),
+    ],
+)
+def test_a_pod_leaves_a_lost_node_soon_unless_the_template_says_otherwise(
+    own: list[dict[str, Any]], keys: list[str]
+) -> None:
+    config = KubernetesConfig(image="i", template={"spec": {"tolerations": own}})
+    found = made(config)["spec"]["tolerations"]
+    assert [str(each.get("key", "")).rpartition("/")[2] for each in found] == keys
 
 
 def test_nodes_are_avoided_and_not_forbidden() -> None:

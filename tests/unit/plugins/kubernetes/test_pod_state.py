@@ -99,7 +99,7 @@ def test_an_image_that_cannot_be_pulled_is_named(reason: str) -> None:
     assert isinstance(found, ProcessWaits)
     assert found.placed
     assert "repo/edl:1 cannot be pulled" in found.why
-    assert "--image-pull-secret" in found.fix
+    assert "imagePullSecrets" in found.fix
 
 
 def test_a_name_that_is_no_image_is_refused_for_good() -> None:

@@ -162,7 +162,7 @@ def progress(pod: PodState, role: str, id: int) -> ProcessWaits | ProcessRuns | 
         return ProcessRefused(role=role, id=id, why=why)
     if pod.waiting in _IMAGE:
         why = f"the image {pod.image} cannot be pulled: {said or pod.waiting}"
-        fix = "check --image and, for a private registry, --image-pull-secret"
+        fix = "check --image and, for a private registry, imagePullSecrets in --pod-template"
         return ProcessWaits(role=role, id=id, why=why, fix=fix)
     if pod.waiting.endswith("Error") or pod.waiting == "CrashLoopBackOff":
         why = f"its container cannot be created ({pod.waiting}): {said or 'no reason is given'}"

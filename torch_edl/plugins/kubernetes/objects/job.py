@@ -27,7 +27,7 @@ from torch_edl.config.environment import ENV_HOME, ENV_PLATFORM, hash_environmen
 from torch_edl.plugins.kubernetes import names
 from torch_edl.plugins.kubernetes.cluster.api import CORE, KINDS
 from torch_edl.plugins.kubernetes.objects import template
-from torch_edl.plugins.kubernetes.objects.pod import pod_spec
+from torch_edl.plugins.kubernetes.objects.pod import pod_spec, with_template
 
 Manifest = dict[str, Any]
 
@@ -279,7 +279,7 @@ def _job(config: JobConfig) -> Manifest:
             "backoffLimit": _MOST_PODS,
             "podReplacementPolicy": _replacement(config),
             "ttlSecondsAfterFinished": KEEP_S,
-            "template": template.merge(pod, pods.template),
+            "template": with_template(pod, pods),
         },
     }
 

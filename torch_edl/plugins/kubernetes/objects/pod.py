@@ -109,7 +109,7 @@ def process_pod(
     if avoid:
         spec["affinity"] = _away_from(avoid[:_MOST_AVOIDED])
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
-    return template.merge(pod, config.template)
+    return with_template(pod, config)
 
 
 def pod_spec(
@@ -151,7 +151,7 @@ def pod_spec(
                 "name": names.CONTAINER,
                 "image": config.image,
                 "command": list(command),
-                "env": _variables(job, env, config.variables),
+                "env": _variables(job, env),
                 "resources": _resources(config.resources(role)),
                 # Puts the last lines of a failed process into the status of its pod.
                 "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -178,23 +178,23 @@ def pod_spec(
             *named,
         ],
     }
-    if config.variable_sources:
-        spec["containers"][0]["envFrom"] = config.variable_sources
     if service_account:
         spec["serviceAccountName"] = service_account
     if priority_class:
         spec["priorityClassName"] = priority_class
-    if config.scheduler_name:
-        spec["schedulerName"] = config.scheduler_name
-    if config.node_labels:
-        spec["nodeSelector"] = config.node_labels
-    spec["tolerations"] = [*config.tolerations, *_of_lost_nodes(config.tolerations)]
-    if config.image_pull_secret:
-        spec["imagePullSecrets"] = [{"name": name} for name in config.image_pull_secret]
     return spec
 
 
-def _variables(job: str, env: Mapping[str, str], of_user: Sequence[Manifest]) -> list[Manifest]:
+def with_template(pod: Manifest, config: KubernetesConfig) -> Manifest:
+    """Return a pod with the user's template, and with the tolerations that the template leaves
+    out."""
+    made = template.merge(pod, config.template)
+    own = made["spec"].get("tolerations") or []
+    made["spec"]["tolerations"] = [*own, *_of_lost_nodes(own)]
+    return made
+
+
+def _variables(job: str, env: Mapping[str, str]) -> list[Manifest]:
     secret = {"name": names.token(job), "key": names.TOKEN_KEY}
     return [
         {"name": ENV_HOST, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
@@ -205,7 +205,6 @@ def _variables(job: str, env: Mapping[str, str], of_user: Sequence[Manifest]) ->
         # Libraries put their caches below HOME, and the root is read-only.
         {"name": "HOME", "value": names.TMP},
         *({"name": name, "value": value} for name, value in env.items()),
-        *of_user,
     ]
 
 
@@ -230,8 +229,12 @@ def _resources(wanted: Mapping[str, str]) -> Manifest:
 
 
 def _of_lost_nodes(own: Sequence[Manifest]) -> list[Manifest]:
-    """Return tolerations of 30 s for nodes that do not answer; the default is 5 minutes."""
-    keys = {each["key"] for each in own}
+    """Return tolerations of 30 s for nodes that do not answer; the default is 5 minutes.
+
+    Args:
+        own: tolerations of the user; one without a key tolerates all taints.
+    """
+    keys = {each.get("key") for each in own}
     return [
         {
             "key": key,
@@ -240,7 +243,7 @@ def _of_lost_nodes(own: Sequence[Manifest]) -> list[Manifest]:
             "tolerationSeconds": _NODE_AWAY_S,
         }
         for key in _LOST
-        if key not in keys
+        if not keys & {key, None, ""}
     ]
 
 
