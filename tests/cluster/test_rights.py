@@ -159,7 +159,7 @@ def test_a_client_that_lacks_a_right_says_that_the_job_goes_on(
     rights = documented("run")
     rights["secrets"] -= {"get"}
     become(rights)
-    job = submit(100)
+    job = submit(3 * RECORDS, *FLAGS, delay_s=DELAY_S)  # longer than the client waits for a right
     assert job.finish(200) == 1, namespace.report()
     assert 'resources: ["secrets"], verbs: ["get"]' in job.said()
     assert f"the job goes on without this client; torch-edl attach {JOB} --namespace" in job.said()
