@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -13,6 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
+from torch_edl.launch.jobs.folder import ENDED
 from torch_edl.wire import master_pb2 as pb
 
 _ALIVE = ("starting", "running", "draining", "stopping")
@@ -27,6 +28,7 @@ TRAINS = ("train", "script")
 _PLAIN_EVERY_S = 5.0
 _PLAIN_LATER_S = 30.0
 _PLAIN_SETTLED_S = 120.0
+_STOPPING = "stopping: "  # prefix of the event
 _STYLES = {"warning": "yellow", "error": "bold red"}
 _COLOURS = ("cyan", "magenta", "green", "blue", "yellow", "bright_cyan", "bright_magenta")
 
@@ -218,12 +220,35 @@ class Display:
         self._shown = ""
         self.last: pb.GetStatusResponse | None = None
         """The newest status; None before the first."""
+        self.events_after = 0
+        """Number of the newest event that was taken."""
+        self.held: list[pb.Event] = []
+        """Errors at the end of the job, which are not shown: the last line of the command shows the
+        cause of the end."""
+        self.is_stopped = False
+        """True if the job was stopped; warnings of processes that lose their peers follow."""
         # Refreshed by the watching loop instead of a thread, so that signals are handled simply.
         self._live = Live(
             console=console, auto_refresh=False, transient=True, get_renderable=self._frame
         )
         if self.has_bar:
             self._live.start(refresh=True)
+
+    def take(self, status: pb.GetStatusResponse, *, signals: Collection[str] = ()) -> None:
+        """Show the numbers and the events of a new status.
+
+        Args:
+            signals: names of signals; the event that one of them stopped the job is not shown.
+        """
+        for event in status.events:
+            self.events_after = max(self.events_after, event.sequence)
+            if event.level == "error" and status.state in ("finishing", *ENDED):
+                self.held.append(event)
+                continue
+            self.is_stopped = self.is_stopped or event.text.startswith(_STOPPING)
+            if event.text.removeprefix(_STOPPING) not in signals:
+                self.event(event)
+        self.update(status)
 
     def update(self, status: pb.GetStatusResponse) -> None:
         """Show the numbers of a new status."""

@@ -35,7 +35,7 @@ from torch_edl.interfaces.platform import JobOutcome
 from torch_edl.launch.agent.agent import Agent, AgentSpec
 from torch_edl.launch.agent.workers import failure_text
 from torch_edl.launch.jobs import master_host
-from torch_edl.launch.jobs.folder import ENDED, JobFolder
+from torch_edl.launch.jobs.folder import JobFolder
 from torch_edl.launch.jobs.log_tail import is_chatter, text_of
 from torch_edl.launch.jobs.observers import Observers
 from torch_edl.launch.torchrun import options as rendezvous
@@ -293,13 +293,8 @@ class ScriptDisplay(Display):
 
     def status(self, status: pb.GetStatusResponse) -> None:
         """Show the progress, and the events that are not shown in another way."""
-        for event in status.events:
-            # The last line of the command shows the cause of the end, and the agent reports
-            # signals.
-            is_end = event.level == "error" and status.state in ("finishing", *ENDED)
-            if not is_end and event.text.removeprefix("stopping: ") not in _SIGNALS:
-                self.event(event)
-        self.update(status)
+        # The agent reports signals.
+        self.take(status, signals=_SIGNALS)
 
     def output(self, rank: int, stream: str, line: bytes) -> None:
         """Show a line that a worker printed."""

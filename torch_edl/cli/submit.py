@@ -43,7 +43,6 @@ _SILENT_S = 30.0
 _UNREACHABLE_S = 60.0
 # Exit codes of a master that was stopped.
 _STOPPED_CODES = (130, 143)
-_STOPPING = "stopping: "  # prefix of the event
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -57,6 +56,17 @@ def run_job(config: JobConfig, display: Display) -> JobOutcome:
         OSError: the job's folder cannot be written, or the master cannot be started.
     """
     return _stay_with(catalog.create(config), config, display)
+
+
+def as_reported(seen: JobOutcome, status: pb.GetStatusResponse) -> JobOutcome:
+    """Return the outcome that the last status of a job reports."""
+    return replace(
+        seen,
+        state=status.state,
+        error=status.error,
+        traceback=status.traceback,
+        usage_error=status.usage_error,
+    )
 
 
 def continue_job(job: JobFolder, display: Display) -> JobOutcome:
@@ -113,7 +123,6 @@ class _Client:
     _stub: Stub | None = None
     _status: pb.GetStatusResponse | None = None
     _tails: dict[str, LogTail] = field(default_factory=dict)
-    _events_after: int = 0
     _heard: float = field(default_factory=time.monotonic)
     _silence_told: bool = False
     _unreachable: str = ""
@@ -121,9 +130,6 @@ class _Client:
     _hurried_at: float | None = None
     _asked: Future[Any] | None = None
     """The request to stop; None before it was sent."""
-    # After a stop, warnings of processes that lose their peers are not shown.
-    _is_stopped: bool = False
-    _held: list[pb.Event] = field(default_factory=list)
 
     def until_over(self) -> JobOutcome:
         while not self._ended():
@@ -140,7 +146,7 @@ class _Client:
         self._show_output(final=True)
         outcome = self._outcome()
         self._keep(outcome)
-        for event in self._held:
+        for event in self.display.held:
             if event.text != outcome.error:
                 self.display.event(event)
         return outcome
@@ -161,7 +167,7 @@ class _Client:
             if self._stub is not None:
                 self._stub.close()
             self._stub, self._heard = calls.stub_of(master), time.monotonic()
-        request = pb.GetStatusRequest(events_after=self._events_after)
+        request = pb.GetStatusRequest(events_after=self.display.events_after)
         try:
             status = self._stub.call(request, timeout_s=_CALL_TIMEOUT_S)
         except grpc.RpcError as error:
@@ -185,16 +191,7 @@ class _Client:
 
     def _take(self, status: pb.GetStatusResponse) -> None:
         self._status = status
-        for event in status.events:
-            self._events_after = max(self._events_after, event.sequence)
-            if event.level == "error" and status.state in ("finishing", *ENDED):
-                self._held.append(event)  # the last line of the command shows the cause of the end
-                continue
-            if event.text.startswith(_STOPPING):
-                self._is_stopped = True
-            if event.text != _STOPPING + self.signals.name:
-                self.display.event(event)
-        self.display.update(status)
+        self.display.take(status, signals=(self.signals.name,))
 
     def _show_output(self, *, final: bool = False) -> None:
         if self._status is None:
@@ -205,7 +202,7 @@ class _Client:
                 continue
             name = f"{process.role}-{process.id}"
             tail = self._tails.setdefault(name, LogTail(process.log))
-            for line in tail.read(final=final, own=not self._is_stopped):
+            for line in tail.read(final=final, own=not self.display.is_stopped):
                 self.display.line(name, line)
 
     def _heed_signals(self) -> None:
@@ -276,13 +273,7 @@ class _Client:
             logs=str(self.job.logs),
         )
         if status is not None and self._ended():
-            return replace(
-                seen,
-                state=status.state,
-                error=status.error,
-                traceback=status.traceback,
-                usage_error=status.usage_error,
-            )
+            return as_reported(seen, status)
         if self._unreachable:
             return replace(seen, error=self._unreachable, usage_error=True)
         # The master ended before this client saw the final state; another client may have seen it.
@@ -291,7 +282,7 @@ class _Client:
             return replace(seen, state="finished")
         if self.signals.count or code in _STOPPED_CODES:
             return replace(seen, state="stopped")
-        cause = self._held[-1].text if self._held else ""
+        cause = self.display.held[-1].text if self.display.held else ""
         if code == USAGE_CODE and not cause:  # the master failed before its first event
             cause = self.master.cause()
         if cause:

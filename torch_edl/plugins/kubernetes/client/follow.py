@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 
 from torch_edl.cli.progress import Display
+from torch_edl.cli.submit import as_reported
 from torch_edl.interfaces.platform import JobOutcome
 from torch_edl.launch.jobs.folder import ENDED
 from torch_edl.launch.jobs.log_tail import shown, text_of, text_of_line
@@ -44,7 +45,6 @@ _MOST_OUTPUTS = 32
 # Seconds without a new line after which the output of an ended job is complete.
 _REST_S = 2.0
 _PENDING = "pending"
-_STOPPING = "stopping: "  # prefix of the event
 USAGE_CODE = 2
 
 
@@ -70,8 +70,6 @@ class ClusterFollower:
     _listed: bool = False
     _connection: MasterConnection | None = None
     _status: pb.GetStatusResponse | None = None
-    _events_after: int = 0
-    _held: list[pb.Event] = field(default_factory=list)
     _told: set[str] = field(default_factory=set)
     _answered: float = field(default_factory=time.monotonic)
     _looked: float = field(default_factory=time.monotonic)
@@ -83,8 +81,6 @@ class ClusterFollower:
     _asked: Future[Any] | None = None
     _refused: str = ""
     _over: bool = False
-    # After a stop, warnings of processes that lose their peers are not shown.
-    _is_stopped: bool = False
     _output: PodOutput = field(init=False)
 
     def __post_init__(self) -> None:
@@ -169,7 +165,7 @@ class ClusterFollower:
     def _show(self, lines: Iterable[tuple[causes.PodState, bytes]]) -> None:
         for pod, raw in lines:
             name, own = by_process(pod, raw)
-            line = shown(text_of(own), own=not self._is_stopped)
+            line = shown(text_of(own), own=not self.display.is_stopped)
             if line is not None:
                 self.display.line(name, line)
 
@@ -242,7 +238,7 @@ class ClusterFollower:
             self._token = self._token or self.job.token()
             self._connection = self.job.connect(pod.name, self._token)
             self._answered = time.monotonic()
-        request = pb.GetStatusRequest(events_after=self._events_after)
+        request = pb.GetStatusRequest(events_after=self.display.events_after)
         try:
             status = self._connection.stub.call(request, timeout_s=_CALL_TIMEOUT_S)
         except grpc.RpcError as error:
@@ -292,16 +288,7 @@ class ClusterFollower:
             if process.role != "master" and process.state != _PENDING:
                 self._saw(process, tail)
         self._status = status
-        for event in status.events:
-            self._events_after = max(self._events_after, event.sequence)
-            if event.level == "error" and status.state in ("finishing", *ENDED):
-                self._held.append(event)  # the last line of the command shows the cause of the end
-                continue
-            if event.text.startswith(_STOPPING):
-                self._is_stopped = True
-            if event.text != _STOPPING + self.signals.name:
-                self.display.event(event)
-        self.display.update(status)
+        self.display.take(status, signals=(self.signals.name,))
         if status.state in ENDED:
             self._over = True
 
@@ -340,20 +327,14 @@ class ClusterFollower:
             logs=self.job.logs,
         )
         if status is not None and status.state in ENDED:
-            return replace(
-                seen,
-                state=status.state,
-                error=status.error,
-                traceback=status.traceback,
-                usage_error=status.usage_error,
-            )
+            return as_reported(seen, status)
         if self._refused:
             return replace(seen, error=self._refused, usage_error=True)
         if self.signals.count and not self.leaves:
             return replace(seen, state="stopped")
         state, error = self.job.state(pod)
         usage = pod is not None and pod.exit_code == USAGE_CODE
-        cause = self._held[-1].text if self._held else error
+        cause = self.display.held[-1].text if self.display.held else error
         return replace(
             seen,
             state=state if state in ENDED else "failed",
