@@ -43,7 +43,7 @@ from torch_edl.training.metrics import Meter
 
 if TYPE_CHECKING:
     from torch_edl.api.on_servers import ScriptOnServers
-    from torch_edl.data.fitting import Fittable
+    from torch_edl.interfaces.preprocessing import Fittable
 
 
 M = TypeVar("M", bound=nn.Module)

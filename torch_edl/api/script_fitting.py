@@ -11,10 +11,10 @@ from torch.utils.data import IterableDataset
 
 from torch_edl.api.saver import Saver
 from torch_edl.config.checkpoint import PREPROCESSING_FILE
-from torch_edl.data.fitting import Fittable
 from torch_edl.data.sources import Source
 from torch_edl.data.task_space import Shard, Task, TaskSpace
 from torch_edl.errors import UsageError
+from torch_edl.interfaces.preprocessing import Fittable
 from torch_edl.master_client.leases import HeldLease
 from torch_edl.master_client.session import MasterSession
 from torch_edl.pytorch.batches import as_rows, is_paths, open_sources, samples

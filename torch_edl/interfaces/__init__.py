@@ -12,6 +12,9 @@ A package names its object under an entry point, and ``pip install`` does the re
     [project.entry-points."torch_edl.magic"]
     ".npy" = "my_package.magic:is_npy"    # files without a suffix: (first 512 bytes) -> bool
 
+    [project.entry-points."torch_edl.storages"]
+    "ftp" = "my_package:FtpStorage"       # files behind URLs with this scheme
+
     [project.entry-points."torch_edl.stores"]
     "consul" = "my_package:open_store"    # --store consul://...
 
@@ -49,7 +52,9 @@ from torch_edl.interfaces.platform import (
     PlatformConfig,
     Submission,
 )
+from torch_edl.interfaces.preprocessing import FitStatistics, Fittable
 from torch_edl.interfaces.source import ENDLESS, Metadata, Records, Source, SourceType, UrlSource
+from torch_edl.interfaces.storage import Stamp, Storage, StoredBytes
 from torch_edl.interfaces.store import Entry, Store, StoreType
 
 __all__ = [
@@ -59,6 +64,8 @@ __all__ = [
     "Damaged",
     "Engine",
     "Entry",
+    "FitStatistics",
+    "Fittable",
     "Host",
     "JobEvent",
     "JobHandle",
@@ -74,8 +81,11 @@ __all__ = [
     "Signature",
     "Source",
     "SourceType",
+    "Stamp",
+    "Storage",
     "Store",
     "StoreType",
+    "StoredBytes",
     "Submission",
     "Update",
     "UrlSource",

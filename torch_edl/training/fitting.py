@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from torch_edl.data.fitting import Fittable
 from torch_edl.errors import EdlError, UserCodeError, describe_error
+from torch_edl.interfaces.preprocessing import Fittable
 from torch_edl.master_client.leases import HeldLease, LeaseClient, TaskResult
 from torch_edl.master_client.session import MasterSession
 from torch_edl.wire import master_pb2 as pb

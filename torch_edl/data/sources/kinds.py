@@ -11,9 +11,10 @@ import re
 from typing import Any
 
 from torch_edl.config.extensions import SOURCES, STORAGES, extras_of, installed, load
-from torch_edl.data.sources.base import Storage, is_url
+from torch_edl.data.sources.base import is_url
 from torch_edl.errors import UsageError
 from torch_edl.interfaces import SourceType
+from torch_edl.interfaces.storage import Storage
 
 _BUILT_IN = {
     "recordio": "recordio.RecordIOSource",

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
-from torch_edl.data.fitting import Fittable
 from torch_edl.data.sources import Source
 from torch_edl.errors import ContractError, UsageError, describe_error
 from torch_edl.interfaces import Signature
+from torch_edl.interfaces.preprocessing import Fittable
 from torch_edl.training.contract.argument_order import LabelsFirst, labels_first, refuse_class
 
 Metrics = Mapping[str, Any]

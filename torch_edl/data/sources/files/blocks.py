@@ -11,13 +11,14 @@ from typing import Self
 
 import numpy as np
 
-from torch_edl.data.sources.base import Stamp, concat, cut, is_url
+from torch_edl.data.sources.base import concat, cut, is_url
 from torch_edl.data.sources.block_cache import cache, source_numbers
 from torch_edl.data.sources.files.index import Index
 from torch_edl.data.sources.storage.data_file import DataFile, fingerprint
 from torch_edl.data.sources.storage.open_files import give_back, take
 from torch_edl.errors import DataError
 from torch_edl.interfaces import Metadata, Records
+from torch_edl.interfaces.storage import Stamp
 
 MAX_RECORD_BYTES = 1 << 30
 """Maximum size of a record or chunk in bytes; a larger length field is damaged."""
