@@ -92,7 +92,7 @@ class Place(Protocol):
 
         Raises:
             StaleIncarnationError: a later server has taken over.
-            StateLostError: what they left cannot be reached any more.
+            StateLostError: their base is not reachable.
         """
 
     def read(self, base: Base, after: int) -> Iterator[Record]:
