@@ -16,6 +16,7 @@ from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.errors import UsageError
 from torch_edl.nn.embedding import Table
 from torch_edl.nn.model_tables import check_shared
+from torch_edl.pytorch import torch_internals
 from torch_edl.training.contract.argument_order import LabelsFirst, labels_first, refuse_class
 
 
@@ -96,8 +97,7 @@ def check_schedule(optimizers: Sequence[torch.optim.Optimizer]) -> None:
     checkpoints, and to skip its steps in repeated batches.
     """
     for optimizer in optimizers:
-        # Every scheduler of torch wraps the step of its optimizer.
-        if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+        if torch_internals.has_scheduler(optimizer):
             raise UsageError(
                 f"{type(optimizer).__name__} has a scheduler of learning rates that the job does "
                 "not know, so that its state would differ from process to process; make it before "
@@ -215,33 +215,15 @@ def gate_steps(schedulers: Sequence[Any], scaler: Any, engine: RingEngine) -> No
     Args:
         scaler: gradient scaler; None: none.
     """
+
+    def is_live() -> bool:
+        return engine.live
+
     for scheduler in schedulers:
-        _gate(scheduler, ("step",), engine)
-    if scaler is None:
-        return
-    step = scaler.step
-
-    def noted(*args: Any, **kwargs: Any) -> Any:
-        engine.stepped()
-        return step(*args, **kwargs)
-
-    scaler.step = noted
-    _gate(scaler, ("step", "update", "unscale_"), engine)
-
-
-def _gate(part: Any, names: tuple[str, ...], engine: RingEngine) -> None:
-    for name in names:
-        setattr(part, name, _gated(getattr(part, name), engine))
-    # The state of a scheduler consists of all its attributes, also those set here.
-    state_dict, hidden = part.state_dict, {*names, "state_dict"}
-    part.state_dict = lambda: {k: v for k, v in state_dict().items() if k not in hidden}
-
-
-def _gated(method: Callable[..., Any], engine: RingEngine) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return method(*args, **kwargs) if engine.live else None
-
-    return call
+        torch_internals.gate(scheduler, ("step",), is_live)
+    if scaler is not None:
+        torch_internals.before_step(scaler, engine.stepped)
+        torch_internals.gate(scaler, ("step", "update", "unscale_"), is_live)
 
 
 class Schedule:

@@ -1,4 +1,13 @@
-"""The empty parameter that represents a table in the parameter groups of an optimizer."""
+"""The empty parameter that represents a table in the parameter groups of an optimizer.
+
+The class relies on internals of torch, as :mod:`torch_edl.pytorch.torch_internals` does, which
+imports this package. ``__torch_function__`` receives each operation on the parameter ("Extending
+torch" in torch's documentation; github.com/pytorch/pytorch/issues/65018). Pickle restores a plain
+``Parameter`` (``torch._utils._rebuild_parameter``), whose class is set again by
+:meth:`torch_edl.nn.embedding.Table.__setstate__`. Tests in ``tests/unit/nn/test_embedding.py``:
+``test_a_penalty_on_the_weight_of_a_table_is_refused``, also for
+copies, and ``test_gradients_of_a_table_cannot_be_had_without_backward``.
+"""
 
 from __future__ import annotations
 

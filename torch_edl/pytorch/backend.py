@@ -5,7 +5,6 @@ This module imports torch only when a method needs it: the client reads names an
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,9 @@ class _PyTorch(Backend):
     exports = (".pt", ".pth", ".safetensors")
 
     def warm_up(self) -> None:
-        # The compiler of torch: otherwise the first optimizer of a process imports it, which takes
-        # one or two seconds. A spare imports it while it waits.
-        importlib.import_module("torch._dynamo")
+        from torch_edl.pytorch.torch_internals import import_compiler
+
+        import_compiler()
 
     def load_contract(self, path: str, args: Sequence[str]) -> Any:
         from torch_edl.pytorch.contract import load_contract

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from torch_edl.errors import UsageError
+from torch_edl.pytorch.torch_internals import change_count
 
 
 def weak_hook(method: Callable[..., None]) -> Callable[..., None]:
@@ -92,7 +93,7 @@ class ManualAccumulation:
     def forbid(self) -> None:
         """Make the next backward raise UsageError if it adds to the current gradients."""
         self._untaken = {
-            id(p): (p.grad, p.grad._version) for p in self._parameters if p.grad is not None
+            id(p): (p.grad, change_count(p.grad)) for p in self._parameters if p.grad is not None
         }
         self.watch()
 
@@ -109,7 +110,11 @@ class ManualAccumulation:
         gradient, version = self._untaken.get(id(parameter), (None, 0))
         self._untaken = {}
         # Autograd added to the gradient in place, without zero_grad in between.
-        if gradient is not None and parameter.grad is gradient and gradient._version == version + 1:
+        if (
+            gradient is not None
+            and parameter.grad is gradient
+            and change_count(gradient) == version + 1
+        ):
             raise UsageError(
                 "backward() was called again and no optimizer took the gradients of the batch "
                 "before: gradients gathered by hand are lost when a ring changes, and each batch "

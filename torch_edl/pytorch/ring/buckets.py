@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from torch_edl.pytorch.torch_internals import NORMALIZATIONS
+
 # As in DistributedDataParallel: a small first bucket lets the first collective start early.
 BUCKET_BYTES = 25 << 20
 FIRST_BUCKET_BYTES = 1 << 20
-
-_LAYERS = (nn.modules.batchnorm._NormBase,)
 
 
 class Bucket:
@@ -84,7 +84,7 @@ class RunningStatistics:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        layers = [module for module in model.modules() if isinstance(module, _LAYERS)]
+        layers = [module for module in model.modules() if isinstance(module, NORMALIZATIONS)]
         self._buffers = [buffer for layer in layers for buffer in layer.buffers(recurse=False)]
         self._shared = [
             buffer

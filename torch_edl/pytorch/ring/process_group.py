@@ -2,8 +2,7 @@
 
 A ring is formed once and never repaired. If a ring breaks, every member closes it and requests the
 next one from the master. A closed ring must leave no open socket in the process, since the other
-members would wait for it. Gloo's ``abort`` and ``shutdown`` do not end a stuck operation (torch
-2.13), so this module finds Gloo's sockets and shuts them down.
+members would wait for it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import re
 import socket
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -22,14 +21,11 @@ import torch
 import torch.distributed
 
 from torch_edl.engine.ring.group import MAX_PAYLOAD_BYTES, MEET_S, Bytes, RingBrokenError
+from torch_edl.pytorch import torch_internals
 
 # The compiled parts of torch.distributed have no types.
 dist: Any = torch.distributed
 
-# No time limit for collectives, since a member may evaluate for an hour. The master knows which
-# members are alive and ends a stuck collective.
-_COLLECTIVE_S = 7 * 24 * 3600.0
-_ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 # Source location in a message: ``[/__w/pytorch/gloo/transport/tcp/pair.cc:553] ``
 _SOURCE = re.compile(r"\[\S+:\d+\] (?=\S)")
 
@@ -99,23 +95,25 @@ class ProcessGroup:
         self._interrupted = False
         self._names: dict[int, str] = {}  # identity of each connection, by file descriptor
         self._listening: dict[int, str] = {}
-        before = _sockets()
+        before = torch_internals.sockets()
         try:
             client = _connect(store, meet_s)
             rendezvous = dist.PrefixStore(f"ring/{ring}", client)
-            self._gloo: Any = _gloo(rendezvous, rank, size, host, meet_s)
-            self._nccl: Any = _nccl(rendezvous, rank, size) if device.type == "cuda" else None
+            self._gloo: Any = torch_internals.make_gloo(rendezvous, rank, size, host, meet_s)
+            self._nccl: Any = (
+                torch_internals.make_nccl(rendezvous, rank, size) if device.type == "cuda" else None
+            )
             self._device = device
         except (RuntimeError, OSError) as error:
             raise RingBrokenError(f"ring {ring} was not formed: {_first_line(error)}") from None
         port = int(store.rpartition(":")[2])
         # Gloo does not report its connections, so all sockets opened meanwhile are assumed to be
         # Gloo's. Another thread that opened one must connect again.
-        for fd, name in _sockets().items():
+        for fd, name in torch_internals.sockets().items():
             if before.get(fd) != name:
-                if _is_listening(fd):
+                if torch_internals.is_listening(fd):
                     self._listening[fd] = name
-                elif _is_connection(fd, besides=port):
+                elif torch_internals.is_connection(fd, besides=port):
                     self._names[fd] = name
         _open_groups.add(self)
 
@@ -172,9 +170,9 @@ class ProcessGroup:
             if self._interrupted:
                 return
             self._interrupted = True
-            for fd in _still_open(self._names):
+            for fd in torch_internals.still_open(self._names):
                 with contextlib.suppress(OSError):
-                    _shutdown(fd)
+                    torch_internals.shut_down(fd)
             if self._nccl is not None:
                 self._nccl.abort()
 
@@ -186,7 +184,7 @@ class ProcessGroup:
     def forget(self) -> None:
         """Close the sockets in a forked child. An open copy would hide the death of the parent from
         the other members."""
-        for fd in _still_open({**self._names, **self._listening}):
+        for fd in torch_internals.still_open({**self._names, **self._listening}):
             with contextlib.suppress(OSError):
                 os.close(fd)
 
@@ -230,75 +228,6 @@ def _connect(address: str, meet_s: float) -> Any:
         timeout=timedelta(seconds=meet_s),
         wait_for_workers=False,
     )
-
-
-def _gloo(store: Any, rank: int, size: int, host: str, meet_s: float) -> Any:
-    options = dist.ProcessGroupGloo._Options()
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
-    # Timeout of the connections; the timeout of collectives is set below.
-    options._timeout = timedelta(seconds=meet_s)
-    group = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, options)
-    group._set_default_timeout(timedelta(seconds=_COLLECTIVE_S))
-    return group
-
-
-def _nccl(store: Any, rank: int, size: int) -> Any:
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=_COLLECTIVE_S)
-    with _without_watchdog():
-        return dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, size, options)
-
-
-@contextlib.contextmanager
-def _without_watchdog() -> Iterator[None]:
-    """Disable the NCCL thread that ends this process when another member dies, for the group
-    created in the ``with`` block. Groups that the script creates follow the environment."""
-    before = os.environ.get(_ASYNC_ERRORS)
-    os.environ[_ASYNC_ERRORS] = "0"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_ASYNC_ERRORS]
-        else:
-            os.environ[_ASYNC_ERRORS] = before
-
-
-def _sockets() -> dict[int, str]:
-    """Return the file descriptors of sockets, with the kernel's identity of each socket."""
-    found = {}
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            target = os.readlink(f"/proc/self/fd/{name}")
-            if target.startswith("socket:"):
-                found[int(name)] = target
-    return found
-
-
-def _still_open(names: Mapping[int, str]) -> list[int]:
-    """Return the descriptors that still refer to the same sockets; the kernel reuses numbers."""
-    now = _sockets()
-    return [fd for fd, name in names.items() if now.get(fd) == name]
-
-
-def _is_listening(fd: int) -> bool:
-    """Return True for a listening socket. Gloo ends the process if its own is shut down."""
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as one:
-        return bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
-    return False
-
-
-def _is_connection(fd: int, *, besides: int) -> bool:
-    """Return True for a TCP connection, except one to the store, which other rings may need."""
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as one:
-        if one.family in (socket.AF_INET, socket.AF_INET6):
-            return besides not in (one.getpeername()[1], one.getsockname()[1])
-    return False
-
-
-def _shutdown(fd: int) -> None:
-    with socket.socket(fileno=os.dup(fd)) as one:
-        one.shutdown(socket.SHUT_RDWR)
 
 
 def _first_line(error: BaseException) -> str:

@@ -20,6 +20,7 @@ from torch_edl.errors import UsageError
 from torch_edl.pytorch.gradient_hooks import ManualAccumulation, weak_hook
 from torch_edl.pytorch.ring.buckets import Bucket, RunningStatistics, make_buckets
 from torch_edl.pytorch.ring.process_group import ProcessGroup
+from torch_edl.pytorch.torch_internals import after_backward
 
 # Threshold for a sum of shares that should be 1, with rounding errors.
 _WHOLE = 1 - 1e-3
@@ -189,7 +190,7 @@ class Reducer(GradientReducer):
                         "use_reentrant=False)"
                     )
                 self.phase = Phase.REDUCE
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish_backward)
+            after_backward(self._finish_backward)
         number = self._numbers[id(parameter)]
         self._touched.add(number)
         if self.phase is Phase.REDUCE and self._group is not None:

@@ -1,4 +1,4 @@
-"""Find, count changes of, and copy the tensors of a minibatch's features."""
+"""Find and copy the tensors of a minibatch's features."""
 
 from __future__ import annotations
 
@@ -7,11 +7,6 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
-
-
-def version(tensor: torch.Tensor) -> int:
-    """Return how often a tensor was changed in place; 0 for tensors of inference mode."""
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def tensors(features: Any) -> Iterator[torch.Tensor]:

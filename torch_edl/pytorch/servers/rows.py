@@ -10,7 +10,8 @@ compares its ids with the prediction, and pulls other rows if they differ.
 
 Functions that clip or scale gradients use ``parameter.grad``. The parameter of a table is empty; in
 a script, its gradient is the gradient of the rows in use, summed by id. The gradient may be changed
-in place, or replaced by a tensor of the same shape (:class:`TableParameter`).
+in place, or replaced by a tensor of the same shape (``TableParameter`` of
+:mod:`torch_edl.pytorch.torch_internals`).
 """
 
 from __future__ import annotations
@@ -27,12 +28,11 @@ from torch_edl.errors import UsageError
 from torch_edl.nn.embedding import Table
 from torch_edl.nn.model_tables import tables_of
 from torch_edl.nn.rows import DeviceBlock, lookup
-from torch_edl.nn.table_weight import TableWeight
-from torch_edl.pytorch.servers.features import copied, tensors, version
+from torch_edl.pytorch.servers.features import copied, tensors
 from torch_edl.pytorch.servers.plain_ids import Lookup, PlainIds, shares_memory
 from torch_edl.pytorch.servers.plan import Place, TorchCall, TorchPlan
+from torch_edl.pytorch.torch_internals import change_count, show_row_gradients
 
-_grad: Any = torch.Tensor.grad
 Given = dict[int, list[tuple[torch.Tensor, int]]]
 
 
@@ -113,9 +113,7 @@ class ServerRows:
         If modules share a table, only the first module has the gradient.
         """
         for table, module in {m.table: m for m in reversed(self.tables)}.items():
-            weight: Any = module.weight
-            weight.__class__ = TableParameter
-            weight.table, weight.rows = table, self
+            show_row_gradients(module.weight, table, self)
 
     def gradient(self, table: str) -> Floats | None:
         """Return the gradient (u, dim) of a table's rows in use; None after it was taken."""
@@ -163,7 +161,7 @@ class ServerRows:
             if self._seen:
                 unchanged = [tensor for tensor, _ in given]
                 self._plain.learn(unchanged, self._seen_in_training, self._seen)
-        elif any(version(tensor) != before for tensor, before in given):
+        elif any(change_count(tensor) != before for tensor, before in given):
             # The prediction skipped the planning run, which would have detected this change.
             self._plain.give_up()
 
@@ -173,7 +171,7 @@ class ServerRows:
         if not self._seen:
             self._seen_in_training = self._model.training
         self._seen.append((module, ids))
-        changed = [tensor for tensor, before in given if version(tensor) != before]
+        changed = [tensor for tensor, before in given if change_count(tensor) != before]
         if any(shares_memory(ids, tensor) for tensor in changed):
             self._plain.give_up()  # the ids are not those that the loader returned
 
@@ -194,21 +192,21 @@ class ServerRows:
         """Find the lookups of a minibatch."""
         given = list(tensors(features))
         if self._forward is None:
-            noted[number] = [(t, version(t)) for t in given]
+            noted[number] = [(t, change_count(t)) for t in given]
             return self._guessed(given)
         # If the model changes its features, ids cannot be read before the model has run.
         plain = self._alters is False and self._plain.find(given, self._model.training)
         self._noted = {}
         if not plain:
             return self._dry_run(self._forward, features)
-        noted[number] = [(t, version(t)) for t in given]
+        noted[number] = [(t, change_count(t)) for t in given]
         return [self._call_of(*each) for each in plain]
 
     def _dry_run(self, forward: Callable[[Any], Any], features: Any) -> list[TorchCall]:
         unchanged = self._alters is False
         features = self.given(features)
         given = list(tensors(features))
-        versions = [version(t) for t in given]
+        versions = [change_count(t) for t in given]
         self._planning = []
         was_training = self._model.training
         if self._quiet:
@@ -224,7 +222,7 @@ class ServerRows:
                 self._model.train(was_training)
         self._lookups = self._lookups or len(calls)
         if self._alters is not True:
-            altered = versions != [version(t) for t in given]
+            altered = versions != [change_count(t) for t in given]
             if altered and self._alters is False:
                 raise UsageError(
                     "the model changes a minibatch in place, and did not change the first one: "
@@ -258,41 +256,6 @@ class ServerRows:
         return self._plan.pull(call, self._pull, keep=torch.is_grad_enabled())
 
 
-class TableParameter(TableWeight):
-    """The empty parameter of a table on servers, whose ``grad`` is that of the rows in use."""
-
-    table: str
-    rows: ServerRows
-
-    @property
-    def grad(self) -> torch.Tensor | None:
-        """Gradient (n, dim) of the rows that were looked up; None after it was taken."""
-        rows = self.__dict__.get("rows")
-        if rows is None:  # a copied parameter
-            own: torch.Tensor | None = _grad.__get__(self)
-            return own
-        gradient = rows.gradient(self.table)
-        return None if gradient is None else torch.from_numpy(gradient)
-
-    @grad.setter
-    def grad(self, value: torch.Tensor | None) -> None:
-        _grad.__set__(self, None)
-        rows = self.__dict__.get("rows")
-        if rows is None:
-            return
-        if value is None:
-            rows.drop_gradient(self.table)
-            return
-        own = self.grad
-        if own is None or own.shape != value.shape or value.is_sparse:
-            raise UsageError(
-                f"table {self.table}: its gradient is that of the rows of this batch, "
-                f"{None if own is None else tuple(own.shape)}; it cannot become a tensor "
-                f"{tuple(value.shape)}"
-            )
-        own.copy_(value.detach())
-
-
 def _flat(ids: torch.Tensor) -> Ids:
     # A column of a batch is not contiguous.
     return np.ascontiguousarray(ids.reshape(-1).cpu().numpy())
@@ -311,7 +274,7 @@ def _same(call: TorchCall, module: Table, ids: torch.Tensor) -> bool:
 def _place(ids: torch.Tensor) -> Place:
     """Return address, version and layout of a tensor, which are equal only for equal values. A view
     may have the same address and other values."""
-    return ids.data_ptr(), version(ids), tuple(ids.shape), ids.stride(), ids.dtype
+    return ids.data_ptr(), change_count(ids), tuple(ids.shape), ids.stride(), ids.dtype
 
 
 def _check_range(module: Table, ids: torch.Tensor) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from torch_edl.errors import UsageError
 from torch_edl.optim import hyperparameters
+from torch_edl.pytorch.torch_internals import take_step
 
 
 class ServerSchedule:
@@ -32,8 +33,7 @@ class ServerSchedule:
             return
         rates = [group["lr"] for group in optimizer.param_groups]
         self._initial = copy.deepcopy((rates, scheduler.state_dict()))
-        self._step = scheduler.step
-        scheduler.step = lambda *_, **__: None
+        self._step = take_step(scheduler)
 
     def rewind(self) -> None:
         """Reset the scheduler, because restored servers may have an earlier version."""

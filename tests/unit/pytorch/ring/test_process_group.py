@@ -15,6 +15,7 @@ from tests.unit.engine.ring.rings import MEET_S, Member, Office, count_sockets, 
 from tests.waiting import HANG_S, wait_for
 from torch_edl.engine.ring.group import RingBrokenError
 from torch_edl.engine.ring.rendezvous import local_address
+from torch_edl.pytorch import torch_internals
 from torch_edl.pytorch.ring import process_group as group_module
 from torch_edl.pytorch.ring.process_group import ProcessGroup, StoreServer
 from torch_edl.wire import master_pb2 as pb
@@ -232,13 +233,13 @@ def test_no_socket_of_a_broken_ring_stays_open_while_its_error_is_handled() -> N
 
 def again(member: Member, rings: int) -> None:
     ring = member.next(0, -1)
-    connect = group_module._gloo
+    connect = torch_internals.make_gloo
 
     def told(*args: Any) -> Any:
         member.tell("forming")
         return connect(*args)
 
-    group_module._gloo = told
+    torch_internals.make_gloo = told
     for number in range(rings):
         if member.rank_in(ring):
             # The other one is there first, and may find what this one wrote the last time.
