@@ -41,7 +41,7 @@ from master.state.job.job import Job
 from master.state.job.restart import after_failure, from_state
 from master.state.scripts.script_fleet import ScriptFleet
 from master.state.workforce.fleet import Fleet
-from master.state.workforce.processes import PENDING
+from master.state.workforce.processes import PENDING, Server
 from master.state.workforce.server_command import ServerCommand
 from torch_edl.config import JobConfig, extensions
 from torch_edl.config.checkpoint import PREPROCESSING_FILE
@@ -140,8 +140,8 @@ def _run_once(
             config = continued(config, resumed.path, resumed.manifest)
         _prepare_parts(config, anew=left is None)
         journals = leftovers.journals_of(config, folder, token)
-        life = left["fleet"]["life"] if left is not None else secrets.token_hex(3)
-        launcher = place.launcher(config, token, life)
+        fleet_name = left["fleet"]["name"] if left is not None else secrets.token_hex(3)
+        launcher = place.launcher(config, token, fleet_name)
     except (EdlError, OSError) as error:
         log.error("%s", error)
         return stop.exit_code or place.refused(error)
@@ -152,8 +152,8 @@ def _run_once(
     options: dict[str, Any] = {
         "workers": config.cluster.max_workers,
         "servers": config.cluster.servers,
-        "asks": place.asks,
-        "life": life,
+        "is_scheduled": place.asks,
+        "name": fleet_name,
     }
     if config.kind == "script":
         fleet: Fleet = ScriptFleet(server, **options, **place.agents(config))
@@ -214,7 +214,7 @@ def _run_once(
         address = service.listen(token, place.listen(earlier.listen if earlier is not None else ""))
         if left is not None:
             job.lifecycle.restarted(clock())  # processes can connect from now on
-        fleet.env.update({ENV_MASTER: place.address(name, address), ENV_TOKEN: token})
+        fleet.starts.env.update({ENV_MASTER: place.address(name, address), ENV_TOKEN: token})
         where = MasterAddress(address=address, listen=service.listens, pid=os.getpid(), token=token)
         _with_room(lambda: folder.note_master(where), stop, waits=goes_on)
     except (UsageError, OSError) as error:
@@ -302,7 +302,7 @@ def _adopt(fleet: Fleet, launcher: Launcher, now: float) -> None:
             pid=p.pid,
             since=p.since,
             ran=p.state != PENDING,
-            started_as=p.started_as,
+            started_as=p.started_as if isinstance(p, Server) else "",
             pod=p.pod,
         )
         for p in processes
@@ -315,7 +315,7 @@ def _adopt(fleet: Fleet, launcher: Launcher, now: float) -> None:
             continue
         # The earlier master stored the start, and died before it started the process.
         fleet.not_started(process.role, process.id, "was not started", now)
-        if process in fleet.servers:
+        if isinstance(process, Server) and process in fleet.servers:
             fleet.servers.vacate(process)
 
 

@@ -90,7 +90,7 @@ class Service:
         """Address for processes of this machine; empty before :meth:`listen`."""
         self.listens = ""
         """``host:port`` at which the service listens; empty before :meth:`listen`."""
-        self._kept = job.fleet.incarnation  # model incarnation in the stored state
+        self._kept = job.fleet.model.incarnation  # model incarnation in the stored state
         self.keeper: Keeper | None = None
         """Writes the state before an answer that other processes rely on is sent; None: nothing is
         stored."""
@@ -232,7 +232,7 @@ class Service:
                 reveals it: replaced servers exit when they learn of it, and a restarted master must
                 not expect them.
         """
-        incarnation = self.job.fleet.incarnation
+        incarnation = self.job.fleet.model.incarnation
         if self.keeper is None or not (keep or incarnation != self._kept):
             return None
         return incarnation, self.keeper.note()

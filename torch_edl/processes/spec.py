@@ -39,7 +39,7 @@ class ProcessSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     end_with_parent: int = signal.SIGKILL
     """Signal that the process gets when its parent ends; 0 for none."""
-    place: int = -1
+    slot: int = -1
     """Slot of a worker among the workers that run at once; -1 for none."""
     pod: int = -1
     """Id of the worker for which the shared pod of this worker is created; -1 if the pod is not

@@ -45,7 +45,7 @@ class Calls:
         job = self._job
         worker, events = job.workforce.register(request)
         job.apply_all(events, now)
-        process = job.fleet.process("worker", worker)
+        process = job.fleet.worker(worker)
         if process is not None and process.was_spare and process.state == STARTING:
             job.lifecycle.note("info", f"spare-{worker} takes the place of a worker", now)
         known = job.fleet.registered(worker)
@@ -135,7 +135,7 @@ class Calls:
     def heartbeat(self, request: pb.HeartbeatRequest, now: float) -> pb.HeartbeatResponse:
         job, worker = self._job, request.worker_id
         ring, member = job.ring.ring, job.members.get(worker)
-        if member is None and (duty := job.fleet.duties.of(worker)):
+        if member is None and (duty := job.fleet.role_changes.of(worker)):
             return pb.HeartbeatResponse(known=True, server_args=duty)
         if member is None:
             # A worker that left the ring may still run its script: it is neither lost nor unknown.
@@ -202,7 +202,7 @@ class Calls:
             return self._lease_fit(request, member, now)
         if not job.tasks.ready:
             return None
-        if request.incarnation != job.fleet.incarnation:
+        if request.incarnation != job.fleet.model.incarnation:
             cluster = job.fleet.cluster()
             if cluster is None:
                 return None
@@ -315,7 +315,7 @@ class Calls:
     def _recognize(self, worker: int, lease_id: int, task: pb.LeasedTask, now: float) -> None:
         job = self._job
         if worker in job.members:
-            job.tasks.recognize(worker, lease_id, task, job.fleet.incarnation, now)
+            job.tasks.recognize(worker, lease_id, task, job.fleet.model.incarnation, now)
 
     def _count(self, queue: TaskQueue, worker: int, counts: pb.TaskCounts, now: float) -> None:
         job = self._job

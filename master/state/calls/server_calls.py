@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from master.state.job.job import Job
 from master.state.work.lost_updates import in_both
-from master.state.workforce.processes import Process
+from master.state.workforce.processes import Server
 from torch_edl.errors import UsageError
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
@@ -49,7 +49,7 @@ class ServerCalls:
             job.lifecycle.note("error", _repaired(process.id, shard, lost, request.damage), now)
         return pb.RegisterServerResponse()
 
-    def _take_back(self, server: Process, marks: Watermarks, now: float) -> None:
+    def _take_back(self, server: Server, marks: Watermarks, now: float) -> None:
         """Return records to the queue that a server acknowledged and lost, because its machine lost
         power before they were on the disk."""
         job, main = self._job, self._job.tasks.main
@@ -60,7 +60,7 @@ class ServerCalls:
             return
         records = "1 record" if lacks == 1 else f"{lacks:,} records"
         text = f"ps-{server.id} lacks {records} that it had: its machine lost power"
-        workers = [job.fleet.process("worker", member.id) for member in job.members]
+        workers = [job.fleet.worker(member.id) for member in job.members]
         if any(worker is None or worker.ready for worker in workers):
             # Their pushes may retire the tasks of these records.
             text = f"{text}, and shard {server.shard} goes on without them"

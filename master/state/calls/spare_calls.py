@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from master.state.job.job import Job
-from master.state.workforce.processes import EXITED, STOPPING
+from master.state.workforce.processes import EXITED, STOPPING, Spare
 from torch_edl.wire import master_pb2 as pb
 
 
@@ -19,11 +19,11 @@ class SpareCalls:
         """Assign a worker slot or a server to a spare; None while neither is free."""
         job = self._job
         process = job.fleet.process("worker", request.worker_id)
-        if duty := job.fleet.duties.of(request.worker_id):
+        if duty := job.fleet.role_changes.of(request.worker_id):
             return pb.AwaitPlaceResponse(server_args=duty)
         if process is None or process.state in (STOPPING, EXITED) or job.lifecycle.ending:
             return pb.AwaitPlaceResponse(leave=True)
-        if not process.spare:
+        if not isinstance(process, Spare):
             return pb.AwaitPlaceResponse(place=True)
         if request.error:
             self._failed(request, now)

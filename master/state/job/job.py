@@ -39,9 +39,9 @@ from master.state.work.evaluation import EvaluationResult
 from master.state.work.snapshot_task import SnapshotFailed, SnapshotWritten
 from master.state.work.task_scheduler import TaskEvent, TaskScheduler
 from master.state.work.workload import ScriptProgress, Workload
+from master.state.workforce.deaths import Gone
 from master.state.workforce.failover import Failover, FailoverEvent, ModelLost
 from master.state.workforce.fleet import Fleet
-from master.state.workforce.processes import Gone
 from master.state.workforce.workforce import (
     Finished,
     LaunchedWorkforce,
@@ -201,7 +201,7 @@ class Job:
                 self.lifecycle.note("info", str(event), now)
                 self.apply_all(self.milestones.evaluated(), now)
             case SnapshotFailed():
-                self.apply(CheckpointFailed(event.error, self.fleet.incarnation), now)
+                self.apply(CheckpointFailed(event.error, self.fleet.model.incarnation), now)
             case WorkerLost():
                 self._worker_lost(event, now)
             case ModelLost():
@@ -287,7 +287,9 @@ class Job:
             return False
         if ring.model_lost:
             self._renew("no worker that is left has the model", now)
-        formed = ring.form(restored_from=fleet.restored_from, values_only=fleet.values_only)
+        formed = ring.form(
+            restored_from=fleet.model.restored_from, values_only=fleet.model.values_only
+        )
         text = f"ring {formed.number}: {(n := len(formed.workers))} worker{'s' * (n != 1)}"
         self.lifecycle.note("info", text, now)
         self.lifecycle.began(now)
@@ -308,7 +310,7 @@ class Job:
         self.members.forget_open_work()
         if self.config.trains:
             self.lifecycle.rolled_back(done)
-            self.workload.restore(kept.restore(self.fleet.incarnation))
+            self.workload.restore(kept.restore(self.fleet.model.incarnation))
             self.milestones.restored()
         (who, s), again = _RESTARTED[self.fleet.strategy], done - self.done()[0]
         more = f", and train{s} {again:,} records again" if again > 0 and self.tasks.ready else ""

@@ -18,7 +18,7 @@ from master.state.lifecycle import Lifecycle
 from master.state.membership import Membership
 from master.state.work.task_scheduler import TaskScheduler
 from master.state.workforce.fleet import Fleet
-from master.state.workforce.processes import Process
+from master.state.workforce.processes import Server
 from torch_edl.config import JobConfig
 from torch_edl.config.scaling import check_servers
 
@@ -56,7 +56,7 @@ class ServerMove:
         """Set the number of servers that the job is to have."""
         self._fleet.servers.want(servers)
 
-    def leave(self, server: Process, now: float) -> bool:
+    def leave(self, server: Server, now: float) -> bool:
         """Handle the SIGTERM of a server. Returns whether the server stays until the model has
         moved or other servers have copies, since its shard would be lost with it."""
         mode = self._config.durability.mode
@@ -72,7 +72,7 @@ class ServerMove:
             self._lifecycle.note("info", text, now)
         return True
 
-    def _stays_for_copies(self, server: Process, now: float) -> bool:
+    def _stays_for_copies(self, server: Server, now: float) -> bool:
         if self._lifecycle.outcome is not None or self._fleet.servers.is_expendable(server):
             server.released = True
         elif not server.leaving:
@@ -95,7 +95,7 @@ class ServerMove:
         servers = fleet.alive("ps")
         if fleet.cluster() is None or any(process not in fleet.servers for process in servers):
             return []
-        old, self._oldest = range(self._oldest, fleet.incarnation), fleet.incarnation
+        old, self._oldest = range(self._oldest, fleet.model.incarnation), fleet.model.incarnation
         folders = [fleet.server_command.journals_of(model) for model in old]
         return [Remove(folder) for folder in folders if folder is not None]
 
@@ -110,6 +110,6 @@ class ServerMove:
         self._tasks.void()
         self._fleet.renew(restore=str(cut.saved.path))
         self._members.forget_open_work()
-        self._checkpoints.moved(cut.saved, self._fleet.incarnation)
+        self._checkpoints.moved(cut.saved, self._fleet.model.incarnation)
         text = f"the model moves from {before} to {servers.shards} parameter servers"
         self._lifecycle.note("info", f"{text}; nothing is rolled back", now)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from master.state.job.job import Job
-from master.state.workforce.processes import EXITED
+from master.state.workforce.processes import EXITED, Server, Worker
 from torch_edl.wire import master_pb2 as pb
 
 LogPath = Callable[[str, int], str]
@@ -64,20 +64,23 @@ def describe(
     status.processes.append(master)
     replicas = job.config.durability.mode == "replica"
     for process in job.fleet:
-        # The output of a worker that an agent or torchrun started is not kept by the master.
-        agents_own = job.fleet.external and process.role == "worker"
+        server = process if isinstance(process, Server) else None
+        problem = process.waits or (server.problem if server else "")
+        log = log_path(process.role, process.id)
+        if job.fleet.external and isinstance(process, Worker):
+            log = (
+                process.log
+            )  # the master does not keep the output of a worker that it did not start
         status.processes.add(
             role=process.kind,
             id=process.id,
             pid=process.pid,
             state=process.state,
-            address=process.address,
+            address=server.address if server else "",
             exit=process.exit,
-            problem="" if process.state == EXITED else process.waits or process.problem,
-            kept=job.fleet.servers.is_kept(process),
-            expendable=replicas
-            and process.role == "ps"
-            and job.fleet.servers.is_expendable(process),
-            log=process.log if agents_own else log_path(process.role, process.id),
+            problem="" if process.state == EXITED else problem,
+            kept=server is not None and job.fleet.servers.is_kept(server),
+            expendable=replicas and server is not None and job.fleet.servers.is_expendable(server),
+            log=log,
         )
     return status

@@ -10,21 +10,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from master.state.actions import Action, Failure, Note, Stop
+from master.state.workforce.deaths import Gone
 from master.state.workforce.fleet import Fleet
 from master.state.workforce.processes import (
+    AGENT,
     DRAINING,
     EXITED,
     PENDING,
     RUNNING,
     STARTING,
     STOPPING,
-    Gone,
+    Agent,
     Process,
+    Worker,
 )
 from master.state.workforce.server_command import ServerCommand
 from torch_edl.processes.spec import ProcessExit
 
-AGENT = "agent"
 _MODULE = "torch_edl.cli"
 
 
@@ -57,7 +59,6 @@ class ScriptFleet(Fleet):
         self.workers_per_agent = workers_per_agent
         self._agent_args, self._agent_grace_s = agent_args, agent_grace_s
         self._complete = False  # an agent exited with code 0
-        self._next_id[AGENT] = 0
 
     @property
     def replaces(self) -> bool:
@@ -74,18 +75,18 @@ class ScriptFleet(Fleet):
     def agent_heard(self, node: str) -> None:
         """Record the report of an agent."""
         process = self.process(AGENT, _id_of(node))
-        if process is not None and process.register():
-            process.ready = process.trained = True
+        if isinstance(process, Agent):
+            process.report()
 
     def adopt(self, id: int, pid: int, log: str = "") -> None:
         """Add a worker that an agent started."""
-        self._processes.add(Process("worker", id, state=RUNNING, pid=pid, log=log))
+        self._processes.add(Worker(id, state=RUNNING, pid=pid, log=log))
 
     def abandon(self, worker: int, exit: str) -> None:
         """Mark a worker of an agent as exited, after its exit or its loss."""
         process = self._processes.get("worker", worker)
         if process is not None and process.state != EXITED:
-            process.state, process.exit = EXITED, exit
+            process.exits(exit)
 
     def launched(self) -> list[Process]:
         return [*self.alive("ps"), *self.alive(AGENT)]
@@ -94,29 +95,35 @@ class ScriptFleet(Fleet):
         if exit.role != AGENT:
             return super().exited(exit, now, log=log)
         process = self._processes[AGENT, exit.id]
-        was = process.ended(exit, over=self._ending is not None)
+        assert isinstance(process, Agent)
+        was = process.ended(exit, over=self._ending.begun)
         text = f"{process.name} {exit.how}"
         self._complete |= exit.code == 0 and not exit.was_taken
         asked = exit.was_terminated or was in (DRAINING, STOPPING)
-        if self._ending is not None or asked or self._complete:
+        if self._ending.begun or asked or self._complete:
             return Gone(text, expected=True)
         return self._deaths.of_worker(exit, text, f"{text}; its log is {log}", now, process=process)
 
     def _fit(self, now: float) -> Sequence[Action]:
-        agents = self.alive(AGENT)
+        agents = [each for each in self.alive(AGENT) if isinstance(each, Agent)]
         staying = [each for each in agents if each.state in (PENDING, STARTING, RUNNING)]
-        for process in self._places.beyond(self.agents_wanted, staying):
+        for process in self._slots.beyond(self.agents_wanted, staying):
             process.retire(now, by=now)
         # Leaving agents count until they exit, so the maximum is never exceeded.
         missing = self.agents_wanted - len(agents) if self.replaces else 0
         missing *= now >= self._deaths.start_after
-        places = self._places.free(max(0, missing), agents)
-        return [self._start(AGENT, _MODULE, self._agent_args, now, place)[1] for place in places]
+        slots = self._slots.free(max(0, missing), agents)
+        return [self._start_agent(now, slot) for slot in slots]
+
+    def _start_agent(self, now: float, slot: int) -> Action:
+        agent, start = self.starts.make(Agent, _MODULE, self._agent_args, now, slot=slot)
+        self._processes.add(agent)
+        return start
 
     def _stop(self, process: Process) -> Stop:
         if process.role != AGENT or process.lost:
             return super()._stop(process)
-        process.state = STOPPING
+        process.enter(STOPPING)
         return Stop(process.role, process.id, self._agent_grace_s)
 
     def to_state(self) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from master.state.membership import Membership
 from master.state.ring.ring import Ring
 from master.state.scripts.agents import AgentRecord, Agents, require_same_experiment
 from master.state.scripts.rounds import Rounds
-from master.state.scripts.script_fleet import AGENT, ScriptFleet, node_of
+from master.state.scripts.script_fleet import ScriptFleet, node_of
+from master.state.workforce.processes import AGENT
 from master.state.workforce.waiting import Census, Waiting
 from master.state.workforce.workforce import (
     Finished,
@@ -178,7 +179,7 @@ class ScriptWorkforce(Workforce):
         if report.exited:
             agent.kill.discard(report.pid)
         for worker in self._workers_of(agent.node):
-            process = self._fleet.process("worker", worker)
+            process = self._fleet.worker(worker)
             if process is None or process.pid != report.pid:
                 continue
             process.log = report.log or process.log

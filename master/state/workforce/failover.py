@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from master.state.actions import Failure, Note, NotStarted
 from master.state.workforce.fleet import Fleet
-from master.state.workforce.processes import Process
+from master.state.workforce.processes import Server, Spare
 from torch_edl.config import JobConfig
 
 # Seconds until a started server must be heard; then it counts as not placed. The limit doubles for
@@ -46,10 +46,10 @@ class Failover:
     def gone(self, id: int, text: str) -> Sequence[FailoverEvent]:
         """Handle the exit of a server's process."""
         process = self._fleet.process("ps", id)
-        assert process is not None
+        assert isinstance(process, Server)
         return self._lost(process, text)
 
-    def not_restored(self, process: Process, why: str) -> Sequence[FailoverEvent]:
+    def not_restored(self, process: Server, why: str) -> Sequence[FailoverEvent]:
         """Handle a server that lacks what its predecessor acknowledged."""
         return [ModelLost(f"ps-{process.id} cannot restore shard {process.shard}: {why}")]
 
@@ -59,10 +59,10 @@ class Failover:
         process = self._fleet.process(event.role, event.id)
         assert process is not None
         text = f"{process.name} cannot be started: {event.error}"
-        if event.role == "ps":
+        if isinstance(process, Server):
             if self._durable and self._fleet.future_server(now) is not None:
                 return self._lost(process, text, placed=False)
-        elif process.spare or self._fleet.alive("worker"):
+        elif isinstance(process, Spare) or self._fleet.alive("worker"):
             return [Note("warning", f"{text}; the next attempt follows")]
         return [Failure(text)]
 
@@ -95,7 +95,7 @@ class Failover:
                 events += self._lost(process, text, placed=False)
         return events
 
-    def _lost(self, process: Process, text: str, *, placed: bool = True) -> Sequence[FailoverEvent]:
+    def _lost(self, process: Server, text: str, *, placed: bool = True) -> Sequence[FailoverEvent]:
         """Replace a server, or report that the model is lost.
 
         Args:
@@ -109,9 +109,9 @@ class Failover:
         # If one way to get a server failed, the other is tried: a new process, or a worker that
         # becomes the server.
         if self._prefers_workers if placed else not process.was_worker:
-            fleet.duties.shards.add(shard)
+            fleet.role_changes.shards.add(shard)
         else:
-            fleet.duties.shards.discard(shard)
+            fleet.role_changes.shards.discard(shard)
         fleet.server_lost(process)
         return [
             Note("warning", f"{text}; another server takes over shard {shard}, and nothing is lost")

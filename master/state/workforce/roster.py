@@ -44,13 +44,16 @@ class Roster:
 
     def add(self, process: Process) -> None:
         """Add a process."""
+        self.replace(process)
+        if len(self._running[process.role]) >= self._tidy_at:
+            self._tidy()
+
+    def replace(self, process: Process) -> None:
+        """Set the process with this role and number."""
         self._all[process.role, process.id] = process
+        self._running.setdefault(process.role, {})[process.id] = process
         process.join(self._changed)
         self._changed()
-        running = self._running.setdefault(process.role, {})
-        running[process.id] = process
-        if len(running) >= self._tidy_at:
-            self._tidy()
 
     def alive(self, kind: str | None = None) -> list[Process]:
         """Return the processes that have not ended: ``worker``, ``spare``, ``ps``, or all."""
@@ -61,9 +64,8 @@ class Roster:
     def _find(self, kind: str | None) -> list[Process]:
         if kind is None:
             return [p for of in self._running.values() for p in of.values() if p.state != EXITED]
-        spare = kind == "spare"
-        of = self._running.get("worker" if spare else kind, {})
-        return [p for p in of.values() if p.spare is spare and p.state != EXITED]
+        of = self._running.get("worker" if kind == "spare" else kind, {})
+        return [p for p in of.values() if p.kind == kind and p.state != EXITED]
 
     def _tidy(self) -> None:
         for role, running in self._running.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from master.state.workforce.processes import PENDING, RUNNING, STARTING, Process
+from master.state.workforce.processes import PENDING, RUNNING, STARTING, Process, Server
 from torch_edl.wire import master_pb2 as pb
 
 # Seconds until the first heartbeat of a server, whose machine may be busy.
@@ -31,25 +31,25 @@ class Servers:
         self.made = 0
         """Number of servers that the job ever had; the incarnation of the newest one."""
         self._of_earlier_models = 0  # newest server of earlier model incarnations
-        self._by_shard: dict[int, Process] = {}
+        self._by_shard: dict[int, Server] = {}
         # Shard -> whether another server has a copy, as its server reported. With ``--durability
         # replica``, a server acknowledges nothing before its first report.
         self._copies: dict[int, bool] = {}
         self._notes: dict[int, int] = {}  # incarnation -> number of its newest report
         self._lost: dict[int, int] = {}  # shard -> number of lost updates
 
-    def __iter__(self) -> Iterator[Process]:
+    def __iter__(self) -> Iterator[Server]:
         return iter(self._by_shard.values())
 
     def __contains__(self, process: Process) -> bool:
-        return self._by_shard.get(process.shard) is process
+        return isinstance(process, Server) and self._by_shard.get(process.shard) is process
 
     def now(self) -> list[pb.Server]:
         """Return the servers in the order of shards; a starting one has no address."""
         servers = [self._by_shard.get(shard) for shard in range(self.shards)]
         return [pb.Server() if server is None else _known(server) for server in servers]
 
-    def of(self, shard: int, incarnation: int) -> Process | None:
+    def of(self, shard: int, incarnation: int) -> Server | None:
         """Return the process of a shard if its incarnation matches and it was not told to end."""
         process = self._by_shard.get(shard)
         if process is None or process.incarnation != incarnation:
@@ -84,7 +84,7 @@ class Servers:
         """Incarnation of the newest server that listens; 0 if none does."""
         return max((p.incarnation for p in self if p.state == RUNNING), default=0)
 
-    def silent(self, now: float, timeout_s: float) -> list[tuple[Process, float]]:
+    def silent(self, now: float, timeout_s: float) -> list[tuple[Server, float]]:
         """Return the servers whose heartbeat timed out, each with its timeout in seconds."""
         found = []
         for process in self:
@@ -94,7 +94,7 @@ class Servers:
                 found.append((process, limit))
         return found
 
-    def not_placed(self, now: float, limit_s: Callable[[int], float]) -> list[Process]:
+    def not_placed(self, now: float, limit_s: Callable[[int], float]) -> list[Server]:
         """Return the starting servers that were not heard within the limit of their shard. Pending
         ones count only if no machine has room for them."""
         return [
@@ -122,28 +122,29 @@ class Servers:
         if not self._by_shard and not self._of_earlier_models and not self.made:
             self.shards = servers
 
-    def take(self, process: Process, shard: int) -> None:
+    def take(self, process: Server, shard: int) -> None:
         """Assign a free shard to a process."""
         assert shard not in self._by_shard
         self.made += 1
         process.shard, process.incarnation = shard, self.made
         self._by_shard[shard] = process
 
-    def registered(self, shard: int, incarnation: int, address: str, now: float) -> Process | None:
+    def registered(self, shard: int, incarnation: int, address: str, now: float) -> Server | None:
         """Record the address of a server; None if another process has the shard."""
         process = self.heard(shard, incarnation, now)
         if process is not None:
-            process.state, process.address = RUNNING, address
+            process.address = address
+            process.enter(RUNNING)
         return process
 
-    def heard(self, shard: int, incarnation: int, now: float) -> Process | None:
+    def heard(self, shard: int, incarnation: int, now: float) -> Server | None:
         """Record a heartbeat of a server; None if another process has the shard."""
         process = self.of(shard, incarnation)
         if process is not None:
             process.heard_at = now
         return process
 
-    def note(self, process: Process, number: int, has_copy: bool) -> bool:
+    def note(self, process: Server, number: int, has_copy: bool) -> bool:
         """Record whether another server has a copy of a server's shard. Returns False if a newer
         report was recorded before."""
         newest = self._notes.get(process.incarnation, 0)
@@ -152,14 +153,14 @@ class Servers:
             self._copies[process.shard] = has_copy
         return number >= newest
 
-    def is_kept(self, process: Process) -> bool:
+    def is_kept(self, process: Server) -> bool:
         """Return whether the peer of a server has a copy of its shard, and is not about to end."""
         peer = self._by_shard.get((process.shard + 1) % self.shards) if process in self else None
         if peer is None or peer.state != RUNNING or peer.released:
             return False
         return peer is not process and peer.incarnation == process.keeper
 
-    def is_expendable(self, process: Process) -> bool:
+    def is_expendable(self, process: Server) -> bool:
         """Return whether nothing is lost if this process ends now."""
         if process not in self or process.released:
             return True
@@ -189,13 +190,13 @@ class Servers:
             self._lost[shard] = updates
         return new
 
-    def vacate(self, process: Process) -> None:
+    def vacate(self, process: Server) -> None:
         """Free the shard of a server that is gone."""
         assert process in self
         del self._by_shard[process.shard]
         self._notes.pop(process.incarnation, None)
 
-    def renew(self) -> list[Process]:
+    def renew(self) -> list[Server]:
         """Remove all servers, for a new incarnation of the model. Returns the removed ones."""
         gone = list(self)
         self._copies.clear()
@@ -231,13 +232,15 @@ class Servers:
         self.made, self._of_earlier_models = state["made"], state["of_earlier_models"]
         self.shards, self.wanted = state["shards"], state["wanted"]
         self.moving = state["moving"]
-        self._by_shard = {p.shard: p for p in processes if p.id in state["ids"]}
+        self._by_shard = {
+            p.shard: p for p in processes if isinstance(p, Server) and p.id in state["ids"]
+        }
         self._copies = dict(map(tuple, state["copies"]))
         self._notes = dict(map(tuple, state["notes"]))
         self._lost = dict(map(tuple, state["lost"]))
 
 
-def _known(server: Process) -> pb.Server:
+def _known(server: Server) -> pb.Server:
     """Return a server as other processes see it."""
     return pb.Server(
         address=server.address if server.state == RUNNING else "",

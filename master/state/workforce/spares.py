@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from master.state.workforce.processes import PENDING, RUNNING, STARTING, Process
+from master.state.workforce.processes import PENDING, RUNNING, STARTING, Process, Spare, Worker
 
 # Seconds of training before spares start, so that a short job does not pay for their imports.
 _SETTLED_S = 3.0
@@ -35,7 +35,7 @@ class Spares:
         self._start_after = 0.0
         self._settled_at: float | None = None
 
-    def missing(self, spares: int, workers: Sequence[Process], now: float) -> int:
+    def missing(self, spares: int, workers: Sequence[Worker], now: float) -> int:
         """Return the number of spares to start now. None start before each worker has taken a step,
         since the imports would slow it down.
 
@@ -53,7 +53,7 @@ class Spares:
             return 0
         return max(0, self.wanted - spares)
 
-    def heard(self, process: Process, now: float, *, warm: bool) -> None:
+    def heard(self, process: Spare, now: float, *, warm: bool) -> None:
         """Record a poll of a spare.
 
         Args:
@@ -61,25 +61,26 @@ class Spares:
         """
         process.heard_at = now
         if warm and process.state in (PENDING, STARTING):
-            process.state = RUNNING
+            process.enter(RUNNING)
 
-    def ready(self, spares: Sequence[Process], now: float) -> Process | None:
+    def ready(self, spares: Sequence[Process], now: float) -> Spare | None:
         """Return a spare that can take a slot now; None if there is none."""
         for process in spares:
+            if not isinstance(process, Spare):
+                continue
             awake = process.heard_at is not None and now - process.heard_at < _AWAKE_S
             if process.state == RUNNING and process.stop_by is None and awake:
                 return process
         return None
 
-    def take(self, spares: Sequence[Process], now: float) -> bool:
-        """Let a spare take a worker slot. Returns False if none is ready."""
+    def take(self, spares: Sequence[Process], now: float) -> Worker | None:
+        """Let a spare take a worker slot. Returns the worker that it is from now on; None if none
+        is ready."""
         process = self.ready(spares, now)
         if process is None:
-            return False
-        process.spare, process.was_spare = False, True
-        process.state, process.started_at = STARTING, now
+            return None
         self._deaths = 0
-        return True
+        return process.take_slot(now)
 
     def died(self, now: float) -> None:
         """Delay the next spare: one ended, or could not be started."""

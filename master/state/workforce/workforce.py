@@ -112,7 +112,7 @@ class Workforce(ABC):
         asked = process is None or process.state in (DRAINING, STOPPING)
         if asked or not exit.blames_node:
             return ()
-        return self._fleet.machines.lost(exit.node, str(exit), now)
+        return self._fleet.starts.machines.lost(exit.node, str(exit), now)
 
     def left(self, exit: ProcessExit) -> Iterable[WorkforceEvent]:
         """Handle an unexpected exit, after the process is marked as exited."""

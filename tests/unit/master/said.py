@@ -95,7 +95,7 @@ class Said:
     # ---- tasks ----
 
     def lease(self, worker: int = 0, *, want: int = 1, **fields: Any) -> pb.LeaseResponse | None:
-        life = {"incarnation": self.job.fleet.incarnation}
+        life = {"incarnation": self.job.fleet.model.incarnation}
         request = pb.LeaseRequest(worker_id=worker, want=want, **(life | fields))
         return self.calls.lease(request, self.now)
 

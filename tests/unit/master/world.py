@@ -124,7 +124,7 @@ class World(Said):
             experiment=experiment,
         )
         self.shards, self.eval_records = shards, eval_records
-        fleet: dict[str, Any] = {"workers": workers, "servers": servers, "asks": cluster}
+        fleet: dict[str, Any] = {"workers": workers, "servers": servers, "is_scheduled": cluster}
         if script and agents:
             fleet |= {"agents": agents, "workers_per_agent": 2, "agent_args": ["run", "train.py"]}
         job = Job(

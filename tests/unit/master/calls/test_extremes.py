@@ -102,7 +102,7 @@ class World:
 
     def requests(self) -> dict[str, Any]:
         worker = getattr(self, "worker", -1 if self.script else 0)
-        life, ring = self.job.fleet.incarnation, getattr(self, "ring", 0)
+        life, ring = self.job.fleet.model.incarnation, getattr(self, "ring", 0)
         task = {"worker_id": worker, "lease_id": getattr(self, "lease", 0)}
         counts = pb.TaskCounts(records=4, steps=2, damaged=1, nan_steps=1)
         written = pserver_pb2.Snapshot(
@@ -178,7 +178,9 @@ class World:
             "Heartbeat",
             pb.HeartbeatRequest(worker_id=worker, steps=3, ring=getattr(self, "ring", 0)),
         )
-        lease = pb.LeaseRequest(worker_id=worker, want=1, incarnation=self.job.fleet.incarnation)
+        lease = pb.LeaseRequest(
+            worker_id=worker, want=1, incarnation=self.job.fleet.model.incarnation
+        )
         answer = self.say("Lease", lease)
         answer.SerializeToString()
         to_state(self.job)

@@ -61,7 +61,7 @@ def test_the_tasks_continue_on_other_servers() -> None:
     (prune,) = take(w, effect)
     assert (prune.keep, w.job.checkpoints.shown) == (1, ""), "it is no checkpoint of the user"
     assert len(set(w.server_addresses()) - set(old)) == 3
-    assert w.fleet.restored_from.startswith(str(effect.root))
+    assert w.fleet.model.restored_from.startswith(str(effect.root))
     assert not w.complete(0, lease, steps=2), "the lease is void"
     assert w.task().retried, "from the mark of the new servers"
     w.job.tasks.void()
@@ -134,9 +134,9 @@ def test_a_server_dies_before_the_cut_is_complete() -> None:
     w.exit("ps", 0, signal=9)
     w.up()
     assert len(w.server_addresses()) == 3, "new ones come in the new number"
-    assert w.fleet.restored_from == ""
+    assert w.fleet.model.restored_from == ""
     take(w, effect)
-    assert w.fleet.restored_from == ""
+    assert w.fleet.model.restored_from == ""
     w.tick(10)
     assert not w.actions
     w.work()
@@ -183,8 +183,8 @@ def test_a_later_loss_goes_back_to_the_cut() -> None:
     take(w, effect)
     w.work(tasks=2)
     w.exit("ps", max(p.id for p in w.fleet.alive("ps")), signal=9)
-    assert w.fleet.restored_from.startswith(str(effect.root))
-    assert not w.fleet.values_only
+    assert w.fleet.model.restored_from.startswith(str(effect.root))
+    assert not w.fleet.model.values_only
     w.all_up()
     w.work()
     assert w.job.tasks.trained
@@ -200,7 +200,7 @@ def test_a_cut_is_a_checkpoint() -> None:
     newest = w.job.checkpoints.newest
     assert prunes == [Prune(newest.path, w.config.checkpoint.keep)]
     assert w.said(f"checkpoint {newest.path}")
-    assert w.job.checkpoints.shown == w.fleet.restored_from == str(newest.path)
+    assert w.job.checkpoints.shown == w.fleet.model.restored_from == str(newest.path)
 
 
 def test_only_a_master_that_its_store_knows_seals_servers_and_removes_checkpoints() -> None:
@@ -279,7 +279,7 @@ class Keeper:
         self.full = False
 
     def note(self) -> int:
-        return self._fleet.incarnation
+        return self._fleet.model.incarnation
 
     def write(self, noted: int) -> None:
         if self.full:

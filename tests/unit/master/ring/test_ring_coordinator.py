@@ -69,7 +69,7 @@ def test_a_death_costs_nothing_while_somebody_has_the_model() -> None:
     w.meet(step=5)
     w.at(12)
     assert w.job.done()[0] == 12
-    assert w.fleet.incarnation == 1
+    assert w.fleet.model.incarnation == 1
     w.up()
     assert sorted(w.rings) == [1, 2], "a worker was started in its place"
     w.join(2)
@@ -97,7 +97,7 @@ def test_when_the_last_holder_is_gone_training_goes_back_to_the_checkpoint() -> 
     newest = w.meet()
     assert (newest.number, newest.fresh, newest.restored_from) == (2, True, str(saved.path))
     assert w.job.done() == (9, 5)
-    assert w.fleet.incarnation == 2
+    assert w.fleet.model.incarnation == 2
     w.at(12)
     assert w.job.done()[0] == 12
     resumed = up(dir="/ck", resume=True, resumed=saved)
@@ -199,7 +199,7 @@ def test_who_drains_and_is_left_alone_gives_the_model_on_first() -> None:
     assert (newest.heal, newest.fresh) == (True, False)
     assert w.join(2, ring=2, step=2).leave
     assert list(w.join(0, ring=2, step=2).ring.workers) == [0]
-    assert w.fleet.incarnation == 1
+    assert w.fleet.model.incarnation == 1
 
 
 def test_members_of_a_model_file_report_no_checkpoints() -> None:

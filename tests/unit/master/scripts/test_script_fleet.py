@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from master.state.workforce.processes import CRASH_LIMIT
+from master.state.workforce.deaths import CRASH_LIMIT
 from tests.unit.master.script_jobs import script
 from tests.unit.master.world import World
 from torch_edl.processes.spec import ProcessRuns

@@ -113,7 +113,7 @@ def test_only_members_of_the_newest_ring_write_checkpoints_and_a_new_life_begins
     w.register(15, local_rank=1)
     ring = w.ring(3, 4)
     assert (ring.number, ring.fresh, ring.restored_from) == (3, True, "/c/1")
-    assert w.fleet.incarnation == 2
+    assert w.fleet.model.incarnation == 2
 
 
 def test_the_late_checkpoint_of_a_former_rank_0_is_not_gone_back_to() -> None:

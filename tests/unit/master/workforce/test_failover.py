@@ -33,7 +33,7 @@ class TestADeadServer:
         assert starts(w.tick()) == ["ps-2"]
         assert "--shard 1 --shards 2 --incarnation 3" in " ".join(w.started[-1].args)
         assert w.job.done() == done
-        assert w.fleet.incarnation == before.incarnation == 1
+        assert w.fleet.model.incarnation == before.incarnation == 1
         assert w.said("ps-1 ended with signal 9")
         w.do(0, held)
         assert w.lease(0).leases, "tasks are leased while the server starts"
@@ -94,7 +94,7 @@ class TestADeadServer:
         assert not w.actions, "not while the server starts"
         w.all_up()
         assert [s.incarnation for s in w.effect(Flush).servers] == [3, 2]
-        assert w.fleet.incarnation == 1
+        assert w.fleet.model.incarnation == 1
 
     def test_that_dies_by_itself_again_and_again_fails_the_job(self):
         w = world()
@@ -134,7 +134,7 @@ class TestAServerThatHangs:
         w.silent |= {0, 1}
         w.tick(10)
         assert [w.said(f"ps-{id} declared lost") for id in (0, 1)] == [1, 0]
-        assert w.fleet.incarnation == 2
+        assert w.fleet.model.incarnation == 2
         assert ask(w, 0, after=1).cluster.incarnation == 2
         w.all_up()
         w.counted.clear()
@@ -167,7 +167,7 @@ def test_a_server_that_has_lost_the_shard_takes_the_model_to_the_checkpoint():
     w.server_register(1, 3, 2, lost="its peer is gone too")
     (text,) = [text for text in w.texts("error") if "ps-2" in text]
     assert all(x in text for x in ("shard 1", "its peer is gone too", str(saved.path), "8 records"))
-    assert w.fleet.incarnation == 2
+    assert w.fleet.model.incarnation == 2
     w.all_up()
     w.counted = counted
     w.work()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from master.state.actions import Failure, Stop
-from master.state.workforce.processes import EXITED, RUNNING, STOPPING, Gone
+from master.state.workforce.deaths import Gone
+from master.state.workforce.processes import EXITED, RUNNING, STOPPING
 from master.state.workforce.server_command import ServerCommand
 from tests.unit.master.workforce.fleets import Processes, running
 from torch_edl.config.scaling import check_workers
@@ -29,7 +30,7 @@ def test_workers_at_once_and_servers_when_the_strategy_is_known():
 def test_servers_know_what_they_are_and_the_journal_of_their_shard():
     f = Processes(workers=0)
     f.server_command = ServerCommand(job="job", args=["--mode", "sync"], journals="/j")
-    f.env.update({"A": "b"})
+    f.starts.env.update({"A": "b"})
     f.decide("ps", restore="/ck/step-1")
     for model, incarnation in ((1, 2), (2, 4)):
         spec = f.plan(0.0)[-1].spec
@@ -89,7 +90,7 @@ def test_a_dead_server_renews_all_under_a_higher_incarnation():
         assert not f.servers.is_superseded(shard, shard + 3)
         assert f.servers.registered(shard, shard + 3, f"new:{shard}", 1.2)
     assert [server.address for server in f.servers.now()] == ["new:0", "new:1"]
-    assert f.incarnation == 2
+    assert f.model.incarnation == 2
 
 
 def test_what_is_said_of_an_end_without_an_exit_code():
@@ -98,7 +99,7 @@ def test_what_is_said_of_an_end_without_an_exit_code():
     f.trained(0)
     assert f.ends("worker", 0, why=why) == Gone(f"worker-0 ended, exit code not known: {why}")
     f.leaves(1, 1.0, by=9.0)
-    f.process("worker", 2).state = STOPPING
+    f.process("worker", 2).enter(STOPPING)
     for id in (1, 2):
         f.ends("worker", id, why=why)
     exits = [f.process("worker", id).exit for id in range(3)]
@@ -278,11 +279,11 @@ def test_what_is_found_in_processes_follows_each_change() -> None:
     f.plan(0.0)
     assert found() == []
     for process in f.alive("worker"):
-        process.state = RUNNING
+        process.enter(RUNNING)
     assert (before := found()) == [0, 1, 2]
-    f.alive("worker")[1].heard_at = 3.0  # as with every heartbeat
+    f.alive("worker")[1].trained = True  # no query depends on that
     assert found() is before
-    f.alive("worker")[1].state = EXITED
+    f.alive("worker")[1].enter(EXITED)
     assert found() == [0, 2]
     states = f.to_state()["processes"]
     f.alive("worker")[0].pid = 77

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from master.state.actions import Become, Failure, Start, Stop
+from master.state.workforce.deaths import Gone
 from master.state.workforce.failover import Failover
 from master.state.workforce.machines import Machines
-from master.state.workforce.processes import Gone
 from master.state.workforce.waiting import Census, Waiting
 from tests.unit.master.workforce.fleets import NO_ROOM, Processes
 from tests.unit.master.world import World
@@ -18,7 +18,7 @@ from torch_edl.processes.spec import ProcessExit, ProcessRefused, ProcessRuns, P
 
 
 def fleet(workers: int, **options: Any) -> Processes:
-    return Processes(workers, asks=True, life="ab", **options)
+    return Processes(workers, is_scheduled=True, name="ab", **options)
 
 
 def started(workers: int, **options: Any) -> Processes:
@@ -101,10 +101,10 @@ def test_crashes_of_user_code_and_of_memory_stay_bounded(code: int, why: str) ->
 
 def test_a_slot_is_taken_again_when_it_is_free() -> None:
     f = fleet(3)
-    assert [a.spec.place for a in f.plan(0.0)] == [0, 1, 2]
+    assert [a.spec.slot for a in f.plan(0.0)] == [0, 1, 2]
     f.registered(1)
     f.taken("worker", 1, 1.0)
-    assert [a.spec.place for a in f.plan(1.0)] == [1]
+    assert [a.spec.slot for a in f.plan(1.0)] == [1]
 
 
 # ---- servers ----
@@ -190,10 +190,10 @@ def test_a_machine_that_eats_processes_is_named_and_avoided_in_what_starts_next(
 def test_a_worker_that_was_asked_to_leave_does_not_speak_against_its_machine() -> None:
     w = world()
     for id in [0, 1] * 3:
-        w.fleet.process("worker", id).state = "draining"
+        w.fleet.process("worker", id).enter("draining")
         exit = ProcessExit(role="worker", id=id, code=1, node="n7", blames_node=True)
         w.job.apply_all(w.job.workforce.ended(exit, w.now), w.now)
-    assert w.fleet.machines.avoided(w.now) == ()
+    assert w.fleet.starts.machines.avoided(w.now) == ()
 
 
 # ---- what the user hears ----

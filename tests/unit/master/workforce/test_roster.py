@@ -1,19 +1,19 @@
 """Which processes a job has: those that ended are remembered for a while, and cost nothing."""
 
-from master.state.workforce.processes import EXITED, Process
+from master.state.workforce.processes import EXITED, Server, Spare, Worker
 from master.state.workforce.roster import Roster
 
 
 def test_processes_by_kind() -> None:
     roster = Roster()
-    for process in (Process("worker", 0), Process("worker", 1, spare=True), Process("ps", 0)):
+    for process in (Worker(0), Spare(1), Server(0)):
         roster.add(process)
     assert [p.name for p in roster.alive("worker")] == ["worker-0"]
     assert [p.name for p in roster.alive("spare")] == ["spare-1"]
     assert [p.name for p in roster.alive("ps")] == ["ps-0"]
     assert len(roster.alive()) == 3
-    roster["worker", 0].state = EXITED
-    roster["worker", 1].spare = False
+    roster["worker", 0].enter(EXITED)
+    roster.replace(roster["worker", 1].take_slot(1.0))
     assert [p.name for p in roster.alive("worker")] == ["worker-1"]
     assert roster.get("worker", 0) is not None
     assert roster.get("worker", 7) is None
@@ -22,9 +22,9 @@ def test_processes_by_kind() -> None:
 def test_of_those_that_ended_the_last_ones_are_remembered() -> None:
     roster = Roster()
     for id in range(20_000):
-        roster.add(Process("worker", id))
+        roster.add(Worker(id))
         if id >= 10:
-            roster["worker", id - 10].state = EXITED
+            roster["worker", id - 10].enter(EXITED)
     assert [p.id for p in roster.alive("worker")] == list(range(19_990, 20_000))
     assert 1_010 <= len(list(roster)) < 4_000
     assert roster.get("worker", 5) is None
@@ -34,5 +34,5 @@ def test_of_those_that_ended_the_last_ones_are_remembered() -> None:
 def test_all_that_run_stay_however_many_there_are() -> None:
     roster = Roster()
     for id in range(5_000):
-        roster.add(Process("worker", id))
+        roster.add(Worker(id))
     assert len(roster.alive("worker")) == len(list(roster)) == 5_000

@@ -61,7 +61,7 @@ class Job:
 
     def start(self, id: int, pod: int) -> None:
         spec = ProcessSpec(
-            role="worker", id=id, module="sleeper", env=self.env, pod=pod, place=id, args=[]
+            role="worker", id=id, module="sleeper", env=self.env, pod=pod, slot=id, args=[]
         )
         self.launcher.start(spec)
 

@@ -243,7 +243,7 @@ def _whole_cores(quantity: str) -> int:
 
 def _priority_class(config: JobConfig, spec: ProcessSpec) -> str:
     pods: KubernetesConfig = config.platform_config
-    if spec.role in ("worker", "agent") and spec.place >= 0:
+    if spec.role in ("worker", "agent") and spec.slot >= 0:
         count = -(-config.cluster.max_workers // pods.processes_per_pod)
-        return pods.worker_priority_class(spec.place, count)
+        return pods.worker_priority_class(spec.slot, count)
     return pods.priority_class

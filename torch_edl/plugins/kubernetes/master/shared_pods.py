@@ -90,9 +90,9 @@ class SharedPods:
                 self._events.append(replace(_GONE, id=spec.id))
                 return 0
             if pod is None:
-                place = spec.place // self._per_pod
+                place = spec.slot // self._per_pod
                 words = ["--pod", str(spec.id), "--module", spec.module]
-                self._launcher.start(replace(spec, module=MODULE, args=words, place=place))
+                self._launcher.start(replace(spec, module=MODULE, args=words, slot=place))
                 pod = self._pods[spec.id] = _Pod(spec.id)
             pod.members[spec.id] = _Member(_WORKER, spec.id)
             if pod.runs:
