@@ -128,7 +128,10 @@ class TrainingJob:
         )
         self.watermarks = Watermarks(TaskSpace.for_training(self._shards, self.config))
         fleet = Fleet(
-            ServerCommand(job=spec.name), workers=spec.max_workers, servers=spec.servers, asks=True
+            ServerCommand(job=spec.name),
+            workers=spec.max_workers,
+            servers=spec.servers,
+            is_scheduled=True,
         )
         self.job = Job(self.config, fleet, folder=Path("/job"))
         self._calls, self._server_calls = Calls(self.job, cores=1), ServerCalls(self.job)

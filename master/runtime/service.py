@@ -246,10 +246,10 @@ class Service:
     def _leasing(self, event: Event) -> Event:
         """Return an event that waits while another master of the job may grant leases."""
 
-        def lease(request: Any, now: float) -> Any:
+        def guarded(request: Any, now: float) -> Any:
             return event(request, now) if time.monotonic() < self.leases_until else None
 
-        return lease
+        return guarded
 
     def _complete_task(self) -> Callable[[Any, Any], Any]:
         at_once = self._at_once(self._calls.complete_task)

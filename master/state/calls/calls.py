@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from master.state.job.job import Job
 from master.state.membership import Member
+from master.state.work.epochs import is_at_next
 from master.state.work.tasks import TaskQueue
 from master.state.workforce.processes import STARTING
 from torch_edl.config import JobConfig
@@ -211,11 +212,11 @@ class Calls:
             return answer
         if not job.ring.may_lease(member):
             return None
-        if request.epochs and job.tasks.is_at_next(request.epochs):
+        if request.epochs and is_at_next(job.tasks.main, request.epochs):
             return self._answer(pb.LeaseResponse.PASS_OVER)
         for lease_id, task in zip(request.held, request.tasks, strict=False):
             self._recognize(request.worker_id, lease_id, task, now)
-        leases = job.tasks.lease(
+        leases = job.tasks.grant(
             request.worker_id,
             request.held,
             now,
@@ -241,7 +242,7 @@ class Calls:
         if member.draining:
             return self._answer(pb.LeaseResponse.DRAIN)
         job = self._job
-        leases = job.tasks.fitting.lease(member.id, request.held, now, want=request.want)
+        leases = job.tasks.fitting.hand_out(member.id, request.held, now, want=request.want)
         if leases:
             job.lifecycle.began(now)
         return self._answer(pb.LeaseResponse.LEASED, leases)
@@ -277,7 +278,7 @@ class Calls:
 
     def begin_task(self, request: pb.BeginTaskRequest, now: float) -> pb.BeginTaskResponse:
         self._recognize(request.worker_id, request.lease_id, request.task, now)
-        self._job.tasks.begun(request)
+        self._job.tasks.record_first(request)
         return pb.BeginTaskResponse()
 
     def complete_task(self, request: pb.CompleteTaskRequest, now: float) -> pb.CompleteTaskResponse:

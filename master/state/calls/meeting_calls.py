@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from master.state.job.job import Job
 from master.state.work.data_identity import MOST_RECORDS
+from master.state.work.epochs import is_beyond, records_of
 from torch_edl.data.task_space import TaskSpace
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
@@ -23,7 +24,7 @@ class MeetingCalls:
             UsageError: the epochs have more records than the job can count.
         """
         job = self._job
-        if job.tasks.records_of(request.epochs) > MOST_RECORDS:
+        if records_of(job.tasks.main, request.epochs) > MOST_RECORDS:
             raise UsageError(
                 f"job.loader: {request.epochs:,} epochs; at most {MOST_RECORDS:,} records count"
             )
@@ -59,7 +60,7 @@ class MeetingCalls:
     def _is_over(self, number: int) -> bool:
         """Return whether records of a later loop are done."""
         epochs = self._job.meetings.epochs.get(number)
-        return epochs is not None and self._job.tasks.is_beyond(epochs)
+        return epochs is not None and is_beyond(self._job.tasks.main, epochs)
 
     def _leaves(self, worker: int) -> bool:
         member = self._job.members.get(worker)

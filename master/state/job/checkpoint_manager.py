@@ -14,29 +14,24 @@ from master.state.actions import (
     Effect,
     EffectEvent,
     Failure,
-    Flush,
     Flushed,
-    MergePredictions,
     Note,
     OutputWritten,
     Prune,
     Release,
     Saved,
     SaveServers,
-    WriteOutput,
 )
 from master.state.job.best_checkpoint import BestCheckpoint
+from master.state.job.checkpoint_attempt import AttemptNumbers, CheckpointAttempt
+from master.state.job.checkpoint_schedule import CheckpointSchedule
+from master.state.job.final_output import FinalOutput
+from master.state.job.quorum_flush import QuorumFlush
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import JobConfig
 from torch_edl.data.stream_space import AnySpace
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
-
-_RETRY_S = 5.0
-_EARLY_RETRY_S = 0.5
-_FINAL_ATTEMPTS = 3
-# Upper bound on the moves that one master attempts.
-_MOVES_OF_A_MASTER = 1 << 32
 
 
 @dataclass(frozen=True)
@@ -79,35 +74,21 @@ class CheckpointManager:
         self._config = config.checkpoint
         self._job = config.name
         self._trains = config.trains
-        self._every = config.checkpoint.every if config.checkpoint.dir else 0
-        self._flushes = config.trains and config.train.mode == "sync"
-        self._parts = config.checkpoint.parts
-        self._output = config.checkpoint.output if config.trains or self._parts else ""
+        self.output = FinalOutput(config)
+        self._flush = QuorumFlush(config)
+        self._schedule = CheckpointSchedule(config)
+        self._numbers = AttemptNumbers()
         self._incarnation = 0
         self._actions: list[Effect] = []
-        self._running = ""  # "periodic", "best", "final" or "cut" while one is taken
-        self._cut_servers: tuple[int, ...] = ()
-        self._not_before = 0.0
-        self._failures = 0
-        self._snapshots = 0
-        self._moves = 0
-        self._life = 0  # of the master
-        self._by_worker = False  # a worker writes the running checkpoint
-        self._commit: CommitLocal | None = None  # in progress
-        self._stopped = False
+        self._attempt: CheckpointAttempt | None = None  # the checkpoint that is being taken
         self._reset()
 
     def _reset(self) -> None:
         self.final = None
-        self._running = ""
-        self._commit = None
-        self._next = self._after(self.newest.manifest.steps if self.newest is not None else 0)
-        self._flushed = not self._flushes
-        self._flushing = self._writing = False
-        self._written = self._stopped or not self._output
-
-    def _after(self, steps: int) -> int:
-        return (steps // self._every + 1) * self._every if self._every else 0
+        self._attempt = None
+        self._schedule.continue_after(self.newest.manifest.steps if self.newest else 0)
+        self._flush.restart()
+        self.output.restart()
 
     # ---- queries ----
 
@@ -115,7 +96,7 @@ class CheckpointManager:
     def complete(self) -> bool:
         """True if no checkpoint or output remains to be written."""
         wanted = self._trains and (self._config.dir or self._config.output)
-        return (self.final is not None or not wanted) and self._written
+        return (self.final is not None or not wanted) and self.output.written
 
     @property
     def restore_from(self) -> str:
@@ -141,13 +122,13 @@ class CheckpointManager:
             settled: all training is done and applied.
             best: the model is the best one so far.
         """
-        if self._running or now < self._not_before:
+        if self._attempt is not None or self._schedule.is_paused(now):
             return False
         if best:
             return True
         if settled:
             return self.final is None and bool(self._config.dir or self._config.output)
-        return bool(self._every) and steps >= self._next
+        return self._schedule.is_due(steps)
 
     # ---- what happens ----
 
@@ -158,7 +139,7 @@ class CheckpointManager:
 
     def stop(self) -> None:
         """Prepare the end of a stopping job: a final checkpoint, but no output."""
-        self._stopped = self._written = True
+        self.output.stop()
 
     def settle(self, cluster: pb.Cluster, *, trained: bool) -> bool:
         """Return whether all training so far is applied. In sync mode, the servers are flushed
@@ -169,12 +150,10 @@ class CheckpointManager:
         """
         self._incarnation = cluster.incarnation
         if not trained:
-            self._flushed = not self._flushes
-        if not trained or self._flushed or not cluster.servers:
+            self._flush.reset()
+        if not trained or self._flush.done or not cluster.servers:
             return trained
-        if not self._flushing:
-            self._flushing = True
-            self._actions.append(Flush(cluster.servers, cluster.incarnation, self._job))
+        self._actions += self._flush.ask(cluster)
         return False
 
     def take(
@@ -202,46 +181,43 @@ class CheckpointManager:
             otherwise.
         """
         final = settled and self.final is None
-        self._running = "cut" if moves else "final" if final else "best" if best else "periodic"
-        self._by_worker = not cluster.servers
-        if self._running in ("periodic", "best"):
-            self._next = self._after(steps)
-        if cluster.servers:
-            servers, of, move = cluster.servers, cluster.incarnation, 0
-            self._cut_servers = tuple(server.incarnation for server in servers)
-            if moves:
-                self._moves += 1
-                # Not a clock: the clock of an earlier master's machine may be ahead.
-                move = self._life * _MOVES_OF_A_MASTER + self._moves
-            self._actions.append(
-                SaveServers(
-                    servers,
-                    of,
-                    progress,
-                    manifest,
-                    space,
-                    self.root,
-                    move=move,
-                    restored=self.named,
-                )
+        kind = "cut" if moves else "final" if final else "best" if best else "periodic"
+        self._attempt = CheckpointAttempt(
+            kind,
+            by_worker=not cluster.servers,
+            servers=tuple(server.incarnation for server in cluster.servers),
+        )
+        if kind in ("periodic", "best"):
+            self._schedule.continue_after(steps)
+        if not cluster.servers:
+            return self.root / f".snapshot-{self._numbers.next_snapshot()}"
+        self._actions.append(
+            SaveServers(
+                cluster.servers,
+                cluster.incarnation,
+                progress,
+                manifest,
+                space,
+                self.root,
+                move=self._numbers.next_move() if moves else 0,
+                restored=self.named,
             )
-            return None
-        self._snapshots += 1
-        return self.root / f".snapshot-{self._life}-{self._snapshots}"
+        )
+        return None
 
     @property
     def running(self) -> bool:
         """True while a checkpoint is being taken."""
-        return bool(self._running)
+        return self._attempt is not None
 
     def may_cut(self, now: float) -> bool:
         """Return whether a cut can begin: no checkpoint is running, and the retry pause is over."""
-        return not self._running and now >= self._not_before
+        return self._attempt is None and not self._schedule.is_paused(now)
 
     def moved(self, cut: Saved, incarnation: int) -> None:
         """Record that new servers restore the cut under a new incarnation of the model."""
         self._incarnation = incarnation
-        self._flushed, self._flushing = not self._flushes, False
+        self._flush.restart()
         self._prune(cut)
 
     def _prune(self, newest: Saved) -> None:
@@ -250,24 +226,19 @@ class CheckpointManager:
 
     def write_output(self) -> None:
         """Request the export of the final checkpoint, or of the best one, once."""
-        if self.final is not None and not self._written and not self._writing:
-            self._writing = True
-            model = self.best.path or self.final.path
-            self._actions.append(WriteOutput(model, Path(self._output)))
+        if self.final is not None:
+            self._actions += self.output.export(self.best.path or self.final.path)
 
     def merge(self, tasks: int) -> None:
         """Request the merge of the predictions of all ``tasks``, once."""
-        if self._parts and not self._written and not self._writing:
-            self._writing = True
-            parts, output = Path(self._parts), Path(self._output)
-            self._actions.append(MergePredictions(parts, output, tasks))
+        self._actions += self.output.merge(tasks)
 
     def snapshot_written(self, directory: Path, manifest: Manifest) -> None:
         """Request the commit of a model that a worker wrote."""
-        self._commit = CommitLocal(
-            directory, manifest, self._incarnation, self.root, restored=self.named
-        )
-        self._actions.append(self._commit)
+        commit = CommitLocal(directory, manifest, self._incarnation, self.root, restored=self.named)
+        if self._attempt is not None:
+            self._attempt.commit = commit
+        self._actions.append(commit)
 
     def written_by_ring(self, directory: str) -> list[Note]:
         """Record a checkpoint that a script's ring wrote; it becomes the one to restore."""
@@ -278,7 +249,8 @@ class CheckpointManager:
 
     def promote(self) -> None:
         """Make a running checkpoint the final one: a leaving worker writes it."""
-        self._running = self._running and "final"
+        if self._attempt is not None:
+            self._attempt.kind = "final"
 
     def resume_at_end(self, total_steps: int) -> bool:
         """Return whether the newest checkpoint already holds all steps; if so, it is the final
@@ -291,68 +263,56 @@ class CheckpointManager:
     def continued(self) -> None:
         """Require another final checkpoint and output: tasks were added after the end."""
         self.final = None
-        self._flushed = not self._flushes
-        self._written = self._stopped or not self._output
+        self._flush.reset()
+        self.output.reset()
 
     def restore(self, incarnation: int) -> Saved | None:
         """Reset for a new incarnation of a lost model. Returns the newest checkpoint, which it
         loads."""
         self._incarnation = incarnation
         self._reset()
-        self._failures = 0  # failures of the old servers
+        self._schedule.failures = 0  # failures of the old servers
         return self.newest
 
     def apply(self, event: EffectEvent, now: float) -> list[Note | Failure | CutTaken]:
         """Handle the result of an action. Returns the events that follow."""
+        attempt = self._attempt
         match event:
-            case CheckpointSaved() if self._running and event.incarnation == self._incarnation:
-                return self._saved(event.saved)
-            case CheckpointFailed() if self._running and event.incarnation == self._incarnation:
-                return self._failed(event, now)
+            case CheckpointSaved() if attempt and event.incarnation == self._incarnation:
+                return self._saved(event.saved, attempt)
+            case CheckpointFailed() if attempt and event.incarnation == self._incarnation:
+                return self._failed(event, attempt, now)
             case Flushed() if event.incarnation == self._incarnation:
-                self._flushing, self._flushed = False, event.success
-            case OutputWritten() if event.error:
-                what = "predictions" if self._parts else "model"
-                text = f"--output {self._output}: the {what} cannot be written: {event.error}"
-                if self._parts:
-                    text += f"; what each task has predicted is in {self._parts}"
-                return [Failure(text)]
-            case OutputWritten() if self._writing:
-                self._writing, self._written = False, True
-                what = "predictions" if self._parts else "model"
-                return [Note("info", f"{what} written to {self._output}")]
+                self._flush.apply(event)
+            case OutputWritten():
+                return [*self.output.apply(event)]
         return []
 
-    def _saved(self, saved: Saved) -> list[Note | Failure | CutTaken]:
-        was, self._running, self._failures = self._running, "", 0
-        self._commit = None
+    def _saved(self, saved: Saved, attempt: CheckpointAttempt) -> list[Note | Failure | CutTaken]:
+        self._attempt, self._schedule.failures = None, 0
         self.newest, self.named = saved, str(saved.path)
         notes = [Note("info", f"checkpoint {saved.path}")] if self._config.dir else []
         notes += self.best.consider(saved)
-        if was == "cut":
-            return [*notes, CutTaken(saved, self._cut_servers)]
+        if attempt.kind == "cut":
+            return [*notes, CutTaken(saved, attempt.servers)]
         # Only after the new checkpoint is the one to restore.
         self._prune(saved)
-        if was == "final":
+        if attempt.kind == "final":
             self._finish(saved)
         return [*notes]
 
-    def _failed(self, event: CheckpointFailed, now: float) -> list[Note | Failure | CutTaken]:
-        was, self._running, error = self._running, "", event.error
-        self._commit = None
-        self._not_before = now + _RETRY_S
-        if was == "cut":
-            if event.early:
-                self._not_before = now + _EARLY_RETRY_S
-                return []
+    def _failed(
+        self, event: CheckpointFailed, attempt: CheckpointAttempt, now: float
+    ) -> list[Note | Failure | CutTaken]:
+        self._attempt, error = None, event.error
+        self._schedule.retry(now, early=attempt.kind == "cut" and event.early)
+        if attempt.kind == "cut":
             text = f"the parameter servers stay for now, the next attempt follows: {error}"
-            return [Note("warning", text)]
-        if was in ("final", "best"):
-            self._failures += 1
-            if self._failures >= _FINAL_ATTEMPTS:
-                return [Failure(f"the trained model cannot be saved in {self.root}: {error}")]
-        elif self._every:
-            self._next = 0  # after the pause, not at the next multiple
+            return [] if event.early else [Note("warning", text)]
+        if attempt.kind == "periodic":
+            self._schedule.hasten()
+        elif self._schedule.count_failure():
+            return [Failure(f"the trained model cannot be saved in {self.root}: {error}")]
         return [Note("warning", f"checkpoint not written, the next attempt follows: {error}")]
 
     def _finish(self, saved: Saved) -> None:
@@ -364,20 +324,21 @@ class CheckpointManager:
 
     def to_state(self) -> dict[str, Any]:
         """Return the state for a restarted master, as JSON values."""
-        commit = self._commit
+        attempt = self._attempt or CheckpointAttempt()
+        commit = attempt.commit
         return {
             "newest": self.named,
             "best": str(self.best.path or ""),
             "incarnation": self._incarnation,
-            "running": self._running,
-            "by_worker": self._by_worker,
+            "running": attempt.kind,
+            "by_worker": attempt.by_worker,
             "commit": [str(commit.directory), commit.manifest.to_json()] if commit else None,
-            "next": self._next,
+            "next": self._schedule.next,
             "final": self.final is not None,
-            "flushed": self._flushed,
-            "written": self._written,
-            "stopped": self._stopped,
-            "failures": self._failures,
+            "flushed": self._flush.done,
+            "written": self.output.written,
+            "stopped": self.output.stopped,
+            "failures": self._schedule.failures,
         }
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
@@ -390,17 +351,16 @@ class CheckpointManager:
         if self.newest is None:
             self.named = state["newest"]
         self._incarnation = state["incarnation"]
-        self._next, self._failures = state["next"], state["failures"]
-        self._flushed, self._written = state["flushed"], state["written"]
-        self._stopped = state["stopped"]
+        self._schedule.next, self._schedule.failures = state["next"], state["failures"]
+        self._flush.done = state["flushed"]
+        self.output.written, self.output.stopped = state["written"], state["stopped"]
+        if state["by_worker"]:  # the worker has the task, or has written its files
+            self._attempt = CheckpointAttempt(state["running"], by_worker=True)
+        elif state["running"] == "periodic":
+            self._schedule.next = 0
         if state["commit"] is not None:
             directory, manifest = state["commit"]
-            self._running = state["running"]
             self.snapshot_written(Path(directory), Manifest.from_json(manifest))
-        elif state["by_worker"]:  # the worker has the task
-            self._running = state["running"]
-        elif state["running"] == "periodic":
-            self._next = 0
         if state["final"] and self.newest is not None:
             self._finish(self.newest)
 
@@ -408,7 +368,7 @@ class CheckpointManager:
         """Request that the servers admit pushes that an earlier master's checkpoint suspended."""
         self._actions.append(Release(cluster.servers, self._job))
 
-    def begin_life(self, life: int) -> None:
+    def begin_master(self, number: int) -> None:
         """Set the number of this master, which keeps its snapshot folders and moves apart from
         those of earlier masters."""
-        self._life = life
+        self._numbers = AttemptNumbers(number)

@@ -25,6 +25,7 @@ from master.state.actions import (
 )
 from master.state.job.best_checkpoint import BestCheckpoint
 from master.state.job.checkpoint_manager import CheckpointManager, CutTaken
+from master.state.job.lost_workers import LostWorkers
 from master.state.job.milestones import Kept, MilestoneEvent, Milestones, MoveBegun, TrainingDone
 from master.state.job.preparation import Decided, Preparation, PreparationEvent, TasksMade
 from master.state.job.server_move import ServerMove
@@ -55,8 +56,6 @@ from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
 from torch_edl.processes.spec import ProcessExit, ProcessRefused, ProcessRuns, ProcessWaits
 
-# Seconds before the task timeout at which a worker without progress is asked for its stacks.
-_ASK_STACKS_S = 5.0
 _RESTARTED = {
     "ps": ("the servers", ""),
     "local": ("the worker", "s"),
@@ -116,8 +115,10 @@ class Job:
         self.server_move = ServerMove(
             config, fleet, self.lifecycle, self.tasks, self.members, self.checkpoints
         )
+        self.lost_workers = LostWorkers(
+            config, self.lifecycle, self.members, self.tasks, self.ring.ring, self.workforce
+        )
         self.damaged = 0
-        self._late: set[int] = set()  # workers asked for their stacks
         self.restarts = 0  # restarts of the master
         self.reason = "a training script" if script else ""
         """Reason for the choice of the strategy."""
@@ -203,7 +204,7 @@ class Job:
             case SnapshotFailed():
                 self.apply(CheckpointFailed(event.error, self.fleet.model.incarnation), now)
             case WorkerLost():
-                self._worker_lost(event, now)
+                self.lost_workers.lose(event, now)
             case ModelLost():
                 self._renew(event.text, now)
             case ProcessWaits() | ProcessRuns() | ProcessRefused():
@@ -230,32 +231,12 @@ class Job:
         for event in events:
             self.apply(event, now)
 
-    def _worker_lost(self, event: WorkerLost, now: float, shown: str = "") -> None:
-        member = self.members.get(event.worker)
-        if event.ended_well is not None:
-            asked = member is not None and member.draining
-            self.ring.ring.exited(event.worker, well=event.ended_well and not asked)
-        if member is not None and self.lifecycle.outcome is None:
-            how = f"{'declared ' * event.declared}lost: {event.why}"
-            text = f"worker-{event.worker} {how}; {self._others_continue()}{shown}"
-            self.lifecycle.note("warning", text, now)
-        self._drop(event.worker)
-
-    def _others_continue(self) -> str:
-        together = self.tasks.lockstep or not self.tasks.ready
-        return "the other workers continue" if together else "its tasks were returned to the queue"
-
-    def _drop(self, worker: int) -> None:
-        self.members.remove(worker)
-        self.tasks.drop_worker(worker)
-        self.ring.ring.drop(worker)
-
     def exited(self, exit: ProcessExit, now: float, *, log: str) -> None:
         """Handle the exit of a process that the master started."""
         self.apply_all(self.workforce.ended(exit, now), now)
         result = self.fleet.exited(exit, now, log=log)
         if exit.role == "worker":
-            self._drop(exit.id)
+            self.lost_workers.drop(exit.id)
         if self.lifecycle.outcome is not None or result is None:
             return
         match result:
@@ -271,7 +252,8 @@ class Job:
             case _ if result.expected:
                 self.lifecycle.note("info", f"{result.text}, as asked", now)
             case _:
-                self.lifecycle.note("warning", f"{result.text}; {self._others_continue()}", now)
+                text = f"{result.text}; {self.lost_workers.consequence}"
+                self.lifecycle.note("warning", text, now)
         self.apply_all(self.workforce.left(exit), now)
 
     @property
@@ -353,7 +335,7 @@ class Job:
         """Advance the job to ``now``. Returns the actions to execute."""
         lifecycle, newest = self.lifecycle, self.checkpoints.shown
         if lifecycle.outcome is None:
-            self._lose_silent_workers(now)
+            self.lost_workers.tick(now)
             self.apply_all(self.failover.tick(now, lifecycle.counts_silence(now)), now)
         self.apply_all(self.workforce.tick(now, newest=newest), now)
         if lifecycle.outcome is None:
@@ -371,10 +353,7 @@ class Job:
         actions: list[Action] = list(self.fleet.plan(now))
         for action in actions:
             if isinstance(action, Become):
-                what = self._others_continue() if action.worker in self.members else "a spare"
-                text = f"worker-{action.worker} becomes ps-{action.server}; {what}"
-                lifecycle.note("warning", text, now)
-                self._drop(action.worker)
+                self.lost_workers.become_server(action, now)
         for id in self.fleet.draining():
             if (member := self.members.get(id)) is not None and self.ring.may_drain(id):
                 member.draining = True
@@ -383,39 +362,6 @@ class Job:
         actions += self.streams.take_actions()
         actions += self.tasks.fitting.take_actions()
         return [*actions, *self.server_move.tidy(), *self.checkpoints.take_actions()]
-
-    def _lose_silent_workers(self, now: float) -> None:
-        cluster = self.config.cluster
-        why = f"no heartbeat for {cluster.heartbeat_timeout_s:g} s"
-        unheard = self.members.silent(now) if self.lifecycle.counts_silence(now) else ()
-        silent = [(member.id, why) for member in unheard]
-        for worker, reason in silent:
-            self._declare_lost(worker, reason, now)
-        self._end_stuck_workers(now)
-
-    def _end_stuck_workers(self, now: float) -> None:
-        """Declare workers without progress lost, after requesting the stacks of their threads."""
-        cluster = self.config.cluster
-        late = self.tasks.late(now + min(_ASK_STACKS_S, cluster.task_timeout_s / 2))
-        for asked in filter(None, map(self.members.get, late - self._late)):
-            asked.ask_stacks()
-        self._late = late
-        for lease, count in self.tasks.expire(now):
-            member, task = self.members.get(lease.worker), lease.task
-            stacks = member.newest_stacks if member is not None else ""
-            why = f"no step for {cluster.task_timeout_s:g} s (--task-timeout)"
-            shown = f". Its threads:\n{stacks.rstrip()}" if stacks else ""
-            self._declare_lost(lease.worker, why, now, shown)
-            if count >= cluster.max_task_failures:
-                last = f"{task.start} to {task.end - 1} of {task.shard}"
-                text = f"worker-{lease.worker}: {why} in a task of the records {last}"
-                tries = f"; the task was tried {count} times" if count > 1 else ""
-                fix = "the user's code hangs, or a longer --task-timeout is needed"
-                self.lifecycle.fail(f"{text}{tries}: {fix}", now, traceback=stacks)
-
-    def _declare_lost(self, worker: int, why: str, now: float, shown: str = "") -> None:
-        self.workforce.declare_lost(worker, why)
-        self._worker_lost(WorkerLost(worker, why, declared=True), now, shown)
 
     def _advance(self, now: float) -> None:
         """Begin evaluations and checkpoints that are due."""

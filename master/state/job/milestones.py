@@ -11,6 +11,7 @@ from typing import Any
 from master.state.actions import Failure, Note
 from master.state.job.checkpoint_manager import CheckpointManager, CutTaken
 from master.state.work.data_identity import nothing_left
+from master.state.work.epochs import whole_epochs
 from master.state.work.evaluation import EvaluationResult
 from master.state.work.nan_steps import NanSteps
 from master.state.work.snapshot_task import SnapshotWritten
@@ -96,7 +97,7 @@ class Milestones:
         if main is None:
             return False
         self._epoch = _epochs_over(main)
-        whole = _whole_epochs(main)
+        whole = whole_epochs(main)
         self.epoch_ends = [*self.epoch_ends[:whole], *({} for _ in range(whole))][:whole]
         self.left_out.begin(main.space.total_records - main.records_done)
         at_end = not main.space.open  # a stream has no end
@@ -134,7 +135,7 @@ class Milestones:
             return [*events, Kept()]
         if cluster is None:
             return events
-        epochs = self._tasks.whole_epochs
+        epochs = whole_epochs(main)
         waits = evaluations is not None and evaluations.is_pending(epochs)
         settled = checkpoints.settle(cluster, trained=trained or waits)
         rests, settled = settled or not (trained or waits), settled and trained
@@ -234,9 +235,9 @@ class Milestones:
         told, self._epoch = self._epoch, _epochs_over(main)
         evaluations = self._tasks.evaluations
         if evaluations is None or not evaluations.per_epoch:
-            while len(self.epoch_ends) < _whole_epochs(main):
+            while len(self.epoch_ends) < whole_epochs(main):
                 self.epoch_ends.append({})
-        epochs, whole = main.space.epochs, _whole_epochs(main)
+        epochs, whole = main.space.epochs, whole_epochs(main)
         every = -(-epochs // _EPOCHS_TOLD)
         notes = [
             Note("info", f"epoch {number:,} of {epochs:,} is done")
@@ -252,7 +253,7 @@ class Milestones:
         most = self._config.train.max_steps
         if not most or main.steps_done < most:
             return f"--max-records {self._config.data.max_records} is reached"
-        epochs, whole = main.space.epochs, _whole_epochs(main)
+        epochs, whole = main.space.epochs, whole_epochs(main)
         after = f" after {whole:,} of {epochs:,} epochs" if whole else ""
         return f"--max-steps {most} is reached{after}"
 
@@ -323,18 +324,13 @@ class Milestones:
 
 def _epochs_over(main: TaskQueue) -> int:
     """Return the number of epochs that are over: all of them if a limit ended the training."""
-    return main.space.epochs if main.complete else _whole_epochs(main)
+    return main.space.epochs if main.complete else whole_epochs(main)
 
 
 def _ended_early(main: TaskQueue) -> Note:
     """Return the note on a script that ended before its last task, between epochs or within one."""
-    whole, left = _whole_epochs(main), main.space.total - main.done
+    whole, left = whole_epochs(main), main.space.total - main.done
     if whole and main.done == main.space.total * whole // main.space.epochs:
         return Note("info", f"the script stopped after {whole:,} of {main.space.epochs:,} epochs")
     tasks = f"{left:,} task{'s' * (left != 1)}"
     return Note("warning", f"the script left its loop with {tasks} to do")
-
-
-def _whole_epochs(main: TaskQueue) -> int:
-    """Return the number of epochs whose records are all trained."""
-    return main.space.epochs_before(main.retired_before)

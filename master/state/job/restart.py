@@ -51,7 +51,7 @@ def from_state(job: Job, state: Mapping[str, Any], now: float) -> None:
     job.lifecycle.restarted(now)
     job.config = job.preparation.config
     job.tasks.begin_leases_after(job.restarts * _LEASES_OF_A_MASTER)
-    job.checkpoints.begin_life(job.restarts)
+    job.checkpoints.begin_master(job.restarts)
     cluster = job.fleet.cluster()
     if cluster is not None and cluster.servers:
         job.checkpoints.release(cluster)

@@ -159,6 +159,20 @@ class Evaluations:
         assert self._running is not None
         return self._end(self._running, values)
 
+    def trial(self, batch_size: int) -> pb.LeaseMessage:
+        """Return the first minibatch, which workers try before they train."""
+        task = self.space.task(0)
+        shard = self.space.shard(task.shard)
+        return pb.LeaseMessage(
+            kind=pb.TASK_EVALUATE,
+            shard=task.shard,
+            start=task.start,
+            end=min(task.end, task.start + batch_size),
+            shard_records=shard.records,
+            shard_size=shard.size,
+            shard_mtime_ns=shard.mtime_ns,
+        )
+
     def restore(self, steps: int, epochs: int) -> None:
         """Discard the running evaluation and the results of later steps: training is back at
         ``steps`` and ``epochs``."""

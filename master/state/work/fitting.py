@@ -155,7 +155,7 @@ class Fitting:
         self._kept = not event.error
         return [Failure(f"the preprocessing cannot be kept: {event.error}")] * bool(event.error)
 
-    def lease(
+    def hand_out(
         self, worker: int, held: Iterable[int], now: float, *, want: int
     ) -> list[pb.LeaseMessage]:
         """Lease tasks of the pass to a worker, which already holds the leases ``held``."""
@@ -163,7 +163,7 @@ class Fitting:
         leases: list[pb.LeaseMessage] = []
         if queue is not None:
             queue.keep_only(worker, set(held), now)
-            while len(leases) < want and (lease := queue.lease(worker, now)) is not None:
+            while len(leases) < want and (lease := queue.take_next(worker, now)) is not None:
                 leases.append(queue.message(lease))
         return leases
 

@@ -44,7 +44,7 @@ class Hand:
     steps: int = 0
     """Minibatches of these records."""
 
-    def take(self, lease: Lease, steps: int) -> None:
+    def add(self, lease: Lease, steps: int) -> None:
         """Add a lease with ``steps`` open minibatches."""
         self.leases[lease.id] = lease
         self.records, self.steps = self.records + lease.open_records, self.steps + steps
@@ -64,7 +64,7 @@ class FirstRecords:
     def __init__(self) -> None:
         self._first: dict[int, pb.FirstRecords] = {}
 
-    def begun(self, task: int, first: pb.FirstRecords) -> None:
+    def put(self, task: int, first: pb.FirstRecords) -> None:
         """Record the first records of an attempt on a task."""
         self._first.pop(task, None)
         self._first[task] = first
@@ -83,4 +83,4 @@ class FirstRecords:
     def from_state(self, state: Iterable[Sequence[Any]]) -> None:
         """Restore what :meth:`to_state` returned."""
         for task, framework, order, records in state:
-            self.begun(task, pb.FirstRecords(framework=framework, order=order, records=records))
+            self.put(task, pb.FirstRecords(framework=framework, order=order, records=records))

@@ -8,10 +8,12 @@ from typing import Any
 
 from master.state.actions import Failure, Note, Saved
 from master.state.membership import Membership
+from master.state.work.epochs import first_task, whole_epochs
 from master.state.work.evaluation import EvaluationResult, Evaluations
 from master.state.work.fitting import Fitting
 from master.state.work.leases import Lease
 from master.state.work.snapshot_task import SnapshotFailed, SnapshotTask, SnapshotWritten
+from master.state.work.task_failures import TaskFailures
 from master.state.work.tasks import TaskQueue
 from master.state.work.unreported import Unreported
 from torch_edl.config import JobConfig
@@ -20,9 +22,6 @@ from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import UsageError
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
-
-# Upper bound on the failure causes that are remembered, to log each cause once.
-_MOST_CAUSES = 100
 
 
 class TaskScheduler:
@@ -58,7 +57,7 @@ class TaskScheduler:
         """The preprocessing, fitted before anything except snapshots is leased."""
         self._unreported: Unreported | None = None
         self.snapshot = SnapshotTask(self._new_queue)
-        self._causes: set[str] = set()  # causes of failures that were logged
+        self._failures = TaskFailures(config.cluster.max_task_failures)
 
     # ---- what it says ----
 
@@ -82,44 +81,11 @@ class TaskScheduler:
         """Id below which all training tasks are done."""
         return self.main.retired_before if self.main is not None else 0
 
-    def records_of(self, epochs: int) -> int:
-        """Return the records of a number of epochs of a script; 0 before its data are known."""
-        main = self.main
-        return 0 if main is None else epochs * (main.space.total_records // main.space.epochs)
-
-    @property
-    def whole_epochs(self) -> int:
-        """Number of epochs whose records are all trained."""
-        return self.main.space.epochs_before(self.main.retired_before) if self.main else 0
-
     @property
     def epochs_open(self) -> int:
         """Number of epochs that may be trained before the next evaluation; 0 for all."""
         evaluations = self.evaluations
-        if evaluations is None or not evaluations.per_epoch:
-            return 0
-        return evaluations.epochs_open
-
-    def is_at_next(self, epochs: int) -> bool:
-        """Return whether the first ``epochs`` epochs are done, and more epochs follow."""
-        main = self.main
-        if main is None or epochs >= main.space.epochs:
-            return False
-        return main.retired_before >= self._first_of(epochs)
-
-    def is_beyond(self, epochs: int) -> bool:
-        """Return whether records after the first ``epochs`` epochs are done."""
-        main = self.main
-        return main is not None and any(
-            task >= self._first_of(epochs)
-            for task in [main.retired_before - 1, *main.progress().offsets]
-        )
-
-    def _first_of(self, epoch: int) -> int:
-        """Return the first task of a script's epoch, counted from 0."""
-        assert self.main is not None
-        assert isinstance(self.main.space, TaskSpace)
-        return epoch * self.main.space.tasks_per_epoch
+        return evaluations.epochs_open if evaluations and evaluations.per_epoch else 0
 
     def done(self, members: Membership) -> tuple[int, int]:
         """Return (records, minibatches) of done tasks, and of running ones as reported."""
@@ -214,27 +180,16 @@ class TaskScheduler:
         main, evaluations = self.main, self.evaluations
         if main is None or evaluations is None or main.records_done > self.records_before:
             return None
-        task = evaluations.space.task(0)
-        end = min(task.end, task.start + self._config.data.batch_size)
-        shard = evaluations.space.shard(task.shard)
-        return pb.LeaseMessage(
-            kind=pb.TASK_EVALUATE,
-            shard=task.shard,
-            start=task.start,
-            end=end,
-            shard_records=shard.records,
-            shard_size=shard.size,
-            shard_mtime_ns=shard.mtime_ns,
-        )
+        return evaluations.trial(self._config.data.batch_size)
 
     def lease_snapshot(self, worker: int, now: float) -> list[pb.LeaseMessage]:
         """Lease the snapshot task, if it is due, to a worker that leaves."""
         if self.snapshot.queue is None:
             return []
-        lease = self._lease(self.snapshot.queue, worker, now)
+        lease = self._grant_next(self.snapshot.queue, worker, now)
         return [] if lease is None else [lease]
 
-    def lease(
+    def grant(
         self,
         worker: int,
         held: Iterable[int],
@@ -267,18 +222,18 @@ class TaskScheduler:
                 share = each.todo // (2 * workers) - len(each.held_by(worker))
                 limit = max(want, min(want + ahead, len(leases) + share))
             while len(leases) < limit and (snapshots or each is not self.snapshot.queue):
-                lease = self._lease(each, worker, now, epochs)
+                lease = self._grant_next(each, worker, now, epochs)
                 if lease is None:
                     break
                 leases.append(lease)
         return leases
 
-    def _lease(
+    def _grant_next(
         self, queue: TaskQueue, worker: int, now: float, epochs: int = 0
     ) -> pb.LeaseMessage | None:
         epochs = epochs or self.epochs_open
-        before = self._first_of(epochs) if queue is self.main and epochs else None
-        lease = queue.lease(worker, now, before=before)
+        before = first_task(queue, epochs) if queue is self.main and epochs else None
+        lease = queue.take_next(worker, now, before=before)
         if lease is None:
             return None
         if queue is self.snapshot.queue and self.main is not None and not self.lockstep:
@@ -327,10 +282,10 @@ class TaskScheduler:
 
     # ---- reports ----
 
-    def begun(self, request: pb.BeginTaskRequest) -> None:
+    def record_first(self, request: pb.BeginTaskRequest) -> None:
         """Record the first records that a worker read of a training task."""
         if self.main is not None:
-            self.main.begun(request.lease_id, request.first)
+            self.main.remember_first(request.lease_id, request.first)
 
     def complete(
         self, request: pb.CompleteTaskRequest, now: float
@@ -347,16 +302,13 @@ class TaskScheduler:
     ) -> TaskEvent | None:
         if queue.kind == pb.TASK_SNAPSHOT:
             return self.snapshot.written(request.snapshot)
-        if queue is self.fitting.queue:
-            try:
+        try:
+            if queue is self.fitting.queue:
                 return self.fitting.observed(request.statistics)
-            except UsageError as error:
-                return Failure(str(error), usage=True)
-        if queue.kind == pb.TASK_EVALUATE and self.evaluations is not None:
-            try:
+            if queue.kind == pb.TASK_EVALUATE and self.evaluations is not None:
                 self.evaluations.evaluated(task_id, request.metrics.states)
-            except UsageError as error:
-                return Failure(str(error), usage=True)
+        except UsageError as error:
+            return Failure(str(error), usage=True)
         if queue.kind == pb.TASK_SUMMARIZE and self.evaluations is not None:
             return self.evaluations.summarized(request.values.values)
         return None
@@ -374,30 +326,12 @@ class TaskScheduler:
         """Return a task to its queue after the user's code raised; None if the lease is unknown."""
         for each in self.queues():
             count = each.fail(request.lease_id, now, committed=request.counts.offset)
+            if count and each is self.snapshot.queue and not request.fatal:
+                self.snapshot.drop()
+                return each, SnapshotFailed(request.error)
             if count:
-                return each, self._failed(each, count, request)
+                return each, self._failures.judge(request, count)
         return None
-
-    def _failed(
-        self, queue: TaskQueue, count: int, request: pb.FailTaskRequest
-    ) -> TaskEvent | None:
-        """Return the event that follows a failure; None if the same cause was logged before."""
-        limit = self._config.cluster.max_task_failures
-        if queue is self.snapshot.queue and not request.fatal:
-            self.snapshot.drop()
-            return SnapshotFailed(request.error)
-        if request.fatal or count >= limit:
-            tries = f"; the task was tried {count} times" if count > 1 else ""
-            return Failure(request.error + tries, request.traceback)
-        cause = request.error.partition(" (record")[0]
-        if cause in self._causes:
-            return None
-        self._causes = {*self._causes, cause} if len(self._causes) < _MOST_CAUSES else {cause}
-        text = (
-            f"worker-{request.worker_id}: {request.error}; failure {count} of {limit} of this "
-            "task, which is tried again"
-        )
-        return Note("warning", text, request.traceback)
 
     # ---- what is lost ----
 
@@ -411,7 +345,7 @@ class TaskScheduler:
         self.snapshot.drop()
         self.restore_main(saved)
         if self.evaluations is not None:
-            epochs = self.whole_epochs
+            epochs = whole_epochs(self.main)
             self.evaluations.restore(saved.manifest.steps if saved is not None else 0, epochs)
 
     def restore_main(self, saved: Saved | None) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from master.state.work.leases import FirstRecords, Hand, Lease
+from master.state.work.task_progress import TaskProgress
 from torch_edl.data.stream_space import AnySpace
 from torch_edl.data.task_space import Task
 from torch_edl.tables.watermarks import Watermarks
@@ -56,26 +57,22 @@ class TaskQueue:
         self._waiting: dict[int, int] = {}  # returned task -> its last lease, 0: none
         self._late: dict[int, int] = {}  # last lease -> returned task
         self._retried: set[int] = set()
-        self._ahead: set[int] = set()  # tasks done out of order
-        self._offsets: dict[int, int] = {}
-        self._retired = min(progress.retired_before, self.space.total)
-        self._next = self._retired
-        self._done_records = self.space.records_before(self._retired)
-        self._done_steps = self.space.steps_before(self._retired)
+        self._done = TaskProgress(self.space, progress.retired_before)
+        self._next = first = self._done.retired
         watermarks = {
             id: mark
             for id, mark in progress.offsets.items()
-            if self._retired <= id < self.space.total and mark > 0
+            if first <= id < self.space.total and mark > 0
         }
         if not watermarks:
             return
         self._next = max(watermarks) + 1
-        for id in range(self._retired, self._next):
+        for id in range(first, self._next):
             if watermarks.get(id, 0) >= self.space.task(id).records:
                 self._finish(self.space.task(id))
                 continue
             if id in watermarks:
-                self._commit(id, watermarks[id])
+                self._done.commit(id, watermarks[id])
             self._return(id, 0)
 
     # ---- what it says ----
@@ -83,7 +80,7 @@ class TaskQueue:
     @property
     def complete(self) -> bool:
         """True once every task is done."""
-        return not self.space.open and self._retired >= self.space.total
+        return self._done.complete
 
     @property
     def retired_before(self) -> int:
@@ -91,13 +88,12 @@ class TaskQueue:
 
         A task that ``max_steps`` cut is not counted, since a higher limit continues it.
         """
-        cut = self.space.cut
-        return self._retired if cut is None else min(self._retired, cut.id)
+        return self._done.retired_before
 
     @property
     def epoch(self) -> int:
         """Epoch of the first task that is not done."""
-        return self.space.epoch_of(self._retired)
+        return self.space.epoch_of(self._done.retired)
 
     @property
     def doing(self) -> int:
@@ -107,7 +103,7 @@ class TaskQueue:
     @property
     def done(self) -> int:
         """Number of done tasks."""
-        return self._retired + len(self._ahead)
+        return self._done.tasks
 
     @property
     def todo(self) -> int:
@@ -117,12 +113,12 @@ class TaskQueue:
     @property
     def records_done(self) -> int:
         """Number of records of done tasks, and of the committed parts of others."""
-        return self._done_records + sum(self._offsets.values())
+        return self._done.records
 
     @property
     def steps_done(self) -> int:
         """Number of minibatches of done tasks, and of the committed parts of others."""
-        return self._done_steps + sum(map(self.space.steps_of, self._offsets.values()))
+        return self._done.steps
 
     def has(self, lease_id: int) -> bool:
         """Return whether a worker holds this lease."""
@@ -145,15 +141,11 @@ class TaskQueue:
 
     def progress(self) -> Watermarks:
         """Return the watermarks of what is done, for a checkpoint and :meth:`restore`."""
-        watermarks = {id: self.space.task(id).records for id in self._ahead}
-        cut = self.space.cut
-        if cut is not None and self._retired > cut.id:
-            watermarks[cut.id] = cut.records
-        return Watermarks(self.retired_before, watermarks | self._offsets)
+        return self._done.watermarks()
 
     # ---- what happens to it ----
 
-    def lease(self, worker: int, now: float, *, before: int | None = None) -> Lease | None:
+    def take_next(self, worker: int, now: float, *, before: int | None = None) -> Lease | None:
         """Lease the next task to a worker; None if no task is open.
 
         Args:
@@ -174,7 +166,7 @@ class TaskQueue:
             next(self._lease_ids),
             self.space.task(id),
             worker,
-            self._offsets.get(id, 0),
+            self._done.offsets.get(id, 0),
             id in self._retried,
         )
         self._hold(lease, now)
@@ -202,17 +194,17 @@ class TaskQueue:
             first=self._first.of(task.id),
         )
 
-    def begun(self, lease_id: int, first: pb.FirstRecords) -> None:
+    def remember_first(self, lease_id: int, first: pb.FirstRecords) -> None:
         """Record the first records that a worker read of a task."""
         if (lease := self._doing.get(lease_id)) is not None:
-            self._first.begun(lease.task.id, first)
+            self._first.put(lease.task.id, first)
 
     def _hold(self, lease: Lease, now: float) -> None:
         self._doing[lease.id] = lease
         hand = self._hands.get(lease.worker)
         if hand is None:
             hand = self._hands[lease.worker] = Hand(now + self.timeout_s)
-        hand.take(lease, self._open_steps(lease))
+        hand.add(lease, self._open_steps(lease))
         self._moved.add(lease.worker)
 
     def _open_steps(self, lease: Lease) -> int:
@@ -226,15 +218,16 @@ class TaskQueue:
         """
         if records <= self.records_done:
             return
-        self._offsets.clear()
-        while self._retired < self.space.total:
-            task = self.space.task(self._retired)
-            if self._done_records + task.records > records:
+        done = self._done
+        done.offsets.clear()
+        while done.retired < self.space.total:
+            task = self.space.task(done.retired)
+            if done.done_records + task.records > records:
                 break
             self._finish(task)
-        if self._retired < self.space.total and records > self._done_records:
-            self._offsets[self._retired] = records - self._done_records
-        self._next = max(self._next, self._retired)
+        if done.retired < self.space.total and records > done.done_records:
+            done.commit(done.retired, records - done.done_records)
+        self._next = max(self._next, done.retired)
 
     def touch(self, worker: int, now: float) -> None:
         """Extend the leases of a worker that made progress."""
@@ -256,7 +249,7 @@ class TaskQueue:
             if id is None:
                 return None
             del self._waiting[id]
-            lease = Lease(lease_id, self.space.task(id), -1, self._offsets.get(id, 0), True)
+            lease = Lease(lease_id, self.space.task(id), -1, self._done.offsets.get(id, 0), True)
         self._finish(lease.task)
         return lease
 
@@ -268,7 +261,7 @@ class TaskQueue:
         self.touch(lease.worker, now)
         self._forget(lease)
         if committed:
-            self._commit(lease.task.id, committed)
+            self._done.commit(lease.task.id, committed)
         self._return(lease.task.id, lease.id)
         return lease
 
@@ -326,8 +319,8 @@ class TaskQueue:
 
         Of two leases of a task the later one is valid: the earlier one had expired.
         """
-        if not self._retired <= task_id < self.space.total or task_id in self._ahead:
-            return False  # done
+        if task_id >= self.space.total or self._done.has(task_id):
+            return False
         if task_id in self._waiting:
             self._late.pop(self._waiting.pop(task_id), None)
         elif task_id >= self._next:
@@ -341,7 +334,7 @@ class TaskQueue:
                 return False
             self._forget(holder)
         self._retried.add(task_id)
-        offset = self._offsets.get(task_id, 0)
+        offset = self._done.offsets.get(task_id, 0)
         self._hold(Lease(lease_id, self.space.task(task_id), worker, offset, True), now)
         return True
 
@@ -350,11 +343,11 @@ class TaskQueue:
         of open tasks before ``next``, not with all tasks."""
         leases = self._doing.values()
         return {
-            "retired": self._retired,
+            "retired": self._done.retired,
             "next": self._next,
             "back": sorted(self._waiting),
             "leases": [[x.id, x.task.id, x.worker, x.offset, x.retried] for x in leases],
-            "offsets": sorted(self._offsets.items()),
+            "offsets": sorted(self._done.offsets.items()),
             "failures": sorted(self._failures.items()),
             "first": self._first.to_state([*self._waiting, *(x.task.id for x in leases)]),
         }
@@ -363,7 +356,7 @@ class TaskQueue:
         """Restore what :meth:`to_state` returned; every worker counts as having made progress."""
         self._clear(Watermarks(state["retired"]))
         self._next = state["next"]
-        self._offsets = dict(map(tuple, state["offsets"]))
+        self._done.offsets = dict(map(tuple, state["offsets"]))
         self._failures = dict(map(tuple, state["failures"]))
         self._first.from_state(state["first"])
         for id, task, worker, offset, retried in state["leases"]:
@@ -373,10 +366,7 @@ class TaskQueue:
         for task in state["back"]:
             self._return(task, 0)
         open = [*state["back"], *(lease.task.id for lease in self._doing.values())]
-        self._ahead = set(range(self._retired, self._next)).difference(open)
-        space, records = self.space, [self.space.task(id).records for id in open]
-        self._done_records = space.records_before(self._next) - sum(records)
-        self._done_steps = space.steps_before(self._next) - sum(map(space.steps_of, records))
+        self._done.finish_others(self._next, open)
 
     def _forget(self, lease: Lease) -> None:
         del self._doing[lease.id]
@@ -393,21 +383,10 @@ class TaskQueue:
         if lease_id:
             self._late[lease_id] = id
 
-    def _commit(self, id: int, offset: int) -> None:
-        # A task is done only when it is completed, even if all its records are committed.
-        offset = min(offset, self.space.task(id).records)
-        self._offsets[id] = max(offset, self._offsets.get(id, 0))
-
     def _finish(self, task: Task) -> None:
-        self._offsets.pop(task.id, None)
         self._failures.pop(task.id, None)
         self._retried.discard(task.id)
-        self._done_records += task.records
-        self._done_steps += self.space.steps_of(task.records)
-        self._ahead.add(task.id)
-        while self._retired in self._ahead:
-            self._ahead.remove(self._retired)
-            self._retired += 1
+        self._done.finish(task)
 
 
 def steps_of(space: AnySpace, progress: Watermarks) -> int:

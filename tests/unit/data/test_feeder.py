@@ -157,7 +157,7 @@ def test_a_file_that_changed_since_it_was_counted_is_refused(tmp_path: Path, aga
     path.write_text("n\n" + "".join(f"{n}\n" for n in range(10, 40)))
     shard = Shard.of(open_source(str(path)))
     work = TaskQueue(TaskSpace([shard], 20), lease_ids=count(1), timeout_s=9)
-    first = work.message(work.lease(0, 0.0))
+    first = work.message(work.take_next(0, 0.0))
     assert Feeder(config(), table, TorchDatasets(config().data)).prepare(first)
     path.write_text("n\n" + "".join(f"{n}\n" for n in range(50, 80 + 9 * (again == "larger"))))
     now = "39 records, 119 bytes" if again == "larger" else "30 records, 92 bytes"

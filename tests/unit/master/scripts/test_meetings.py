@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from master.state.calls import meeting_calls
 from tests.unit.master.script_jobs import script
 from torch_edl.wire import master_pb2 as pb
 
@@ -125,10 +126,10 @@ def test_what_lies_behind_the_training_is_not_computed_on_a_later_model(
 ) -> None:
     s = Scripts(1)
     assert s.begin(1, 0) == [True]
-    monkeypatch.setattr(s.w.job.tasks, "is_beyond", lambda epochs: True)
+    monkeypatch.setattr(meeting_calls, "is_beyond", lambda tasks, epochs: True)
     assert s.meet(0, 1) == "null"
     monkeypatch.undo()
     assert s.begin(2, 0) == [True]
     assert s.meet(0, 2) == '["0/1"]'
-    monkeypatch.setattr(s.w.job.tasks, "is_beyond", lambda epochs: True)
+    monkeypatch.setattr(meeting_calls, "is_beyond", lambda tasks, epochs: True)
     assert s.meet(0, 2) == '["0/1"]'

@@ -86,7 +86,7 @@ def evaluations(every: int = 0, records: int = 4, *, per_epoch: bool = False) ->
 def finish(e: Evaluations, value: float) -> None:
     """Does all tasks of the evaluation that runs."""
     (tasks,) = e.queues()
-    while lease := tasks.lease(1, 0.0):
+    while lease := tasks.take_next(1, 0.0):
         tasks.complete_lease(lease.id, 0.0)
         e.evaluated(lease.task.id, [mean("loss", value, lease.task.records)])
 
@@ -136,12 +136,12 @@ class TestEvaluations:
         e = evaluations(records=2)
         e.tick(7, trained=True)
         (tasks,) = e.queues()
-        lease = tasks.lease(1, 0.0)
+        lease = tasks.take_next(1, 0.0)
         tasks.complete_lease(lease.id, 0.0)
         e.evaluated(0, [tensors(2, s=("sum", [3.0])), mean("loss", 0.5, 2)])
         assert e.tick(7, trained=True) is None
         (summary,) = e.queues()
-        message = summary.message(summary.lease(1, 0.0))
+        message = summary.message(summary.take_next(1, 0.0))
         assert message.kind == pb.TASK_SUMMARIZE
         assert [s.name for s in message.states] == ["m"]
         result = e.summarized({"m": 9.0})

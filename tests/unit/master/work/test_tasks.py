@@ -41,8 +41,8 @@ class TestTaskQueue:
     def test_done_moves_on_and_an_epoch_ends(self):
         q = queue(TaskSpace([Shard("a", 6)], 2, epochs=2, batch_size=1))
         assert (q.todo, q.doing, q.done, q.epoch) == (6, 0, 0, 0)
-        leases = [q.lease(1, 0.0) for _ in range(6)]
-        assert q.lease(1, 0.0) is None
+        leases = [q.take_next(1, 0.0) for _ in range(6)]
+        assert q.take_next(1, 0.0) is None
         assert (q.todo, q.doing, q.done) == (0, 6, 0)
         for lease in (leases[0], leases[2]):
             q.complete_lease(lease.id, 1.0)
@@ -56,47 +56,47 @@ class TestTaskQueue:
 
     def test_what_is_open_of_all_that_a_worker_has(self):
         q = queue(TaskSpace([Shard("a", 30)], 10, batch_size=4))
-        leases = [q.lease(1, 0.0) for _ in range(3)]
+        leases = [q.take_next(1, 0.0) for _ in range(3)]
         assert q.open_steps(1) == (30, 9)
         q.release(leases[0].id, 0.0, committed=8)
         q.complete_lease(leases[1].id, 0.0)
         assert q.open_steps(1) == (10, 3)
-        q.lease(1, 0.0)  # the rest of the first task
+        q.take_next(1, 0.0)  # the rest of the first task
         assert q.open_steps(1) == (12, 4)
         q.drop_worker(1)
         assert q.open_steps(1) == (0, 0)
 
     def test_the_next_attempt_hears_of_the_first_records(self):
         q = queue(TaskSpace([Shard("a", 20)], 10, batch_size=2))
-        lease, other = q.lease(1, 0.0), q.lease(1, 0.0)
+        lease, other = q.take_next(1, 0.0), q.take_next(1, 0.0)
         assert not q.message(lease).HasField("first")
         first = pb.FirstRecords(framework="torch", order=0.25)
-        q.begun(lease.id, first)
-        q.begun(99, first)  # a lease of an earlier master
+        q.remember_first(lease.id, first)
+        q.remember_first(99, first)  # a lease of an earlier master
         q.drop_worker(1)
         for each in (q, restarted(q, now=1.0)):
-            assert each.message(each.lease(2, 1.0)).first == first
-            assert not each.message(each.lease(2, 1.0)).HasField("first")
+            assert each.message(each.take_next(2, 1.0)).first == first
+            assert not each.message(each.take_next(2, 1.0)).HasField("first")
         assert other.task.id == 1
 
     def test_a_released_task_goes_on_where_it_was(self):
         q = queue(TaskSpace([Shard("a", 10)], 10, batch_size=2))
-        first = q.lease(1, 0.0)
+        first = q.take_next(1, 0.0)
         assert (first.offset, first.retried) == (0, False)
         q.release(first.id, 0.0, committed=4)
         assert (q.records_done, q.steps_done, q.doing) == (4, 2, 0)
-        second = q.lease(2, 0.0)
+        second = q.take_next(2, 0.0)
         assert (second.task, second.offset, second.retried) == (first.task, 4, True)
         q.release(second.id, 0.0, committed=6)
-        third = q.lease(3, 0.0)
+        third = q.take_next(3, 0.0)
         assert third.offset == 6
         q.release(third.id, 0.0, committed=4)
-        assert q.lease(3, 0.0).offset == 6, "what is committed stays so"
+        assert q.take_next(3, 0.0).offset == 6, "what is committed stays so"
 
     def test_failures_are_counted_by_task_and_others_are_not(self):
         q = queue(TaskSpace([Shard("a", 2)], 1))
         for count in (1, 2, 3):
-            lease = q.lease(1, 0.0)
+            lease = q.take_next(1, 0.0)
             assert lease.task.id == 0
             assert q.fail(lease.id, 0.0) == count
             q.drop_worker(1)
@@ -104,8 +104,8 @@ class TestTaskQueue:
 
     def test_a_task_comes_back_from_a_worker_without_progress(self):
         q = queue(TaskSpace([Shard("a", 4)], 1), timeout_s=10)
-        slow = q.lease(1, 0.0)
-        q.lease(2, 0.0)
+        slow = q.take_next(1, 0.0)
+        q.take_next(2, 0.0)
         q.touch(2, 5.0)
         assert q.expire(9.9) == []
         assert [(lease.worker, lease.task.id, count) for lease, count in q.expire(10.0)] == [
@@ -113,49 +113,49 @@ class TestTaskQueue:
         ]
         assert q.expire(10.0) == []
         assert q.held_by(1) == ()
-        again = q.lease(3, 10.0)
+        again = q.take_next(3, 10.0)
         assert (again.task, again.retried) == (slow.task, True)
         assert q.complete_lease(slow.id, 11.0) is None
         assert q.complete_lease(again.id, 11.0) is again
 
     def test_a_late_report_counts_while_nobody_else_has_the_task(self):
         q = queue(TaskSpace([Shard("a", 1)], 1))
-        lease = q.lease(1, 0.0)
+        lease = q.take_next(1, 0.0)
         q.drop_worker(1)
         assert q.complete_lease(lease.id, 0.0).task == lease.task
         assert q.complete
-        assert q.lease(2, 0.0) is None
+        assert q.take_next(2, 0.0) is None
         assert q.complete_lease(lease.id, 0.0) is None
 
     def test_no_late_report_counts_once_leases_are_void(self):
         q = queue(TaskSpace([Shard("a", 2)], 1))
-        early, late = q.lease(1, 0.0), q.lease(2, 0.0)
+        early, late = q.take_next(1, 0.0), q.take_next(2, 0.0)
         q.drop_worker(1)
         q.void()
         assert q.complete_lease(early.id, 0.0) is None
         assert q.complete_lease(late.id, 0.0) is None
-        assert {q.lease(3, 0.0).task.id, q.lease(3, 0.0).task.id} == {0, 1}
+        assert {q.take_next(3, 0.0).task.id, q.take_next(3, 0.0).task.id} == {0, 1}
 
     def test_what_a_worker_does_not_know_of_comes_back(self):
         q = queue(TaskSpace([Shard("a", 5)], 1))
-        kept, lost, other = q.lease(1, 0.0), q.lease(1, 0.0), q.lease(2, 0.0)
+        kept, lost, other = q.take_next(1, 0.0), q.take_next(1, 0.0), q.take_next(2, 0.0)
         q.keep_only(1, [kept.id], 0.0)
         q.keep_only(1, [kept.id], 0.0)
         assert q.held_by(1) == (kept,)
         assert q.held_by(2) == (other,)
-        assert q.lease(1, 0.0).task == lost.task
+        assert q.take_next(1, 0.0).task == lost.task
 
     def test_the_task_that_a_limit_cut_is_never_retired(self):
         space = TaskSpace([Shard("a", 8)], 8, batch_size=2, max_steps=3)
         q = queue(space)
-        lease = q.lease(1, 0.0)
+        lease = q.take_next(1, 0.0)
         assert lease.task.records == 6
         q.complete_lease(lease.id, 0.0)
         assert q.complete
         assert (q.retired_before, q.progress()) == (0, Watermarks(0, {0: 6}))
         longer = queue(TaskSpace([Shard("a", 8)], 8, batch_size=2, max_steps=4))
         longer.restore(q.progress())
-        assert longer.lease(1, 0.0).offset == 6
+        assert longer.take_next(1, 0.0).offset == 6
         same = queue(space)
         same.restore(q.progress())
         assert same.complete
@@ -163,7 +163,7 @@ class TestTaskQueue:
     def test_restore_of_progress(self):
         space = TaskSpace([Shard("a", 20)], 4, batch_size=2)
         q = queue(space)
-        leases = [q.lease(1, 0.0) for _ in range(5)]
+        leases = [q.take_next(1, 0.0) for _ in range(5)]
         q.complete_lease(leases[0].id, 0.0)
         q.complete_lease(leases[3].id, 0.0)
         q.release(leases[2].id, 0.0, committed=2)
@@ -172,7 +172,7 @@ class TestTaskQueue:
         new = queue(space)
         new.restore(progress)
         assert (new.records_done, new.steps_done, new.done, new.todo) == (10, 5, 2, 3)
-        assert [(x.task.id, x.offset) for x in iter(lambda: new.lease(1, 0.0), None)] == [
+        assert [(x.task.id, x.offset) for x in iter(lambda: new.take_next(1, 0.0), None)] == [
             (1, 0),
             (2, 2),
             (4, 0),
@@ -214,7 +214,7 @@ class TestTaskQueue:
             worker = rng.randrange(4)
             action = rng.random()
             if action < 0.5 or not taken:
-                lease = q.lease(worker, now)
+                lease = q.take_next(worker, now)
                 if lease is not None:
                     assert lease.offset == offsets[lease.task.id]
                     taken.append(lease)
@@ -249,7 +249,7 @@ class TestTaskQueue:
         assert q.complete
         assert counted == every_record_of(shards, epochs)
         assert (q.epoch, q.retired_before, q.doing) == (epochs, space.total, 0)
-        assert q.lease(0, now) is None
+        assert q.take_next(0, now) is None
 
     def test_ten_million_tasks_are_not_held_and_leases_are_quick(self):
         tracemalloc.start()
@@ -257,7 +257,7 @@ class TestTaskQueue:
         assert q.space.total == 10_000_000
         held = []
         for step in range(20_000):
-            lease = q.lease(step % 8, 0.0)
+            lease = q.take_next(step % 8, 0.0)
             held.append(lease)
             if len(held) > 32:
                 q.complete_lease(held.pop(0).id, 0.0)
@@ -267,7 +267,7 @@ class TestTaskQueue:
         begin = time.process_time()
         count = 20_000
         for step in range(count):
-            held.append(q.lease(step % 8, 0.0))
+            held.append(q.take_next(step % 8, 0.0))
             q.complete_lease(held.pop(0).id, 0.0)
         rate = count / (time.process_time() - begin)
         assert rate > 10_000, f"{rate:.0f} leases/s"
@@ -283,7 +283,7 @@ def test_a_queue_survives_any_restart(seed: int) -> None:
     for now in range(500):
         action = draw.random()
         if action < 0.5:
-            lease = q.lease(draw.randrange(3), now)
+            lease = q.take_next(draw.randrange(3), now)
             held += [lease.id] if lease is not None else []
         elif held and action < 0.8:
             assert q.complete_lease(held.pop(draw.randrange(len(held))), now) is not None
@@ -303,9 +303,9 @@ def test_a_queue_survives_any_restart(seed: int) -> None:
 
 def test_any_number_of_tasks_takes_no_more_state_than_the_workers_have_in_hand() -> None:
     q = queue(TaskSpace([Shard("a", 10**15)], 1))
-    q.lease(0, 0.0)
+    q.take_next(0, 0.0)
     for _ in range(100_000):
-        q.complete_lease(q.lease(1, 0.0).id, 0.0)
+        q.complete_lease(q.take_next(1, 0.0).id, 0.0)
     assert len(json.dumps(q.to_state())) < 200
     assert counts(restarted(q)) == counts(q)
 

@@ -1,0 +1,103 @@
+"""Workers of a job that are lost: ended, silent, or without progress. Pure."""
+
+from __future__ import annotations
+
+from master.state.actions import Become
+from master.state.lifecycle import Lifecycle
+from master.state.membership import Membership
+from master.state.ring.ring import Ring
+from master.state.work.task_scheduler import TaskScheduler
+from master.state.workforce.workforce import WorkerLost, Workforce
+from torch_edl.config import JobConfig
+
+# Seconds before the task timeout at which a worker without progress is asked for its stacks.
+_ASK_STACKS_S = 5.0
+
+
+class LostWorkers:
+    """Removes lost workers from the parts of a job; a silent worker and one that is stuck are
+    declared lost."""
+
+    def __init__(
+        self,
+        config: JobConfig,
+        lifecycle: Lifecycle,
+        members: Membership,
+        tasks: TaskScheduler,
+        ring: Ring,
+        workforce: Workforce,
+    ) -> None:
+        self._cluster = config.cluster
+        self._lifecycle = lifecycle
+        self._members = members
+        self._tasks = tasks
+        self._ring = ring
+        self._workforce = workforce
+        self._late: set[int] = set()  # workers asked for their stacks
+
+    @property
+    def consequence(self) -> str:
+        """What the loss of a worker means, for events."""
+        together = self._tasks.lockstep or not self._tasks.ready
+        return "the other workers continue" if together else "its tasks were returned to the queue"
+
+    def drop(self, worker: int) -> None:
+        """Remove a worker; its tasks return to the queue."""
+        self._members.remove(worker)
+        self._tasks.drop_worker(worker)
+        self._ring.drop(worker)
+
+    def lose(self, event: WorkerLost, now: float, shown: str = "") -> None:
+        """Handle the loss of a worker.
+
+        Args:
+            shown: further text of the event.
+        """
+        member = self._members.get(event.worker)
+        if event.ended_well is not None:
+            asked = member is not None and member.draining
+            self._ring.exited(event.worker, well=event.ended_well and not asked)
+        if member is not None and self._lifecycle.outcome is None:
+            how = f"{'declared ' * event.declared}lost: {event.why}"
+            text = f"worker-{event.worker} {how}; {self.consequence}{shown}"
+            self._lifecycle.note("warning", text, now)
+        self.drop(event.worker)
+
+    def become_server(self, action: Become, now: float) -> None:
+        """Remove a worker, or a spare, that becomes a server."""
+        then = self.consequence if action.worker in self._members else "a spare"
+        text = f"worker-{action.worker} becomes ps-{action.server}; {then}"
+        self._lifecycle.note("warning", text, now)
+        self.drop(action.worker)
+
+    def tick(self, now: float) -> None:
+        """Declare silent workers and workers without progress lost."""
+        why = f"no heartbeat for {self._cluster.heartbeat_timeout_s:g} s"
+        silent = self._members.silent(now) if self._lifecycle.counts_silence(now) else ()
+        for worker in [member.id for member in silent]:
+            self._declare(worker, why, now)
+        self._end_stuck(now)
+
+    def _end_stuck(self, now: float) -> None:
+        """Declare workers without progress lost, after requesting the stacks of their threads."""
+        cluster = self._cluster
+        late = self._tasks.late(now + min(_ASK_STACKS_S, cluster.task_timeout_s / 2))
+        for asked in filter(None, map(self._members.get, late - self._late)):
+            asked.ask_stacks()
+        self._late = late
+        for lease, count in self._tasks.expire(now):
+            member, task = self._members.get(lease.worker), lease.task
+            stacks = member.newest_stacks if member is not None else ""
+            why = f"no step for {cluster.task_timeout_s:g} s (--task-timeout)"
+            shown = f". Its threads:\n{stacks.rstrip()}" if stacks else ""
+            self._declare(lease.worker, why, now, shown)
+            if count >= cluster.max_task_failures:
+                last = f"{task.start} to {task.end - 1} of {task.shard}"
+                text = f"worker-{lease.worker}: {why} in a task of the records {last}"
+                tries = f"; the task was tried {count} times" if count > 1 else ""
+                fix = "the user's code hangs, or a longer --task-timeout is needed"
+                self._lifecycle.fail(f"{text}{tries}: {fix}", now, traceback=stacks)
+
+    def _declare(self, worker: int, why: str, now: float, shown: str = "") -> None:
+        self._workforce.declare_lost(worker, why)
+        self.lose(WorkerLost(worker, why, declared=True), now, shown)
