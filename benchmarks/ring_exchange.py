@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from report import report
 
-from torch_edl.engine.ring.meeting import Meeting
 from torch_edl.engine.ring.stream_group import StreamGroup
+from torch_edl.engine.ring.stream_listener import StreamListener
 from torch_edl.wire.endpoint import LOOPBACK, REMOTE
 
 SIZES_MB = (1, 10, 100)
@@ -54,7 +54,7 @@ def measured(rank: int, sum_up: Sum) -> dict[int, float]:
 
 
 def streams(rank: int, host: str, token: str, pipe: Connection) -> None:
-    with closing(Meeting(host, token)) as meeting:
+    with closing(StreamListener(host, token)) as meeting:
         pipe.send(meeting.address)
         with closing(StreamGroup(meeting, pipe.recv(), 1, rank, 2, meet_s=30)) as group:
             pipe.send(measured(rank, group.allreduce))

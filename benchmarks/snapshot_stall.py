@@ -42,13 +42,14 @@ _WRITER = """
 import sys
 import numpy as np
 from pathlib import Path
-from torch_edl.checkpoint import files
-from torch_edl.files import sync
+from torch_edl.checkpoint import tensor_files
+from torch_edl.files.durable import sync
 path, left = Path(sys.argv[1]), int(sys.argv[2]) << 20
 while left > 0:
-    files.write(path, {"rows": np.ones(min(left, files.PART_BYTES), np.uint8)}, {}, steadily=True)
+    rows = np.ones(min(left, tensor_files.PART_BYTES), np.uint8)
+    tensor_files.write(path, {"rows": rows}, {}, steadily=True)
     sync(path)
-    left -= files.PART_BYTES
+    left -= tensor_files.PART_BYTES
 """
 
 

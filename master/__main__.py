@@ -48,14 +48,14 @@ from torch_edl.config.checkpoint import PREPROCESSING_FILE
 from torch_edl.config.environment import ENV_MASTER, ENV_PLATFORM, ENV_TOKEN
 from torch_edl.data.resuming import continued
 from torch_edl.errors import EdlError, UsageError
-from torch_edl.files import replacing
+from torch_edl.files.durable import replacing
 from torch_edl.interfaces import Store, StoreType
 from torch_edl.interfaces.platform import Host, Platform
 from torch_edl.launch.jobs.folder import JobFolder, MasterAddress
 from torch_edl.launch.jobs.master_process import SUPERSEDED
 from torch_edl.processes.launcher import Known, Launcher, SharedLauncher
 from torch_edl.processes.output import setup_logging
-from torch_edl.processes.revival import STOPS, revived
+from torch_edl.processes.restart_on_crash import STOPS, revived
 from torch_edl.processes.signals import StopSignals
 
 log = logging.getLogger(__name__)

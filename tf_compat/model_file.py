@@ -31,8 +31,8 @@ from torch_edl.data.task_records import TaskBatches, TaskRecords
 from torch_edl.data.task_space import TaskSpace
 from torch_edl.engine.local import LocalEngine
 from torch_edl.engine.ring.engine import RingEngine
-from torch_edl.engine.ring.meeting import Meeting
 from torch_edl.engine.ring.rendezvous import MasterRendezvous, own_host
+from torch_edl.engine.ring.stream_listener import StreamListener
 from torch_edl.engine.servers.engine import ServersEngine
 from torch_edl.errors import ContractError, UnsupportedOptimizerError
 from torch_edl.interfaces import Batch, Engine, LeasedEngine
@@ -154,7 +154,7 @@ class ModelFile(UserModel):
                 "of tf_compat embeddings are not summed over a ring; use --strategy ps, or "
                 "keras.layers.Embedding"
             )
-        meeting = Meeting(own_host(master), os.environ[ENV_TOKEN])
+        meeting = StreamListener(own_host(master), os.environ[ENV_TOKEN])
         replica = Replica(trained, self.config.train.seed)
         engine = RingEngine(
             ReplicatedModel(trained, replica, meeting), MasterRendezvous(master, meeting),

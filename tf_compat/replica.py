@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_compat.trained import TrainedModel
-from torch_edl.checkpoint import files, layout
+from torch_edl.checkpoint import layout, tensor_files
 from torch_edl.checkpoint.manifest import Manifest, Snapshot
 from torch_edl.checkpoint.reader import CheckpointReader
 from torch_edl.checkpoint.replica_files import (
@@ -66,9 +66,11 @@ class Replica:
         def write_to(directory: Path) -> Snapshot:
             directory.mkdir(parents=True, exist_ok=True)
             written = {
-                **files.write_tables(tables, directory, STEM),
-                MODEL_FILE: files.write(directory / MODEL_FILE, model, {"format": "pt"}),
-                OPTIMIZER_FILE: files.write(directory / OPTIMIZER_FILE, slots, {"state": about}),
+                **tensor_files.write_tables(tables, directory, STEM),
+                MODEL_FILE: tensor_files.write(directory / MODEL_FILE, model, {"format": "pt"}),
+                OPTIMIZER_FILE: tensor_files.write(
+                    directory / OPTIMIZER_FILE, slots, {"state": about}
+                ),
             }
             return Snapshot(files=written, watermarks=watermarks, version=version)
 
@@ -143,7 +145,7 @@ class Replica:
                 f"has {own}; start from the values alone with --load"
             )
         for number, variable in enumerate(optimizer.variables):
-            slots = files.read(path, {str(number)})
+            slots = tensor_files.read(path, {str(number)})
             if not slots or slots[str(number)].shape != tuple(variable.shape):
                 raise CheckpointError(f"{path}: the state of another model")
             variable.assign(slots[str(number)])

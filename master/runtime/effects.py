@@ -42,7 +42,7 @@ from torch_edl.checkpoint.manifest import Manifest, Snapshot
 from torch_edl.config.checkpoint import PREPROCESSING_FILE
 from torch_edl.data.stream_space import saved_plan
 from torch_edl.errors import CheckpointError, EdlError
-from torch_edl.files import replacing
+from torch_edl.files.durable import replacing
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import pserver_pb2 as ps

@@ -11,8 +11,8 @@ from tf_compat.replica import Replica
 from tf_compat.ring.replicated import ReplicatedKerasModel
 from tf_compat.trained import TrainedModel
 from torch_edl.engine.ring.engine import RingEngine
-from torch_edl.engine.ring.meeting import Meeting
 from torch_edl.engine.ring.rendezvous import RingRendezvous
+from torch_edl.engine.ring.stream_listener import StreamListener
 from torch_edl.interfaces import Batch, Minibatch, Update
 from torch_edl.wire import master_pb2 as pb
 
@@ -39,7 +39,7 @@ def keras_engine(
     trained: TrainedModel, worker_id: int, make_rings: Callable[[str], Iterator[pb.Ring]]
 ) -> Iterator[RingEngine]:
     """The engine of a member; ``make_rings`` is given the address of the member."""
-    with closing(Meeting(HOST, TOKEN)) as meeting:
+    with closing(StreamListener(HOST, TOKEN)) as meeting:
         model = ReplicatedKerasModel(trained, Replica(trained, 7), meeting)
         rendezvous = Rendezvous(worker_id, make_rings(meeting.address))
         with closing(RingEngine(model, rendezvous)) as engine:

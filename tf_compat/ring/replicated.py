@@ -8,9 +8,9 @@ from typing import Any
 from tf_compat.replica import Replica
 from tf_compat.ring.reducer import Reducer
 from tf_compat.trained import TrainedModel
-from torch_edl.engine.ring.meeting import Meeting
 from torch_edl.engine.ring.replicated import Receive, Send
 from torch_edl.engine.ring.stream_group import StreamGroup
+from torch_edl.engine.ring.stream_listener import StreamListener
 
 
 class ReplicatedKerasModel:
@@ -20,7 +20,7 @@ class ReplicatedKerasModel:
         meeting: endpoint at which other members reach this process.
     """
 
-    def __init__(self, trained: TrainedModel, replica: Replica, meeting: Meeting) -> None:
+    def __init__(self, trained: TrainedModel, replica: Replica, meeting: StreamListener) -> None:
         self.replica = replica
         self._trained = trained
         self._meeting = meeting

@@ -23,7 +23,7 @@ import weakref
 from pathlib import Path
 
 from torch_edl.errors import CheckpointError, UsageError
-from torch_edl.files import sync
+from torch_edl.files.durable import sync
 
 log = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torch_edl.checkpoint import files, layout
+from torch_edl.checkpoint import layout, tensor_files
 from torch_edl.checkpoint.reader import FORMAT, CheckpointReader, SavedTable
 from torch_edl.config.checkpoint import PREPROCESSING_FILE
 from torch_edl.errors import CheckpointError
-from torch_edl.files import replacing_path
+from torch_edl.files.durable import replacing_path
 
 _ROWS = 1 << 14
 """Number of rows that are written at a time, each to a page of its own: 64 MB of pages at most."""
@@ -38,7 +38,7 @@ def write_output(checkpoint_dir: str | Path, output_dir: str | Path) -> None:
     with replacing_output(Path(output_dir)) as folder:
         values, _ = source.dense()
         dense = {name: values[name] for name in sorted(values)}
-        files.write(folder / layout.EXPORTED_MODEL, dense, {"format": "pt"})
+        tensor_files.write(folder / layout.EXPORTED_MODEL, dense, {"format": "pt"})
         for table in source.tables.values():
             _write_table(table, folder / "embeddings" / f"{table.name}.safetensors")
         preprocessing = Path(checkpoint_dir) / PREPROCESSING_FILE
@@ -83,7 +83,7 @@ def _write_table(table: SavedTable, path: Path) -> None:
     place[order] = np.arange(len(order))
     del order
     n, dim = len(ids), int(table.info["dim"])
-    head = files.header(
+    head = tensor_files.header(
         {"ids": ("I64", (n,), n * 8), "vectors": ("F32", (n, dim), n * dim * 4)}, {}
     )
     if n == 0:

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.errors import CheckpointError, UsageError
-from torch_edl.files import rename, sync, write_text
+from torch_edl.files.durable import rename, sync, write_text
 
 log = logging.getLogger(__name__)
 

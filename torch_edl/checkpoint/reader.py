@@ -1,6 +1,6 @@
 """Restores values from a checkpoint of any number of servers, or from an exported model.
 
-See :mod:`torch_edl.checkpoint.files` for the files.
+See :mod:`torch_edl.checkpoint.tensor_files` for the files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_edl import _core
-from torch_edl.checkpoint import files, layout
+from torch_edl.checkpoint import layout, tensor_files
 from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.tables.optimizers import Optimizers
 from torch_edl.tables.table import AdmissionCounts, EmbeddingTable, Rows, is_table_name
@@ -103,7 +103,7 @@ class SavedTable:
             none, slots = np.zeros(n, np.int64), np.empty((n, 0, self._weight.shape[1]), np.float32)
             yield Path(self.name), Rows(np.arange(n), self._weight, slots, none, none)
         for path in self.parts:
-            tensors = files.read(path)
+            tensors = tensor_files.read(path)
             try:
                 ids, vectors = tensors["ids"], tensors["vectors"]
             except KeyError as error:
@@ -126,7 +126,7 @@ class SavedTable:
         """
         for path in self.parts:
             try:
-                yield files.read(path, {"ids"})["ids"]
+                yield tensor_files.read(path, {"ids"})["ids"]
             except KeyError as error:
                 raise CheckpointError(f"{path}: no tensor {error}; it is damaged") from None
 
@@ -137,7 +137,7 @@ class SavedTable:
             CheckpointError: a part is damaged.
         """
         for path in self.parts:
-            yield from files.read_rows(path, "vectors", rows)
+            yield from tensor_files.read_rows(path, "vectors", rows)
 
     def counts(self) -> Iterator[tuple[Path, AdmissionCounts]]:
         """Yield the path and the counted ids without a row of each part.
@@ -146,7 +146,7 @@ class SavedTable:
             CheckpointError: a part is damaged.
         """
         for path in self.counts_parts:
-            tensors = files.read(path)
+            tensors = tensor_files.read(path)
             try:
                 yield path, AdmissionCounts(tensors["ids"], tensors["count"], tensors["last_used"])
             except KeyError as error:
@@ -249,7 +249,7 @@ class CheckpointReader:
                 self._add_part(path)
 
     def _add_part(self, path: Path) -> None:
-        about = files.metadata(path)
+        about = tensor_files.metadata(path)
         try:
             name, info = about["table"], json.loads(about["info"])
             slots, step = json.loads(about["slots"]), int(about["step"])
@@ -285,17 +285,17 @@ class CheckpointReader:
         except (OSError, ValueError, KeyError, AttributeError) as error:
             raise CheckpointError(f"{path}: {error}; export it again") from None
 
-    def dense(self) -> tuple[dict[str, files.Array], int]:
+    def dense(self) -> tuple[dict[str, tensor_files.Array], int]:
         """Return dense parameters, slots and steps of all shards by name, and the largest step.
 
         Raises:
             CheckpointError: a file is damaged.
         """
-        values: dict[str, files.Array] = {}
+        values: dict[str, tensor_files.Array] = {}
         step = 0
         for path in self._dense:
-            values.update(files.read(path))
-            step = max(step, int(files.metadata(path).get("step", 0)))
+            values.update(tensor_files.read(path))
+            step = max(step, int(tensor_files.metadata(path).get("step", 0)))
         if self._values_only:
             slots = {name for name in values if name.rpartition("@")[0] in values}
             return {name: v for name, v in values.items() if name not in slots}, 0

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from torch_edl.checkpoint import files
+from torch_edl.checkpoint import tensor_files
 from torch_edl.errors import CheckpointError
 
 STEM = "shard-0-of-1"
@@ -25,7 +25,7 @@ def header(folder: Path) -> dict[str, Any]:
     """
     file = folder / OPTIMIZER_FILE
     try:
-        found = json.loads(files.metadata(file)["state"])
+        found = json.loads(tensor_files.metadata(file)["state"])
     except (KeyError, ValueError) as error:
         raise CheckpointError(f"{file}: not the state of optimizers: {error}") from error
     assert isinstance(found, dict)

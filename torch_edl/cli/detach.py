@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from torch_edl.cli.terminal import stdout
-from torch_edl.files import rename
+from torch_edl.files.durable import rename
 from torch_edl.launch.jobs.folder import JobFolder, make_jobs_home
 from torch_edl.wire import master_pb2 as pb
 

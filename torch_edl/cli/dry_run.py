@@ -15,7 +15,7 @@ from torch_edl.config import JobConfig
 from torch_edl.data.feeder import FeedError
 from torch_edl.data.sources import open_source, parts
 from torch_edl.data.task_space import Shard
-from torch_edl.engine.choose import choose
+from torch_edl.engine.choose_strategy import choose
 from torch_edl.errors import (
     ContractError,
     NanLossError,

@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyarrow import csv, ipc, parquet
 
 from torch_edl.errors import JobFailedError
-from torch_edl.files import replacing
+from torch_edl.files.durable import replacing
 
 Array = npt.NDArray[Any]
 

@@ -19,7 +19,7 @@ from torch_edl.errors import (
     UsageError,
 )
 from torch_edl.master_client.heartbeat import Heartbeat, WorkerStatus
-from torch_edl.processes.departure import Departure
+from torch_edl.processes.graceful_exit import GracefulExit
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.absence import MASTER_AWAY_S
@@ -38,18 +38,18 @@ class MasterSession:
     heartbeat each second.
 
     After that, SIGTERM means: finish the update, return the leases, leave; see
-    :class:`~torch_edl.processes.departure.Departure`. A handler installed by the user is kept.
+    :class:`~torch_edl.processes.graceful_exit.GracefulExit`. A handler of the user is kept.
 
     Args:
         worker_id: id of the worker; -1 to get an id from the master.
-        departure: a listening Departure, for which the caller calls :meth:`begin`; None to create
+        departure: a listening object, for which the caller calls :meth:`begin`; None to create
             one.
 
     Raises:
         JobFailedError: the master does not answer, or rejects the registration.
     """
 
-    def __init__(self, worker_id: int = -1, departure: Departure | None = None) -> None:
+    def __init__(self, worker_id: int = -1, departure: GracefulExit | None = None) -> None:
         env = os.environ
         calls = services.WORKERS + services.TASKS + services.RINGS + services.SERVERS
         calls += services.MEETINGS
@@ -85,7 +85,7 @@ class MasterSession:
         self.heartbeat.start()
         self._model: pb.ReportModelRequest | None = None
         self._fit: Callable[[], None] | None = None
-        self.departure = departure or Departure()
+        self.departure = departure or GracefulExit()
         if departure is None:
             self.departure.listen()
             self.begin()

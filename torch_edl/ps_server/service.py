@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from torch_edl import _core
-from torch_edl.checkpoint import files
+from torch_edl.checkpoint import tensor_files
 from torch_edl.errors import StaleIncarnationError, UsageError
 from torch_edl.ps_server.compaction import Compactor
 from torch_edl.ps_server.durability.log import Log
@@ -232,9 +232,9 @@ class PserverService:
                 cut = shard.cut(targets)
                 stall_s = elapsed()
             dense = cut.dense()  # first: until then, pushes copy each value that they change
-            sizes = files.write_tables(cut.tables, directory, self._stem)
+            sizes = tensor_files.write_tables(cut.tables, directory, self._stem)
             name = f"{self._stem}.dense.safetensors"
-            sizes[name] = files.write(directory / name, dense, {})
+            sizes[name] = tensor_files.write(directory / name, dense, {})
         _log.info(
             "snapshot of version %d: %d files, pushes stalled %.1f ms",
             cut.version,

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from torch_edl.checkpoint import files
+from torch_edl.checkpoint import tensor_files
 from torch_edl.checkpoint.reader import SavedTable
 from torch_edl.errors import CheckpointError, JournalDamagedError
-from torch_edl.files import sync
+from torch_edl.files.durable import sync
 from torch_edl.ps_server.durability import records
 from torch_edl.ps_server.durability.log import Base, Log
 from torch_edl.ps_server.durability.records import Kind, LogEntry, Record
@@ -60,7 +60,9 @@ def write(shard: ModelShard, log: Log, after_file: Callable[[], None] = lambda: 
 
     with log.new_base() as folder:
         frozen = shard.freeze(log.rotate)
-        sizes = files.write_tables(frozen.tables, folder, _STEM, written, steadily=log.forces)
+        sizes = tensor_files.write_tables(
+            frozen.tables, folder, _STEM, written, steadily=log.forces
+        )
         sizes |= _write_dense(shard, folder, written, log.forces)
         state = pb.ShardState()
         state.CopyFrom(frozen.state)
@@ -69,7 +71,7 @@ def write(shard: ModelShard, log: Log, after_file: Callable[[], None] = lambda: 
             state.waiting.append(records.pack(frozen.sequence, entry))
         state.files.update(sizes)
         content = np.frombuffer(state.SerializeToString(), np.uint8)
-        size = files.write(folder / _STATE, {"state": content}, {})
+        size = tensor_files.write(folder / _STATE, {"state": content}, {})
         written(folder / _STATE)
         if log.forces:
             sync(folder)
@@ -94,7 +96,7 @@ def _write_dense(
         tensors = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         path = folder / f"dense-{number}.safetensors"
         content = {**tensors, "sequences": np.array(sequences)}
-        sizes[path.name] = files.write(path, content, {}, steadily=steadily)
+        sizes[path.name] = tensor_files.write(path, content, {}, steadily=steadily)
         written(path)
     return sizes
 
@@ -108,7 +110,7 @@ def load(shard: ModelShard, base: Base) -> int:
     """
     assert base.path is not None
     try:
-        content = files.read(base.path / _STATE)["state"]
+        content = tensor_files.read(base.path / _STATE)["state"]
         state = pb.ShardState.FromString(content.tobytes())
         for name, size in state.files.items():
             if (base.path / name).stat().st_size != size:
@@ -141,7 +143,7 @@ def _read_dense(dense: DenseShard, base: Base) -> int:
     assert base.path is not None
     newest = base.sequence
     for number, start in enumerate(range(0, dense.flat.size, _FILE)):
-        tensors = files.read(base.path / f"dense-{number}.safetensors")
+        tensors = tensor_files.read(base.path / f"dense-{number}.safetensors")
         for place, sequence in enumerate(tensors.pop("sequences").tolist()):
             here = slice(place * CHUNK, (place + 1) * CHUNK)
             part = {name: values[here] for name, values in tensors.items()}

@@ -19,7 +19,7 @@ from torch_edl.data.task_records import TaskRecords
 from torch_edl.data.task_space import Shard, TaskSpace, digest
 from torch_edl.errors import UsageError
 from torch_edl.interfaces import ENDLESS
-from torch_edl.pytorch.order import Order
+from torch_edl.pytorch.record_order import Order
 from torch_edl.pytorch.sample_digest import sample_digest
 
 # Options of a DataLoader that set the order of records, which the job determines.

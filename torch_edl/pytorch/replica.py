@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from torch_edl.checkpoint import files, layout
+from torch_edl.checkpoint import layout, tensor_files
 from torch_edl.checkpoint.manifest import Manifest, Snapshot
 from torch_edl.checkpoint.reader import CheckpointReader
 from torch_edl.checkpoint.replica_files import MODEL_FILE, OPTIMIZER_FILE, STEM, header
@@ -279,7 +279,7 @@ def write(state: State, folder: Path) -> dict[str, int]:
     slots = {n: t for n, t in state.tensors.items() if not n.startswith("model.")}
     header = {key: value for key, value in state.header.items() if key != "tensors"}
     return {
-        **files.write_tables(state.tables, folder, STEM),
+        **tensor_files.write_tables(state.tables, folder, STEM),
         MODEL_FILE: _write_file(folder / MODEL_FILE, state.model, {"format": "pt"}),
         OPTIMIZER_FILE: _write_file(folder / OPTIMIZER_FILE, slots, {"state": json.dumps(header)}),
     }
@@ -331,18 +331,18 @@ def _write_file(path: Path, tensors: Mapping[str, torch.Tensor], about: dict[str
     """Write contiguous CPU tensors; return the file size in bytes."""
     found = {}
     for name, tensor in tensors.items():
-        dtype = files.NAMES.get(str(tensor.dtype).removeprefix("torch."))
+        dtype = tensor_files.NAMES.get(str(tensor.dtype).removeprefix("torch."))
         if dtype is None:
             raise UsageError(f"{name}: {tensor.dtype} cannot be written to a checkpoint")
-        found[name] = files.Tensor(dtype, tuple(tensor.shape), as_bytes(tensor).numpy())
-    return files.write(path, found, about)
+        found[name] = tensor_files.Tensor(dtype, tuple(tensor.shape), as_bytes(tensor).numpy())
+    return tensor_files.write(path, found, about)
 
 
 def _read_file(path: Path) -> dict[str, torch.Tensor]:
     made = {}
-    for name, found in files.read_tensors(path).items():
+    for name, found in tensor_files.read_tensors(path).items():
         # Copied into memory that torch aligns: alignment affects the last bit of vectorized sums.
-        made[name] = torch.empty(found.shape, dtype=getattr(torch, files.TYPES[found.dtype]))
+        made[name] = torch.empty(found.shape, dtype=getattr(torch, tensor_files.TYPES[found.dtype]))
         as_bytes(made[name]).copy_(torch.from_numpy(found.content))
     return made
 

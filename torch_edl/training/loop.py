@@ -13,7 +13,7 @@ from typing import Any
 
 from torch_edl.interfaces import Engine
 from torch_edl.training.metrics import Meter
-from torch_edl.training.source import UpdateSource
+from torch_edl.training.update_source import UpdateSource
 
 
 def loop(engine: Engine, source: UpdateSource, meter: Meter) -> Generator[Any, float | None]:

@@ -28,10 +28,10 @@ from torch_edl.errors import (
     UsageError,
     UserCodeError,
 )
-from torch_edl.master_client.place import SpareSession
 from torch_edl.master_client.session import MasterSession
+from torch_edl.master_client.spare_session import SpareSession
 from torch_edl.processes.child_group import end_own_group
-from torch_edl.processes.departure import LEFT, Departure
+from torch_edl.processes.graceful_exit import LEFT, GracefulExit
 from torch_edl.processes.memory import expendable
 from torch_edl.processes.output import setup_logging
 from torch_edl.processes.role_change import become
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Imports make no garbage, and the collector would visit their objects many times, which takes a
     # tenth of the time to import torch.
     gc.disable()
-    departure = Departure()
+    departure = GracefulExit()
     departure.listen()
     try:
         functions = _await_place(worker_id) if args.spare else None

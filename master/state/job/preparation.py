@@ -23,7 +23,7 @@ from torch_edl.data.resuming import (
 )
 from torch_edl.data.stream_space import AnySpace, StreamSpace
 from torch_edl.data.task_space import Shard, TaskSpace
-from torch_edl.engine.choose import Choice, choose
+from torch_edl.engine.choose_strategy import Choice, choose
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from torch_edl.checkpoint import files, layout
+from torch_edl.checkpoint import layout, tensor_files
 from torch_edl.checkpoint.export import write_metadata, write_output
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.checkpoint.reader import CheckpointReader
@@ -37,8 +37,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table.apply(np.arange(ROWS) * 7, np.ones((ROWS, DIM), np.float32), [0.1])
     table.core.begin_snapshot()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "PART_BYTES", 60 << 20)
-        sizes = files.write_tables([(table, 1)], folder, "shard-0-of-1")
+        patch.setattr(tensor_files, "PART_BYTES", 60 << 20)
+        sizes = tensor_files.write_tables([(table, 1)], folder, "shard-0-of-1")
     assert sum("part" in name for name in sizes) == 2
     manifest = Manifest(job="j", strategy="ps", steps=1, shards=1, files=sizes, versions=(1,))
     layout.seal(folder, manifest)
@@ -65,7 +65,7 @@ def test_an_export_needs_little_memory(checkpoint: Path, tmp_path: Path) -> None
     np.testing.assert_array_equal(found["ids"], np.arange(ROWS) * 7)
     want = dict.fromkeys((0, 7, ROWS // 2 * 7, (ROWS - 1) * 7))
     for path in checkpoint.glob("*part*"):
-        part = files.read(path)
+        part = tensor_files.read(path)
         for at, id in enumerate(part["ids"].tolist()):
             if id in want:
                 want[id] = part["vectors"][at]
@@ -77,7 +77,7 @@ def test_an_export_needs_little_memory(checkpoint: Path, tmp_path: Path) -> None
 def test_a_damaged_part_is_no_model(checkpoint: Path, tmp_path: Path, place: str) -> None:
     part = sorted(checkpoint.glob("*part*"))[-1]
     whole = part.read_bytes()
-    content = files.read(part)[place]
+    content = tensor_files.read(part)[place]
     at = whole.index(content.tobytes()[:64]) + content.nbytes - 1
     part.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
     try:
@@ -99,8 +99,8 @@ def test_a_checkpoint_with_a_path_for_a_table_name_writes_nothing(
     crafted = layout.step_dir(tmp_path / "saved", 1)
     crafted.mkdir(parents=True)
     part = sorted(checkpoint.glob("*part*"))[0]
-    about = {**files.metadata(part), "table": name}
-    sizes = {part.name: files.write(crafted / part.name, files.read(part), about)}
+    about = {**tensor_files.metadata(part), "table": name}
+    sizes = {part.name: tensor_files.write(crafted / part.name, tensor_files.read(part), about)}
     layout.seal(crafted, Manifest(job="j", strategy="ps", steps=1, files=sizes))
     with pytest.raises(CheckpointError, match="which no table can have"):
         write_output(crafted, tmp_path / "jobs" / "out")
@@ -109,7 +109,7 @@ def test_a_checkpoint_with_a_path_for_a_table_name_writes_nothing(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_output_with_a_path_for_a_table_name_reads_nothing(tmp_path: Path, name: str) -> None:
-    files.write(tmp_path / layout.EXPORTED_MODEL, {}, {})
+    tensor_files.write(tmp_path / layout.EXPORTED_MODEL, {}, {})
     write_metadata(tmp_path, job="j", steps=1, tables={name: {"dim": 2}})
     with pytest.raises(CheckpointError, match="which no table can have"):
         CheckpointReader(tmp_path)

@@ -13,9 +13,9 @@ from safetensors.numpy import save_file
 
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.export import write_metadata, write_output
-from torch_edl.checkpoint.files import write_tables
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.checkpoint.reader import CheckpointReader
+from torch_edl.checkpoint.tensor_files import write_tables
 from torch_edl.errors import CheckpointError
 from torch_edl.tables.optimizers import Optimizers
 from torch_edl.tables.table import EmbeddingTable

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_edl.checkpoint import files, layout
+from torch_edl.checkpoint import layout, tensor_files
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.checkpoint.replica_files import OPTIMIZER_FILE
 from torch_edl.cli import preflight
@@ -54,7 +54,7 @@ def make_checkpoint(
     found = {}
     if strategy != "ps":
         about = {"state": json.dumps(header)}
-        found[OPTIMIZER_FILE] = files.write(folder / OPTIMIZER_FILE, {}, about)
+        found[OPTIMIZER_FILE] = tensor_files.write(folder / OPTIMIZER_FILE, {}, about)
     manifest = Manifest(job="j", strategy=strategy, steps=steps, shards=1, files=found)
     layout.seal(folder, manifest)
     return folder

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from torch_edl.checkpoint import files, layout, reader
+from torch_edl.checkpoint import layout, reader, tensor_files
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import TrainConfig
 from torch_edl.ps_server.shard import ModelShard
@@ -67,7 +67,7 @@ class Server:
     def save(self, folder: Path) -> None:
         folder.mkdir()
         cut, name = self.shard.cut(self.shard.watermarks()), "shard-0-of-1.dense.safetensors"
-        commit(folder, {name: files.write(folder / name, cut.dense(), {})})
+        commit(folder, {name: tensor_files.write(folder / name, cut.dense(), {})})
 
 
 def commit(folder: Path, sizes: dict[str, int]) -> None:
@@ -113,9 +113,9 @@ def test_a_checkpoint_with_one_step_for_all_is_restored(tmp_path: Path) -> None:
         whole.push(1.0, 2.0, 3.0)
     whole.save(tmp_path / "saved")
     path = tmp_path / "saved" / "shard-0-of-1.dense.safetensors"
-    tensors = {n: t for n, t in files.read(path).items() if not n.endswith("@step")}
+    tensors = {n: t for n, t in tensor_files.read(path).items() if not n.endswith("@step")}
     assert len(tensors) == 9
-    commit(path.parent, {path.name: files.write(path, tensors, {"step": "5"})})
+    commit(path.parent, {path.name: tensor_files.write(path, tensors, {"step": "5"})})
     part = Server("adam", ADAM, source=reader.CheckpointReader(path.parent))
     for server in (whole, part):
         server.push(None, 0.5, 0.5)

@@ -13,7 +13,7 @@ import numpy as np
 
 from tests.waiting import HANG_S
 from torch_edl import _core
-from torch_edl.checkpoint import files, layout
+from torch_edl.checkpoint import layout, tensor_files
 from torch_edl.checkpoint.reader import CheckpointReader
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import pserver_pb2 as pb
@@ -127,7 +127,7 @@ def test_pushes_wait_for_a_small_part_of_a_snapshot_of_a_million_rows(
     # The stall covers the way between the two calls, which a busy machine stretches: the least of
     # a few is what the server adds. benchmarks/snapshot_stall.py measures it.
     assert min(shares) < 0.1, shares
-    rows = sum(len(files.read(p)["ids"]) for p in directory.glob("*part*"))
+    rows = sum(len(tensor_files.read(p)["ids"]) for p in directory.glob("*part*"))
     assert rows == total
 
 

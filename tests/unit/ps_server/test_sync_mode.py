@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tests.waiting import HANG_S
-from torch_edl.checkpoint import files
+from torch_edl.checkpoint import tensor_files
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import pserver_pb2 as pb
 
@@ -85,7 +85,7 @@ def test_servers_with_different_quorums_snapshot_the_same_records(
         thread.join(HANG_S)
         assert not thread.is_alive()
     for shard in (0, 1):
-        saved = files.read(tmp_path / f"shard-{shard}-of-2.table-0.part-0.safetensors")
+        saved = tensor_files.read(tmp_path / f"shard-{shard}-of-2.table-0.part-0.safetensors")
         assert saved["vectors"].tolist() == [[1.0] * 4]
     assert (first.pull("t", ids) == 1).all()  # task 2 waits for its quorum
     first.call(pb.FlushRequest(fence=first.fence))

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_edl.engine.ring.group import MAX_PAYLOAD_BYTES, Bytes, RingBrokenError
-from torch_edl.engine.ring.meeting import Meeting, Purpose
+from torch_edl.engine.ring.stream_listener import Purpose, StreamListener
 from torch_edl.errors import UsageError
 from torch_edl.wire.streams import Stream
 
@@ -46,7 +46,7 @@ class StreamGroup:
     """
 
     def __init__(
-        self, meeting: Meeting, store: str, ring: int, rank: int, size: int, *, meet_s: float
+        self, meeting: StreamListener, store: str, ring: int, rank: int, size: int, *, meet_s: float
     ) -> None:
         self.ring, self.rank, self.size = ring, rank, size
         self._meeting = meeting

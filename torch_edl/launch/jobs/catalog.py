@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from torch_edl.config import JobConfig
 from torch_edl.config.environment import edl_home
 from torch_edl.errors import UsageError
-from torch_edl.files import write_text
+from torch_edl.files.durable import write_text
 from torch_edl.launch.jobs.folder import CONFIG, JobFolder, jobs_home, make_jobs_home
 
 KEEP_JOBS = 100

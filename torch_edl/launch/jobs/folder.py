@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from torch_edl.config import JobConfig
 from torch_edl.config.environment import edl_home
 from torch_edl.errors import UsageError
-from torch_edl.files import write_text
+from torch_edl.files.durable import write_text
 
 ENDED = ("finished", "failed", "stopped")
 """States of an ended job."""

@@ -5,7 +5,7 @@ embedding, without looking up rows (:meth:`ServerRows.plan`). All rows of all ta
 in one call. An id that only the real run looks up is pulled at its lookup.
 
 The model of a script cannot be run in advance. Its first minibatches show which ids it looks up
-(:class:`PlainIds`), and the rows of later minibatches are pulled on this prediction. Each lookup
+(:class:`IdPrediction`), and the rows of later minibatches are pulled by this prediction. A lookup
 compares its ids with the prediction, and pulls other rows if they differ.
 
 Functions that clip or scale gradients use ``parameter.grad``. The parameter of a table is empty; in
@@ -29,7 +29,7 @@ from torch_edl.nn.embedding import Table
 from torch_edl.nn.model_tables import tables_of
 from torch_edl.nn.rows import DeviceBlock, lookup
 from torch_edl.pytorch.servers.features import copied, tensors
-from torch_edl.pytorch.servers.plain_ids import Lookup, PlainIds, shares_memory
+from torch_edl.pytorch.servers.id_prediction import IdPrediction, Lookup, shares_memory
 from torch_edl.pytorch.servers.plan import Place, TorchCall, TorchPlan
 from torch_edl.pytorch.torch_internals import change_count, show_row_gradients
 
@@ -65,7 +65,7 @@ class ServerRows:
         self._alters: bool | None = None if self.tables else False
         self._planning: list[TorchCall] | None = None
         self._noted: dict[Place, Ids] = {}
-        self._plain = PlainIds()
+        self._plain = IdPrediction()
         self._lookups = 0  # lookups per forward pass; 0 if unknown yet
         self._plan: TorchPlan | None = None
         self._batch = self._call = 0

@@ -17,22 +17,22 @@ import pytest
 
 from tests.forks import FORKS
 from torch_edl.engine.ring.group import RingBrokenError
-from torch_edl.engine.ring.meeting import Meeting, Purpose
 from torch_edl.engine.ring.stream_group import StreamGroup
+from torch_edl.engine.ring.stream_listener import Purpose, StreamListener
 
 HOST, TOKEN = "127.0.0.1", "t"
 MEET_S, SOON_S = 20.0, 20.0
 
 
 @pytest.fixture
-def meetings() -> Iterator[Callable[[int], list[Meeting]]]:
+def meetings() -> Iterator[Callable[[int], list[StreamListener]]]:
     with ExitStack() as stack:
         yield lambda count: [
-            stack.enter_context(closing(Meeting(HOST, TOKEN))) for _ in range(count)
+            stack.enter_context(closing(StreamListener(HOST, TOKEN))) for _ in range(count)
         ]
 
 
-def formed(meetings: list[Meeting], ring: int = 1) -> list[StreamGroup]:
+def formed(meetings: list[StreamListener], ring: int = 1) -> list[StreamGroup]:
     return together(
         range(len(meetings)),
         lambda rank: StreamGroup(
@@ -55,7 +55,7 @@ def failed(call: Callable[[], object]) -> str:
 
 @pytest.mark.parametrize("world", [2, 3, 5])
 def test_sums_are_right_and_the_same_bits_in_all_members(
-    meetings: Callable[[int], list[Meeting]], world: int
+    meetings: Callable[[int], list[StreamListener]], world: int
 ) -> None:
     random = np.random.default_rng(world)
     groups = formed(meetings(world))
@@ -68,7 +68,9 @@ def test_sums_are_right_and_the_same_bits_in_all_members(
     together(groups, StreamGroup.close)
 
 
-def test_payloads_come_in_the_order_of_ranks(meetings: Callable[[int], list[Meeting]]) -> None:
+def test_payloads_come_in_the_order_of_ranks(
+    meetings: Callable[[int], list[StreamListener]],
+) -> None:
     groups = formed(meetings(3))
     for parts in ([b"", b"1", b"22" * 300_000], [b"", b"", b""]):
         found = together(groups, lambda group, parts=parts: group.gather(parts[group.rank]))
@@ -77,7 +79,7 @@ def test_payloads_come_in_the_order_of_ranks(meetings: Callable[[int], list[Meet
 
 
 def test_one_member_sends_to_another_and_no_third_has_to_take_part(
-    meetings: Callable[[int], list[Meeting]],
+    meetings: Callable[[int], list[StreamListener]],
 ) -> None:
     groups = formed(meetings(3))
     content = np.arange(1_000_000, dtype=np.int64).view(np.uint8)
@@ -96,7 +98,7 @@ def test_one_member_sends_to_another_and_no_third_has_to_take_part(
 
 
 def test_members_that_do_not_do_the_same_find_out(
-    meetings: Callable[[int], list[Meeting]],
+    meetings: Callable[[int], list[StreamListener]],
 ) -> None:
     groups = formed(meetings(2))
     sizes = [40_000, 40_008]
@@ -112,7 +114,7 @@ def test_members_that_do_not_do_the_same_find_out(
 
 
 def test_a_ring_follows_the_one_before_and_hears_nothing_of_it(
-    meetings: Callable[[int], list[Meeting]],
+    meetings: Callable[[int], list[StreamListener]],
 ) -> None:
     two = meetings(2)
     groups = formed(two)
@@ -135,12 +137,12 @@ def test_a_ring_follows_the_one_before_and_hears_nothing_of_it(
 
 
 def test_a_member_that_does_not_come_is_a_ring_that_is_not_formed(
-    meetings: Callable[[int], list[Meeting]],
+    meetings: Callable[[int], list[StreamListener]],
 ) -> None:
     one, two, three = meetings(3)
     three.close()
 
-    def form(meeting: Meeting, store: str, rank: int) -> str:
+    def form(meeting: StreamListener, store: str, rank: int) -> str:
         return failed(lambda: StreamGroup(meeting, store, 7, rank, 2, meet_s=0.1))
 
     assert form(one, one.address, 0) == "ring 7 was not formed: rank 1 did not connect"
@@ -151,7 +153,7 @@ def test_a_member_that_does_not_come_is_a_ring_that_is_not_formed(
 
 @pytest.mark.parametrize("what", ["allreduce", "gather", "receive"])
 def test_the_word_of_the_master_ends_what_waits(
-    meetings: Callable[[int], list[Meeting]], what: str
+    meetings: Callable[[int], list[StreamListener]], what: str
 ) -> None:
     groups = formed(meetings(3))
     large = np.ones(5_000_000, np.float32)
@@ -173,7 +175,7 @@ def test_the_word_of_the_master_ends_what_waits(
 
 
 def train(pipe: Connection, rank: int, world: int) -> None:
-    with closing(Meeting(HOST, TOKEN)) as meeting:
+    with closing(StreamListener(HOST, TOKEN)) as meeting:
         pipe.send(meeting.address)
         group = StreamGroup(meeting, pipe.recv(), 1, rank, world, meet_s=MEET_S)
         threading.Thread(target=lambda: (pipe.recv(), group.interrupt()), daemon=True).start()

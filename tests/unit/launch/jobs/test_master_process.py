@@ -11,7 +11,7 @@ import pytest
 from tests.waiting import wait_for
 from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
 from torch_edl.errors import UsageError
-from torch_edl.files import write_text
+from torch_edl.files.durable import write_text
 from torch_edl.launch.jobs import calls, catalog
 from torch_edl.launch.jobs.folder import JobFolder
 from torch_edl.launch.jobs.master_process import MasterProcess

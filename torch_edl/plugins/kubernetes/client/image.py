@@ -16,7 +16,7 @@ from torch_edl.cli.terminal import stdout
 from torch_edl.config import extensions
 from torch_edl.data.sources import kinds
 from torch_edl.errors import UsageError
-from torch_edl.files import write_text
+from torch_edl.files.durable import write_text
 from torch_edl.training.contract.backends import package_of
 
 # PyTorch publishes its wheels in one folder per variant.

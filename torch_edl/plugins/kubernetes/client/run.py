@@ -18,7 +18,7 @@ from torch_edl.config import JobConfig
 from torch_edl.config.option import TRAINING
 from torch_edl.data.sources.kinds import is_object, url_type
 from torch_edl.errors import UsageError
-from torch_edl.files import check_writable
+from torch_edl.files.durable import check_writable
 from torch_edl.interfaces.platform import JobOutcome
 from torch_edl.launch.jobs.observers import Observers
 from torch_edl.plugins.kubernetes.client import cluster_job, code

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from torch_edl.config.durability import FSYNC_MODES
 from torch_edl.errors import JournalDamagedError, StaleIncarnationError, UsageError
-from torch_edl.files import rename, sync
+from torch_edl.files.durable import rename, sync
 from torch_edl.ps_server.durability.disk import segments
 from torch_edl.ps_server.durability.disk.ownership import Ownership
 from torch_edl.ps_server.durability.disk.segments import Segment, SegmentWriter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torch_edl.engine.choose import Choice, choose
+from torch_edl.engine.choose_strategy import Choice, choose
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 

@@ -12,7 +12,7 @@ from tests.waiting import HANG_S, wait_for
 
 _PROGRAM = """
 import os, pathlib, signal, sys, time
-from torch_edl.processes.revival import STOPS, revived
+from torch_edl.processes.restart_on_crash import STOPS, revived
 
 def run():
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)

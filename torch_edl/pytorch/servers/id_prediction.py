@@ -3,7 +3,7 @@
 The model of a model file is run up to its last embedding to find the ids of a minibatch. Dense
 layers before that embedding (the bottom layers of DLRM) make this as expensive as their forward,
 and the model of a script cannot be run at all. Most models, however, look up tensors of their
-features or columns of them. :class:`PlainIds` learns these parts from the first minibatches, and
+features or columns of them. :class:`IdPrediction` learns these parts from the first batches, and
 reads the ids of later minibatches of the same layout directly. The real run of the model checks the
 prediction: on a mismatch, the correct rows are pulled, and no further prediction is made.
 """
@@ -42,7 +42,7 @@ class _View(NamedTuple):
         return torch.as_strided(tensor, self.shape, self.stride, start)
 
 
-class PlainIds:
+class IdPrediction:
     """The learned lookups of one model."""
 
     def __init__(self) -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from tests.other_user import as_stranger, needs_root
 from tests.waiting import HANG_S
-from torch_edl.engine.ring import meeting
-from torch_edl.engine.ring.meeting import Meeting, Purpose
+from torch_edl.engine.ring import stream_listener
+from torch_edl.engine.ring.stream_listener import Purpose, StreamListener
 from torch_edl.wire.endpoint import REMOTE
 from torch_edl.wire.security.newcomers import MOST, MOST_OF_ADDRESS
 
@@ -35,10 +35,10 @@ sys.stdin.read()
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits for the end of an idle handshake waits longer than a test may."""
-    monkeypatch.setattr(meeting, "_HANDSHAKE_S", 10 * HANG_S)
+    monkeypatch.setattr(stream_listener, "_HANDSHAKE_S", 10 * HANG_S)
 
 
-def meets(place: Meeting, ring: int) -> None:
+def meets(place: StreamListener, ring: int) -> None:
     """A member of the ring connects and is received."""
     with (
         closing(place.connect(place.address, ring, 1, Purpose.NEXT, HANG_S)),
@@ -65,7 +65,7 @@ def idle(address: str, count: int) -> Iterator[list[socket.socket]]:
 def test_idle_handshakes_keep_no_member_of_another_machine_out() -> None:
     """More than there may be, all of the address from which the member comes, too."""
     with (
-        closing(Meeting(f"{REMOTE}127.0.0.1", TOKEN)) as place,
+        closing(StreamListener(f"{REMOTE}127.0.0.1", TOKEN)) as place,
         idle(place.address, 2 * MOST) as strangers,
     ):
         meets(place, 1)
@@ -78,7 +78,7 @@ def test_idle_handshakes_keep_no_member_of_another_machine_out() -> None:
 @needs_root
 @pytest.mark.usefixtures("patient")
 def test_idle_handshakes_of_another_user_keep_no_member_out() -> None:
-    with closing(Meeting("127.0.0.1", TOKEN)) as place:
+    with closing(StreamListener("127.0.0.1", TOKEN)) as place:
         name = place.address.partition(":")[2]
         with as_stranger(IDLE, name, str(2 * MOST)) as stranger:
             assert stranger.stdout is not None

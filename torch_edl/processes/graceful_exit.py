@@ -20,7 +20,7 @@ LEFT = 128 + signal.SIGTERM
 _FLUSH_S = 0.5
 
 
-class Departure:
+class GracefulExit:
     """Reacts to SIGTERM while the main thread is busy, and ends the process after its grace.
 
     The kernel delivers the signal to compiled code, which writes to a socket, and a thread reads

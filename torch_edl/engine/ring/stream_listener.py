@@ -32,7 +32,7 @@ class Purpose(IntEnum):
 _Key = tuple[int, int, Purpose]
 
 
-class Meeting:
+class StreamListener:
     """A :class:`~torch_edl.engine.ring.group.MeetingPlace` for all rings of this process.
 
     A stream of an earlier ring is closed. A stream of a later ring is kept, because its sender may

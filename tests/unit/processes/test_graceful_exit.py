@@ -16,8 +16,8 @@ GRACE_S = 0.5
 COMPILED = "hashlib.pbkdf2_hmac('sha1', b'', b'', (1 << 31) - 1)"
 HEAD = f"""
 import os, signal, sys, threading, time, hashlib
-from torch_edl.processes.departure import Departure
-departure = Departure()
+from torch_edl.processes.graceful_exit import GracefulExit
+departure = GracefulExit()
 asked = threading.Event()
 assert departure.listen()
 begin = lambda: departure.begin({GRACE_S}, asked.set)
@@ -81,7 +81,7 @@ def test_a_handler_of_the_program_stays() -> None:
     program = """
 departure.close()
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
-assert not Departure().listen()
+assert not GracefulExit().listen()
 ready(); time.sleep(1000)
 """
     assert end(program)[0] == 7
