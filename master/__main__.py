@@ -79,19 +79,19 @@ def main(
     parser.add_argument("--continue", dest="continues", action="store_true")
     args = parser.parse_args(argv)
     setup_logging("master", 0)
-    place = _host(os.environ) or Machine(args.listen)
+    host = _host(os.environ) or Machine(args.listen)
 
     def run_once() -> int:
         return _run_once(
             args.job,
             args.listen,
-            place,
+            host,
             continues=args.continues,
             worker_module=worker_module,
             server_module=server_module,
         )
 
-    return revived(run_once, final=place.final_codes) if place.final_codes else run_once()
+    return revived(run_once, final=host.final_codes) if host.final_codes else run_once()
 
 
 def _host(environment: Mapping[str, str]) -> Host | None:
@@ -106,7 +106,7 @@ def _host(environment: Mapping[str, str]) -> Host | None:
 def _run_once(
     name: str,
     listen: str,
-    place: Host,
+    host: Host,
     *,
     continues: bool,
     worker_module: str,
@@ -118,15 +118,15 @@ def _run_once(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     folder = JobFolder(name)
     try:
-        if (code := place.begin(name)) is not None:
+        if (code := host.begin(name)) is not None:
             return code
-        config = place.prepare(name)
+        config = host.prepare(name)
         token = os.environ.get(ENV_TOKEN, "")
         if not token:
             raise UsageError(f"{ENV_TOKEN} is not set: start jobs with torch-edl run")
         # A restarted master waits for disk space, as its workers do.
         goes_on = folder.master_file.exists()
-        lock = _with_room(lambda: _open(config, folder, place), stop, waits=goes_on)
+        lock = _with_room(lambda: _open(config, folder, host), stop, waits=goes_on)
         left = persistence.left_behind(lock.store, token)
         if continues:
             left = _require_left(name, left)
@@ -141,28 +141,28 @@ def _run_once(
         _prepare_parts(config, anew=left is None)
         journals = leftovers.journals_of(config, folder, token)
         fleet_name = left["fleet"]["name"] if left is not None else secrets.token_hex(3)
-        launcher = place.launcher(config, token, fleet_name)
+        launcher = host.launcher(config, token, fleet_name)
     except (EdlError, OSError) as error:
         log.error("%s", error)
-        return stop.exit_code or place.refused(error)
-    temporary = place.temporary(config)
+        return stop.exit_code or host.refused(error)
+    temporary = host.temporary(config)
     preprocessing = temporary / PREPROCESSING_FILE
-    host = listen.rpartition(":")[0]
-    server = ServerCommand.of(config, module=server_module, host=host, journals=str(journals))
+    listens_at = listen.rpartition(":")[0]
+    server = ServerCommand.of(config, module=server_module, host=listens_at, journals=str(journals))
     options: dict[str, Any] = {
         "workers": config.cluster.max_workers,
         "servers": config.cluster.servers,
-        "is_scheduled": place.asks,
+        "is_scheduled": host.asks,
         "name": fleet_name,
     }
     if config.kind == "script":
-        fleet: Fleet = ScriptFleet(server, **options, **place.agents(config))
+        fleet: Fleet = ScriptFleet(server, **options, **host.agents(config))
     else:
         fleet = Fleet(
             server,
             worker_module=worker_module,
             spares=config.cluster.spares,
-            workers_per_pod=place.workers_per_pod(config),
+            workers_per_pod=host.workers_per_pod(config),
             **options,
         )
     clock = Clock()
@@ -178,7 +178,7 @@ def _run_once(
     journal = EventFile(folder.events_file)
     job.lifecycle.log.continue_after(journal.written)
     if left is None:
-        for text in [*leftovers.left_journals(config, journals), *place.warnings(config)]:
+        for text in [*leftovers.left_journals(config, journals), *host.warnings(config)]:
             job.lifecycle.note("warning", text, clock())
     else:
         from_state(job, left, clock())
@@ -187,13 +187,13 @@ def _run_once(
         except EdlError as error:  # the cluster does not answer
             log.error("%s", error)
             lock.release()
-            return place.refused(error)
+            return host.refused(error)
     job.start(clock())
     service = Service(
         job,
         clock=clock,
         log_path=launcher.log_path,
-        cores=place.cores(config),
+        cores=host.cores(config),
         shared=launcher if isinstance(launcher, SharedLauncher) else None,
     )
     kept = persistence.Persistence(
@@ -211,18 +211,18 @@ def _run_once(
             # Leases and moves are numbered by the count of restarts: it must be stored before any
             # call is answered.
             _with_room(service.keep, stop, waits=goes_on)
-        address = service.listen(token, place.listen(earlier.listen if earlier is not None else ""))
+        address = service.listen(token, host.listen(earlier.listen if earlier is not None else ""))
         if left is not None:
             job.lifecycle.restarted(clock())  # processes can connect from now on
-        fleet.starts.env.update({ENV_MASTER: place.address(name, address), ENV_TOKEN: token})
+        fleet.starts.env.update({ENV_MASTER: host.address(name, address), ENV_TOKEN: token})
         where = MasterAddress(address=address, listen=service.listens, pid=os.getpid(), token=token)
         _with_room(lambda: folder.note_master(where), stop, waits=goes_on)
     except (UsageError, OSError) as error:
         log.error("%s", error)
         service.close()
         kept.close()
-        return stop.exit_code or place.refused(error)
-    over = not place.hands_over
+        return stop.exit_code or host.refused(error)
+    over = not host.hands_over
     watch = StreamWatch(config.data.train if config.data.streams else (), service.apply)
     effects = Effects(service.apply, token=token, preprocessing=preprocessing, claim=claim)
     try:
@@ -231,14 +231,14 @@ def _run_once(
                 target=lambda: service.apply(scan(config)), name="scan", daemon=True
             ).start()
         watch.start()
-        over = run(service, launcher, effects, stop, journal, clock, hands_over=place.hands_over)
+        over = run(service, launcher, effects, stop, journal, clock, hands_over=host.hands_over)
         # Only the process that started the master waits for the outcome; it may have exited.
         if over and job.workforce.awaits_outcome and os.getppid() == parent:
             service.end_seen.wait(_LINGER_S)
         if over:
             with service.changed:
                 last = service.status()
-            place.tell_end(last)
+            host.tell_end(last)
     except Exception:
         if over:
             raise
@@ -249,15 +249,15 @@ def _run_once(
             launcher.stop_all(grace_s=0)
         launcher.close()
         service.close()
-        goes_on = over and not place.hands_over and leftovers.may_go_on(job, journals)
+        goes_on = over and not host.hands_over and leftovers.may_go_on(job, journals)
         kept.close(over=over and not goes_on)
         if over:
             leftovers.tidy(job, temporary, journals, claim, goes_on=goes_on)
     if not over and stop.name:
-        place.hand_over()
+        host.hand_over()
     outcome = job.lifecycle.outcome if over else None
     state, code = (outcome.state, outcome.exit_code) if outcome is not None else ("", 0)
-    return place.exit_code(state, code, signalled=stop.exit_code)
+    return host.exit_code(state, code, signalled=stop.exit_code)
 
 
 def _require_left(name: str, left: dict[str, Any] | None) -> dict[str, Any]:
@@ -266,9 +266,9 @@ def _require_left(name: str, left: dict[str, Any] | None) -> dict[str, Any]:
     return after_failure(left)
 
 
-def _open(config: JobConfig, folder: JobFolder, place: Host) -> Lock:
+def _open(config: JobConfig, folder: JobFolder, host: Host) -> Lock:
     """Open the store of the job and acquire its lock."""
-    store = _store(config, folder, place)
+    store = _store(config, folder, host)
     try:
         return persistence.acquire(store, folder.name)
     except BaseException:
@@ -276,13 +276,13 @@ def _open(config: JobConfig, folder: JobFolder, place: Host) -> Lock:
         raise
 
 
-def _store(config: JobConfig, folder: JobFolder, place: Host) -> Store:
+def _store(config: JobConfig, folder: JobFolder, host: Host) -> Store:
     url = config.durability.store
     if not config.durability.shares_state:
-        return place.store(config) or SqliteStore(folder.dir / "state.sqlite")
+        return host.store(config) or SqliteStore(folder.dir / "state.sqlite")
     kind: StoreType = extensions.load(extensions.STORES, url.partition("://")[0], f"--store {url}")
     kind.check(url)
-    return kind.open(url, place.store_key(folder.name))
+    return kind.open(url, host.store_key(folder.name))
 
 
 def _give_way(why: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from master.state.membership import Membership
 from torch_edl.wire import master_pb2 as pb
 
-Place = tuple[int, int]
+Position = tuple[int, int]
 """Position of a script: the number of its loop over a loader, and of the meeting within it."""
 
 
@@ -39,14 +39,14 @@ class Meetings:
         self.epochs: dict[int, int] = {}
         """Epochs of the data up to the end of each loop, by its number."""
         self._members = members
-        self._places: dict[int, Place] = {}
-        self._results: dict[Place, str] = {}
-        self._groups: dict[Place, _Group] = {}
+        self._positions: dict[int, Position] = {}
+        self._results: dict[Position, str] = {}
+        self._groups: dict[Position, _Group] = {}
         self._rounds = 0  # numbers groups, also across restarts of the master
 
     def begin_pass(self, worker: int, number: int, epochs: int) -> bool:
         """Return whether the worker may begin the loop of that number."""
-        self._places[worker] = number, 0
+        self._positions[worker] = number, 0
         self.epochs[number] = epochs
         if number > self.begun and not self._any_at((number - 1, 0), (number, 0)):
             self.begun = number
@@ -58,24 +58,26 @@ class Meetings:
         Args:
             over: records of a later loop are done.
         """
-        worker, place = request.worker_id, (request.passes, request.number)
-        self._places[worker] = place
-        if place not in self._results and place not in self._groups and over:
+        worker, position = request.worker_id, (request.passes, request.number)
+        self._positions[worker] = position
+        if position not in self._results and position not in self._groups and over:
             return pb.MeetResponse(result="null")
-        if place not in self._results:
-            answer = self._work(request, worker, place)
-            if place not in self._results:
+        if position not in self._results:
+            answer = self._work(request, worker, position)
+            if position not in self._results:
                 return answer
-        return pb.MeetResponse(result=self._results[place])
+        return pb.MeetResponse(result=self._results[position])
 
-    def _work(self, request: pb.MeetRequest, worker: int, place: Place) -> pb.MeetResponse | None:
-        group = self._group(place)
+    def _work(
+        self, request: pb.MeetRequest, worker: int, position: Position
+    ) -> pb.MeetResponse | None:
+        group = self._group(position)
         if group is None or worker not in group.workers:
             return None
         rank, world = group.workers.index(worker), len(group.workers)
         if request.round == group.round and request.HasField("result"):
-            self._results[place] = request.result
-            del self._groups[place]
+            self._results[position] = request.result
+            del self._groups[position]
             return None
         if request.round == group.round and request.HasField("part"):
             group.parts[rank] = request.part
@@ -86,23 +88,23 @@ class Meetings:
             return None
         return pb.MeetResponse(parts=pb.MeetingParts(parts=[group.parts[i] for i in range(world)]))
 
-    def _group(self, place: Place) -> _Group | None:
-        """Return the workers at a place, grouped anew if one was lost; None while others are on the
-        way."""
-        group = self._groups.get(place)
+    def _group(self, position: Position) -> _Group | None:
+        """Return the workers at a position, grouped anew if one was lost; None while others are
+        still on their way."""
+        group = self._groups.get(position)
         if group is None or not all(map(self._present, group.workers)):
-            self._groups.pop(place, None)
-            if self._any_at((place[0], 0), place):
+            self._groups.pop(position, None)
+            if self._any_at((position[0], 0), position):
                 return None
-            workers = sorted(w for w, at in self._places.items() if at == place)
+            workers = sorted(w for w, at in self._positions.items() if at == position)
             self._rounds += 1
             group = _Group(self._rounds, [w for w in workers if self._present(w)])
-            self._groups[place] = group
+            self._groups[position] = group
         return group
 
-    def _any_at(self, first: Place, before: Place) -> bool:
-        """Return whether a worker is at a place in ``[first, before)``."""
-        return any(first <= at < before and self._present(w) for w, at in self._places.items())
+    def _any_at(self, first: Position, before: Position) -> bool:
+        """Return whether a worker is at a position in ``[first, before)``."""
+        return any(first <= at < before and self._present(w) for w, at in self._positions.items())
 
     def _present(self, worker: int) -> bool:
         member = self._members.get(worker)
@@ -119,7 +121,7 @@ class Meetings:
         return {
             "begun": self.begun,
             "epochs": list(self.epochs.items()),
-            "places": list(self._places.items()),
+            "positions": list(self._positions.items()),
             "results": list(self._results.items()),
             "rounds": self._rounds,
         }
@@ -128,5 +130,5 @@ class Meetings:
         """Restore what :meth:`to_state` returned."""
         self.begun, self._rounds = state["begun"], state["rounds"]
         self.epochs = dict(map(tuple, state["epochs"]))
-        self._places = {worker: (at[0], at[1]) for worker, at in state["places"]}
+        self._positions = {worker: (at[0], at[1]) for worker, at in state["positions"]}
         self._results = {(at[0], at[1]): result for at, result in state["results"]}

@@ -12,14 +12,10 @@ import numpy as np
 import pytest
 
 from master.runtime.service import Service
-from master.state.actions import DataScanned
-from master.state.job.job import Job
 from master.state.job.restart import to_state
-from master.state.scripts.script_fleet import ScriptFleet
-from master.state.workforce.fleet import Fleet
-from master.state.workforce.server_command import ServerCommand
+from tests.unit.master.script_jobs import script
+from tests.unit.master.world import running
 from tests.unit.wire.extremes import variants
-from torch_edl.config import CheckpointConfig, ClusterConfig, DataConfig, JobConfig, TrainConfig
 from torch_edl.data.sources import open_source
 from torch_edl.data.task_space import Shard
 from torch_edl.errors import UsageError
@@ -38,72 +34,44 @@ OBJECT = pb.MetricState(
 DATA = pb.ScriptData(records=100, epochs=2, batch_size=10, records_per_task=50, seed=1)
 
 
-class World:
-    """A master's service without its processes."""
+class Master:
+    """The service of a job in which a worker holds a lease, or two workers train in a ring."""
 
     def __init__(self, kind: str, strategy: str) -> None:
-        config = JobConfig(
-            name="j",
-            kind=kind,
-            model_file="/m.py",
-            data=DataConfig(batch_size=2, records_per_task=4, eval=("eval.csv",)),
-            train=TrainConfig(strategy=strategy, eval_every=2),
-            cluster=ClusterConfig(max_workers=2, servers=1),
-            checkpoint=CheckpointConfig(dir="/ck"),
-        )
-        script = kind == "script"
-        fleet = (ScriptFleet if script else Fleet)(ServerCommand(job="j"), workers=2, servers=1)
-        self.job = Job(config, fleet, folder=Path("/job"))
-        ticks = itertools.count(1)
-        self.service = Service(
-            self.job, clock=lambda: next(ticks) * 3.0, log_path=lambda role, id: "", cores=4
-        )
-        self.handlers = self.service.handlers()
-        self.job.start(0.0)
-        self.tick()
-        if not script:
-            self.job.apply(DataScanned({"train": [Shard("a", 40)], "eval": [Shard("e", 4)]}), 0.0)
-        self.script = script
-        self.worker = self.say("Register", self.requests()["Register"]).worker_id
-        self.say("ReportModel", pb.ReportModelRequest())
-        self.tick()
-        for process in self.job.fleet.alive("ps"):
-            request = pb.RegisterServerRequest(incarnation=process.incarnation, address="s:1")
-            self.say("RegisterServer", request)
-        if script and strategy == "ps":
-            self.say("ReportData", pb.ReportDataRequest(data=DATA))
+        self.script = kind == "script"
+        options: dict[str, Any] = {"strategy": strategy, "servers": 1, "dir": "/ck"}
+        if self.script:
+            w = script(**options)
+            w.register(7)
+            w.report_model(0)
+            w.servers_up()
+        else:
+            shards = [Shard("a", 40)]
+            w = running(eval_records=4, eval_every=2, shards=shards, workers=2, **options)
+        if self.script and strategy == "ps":
+            w.report_data(0)
         if strategy == "allreduce":
-            self.form_ring()
-        self.tick()
-        leased = self.say("Lease", self.requests()["Lease"]).leases
-        self.lease = leased[0].lease_id if leased else 0
-
-    def tick(self) -> None:
-        for action in self.job.tick(0.0):
-            if hasattr(action, "spec"):
-                self.job.fleet.started(action.spec.role, action.spec.id, 1)
-
-    def form_ring(self) -> None:
-        """Of two workers, which go through the data."""
-        id = -1 if self.script else 1
-        request = pb.RegisterRequest(worker_id=id, pid=8, host="h", node="n", local_rank=1)
-        other = self.say("Register", request).worker_id
-        self.say("ReportModel", pb.ReportModelRequest())
-        for worker in (self.worker, other, self.worker):
-            answer = self.say("JoinRing", pb.JoinRingRequest(worker_id=worker, store="s", step=-1))
-        assert answer.HasField("ring")
-        self.ring = answer.ring.number
-        for worker in (self.worker, other):
-            beat = pb.HeartbeatRequest(worker_id=worker, ring=self.ring, position=8, steps=1)
-            self.say("Heartbeat", beat)
+            w.register(8, local_rank=1)
+            w.ring(0, 1)
+            for worker in (0, 1):
+                w.beat(worker, ring=1, position=8, steps=1)
+        w.tick()
+        answer = w.lease(0)
+        self.lease = answer.leases[0].lease_id if answer and answer.leases else 0
+        self.ring = w.job.ring.ring.number
+        self.w, self.job = w, w.job
+        ticks = itertools.count(1)
+        self.handlers = Service(
+            w.job, clock=lambda: w.now + next(ticks) * 3.0, log_path=lambda role, id: "", cores=4
+        ).handlers()
 
     def say(self, method: str, request: Any) -> Any:
         return self.handlers[method](request, CONTEXT)
 
     def requests(self) -> dict[str, Any]:
-        worker = getattr(self, "worker", -1 if self.script else 0)
-        life, ring = self.job.fleet.model.incarnation, getattr(self, "ring", 0)
-        task = {"worker_id": worker, "lease_id": getattr(self, "lease", 0)}
+        worker = 0
+        life, ring = self.job.fleet.model.incarnation, self.ring
+        task = {"worker_id": worker, "lease_id": self.lease}
         counts = pb.TaskCounts(records=4, steps=2, damaged=1, nan_steps=1)
         written = pserver_pb2.Snapshot(
             files={"f": 1}, watermarks=pserver_pb2.Watermarks(retired_before=0), version=1
@@ -169,22 +137,19 @@ class World:
 
     def goes_on(self) -> None:
         """Its state can be told, kept and continued; workers come and are answered."""
-        self.tick()
+        self.w.tick()
         self.say("GetStatus", pb.GetStatusRequest())
         for process in self.job.fleet.alive("worker"):
             assert process.id < 100, "a flood of workers"
-        worker = self.worker
-        self.say(
-            "Heartbeat",
-            pb.HeartbeatRequest(worker_id=worker, steps=3, ring=getattr(self, "ring", 0)),
-        )
+        worker = 0
+        self.say("Heartbeat", pb.HeartbeatRequest(worker_id=worker, steps=3, ring=self.ring))
         lease = pb.LeaseRequest(
             worker_id=worker, want=1, incarnation=self.job.fleet.model.incarnation
         )
         answer = self.say("Lease", lease)
         answer.SerializeToString()
         to_state(self.job)
-        self.tick()
+        self.w.tick()
         assert self.say("GetStatus", pb.GetStatusRequest()).SerializeToString()
 
 
@@ -194,17 +159,17 @@ class World:
 )
 def test_no_number_ends_or_poisons_a_job(kind: str, strategy: str) -> None:
     bad = []
-    for name in World(kind, strategy).requests():
-        for what, request in variants(World(kind, strategy).requests()[name]):
-            world = World(kind, strategy)
+    for name in Master(kind, strategy).requests():
+        for what, request in variants(Master(kind, strategy).requests()[name]):
+            master = Master(kind, strategy)
             try:
-                world.say(name.split()[0], request)
+                master.say(name.split()[0], request)
             except UsageError:
                 pass
             except Exception as error:
                 bad.append(f"{name}, {what}: {error!r}")
             try:
-                world.goes_on()
+                master.goes_on()
             except Exception as error:
                 bad.append(f"after {name}, {what}: {error!r}")
     assert not bad, "\n".join(bad)
@@ -214,7 +179,7 @@ def test_a_source_of_a_file_says_when_that_was_changed(tmp_path: Path) -> None:
     file = tmp_path / "data.csv"
     file.write_text("a\n1\n")
     shard = Shard.of(open_source(str(file)))
-    world = World("train", "ps")
+    master = Master("train", "ps")
     request = pb.ReportModelRequest(shards=[pb.SourceShard(**dataclasses.asdict(shard))])
     assert shard.mtime_ns > 1 << 53
-    world.say("ReportModel", request)
+    master.say("ReportModel", request)

@@ -136,13 +136,6 @@ def test_data_that_is_not_there(start):
     assert "/nowhere/*.csv" in master.status.error
 
 
-def test_a_crash_loop_names_exit_and_log(start):
-    master = start({"*": {"exit_at_start": 7}}, cluster={"max_workers": 1})
-    assert master.end("failed") == "exit code 1"
-    assert "exit code 7" in master.status.error
-    assert Path(master.status.error.rpartition("its log is ")[2]).exists()
-
-
 @pytest.mark.parametrize("how", ["SIGTERM", "Stop"])
 def test_stopping_ends_everything(start, how):
     master = start({"*": {"wait_at": 1}})
@@ -281,16 +274,6 @@ def test_evaluation_merges_over_workers(start, tmp_path):
             "total": sum(range(23)),
             "start": pytest.approx(sum(starts) / 23),
         }
-
-
-def test_evaluate_jobs_only_evaluate(start, tmp_path):
-    files = (str(tmp_path / "data" / "a.csv"),)
-    master = start(kind="evaluate", data={"train": (), "eval": files})
-    assert master.end("finished") == "exit code 0"
-    assert master.status.evaluations[0].metrics["total"] == sum(range(23))
-    assert (master.status.records_done, master.status.records_total) == (23, 23)
-    assert (master.status.tasks_done, master.status.epoch) == (6, 1)
-    assert master.records() == Counter()
 
 
 def test_local_checkpoints_survive_the_death_of_the_worker_and_a_resume(start, tmp_path):
