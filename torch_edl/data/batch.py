@@ -27,7 +27,10 @@ class BatchError(UsageError):
 
 
 class Datasets(Protocol):
-    """The datasets of a framework, which ``feed`` may return instead of tensors."""
+    """The datasets of a framework, which ``feed`` may return instead of tensors.
+
+    Each backend has one, so that this package imports no framework.
+    """
 
     name: str
     """Name of a dataset in messages, with its article: ``a torch Dataset``."""

@@ -10,7 +10,8 @@ from torch_edl.tables.options import TableOptions
 
 
 class TablePart(Protocol):
-    """A module of a model that looks up rows of a table."""
+    """A module of a model that looks up rows of a table: a module of torch or a layer of Keras,
+    neither of which this package imports."""
 
     options: TableOptions
     is_named: bool

@@ -33,7 +33,10 @@ Array = npt.NDArray[Any]
 
 
 class Values(Protocol):
-    """Conversion of a framework's tensors and metrics to numbers and arrays."""
+    """Conversion of a framework's tensors and metrics to numbers and arrays.
+
+    Each backend has one, so that this package imports no framework.
+    """
 
     def mean(self, value: Any) -> float:
         """Return the mean of a number or a tensor."""

@@ -24,7 +24,10 @@ from torch_edl.wire import master_pb2 as pb
 
 
 class MemberBatches(Protocol):
-    """The minibatches of one member, by their position in the data."""
+    """The minibatches of one member, by their position in the data.
+
+    Those of torch are read by a ``DataLoader``, which this package does not import.
+    """
 
     def take(self, span: Span, start: int, rank: int, world: int) -> Any:
         """Return the minibatch at ``span``, which belongs to the update at ``start``. An

@@ -1,4 +1,4 @@
-"""In sync mode, servers apply the pushes that wait for their quorum before the model is evaluated
+"""The application of pushes that wait for their quorum in sync mode, before the model is evaluated
 or saved at the end of an epoch. Pure."""
 
 from __future__ import annotations

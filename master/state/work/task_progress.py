@@ -1,5 +1,5 @@
-"""What is done of a sequence of tasks. Pure. Memory is used only for tasks that are done out of
-order, or in part."""
+"""The completed part of a sequence of tasks. Pure. Memory is used only for tasks that are done out
+of order, or in part."""
 
 from __future__ import annotations
 

@@ -125,7 +125,10 @@ class GradientReducer(ABC):
 
 
 class Replicated(Protocol):
-    """A model and its optimizers, as trained by a member of a ring."""
+    """A model and its optimizers, as trained by a member of a ring.
+
+    Each framework has one. The engine imports no framework, and knows it by this interface.
+    """
 
     @property
     def replica(self) -> ModelReplica:

@@ -18,7 +18,10 @@ Array = npt.NDArray[Any]
 
 
 class ServedModel(Protocol):
-    """A model whose parameters are on servers, and the optimizer that the servers apply."""
+    """A model whose parameters are on servers, and the optimizer that the servers apply.
+
+    Each framework has one. The engine imports no framework, and knows it by this interface.
+    """
 
     model: Any
     kernel: pb.OptimizerConfig
