@@ -23,8 +23,11 @@ from master.state.actions import (
     SaveServers,
 )
 from master.state.job.best_checkpoint import BestCheckpoint
-from master.state.job.checkpoint_attempt import AttemptNumbers, CheckpointAttempt
-from master.state.job.checkpoint_schedule import CheckpointSchedule
+from master.state.job.checkpoint_schedule import (
+    AttemptNumbers,
+    CheckpointAttempt,
+    CheckpointSchedule,
+)
 from master.state.job.final_output import FinalOutput
 from master.state.job.quorum_flush import QuorumFlush
 from torch_edl.checkpoint.manifest import Manifest

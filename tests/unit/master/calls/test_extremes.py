@@ -34,7 +34,7 @@ OBJECT = pb.MetricState(
 DATA = pb.ScriptData(records=100, epochs=2, batch_size=10, records_per_task=50, seed=1)
 
 
-class Master:
+class ServedJob:
     """The service of a job in which a worker holds a lease, or two workers train in a ring."""
 
     def __init__(self, kind: str, strategy: str) -> None:
@@ -159,17 +159,17 @@ class Master:
 )
 def test_no_number_ends_or_poisons_a_job(kind: str, strategy: str) -> None:
     bad = []
-    for name in Master(kind, strategy).requests():
-        for what, request in variants(Master(kind, strategy).requests()[name]):
-            master = Master(kind, strategy)
+    for name in ServedJob(kind, strategy).requests():
+        for what, request in variants(ServedJob(kind, strategy).requests()[name]):
+            job = ServedJob(kind, strategy)
             try:
-                master.say(name.split()[0], request)
+                job.say(name.split()[0], request)
             except UsageError:
                 pass
             except Exception as error:
                 bad.append(f"{name}, {what}: {error!r}")
             try:
-                master.goes_on()
+                job.goes_on()
             except Exception as error:
                 bad.append(f"after {name}, {what}: {error!r}")
     assert not bad, "\n".join(bad)
@@ -179,7 +179,7 @@ def test_a_source_of_a_file_says_when_that_was_changed(tmp_path: Path) -> None:
     file = tmp_path / "data.csv"
     file.write_text("a\n1\n")
     shard = Shard.of(open_source(str(file)))
-    master = Master("train", "ps")
+    job = ServedJob("train", "ps")
     request = pb.ReportModelRequest(shards=[pb.SourceShard(**dataclasses.asdict(shard))])
     assert shard.mtime_ns > 1 << 53
-    master.say("ReportModel", request)
+    job.say("ReportModel", request)

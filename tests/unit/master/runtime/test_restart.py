@@ -31,7 +31,7 @@ from torch_edl.wire.channel import Stub
 TOKEN = "secret"
 
 
-class Master:
+class ScriptMaster:
     """The process, and where it is."""
 
     def __init__(self, home: Path) -> None:
@@ -130,8 +130,8 @@ class Worker:
 
 
 @pytest.fixture
-def master(tmp_path: Path) -> Iterator[Master]:
-    made = Master(tmp_path)
+def master(tmp_path: Path) -> Iterator[ScriptMaster]:
+    made = ScriptMaster(tmp_path)
     try:
         yield made
     finally:
@@ -139,7 +139,7 @@ def master(tmp_path: Path) -> Iterator[Master]:
             made.kill()
 
 
-def test_the_ring_outlives_the_master(master: Master) -> None:
+def test_the_ring_outlives_the_master(master: ScriptMaster) -> None:
     stub = master.stub()
     workers = [Worker(stub, 0, 11), Worker(stub, 1, 12)]
     try:
@@ -186,7 +186,7 @@ def test_the_ring_outlives_the_master(master: Master) -> None:
         stub.close()
 
 
-def test_it_listens_where_it_is_told(master: Master) -> None:
+def test_it_listens_where_it_is_told(master: ScriptMaster) -> None:
     address = str(master.found()["address"])
     assert address.startswith("127.0.0.1:"), "loopback, unless it is told otherwise"
     taken = [sys.executable, "-m", "master", "--job", "k", "--listen", address]
@@ -205,7 +205,7 @@ def test_it_listens_where_it_is_told(master: Master) -> None:
         assert process.wait(HANG_S) == 128 + signal.SIGTERM
 
 
-def test_another_run_of_the_name_begins_anew(master: Master) -> None:
+def test_another_run_of_the_name_begins_anew(master: ScriptMaster) -> None:
     stub = master.stub()
     worker = Worker(stub, 0, 11)
     worker.close()
@@ -238,7 +238,7 @@ def fill(disk: Path) -> Path:
 
 
 def test_a_full_disk_below_the_job_is_waited_through(small_disk: Path) -> None:
-    master = Master(small_disk)
+    master = ScriptMaster(small_disk)
     stub, pool = master.stub(), ThreadPoolExecutor()
     workers: list[Worker] = []
     try:
