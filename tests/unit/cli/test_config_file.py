@@ -103,3 +103,9 @@ def test_any_file_is_read_or_rejected_as_the_users_error(
         parse(["run", "model.py", "--config", str(file)])
     except UsageError as error:
         assert "any.yaml" in str(error)  # noqa: PT017
+
+
+def test_a_list_of_observers(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(f"observe:\n- tensorboard={tmp_path}/a\n- tensorboard=/b\n")
+    args = parse(f"run m.py --data a --config {tmp_path}/job.yaml".split())
+    assert args.observe == [f"tensorboard={tmp_path}/a", "tensorboard=/b"]
