@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -45,6 +46,10 @@ trainer = torch_edl.ElasticTrainer(
     metrics={"auc": torch_edl.metrics.AUC()},
     callbacks=[Stop()],
 )
+# A rank that joins after the second epoch would ask for the end too late.
+(out / f"joined-{trainer.job.rank}").touch()
+while len(list(out.glob("joined-*"))) < 2:
+    time.sleep(0.1)
 history = trainer.fit(
     train, batch_size=10, epochs=epochs, eval_dataset=test, eval_batch_size=500, verbose=False
 )
