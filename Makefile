@@ -35,13 +35,14 @@ quickstart: install  ## Trains handwritten digits on 2 servers and 2 workers, an
 	  --data quickstart/data/test.recordio
 
 test: install-all lint  ## All tests but the storms
-	$(BIN)/python -m pytest -m 'not slow' -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m 'not slow' -n 4 --dist loadfile --no-loadscope-reorder
 
-lint: install-all proto-check  ## ruff, mypy --strict, the import contracts
+lint: install-all proto-check  ## ruff, mypy --strict, the import contracts, the size of the core
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/size.py
 
 test-kubernetes: install-all  ## Jobs on a cluster: KUBECONFIG=FILE IMAGE=NAME, or the tests' own one
 	EDL_TEST_KUBECONFIG=$(KUBECONFIG) EDL_TEST_IMAGE=$(IMAGE) \

@@ -54,9 +54,8 @@ class Calls:
             raise UsageError(f"worker {worker}: not a worker that this job waits for")
         if self._config is None or self._config[0] is not job.config:
             self._config = job.config, job.config.to_json()
-        return pb.RegisterResponse(
-            config_json=self._config[1], worker_id=worker, ring=job.ring.ring.number
-        )
+        _, config = self._config
+        return pb.RegisterResponse(config_json=config, worker_id=worker, ring=job.ring.ring.number)
 
     def report_model(self, request: pb.ReportModelRequest, now: float) -> pb.ReportModelResponse:
         job = self._job
