@@ -40,9 +40,14 @@ class BestCheckpoint:
         return self.saved.path if self.saved is not None else None
 
     def is_improved_by(self, metrics: Mapping[str, float]) -> bool:
-        """Return whether a model with these metrics is better than the best checkpoint."""
+        """Return whether a model with these metrics is better than the best checkpoint; a value
+        that is not finite never is."""
         objective = self._objective
-        if objective is None or math.isnan(value := metrics.get(objective.metric, math.nan)):
+        if objective is None:
+            return False
+        value = metrics.get(objective.metric, math.nan)
+        # A manifest holds finite metrics only.
+        if not math.isfinite(value):
             return False
         return self.saved is None or objective.is_better(value, self._value(self.saved))
 

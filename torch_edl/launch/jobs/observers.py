@@ -62,7 +62,7 @@ class Observers:
         self._state = ""
         self._processes: dict[tuple[str, int, int], str] = {}
         self._event = 0
-        self._evaluations: dict[int, dict[str, float]] = {}
+        self._evaluations: dict[int, bytes] = {}
         self._written = -math.inf
         self._step = 0
         self._last: pb.GetStatusResponse | None = None
@@ -89,8 +89,10 @@ class Observers:
             self._put(partial(_receive, event=event))
         for evaluation in status.evaluations:
             metrics = dict(evaluation.metrics)
-            if self._evaluations.get(evaluation.steps) != metrics:
-                self._evaluations[evaluation.steps] = metrics
+            # Compared as bytes, since NaN is not equal to itself.
+            content = evaluation.SerializeToString(deterministic=True)
+            if self._evaluations.get(evaluation.steps) != content:
+                self._evaluations[evaluation.steps] = content
                 self._scalars(evaluation.steps, {f"eval/{k}": v for k, v in metrics.items()})
         if self._clock() - self._written >= _EVERY_S:
             self._training(status)

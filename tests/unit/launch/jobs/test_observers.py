@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -112,10 +113,13 @@ def test_scalars_come_once_a_second_and_at_the_end() -> None:
             seen = status(steps=tick + 1, loss=2.0**-tick)
             if tick >= 3:
                 seen.evaluations.add(steps=3, metrics={"auc": 0.5})
+                seen.evaluations.add(steps=4, metrics={"auc": math.nan})
             watched.update(seen)
     losses = [(step, v["train/loss"]) for step, v in steps() if "train/loss" in v]
     assert losses == [(1, 1.0), (6, 2.0**-5), (11, 2.0**-10), (12, 2.0**-11)]
-    assert [(step, v) for step, v in steps() if "eval/auc" in v] == [(3, {"eval/auc": 0.5})]
+    first, second = [(step, v) for step, v in steps() if "eval/auc" in v]
+    assert first == (3, {"eval/auc": 0.5})
+    assert (second[0], math.isnan(second[1]["eval/auc"])) == (4, True)
 
 
 def test_a_script_has_what_it_logged() -> None:

@@ -66,13 +66,18 @@ def test_the_last_epoch_is_the_best() -> None:
     assert not is_saving(w)
 
 
-def test_higher_may_be_better_and_nan_never_is() -> None:
-    w = world(keep_best="loss:max")
-    epoch(w, math.nan)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("option", ["loss:max", "loss:min"])
+def test_a_value_that_is_not_finite_is_never_the_best(option: str, value: float) -> None:
+    w = world(keep_best=option)
+    epoch(w, value)
     assert w.counted == every_record(3), "an epoch waits for a checkpoint of no use"
     last = w.save()
     w.tick()
     assert w.effect(WriteOutput).checkpoint == last.path
+
+
+def test_higher_may_be_better() -> None:
     w = world(keep_best="loss:max", epochs=2)
     epoch(w, 0.3)
     w.save()
