@@ -155,3 +155,43 @@ def test_what_a_disk_lost_is_acknowledged_to_nobody_whoever_hears_of_it(
     with pytest.raises(StaleIncarnationError, match="Input/output error"):
         journal.wait_durable(position)
     assert len(lost) == 1
+
+
+@pytest.fixture
+def forced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The inodes of files and folders that were forced to the disk."""
+    inodes: list[int] = []
+    real = os.fsync
+
+    def note(file: int) -> None:
+        real(file)
+        inodes.append(os.fstat(file).st_ino)
+
+    monkeypatch.setattr(os, "fsync", note)
+    return inodes
+
+
+@pytest.mark.parametrize("fsync", ["always", "interval"])
+def test_a_successor_forces_to_the_disk_what_its_predecessor_wrote(
+    server: Server, forced: list[int], fsync: str
+) -> None:
+    """The predecessor was killed between the write of a record and the call that forces it."""
+    write(server.open(fsync="never"), [b"a"])
+    forced.clear()
+    successor = server.open(fsync=fsync)
+    for _ in successor.records():
+        pass
+    assert server.segment().stat().st_ino in forced
+
+
+def test_the_name_of_a_complete_segment_is_forced_to_the_disk(
+    server: Server, forced: list[int]
+) -> None:
+    journal = server.open(fsync="always")
+    for _ in journal.records():
+        pass
+    forced.clear()
+    position = journal.append(LogEntry.of(Kind.FLUSH, b""))
+    journal.rotate()
+    journal.wait_durable(position)
+    assert server.segment().parent.stat().st_ino in forced

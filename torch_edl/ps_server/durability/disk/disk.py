@@ -7,18 +7,18 @@ rename; the segments that it covers are deleted afterwards.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 from torch_edl.config.durability import FSYNC_MODES
 from torch_edl.errors import JournalDamagedError, StaleIncarnationError, UsageError
-from torch_edl.files.durable import rename, sync
+from torch_edl.files.durable import rename, sync, sync_tree
 from torch_edl.ps_server.durability.disk import segments
 from torch_edl.ps_server.durability.disk.ownership import Ownership
 from torch_edl.ps_server.durability.disk.segments import Segment, SegmentWriter
@@ -153,7 +153,15 @@ class Disk:
             ) from error
 
     def begin(self, last: int) -> None:
-        """Accept records after number ``last``."""
+        """Accept records after number ``last``.
+
+        Raises:
+            OSError: the disk lost a part of what an earlier server had written.
+        """
+        if self._fsync != "never" and not self._is_spilled:
+            # The kernel may hold what an earlier server wrote and did not live to force out.
+            with self._gone_means_lost():
+                sync_tree(self.folder)
         self._written = self._durable = last
         self._begun = True
         if self._fsync == "interval":
@@ -222,7 +230,7 @@ class Disk:
             self._lose(str(error))
             raise
 
-    @contextmanager
+    @contextlib.contextmanager
     def _gone_means_lost(self) -> Iterator[None]:
         try:
             yield
@@ -264,7 +272,8 @@ class Disk:
             return
         if current is not None:
             current.sync()
-        if current is not self._listed:
+        # A complete segment may have been made since the names were forced.
+        if complete or current is not self._listed:
             sync(self.folder)
             self._listed = current
 
@@ -287,11 +296,13 @@ class Disk:
         with self._lock:
             self._lost = self._lost or "this server stops; ask the master for the servers"
             self._rotate()
-        self.sync()
+        # A later server forced to the disk what it took over.
+        with contextlib.suppress(StaleIncarnationError):
+            self.sync()
 
     # ---- snapshots ----
 
-    @contextmanager
+    @contextlib.contextmanager
     def new_base(self) -> Iterator[Path]:
         """Yield a new folder for a snapshot, which is removed at the end unless it was put."""
         path = self.folder / f"{_TEMPORARY}-{self._incarnation}-{os.urandom(4).hex()}"
