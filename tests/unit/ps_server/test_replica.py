@@ -25,6 +25,9 @@ from tests.unit.ps_server.replicas import (
 )
 from tests.waiting import HANG_S
 from torch_edl.errors import StaleIncarnationError, StateLostError, UsageError
+from torch_edl.ps_server.durability.log import Log
+from torch_edl.ps_server.durability.peer import peer as peer_log
+from torch_edl.ps_server.durability.peer import transfer
 from torch_edl.ps_server.durability.peer.connection import PeerGoneError
 from torch_edl.ps_server.durability.records import (
     HEAD_BYTES,
@@ -455,3 +458,50 @@ def test_what_does_not_belong_here_is_refused(job: Job, tmp_path: Path) -> None:
     stub.close()
     push(log, b"2")
     assert recovered(job.owner(), peer) == ({}, [b"1", b"2"])
+
+
+def test_a_successor_takes_a_whole_base_while_another_is_put_into_force(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = job.peer()
+    log = job.first(peer)
+    settle(log, peer)
+    push(log, b"a")
+    snapshot(log, {"state": b"old"})
+    push(log, b"b")
+    settle(log, peer)
+    replaces, go_on = threading.Event(), threading.Event()
+    real = Log.commit_snapshot
+
+    def slow(kept: Log, *args: Any) -> None:
+        if kept is not log:
+            replaces.set()
+            assert go_on.wait(HANG_S)
+        real(kept, *args)
+
+    monkeypatch.setattr(Log, "commit_snapshot", slow)
+    successor, found = job.owner(), []
+    owner = threading.Thread(target=snapshot, args=(log, {"state": b"new"}))
+    owner.start()
+    assert replaces.wait(HANG_S)
+    taker = threading.Thread(target=lambda: found.append(recovered(successor, peer)))
+    taker.start()
+    taker.join(0.2)  # it asks for the replica meanwhile
+    go_on.set()
+    taker.join(HANG_S)
+    owner.join(HANG_S)
+    assert found == [({"state": b"new"}, [])]
+
+
+def test_a_change_is_refused_that_a_successor_could_not_fetch(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A successor fetches a record in one frame with up to 4 MiB of the records before."""
+    limit = transfer.PIECE_BYTES + 100_000
+    monkeypatch.setattr(peer_log, "MAX_FRAME_BYTES", limit)
+    peer = job.peer()
+    log = job.first(peer)
+    settle(log, peer)
+    with pytest.raises(UsageError, match="use more --ps"):
+        push(log, b"a" * 100_001)
+    push(log, b"a" * 99_900)

@@ -39,6 +39,8 @@ class ReplicaKeeper:
         self._folder = folder
         self._job = job
         self._shard, self._shards = (shard - 1) % shards, shards
+        # Held while a base is put into force, so that a successor takes the old one or the new one.
+        self._base_lock = threading.Lock()
         self._lock = threading.Lock()  # guards the fields below; held while a record is appended
         self._writer = 0  # newest known server of the shard
         self._log: Log | None = None  # None: no complete state
@@ -104,20 +106,21 @@ class ReplicaKeeper:
         if sizes != dict(request.files):
             shutil.rmtree(folder)  # the next attempt may send other files
             raise UsageError(f"base: the files {dict(request.files)} were sent, {sizes} came")
-        with self._lock:
-            self._admit(request.owner)
-            log = self._log or self._new(request.owner)
-            self._newest = max(self._newest, request.newest)
-        # Without the lock: records are appended meanwhile.
-        log.commit_snapshot(folder, request.sequence, request.sequence)
-        with self._lock:
-            self._admit(request.owner)
-            self._log = log
+        with self._base_lock:
+            with self._lock:
+                self._admit(request.owner)
+                log = self._log or self._new(request.owner)
+                self._newest = max(self._newest, request.newest)
+            # Without the lock: records are appended meanwhile.
+            log.commit_snapshot(folder, request.sequence, request.sequence)
+            with self._lock:
+                self._admit(request.owner)
+                self._log = log
         return pb.PutBaseResponse()
 
     def take(self, request: pb.TakeReplicaRequest) -> pb.TakeReplicaResponse:
         """Assign the replica to a successor."""
-        with self._lock:
+        with self._base_lock, self._lock:
             self._require_shard(request.owner)
             self._writer = request.owner.incarnation
             self._reader = (-1, iter(()))  # the previous successor may have appended since

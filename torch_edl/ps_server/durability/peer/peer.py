@@ -282,7 +282,8 @@ class Peer:
             UsageError: the record exceeds the size limit of a frame.
         """
         size = entry.size
-        if size > MAX_FRAME_BYTES - HEAD_BYTES:  # a successor fetches the record as a frame
+        # A successor fetches the record as the last one of a frame.
+        if size > MAX_FRAME_BYTES - transfer.PIECE_BYTES - HEAD_BYTES:
             raise UsageError(f"{self._name}: a change of {size} bytes; use more --ps")
         with self._condition:
             if self._peer.end:
