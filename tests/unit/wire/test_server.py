@@ -105,7 +105,9 @@ def test_calls_of_headers_only_hold_no_thread(server: Server, friend: Stub) -> N
         answer = friend.call(pb.GetStatusRequest(), timeout_s=HANG_S)
         ended.set()
     assert answer.job == "j"
-    assert codes == {grpc.StatusCode.UNAUTHENTICATED}
+    # UNAVAILABLE: a stream above the limit of a connection, before the client knew the limit.
+    assert grpc.StatusCode.UNAUTHENTICATED in codes
+    assert codes <= {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNAVAILABLE}
 
 
 def test_a_large_message_is_refused_before_it_is_read(server: Server, friend: Stub) -> None:
