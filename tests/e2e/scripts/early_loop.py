@@ -37,14 +37,20 @@ job = torch_edl.init()
 model = Clicks()
 optimizer = torch.optim.Adagrad(model.parameters(), lr=0.5)
 job.prepare(model, optimizer)
-# A rank that joins after the first loop would validate another model than the rank before it.
-(out / f"joined-{job.rank}").touch()
-while len(list(out.glob("joined-*"))) < 2:
-    time.sleep(0.1)
+
+
+def wait_for_both() -> None:
+    """A rank that begins its first loop late would validate another model than the other rank."""
+    (out / f"trains-{job.rank}").touch()
+    while len(list(out.glob("trains-*"))) < 2:
+        time.sleep(0.1)
+
+
 losses: list[float] = []
 for _ in range(epochs):
     model.train()
     for ids, labels in job.loader(train, batch_size=10, shuffle=True):
+        wait_for_both()
         optimizer.zero_grad()
         nn.functional.binary_cross_entropy_with_logits(model(ids), labels).backward()
         optimizer.step()

@@ -28,6 +28,12 @@ class Clicks(nn.Module):
 
 
 class Stop:
+    def on_batch_end(self, step: int, loss: float) -> None:
+        """Wait for the other rank, which would ask for the end too late."""
+        (out / f"trains-{trainer.job.rank}").touch()
+        while len(list(out.glob("trains-*"))) < 2:
+            time.sleep(0.1)
+
     def on_epoch_end(self, epoch: int, figures: dict[str, float]) -> None:
         if epoch == 2 and trainer.job.rank == 1:
             trainer.stop()
@@ -46,10 +52,6 @@ trainer = torch_edl.ElasticTrainer(
     metrics={"auc": torch_edl.metrics.AUC()},
     callbacks=[Stop()],
 )
-# A rank that joins after the second epoch would ask for the end too late.
-(out / f"joined-{trainer.job.rank}").touch()
-while len(list(out.glob("joined-*"))) < 2:
-    time.sleep(0.1)
 history = trainer.fit(
     train, batch_size=10, epochs=epochs, eval_dataset=test, eval_batch_size=500, verbose=False
 )
