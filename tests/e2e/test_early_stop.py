@@ -32,7 +32,7 @@ def test_loops_of_the_script_validate_one_model_and_stop_together(place: Place) 
     assert losses == second["losses"]
     assert 1 < len(losses) < 50
     assert losses[-1] > losses[-2]
-    assert first["step"] + second["step"] == len(losses) * 64
+    assert first["step"] + second["step"] == len(losses) * 320
     assert "left its loop" not in done.text
 
 

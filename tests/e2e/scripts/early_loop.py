@@ -49,7 +49,7 @@ def wait_for_both() -> None:
 losses: list[float] = []
 for _ in range(epochs):
     model.train()
-    for ids, labels in job.loader(train, batch_size=10, shuffle=True):
+    for ids, labels in job.loader(train, batch_size=2, shuffle=True):
         wait_for_both()
         optimizer.zero_grad()
         nn.functional.binary_cross_entropy_with_logits(model(ids), labels).backward()

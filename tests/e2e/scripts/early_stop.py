@@ -53,7 +53,7 @@ trainer = torch_edl.ElasticTrainer(
     callbacks=[Stop()],
 )
 history = trainer.fit(
-    train, batch_size=10, epochs=epochs, eval_dataset=test, eval_batch_size=500, verbose=False
+    train, batch_size=2, epochs=epochs, eval_dataset=test, eval_batch_size=500, verbose=False
 )
 final = trainer.evaluate(test, batch_size=500)
 predicted = trainer.predict(test, batch_size=500)
