@@ -342,7 +342,7 @@ class Fleet:
             more = self.spares.missing(len(self.alive("spare")), staying, now)
             return [self._start_worker(Spare, now) for _ in range(more)]
         while missing > 0 and (taken := self.spares.take(self.alive("spare"), now)) is not None:
-            self._processes.replace(taken)
+            self._processes.put(taken)
             missing -= 1
         missing *= now >= self._deaths.start_after
         slots = self._slots.free(missing, self.alive("worker"))

@@ -44,11 +44,11 @@ class Roster:
 
     def add(self, process: Process) -> None:
         """Add a process."""
-        self.replace(process)
+        self.put(process)
         if len(self._running[process.role]) >= self._tidy_at:
             self._tidy()
 
-    def replace(self, process: Process) -> None:
+    def put(self, process: Process) -> None:
         """Set the process with this role and number."""
         self._all[process.role, process.id] = process
         self._running.setdefault(process.role, {})[process.id] = process

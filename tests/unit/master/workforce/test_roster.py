@@ -13,7 +13,7 @@ def test_processes_by_kind() -> None:
     assert [p.name for p in roster.alive("ps")] == ["ps-0"]
     assert len(roster.alive()) == 3
     roster["worker", 0].enter(EXITED)
-    roster.replace(roster["worker", 1].take_slot(1.0))
+    roster.put(roster["worker", 1].take_slot(1.0))
     assert [p.name for p in roster.alive("worker")] == ["worker-1"]
     assert roster.get("worker", 0) is not None
     assert roster.get("worker", 7) is None
