@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any, Protocol
@@ -29,7 +30,15 @@ dist: Any = torch.distributed
 # No time limit for collectives, since a member may evaluate for an hour. The master knows which
 # members are alive and ends a stuck collective.
 _COLLECTIVE_S = 7 * 24 * 3600.0
-_ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+# Settings of NCCL's threads in torch, for groups of this module.
+_NCCL_THREADS = {
+    # The watchdog does not end this process when another member dies.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    # Nothing is written to a disk, and this process is not ended after that.
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    # The watchdog waits four times this long after an error; the end of a group waits for it.
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
+}
 _grad: Any = torch.Tensor.grad
 
 
@@ -217,26 +226,60 @@ def make_gloo(store: Any, rank: int, size: int, host: str, meet_s: float) -> Any
     return group
 
 
-def make_nccl(store: Any, rank: int, size: int) -> Any:
+def make_nccl(store: Any, rank: int, size: int, device: torch.device, meet_s: float) -> Any:
+    """Return a group of NCCL whose members have connected.
+
+    NCCL connects at the first collective, which nothing can interrupt until all members are there.
+    A thread calls it, and is left behind if a member does not come.
+
+    Raises:
+        RuntimeError: a member did not connect.
+        UsageError: two members of one machine have the same GPU.
+    """
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=_COLLECTIVE_S)
-    with _without_watchdog():
-        return dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, size, options)
+    with _environment(_NCCL_THREADS):
+        group = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, size, options)
+    failures: list[str] = []
+
+    def connect() -> None:
+        try:
+            group.allreduce([torch.zeros(1, device=device)]).wait()
+            torch.cuda.current_stream(device).synchronize()
+        except RuntimeError as error:
+            failures.append(str(error))
+
+    thread = threading.Thread(target=connect, name="nccl-connect", daemon=True)
+    thread.start()
+    thread.join(meet_s)
+    if thread.is_alive():
+        threading.Thread(target=group.abort, name="nccl-end", daemon=True).start()
+        raise RuntimeError(f"NCCL: a member did not connect within {meet_s:g} s")
+    if failures:
+        if "Duplicate GPU" in failures[0]:
+            raise UsageError(
+                f"several processes of this machine train on {device}, and NCCL needs a GPU for "
+                "each; start as many processes as there are GPUs, each with its own device "
+                "(torch.cuda.set_device(LOCAL_RANK)), or use --strategy ps"
+            )
+        raise RuntimeError(failures[0])
+    return group
 
 
 @contextlib.contextmanager
-def _without_watchdog() -> Iterator[None]:
-    """Disable the NCCL thread that ends this process when another member dies, for the group
-    created in the ``with`` block. Groups that the script creates follow the environment."""
-    before = os.environ.get(_ASYNC_ERRORS)
-    os.environ[_ASYNC_ERRORS] = "0"
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables in the ``with`` block. Groups that the script creates follow the
+    script's environment."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[_ASYNC_ERRORS]
-        else:
-            os.environ[_ASYNC_ERRORS] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def sockets() -> dict[int, str]:

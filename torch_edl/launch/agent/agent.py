@@ -343,7 +343,8 @@ class Agent:
 
     @property
     def _grace_s(self) -> float:
-        return float(self._config.shutdown_timeout or 0)
+        # Torch 2.11 does not have the field yet.
+        return float(getattr(self._config, "shutdown_timeout", None) or 0)
 
     def _stop(self, reason: str, now: float, *, grace_s: float | None = None) -> None:
         self._stopping = self._stopping or reason

@@ -75,6 +75,7 @@ class ProcessGroup:
 
     Raises:
         RingBrokenError: a member did not connect.
+        UsageError: two members of one machine have the same GPU.
     """
 
     def __init__(
@@ -100,9 +101,9 @@ class ProcessGroup:
             client = _connect(store, meet_s)
             rendezvous = dist.PrefixStore(f"ring/{ring}", client)
             self._gloo: Any = torch_internals.make_gloo(rendezvous, rank, size, host, meet_s)
-            self._nccl: Any = (
-                torch_internals.make_nccl(rendezvous, rank, size) if device.type == "cuda" else None
-            )
+            self._nccl: Any = None
+            if device.type == "cuda":
+                self._nccl = torch_internals.make_nccl(rendezvous, rank, size, device, meet_s)
             self._device = device
         except (RuntimeError, OSError) as error:
             raise RingBrokenError(f"ring {ring} was not formed: {_first_line(error)}") from None
@@ -178,7 +179,11 @@ class ProcessGroup:
 
     def close(self) -> None:
         self.interrupt()
-        self._gloo = self._nccl = None
+        self._gloo = None
+        if self._nccl is not None:
+            nccl, self._nccl = [self._nccl], None
+            # The end of a group waits for its watchdog, which may be writing a report of an error.
+            threading.Thread(target=nccl.clear, name="nccl-end", daemon=True).start()
         _open_groups.discard(self)
 
     def forget(self) -> None:
@@ -213,6 +218,9 @@ def _broken_ring() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        # From Python 3.12 on, frames of the traceback refer to the error. This cycle would keep the
+        # works of the group, and its sockets, until the next garbage collection.
+        error.__traceback__ = None
         raise RingBrokenError(_first_line(error)) from None
 
 

@@ -8,12 +8,14 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.closing_server import ClosingServer
 from tests.unit.launch.agent.conftest import ForkedAgent, ScriptedMaster, is_running
 from tests.waiting import wait_for
+from torch_edl.launch.agent.agent import Agent
 from torch_edl.wire import master_pb2 as pb
 
 Start = Callable[..., ForkedAgent]
@@ -282,3 +284,9 @@ def test_logs_lie_where_torchrun_puts_them(start: Start, tmp_path: Path) -> None
         "attempt_1/1/stderr.log": "",
     }
     assert not (run / "attempt_1" / "0").exists()
+
+
+def test_torch_2_11_has_no_shutdown_timeout() -> None:
+    agent = object.__new__(Agent)
+    agent._config = SimpleNamespace()  # type: ignore[assignment]
+    assert agent._grace_s == 0
