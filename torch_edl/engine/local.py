@@ -24,7 +24,7 @@ class LocalEngine:
     """See :class:`~torch_edl.interfaces.LeasedEngine`."""
 
     depth = 0
-    knows_marks = True
+    holds_model = True
     broken = False
 
     def __init__(self, held: ModelReplica, *, status: WorkerStatus) -> None:

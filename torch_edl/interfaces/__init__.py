@@ -1,7 +1,8 @@
-"""What other packages can add to torch-edl: data, platforms, stores, observers, backends, verbs.
+"""What other packages can add to torch-edl: sources, storages, stores, observers, platforms,
+backends, preprocessing, and verbs of the command line.
 
-Each interface has a file here, and its contract stands in the docstrings. Engines are not found by
-entry points: a backend makes them.
+Each interface has a file here, and its contract stands in the docstrings; ``magic`` and verbs are
+plain functions, described below. Engines are not found by entry points: a backend makes them.
 
 A package names its object under an entry point, and ``pip install`` does the rest::
 
@@ -16,7 +17,7 @@ A package names its object under an entry point, and ``pip install`` does the re
     "ftp" = "my_package:FtpStorage"       # files behind URLs with this scheme
 
     [project.entry-points."torch_edl.stores"]
-    "consul" = "my_package:open_store"    # --store consul://...
+    "consul" = "my_package:CONSUL"        # --store consul://...: has check(url), open(url, job)
 
     [project.entry-points."torch_edl.observers"]
     "chat" = "my_package:Chat"            # --observe chat=ROOM
@@ -26,6 +27,9 @@ A package names its object under an entry point, and ``pip install`` does the re
 
     [project.entry-points."torch_edl.backends"]
     "jax" = "my_package:JAX"              # model files that import jax
+
+    [project.entry-points."torch_edl.preprocessing"]
+    "columns" = "my_package:Columns"      # instead of torch_edl.preprocessing: a Fittable
 
     [project.entry-points."torch_edl.commands"]
     "plot" = "my_package:add_parser"      # torch-edl plot

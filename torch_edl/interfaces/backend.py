@@ -37,7 +37,8 @@ class Backend(ABC):
     its imports, not by running it, and the client reads the attributes: the module of the instance
     must not import the framework.
 
-    ``torch_edl/pytorch`` and ``tf_compat`` are two backends with the same file names::
+    ``torch_edl/pytorch`` and ``tf_compat`` are two backends; many of their modules, such as
+    ``step`` and ``replica``, have the same name in both::
 
         class JaxBackend(Backend):
             name, title = "jax", "JAX"

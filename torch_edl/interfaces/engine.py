@@ -1,14 +1,17 @@
 """The interface of engines, which turn the gradients of minibatches into updates of the model.
 
 The training loop (:mod:`torch_edl.training.loop`) gives the minibatches of each update to its body:
-the user's script, or the functions of a model file. The engine never runs the body. The loop tells
-the engine when an update begins and ends, and a hook of the engine on the optimizer takes the
-gradients when the body calls ``step``. The same body therefore runs on all engines:
+the user's script, or the functions of a model file. The loop tells the engine when an update begins
+and ends, and a hook of the engine on the optimizer takes the gradients when the body calls
+``step``. A script runs backward itself; the body of a model file passes its backward pass to the
+engine. The same body therefore runs on all engines:
 
 ====================  ==========================  ==========================  =====================
 call                  :class:`LocalEngine`        :class:`ServersEngine`      :class:`RingEngine`
 ====================  ==========================  ==========================  =====================
 ``begin``             nothing                     loads what was pulled       arms the reduction
+``backward``          runs backward               pulls ahead, runs backward  runs backward, or adds
+                                                                              no gradient to the sum
 ``optimizer.step()``  moves the model             collects the gradients      moves the model by the
                                                                               sum over all members
 ``commit``            the model has it            pushes                      counts the update, or
@@ -139,7 +142,11 @@ class Update:
 
 
 class Engine(Protocol):
-    """Turns updates into model changes. Not thread-safe: only the training loop calls an engine."""
+    """Turns updates into model changes.
+
+    Not thread-safe: the loop, its source of updates and the body call an engine on one thread.
+    ``ServersEngine.follow``, which the heartbeat thread calls, is not part of this interface.
+    """
 
     model: Any
 
@@ -214,8 +221,9 @@ class LeasedEngine(Engine, Protocol):
 
     depth: int
     """Number of updates to prefetch beyond the current update."""
-    knows_marks: bool
-    """True if :meth:`committed` answers without a remote call."""
+    holds_model: bool
+    """True if the whole model is in this process. :meth:`committed` is then exact and answers
+    without a remote call. On servers, some may have applied more records than it returns."""
 
     def connect(self, cluster: pb.Cluster) -> None:
         """Connect to the servers of ``cluster``, or load the checkpoint that it names.

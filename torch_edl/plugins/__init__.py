@@ -1,4 +1,5 @@
 """Optional parts of torch-edl, found by entry points like plugins of other packages.
 
-Nothing outside of this folder imports them; see :mod:`torch_edl.interfaces`.
+One module outside of this folder imports a plugin: ``torch_edl.preprocessing``, the public name of
+``torch_edl.plugins.preprocessing``. See :mod:`torch_edl.interfaces`.
 """

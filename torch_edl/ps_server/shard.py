@@ -309,7 +309,8 @@ class ModelShard:
         """Return whether every record of ``targets`` is applied, waits for its quorum, or is lost.
 
         Args:
-            acknowledged: watermarks that all servers acknowledged: records missing here are lost.
+            acknowledged: watermarks of the pushes that all servers acknowledged. If this server has
+                lost updates, the records up to these watermarks count as lost and are not awaited.
         """
         with self._state:
             there = [self._received, acknowledged] if self.lost else [self._received]

@@ -146,13 +146,17 @@ class LeasedUpdates:
         """Compare the first records of a task with those of the previous attempt.
 
         Raises:
-            FeedError: the records differ, and the model was trained on some of the task's records.
+            FeedError: the records differ, and the model may have been trained on some records of
+                the task.
         """
         lease, first = self._streamed.lease, update.first_records
         if first is None:
             return
-        known, is_applied = lease.first, update.first > 0 or not self._engine.knows_marks
-        if not known.records or known.framework != first.framework or not is_applied:
+        known = lease.first
+        # Without records before the update, only an engine that holds the whole model knows that
+        # no record was trained. A push of an earlier attempt may have reached some of the servers.
+        may_be_trained = update.first > 0 or not self._engine.holds_model
+        if not known.records or known.framework != first.framework or not may_be_trained:
             self._leases.begin(lease, first)
         elif not is_same_order(known.order, first.order):
             raise FeedError(
@@ -172,7 +176,7 @@ class LeasedUpdates:
             # Registered before the servers are called: if they are lost, the task is returned.
             done = TaskResult(offset=lease.offset)
             self._open[lease.lease_id] = lease, done
-            if lease.retried or self._engine.knows_marks:
+            if lease.retried or self._engine.holds_model:
                 # A restarted master may have lost the newest reports. A server whose machine lost
                 # power may have fewer records than the master knows.
                 done.offset = min(self._engine.committed(lease), lease.end - lease.start)

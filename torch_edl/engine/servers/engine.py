@@ -42,7 +42,7 @@ class ServersEngine:
         resolve: returns the current server of a shard; None if lost servers are not replaced.
     """
 
-    knows_marks = False
+    holds_model = False
 
     def __init__(
         self,
@@ -255,13 +255,19 @@ class ServersEngine:
     # ---- pulls and pushes ----
 
     def _pull_ahead(self) -> None:
-        """Start the pulls that the staleness now permits."""
+        """Start the pulls that the staleness now permits.
+
+        An update may be pulled as soon as at most ``depth`` of the updates before it are not
+        acknowledged by the servers.
+        """
         acked = self._acked
         if self._pushed is not None and self._pushed[1].done():
             acked += 1
-        # The current update is neither planned nor trained.
-        for index, planned in enumerate(self._ahead, start=self._trained + self.in_update):
-            if planned.pull is None and acked >= index - self.depth:
+        started = self._trained
+        if self.in_update:
+            started += 1  # the current update is no longer in _ahead, and not yet in _trained
+        for earlier, planned in enumerate(self._ahead, start=started):
+            if planned.pull is None and acked >= earlier - self.depth:
                 planned.pull = self._pull(planned.plan)
 
     def _pull(self, plan: RowPlan[Any, Any]) -> Pending[PullResult]:

@@ -31,8 +31,9 @@ class TorchPlan(RowPlan[TorchCall, DeviceBlock]):
     """Plan of an update of a torch model; see :class:`RowPlan`."""
 
     given: dict[int, list[tuple[torch.Tensor, int]]] = field(default_factory=dict)
-    """Tensors of the features with their versions, of each minibatch whose lookups were predicted
-    without a run of the model."""
+    """For each minibatch that was planned without a run of the model: the tensors of its features,
+    each with its change count at that time. A higher count later means that the model or the script
+    has changed the tensor in place."""
 
     def take(self, rows: Sequence[Floats]) -> None:
         super().take(rows)
