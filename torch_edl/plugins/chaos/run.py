@@ -167,8 +167,10 @@ class Chaos:
             self._events.add("info", f"chaos: {text}")
         until = time.monotonic() + _SETTLE_S
         while not self._stopped.is_set() and not self._is_over():
-            # A job with an error ends soon, and only its final state tells how.
-            progressed = self.watch.progressed and not self.watch.last.error
+            # A job that fails ends soon, and only its final state tells how.
+            last = self.watch.last
+            left_out = last.state == "finishing" and last.records_done < last.records_total
+            progressed = self.watch.progressed and not last.error and not left_out
             settled = progressed or time.monotonic() >= until
             if settled and not (wait and self.watch.progressed):
                 return
