@@ -144,9 +144,9 @@ def _pattern(line: str) -> re.Pattern[str]:
     [
         "README.md",
         "examples/counting/README.md",
-        "docs/preprocessing.md",
         "docs/extending.md",
         # They start a dozen jobs.
+        pytest.param("docs/preprocessing.md", marks=pytest.mark.slow),
         pytest.param("docs/tensorflow.md", marks=pytest.mark.slow),
         pytest.param("docs/tutorial.md", marks=pytest.mark.slow),
         pytest.param("docs/trainer.md", marks=pytest.mark.slow),

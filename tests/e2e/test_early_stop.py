@@ -24,6 +24,7 @@ def test_all_ranks_see_the_same_figures_and_stop_in_the_same_epoch(place: Place)
     assert first["final"]["auc"] == first["history"][-1]["eval_auc"]
 
 
+@pytest.mark.slow
 def test_loops_of_the_script_validate_one_model_and_stop_together(place: Place) -> None:
     script = SCRIPT.with_name("early_loop.py")
     done = place(f"run --job-name loops --ps 2 --workers 2 {script} . 50")
@@ -39,9 +40,9 @@ def test_loops_of_the_script_validate_one_model_and_stop_together(place: Place) 
 @pytest.mark.parametrize(
     "how",
     [
-        "--strategy local",
+        pytest.param("--strategy local", marks=pytest.mark.slow),
         "--strategy ps --workers 2",
-        "--strategy allreduce --workers 2",
+        pytest.param("--strategy allreduce --workers 2", marks=pytest.mark.slow),
     ],
 )
 def test_a_model_file_is_evaluated_after_each_epoch_and_stops(

@@ -78,7 +78,7 @@ def test_three_lines_and_an_import_are_all_that_changes() -> None:
 @pytest.mark.parametrize(
     ("words", "processes"),
     [
-        ([PYTHON, SCRIPT], 1),
+        pytest.param([PYTHON, SCRIPT], 1, marks=pytest.mark.slow),
         ([*TORCHRUN, "--nproc-per-node", "2", SCRIPT], 2),
         ([*EDL, SCRIPT, "--workers", "2", "--job-name", "ring", "--output", "trained"], 2),
         # tests/e2e/test_torchrun.py starts several machines.
@@ -198,7 +198,7 @@ job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
 """
 
 
-@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("named", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_package_that_calls_init_is_found_there(
     named: bool, place: Place, tmp_path: Path
 ) -> None:

@@ -120,6 +120,7 @@ def home(tmp_path: Any) -> dict[str, str]:
     return {**os.environ, "TORCH_EDL_HOME": str(tmp_path / "home")}
 
 
+@pytest.mark.slow
 def test_jobs_that_cannot_be_hurt(start_job: Start, home: dict[str, str]) -> None:
     """Unknown, over, or without such a process."""
 

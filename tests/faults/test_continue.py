@@ -34,9 +34,8 @@ def go_down(job: ModelJob) -> None:
     assert job.finish() == -signal.SIGKILL
 
 
-@pytest.mark.parametrize(
-    "durability", ["journal", pytest.param("checkpoint", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("durability", ["journal", "checkpoint"])
 def test_a_job_whose_processes_all_died_continues(
     start_job: Callable[..., ModelJob], durability: str
 ) -> None:
@@ -73,9 +72,8 @@ def lose_tail(log: Path, share: float) -> None:
     os.truncate(log, int(log.stat().st_size * (1 - share)))
 
 
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 6))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
 def test_a_job_continues_though_journals_lost_their_tails(
     start_job: Callable[..., ModelJob], seed: int
 ) -> None:

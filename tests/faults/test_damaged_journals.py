@@ -45,13 +45,11 @@ def said(job: Any, pattern: str) -> bool:
     return any(re.search(pattern, event.text) for event in job.status().events)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "bit"),
-    [
-        pytest.param("journal.json", 0, marks=pytest.mark.slow, id="another run"),
-        pytest.param("journal.json", 7, id="no UTF-8"),
-        pytest.param("incarnation-*/*.log", 0, marks=pytest.mark.slow, id="a record"),
-    ],
+    [("journal.json", 0), ("journal.json", 7), ("incarnation-*/*.log", 0)],
+    ids=["another run", "no UTF-8", "a record"],
 )
 def test_a_damaged_journal_is_named_and_the_model_restored(
     start_job: Callable[..., Any], tmp_path: Path, name: str, bit: int

@@ -23,7 +23,6 @@ MODES = {
     "quorum": ["--workers", "2", "--ps", "2", "--mode", "sync", "--grads-to-wait", "2"],
     "local steps": ["--workers", "2", "--ps", "3", "--local-steps", "4"],
 }
-QUICK = ("async",)
 
 
 def nothing_rolled_back(job: Any) -> None:
@@ -34,14 +33,9 @@ def nothing_rolled_back(job: Any) -> None:
     assert status["rolled_back"]["times"] == 0, job.report()
 
 
-@pytest.mark.parametrize(
-    ("mode", "seed"),
-    [
-        pytest.param(mode, seed, marks=[] if seed == 1 and mode in QUICK else pytest.mark.slow)
-        for mode in MODES
-        for seed in range(1, 5)
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize("mode", MODES)
 def test_servers_are_killed_at_random(start_job: Callable[..., Any], mode: str, seed: int) -> None:
     """The next one as soon as anybody has trained; now and then two at once."""
     chance = random.Random(f"{mode} {seed}")
@@ -57,6 +51,7 @@ def test_servers_are_killed_at_random(start_job: Callable[..., Any], mode: str, 
     nothing_rolled_back(job)
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_is_replaced_and_fenced(start_job: Callable[..., Any]) -> None:
     flags = [*JOURNAL, *MODES["async"], "--heartbeat-timeout", "2"]
     job = start_job(RECORDS, *flags)

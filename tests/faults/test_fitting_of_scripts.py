@@ -67,6 +67,7 @@ def whole() -> bytes:
     return columns.fit(records).to_bytes()
 
 
+@pytest.mark.slow
 def test_a_worker_and_the_master_are_killed_in_the_pass(start: Callable[..., FittingJob]) -> None:
     """In the last task, with the statistics of all others at the master."""
     job = start("fit", "--workers", "1")

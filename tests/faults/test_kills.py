@@ -29,6 +29,7 @@ def test_a_killed_server(start_job: Callable[..., Any], checkpoints: bool) -> No
     assert len([p for p in job.summary()["processes"] if p["role"] == "ps"]) == 4
 
 
+@pytest.mark.slow
 def test_the_local_worker_is_killed(start_job: Callable[..., Any]) -> None:
     """It held the model: the next one continues from the last checkpoint."""
     job = start_job(RECORDS, "--strategy", "local", "--no-shuffle", *TASKS, *KEEP)
@@ -47,6 +48,7 @@ def test_nothing_outlives_the_client(start_job: Callable[..., Any]) -> None:
     assert job.finish(20) != 0
 
 
+@pytest.mark.slow
 def test_a_stopped_job_goes_on_from_its_checkpoint(start_job: Callable[..., Any]) -> None:
     """Stopped by Ctrl-C, then resumed with another number of servers and workers."""
     first = start_job(RECORDS, *FLAGS, *KEEP, name="first")

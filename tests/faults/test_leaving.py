@@ -119,12 +119,8 @@ def test_in_training(start: Callable[..., ModelJob]) -> None:
     assert "was killed" not in job.report()
 
 
-SLOW = pytest.mark.slow
-
-
-@pytest.mark.parametrize(
-    "place", ["feed", pytest.param("import", marks=SLOW), pytest.param("forward", marks=SLOW)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["feed", "import", "forward"])
 def test_blocked_in_code_of_the_user(
     start: Callable[..., ModelJob], tmp_path: Path, place: str
 ) -> None:
@@ -136,7 +132,7 @@ def test_blocked_in_code_of_the_user(
     finish(job)
 
 
-@SLOW
+@pytest.mark.slow
 def test_while_servers_start(start: Callable[..., ModelJob]) -> None:
     job = start("--workers", "1", "--grace-period", "1000")
     job.wait_for(lambda: job.pids("ps"))
@@ -152,7 +148,7 @@ def test_while_servers_start(start: Callable[..., ModelJob]) -> None:
     finish(job)
 
 
-@SLOW
+@pytest.mark.slow
 def test_in_an_evaluation(start: Callable[..., ModelJob], tmp_path: Path) -> None:
     """Of tasks that take longer than the grace period: others do them from the beginning."""
     records = pa.table({"n": range(80)})  # 64 of them take 4 s
@@ -168,6 +164,7 @@ def test_in_an_evaluation(start: Callable[..., ModelJob], tmp_path: Path) -> Non
     assert job.summary()["metrics"]
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs(start: Callable[..., ModelJob]) -> None:
     job = start()
     job.wait_for(lambda: job.done() > 0 and len(job.pids("worker")) == 2)
@@ -180,7 +177,7 @@ def test_a_server_that_hangs(start: Callable[..., ModelJob]) -> None:
     finish(job)
 
 
-@SLOW
+@pytest.mark.slow
 def test_a_master_that_hangs(start: Callable[..., ModelJob]) -> None:
     job = start()
     job.wait_for(lambda: job.done() > 0 and len(job.pids("worker")) == 2)
@@ -193,7 +190,7 @@ def test_a_master_that_hangs(start: Callable[..., ModelJob]) -> None:
     finish(job)
 
 
-@SLOW
+@pytest.mark.slow
 def test_preemptions_in_a_row_are_no_failure(start: Callable[..., ModelJob]) -> None:
     """More of them than the limits of crashes and of kills, before anything is trained."""
     job = start("--workers", "1", delay_s=0.0)

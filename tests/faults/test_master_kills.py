@@ -61,6 +61,7 @@ def test_twice_in_training(start_job: Callable[..., Any], flags: list[str]) -> N
     assert job.summary()["records"] == RECORDS
 
 
+@pytest.mark.slow
 def test_while_it_takes_checkpoints(start_job: Callable[..., Any], tmp_path: Path) -> None:
     flags = [*FLAGS, "--checkpoint-every", "4", "--checkpoint-dir", "DIR"]
     job = start_job(2 * RECORDS, *flags, delay_s=0.1)

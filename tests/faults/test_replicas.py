@@ -16,7 +16,6 @@ from tests.faults.conftest import ModelJob
 RECORDS = 1000
 REPLICA = ["--durability", "replica", "--workers", "2", "--batch-size", "8"]
 REPLICA += ["--records-per-task", "64"]
-FAST = {(3, "quorum")}
 MODES = {
     "async": [],
     "in order": ["--staleness", "0"],
@@ -36,14 +35,9 @@ def rolled_back(job: ModelJob) -> int:
     return int(status["rolled_back"]["times"])
 
 
-@pytest.mark.parametrize(
-    ("servers", "mode"),
-    [
-        pytest.param(servers, mode, marks=[] if (servers, mode) in FAST else pytest.mark.slow)
-        for servers in (2, 3, 5)
-        for mode in MODES
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("servers", [2, 3, 5])
 def test_one_server_at_a_time_is_killed(
     start_job: Callable[..., ModelJob], servers: int, mode: str
 ) -> None:

@@ -122,6 +122,7 @@ def test_many_moves_leave_nothing_on_the_disk(start_job: Callable[..., ModelJob]
     check(job)
 
 
+@pytest.mark.slow
 def test_a_stop_before_a_worker_has_met_the_new_servers_keeps_the_model(
     start_job: Callable[..., ModelJob], tmp_path: Path
 ) -> None:

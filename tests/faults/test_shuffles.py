@@ -27,6 +27,7 @@ def test_every_record_counts_once(start_job: Callable[..., ModelJob]) -> None:
     job.check()
 
 
+@pytest.mark.slow
 def test_a_generator_of_its_own_is_an_error(
     start_job: Callable[..., ModelJob], monkeypatch: pytest.MonkeyPatch
 ) -> None:
