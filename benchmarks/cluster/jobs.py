@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.cluster.events import Clock
-from benchmarks.cluster.machines import RUNNING, End, Pod
+from benchmarks.cluster.machines import RUNNING, End, Kubelets, Machine, Pod, Times
 from benchmarks.cluster.machines import Process as PodProcess
-from benchmarks.cluster.meter import Meter
 from benchmarks.cluster.scheduler import Scheduler
-from benchmarks.cluster.servers import Server, Watermarks
-from benchmarks.cluster.speed import Speed
-from benchmarks.cluster.usage import Usage
-from benchmarks.cluster.workers import Worker
+from benchmarks.cluster.usage import Meter, Usage
+from benchmarks.cluster.workers import Server, Speed, Watermarks, Worker
 from master.runtime import throttle as pace
 from master.state.actions import DataScanned, Start, Started, Stop
 from master.state.calls.calls import Calls
@@ -87,19 +84,6 @@ class _Master:
 
     def kill(self) -> None:
         raise AssertionError("the machine of the master stays")
-
-
-class _Watched:
-    """A process of which the master hears when it runs, as the API of Kubernetes says."""
-
-    def __init__(self, process: PodProcess, runs: Callable[[Pod], None]) -> None:
-        self._process = process
-        self._runs = runs
-        self.terminate, self.kill = process.terminate, process.kill
-
-    def run(self, pod: Pod) -> None:
-        self._runs(pod)
-        self._process.run(pod)
 
 
 class TrainingJob:
@@ -237,8 +221,9 @@ class TrainingJob:
             self._apply(ProcessRuns(role=role, id=id, node=pod.machine.name))
 
         self._meter.calls["api: create"] += 1
-        watched = _Watched(process, runs)
-        self._pods[role, id] = self._pod(role, id, watched, lambda end: self._ended(role, id, end))
+        pod = self._pod(role, id, process, lambda end: self._ended(role, id, end))
+        pod.started = runs
+        self._pods[role, id] = pod
         self._apply(Started(role, id, 0))
 
     def _pod(self, role: str, id: int, process: PodProcess, ended: Callable[[End], None]) -> Pod:
@@ -332,3 +317,43 @@ class TrainingJob:
         """Worker processes that run."""
         pods = self._pods.items()
         return sum(role == "worker" and pod.state == RUNNING for (role, _), pod in pods)
+
+
+class World:
+    """Machines, their scheduler, and the jobs that were submitted.
+
+    Args:
+        sample_s: between two samples of the usage.
+    """
+
+    def __init__(
+        self,
+        machines: Sequence[Machine],
+        *,
+        seed: int,
+        times: Times | None = None,
+        sample_s: float = 1.0,
+    ) -> None:
+        self.clock = Clock()
+        self.usage = Usage(self.clock)
+        self.meter = Meter()
+        """Of the masters of all jobs."""
+        self.rng = random.Random(seed)
+        self.kubelets = Kubelets(self.clock, times or Times(), self.rng)
+        self.scheduler = Scheduler(self.clock, machines, self.kubelets, self.usage)
+        self.jobs: list[TrainingJob] = []
+        self.clock.every(sample_s, self.usage.sample)
+
+    def submit(self, spec: JobSpec, *, at_s: float = 0.0) -> TrainingJob:
+        """A user submits a job at a time that is to come."""
+        job = TrainingJob(spec, self.clock, self.scheduler, self.usage, self.meter)
+        self.jobs.append(job)
+        self.clock.after(at_s - self.clock.now, job.submit)
+        return job
+
+    def run_jobs(self) -> float:
+        """Until every job has ended; returns when. Each record was done exactly once."""
+        self.clock.run(done=lambda: all(job.ended_at is not None for job in self.jobs))
+        for job in self.jobs:
+            job.check()
+        return self.clock.now

@@ -51,6 +51,8 @@ class Pod:
     process: Process
     ended: Callable[[End], None]
     """Is called when the pod is gone."""
+    started: Callable[[Pod], None] = lambda pod: None
+    """Is called before the process runs, as the API of Kubernetes tells a watch."""
     group: str = ""
     """Its pods are placed when all of them fit, see :meth:`Scheduler.hold`; empty: no group."""
     reserved: bool = False
@@ -123,6 +125,7 @@ class Kubelets:
     def _started(self, pod: Pod) -> None:
         if pod.state == BOUND:
             pod.state = RUNNING
+            pod.started(pod)
             pod.process.run(pod)
 
     def end(self, pod: Pod, grace_s: float, gone: Callable[[Pod, End], None]) -> None:

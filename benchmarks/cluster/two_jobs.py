@@ -14,10 +14,9 @@ import argparse
 from typing import Any
 
 from benchmarks.cluster import plots
-from benchmarks.cluster.jobs import JobSpec, TrainingJob
+from benchmarks.cluster.jobs import JobSpec, TrainingJob, World
 from benchmarks.cluster.machines import Machine, Times
-from benchmarks.cluster.speed import Speed
-from benchmarks.cluster.world import World
+from benchmarks.cluster.workers import Speed
 from benchmarks.report import report
 
 CPUS, MACHINES = 320, 10

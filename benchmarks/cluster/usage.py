@@ -1,8 +1,14 @@
-"""CPUs by what they are used for, over time."""
+"""What a run uses: CPUs of the cluster, and processor time and memory of the master."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+import gc
+import sys
+import time
+import types
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from benchmarks.cluster.events import Clock
 
@@ -55,3 +61,60 @@ class Usage:
     def total(self, kind: str) -> list[float]:
         """The sum over all users at each sample."""
         return [sum(at) for at in zip(*self.series[kind].values(), strict=True)]
+
+
+T = TypeVar("T")
+
+
+class Meter:
+    """Counts calls, and the processor time that they take on this machine."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+        self.cpu_ns: Counter[str] = Counter()
+        self.longest_ns: Counter[str] = Counter()
+        self.last_s = 0.0
+        """Seconds of the last call."""
+
+    def __call__(self, name: str, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Makes a call of the master."""
+        began = time.thread_time_ns()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            took = time.thread_time_ns() - began
+            self.last_s = took / 1e9
+            self.calls[name] += 1
+            self.cpu_ns[name] += took
+            self.longest_ns[name] = max(self.longest_ns[name], took)
+
+    def cpu_s(self) -> float:
+        """Seconds of all calls."""
+        return sum(self.cpu_ns.values()) / 1e9
+
+    def us_per_call(self) -> dict[str, float]:
+        """Microseconds of each kind of call, on average."""
+        return {name: round(ns / 1e3 / self.calls[name], 1) for name, ns in self.cpu_ns.items()}
+
+
+# Shared by all: not what one object needs.
+_SHARED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType)
+
+
+def bytes_of(root: Any) -> int:
+    """Bytes of an object and of all that is reachable from it, but for classes and functions.
+
+    Messages of protobuf count with their size on the wire on top of that of the object.
+    """
+    seen: set[int] = set()
+    stack, total = [root], 0
+    while stack:
+        each = stack.pop()
+        if id(each) in seen or isinstance(each, _SHARED):
+            continue
+        seen.add(id(each))
+        total += sys.getsizeof(each)
+        if hasattr(each, "ByteSize"):
+            total += each.ByteSize()
+        stack.extend(gc.get_referents(each))
+    return total

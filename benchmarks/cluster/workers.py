@@ -1,13 +1,15 @@
-"""A worker: leases tasks ahead, trains them, reports them, and leaves when it is asked to.
+"""The processes of training: the speed of a job, its parameter servers and its workers.
 
-The session is that of a real worker: the messages are those of ``torch_edl.wire``, the leases are
+A worker has the session of a real one: the messages are those of ``torch_edl.wire``, the leases are
 kept by the real ``LeaseClient``, and the real ``TaskDuration`` says how many tasks to have in hand.
 Only time and the computation are simulated.
 """
 
 from __future__ import annotations
 
+import math
 import random
+from array import array
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,11 +17,96 @@ from typing import Any, Protocol
 
 from benchmarks.cluster.events import Clock, Event
 from benchmarks.cluster.machines import Pod
-from benchmarks.cluster.servers import Watermarks
-from benchmarks.cluster.speed import Speed
 from torch_edl.data.leases_ahead import AHEAD_S, TaskDuration
+from torch_edl.data.task_space import TaskSpace
 from torch_edl.master_client.leases import HeldLease, LeaseClient, TaskResult
 from torch_edl.wire import master_pb2 as pb
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """Of the workers of a job.
+
+    A worker trains by itself (asynchronous SGD on parameter servers), so that the speed of a job is
+    the sum over its workers. The time of a task has a log-normal factor; its mean is one.
+    """
+
+    records_per_s: float
+    """Of one worker on a machine of speed 1."""
+    noise: float = 0.1
+    """Standard deviation of the logarithm of that factor."""
+    import_s: tuple[float, float] = (5.0, 9.0)
+    """From the start of the process until the worker registers: the import of torch, uniform."""
+    build_s: tuple[float, float] = (1.0, 2.0)
+    """From there until it has its model, uniform."""
+
+    def task_s(self, records: int, pod: Pod, rng: random.Random) -> float:
+        """Seconds for so many records."""
+        machine = pod.machine.speed if pod.machine is not None else 1.0
+        factor = math.exp(rng.gauss(-(self.noise**2) / 2, self.noise))
+        return records / (self.records_per_s * machine) * factor
+
+
+class Watermarks:
+    """Which records the servers of a job have applied: the witness that each is done once.
+
+    All servers are one here, since none of them is lost in these experiments: they run on machines
+    that stay. As in :mod:`torch_edl.ps_server`, a push of records that were applied is a duplicate,
+    and one that leaves a gap is an error.
+    """
+
+    def __init__(self, space: TaskSpace) -> None:
+        self._space = space
+        self._marks = array("I", bytes(4 * space.total))
+        self.applied = 0
+        """Records."""
+        self.duplicates = 0
+        """Records that were pushed again."""
+
+    @property
+    def tasks(self) -> int:
+        """Tasks of the job."""
+        return len(self._marks)
+
+    def of(self, task: int) -> int:
+        """The first record of a task that was not applied."""
+        return self._marks[task]
+
+    def push(self, task: int, first: int, last: int) -> None:
+        """A worker pushes the gradients of records ``first`` to ``last`` of a task."""
+        mark = self._marks[task]
+        if last <= mark:
+            self.duplicates += last - first
+            return
+        assert first == mark, f"task {task}: a push of [{first}, {last}) at watermark {mark}"
+        self._marks[task] = last
+        self.applied += last - first
+
+    def check(self) -> None:
+        """Raises AssertionError unless every record of every task was applied."""
+        for id, mark in enumerate(self._marks):
+            assert mark == self._space.task(id).records, f"task {id}: {mark} records applied"
+
+
+class Server:
+    """The process of a parameter server."""
+
+    def __init__(self, registers: Callable[[], None], ends: Callable[[Pod, int], None]) -> None:
+        self._registers = registers
+        self._ends = ends
+        self._pod: Pod | None = None
+
+    def run(self, pod: Pod) -> None:
+        self._pod = pod
+        self._registers()
+
+    def terminate(self) -> None:
+        assert self._pod is not None
+        self._ends(self._pod, 143)
+
+    def kill(self) -> None:
+        pass
+
 
 _LEAVE_S = 0.5  # from the word that the job is over until the process has ended
 _TERMINATED = 143

@@ -5,16 +5,14 @@ import random
 
 import pytest
 
+from benchmarks.cluster.beside_nginx import Service
 from benchmarks.cluster.events import Clock
-from benchmarks.cluster.jobs import JobSpec
+from benchmarks.cluster.jobs import JobSpec, World
 from benchmarks.cluster.machines import End, Kubelets, Machine, Pod, Times
+from benchmarks.cluster.many_workers import Lifetimes, Spot
 from benchmarks.cluster.scheduler import Scheduler
-from benchmarks.cluster.servers import Watermarks
-from benchmarks.cluster.service import Service
-from benchmarks.cluster.speed import Speed
-from benchmarks.cluster.spot import Lifetimes, Spot
 from benchmarks.cluster.usage import Usage
-from benchmarks.cluster.world import World
+from benchmarks.cluster.workers import Speed, Watermarks
 from torch_edl.data.task_space import Shard, TaskSpace
 
 
