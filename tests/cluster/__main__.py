@@ -5,12 +5,12 @@ scheduler, the controllers, and nodes whose containers are processes of this mac
 here stands in for a cluster, so nothing here imports torch-edl, and torch-edl knows nothing of it.
 
     store, kinds, selectors, patch   the objects and their changes
-    schema, validation, defaults, admission, limits, rbac   what is accepted
-    operations, watches, pod_requests, server, discovery   the requests
-    scheduler, node_controller, job_controller, garbage, happenings   the control plane
-    kubelets, pod_run, pod_files, pod_log, container, zygote, linux   pods as processes
-    network, dns, policies   addresses and names of pods, and who reaches them
-    faults, control, settings   what a test orders
+    schema, validation, admission, rbac   what is accepted
+    operations, watches, pod_requests, server   the requests
+    scheduler, node_controller, job_controller   the control plane
+    kubelets, pod_run, pod_files, container, zygote, linux   nodes, and pods as processes
+    network, dns   addresses and names of pods
+    control, settings   what a test orders
     jobs   jobs of torch-edl in a namespace of any cluster
     cluster   for the tests: starts all this, and writes the kubeconfig
 
@@ -32,17 +32,14 @@ import yaml
 from aiohttp import web
 
 from tests.cluster import network
-from tests.cluster.control import Control
+from tests.cluster.control import Control, Faults
 from tests.cluster.dns import NameServer
-from tests.cluster.faults import Faults
-from tests.cluster.garbage import collect_garbage
 from tests.cluster.job_controller import JobController
 from tests.cluster.kinds import NAMESPACES, SERVICE_ACCOUNTS, name_of
-from tests.cluster.kubelets import Kubelets
+from tests.cluster.kubelets import Kubelets, PolicyController
 from tests.cluster.node_controller import NodeController
-from tests.cluster.operations import Operations
+from tests.cluster.operations import Operations, collect_garbage
 from tests.cluster.pod_requests import PodRequests
-from tests.cluster.policies import PolicyController
 from tests.cluster.rbac import Access
 from tests.cluster.server import ApiServer
 from tests.cluster.settings import Settings

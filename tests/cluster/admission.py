@@ -1,13 +1,18 @@
-"""Admission: the last word on a new object after its form was found right."""
+"""Admission: the defaults of a new object, and the checks after its form was found right: quotas,
+LimitRanges, priorities."""
 
 from __future__ import annotations
 
+import base64
 from collections import Counter
+from collections.abc import Iterator
+from typing import Any
 
 from tests.cluster.kinds import (
     CLAIMS,
     CONFIG_MAPS,
     JOBS,
+    LIMIT_RANGES,
     NAMESPACES,
     PODS,
     PRIORITY_CLASSES,
@@ -20,10 +25,71 @@ from tests.cluster.kinds import (
     name_of,
     namespace_of,
 )  # fmt: skip
-from tests.cluster.limits import problems_of
 from tests.cluster.quantities import limits_of, parse_quantity, requests_of, write_quantity
 from tests.cluster.refused import Refused, not_found
 from tests.cluster.store import Store
+
+
+def set_defaults(kind: Kind, thing: Object) -> None:
+    """Changes ``thing``."""
+    if kind is PODS:
+        _pod(thing["spec"])
+        thing["spec"].setdefault("serviceAccountName", "default")
+        _tolerate_short_losses(thing["spec"])
+        thing.setdefault("status", {})["phase"] = "Pending"
+        thing["status"]["qosClass"] = "Burstable"
+    elif kind is JOBS:
+        spec = thing["spec"]
+        for field, value in (("parallelism", 1), ("completions", 1), ("backoffLimit", 6)):
+            spec.setdefault(field, value)
+        spec.setdefault("completionMode", "NonIndexed")
+        spec.setdefault("suspend", False)
+        # A policy of failures may not be mixed with the replacement of pods that still end.
+        replaced = "Failed" if spec.get("podFailurePolicy") else "TerminatingOrFailed"
+        spec.setdefault("podReplacementPolicy", replaced)
+        _pod(spec["template"]["spec"])
+    elif kind is SERVICES:
+        spec = thing.setdefault("spec", {})
+        spec.setdefault("type", "ClusterIP")
+        spec.setdefault("sessionAffinity", "None")
+        for port in spec.get("ports") or []:
+            port.setdefault("protocol", "TCP")
+            port.setdefault("targetPort", port["port"])
+    elif kind is SECRETS:
+        thing.setdefault("type", "Opaque")
+        for key, value in (thing.pop("stringData", None) or {}).items():
+            thing.setdefault("data", {})[key] = base64.b64encode(value.encode()).decode()
+
+
+def _pod(spec: Object) -> None:
+    values: dict[str, Any] = {
+        "restartPolicy": "Always", "dnsPolicy": "ClusterFirst", "enableServiceLinks": True,
+        "terminationGracePeriodSeconds": 30, "schedulerName": "default-scheduler",
+        "securityContext": {},
+    }  # fmt: skip
+    for field, value in values.items():
+        spec.setdefault(field, value)
+    for field in ("initContainers", "containers"):
+        for container in spec.get(field) or []:
+            latest = container["image"].endswith(":latest") or ":" not in container["image"]
+            container.setdefault("imagePullPolicy", "Always" if latest else "IfNotPresent")
+            container.setdefault("terminationMessagePath", "/dev/termination-log")
+            container.setdefault("terminationMessagePolicy", "File")
+            resources = container.setdefault("resources", {})
+            for name, amount in (resources.get("limits") or {}).items():
+                resources.setdefault("requests", {}).setdefault(name, amount)
+
+
+def _tolerate_short_losses(spec: Object) -> None:
+    """As the admission plugin DefaultTolerationSeconds: a pod leaves a node that is lost only
+    after five minutes, unless the pod says something else."""
+    tolerations = spec.setdefault("tolerations", [])
+    for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"):
+        if not any(toleration.get("key") in (key, None, "") for toleration in tolerations):
+            tolerations.append(
+                {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}
+            )
+
 
 _SYSTEM = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2_000_001_000}
 _COUNTED = {
@@ -123,3 +189,52 @@ def used_of(store: Store, namespace: str) -> Counter[str]:
             if kind is not PODS or thing["status"]["phase"] not in ("Succeeded", "Failed"):
                 total.update(_use(kind, thing))
     return total
+
+
+def set_limits(store: Store, namespace: str, spec: Object) -> None:
+    """Completes the spec of a pod, as the API server does before it looks at the form."""
+    for item in _items(store, namespace, "Container"):
+        most = item.get("max") or {}
+        limits = {**most, **(item.get("default") or {})}
+        requests = {**(item.get("min") or {}), **limits, **(item.get("defaultRequest") or {})}
+        for container in [*(spec.get("initContainers") or []), *spec.get("containers", [])]:
+            own = container.setdefault("resources", {})
+            for field, amounts in (("requests", requests), ("limits", limits)):
+                named = own.get("limits") or {}
+                fresh = {k: v for k, v in amounts.items() if field == "limits" or k not in named}
+                if fresh:
+                    own[field] = {**fresh, **(own.get(field) or {})}
+
+
+def problems_of(store: Store, namespace: str, spec: Object) -> list[str]:
+    """Why the pod is refused."""
+    found: list[str] = []
+    for item in _items(store, namespace, "Container"):
+        for container in [*(spec.get("initContainers") or []), *spec["containers"]]:
+            found += _problems(item, "Container", {"containers": [container]})
+    for item in _items(store, namespace, "Pod"):
+        found += _problems(item, "Pod", spec)
+    return found
+
+
+def _problems(item: Object, word: str, spec: Object) -> Iterator[str]:
+    asked, limits = requests_of(spec), limits_of(spec)
+    for name, text in (item.get("min") or {}).items():
+        if name not in asked:
+            yield f"minimum {name} usage per {word} is {text}.  No request is specified"
+        elif asked[name] < parse_quantity(text):
+            amount = write_quantity(asked[name])
+            yield f"minimum {name} usage per {word} is {text}, but request is {amount}"
+    for name, text in (item.get("max") or {}).items():
+        if name not in limits:
+            yield f"maximum {name} usage per {word} is {text}.  No limit is specified"
+        elif limits[name] > parse_quantity(text):
+            amount = write_quantity(limits[name])
+            yield f"maximum {name} usage per {word} is {text}, but limit is {amount}"
+
+
+def _items(store: Store, namespace: str, word: str) -> Iterator[Object]:
+    for limit_range in store.list(LIMIT_RANGES, namespace):
+        for item in limit_range["spec"]["limits"]:
+            if item["type"] == word:
+                yield item

@@ -100,6 +100,17 @@ class Cluster:
         token: str = self.control("token", namespace=namespace, account=account)
         return token
 
+    def grant(self, namespace: str, account: str, rules: list[dict[str, Any]]) -> None:
+        """Lets a service account do what the rules of a Role say, which is named like it."""
+        rbac = client.RbacAuthorizationV1Api(self.api_client())
+        metadata = {"metadata": {"name": account}}
+        rbac.create_namespaced_role(namespace, {**metadata, "rules": rules})
+        rbac.create_namespaced_role_binding(namespace, {
+            **metadata,
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": account},
+            "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": namespace}],
+        })  # fmt: skip
+
     def report(self) -> str:
         """The logs, for a test that fails."""
         logs = [self.folder / "cluster.log", *sorted((self.folder / "logs").glob("*"))]

@@ -1,21 +1,89 @@
-"""Orders of a test to the cluster itself, at ``/control/WORD``, outside of the API."""
+"""Orders of a test to the cluster itself, at ``/control/WORD``, outside of the API, and the
+faults that they bring about."""
 
 from __future__ import annotations
 
 import json
+import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
 
-from tests.cluster.faults import Faults
 from tests.cluster.kinds import SERVICE_ACCOUNTS
 from tests.cluster.kubelets import Kubelets
 from tests.cluster.operations import Operations
-from tests.cluster.rbac import Access
+from tests.cluster.rbac import Access, Attempt, forbidden
 from tests.cluster.refused import Refused
 from tests.cluster.store import Store
 from tests.cluster.watches import Watches
+
+
+@dataclass
+class Fault:
+    """An order.
+
+    Args:
+        verb: of the requests that it hits; ``*`` for all.
+        resource: of the requests that it hits, such as ``pods`` or ``pods/log``; ``*`` for all.
+        count: the number of requests that it still hits.
+        code: of the answer; 0 to cut the connection without an answer.
+        message: of the answer.
+        retry_after_s: of the header ``Retry-After``.
+    """
+
+    verb: str = "*"
+    resource: str = "*"
+    count: int = 1
+    code: int = 503
+    message: str = "a test has ordered this"
+    retry_after_s: int | None = None
+
+    def hits(self, attempt: Attempt) -> bool:
+        return (
+            self.count > 0
+            and self.verb in ("*", attempt.verb)
+            and self.resource in ("*", attempt.resource)
+        )
+
+
+class Faults:
+    """All orders, and the number of requests by user, verb and resource."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+        self._orders: list[Fault] = []
+        self._away_until = self._unsynced_until = 0.0
+
+    def order(self, words: dict[str, Any]) -> None:
+        self._orders.append(Fault(**words))
+
+    def clear(self) -> None:
+        self._orders.clear()
+        self._away_until = self._unsynced_until = 0.0
+
+    def restart(self, away_s: float, unsynced_s: float) -> None:
+        """The server is away, and then knows no Roles yet: it refuses everybody everything."""
+        self._away_until = time.monotonic() + away_s
+        self._unsynced_until = self._away_until + unsynced_s
+
+    def note(self, user: str, attempt: Attempt) -> bool:
+        """Counts a request. True if its connection is to be cut; raises Refused as ordered."""
+        self.calls[f"{user} {attempt.verb} {attempt.resource}"] += 1
+        now = time.monotonic()
+        if now < self._away_until:
+            return True
+        if now < self._unsynced_until:
+            raise forbidden(user, attempt)
+        for order in self._orders:
+            if order.hits(attempt):
+                order.count -= 1
+                if not order.code:
+                    return True
+                raise Refused(order.code, order.message, retry_after_s=order.retry_after_s)
+        return False
 
 
 class Control:
@@ -24,7 +92,7 @@ class Control:
     - ``compact``: all revisions so far are gone: 410 for a watch or a page from before.
     - ``watches``: ``drop`` cuts all; ``silent`` holds back everything; ``refused`` cuts new ones;
       ``bookmark_period_s``. The answer is the number of watches for each namespace.
-    - ``fail``: the fields of :class:`tests.cluster.faults.Fault`.
+    - ``fail``: the fields of :class:`tests.cluster.control.Fault`.
     - ``heal``: takes back all orders to fail.
     - ``restart``: the API server is away for ``away_s``, then refuses everything for ``unsynced_s``
       with 403, as it does until it knows the Roles; all its connections break.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from tests.cluster.happenings import tell
 from tests.cluster.kinds import JOBS, PODS, Object, name_of, namespace_of
 from tests.cluster.operations import Operations
 from tests.cluster.pod_requests import set_condition
@@ -21,7 +20,7 @@ from tests.cluster.settings import (
     Settings,
     doubling,
 )
-from tests.cluster.store import Store, now
+from tests.cluster.store import Store, now, tell
 
 _ENDED = ("Succeeded", "Failed")
 _TRACKING = "batch.kubernetes.io/job-tracking"

@@ -1,4 +1,5 @@
-"""The nodes: which pods run where, what can be asked of them, and how nodes are lost."""
+"""The nodes: which pods run where, what can be asked of them, how nodes are lost, and which
+network policies their pods follow."""
 
 from __future__ import annotations
 
@@ -9,13 +10,22 @@ import sys
 import time
 from pathlib import Path
 
-from tests.cluster.kinds import NODES, PODS, SERVICE_ACCOUNTS, Object, name_of, namespace_of
+from tests.cluster.kinds import (
+    NETWORK_POLICIES,
+    NODES,
+    PODS,
+    SERVICE_ACCOUNTS,
+    Object,
+    name_of,
+    namespace_of,
+)
 from tests.cluster.operations import Operations
 from tests.cluster.pod_files import PodFiles
 from tests.cluster.pod_requests import set_condition
 from tests.cluster.pod_run import Machine, PodRun
 from tests.cluster.rbac import Access
 from tests.cluster.refused import Refused, not_found
+from tests.cluster.selectors import match_labels
 from tests.cluster.settings import Settings
 from tests.cluster.store import Store
 from tests.cluster.zygote import Zygote
@@ -214,3 +224,45 @@ def _lose_containers(pod: Object) -> None:
             "exitCode": 137, "reason": "ContainerStatusUnknown",
             "message": "The container could not be located when the pod was terminated",
         }}}  # fmt: skip
+
+
+class PolicyController:
+    """Enforces the policies of ingress that name pods of their own namespace."""
+
+    def __init__(self, store: Store, kubelets: Kubelets) -> None:
+        self._store, self._kubelets = store, kubelets
+        self._applied: dict[str, frozenset[str] | None] = {}
+
+    def reconcile(self) -> None:
+        for run in self._kubelets.with_network():
+            pod = self._store.find(PODS, run.namespace, run.name)
+            if pod is None or pod["metadata"]["uid"] != run.uid or run.network is None:
+                continue
+            admitted = self._admitted(pod)
+            if self._applied.get(run.uid) != admitted:
+                self._applied[run.uid] = admitted
+                run.network.admit(admitted)
+
+    def _admitted(self, pod: Object) -> frozenset[str] | None:
+        """The addresses that may connect; None: any."""
+        found: set[str] | None = None
+        for policy in self._store.list(NETWORK_POLICIES, namespace_of(pod)):
+            spec = policy["spec"]
+            ours = match_labels(spec["podSelector"], pod["metadata"].get("labels") or {})
+            if not ours or "Ingress" not in spec.get("policyTypes", ["Ingress"]):
+                continue
+            found = found or set()
+            for rule in spec.get("ingress") or []:
+                assert set(rule) == {"from"}, f"not enforced here: {rule}"
+                for source in rule["from"]:
+                    assert set(source) == {"podSelector"}, f"not enforced here: {source}"
+                    found |= self._addresses(namespace_of(pod), source["podSelector"])
+        return None if found is None else frozenset(found)
+
+    def _addresses(self, namespace: str, selector: Object) -> set[str]:
+        return {
+            pod["status"]["podIP"]
+            for pod in self._store.list(PODS, namespace)
+            if match_labels(selector, pod["metadata"].get("labels") or {})
+            and pod["status"].get("podIP")
+        }

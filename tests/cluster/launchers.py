@@ -69,15 +69,8 @@ class Place:
 
     def allow(self, account: str, *verbs: str) -> None:
         """A service account may do this to pods."""
-        rbac = client.RbacAuthorizationV1Api(self.cluster.api_client())
-        name = {"metadata": {"name": account}}
         rule = {"apiGroups": [""], "resources": ["pods"], "verbs": verbs}
-        rbac.create_namespaced_role(self.api.namespace, {**name, "rules": [rule]})
-        subject = {"kind": "ServiceAccount", "name": account, "namespace": self.api.namespace}
-        role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": account}
-        rbac.create_namespaced_role_binding(
-            self.api.namespace, {**name, "roleRef": role, "subjects": [subject]}
-        )
+        self.cluster.grant(self.api.namespace, account, [rule])
 
     def pods(self) -> dict[str, JSON]:
         found, _ = self.api.list("Pod", names.selector(JOB), read=dict)

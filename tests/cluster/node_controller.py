@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 
-from tests.cluster.happenings import tell
 from tests.cluster.kinds import NODES, PODS, Object, name_of, namespace_of
 from tests.cluster.kubelets import Kubelets
 from tests.cluster.operations import Operations
 from tests.cluster.pod_requests import disrupt, set_condition
 from tests.cluster.scheduler import schedule, toleration_of
 from tests.cluster.settings import UNREACHABLE_S, Settings
-from tests.cluster.store import Store, now
+from tests.cluster.store import Store, now, tell
 
 _UNREACHABLE = "node.kubernetes.io/unreachable"
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"

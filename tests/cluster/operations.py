@@ -1,4 +1,5 @@
-"""What a request does to the objects: create, replace, patch, delete, list."""
+"""What a request does to the objects: create, replace, patch, delete, list. The garbage
+collector deletes what has lost its owner."""
 
 from __future__ import annotations
 
@@ -10,10 +11,17 @@ import random
 import secrets
 from typing import Any
 
-from tests.cluster.admission import admit
-from tests.cluster.defaults import set_defaults
-from tests.cluster.kinds import JOBS, PODS, SERVICES, Kind, Object, name_of, namespace_of
-from tests.cluster.limits import set_limits
+from tests.cluster.admission import admit, set_defaults, set_limits
+from tests.cluster.kinds import (
+    JOBS,
+    NAMESPACES,
+    PODS,
+    SERVICES,
+    Kind,
+    Object,
+    name_of,
+    namespace_of,
+)
 from tests.cluster.patch import apply_patch
 from tests.cluster.refused import Refused, invalid
 from tests.cluster.schema import check_schema
@@ -238,3 +246,31 @@ def _fixed_part(spec: Object) -> Object:
     fixed = {key: value for key, value in spec.items() if key not in _MUTABLE_OF_A_POD}
     fixed["containers"] = [{**c, "image": ""} for c in spec["containers"]]
     return fixed
+
+
+def collect_garbage(store: Store, operations: Operations) -> None:
+    """Deletes what has lost all its owners or its namespace, and then owners that waited."""
+    namespaces = {"", *map(name_of, store.list(NAMESPACES))}
+    things = list(store.kinds())
+    uids = {thing["metadata"]["uid"] for _, thing in things}
+    ending = {t["metadata"]["uid"] for _, t in things if ends_in_foreground(t)}
+    for kind, thing in things:
+        owners = {o["uid"] for o in thing["metadata"].get("ownerReferences") or []}
+        orphaned = owners and not owners & uids
+        homeless = namespace_of(thing) not in namespaces
+        if (orphaned or homeless or owners & ending) and not _is_ending(thing):
+            operations.delete(
+                kind, namespace_of(thing), name_of(thing), {"propagationPolicy": "Background"}
+            )
+    for pod in store.list(PODS):
+        ended = pod["metadata"].get("deletionGracePeriodSeconds") == 0
+        if ended and not pod["metadata"].get("finalizers"):
+            store.remove(PODS, namespace_of(pod), name_of(pod))
+    for kind, thing in things:
+        uid = thing["metadata"]["uid"]
+        if uid in ending and not operations.dependents(uid):
+            store.remove(kind, namespace_of(thing), name_of(thing))
+
+
+def _is_ending(thing: Object) -> bool:
+    return "deletionTimestamp" in thing["metadata"]

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.cluster.container import ContainerSpec
-from tests.cluster.happenings import tell
 from tests.cluster.kinds import PODS, Object, name_of, namespace_of
 from tests.cluster.network import DNS, PodNetwork
-from tests.cluster.pod_files import Missing, PodFiles
-from tests.cluster.pod_log import copy_log, last_lines
+from tests.cluster.pod_files import Missing, PodFiles, copy_log, last_lines
 from tests.cluster.pod_requests import set_condition
 from tests.cluster.refused import Refused
 from tests.cluster.settings import (
@@ -26,7 +24,7 @@ from tests.cluster.settings import (
     Settings,
     doubling,
 )
-from tests.cluster.store import Store, now
+from tests.cluster.store import Store, now, tell
 from tests.cluster.zygote import Forked, Zygote
 
 ROOT = Path(__file__).parents[2]

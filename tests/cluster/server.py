@@ -11,9 +11,8 @@ from typing import Any
 import yaml
 from aiohttp import web
 
-from tests.cluster.discovery import discover
-from tests.cluster.faults import Faults
-from tests.cluster.kinds import PODS, ROLES, Kind, Object, find_kind
+from tests.cluster.control import Faults
+from tests.cluster.kinds import PODS, ROLES, Kind, Object, discover, find_kind
 from tests.cluster.operations import Operations
 from tests.cluster.pod_requests import PodRequests
 from tests.cluster.rbac import Access, Attempt

@@ -267,15 +267,8 @@ def test_a_service_account_may_do_what_its_roles_say(
     assert refused.value.status == 403
     user = f"system:serviceaccount:{namespace}:master"
     assert f'User \\"{user}\\" cannot list resource \\"pods\\"' in refused.value.body
-    rbac = client.RbacAuthorizationV1Api(cluster.api_client())
     rule = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "create"]}
-    rbac.create_namespaced_role(namespace, {"metadata": {"name": "r"}, "rules": [rule]})
-    binding = {
-        "metadata": {"name": "b"},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "r"},
-        "subjects": [{"kind": "ServiceAccount", "name": "master", "namespace": namespace}],
-    }
-    rbac.create_namespaced_role_binding(namespace, binding)
+    cluster.grant(namespace, "master", [rule])
     own.create_namespaced_pod(namespace, pod("a"))
     assert len(own.list_namespaced_pod(namespace).items) == 1
     with pytest.raises(ApiException) as refused:
@@ -324,22 +317,18 @@ def test_a_websocket_to_a_port_needs_get_and_create(
     rbac = client.RbacAuthorizationV1Api(cluster.api_client())
     core.create_namespaced_service_account(namespace, {"metadata": {"name": "user"}})
     rule = {"apiGroups": [""], "resources": ["pods/portforward"], "verbs": ["create"]}
-    role = rbac.create_namespaced_role(namespace, {"metadata": {"name": "r"}, "rules": [rule]})
-    rbac.create_namespaced_role_binding(namespace, {
-        "metadata": {"name": "b"},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "r"},
-        "subjects": [{"kind": "ServiceAccount", "name": "user", "namespace": namespace}],
-    })  # fmt: skip
+    cluster.grant(namespace, "user", [rule])
+    role = rbac.read_namespaced_role("user", namespace)
     core.create_namespaced_pod(namespace, pod("a"))
     own = client.CoreV1Api(cluster.api_client(cluster.token_of(namespace, "user")))
     for verbs, missing in ((["create"], "get"), (["get"], "create")):
         role.rules[0].verbs = verbs
-        role = rbac.replace_namespaced_role("r", namespace, role)
+        role = rbac.replace_namespaced_role("user", namespace, role)
         with pytest.raises(ApiException) as refused:
             portforward(own.connect_get_namespaced_pod_portforward, "a", namespace, ports="80")
         assert f"cannot {missing} resource" in str(refused.value)
     role.rules[0].verbs = ["get", "create"]
-    rbac.replace_namespaced_role("r", namespace, role)
+    rbac.replace_namespaced_role("user", namespace, role)
     portforward(own.connect_get_namespaced_pod_portforward, "a", namespace, ports="80")
 
 

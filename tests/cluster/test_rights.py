@@ -56,21 +56,16 @@ class Account:
     ) -> None:
         self._namespace = namespace
         name = f"user-{secrets.token_hex(3)}"
-        metadata = {"metadata": {"name": name}}
         groups = {kind.plural: kind.group for kind in KINDS}
         rules = [
             {"apiGroups": [groups[resource.partition("/")[0]]], "resources": [resource],
              "verbs": sorted(verbs)}
             for resource, verbs in rights.items()
         ]  # fmt: skip
-        rbac = client.RbacAuthorizationV1Api(cluster.api_client())
-        namespace.core.create_namespaced_service_account(namespace.name, metadata)
-        rbac.create_namespaced_role(namespace.name, {**metadata, "rules": rules})
-        rbac.create_namespaced_role_binding(namespace.name, {
-            **metadata,
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
-            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace.name}],
-        })  # fmt: skip
+        namespace.core.create_namespaced_service_account(
+            namespace.name, {"metadata": {"name": name}}
+        )
+        cluster.grant(namespace.name, name, rules)
         token = cluster.token_of(namespace.name, name)
         self.api_client = cluster.api_client(token)
         known = yaml.safe_load(cluster.kubeconfig.read_text())
