@@ -57,8 +57,8 @@ async def serve(folder: Path, outside: socket.socket, *, own_users: bool) -> Non
     """
     settings = Settings.read(folder / "settings.json")
     store = Store()
-    admin, restricted = secrets.token_urlsafe(16), secrets.token_urlsafe(16)
-    access, watches, faults = Access(store, admin, restricted), Watches(store), Faults()
+    admin = secrets.token_urlsafe(16)
+    access, watches, faults = Access(store, admin), Watches(store), Faults()
     tls, authority = _tls(folder)
     operations = Operations(store)
     kubelets = Kubelets(store, access, operations, settings, folder, authority, own_users=own_users)

@@ -15,7 +15,7 @@ import signal
 import stat
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -71,9 +71,7 @@ class ContainerSpec:
     no_new_privileges: bool
     result: str
     own_users: bool
-    termination_log: str = ""
-    shared_memory: str = "64m"
-    _parts: list[str] = field(default_factory=list)
+    termination_log: str
 
     def write(self, path: Path) -> None:
         path.touch(mode=0o600)
@@ -220,11 +218,9 @@ def _devices(dev: str, spec: ContainerSpec) -> None:
     for name, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
         os.symlink(f"/proc/self/fd{target}", f"{dev}/{name}")
     os.mkdir(f"{dev}/shm")
-    options = f"mode=1777,size={spec.shared_memory}"
-    linux.mount("tmpfs", f"{dev}/shm", "tmpfs", options=options)
-    if spec.termination_log:
-        Path(dev, "termination-log").touch()
-        linux.mount(spec.termination_log, f"{dev}/termination-log", flags=linux.BIND)
+    linux.mount("tmpfs", f"{dev}/shm", "tmpfs", options="mode=1777,size=64m")
+    Path(dev, "termination-log").touch()
+    linux.mount(spec.termination_log, f"{dev}/termination-log", flags=linux.BIND)
 
 
 def _resolve(root: str, path: str) -> str:

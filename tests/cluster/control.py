@@ -101,7 +101,7 @@ class Control:
     - ``lose-node``, ``return-node``: ``name``; a node falls silent, its processes are gone unless
       it ``runs`` on, without its kubelet.
     - ``add-node``: see :meth:`tests.cluster.kubelets.Kubelets.add`.
-    - ``out-of-memory``, ``evict``: a pod by ``namespace`` and ``name``; by its node.
+    - ``out-of-memory``: a pod by ``namespace`` and ``name``.
     """
 
     def __init__(
@@ -126,7 +126,6 @@ class Control:
         self._words |= {
             "lose-node": kubelets.lose, "return-node": kubelets.give_back,
             "add-node": kubelets.add, "out-of-memory": kubelets.run_out_of_memory,
-            "evict": kubelets.evict,
         }  # fmt: skip
 
     async def answer(self, request: web.Request) -> Any:

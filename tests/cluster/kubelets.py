@@ -167,10 +167,6 @@ class Kubelets:
     def run_out_of_memory(self, namespace: str, name: str) -> None:
         self.run_of(namespace, name).run_out_of_memory()
 
-    def evict(self, namespace: str, name: str) -> None:
-        message = "The node was low on resource: memory. Container main was using 2Gi."
-        self.run_of(namespace, name).evict(message)
-
     def lose(self, name: str, *, runs: bool = False) -> None:
         """The node falls silent, and its processes are gone unless it ``runs`` on."""
         if self._store.find(NODES, "", name) is None:

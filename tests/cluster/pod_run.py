@@ -90,7 +90,6 @@ class PodRun:
         self._ending = asyncio.Event()
         self._kill_at: float | None = None
         self.has_vanished = False
-        self._evicted = ""
         self._unsaid: list[Callable[[Object], None]] = []
         self.task = asyncio.create_task(self._run())
 
@@ -121,11 +120,6 @@ class PodRun:
             container.out_of_memory = True
         self._kill()
 
-    def evict(self, message: str) -> None:
-        """The node is short of resources and ends the pod."""
-        self._evicted = message
-        self.end(float(self._pod["spec"]["terminationGracePeriodSeconds"]))
-
     def _kill(self) -> None:
         for container in self._containers.values():
             with contextlib.suppress(ProcessLookupError):
@@ -145,7 +139,7 @@ class PodRun:
             else:
                 prepare.cancel()
                 self._finish(137)
-            if self._ending.is_set() and not self._evicted:
+            if self._ending.is_set():
                 self._remove()
         finally:
             if self.network is not None:
@@ -171,8 +165,6 @@ class PodRun:
                 self._files.environment(container, {}, self.network.address)
 
             await self._until_there(environment, "Failed", "CreateContainerConfigError")
-        if self._machine.settings.start_s:
-            await asyncio.sleep(self._machine.settings.start_s)
 
     def _begin(self, pod: Object) -> None:
         status = pod["status"]
@@ -207,7 +199,6 @@ class PodRun:
             await asyncio.sleep(pause_s / 2)
         if (node, image) not in self._machine.pulled:
             self._tell("Pulling", f'Pulling image "{image}"')
-            await asyncio.sleep(settings.pull_s)
             self._machine.pulled.add((node, image))
             self._tell("Pulled", f'Successfully pulled image "{image}"')
 
@@ -253,14 +244,9 @@ class PodRun:
     def _finish(self, code: int) -> None:
         def change(pod: Object) -> None:
             status = pod["status"]
-            status["phase"] = "Failed" if code or self._evicted else "Succeeded"
+            status["phase"] = "Failed" if code else "Succeeded"
             for kind in ("Ready", "ContainersReady"):
                 set_condition(pod, kind, "False", f"Pod{'Failed' if code else 'Completed'}", "")
-            if self._evicted:
-                status |= {"reason": "Evicted", "message": self._evicted}
-                set_condition(
-                    pod, "DisruptionTarget", "True", "TerminationByKubelet", self._evicted
-                )
 
         self._change(change)
 

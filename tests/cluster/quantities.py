@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
 
 from tests.cluster.kinds import Object
 
@@ -14,8 +13,6 @@ _SUFFIXES = {
     "n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15,
     "E": 1e18, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60,
 }  # fmt: skip
-
-Amounts = Mapping[str, int]
 
 
 def parse_quantity(text: object) -> int:
@@ -55,14 +52,6 @@ def _requests(container: Object) -> Counter[str]:
     resources = container.get("resources") or {}
     asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
     return Counter({name: parse_quantity(amount) for name, amount in asked.items()})
-
-
-def sum_of(pods: Iterable[Object]) -> Counter[str]:
-    """What they ask for together."""
-    total: Counter[str] = Counter()
-    for pod in pods:
-        total.update(requests_of(pod["spec"]))
-    return total
 
 
 def write_quantity(thousandths: int) -> str:

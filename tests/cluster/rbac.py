@@ -50,12 +50,11 @@ class Access:
     Args:
         store: of the Roles.
         admin: the token of the user who may do all.
-        restricted: the token of a user named ``restricted``, who may do what Roles say.
     """
 
-    def __init__(self, store: Store, admin: str, restricted: str) -> None:
+    def __init__(self, store: Store, admin: str) -> None:
         self._store = store
-        self._users = {admin: "admin", restricted: "restricted"}
+        self._users = {admin: "admin"}
         self._tokens: dict[str, str] = {}
 
     def token_of(self, account: Object) -> str:
@@ -127,10 +126,9 @@ def forbidden(user: str, attempt: Attempt) -> Refused:
 
 
 def _is(subject: Object, user: str, namespace: str) -> bool:
-    if subject["kind"] == "ServiceAccount":
-        where = subject.get("namespace") or namespace
-        return user == f"{_PREFIX}{where}:{subject['name']}"
-    return subject["kind"] == "User" and user == subject["name"]
+    where = subject.get("namespace") or namespace
+    is_account: bool = subject["kind"] == "ServiceAccount"
+    return is_account and user == f"{_PREFIX}{where}:{subject['name']}"
 
 
 def _admits(rule: Object, attempt: Attempt) -> bool:

@@ -44,8 +44,6 @@ class Settings:
     Args:
         nodes: the nodes at the start, see :class:`tests.cluster.cluster.Cluster`.
         images: the images that can be pulled.
-        pull_s: the first pull of an image on a node takes so long.
-        start_s: a container starts so long after its image is there.
         factor: shortens all times of this module, and what pods tolerate of their nodes.
         forks: modules that are imported once; a command ``python -P -m`` of one of them is forked,
             see :mod:`tests.cluster.zygote`.
@@ -54,8 +52,6 @@ class Settings:
 
     nodes: list[dict[str, Any]]
     images: tuple[str, ...] = ("edl", "edl:test")
-    pull_s: float = 0.0
-    start_s: float = 0.0
     factor: float = 0.05
     forks: tuple[str, ...] = ()
     enforces_policies: bool = False

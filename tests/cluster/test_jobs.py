@@ -150,3 +150,31 @@ def test_a_stopped_job_leaves_no_pod_that_runs(
     assert job.finish() != 0
     namespace.wait_for(lambda: not [p for p in namespace.pods(JOB) if p.status.phase == "Running"])
     namespace.delete(JOB)
+
+
+def test_pods_beyond_the_limits_of_the_namespace_fail_the_job(
+    namespace: Namespace, submit: Callable[..., Job]
+) -> None:
+    namespace.core.create_namespaced_limit_range(namespace.name, {
+        "metadata": {"name": "small"},
+        "spec": {"limits": [{"type": "Container", "max": {"memory": "1Gi"}}]},
+    })  # fmt: skip
+    resources = ("--worker-resources", "memory=2Gi", "--master-resources", "memory=1Gi")
+    job = submit(100, *resources, "--workers", "2")
+    assert job.finish() == 2, namespace.report()
+    assert "maximum memory usage per Container is 1Gi, but limit is 2Gi" in job.said()
+    assert '"state": "failed"' in namespace.edl("status", JOB, "--json").stdout
+
+
+def test_a_job_whose_account_has_no_rights_says_so_and_stops(
+    namespace: Namespace, submit: Callable[..., Job]
+) -> None:
+    namespace.core.create_namespaced_service_account(namespace.name, {"metadata": {"name": "weak"}})
+    job = submit(100, "--service-account", "weak")
+    job.wait_for(lambda: 'resources: ["pods"], verbs: ["create"]' in job.said(), 200)
+    assert f"system:serviceaccount:{namespace.name}:weak" in job.said()
+    stopped = namespace.edl("stop", JOB)
+    assert "stopped" in stopped.stdout, stopped.stdout
+    assert job.finish() != 0
+    # The Job itself says that it is complete, and its master may not change it.
+    assert '"state": "stopped"' in namespace.edl("status", JOB, "--json").stdout

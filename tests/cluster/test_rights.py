@@ -99,6 +99,7 @@ def test_each_command_runs_with_its_documented_rights(
     become(documented("run"))
     with contextlib.closing(namespace.submit(JOB, "--detach", *FLAGS, delay_s=DELAY_S)) as job:
         assert job.finish(200) == 0, job.said()
+        assert f"job {JOB} runs on without this terminal" in job.said()
     become(documented("attach"))
     command = [*EDL, "attach", JOB, "--namespace", namespace.name]
     attached = subprocess.Popen(
@@ -109,9 +110,12 @@ def test_each_command_runs_with_its_documented_rights(
         assert (logs.returncode, "may not" in logs.stdout) == (0, False), logs.stdout
         become(documented("status"))
         namespace.wait_for(lambda: job.done() > 0, 200)
-        for words in (["list"], ["scale", JOB, "--workers", "3"]):
-            done = namespace.edl(*words)
-            assert done.returncode == 0, done.stdout
+        assert "worker-0" in namespace.edl("logs", JOB, "--role", "worker", "--id", "0").stdout
+        scaled = namespace.edl("scale", JOB, "--workers", "3")
+        assert scaled.returncode == 0, scaled.stdout
+        assert "workers: 2 before, 3 from now on" in scaled.stdout
+        events = namespace.edl("logs", JOB, "--role", "events")
+        assert "workers: 2 before, 3 from now on" in events.stdout
         become(documented("chaos"))
         done = namespace.edl("chaos", JOB, "--kill", "worker=1", "--for", "2s", timeout_s=300)
         assert done.returncode == 0, done.stdout
@@ -125,6 +129,10 @@ def test_each_command_runs_with_its_documented_rights(
     finally:
         attached.kill()
         attached.wait()
+    listed = namespace.edl("list", "--json")
+    assert listed.returncode == 0, listed.stdout
+    assert '"state": "stopped"' in listed.stdout
+    assert f"{JOB}: stopped" in namespace.edl("attach", JOB).stdout
     become(documented("clean"))
     done = namespace.edl("clean", JOB)
     assert done.returncode == 0, done.stdout
