@@ -17,7 +17,7 @@ from kubernetes.stream import portforward
 
 from tests.cluster.cluster import Cluster
 from tests.cluster.settings import FAILED_POD_BACK_OFF_S, Settings
-from tests.waiting import HANG_S
+from tests.waiting import wait_for
 
 JSON = dict[str, Any]
 SLEEP = ["python", "-S", "-c", "import time; time.sleep(1000)"]
@@ -67,11 +67,7 @@ class Pods:
         return found[0] if found else None
 
     def wait_for(self, condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + HANG_S
-        while not condition():
-            if time.monotonic() > deadline:
-                pytest.fail(f"it did not come about:\n{self.cluster.report()}")
-            time.sleep(0.02)
+        wait_for(condition, self.cluster.report)
 
     def finish(self, name: str) -> str:
         self.wait_for(lambda: self.phase(name) in ("Succeeded", "Failed"))
