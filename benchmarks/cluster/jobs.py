@@ -27,7 +27,7 @@ from master.state.workforce.processes import Process
 from master.state.workforce.server_command import ServerCommand
 from torch_edl.config import ClusterConfig, DataConfig, JobConfig, TrainConfig
 from torch_edl.data.task_space import Shard, TaskSpace
-from torch_edl.processes.spec import ProcessExit, ProcessRuns
+from torch_edl.processes.launcher import ProcessExit, ProcessRuns
 from torch_edl.wire import master_pb2 as pb
 
 _MASTER_STARTS_S = 1.0  # no torch is imported

@@ -23,10 +23,9 @@ from master.state.actions import (
     Started,
     Stop,
 )
-from torch_edl.processes.adoption import start_time
-from torch_edl.processes.launcher import Launcher
+from torch_edl.processes.launcher import Launcher, ProcessExit
+from torch_edl.processes.process_group import start_time
 from torch_edl.processes.signals import StopSignals
-from torch_edl.processes.spec import ProcessExit
 
 log = logging.getLogger(__name__)
 

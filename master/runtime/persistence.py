@@ -25,7 +25,7 @@ from torch_edl.errors import StoreConflictError, UsageError
 from torch_edl.files.durable import write_text
 from torch_edl.interfaces import Store
 from torch_edl.launch.jobs.status import as_dict
-from torch_edl.processes.adoption import start_time
+from torch_edl.processes.process_group import start_time
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from torch_edl.config.environment import ENV_PROCESS, ENV_TOKEN
 from torch_edl.data.task_space import Shard
 from torch_edl.errors import EdlError
 from torch_edl.processes import exec_child
-from torch_edl.processes.output import setup_logging
+from torch_edl.processes.this_process import setup_logging
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Any
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.data.stream_space import AnySpace
 from torch_edl.data.task_space import Shard
-from torch_edl.processes.spec import ProcessRefused, ProcessRuns, ProcessSpec, ProcessWaits
+from torch_edl.processes.launcher import ProcessRefused, ProcessRuns, ProcessSpec, ProcessWaits
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 
@@ -206,7 +206,7 @@ class Started:
     id: int
     pid: int
     since: int = 0
-    """Start time of the process, see :func:`torch_edl.processes.adoption.start_time`."""
+    """Start time of the process, see :func:`torch_edl.processes.process_group.start_time`."""
 
 
 @dataclass(frozen=True)

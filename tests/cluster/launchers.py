@@ -16,7 +16,7 @@ from torch_edl.plugins.kubernetes.cluster.api import Api
 from torch_edl.plugins.kubernetes.config import KubernetesConfig
 from torch_edl.plugins.kubernetes.master.launcher import KubernetesLauncher
 from torch_edl.plugins.kubernetes.objects.pod import process_pod
-from torch_edl.processes.spec import ProcessEvent, ProcessExit, ProcessSpec
+from torch_edl.processes.launcher import ProcessEvent, ProcessExit, ProcessSpec
 
 JSON = dict[str, Any]
 JOB = "ctr"

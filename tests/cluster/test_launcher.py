@@ -15,8 +15,8 @@ from kubernetes import client
 from tests.cluster.cluster import Cluster
 from tests.cluster.launchers import Place, hear, new_place, pod_name, spec, until_exit
 from tests.waiting import HANG_S, wait_for
-from torch_edl.processes.launcher import Known
-from torch_edl.processes.spec import (
+from torch_edl.processes.launcher import (
+    Known,
     ProcessEvent,
     ProcessExit,
     ProcessRefused,

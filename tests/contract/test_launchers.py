@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from tests.waiting import wait_for
-from torch_edl.processes.launcher import Known, Launcher
+from torch_edl.processes.launcher import Known, Launcher, ProcessEvent, ProcessExit, ProcessSpec
 from torch_edl.processes.local import LocalLauncher
-from torch_edl.processes.spec import ProcessEvent, ProcessExit, ProcessSpec
 
 LASTS = "import time; print('begun', flush=True); time.sleep(1000)"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + LASTS
@@ -199,7 +198,7 @@ def test_the_next_launcher_takes_over(place: Machine | Pods, launcher: Launcher)
     for id in pids:
         begun(place, first, id)
     first.close()
-    from torch_edl.processes.adoption import start_time
+    from torch_edl.processes.process_group import start_time
 
     known = [
         Known(role="worker", id=id, pid=pid, since=start_time(pid) if pid else 0, ran=True)

@@ -17,7 +17,7 @@ from torch_edl.api.saver import settings
 from torch_edl.config.environment import ENV_MASTER, ENV_UNSEEN
 from torch_edl.errors import UsageError
 from torch_edl.master_client.session import MasterSession
-from torch_edl.processes.output import outlive_terminal
+from torch_edl.processes.this_process import outlive_terminal
 
 log = logging.getLogger(__name__)
 

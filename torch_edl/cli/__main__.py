@@ -11,7 +11,7 @@ from torch_edl.cli.config_file import placed
 from torch_edl.cli.parser import parse
 from torch_edl.cli.terminal import complain
 from torch_edl.errors import EdlError, UsageError
-from torch_edl.processes.output import outlive_terminal
+from torch_edl.processes.this_process import outlive_terminal
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2

@@ -19,7 +19,7 @@ from torch_edl.errors import (
     UsageError,
 )
 from torch_edl.master_client.heartbeat import Heartbeat, WorkerStatus
-from torch_edl.processes.graceful_exit import GracefulExit
+from torch_edl.processes.signals import GracefulExit
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.absence import MASTER_AWAY_S
@@ -38,7 +38,7 @@ class MasterSession:
     heartbeat each second.
 
     After that, SIGTERM means: finish the update, return the leases, leave; see
-    :class:`~torch_edl.processes.graceful_exit.GracefulExit`. A handler of the user is kept.
+    :class:`~torch_edl.processes.signals.GracefulExit`. A handler of the user is kept.
 
     Args:
         worker_id: id of the worker; -1 to get an id from the master.

@@ -1,13 +1,167 @@
-"""Interface through which a master starts, watches and ends the processes of its job."""
+"""Interface of a launcher, through which a master starts, watches and ends the processes of its
+job, and the descriptions of processes that both exchange."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from torch_edl.processes.spec import ProcessEvent, ProcessSpec
 from torch_edl.wire import master_pb2 as pb
+
+# Clusters and cloud providers usually send SIGTERM first, then SIGKILL.
+_PREEMPTIONS = (signal.SIGTERM, signal.SIGKILL)
+
+
+def ended_by(code: int, *signals: int) -> bool:
+    """Return True if one of these signals ended a process.
+
+    Args:
+        code: exit code of the process; -N means signal N. A shell, or a program that handles the
+            signal, exits with 128 + N.
+    """
+    return any(code in (-number, 128 + number) for number in signals)
+
+
+def was_preempted(code: int) -> bool:
+    """Return True if the exit code means that the process was preempted, which is no failure."""
+    return ended_by(code, *_PREEMPTIONS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessSpec:
+    """One process to start: ``python -m module *args`` with extra environment variables."""
+
+    role: str
+    """Role of the process: ``master``, ``ps`` or ``worker``."""
+    id: int
+    """Number of the process, never used twice for a role in one job."""
+    module: str
+    """Python module to run with ``-m``."""
+    args: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    end_with_parent: int = signal.SIGKILL
+    """Signal that the process gets when its parent ends; 0 for none."""
+    slot: int = -1
+    """Slot of a worker among the workers that run at once; -1 for none."""
+    pod: int = -1
+    """Id of the worker for which the shared pod of this worker is created; -1 if the pod is not
+    shared."""
+    avoid: Sequence[str] = ()
+    """Machines to use only if no other machine has room."""
+
+    @property
+    def name(self) -> str:
+        """Name of the process in logs and files, such as ``worker-3``."""
+        return f"{self.role}-{self.id}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessExit:
+    """The end of a process: exit code, signal and cause."""
+
+    role: str
+    id: int
+    code: int | None = None
+    """Exit code; None if a signal ended the process."""
+    signal: int | None = None
+    """Signal that ended the process; None if there was none. The end is unknown if both are None,
+    because another process is its parent."""
+    why: str = ""
+    """Further details of the cause, for the user."""
+    own_fault: bool | None = None
+    """False if the process was taken away, which is no failure of the job, whatever its exit code.
+    True if the process failed by itself, even if a signal ended it. None to decide by exit code or
+    signal."""
+    node: str = ""
+    """Machine of the process; empty for this machine or if there is none."""
+    blames_node: bool = False
+    """True if the machine may have caused the end."""
+
+    @property
+    def was_terminated(self) -> bool:
+        """True if SIGTERM ended the process and no other cause is known."""
+        return self.own_fault is None and ended_by(self._number, signal.SIGTERM)
+
+    @property
+    def was_killed(self) -> bool:
+        """True if SIGKILL ended the process, or if the end is unknown.
+
+        As a rule, SIGKILL comes from the kernel or from the owner of the machine. An unknown end
+        proves no fault of the process.
+        """
+        if self.own_fault is not None:
+            return False
+        return self.is_unknown or ended_by(self._number, signal.SIGKILL)
+
+    @property
+    def was_taken(self) -> bool:
+        """True if the process is known to be preempted, evicted, or on a lost machine."""
+        return self.own_fault is False
+
+    @property
+    def _number(self) -> int:
+        return self.code or 0 if self.signal is None else -self.signal
+
+    @property
+    def is_unknown(self) -> bool:
+        """True if neither exit code nor signal is known."""
+        return self.code is None and self.signal is None
+
+    @property
+    def how(self) -> str:
+        """Predicate of a sentence about the process, such as ``ended with exit code 1``."""
+        if self.was_taken:
+            return f"was taken away: {self.why}"
+        return f"ended{', ' if self.is_unknown else ' with '}{self}"
+
+    def __str__(self) -> str:
+        if self.was_taken:
+            return self.why
+        if self.is_unknown:
+            text = "exit code not known"
+        else:
+            text = f"exit code {self.code}" if self.signal is None else f"signal {self.signal}"
+        return f"{text}: {self.why}" if self.why else text
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessWaits:
+    """A process was requested and is not running yet."""
+
+    role: str
+    id: int
+    why: str = ""
+    """Reason why the process does not run, in one line; empty if it is about to run."""
+    fix: str = ""
+    """Advice for the user; empty if there is none."""
+    placed: bool = True
+    """True if a machine has room for the process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessRuns:
+    """A requested process runs."""
+
+    role: str
+    id: int
+    node: str = ""
+    """Machine of the process; empty for this machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessRefused:
+    """A process was rejected for good; a new request for the same process would be, too."""
+
+    role: str
+    id: int
+    why: str
+    """Reason and advice for the user."""
+
+
+ProcessEvent = ProcessWaits | ProcessRuns | ProcessRefused | ProcessExit
+"""An event that a launcher reports about a process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,14 +173,14 @@ class Known:
     pid: int = 0
     """Pid of the process; 0 if it is unknown or the process runs on another machine."""
     since: int = 0
-    """Start time, see :func:`torch_edl.processes.adoption.start_time`."""
+    """Start time, see :func:`torch_edl.processes.process_group.start_time`."""
     ran: bool = False
     """True if the process is known to have run. If it cannot be found, it has ended."""
     started_as: str = ""
     """Name of the process when it was started; empty if the name has not changed."""
     pod: int = -1
     """Id of the first worker of a shared pod; see
-    :attr:`torch_edl.processes.spec.ProcessSpec.pod`."""
+    :attr:`torch_edl.processes.launcher.ProcessSpec.pod`."""
 
 
 class Launcher(Protocol):

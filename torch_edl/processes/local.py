@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import IO
 
 from torch_edl.config.environment import ENV_PROCESS
-from torch_edl.processes import adoption, exec_child
-from torch_edl.processes.child_group import ChildGroup, GroupLeader
-from torch_edl.processes.launcher import Known
-from torch_edl.processes.spec import ProcessExit, ProcessSpec
+from torch_edl.processes import exec_child, process_group
+from torch_edl.processes.launcher import Known, ProcessExit, ProcessSpec
+from torch_edl.processes.process_group import ChildGroup, GroupLeader
 
 log = logging.getLogger(__name__)
 
@@ -57,12 +56,7 @@ class LocalLauncher:
         self._logs: dict[tuple[str, int], str] = {}  # of processes whose role changed
 
     def start(self, spec: ProcessSpec) -> int:
-        """Start ``python -m spec.module *spec.args`` and return its pid.
-
-        Raises:
-            OSError: the process cannot be started, or its log file cannot be opened.
-            RuntimeError: the caller is not the main thread.
-        """
+        """Start a process, from the main thread only; see :class:`Launcher`."""
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("LocalLauncher.start: call it from the main thread")
         key = (spec.role, spec.id)
@@ -89,12 +83,12 @@ class LocalLauncher:
         return process.pid
 
     def adopt(self, known: Sequence[Known]) -> dict[tuple[str, int], Known | None]:
-        """Take over the processes that an earlier launcher started.
+        """Take over the processes of an earlier launcher.
 
         A process whose pid was not recorded is found by the token of the job. The end of an adopted
         process is reported without an exit code, which the kernel reports to the parent only.
         """
-        found = adoption.find(self._token) if self._token else {}
+        found = process_group.find(self._token) if self._token else {}
         taken: dict[tuple[str, int], Known | None] = {}
         for each in known:
             key = (each.role, each.id)
@@ -103,35 +97,31 @@ class LocalLauncher:
                 each = replace(each, pid=pid, since=since)
             taken[key] = each if each.pid else None
             if each.pid:
-                self._running[key] = adoption.AdoptedGroup(each.pid, each.since)
+                self._running[key] = process_group.AdoptedGroup(each.pid, each.since)
         return taken
 
     def poll(self) -> list[ProcessExit]:
         """Report each process that ended since the last call; kill those whose grace expired."""
         ended = []
         now = time.monotonic()
-        for key, child in list(self._running.items()):
+        for (role, id), child in list(self._running.items()):
             if child.kill_overdue(now):
-                log.warning("%s-%d did not end in time: it was killed", *key)
+                log.warning("%s-%d did not end in time: it was killed", role, id)
             if not child.ended():
                 continue
-            del self._running[key]
+            del self._running[role, id]
             code = child.code
             if code is None:
                 why = "only the master that started it could learn it, and that master is gone"
-                ended.append(ProcessExit(role=key[0], id=key[1], why=why))
+                ended.append(ProcessExit(role=role, id=id, why=why))
             elif code < 0:
-                ended.append(ProcessExit(role=key[0], id=key[1], signal=-code))
+                ended.append(ProcessExit(role=role, id=id, signal=-code))
             else:
-                ended.append(ProcessExit(role=key[0], id=key[1], code=code))
+                ended.append(ProcessExit(role=role, id=id, code=code))
         return ended
 
     def stop(self, role: str, id: int, *, grace_s: float) -> None:
-        """Send SIGTERM to a process, and SIGKILL to its session ``grace_s`` seconds later.
-
-        A grace of 0 sends SIGKILL at once. The method returns immediately: :meth:`poll` sends the
-        SIGKILL and reports the end.
-        """
+        """Send SIGTERM to a process; :meth:`poll` kills its session ``grace_s`` seconds later."""
         child = self._running.get((role, id))
         if child is not None:
             child.stop(grace_s=grace_s, now=time.monotonic())

@@ -1,13 +1,27 @@
-"""Count, parse and name the signals that ask a process to end."""
+"""Signals that ask a process to end: counting, parsing and naming them, and an orderly exit."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
 import signal
+import socket
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
 from torch_edl.errors import UsageError
+
+log = logging.getLogger(__name__)
+
+LEFT = 128 + signal.SIGTERM
+"""Exit code of a process that left because of SIGTERM."""
+# A blocked thread may hold the lock of a stream; flushing is abandoned after this time.
+_FLUSH_S = 0.5
 
 
 class StopSignals:
@@ -95,3 +109,110 @@ def describe_exit(code: int) -> str:
         return signal.Signals(-code).name
     except ValueError:  # real-time signals have no name
         return f"signal {-code}"
+
+
+class GracefulExit:
+    """Reacts to SIGTERM while the main thread is busy, and ends the process after its grace.
+
+    The kernel delivers the signal to compiled code, which writes to a socket, and a thread reads
+    from the socket. The signal is therefore noticed even while the main thread is in a long call.
+    """
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        """Set when SIGTERM was received."""
+        self._read, self._write = socket.socketpair()
+        self._write.setblocking(False)
+        self._lock = threading.Lock()
+        self._mask = threading.local()
+        self._grace_s = 0.0
+        self._wake: Callable[[], None] = lambda: None
+
+    def listen(self) -> bool:
+        """Start to listen for SIGTERM. Until :meth:`begin` was called, SIGTERM ends the process.
+
+        Returns:
+            False if the program has its own handler for SIGTERM, which stays installed, or if the
+            caller is not the main thread.
+        """
+        if (
+            threading.current_thread() is not threading.main_thread()
+            or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        ):
+            return False
+        signal.signal(signal.SIGTERM, self._heard)
+        before = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
+        if before != -1:  # an event loop of the program already receives all signals
+            signal.set_wakeup_fd(before)
+        # A forked child has no work to return to the master: SIGTERM ends the child as usual, from
+        # its first instruction on, and does not affect this process.
+        os.register_at_fork(
+            before=self._block, after_in_parent=self._unblock, after_in_child=self._forget_forked
+        )
+        threading.Thread(target=self._run, name="departure", daemon=True).start()
+        return True
+
+    def begin(self, grace_s: float, wake: Callable[[], None]) -> None:
+        """Allow the process time to finish and return its work after SIGTERM.
+
+        Args:
+            grace_s: seconds after the signal at which the process ends, whatever it is doing.
+            wake: called in a new thread when the signal arrives; tells the process to leave.
+        """
+        with self._lock:
+            self._grace_s, self._wake = grace_s, wake
+
+    def close(self) -> None:
+        """Stop listening. A process that already received SIGTERM still leaves."""
+        self._forget()
+        self._write.close()
+
+    def _heard(self, *_: object) -> None:
+        with contextlib.suppress(OSError):  # the socket is full: an earlier signal was recorded
+            self._write.send(bytes([signal.SIGTERM]))
+
+    def _forget(self) -> None:
+        main = threading.current_thread() is threading.main_thread()
+        if main and signal.getsignal(signal.SIGTERM) == self._heard:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _block(self) -> None:
+        self._mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def _unblock(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask.before)
+
+    def _forget_forked(self) -> None:
+        self._forget()
+        self._unblock()
+
+    def _run(self) -> None:
+        while signal.SIGTERM not in (heard := self._read.recv(64)):
+            if not heard:
+                return
+        over = time.monotonic()
+        with self._lock:
+            self.asked.set()
+            grace_s, wake = self._grace_s, self._wake
+        if grace_s > 0:
+            threading.Thread(target=wake, name="leaving", daemon=True).start()
+            over += grace_s
+            time.sleep(max(0.0, over - time.monotonic()))
+        # Unfinished work is abandoned: the master notices the exit and reassigns the work.
+        text = "SIGTERM: not done after the grace period of %g s: leaving without what is in hand"
+        words = threading.Thread(
+            target=_last_words, args=(text % grace_s if grace_s > 0 else "",), daemon=True
+        )
+        words.start()
+        words.join(_FLUSH_S)
+        os._exit(LEFT)
+
+
+def _last_words(text: str) -> None:
+    if text:
+        log.warning(text)
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()

@@ -17,7 +17,7 @@ from torch_edl.config.durability import FSYNC_MODES
 from torch_edl.config.environment import ENV_MASTER, ENV_TOKEN, own_host
 from torch_edl.config.training import SYNC_MODES, TrainConfig
 from torch_edl.errors import EdlError, JournalDamagedError, StateLostError, UsageError
-from torch_edl.processes.output import setup_logging
+from torch_edl.processes.this_process import setup_logging
 from torch_edl.ps_server.data_plane import DataPlane
 from torch_edl.ps_server.durability.disk.disk import Disk
 from torch_edl.ps_server.durability.identity import JournalIdentity, run_of

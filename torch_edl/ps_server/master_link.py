@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import grpc
 
 from torch_edl.errors import EdlError
-from torch_edl.processes.child_group import end_own_group
+from torch_edl.processes.process_group import end_own_group
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services

@@ -30,11 +30,9 @@ from torch_edl.errors import (
 )
 from torch_edl.master_client.session import MasterSession
 from torch_edl.master_client.spare_session import SpareSession
-from torch_edl.processes.child_group import end_own_group
-from torch_edl.processes.graceful_exit import LEFT, GracefulExit
-from torch_edl.processes.memory import expendable
-from torch_edl.processes.output import setup_logging
-from torch_edl.processes.role_change import become
+from torch_edl.processes.process_group import end_own_group
+from torch_edl.processes.signals import LEFT, GracefulExit
+from torch_edl.processes.this_process import become, expendable, setup_logging
 from torch_edl.training.contract.backends import backend_of, importing
 
 if TYPE_CHECKING:

@@ -54,7 +54,7 @@ from master.state.workforce.workforce import (
 )
 from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
-from torch_edl.processes.spec import ProcessExit, ProcessRefused, ProcessRuns, ProcessWaits
+from torch_edl.processes.launcher import ProcessExit, ProcessRefused, ProcessRuns, ProcessWaits
 
 _RESTARTED = {
     "ps": ("the servers", ""),

@@ -25,7 +25,7 @@ from master.state.workforce.processes import (
     Worker,
 )
 from master.state.workforce.server_command import ServerCommand
-from torch_edl.processes.spec import ProcessExit
+from torch_edl.processes.launcher import ProcessExit
 
 _MODULE = "torch_edl.cli"
 

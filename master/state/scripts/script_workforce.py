@@ -28,7 +28,7 @@ from master.state.workforce.workforce import (
 )
 from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
-from torch_edl.processes.spec import ProcessExit
+from torch_edl.processes.launcher import ProcessExit
 from torch_edl.wire import master_pb2 as pb
 
 # Seconds of silence after which an agent or node is not expected to learn of the end.

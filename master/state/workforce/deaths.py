@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from master.state.actions import Failure
 from master.state.workforce.processes import Participant
-from torch_edl.processes.spec import ProcessExit
+from torch_edl.processes.launcher import ProcessExit
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from master.state.workforce.servers import Servers
 from master.state.workforce.slots import Slots
 from master.state.workforce.spares import Spares
 from master.state.workforce.starts import Starts
-from torch_edl.processes.spec import ProcessExit
+from torch_edl.processes.launcher import ProcessExit
 from torch_edl.wire import master_pb2 as pb
 
 T = TypeVar("T")

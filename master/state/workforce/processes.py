@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar
 
-from torch_edl.processes.spec import ProcessExit, ProcessRuns, ProcessWaits
+from torch_edl.processes.launcher import ProcessExit, ProcessRuns, ProcessWaits
 
 PENDING, STARTING, RUNNING, DRAINING, STOPPING, EXITED = (
     "pending",

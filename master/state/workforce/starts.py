@@ -8,7 +8,7 @@ from typing import TypeVar
 from master.state.actions import Start
 from master.state.workforce.machines import Machines
 from master.state.workforce.processes import PENDING, STARTING, Process
-from torch_edl.processes.spec import ProcessSpec
+from torch_edl.processes.launcher import ProcessSpec
 
 P = TypeVar("P", bound=Process)
 

@@ -17,7 +17,7 @@ from master.state.workforce.fleet import Fleet
 from master.state.workforce.processes import DRAINING, EXITED, PENDING, STOPPING
 from master.state.workforce.waiting import Census, Waiting
 from torch_edl.config.scaling import check_workers
-from torch_edl.processes.spec import ProcessExit, ProcessRefused, ProcessRuns, ProcessWaits
+from torch_edl.processes.launcher import ProcessExit, ProcessRefused, ProcessRuns, ProcessWaits
 from torch_edl.wire import master_pb2 as pb
 
 _LEAVE_S = 10.0

@@ -38,7 +38,7 @@ from torch_edl.config import (
 )
 from torch_edl.data.task_space import Shard
 from torch_edl.plugins.kubernetes.config import KubernetesConfig
-from torch_edl.processes.spec import ProcessExit
+from torch_edl.processes.launcher import ProcessExit
 from torch_edl.wire import master_pb2 as pb
 
 SHARDS = [Shard("a", 20), Shard("b", 12)]

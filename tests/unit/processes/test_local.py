@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -15,8 +14,8 @@ import psutil
 import pytest
 
 from tests.waiting import wait_for
+from torch_edl.processes.launcher import ProcessExit, ProcessSpec
 from torch_edl.processes.local import LocalLauncher
-from torch_edl.processes.spec import ProcessExit, ProcessSpec
 
 
 @pytest.fixture
@@ -81,35 +80,6 @@ def test_output_environment_and_exit_code(launcher, program):
     assert launcher.poll() == []
 
 
-def test_each_exit_is_told_once_with_its_signal(launcher, program):
-    first = launcher.start(program("import time; time.sleep(60)", 1))
-    launcher.start(program("pass", 2))
-    os.kill(first, signal.SIGKILL)
-    assert collect(launcher, 2) == [
-        ProcessExit(role="worker", id=1, code=None, signal=signal.SIGKILL),
-        ProcessExit(role="worker", id=2, code=0),
-    ]
-    assert launcher.poll() == []
-
-
-def test_stop_asks_first(launcher, program):
-    launcher.start(
-        program(
-            """
-            import signal, sys, threading
-            asked = threading.Event()
-            signal.signal(signal.SIGTERM, lambda *_: asked.set())
-            print("ready")
-            asked.wait()
-            sys.exit(3)
-            """
-        )
-    )
-    wait_for(lambda: log_has(launcher, 0, "ready"), "the handler")
-    launcher.stop("worker", 0, grace_s=30)
-    assert collect(launcher, 1) == [ProcessExit(role="worker", id=0, code=3)]
-
-
 def test_stop_uses_force_after_the_grace_also_on_what_it_forked(launcher, program):
     launcher.start(
         program(
@@ -150,16 +120,6 @@ def test_what_a_dead_process_forked_is_ended(launcher, program):
     wait_for(lambda: not alive(forked), "the end of what it forked")
 
 
-def test_stop_all_leaves_nothing(launcher, program):
-    pids = [launcher.start(program("import time; time.sleep(60)", i)) for i in range(3)]
-    launcher.stop_all(grace_s=5)
-    assert not any(psutil.pid_exists(p) for p in pids)
-
-
-def test_stop_of_an_unknown_process_is_nothing(launcher):
-    launcher.stop("worker", 9, grace_s=1)
-
-
 def test_a_folder_of_the_user_does_not_shadow_modules(launcher, program, tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "program0.py").write_text("print('shadow')")
@@ -193,7 +153,7 @@ def alive(pid: int) -> bool:
 
 PARENT = """
 import signal, sys, time
-from torch_edl.processes.spec import ProcessSpec
+from torch_edl.processes.launcher import ProcessSpec
 from torch_edl.processes.local import LocalLauncher
 launcher = LocalLauncher(sys.argv[1])
 for id in (0, 1):
@@ -204,7 +164,7 @@ time.sleep(60)
 
 FOLLOWER = """
 import os, signal, sys, time
-from torch_edl.processes.output import setup_logging
+from torch_edl.processes.this_process import setup_logging
 import logging
 setup_logging("worker", 3)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

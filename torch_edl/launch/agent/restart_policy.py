@@ -6,7 +6,7 @@ import enum
 import signal
 from dataclasses import dataclass
 
-from torch_edl.processes.spec import ended_by, was_preempted
+from torch_edl.processes.launcher import ended_by, was_preempted
 
 # Number of workers killed by SIGKILL soon after their start, before the first step of the job, that
 # shows that workers do not fit into memory.

@@ -25,7 +25,7 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from torch_edl.launch.jobs.log_tail import WholeLines
 from torch_edl.processes import exec_child
-from torch_edl.processes.child_group import ChildGroup
+from torch_edl.processes.process_group import ChildGroup
 from torch_edl.processes.signals import describe_exit
 from torch_edl.wire import master_pb2 as pb
 

@@ -28,7 +28,7 @@ from torch_edl.api.job import Job
 from torch_edl.config import CheckpointConfig, JobConfig, TrainConfig
 from torch_edl.errors import DismissedError
 from torch_edl.master_client.heartbeat import WorkerStatus
-from torch_edl.processes.graceful_exit import GracefulExit
+from torch_edl.processes.signals import GracefulExit
 from torch_edl.pytorch.ring import process_group as group_module
 from torch_edl.pytorch.ring.process_group import StoreServer
 from torch_edl.wire import master_pb2 as pb

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from torch_edl.launch.agent.workers import STDOUT, Worker
-from torch_edl.processes.child_group import ChildGroup
+from torch_edl.processes.process_group import ChildGroup
 
 
 def test_the_output_of_a_worker_is_read_by_whole_lines_and_at_its_end_whole(tmp_path: Path) -> None:

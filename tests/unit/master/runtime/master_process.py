@@ -12,8 +12,8 @@ import psutil
 
 from tests.waiting import HANG_S, wait_for
 from torch_edl.config import CheckpointConfig, ClusterConfig, DataConfig, JobConfig, TrainConfig
+from torch_edl.processes.launcher import ProcessSpec
 from torch_edl.processes.local import LocalLauncher
-from torch_edl.processes.spec import ProcessSpec
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.channel import Stub

@@ -19,7 +19,7 @@ from master.state.workforce.server_command import ServerCommand
 from tests.waiting import HANG_S, wait_for
 from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
 from torch_edl.errors import StoreConflictError, UsageError
-from torch_edl.processes.adoption import start_time
+from torch_edl.processes.process_group import start_time
 
 
 class Renewals(Lock):

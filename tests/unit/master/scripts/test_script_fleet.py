@@ -9,7 +9,7 @@ import pytest
 from master.state.workforce.deaths import CRASH_LIMIT
 from tests.unit.master.script_jobs import script
 from tests.unit.master.world import World
-from torch_edl.processes.spec import ProcessRuns
+from torch_edl.processes.launcher import ProcessRuns
 from torch_edl.wire import master_pb2 as pb
 
 

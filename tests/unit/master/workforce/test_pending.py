@@ -14,7 +14,7 @@ from master.state.workforce.waiting import Census, Waiting
 from tests.unit.master.workforce.fleets import NO_ROOM, Processes
 from tests.unit.master.world import World
 from torch_edl.config import DurabilityConfig, JobConfig
-from torch_edl.processes.spec import ProcessExit, ProcessRefused, ProcessRuns, ProcessWaits
+from torch_edl.processes.launcher import ProcessExit, ProcessRefused, ProcessRuns, ProcessWaits
 
 
 def fleet(workers: int, **options: Any) -> Processes:

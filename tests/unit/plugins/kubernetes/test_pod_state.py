@@ -8,7 +8,7 @@ import pytest
 
 from torch_edl.plugins.kubernetes import names
 from torch_edl.plugins.kubernetes.cluster.pod_state import end, progress, read_pod
-from torch_edl.processes.spec import ProcessRefused, ProcessRuns, ProcessWaits
+from torch_edl.processes.launcher import ProcessRefused, ProcessRuns, ProcessWaits
 
 
 def pod(**status: Any) -> dict[str, Any]:

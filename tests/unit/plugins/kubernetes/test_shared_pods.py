@@ -13,8 +13,8 @@ import pytest
 from tests.waiting import HANG_S
 from torch_edl.config.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.plugins.kubernetes.master.shared_pods import SharedPods
+from torch_edl.processes.launcher import ProcessEvent, ProcessExit, ProcessRuns, ProcessSpec
 from torch_edl.processes.local import LocalLauncher
-from torch_edl.processes.spec import ProcessEvent, ProcessExit, ProcessRuns, ProcessSpec
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.server import serve

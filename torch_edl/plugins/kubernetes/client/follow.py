@@ -29,8 +29,8 @@ from torch_edl.plugins.kubernetes.cluster.failures import (
     NoAnswerError,
 )
 from torch_edl.plugins.kubernetes.cluster.watch import Change, PodGone, PodSeen, PodWatch
+from torch_edl.processes.launcher import ProcessRefused, ProcessWaits
 from torch_edl.processes.signals import StopSignals
-from torch_edl.processes.spec import ProcessRefused, ProcessWaits
 from torch_edl.wire import master_pb2 as pb
 
 _POLL_S = 0.2

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_edl.plugins.kubernetes import names
-from torch_edl.processes.spec import ProcessExit, ProcessRefused, ProcessRuns, ProcessWaits
+from torch_edl.processes.launcher import ProcessExit, ProcessRefused, ProcessRuns, ProcessWaits
 
 _TEXT_CHARS = 300
 

@@ -31,8 +31,7 @@ from torch_edl.plugins.kubernetes.master.state import ConfigMapStore
 from torch_edl.plugins.kubernetes.objects import final_status, shared_paths
 from torch_edl.plugins.kubernetes.objects.job import ENV_JOB_UID, ENV_NAMESPACE, keeps_state
 from torch_edl.plugins.kubernetes.objects.pod import Owner, process_pod
-from torch_edl.processes.launcher import Launcher
-from torch_edl.processes.spec import ProcessSpec
+from torch_edl.processes.launcher import Launcher, ProcessSpec
 from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)

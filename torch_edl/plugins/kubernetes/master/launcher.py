@@ -40,8 +40,8 @@ from torch_edl.plugins.kubernetes.cluster.watch import (
     PodsListed,
     PodSource,
 )
-from torch_edl.processes.launcher import Known
-from torch_edl.processes.spec import (
+from torch_edl.processes.launcher import (
+    Known,
     ProcessEvent,
     ProcessExit,
     ProcessRefused,

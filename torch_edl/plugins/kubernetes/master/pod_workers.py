@@ -22,10 +22,10 @@ from typing import Any
 import grpc
 
 from torch_edl.config.environment import ENV_MASTER, ENV_TOKEN, master_away_s
+from torch_edl.processes.launcher import ProcessSpec
 from torch_edl.processes.local import LocalLauncher
-from torch_edl.processes.output import setup_logging
 from torch_edl.processes.signals import StopSignals
-from torch_edl.processes.spec import ProcessSpec
+from torch_edl.processes.this_process import setup_logging
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.channel import REFUSED, Stub

@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from torch_edl.processes.launcher import Known, Launcher
-from torch_edl.processes.spec import (
+from torch_edl.processes.launcher import (
+    Known,
+    Launcher,
     ProcessEvent,
     ProcessExit,
     ProcessRefused,

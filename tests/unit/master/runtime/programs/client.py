@@ -4,8 +4,8 @@ import signal
 import sys
 import time
 
+from torch_edl.processes.launcher import ProcessSpec
 from torch_edl.processes.local import LocalLauncher
-from torch_edl.processes.spec import ProcessSpec
 
 launcher = LocalLauncher(sys.argv[1])
 spec = ProcessSpec(

@@ -1,0 +1,152 @@
+"""What a process does with itself: its log, its output, its stacks, its place in memory, and its
+program."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import faulthandler
+import io
+import logging
+import os
+import sys
+import sysconfig
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+# Errors of a full disk, an exceeded quota and a closed terminal.
+_LOST = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+# From -1000 (never killed) to 1000 (killed before all others if memory runs out); see proc(5).
+_OOM_SCORE = Path("/proc/self/oom_score_adj")
+_KILLED_FIRST = "1000"
+_OWN_FILES = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<frozen")
+_PACKAGES = ("site-packages", "dist-packages")
+_MOST_CHARS = 16_000
+
+
+def setup_logging(role: str, id: int) -> None:
+    """Set up logging to stderr, with the prefix ``role-id`` in each line.
+
+    Output to stdout and stderr is dropped if the disk is full, so that a print in the user's code
+    does not fail.
+    """
+    sys.stdout, sys.stderr = (
+        io.TextIOWrapper(_Lossy(fd, "wb", closefd=False), "utf-8", "replace", write_through=True)
+        for fd in (1, 2)
+    )
+    logging.basicConfig(
+        level=logging.INFO,
+        stream=sys.stderr,
+        format=f"%(asctime)s.%(msecs)03d {role}-{id} %(levelname)s %(name)s: %(message)s",
+        datefmt="%H:%M:%S",
+        force=True,
+    )
+
+
+def outlive_terminal() -> None:
+    """Drop output to a terminal that was closed, instead of raising OSError.
+
+    A closed terminal also sends a signal, and that signal ends the process.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper) and stream.isatty():
+            stream.flush()
+            lossy = _Lossy(stream.fileno(), "wb", closefd=False)
+            wrapped = io.TextIOWrapper(lossy, stream.encoding, stream.errors, line_buffering=True)
+            setattr(sys, name, wrapped)
+
+
+class _Lossy(io.FileIO):
+    """A file that drops data if the disk is full or the terminal closed."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data) or len(data)
+        except OSError as error:
+            if error.errno not in _LOST:
+                raise
+            return len(data)
+
+
+@contextlib.contextmanager
+def expendable() -> Iterator[None]:
+    """Make the kernel kill this process first if memory runs out inside the ``with`` block.
+
+    Without privileges, a process may raise its score and lower it again to the old value. If the
+    file is missing or not writable, this function does nothing.
+    """
+    try:
+        before = _OOM_SCORE.read_text()
+        _OOM_SCORE.write_text(_KILLED_FIRST)
+    except OSError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        _OOM_SCORE.write_text(before)
+
+
+def all_stacks() -> str:
+    """Returns the stacks of the threads that run code of others than Python and torch-edl, from the
+    first frame of such code on: first that of the main thread. The calling thread is left out. If
+    there is no such thread, returns the whole stacks of all others."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main, own = threading.main_thread().ident, threading.get_ident()
+    stacks = [
+        (ident != main, names.get(ident, str(ident)), traceback.extract_stack(frame))
+        for ident, frame in sys._current_frames().items()
+        if ident != own
+    ]
+    of_others = [(later, name, rest) for later, name, st in stacks if (rest := _foreign(st))]
+    shown: list[tuple[bool, str, Sequence[traceback.FrameSummary]]] = [*(of_others or stacks)]
+    shown.sort(key=lambda each: each[:2])
+    whole = "".join(
+        f"Thread {name}:\n{''.join(traceback.format_list(list(stack)))}" for _, name, stack in shown
+    )
+    return whole if len(whole) <= _MOST_CHARS else f"{whole[:_MOST_CHARS]}\n  ...\n"
+
+
+def _foreign(stack: Sequence[traceback.FrameSummary]) -> Sequence[traceback.FrameSummary]:
+    """The frames from the first that is neither Python's nor ours; empty: there is none."""
+    for place, call in enumerate(stack):
+        packaged = any(folder in call.filename for folder in _PACKAGES)
+        if packaged or not call.filename.startswith(_OWN_FILES):
+            return stack[place:]
+    return ()
+
+
+def dump_unless_called_within(seconds: float) -> None:
+    """Writes the stacks of all threads to stderr if this function is not called again in time: a
+    thread that keeps the interpreter's lock lets no other thread report. 0: cancels that."""
+    if seconds:
+        faulthandler.dump_traceback_later(seconds)
+    else:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def become(module: str, args: Sequence[str]) -> None:
+    """Replace this process by ``python -m module *args``, whatever its threads are doing.
+
+    The environment, the working directory and the parent-death signal stay the same. Children of
+    ``multiprocessing`` are killed, and all connections are closed.
+    """
+    log.warning("this process becomes %s %s", module, " ".join(args))
+    multiprocessing = sys.modules.get("multiprocessing")
+    if multiprocessing is not None:
+        for child in multiprocessing.active_children():
+            child.kill()
+    for number in os.listdir("/proc/self/fd"):
+        # A library may have opened the file descriptor without close-on-exec.
+        if int(number) > 2:
+            with contextlib.suppress(OSError):
+                os.set_inheritable(int(number), False)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *args])
