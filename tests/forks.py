@@ -9,8 +9,8 @@ from pathlib import Path
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["torch", "torch.distributed", "torch.utils.data", "pytest", "torch_edl.api.job",
-     "torch_edl.cli.__main__", "torch_edl.cli.script"]
+    ["torch", "torch._dynamo", "torch.distributed", "torch.utils.data", "pytest",
+     "torch_edl.api.job", "torch_edl.cli.__main__", "torch_edl.cli.script"]
 )  # fmt: skip
 
 
