@@ -44,8 +44,8 @@ from master.state.workforce.fleet import Fleet
 from master.state.workforce.processes import PENDING, Server
 from master.state.workforce.server_command import ServerCommand
 from torch_edl.config import JobConfig, extensions
-from torch_edl.config.checkpoint import PREPROCESSING_FILE
 from torch_edl.config.environment import ENV_MASTER, ENV_PLATFORM, ENV_TOKEN
+from torch_edl.config.parts import PREPROCESSING_FILE
 from torch_edl.data.resuming import continued
 from torch_edl.errors import EdlError, UsageError
 from torch_edl.files.durable import replacing

@@ -39,7 +39,7 @@ from master.state.work.tasks import steps_of
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.claim import Claim
 from torch_edl.checkpoint.manifest import Manifest, Snapshot
-from torch_edl.config.checkpoint import PREPROCESSING_FILE
+from torch_edl.config.parts import PREPROCESSING_FILE
 from torch_edl.data.stream_space import saved_plan
 from torch_edl.errors import CheckpointError, EdlError
 from torch_edl.files.durable import replacing

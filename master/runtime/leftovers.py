@@ -12,7 +12,7 @@ from master.state.job.job import Job
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.claim import Claim
 from torch_edl.config import JobConfig
-from torch_edl.config.checkpoint import PREPROCESSING_FILE
+from torch_edl.config.parts import PREPROCESSING_FILE
 from torch_edl.errors import CheckpointError
 from torch_edl.launch.jobs.folder import JobFolder
 from torch_edl.ps_server.durability.identity import run_of

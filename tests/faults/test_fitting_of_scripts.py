@@ -14,7 +14,7 @@ import pytest
 
 from tests.faults.conftest import EDL, Job
 from torch_edl.checkpoint import layout
-from torch_edl.config.checkpoint import PREPROCESSING_FILE
+from torch_edl.config.parts import PREPROCESSING_FILE
 from torch_edl.preprocessing import Columns, column
 
 SCRIPT = Path(__file__).with_name("fitted_script.py")

@@ -19,8 +19,8 @@ from torch_edl.checkpoint.claim import Claim, run_id
 from torch_edl.checkpoint.export import replacing_output, write_metadata
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import CheckpointConfig
-from torch_edl.config.checkpoint import PREPROCESSING_FILE
 from torch_edl.config.environment import ENV_TOKEN
+from torch_edl.config.parts import PREPROCESSING_FILE
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.ring.rendezvous import RingRendezvous
 from torch_edl.errors import CheckpointError, EdlError, UsageError

@@ -10,7 +10,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from torch_edl.api.saver import Saver
-from torch_edl.config.checkpoint import PREPROCESSING_FILE
+from torch_edl.config.parts import PREPROCESSING_FILE
 from torch_edl.data.sources import Source
 from torch_edl.data.task_space import Shard, Task, TaskSpace
 from torch_edl.errors import UsageError

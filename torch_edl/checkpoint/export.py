@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from torch_edl.checkpoint import layout, tensor_files
 from torch_edl.checkpoint.reader import FORMAT, CheckpointReader, SavedTable
-from torch_edl.config.checkpoint import PREPROCESSING_FILE
+from torch_edl.config.parts import PREPROCESSING_FILE
 from torch_edl.errors import CheckpointError
 from torch_edl.files.durable import replacing_path
 

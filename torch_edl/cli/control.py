@@ -10,7 +10,7 @@ from torch_edl.cli import job_lookup as which
 from torch_edl.cli import summary
 from torch_edl.cli.terminal import stderr, stdout
 from torch_edl.config import ClusterConfig
-from torch_edl.config.scaling import check_servers
+from torch_edl.config.job import check_servers
 from torch_edl.errors import EdlError, UsageError
 from torch_edl.interfaces.platform import JobHandle
 from torch_edl.wire import master_pb2 as pb

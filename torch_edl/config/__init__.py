@@ -5,12 +5,8 @@ Only three modules look outside: ``environment`` (variables, folders and name of
 ``yaml_file`` (files that a user names) and ``extensions`` (entry points of installed packages).
 """
 
-from torch_edl.config.checkpoint import CheckpointConfig
-from torch_edl.config.cluster import ClusterConfig
-from torch_edl.config.data import DataConfig
-from torch_edl.config.durability import DurabilityConfig
-from torch_edl.config.experiment import Experiment
-from torch_edl.config.job import JobConfig
+from torch_edl.config.job import Experiment, JobConfig
+from torch_edl.config.parts import CheckpointConfig, ClusterConfig, DataConfig, DurabilityConfig
 from torch_edl.config.training import TrainConfig
 
 __all__ = [

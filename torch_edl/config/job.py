@@ -5,22 +5,77 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch_edl.config import extensions
-from torch_edl.config.checkpoint import CheckpointConfig
-from torch_edl.config.cluster import ClusterConfig
-from torch_edl.config.data import DataConfig
-from torch_edl.config.durability import DurabilityConfig
-from torch_edl.config.experiment import Experiment
 from torch_edl.config.option import JOB_KINDS, TRAINING, Checked, Option, declare, option
+from torch_edl.config.parts import CheckpointConfig, ClusterConfig, DataConfig, DurabilityConfig
 from torch_edl.config.training import TrainConfig
 from torch_edl.errors import UsageError
 
 LOCAL = "local"
 """Name of the built-in platform: the machine of the command."""
+_MOST_WORKERS = 10_000
+_MOST_SERVERS = 1_000
+_SHOWN_CHARACTERS = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """The command of one agent; all agents of a job run the same.
+
+    Paths are compared on the same machine only. There, different working folders are different
+    experiments, because relative paths of data and results depend on the folder. On other machines,
+    the same checkout may have another path (home folders, mounts), and replicas agree if the same
+    program runs with the same arguments. Agents of different machines therefore compare the name
+    of the script and the digest of its text.
+    """
+
+    script: str
+    """Absolute path of the script without symbolic links, or the name of a module."""
+    args: tuple[str, ...]
+    """Arguments of the script."""
+    folder: str
+    """Absolute path of the working folder without symbolic links."""
+    machine: str
+    """Host name and boot id; agents with the same value see the same paths."""
+    rdzv_id: str
+    """Value of ``--rdzv-id``; ``none`` by default."""
+    digest: str
+    """SHA-256 of the text of the script; empty if the script is not a readable file."""
+
+    def difference(self, other: Experiment) -> str:
+        """Return the first difference with both values, ``self`` first; empty if both agree."""
+        if self.rdzv_id != other.rdzv_id:
+            return f"--rdzv-id {self.rdzv_id} there, {other.rdzv_id} here"
+        here = self.machine == other.machine
+        theirs, ours = (e.script if here else Path(e.script).name for e in (self, other))
+        if theirs != ours:
+            return f"script {theirs} there, {ours} here"
+        if self.args != other.args:
+            return f"arguments {_shown(self.args)} there, {_shown(other.args)} here"
+        if here and self.folder != other.folder:
+            return f"working folder {self.folder} there, {other.folder} here"
+        if self.digest != other.digest:
+            return f"the text of {ours} has changed since the start of the job"
+        return ""
+
+    def require(self, other: Experiment, job: str) -> None:
+        """Reject an agent that runs ``other`` if the job runs ``self``.
+
+        Raises:
+            UsageError: the experiments differ; the message contains both values.
+        """
+        difference = self.difference(other)
+        if difference:
+            raise UsageError(
+                f"job {job} runs another experiment: {difference}; choose another --rdzv-endpoint "
+                "and --rdzv-id, or leave both out to start a separate job"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +94,10 @@ class JobConfig(Checked):
         )
     )
     """Name of the job and of the job's folder."""
-    kind: str = declare(set_by="the verb", choices=JOB_KINDS, default="train")
-    model_file: str = declare(set_by="MODEL.py")
+    kind: str = declare(choices=JOB_KINDS, default="train")
+    model_file: str
     """Absolute path of the model file or script, or the name of a module (``-m``)."""
-    model_args: tuple[str, ...] = declare(set_by="the words after --", default=())
+    model_args: tuple[str, ...] = ()
     """``sys.argv[1:]`` of the model file."""
     data: DataConfig = field(default_factory=DataConfig, metadata={"section": "data"})
     cluster: ClusterConfig = field(default_factory=ClusterConfig, metadata={"section": "processes"})
@@ -56,7 +111,7 @@ class JobConfig(Checked):
     platform: str = option(
         LOCAL, "--platform NAME", "where the processes run", kinds=JOB_KINDS, group="job"
     )
-    platform_config: Any = declare(set_by="the options of the platform", default=None)  # noqa: RUF009
+    platform_config: Any = None
     """The part of the configuration that the platform adds, see
     :class:`torch_edl.interfaces.platform.PlatformConfig`; None for ``local``."""
     tensorboard: str = option(
@@ -73,7 +128,7 @@ class JobConfig(Checked):
         kinds=TRAINING,
         group="monitoring",
     )
-    experiment: Experiment | None = declare(set_by="the agents", default=None)  # noqa: RUF009
+    experiment: Experiment | None = None
     """The experiment that all agents of a script must run; None without agents."""
 
     def __post_init__(self) -> None:
@@ -202,6 +257,54 @@ PARTS: dict[str, Any] = {
 """Classes of the parts by their field of :class:`JobConfig`."""
 
 
+def check_servers(config: JobConfig, servers: int, *, strategy: str = "") -> None:
+    """Raise UsageError if a running job cannot have this number of parameter servers.
+
+    Args:
+        strategy: the strategy that the master has chosen; empty if it is not chosen yet.
+    """
+    wanted = f"--ps {servers}"
+    if not config.trains:
+        raise UsageError(f"{wanted}: the servers of a job that does not train stay as they are")
+    if not config.shares_files:
+        raise UsageError(
+            f"{wanted}: the model moves through files, and the pods of this job have no folder in "
+            "common; start the job with --checkpoint-dir on a --volume"
+        )
+    if servers < 1:
+        raise UsageError(f"{wanted}: at least one server is needed; write --ps 1 or more")
+    if servers > _MOST_SERVERS:
+        raise UsageError(f"{wanted}: a job has {_MOST_SERVERS:,} parameter servers at most")
+    strategy = strategy or config.train.strategy
+    if strategy not in ("ps", "auto"):
+        raise UsageError(
+            f"{wanted}: the strategy {strategy} has no parameter servers; start the job with "
+            "--strategy ps"
+        )
+    if config.durability.mode == "replica" and servers == 1:
+        raise UsageError(
+            f"{wanted}: --durability replica keeps the replica of a shard on another server; "
+            "write --ps 2 or more"
+        )
+
+
+def check_workers(min_workers: int, max_workers: int, *, strategy: str) -> None:
+    """Raise UsageError if a running job cannot have this number of workers."""
+    wanted = f"--workers {min_workers}:{max_workers}"
+    if min_workers < 1 or max_workers < 1:
+        raise UsageError(f"{wanted}: at least one worker is needed; torch-edl stop ends a job")
+    if min_workers > max_workers:
+        raise UsageError(
+            f"{wanted}: the minimum is above the maximum; write {max_workers}:{min_workers}"
+        )
+    if max_workers > _MOST_WORKERS:
+        raise UsageError(f"{wanted}: a job has {_MOST_WORKERS:,} workers at most")
+    if strategy == "local" and max_workers > 1:
+        raise UsageError(
+            f"{wanted}: the strategy local runs one worker; start the job with --strategy allreduce"
+        )
+
+
 def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
 
@@ -209,3 +312,8 @@ def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise UsageError(message)
+
+
+def _shown(args: Sequence[str]) -> str:
+    text = shlex.join(args) or "(none)"
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."

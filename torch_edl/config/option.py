@@ -49,7 +49,6 @@ class Option:
 
 def declare(
     *options: Option,
-    set_by: str = "",
     minimum: int | None = None,
     choices: tuple[str, ...] = (),
     **field: Any,
@@ -58,10 +57,9 @@ def declare(
 
     Args:
         options: at most one option for each kind of job.
-        set_by: what sets a field without an option, for the documentation.
         field: arguments of :func:`dataclasses.field`.
     """
-    declared = {"options": options, "set_by": set_by, "minimum": minimum, "choices": choices}
+    declared = {"options": options, "minimum": minimum, "choices": choices}
     return dataclasses.field(metadata=declared, **field)
 
 

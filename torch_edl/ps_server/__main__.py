@@ -13,8 +13,8 @@ from pathlib import Path
 
 from torch_edl import _core
 from torch_edl.checkpoint.reader import CheckpointReader
-from torch_edl.config.durability import FSYNC_MODES
 from torch_edl.config.environment import ENV_MASTER, ENV_TOKEN, own_host
+from torch_edl.config.parts import FSYNC_MODES
 from torch_edl.config.training import SYNC_MODES, TrainConfig
 from torch_edl.errors import EdlError, JournalDamagedError, StateLostError, UsageError
 from torch_edl.processes.this_process import setup_logging

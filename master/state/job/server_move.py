@@ -20,7 +20,7 @@ from master.state.work.task_scheduler import TaskScheduler
 from master.state.workforce.fleet import Fleet
 from master.state.workforce.processes import Server
 from torch_edl.config import JobConfig
-from torch_edl.config.scaling import check_servers
+from torch_edl.config.job import check_servers
 
 
 class ServerMove:

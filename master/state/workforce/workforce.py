@@ -16,7 +16,7 @@ from master.state.ring.ring import Ring
 from master.state.workforce.fleet import Fleet
 from master.state.workforce.processes import DRAINING, EXITED, PENDING, STOPPING
 from master.state.workforce.waiting import Census, Waiting
-from torch_edl.config.scaling import check_workers
+from torch_edl.config.job import check_workers
 from torch_edl.processes.launcher import ProcessExit, ProcessRefused, ProcessRuns, ProcessWaits
 from torch_edl.wire import master_pb2 as pb
 

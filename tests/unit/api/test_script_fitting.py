@@ -15,7 +15,7 @@ from torch.utils.data import default_convert as tensors
 
 import torch_edl
 from torch_edl.checkpoint import layout
-from torch_edl.config.checkpoint import PREPROCESSING_FILE
+from torch_edl.config.parts import PREPROCESSING_FILE
 from torch_edl.errors import UsageError
 from torch_edl.preprocessing import Columns, column
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch_edl.config import JobConfig
-from torch_edl.config.option import JOB_KINDS, Checked, declare, option
+from torch_edl.config.option import JOB_KINDS, Checked, option
 from torch_edl.errors import UsageError
 from torch_edl.plugins.kubernetes import pod_settings
 
@@ -50,7 +50,7 @@ class KubernetesConfig(Checked):
     pod_template: str = _option(
         "", "--pod-template FILE", "YAML of a pod that is merged into every pod"
     )
-    template: Mapping[str, Any] = declare(set_by="--pod-template", default_factory=dict)
+    template: Mapping[str, Any] = field(default_factory=dict)
     """Content of the ``--pod-template`` file, for the master."""
     network_policy: bool = _option(
         True, "--no-network-policy", "admit other pods to the pods of the job (default: refused)"
@@ -63,10 +63,10 @@ class KubernetesConfig(Checked):
         "", "--state-claim NAME", "claim for the state of the master (default: lost with its pod)"
     )
     """Claim for the state of the master; not needed if etcd stores the state."""
-    code: tuple[str, ...] = declare(set_by="the model file", default=())
+    code: tuple[str, ...] = ()
     """Paths of the files that are sent, relative to the folder of the model file."""
 
-    agent: tuple[str, ...] = declare(set_by="the options of torchrun", default=())
+    agent: tuple[str, ...] = ()
     """Arguments of the agents of a script, before the script."""
     processes_per_pod: int = option(
         1,

@@ -9,7 +9,7 @@ from master.state.workforce.deaths import Gone
 from master.state.workforce.processes import EXITED, RUNNING, STOPPING
 from master.state.workforce.server_command import ServerCommand
 from tests.unit.master.workforce.fleets import Processes, running
-from torch_edl.config.scaling import check_workers
+from torch_edl.config.job import check_workers
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 
