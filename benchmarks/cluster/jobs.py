@@ -17,8 +17,7 @@ from benchmarks.cluster.usage import Meter, Usage
 from benchmarks.cluster.workers import Server, Speed, Watermarks, Worker
 from master.runtime import throttle as pace
 from master.state.actions import DataScanned, Start, Started, Stop
-from master.state.calls.calls import Calls
-from master.state.calls.server_calls import ServerCalls
+from master.state.calls import server_calls, worker_calls
 from master.state.job.job import Job
 from master.state.job.restart import to_state
 from master.state.workforce.fleet import Fleet
@@ -118,9 +117,8 @@ class TrainingJob:
             is_scheduled=True,
         )
         self.job = Job(self.config, fleet, folder=Path("/job"))
-        self._calls, self._server_calls = Calls(self.job, cores=1), ServerCalls(self.job)
-        calls = self._calls
-        self._handlers: dict[type, Callable[[Any, float], Any]] = {
+        calls = worker_calls
+        self._handlers: dict[type, Callable[[Job, Any, float], Any]] = {
             pb.RegisterRequest: calls.register,
             pb.ReportModelRequest: calls.report_model,
             pb.WaitUntilReadyRequest: calls.wait_until_ready,
@@ -258,7 +256,7 @@ class TrainingJob:
             request = pb.RegisterServerRequest(
                 shard=server.shard, incarnation=server.incarnation, address=f"server-{server.id}"
             )
-            self._meter("RegisterServer", self._server_calls.register, request, self.clock.now)
+            self._answer("RegisterServer", server_calls.register, request)
 
         self.clock.after(_SERVER_STARTS_S, register)
 
@@ -268,20 +266,22 @@ class TrainingJob:
                 request = pb.ServerHeartbeatRequest(
                     shard=server.shard, incarnation=server.incarnation
                 )
-                beat = self._server_calls.heartbeat
-                self._meter("ServerHeartbeat", beat, request, self.clock.now)
+                self._answer("ServerHeartbeat", server_calls.heartbeat, request)
         return self.ended_at is None
 
     # ---- what its workers ask ----
 
     def insist(self, request: Any, *, timeout_s: float, away_s: float) -> Any:
         name = type(request).__name__.removesuffix("Request")
-        answer = self._meter(name, self._handlers[type(request)], request, self.clock.now)
+        answer = self._answer(name, self._handlers[type(request)], request)
         if isinstance(request, pb.LeaseRequest):
             if answer is None:
-                return self._calls.nothing_to_lease()
+                return worker_calls.nothing_to_lease(self.job)
             self.leases += len(answer.leases)
         return answer
+
+    def _answer(self, name: str, rpc: Callable[[Job, Any, float], Any], request: Any) -> Any:
+        return self._meter(name, rpc, self.job, request, self.clock.now)
 
     def wait(self, ask: Callable[[], bool]) -> None:
         if not ask():

@@ -7,19 +7,14 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import grpc
 from google.protobuf.message import Message
 
-from master.state.calls.agent_calls import AgentCalls
-from master.state.calls.calls import Calls
-from master.state.calls.meeting_calls import MeetingCalls
-from master.state.calls.server_calls import ServerCalls
-from master.state.calls.spare_calls import SpareCalls
-from master.state.calls.user_calls import UserCalls
+from master.state.calls import script_calls, server_calls, user_calls, worker_calls
 from master.state.job.job import Job, JobEvent
-from master.state.job.status import LogPath, describe
 from torch_edl.errors import UsageError
 from torch_edl.processes.launcher import SharedLauncher
 from torch_edl.wire import master_pb2 as pb
@@ -41,8 +36,8 @@ _LARGEST = 1 << 53
 _UNCOUNTED = frozenset({"seed", "code", "mtime_ns"})
 
 Clock = Callable[[], float]
-Event = Callable[[Any, float], Any]
-"""Maps (request, now) to the answer of the job; None if there is no answer yet."""
+Event = Callable[[Job, Any, float], Any]
+"""Maps (job, request, now) to the answer; None if there is no answer yet."""
 
 
 class Keeper(Protocol):
@@ -76,13 +71,13 @@ class Service:
         job: Job,
         *,
         clock: Clock,
-        log_path: LogPath,
+        log_path: user_calls.LogPath,
         cores: int,
         shared: SharedLauncher | None = None,
     ) -> None:
         self.job = job
         self._shared = shared
-        self._calls = Calls(job, cores=cores)
+        self._cores = cores
         self.changed = threading.Condition()
         self.end_seen = threading.Event()
         """Set once a client has fetched the final state."""
@@ -128,54 +123,61 @@ class Service:
 
     def handlers(self) -> dict[str, Handler]:
         """Return the handlers by name of the method."""
-        calls, now, wait, leasing = self._calls, self._at_once, self._waiting, self._leasing
-        servers, agents, user = ServerCalls(self.job), AgentCalls(self.job), UserCalls(self.job)
-        meetings = MeetingCalls(self.job)
+        now, wait, leasing = self._at_once, self._waiting, self._leasing
+        workers, servers, scripts, user = worker_calls, server_calls, script_calls, user_calls
         handlers: dict[str, Handler] = {
-            "AwaitPlace": wait(
-                SpareCalls(self.job).await_place, _PLACE_WAIT_S, pb.AwaitPlaceResponse
-            ),
-            "Register": now(calls.register, keep=True),
+            "AwaitPlace": wait(servers.await_place, _PLACE_WAIT_S, pb.AwaitPlaceResponse),
+            "Register": now(workers.register, keep=True),
             "RegisterServer": now(servers.register, keep=True),
             "ServerHeartbeat": now(
                 servers.heartbeat, keep=lambda answer: bool(answer.noted), notify=False
             ),
             "GetCluster": wait(
-                servers.get_cluster, _CLUSTER_WAIT_S, servers.cluster_now, changes=False
+                servers.get_cluster,
+                _CLUSTER_WAIT_S,
+                partial(servers.cluster_now, self.job),
+                changes=False,
             ),
-            "ReportModel": now(calls.report_model, keep=True),
-            "ReportData": now(calls.report_data, keep=True),
-            "ReportFailure": now(calls.report_failure, keep=True),
+            "ReportModel": now(workers.report_model, keep=True),
+            "ReportData": now(workers.report_data, keep=True),
+            "ReportFailure": now(workers.report_failure, keep=True),
             "FitPreprocessing": wait(
-                calls.fit_preprocessing, _READY_S, pb.FitPreprocessingResponse
+                workers.fit_preprocessing, _READY_S, pb.FitPreprocessingResponse
             ),
-            "WaitUntilReady": wait(calls.wait_until_ready, _READY_S, pb.WaitUntilReadyResponse),
+            "WaitUntilReady": wait(
+                partial(workers.wait_until_ready, cores=self._cores),
+                _READY_S,
+                pb.WaitUntilReadyResponse,
+            ),
             "Lease": wait(
-                leasing(calls.lease), _LEASE_WAIT_S, calls.nothing_to_lease, changes=False
+                leasing(workers.lease),
+                _LEASE_WAIT_S,
+                partial(workers.nothing_to_lease, self.job),
+                changes=False,
             ),
             "LeaseSnapshot": wait(
-                leasing(calls.lease_snapshot), _LEASE_WAIT_S, pb.LeaseSnapshotResponse
+                leasing(workers.lease_snapshot), _LEASE_WAIT_S, pb.LeaseSnapshotResponse
             ),
-            "BeginTask": now(calls.begin_task, notify=False),
+            "BeginTask": now(workers.begin_task, notify=False),
             "CompleteTask": self._complete_task(),
-            "ReleaseTask": now(calls.release_task),
-            "FailTask": now(calls.fail_task),
+            "ReleaseTask": now(workers.release_task),
+            "FailTask": now(workers.fail_task),
             # A successor without this knowledge would start a second server for the shard.
             "Heartbeat": now(
-                calls.heartbeat, keep=lambda answer: bool(answer.server_args), notify=False
+                workers.heartbeat, keep=lambda answer: bool(answer.server_args), notify=False
             ),
-            "BeginPass": wait(meetings.begin_pass, _RING_WAIT_S, pb.BeginPassResponse),
-            "Meet": wait(meetings.meet, _RING_WAIT_S, pb.MeetResponse),
-            "JoinRing": wait(calls.join_ring, _RING_WAIT_S, pb.JoinRingResponse),
-            "StandBy": wait(calls.stand_by, _RING_WAIT_S, pb.JoinRingResponse),
-            "LeaveRing": now(calls.leave_ring, keep=True),
-            "ReportCheckpoint": now(calls.report_checkpoint, keep=True),
-            "AgentReport": now(agents.agent_report, keep=True),
+            "BeginPass": wait(scripts.begin_pass, _RING_WAIT_S, pb.BeginPassResponse),
+            "Meet": wait(scripts.meet, _RING_WAIT_S, pb.MeetResponse),
+            "JoinRing": wait(workers.join_ring, _RING_WAIT_S, pb.JoinRingResponse),
+            "StandBy": wait(workers.stand_by, _RING_WAIT_S, pb.JoinRingResponse),
+            "LeaveRing": now(workers.leave_ring, keep=True),
+            "ReportCheckpoint": now(workers.report_checkpoint, keep=True),
+            "AgentReport": now(scripts.agent_report, keep=True),
             "PodReport": self._pod_report,
-            "JoinRound": wait(agents.join_round, _RING_WAIT_S, pb.JoinRoundResponse),
-            "GetRound": now(agents.get_round, keep=True),
-            "LeaveRound": now(agents.leave_round, keep=True),
-            "CloseRounds": now(agents.close_rounds, keep=True),
+            "JoinRound": wait(scripts.join_round, _RING_WAIT_S, pb.JoinRoundResponse),
+            "GetRound": now(scripts.get_round, keep=True),
+            "LeaveRound": now(scripts.leave_round, keep=True),
+            "CloseRounds": now(scripts.close_rounds, keep=True),
             "GetStatus": self._status,
             "Scale": now(user.scale, keep=True),
             "Stop": now(user.stop, keep=True),
@@ -205,7 +207,7 @@ class Service:
             address=self.address,
             log=self._log_path("master", 0),
         )
-        return describe(
+        return user_calls.describe(
             self.job,
             events_after=events_after,
             now=self._clock(),
@@ -246,14 +248,14 @@ class Service:
     def _leasing(self, event: Event) -> Event:
         """Return an event that waits while another master of the job may grant leases."""
 
-        def guarded(request: Any, now: float) -> Any:
-            return event(request, now) if time.monotonic() < self.leases_until else None
+        def guarded(job: Job, request: Any, now: float) -> Any:
+            return event(job, request, now) if time.monotonic() < self.leases_until else None
 
         return guarded
 
     def _complete_task(self) -> Callable[[Any, Any], Any]:
-        at_once = self._at_once(self._calls.complete_task)
-        kept = self._at_once(self._calls.complete_task, keep=True)
+        at_once = self._at_once(worker_calls.complete_task)
+        kept = self._at_once(worker_calls.complete_task, keep=True)
         # The worker that wrote the snapshot may exit before it is committed.
         return lambda request, context: (
             kept if request.WhichOneof("result") == "snapshot" else at_once
@@ -276,7 +278,7 @@ class Service:
 
         def handle(request: Any, _: grpc.ServicerContext) -> Any:
             with self.changed:
-                answer = event(request, self._clock())
+                answer = event(self.job, request, self._clock())
                 if notify:
                     self.changed.notify_all()
                 noted = self._note(keep=keep(answer) if callable(keep) else keep)
@@ -300,7 +302,7 @@ class Service:
             deadline, first = self._clock() + wait_s, True
             # Nothing may be leased to a call that was cancelled.
             while context.is_active():
-                answer = event(request, self._clock())
+                answer = event(self.job, request, self._clock())
                 if changes and (first or answer is not None):
                     first = False
                     self.changed.notify_all()

@@ -66,6 +66,8 @@ class Membership:
         self._gone: set[int] = set()
         self._last_loss = math.nan
         self._last_logged: dict[str, float] = {}
+        self.loss_warned = False
+        """True once the user was warned of a loss that is not finite."""
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members.values())

@@ -1,13 +1,116 @@
-"""Calls of parameter servers, and of clients that look for them. Pure."""
+"""Calls of parameter servers, of clients that look for them, and of spares. Pure."""
 
 from __future__ import annotations
 
 from master.state.job.job import Job
 from master.state.work.lost_updates import in_both
-from master.state.workforce.processes import Server
+from master.state.workforce.processes import EXITED, STOPPING, Server, Spare
 from torch_edl.errors import UsageError
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
+
+
+def register(job: Job, request: pb.RegisterServerRequest, now: float) -> pb.RegisterServerResponse:
+    """Register a server that listens.
+
+    Raises:
+        UsageError: the server does not belong to the job, or another server has its shard.
+    """
+    shard = request.shard
+    before = job.fleet.cluster()
+    process = job.fleet.servers.registered(shard, request.incarnation, request.address, now)
+    if process is None:
+        raise UsageError(
+            f"server of shard {shard}, incarnation {request.incarnation}: not a server that "
+            "this job waits for"
+        )
+    process.data_plane = request.data_plane
+    if request.lost:
+        job.apply_all(job.failover.not_restored(process, request.lost), now)
+        return pb.RegisterServerResponse()
+    if request.HasField("watermarks") and not request.updates_lost:
+        _take_back(job, process, Watermarks.from_proto(request.watermarks), now)
+    if before is None:
+        _note_ready(job, now)
+    lost = job.fleet.servers.lacks(shard, request.updates_lost)
+    if lost:
+        job.lifecycle.updates_lost += lost
+        job.lifecycle.note("error", _repaired(process.id, shard, lost, request.damage), now)
+    return pb.RegisterServerResponse()
+
+
+def _take_back(job: Job, server: Server, marks: Watermarks, now: float) -> None:
+    """Return records to the queue that a server acknowledged and lost, because its machine lost
+    power before they were on the disk."""
+    main = job.tasks.main
+    if main is None or not job.config.trains or job.checkpoints.final is not None:
+        return
+    kept, lacks = in_both(main.space, main.progress(), marks)
+    if not lacks:
+        return
+    records = "1 record" if lacks == 1 else f"{lacks:,} records"
+    text = f"ps-{server.id} lacks {records} that it had: its machine lost power"
+    workers = [job.fleet.worker(member.id) for member in job.members]
+    if any(worker is None or worker.ready for worker in workers):
+        # Their pushes may retire the tasks of these records.
+        text = f"{text}, and shard {server.shard} goes on without them"
+        job.lifecycle.note("error", f"{text}; --fsync always loses none", now)
+        return
+    job.lifecycle.rolled_back(job.done()[0])
+    main.restore(kept)
+    job.milestones.restored()
+    job.lifecycle.note("warning", f"{text}; they are trained again", now)
+
+
+def _note_ready(job: Job, now: float) -> None:
+    cluster = job.fleet.cluster()
+    if cluster is not None:
+        count = len(cluster.servers)
+        text = "the parameter server is" if count == 1 else f"all {count} parameter servers are"
+        job.lifecycle.note("info", f"{text} ready", now)
+
+
+def heartbeat(
+    job: Job, request: pb.ServerHeartbeatRequest, now: float
+) -> pb.ServerHeartbeatResponse:
+    """Record the heartbeat of a server."""
+    process = job.fleet.servers.heard(request.shard, request.incarnation, now)
+    if process is None:
+        # A server that ends with the job was not replaced, although its process may take a
+        # while to exit.
+        over = job.lifecycle.outcome is not None
+        known = over and job.fleet.servers.has(request.shard, request.incarnation)
+        return pb.ServerHeartbeatResponse(known=known)
+    process.keeper = request.keeper
+    if process.problem != request.problem:
+        process.problem = request.problem
+        name = f"ps-{process.id}"
+        if request.problem:
+            job.lifecycle.note("warning", f"{name}: {request.problem}", now)
+        else:
+            job.lifecycle.note("info", f"{name} accepts pushes again", now)
+    stay = request.leaving and job.server_move.leave(process, now)
+    peer = job.fleet.servers.peer(request.shard)
+    number = request.note
+    known = number > 0 and job.fleet.servers.note(process, number, request.has_copy)
+    noted = number if known else 0
+    return pb.ServerHeartbeatResponse(known=True, peer=peer, stay=stay, noted=noted)
+
+
+def get_cluster(
+    job: Job, request: pb.GetClusterRequest, now: float
+) -> pb.GetClusterResponse | None:
+    """Answer once the caller's server is superseded, or the job is over."""
+    if job.lifecycle.outcome is not None or job.fleet.strategy != "ps":
+        return pb.GetClusterResponse()
+    if not job.fleet.servers.is_superseded(request.shard, request.after):
+        return None
+    return cluster_now(job)
+
+
+def cluster_now(job: Job) -> pb.GetClusterResponse:
+    """Return the answer to a call that saw no change for a while."""
+    return pb.GetClusterResponse(cluster=job.fleet.cluster(starting=True))
 
 
 def _repaired(server: int, shard: int, lost: int, damage: str) -> str:
@@ -15,107 +118,34 @@ def _repaired(server: int, shard: int, lost: int, damage: str) -> str:
     return f"ps-{server} goes on without {updates} of shard {shard}, lost for good: {damage}"
 
 
-class ServerCalls:
-    """Answers calls about the servers of one job. None means no answer yet."""
+# ---- spares ----
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
 
-    def register(self, request: pb.RegisterServerRequest, now: float) -> pb.RegisterServerResponse:
-        """Register a server that listens.
+def await_place(
+    job: Job, request: pb.AwaitPlaceRequest, now: float
+) -> pb.AwaitPlaceResponse | None:
+    """Assign a worker slot or a server to a spare; None while neither is free."""
+    process = job.fleet.process("worker", request.worker_id)
+    if duty := job.fleet.role_changes.of(request.worker_id):
+        return pb.AwaitPlaceResponse(server_args=duty)
+    if process is None or process.state in (STOPPING, EXITED) or job.lifecycle.ending:
+        return pb.AwaitPlaceResponse(leave=True)
+    if not isinstance(process, Spare):
+        return pb.AwaitPlaceResponse(place=True)
+    if request.error:
+        _spare_failed(job, request, now)
+        return pb.AwaitPlaceResponse(leave=True)
+    job.fleet.spares.heard(process, now, warm=request.warm)
+    if not request.warm:
+        return pb.AwaitPlaceResponse(config_json=job.preparation.config_json)
+    return None
 
-        Raises:
-            UsageError: the server does not belong to the job, or another server has its shard.
-        """
-        job, shard = self._job, request.shard
-        before = job.fleet.cluster()
-        process = job.fleet.servers.registered(shard, request.incarnation, request.address, now)
-        if process is None:
-            raise UsageError(
-                f"server of shard {shard}, incarnation {request.incarnation}: not a server that "
-                "this job waits for"
-            )
-        process.data_plane = request.data_plane
-        if request.lost:
-            job.apply_all(job.failover.not_restored(process, request.lost), now)
-            return pb.RegisterServerResponse()
-        if request.HasField("watermarks") and not request.updates_lost:
-            self._take_back(process, Watermarks.from_proto(request.watermarks), now)
-        if before is None:
-            self._note_ready(now)
-        lost = job.fleet.servers.lacks(shard, request.updates_lost)
-        if lost:
-            job.lifecycle.updates_lost += lost
-            job.lifecycle.note("error", _repaired(process.id, shard, lost, request.damage), now)
-        return pb.RegisterServerResponse()
 
-    def _take_back(self, server: Server, marks: Watermarks, now: float) -> None:
-        """Return records to the queue that a server acknowledged and lost, because its machine lost
-        power before they were on the disk."""
-        job, main = self._job, self._job.tasks.main
-        if main is None or not job.config.trains or job.checkpoints.final is not None:
-            return
-        kept, lacks = in_both(main.space, main.progress(), marks)
-        if not lacks:
-            return
-        records = "1 record" if lacks == 1 else f"{lacks:,} records"
-        text = f"ps-{server.id} lacks {records} that it had: its machine lost power"
-        workers = [job.fleet.worker(member.id) for member in job.members]
-        if any(worker is None or worker.ready for worker in workers):
-            # Their pushes may retire the tasks of these records.
-            text = f"{text}, and shard {server.shard} goes on without them"
-            job.lifecycle.note("error", f"{text}; --fsync always loses none", now)
-            return
-        job.lifecycle.rolled_back(job.done()[0])
-        main.restore(kept)
-        job.milestones.restored()
-        job.lifecycle.note("warning", f"{text}; they are trained again", now)
-
-    def _note_ready(self, now: float) -> None:
-        cluster = self._job.fleet.cluster()
-        if cluster is not None:
-            count = len(cluster.servers)
-            text = "the parameter server is" if count == 1 else f"all {count} parameter servers are"
-            self._job.lifecycle.note("info", f"{text} ready", now)
-
-    def heartbeat(
-        self, request: pb.ServerHeartbeatRequest, now: float
-    ) -> pb.ServerHeartbeatResponse:
-        """Record the heartbeat of a server."""
-        job = self._job
-        process = job.fleet.servers.heard(request.shard, request.incarnation, now)
-        if process is None:
-            # A server that ends with the job was not replaced, although its process may take a
-            # while to exit.
-            over = job.lifecycle.outcome is not None
-            known = over and job.fleet.servers.has(request.shard, request.incarnation)
-            return pb.ServerHeartbeatResponse(known=known)
-        process.keeper = request.keeper
-        if process.problem != request.problem:
-            process.problem = request.problem
-            name = f"ps-{process.id}"
-            if request.problem:
-                job.lifecycle.note("warning", f"{name}: {request.problem}", now)
-            else:
-                job.lifecycle.note("info", f"{name} accepts pushes again", now)
-        stay = request.leaving and job.server_move.leave(process, now)
-        peer = job.fleet.servers.peer(request.shard)
-        number = request.note
-        known = number > 0 and job.fleet.servers.note(process, number, request.has_copy)
-        noted = number if known else 0
-        return pb.ServerHeartbeatResponse(known=True, peer=peer, stay=stay, noted=noted)
-
-    def get_cluster(
-        self, request: pb.GetClusterRequest, now: float
-    ) -> pb.GetClusterResponse | None:
-        """Answer once the caller's server is superseded, or the job is over."""
-        job = self._job
-        if job.lifecycle.outcome is not None or job.fleet.strategy != "ps":
-            return pb.GetClusterResponse()
-        if not job.fleet.servers.is_superseded(request.shard, request.after):
-            return None
-        return self.cluster_now()
-
-    def cluster_now(self) -> pb.GetClusterResponse:
-        """Return the answer to a call that saw no change for a while."""
-        return pb.GetClusterResponse(cluster=self._job.fleet.cluster(starting=True))
+def _spare_failed(job: Job, request: pb.AwaitPlaceRequest, now: float) -> None:
+    spares = job.fleet.spares
+    if spares.given_up:
+        return
+    # The model file may have changed; this does not affect the running workers.
+    spares.given_up = True
+    text = f"{request.error}; a spare found this, the workers continue without spares"
+    job.lifecycle.note("warning", text, now, request.traceback)

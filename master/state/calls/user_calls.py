@@ -1,67 +1,144 @@
-"""Calls of the user's commands: each is an event of a job, and returns an answer. Pure."""
+"""Calls of the user's commands. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from master.state.job.job import Job
+from master.state.workforce.processes import EXITED, Server, Worker
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 
+LogPath = Callable[[str, int], str]
 
-class UserCalls:
-    """Answers the commands of users about one job."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+def describe(
+    job: Job, *, events_after: int, now: float, master: pb.ProcessStatus, log_path: LogPath
+) -> pb.GetStatusResponse:
+    """Return the status of a job.
 
-    def scale(self, request: pb.ScaleRequest, now: float) -> pb.ScaleResponse:
-        """Set the number of workers, of servers, or both. An invalid number changes neither.
-
-        Raises:
-            UsageError: a number is not possible.
-        """
-        job, said = self._job, []
-        if job.lifecycle.ending:
-            raise UsageError("the job is over: there is nothing to scale")
-        if request.servers:
-            job.server_move.require(request.servers)
-        if request.max_workers or not request.servers:
-            before = job.fleet.workers_wanted
-            job.workforce.scale(request)
-            said.append(f"workers: {before} before, {request.max_workers} from now on")
-        if request.servers:
-            before = job.fleet.servers.wanted
-            job.server_move.scale(request.servers)
-            said.append(f"parameter servers wanted: {before} before, {request.servers} from now on")
-        job.lifecycle.note("info", "; ".join(said), now)
-        return pb.ScaleResponse(text="; ".join(said))
-
-    def stop(self, request: pb.StopRequest, now: float) -> pb.StopResponse:
-        """Stop the job."""
-        self._job.stop(request.reason or "asked to stop", now, at_once=request.at_once)
-        return pb.StopResponse()
-
-    def get_stacks(self, request: pb.GetStacksRequest, now: float) -> pb.GetStacksResponse:
-        """Request the stacks of all workers' threads. The answer has those received so far."""
-        for member in self._job.members:
-            if member.stacks_asked < request.number:
-                member.ask_stacks(request.number)
-        return pb.GetStacksResponse(
-            workers=[
-                pb.WorkerStacks(
-                    worker_id=member.id,
-                    pid=member.pid,
-                    told=member.stacks_told >= request.number,
-                    stacks=member.stacks,
-                )
-                for member in self._job.members
-            ]
+    Args:
+        log_path: maps role and id of a process that this master started to its log.
+    """
+    lifecycle = job.lifecycle
+    records, steps = job.done()
+    wall_s = lifecycle.wall_s(now)
+    loss = job.members.loss()
+    status = pb.GetStatusResponse(
+        job=job.config.name,
+        kind=job.config.kind,
+        strategy=job.fleet.strategy,
+        strategy_reason=job.reason,
+        state=job.state,
+        records_done=records,
+        steps=steps,
+        loss=loss,
+        events=lifecycle.log.after(events_after),
+        damaged=job.damaged,
+        nan_steps=job.milestones.left_out.nan_steps,
+        wall_s=wall_s,
+        workers_wanted=job.fleet.workers_wanted,
+        servers_wanted=job.fleet.servers.wanted if job.fleet.strategy == "ps" else 0,
+        logged=job.members.logged(),
+        rollbacks=lifecycle.rollbacks,
+        records_rolled_back=lifecycle.records_rolled_back,
+        updates_lost=lifecycle.updates_lost,
+    )
+    outcome = lifecycle.outcome
+    if outcome is not None and lifecycle.over:
+        status.error = outcome.error
+        status.traceback = outcome.traceback
+        status.usage_error = outcome.usage_error
+    finished = outcome is not None and outcome.state == "finished"
+    job.workload.describe(status, finished=finished)
+    records_per_s, steps_per_s = lifecycle.rates.per_second()
+    status.rates["records_per_s"] = records_per_s
+    status.rates["steps_per_s"] = steps_per_s
+    status.rates["mean_records_per_s"] = (
+        (records - job.workload.records_before) / wall_s if wall_s > 0 else 0.0
+    )
+    status.checkpoint = job.checkpoints.shown
+    job.checkpoints.best.describe(status, is_temporary=not job.config.checkpoint.dir)
+    if job.tasks.evaluations is not None:
+        for result in job.tasks.evaluations.results:
+            status.evaluations.add(steps=result.steps, metrics=dict(result.metrics))
+    status.processes.append(master)
+    replicas = job.config.durability.mode == "replica"
+    for process in job.fleet:
+        server = process if isinstance(process, Server) else None
+        problem = process.waits or (server.problem if server else "")
+        log = log_path(process.role, process.id)
+        if job.fleet.external and isinstance(process, Worker):
+            log = (
+                process.log
+            )  # the master does not keep the output of a worker that it did not start
+        status.processes.add(
+            role=process.kind,
+            id=process.id,
+            pid=process.pid,
+            state=process.state,
+            address=server.address if server else "",
+            exit=process.exit,
+            problem="" if process.state == EXITED else problem,
+            kept=server is not None and job.fleet.servers.is_kept(server),
+            expendable=replicas and server is not None and job.fleet.servers.is_expendable(server),
+            log=log,
         )
+    return status
 
-    def add_events(self, request: pb.AddEventsRequest, now: float) -> pb.AddEventsResponse:
-        """Append the events of a command to the log.
 
-        Raises:
-            UsageError: an event has an unknown level.
-        """
-        self._job.lifecycle.log.add_from(request.source, request.events)
-        return pb.AddEventsResponse()
+def scale(job: Job, request: pb.ScaleRequest, now: float) -> pb.ScaleResponse:
+    """Set the number of workers, of servers, or both. An invalid number changes neither.
+
+    Raises:
+        UsageError: a number is not possible.
+    """
+    said = []
+    if job.lifecycle.ending:
+        raise UsageError("the job is over: there is nothing to scale")
+    if request.servers:
+        job.server_move.require(request.servers)
+    if request.max_workers or not request.servers:
+        before = job.fleet.workers_wanted
+        job.workforce.scale(request)
+        said.append(f"workers: {before} before, {request.max_workers} from now on")
+    if request.servers:
+        before = job.fleet.servers.wanted
+        job.server_move.scale(request.servers)
+        said.append(f"parameter servers wanted: {before} before, {request.servers} from now on")
+    job.lifecycle.note("info", "; ".join(said), now)
+    return pb.ScaleResponse(text="; ".join(said))
+
+
+def stop(job: Job, request: pb.StopRequest, now: float) -> pb.StopResponse:
+    """Stop the job."""
+    job.stop(request.reason or "asked to stop", now, at_once=request.at_once)
+    return pb.StopResponse()
+
+
+def get_stacks(job: Job, request: pb.GetStacksRequest, now: float) -> pb.GetStacksResponse:
+    """Request the stacks of all workers' threads. The answer has those received so far."""
+    for member in job.members:
+        if member.stacks_asked < request.number:
+            member.ask_stacks(request.number)
+    return pb.GetStacksResponse(
+        workers=[
+            pb.WorkerStacks(
+                worker_id=member.id,
+                pid=member.pid,
+                told=member.stacks_told >= request.number,
+                stacks=member.stacks,
+            )
+            for member in job.members
+        ]
+    )
+
+
+def add_events(job: Job, request: pb.AddEventsRequest, now: float) -> pb.AddEventsResponse:
+    """Append the events of a command to the log.
+
+    Raises:
+        UsageError: an event has an unknown level.
+    """
+    job.lifecycle.log.add_from(request.source, request.events)
+    return pb.AddEventsResponse()

@@ -90,7 +90,6 @@ class Job:
         wall_offset_s: float = 0.0,
     ) -> None:
         script, cluster, least = config.kind == "script", config.cluster, config.cluster.min_workers
-        self.config = config
         self.fleet = fleet
         self.lifecycle = Lifecycle(wall_offset_s=wall_offset_s)
         self.members = Membership(heartbeat_timeout_s=cluster.heartbeat_timeout_s)
@@ -103,10 +102,8 @@ class Job:
         self.workload: Workload = ScriptProgress() if script else self.tasks
         self.ring = RingCoordinator(self.members, self.tasks, min_workers=least)
         self.workforce: Workforce = LaunchedWorkforce(fleet, self.ring.ring, min_workers=least)
-        self.agents: ScriptWorkforce | None = None
-        """The workforce if agents or torchrun start the workers; None otherwise."""
         if isinstance(fleet, ScriptFleet):
-            self.workforce = self.agents = ScriptWorkforce(
+            self.workforce = ScriptWorkforce(
                 config, fleet, self.ring.ring, members=self.members, lifecycle=self.lifecycle
             )
         self.preparation = Preparation(config, self.tasks, resumed=resumed)
@@ -126,6 +123,21 @@ class Job:
         """True if calls that wait for a ring or a round can be answered."""
 
     # ---- queries ----
+
+    @property
+    def config(self) -> JobConfig:
+        """Configuration; for a script on servers, it includes the data of its loader."""
+        return self.preparation.config
+
+    def script_workforce(self) -> ScriptWorkforce:
+        """Return the workforce that agents or torchrun start.
+
+        Raises:
+            UsageError: the job trains a model file.
+        """
+        if not isinstance(self.workforce, ScriptWorkforce):
+            raise UsageError(f"job {self.config.name} trains a model file, not a script")
+        return self.workforce
 
     @property
     def state(self) -> str:
@@ -191,7 +203,6 @@ class Job:
             case Decided():
                 self._decide(event, now)
             case TasksMade():
-                self.config = self.preparation.config
                 self.apply_all(self.milestones.begun(), now)
                 self.lifecycle.note("info", event.text, now)
             case SnapshotWritten():

@@ -59,8 +59,7 @@ class Preparation:
     """
 
     def __init__(self, config: JobConfig, tasks: TaskScheduler, *, resumed: Saved | None) -> None:
-        self.config = config
-        """Configuration of the job; for a script on servers, it includes the data of its loader."""
+        self._use(config)
         self._tasks = tasks
         self._resumed = resumed
         self._model: pb.ReportModelRequest | None = None
@@ -68,6 +67,11 @@ class Preparation:
         self._scanned: DataScanned | None = None
         self._state: dict[str, Any] | None = None
         self._state_of: tuple[Any, ...] = ()
+
+    def _use(self, config: JobConfig) -> None:
+        self.config = config
+        """Configuration of the job; for a script on servers, it includes the data of its loader."""
+        self.config_json = config.to_json()
 
     @property
     def needs_scan(self) -> bool:
@@ -201,7 +205,8 @@ class Preparation:
         A task is a range of positions in an epoch. The worker maps positions to records, and
         shuffles.
         """
-        self._data, self.config = data, config
+        self._data = data
+        self._use(config)
         shards = [Shard("dataset", data.records)]
         space = self._in_order(shards, epochs=config.data.epochs)
         if data.open and self._resumed is not None:

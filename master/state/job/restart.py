@@ -49,7 +49,6 @@ def from_state(job: Job, state: Mapping[str, Any], now: float) -> None:
     for name, part in _parts(job).items():
         part.from_state(state[name], now)
     job.lifecycle.restarted(now)
-    job.config = job.preparation.config
     job.tasks.begin_leases_after(job.restarts * _LEASES_OF_A_MASTER)
     job.checkpoints.begin_master(job.restarts)
     cluster = job.fleet.cluster()

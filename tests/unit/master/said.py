@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from master.state.actions import Saved
-from master.state.calls.agent_calls import AgentCalls
-from master.state.calls.calls import Calls
-from master.state.calls.meeting_calls import MeetingCalls
-from master.state.calls.server_calls import ServerCalls
-from master.state.calls.spare_calls import SpareCalls
-from master.state.calls.user_calls import UserCalls
+from master.state.calls import script_calls, server_calls, user_calls, worker_calls
 from master.state.job.job import Job
-from master.state.job.status import describe
 from master.state.work.tasks import steps_of
 from torch_edl.checkpoint.layout import step_dir
 from torch_edl.checkpoint.manifest import Manifest
@@ -35,24 +29,24 @@ class Said:
 
     def __init__(self, job: Job, *, now: float, spec: str) -> None:
         self.job, self.now, self.spec = job, now, spec
-        self.calls = Calls(job, cores=8)
-        self.servers, self.agents = ServerCalls(job), AgentCalls(job)
-        self.spares, self.user, self.meetings = SpareCalls(job), UserCalls(job), MeetingCalls(job)
         self.rings: dict[int, int] = {}
         """Ring in which each living worker trains; 0 before its first."""
+
+    def call(self, rpc: Callable[..., Any], request: Any, **options: Any) -> Any:
+        return rpc(self.job, request, self.now, **options)
 
     # ---- users and servers ----
 
     def scale(self, workers: int = 0, *, servers: int = 0, least: int | None = None) -> str:
         least = min(1, workers) if least is None else least
         request = pb.ScaleRequest(min_workers=least, max_workers=workers, servers=servers)
-        return self.user.scale(request, self.now).text
+        return self.call(user_calls.scale, request).text
 
     def server_register(self, shard: int, incarnation: int, id: int, **fields: Any) -> Any:
         request = pb.RegisterServerRequest(
             shard=shard, incarnation=incarnation, address=f"s{id}", **fields
         )
-        return self.servers.register(request, self.now)
+        return self.call(server_calls.register, request)
 
     # ---- workers ----
 
@@ -61,23 +55,24 @@ class Said:
         request = pb.RegisterRequest(
             worker_id=-1, pid=pid, host="h", node=node, local_rank=local_rank
         )
-        return self.calls.register(request, self.now).worker_id
+        return self.call(worker_calls.register, request).worker_id
 
     def report_model(
         self, worker: int = 0, *embeddings: pb.EmbeddingReport, **fields: Any
     ) -> pb.Start | None:
         model = {"preprocessing": self.spec} | fields
-        self.calls.report_model(pb.ReportModelRequest(embeddings=embeddings, **model), self.now)
+        self.call(worker_calls.report_model, pb.ReportModelRequest(embeddings=embeddings, **model))
         return self.start(worker)
 
     def report_data(self, worker: int = 0, **changes: Any) -> pb.Start | None:
         """Report the data of a script's loader."""
         data = pb.ScriptData(**{**DATA, **changes})
-        self.calls.report_data(pb.ReportDataRequest(data=data), self.now)
+        self.call(worker_calls.report_data, pb.ReportDataRequest(data=data))
         return self.start(worker)
 
     def wait(self, worker: int = 0) -> pb.WaitUntilReadyResponse | None:
-        return self.calls.wait_until_ready(pb.WaitUntilReadyRequest(worker_id=worker), self.now)
+        request = pb.WaitUntilReadyRequest(worker_id=worker)
+        return self.call(worker_calls.wait_until_ready, request, cores=8)
 
     def start(self, worker: int = 0) -> pb.Start | None:
         """Return what the worker begins with; None if it has to wait."""
@@ -85,19 +80,19 @@ class Said:
         return answer.start if answer is not None and answer.HasField("start") else None
 
     def beat(self, worker: int = 0, **fields: Any) -> pb.HeartbeatResponse:
-        return self.calls.heartbeat(pb.HeartbeatRequest(worker_id=worker, **fields), self.now)
+        return self.call(worker_calls.heartbeat, pb.HeartbeatRequest(worker_id=worker, **fields))
 
     def poll(self, spare: int, *, warm: bool = True, **fields: Any) -> Any:
         """Send the question of a spare; it has imported everything if it is ``warm``."""
         request = pb.AwaitPlaceRequest(worker_id=spare, warm=warm, **fields)
-        return self.spares.await_place(request, self.now)
+        return self.call(server_calls.await_place, request)
 
     # ---- tasks ----
 
     def lease(self, worker: int = 0, *, want: int = 1, **fields: Any) -> pb.LeaseResponse | None:
         life = {"incarnation": self.job.fleet.model.incarnation}
         request = pb.LeaseRequest(worker_id=worker, want=want, **(life | fields))
-        return self.calls.lease(request, self.now)
+        return self.call(worker_calls.lease, request)
 
     def task(self, worker: int = 0, **fields: Any) -> pb.LeaseMessage:
         """Lease one task."""
@@ -115,17 +110,17 @@ class Said:
         request = pb.CompleteTaskRequest(
             worker_id=worker, lease_id=lease.lease_id, counts=counts, **(result or {})
         )
-        return self.calls.complete_task(request, self.now).known
+        return self.call(worker_calls.complete_task, request).known
 
     def release(self, worker: int, lease: pb.LeaseMessage) -> None:
         request = pb.ReleaseTaskRequest(worker_id=worker, lease_id=lease.lease_id)
-        self.calls.release_task(request, self.now)
+        self.call(worker_calls.release_task, request)
 
     def fail(self, worker: int, lease: pb.LeaseMessage, error: str, **fields: Any) -> None:
         request = pb.FailTaskRequest(
             worker_id=worker, lease_id=lease.lease_id, error=error, **fields
         )
-        self.calls.fail_task(request, self.now)
+        self.call(worker_calls.fail_task, request)
 
     # ---- rings ----
 
@@ -133,19 +128,19 @@ class Said:
         """Ask for the next ring."""
         ring = self.rings.get(worker, 0) if ring is None else ring
         request = pb.JoinRingRequest(worker_id=worker, ring=ring, step=step, store=f"s{worker}")
-        return self.calls.join_ring(request, self.now)
+        return self.call(worker_calls.join_ring, request)
 
     def stand_by(self, worker: int, *, ring: int, step: int) -> Any:
         request = pb.StandByRequest(worker_id=worker, ring=ring, step=step, store=f"s{worker}")
-        return self.calls.stand_by(request, self.now)
+        return self.call(worker_calls.stand_by, request)
 
     def leave(self, worker: int, *, finished: bool = False) -> None:
-        self.calls.leave_ring(pb.LeaveRingRequest(worker_id=worker, finished=finished), self.now)
+        self.call(worker_calls.leave_ring, pb.LeaveRingRequest(worker_id=worker, finished=finished))
 
     def report_checkpoint(self, worker: int, path: str = "/c/1") -> bool:
         """Report a checkpoint of a ring. Returns whether the master accepts it."""
         request = pb.ReportCheckpointRequest(worker_id=worker, directory=path)
-        return self.calls.report_checkpoint(request, self.now).accepted
+        return self.call(worker_calls.report_checkpoint, request).accepted
 
     # ---- agents ----
 
@@ -153,23 +148,23 @@ class Said:
         self, node: str = "n", *workers: pb.AgentWorker, pid: int = 1, **fields: Any
     ) -> pb.AgentReportResponse:
         request = pb.AgentReportRequest(node=node, pid=pid, host="h", workers=workers, **fields)
-        return self.agents.agent_report(request, self.now)
+        return self.call(script_calls.agent_report, request)
 
     def join_round(self, node: str, store: str = "1", **limits: Any) -> Any:
         limits = {"min_nodes": 1, "max_nodes": 2, "last_call_s": 0.0} | limits
         request = pb.JoinRoundRequest(node=node, store=f"{node}:{store}", **limits)
-        return self.agents.join_round(request, self.now)
+        return self.call(script_calls.join_round, request)
 
     def leave_round(self, node: str) -> None:
-        self.agents.leave_round(pb.LeaveRoundRequest(node=node), self.now)
+        self.call(script_calls.leave_round, pb.LeaveRoundRequest(node=node))
 
     def close_rounds(self, error: str = "") -> None:
-        self.agents.close_rounds(pb.CloseRoundsRequest(error=error), self.now)
+        self.call(script_calls.close_rounds, pb.CloseRoundsRequest(error=error))
 
     # ---- what the job shows ----
 
     def status(self) -> pb.GetStatusResponse:
-        return describe(
+        return user_calls.describe(
             self.job,
             events_after=0,
             now=self.now,

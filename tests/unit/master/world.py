@@ -20,6 +20,7 @@ from master.state.actions import (
     Started,
     Stop,
 )
+from master.state.calls import server_calls, worker_calls
 from master.state.job.job import Job
 from master.state.job.restart import from_state, to_state
 from master.state.scripts.script_fleet import ScriptFleet
@@ -235,7 +236,7 @@ class World(Said):
         request = pb.ServerHeartbeatRequest(
             shard=process.shard, incarnation=process.incarnation, **told
         )
-        answer = self.servers.heartbeat(request, self.now)
+        answer = self.call(server_calls.heartbeat, request)
         if process.state == RUNNING and self.config.durability.mode == "replica":
             self._keepers[process.incarnation] = answer.peer.incarnation
         return answer
@@ -245,7 +246,7 @@ class World(Said):
         self.servers_up()
         for process in self.job.fleet.alive("worker"):
             if process.state == "starting":
-                self.calls.register(pb.RegisterRequest(worker_id=process.id), self.now)
+                self.call(worker_calls.register, pb.RegisterRequest(worker_id=process.id))
                 self.alive.add(process.id)
                 self.rings[process.id] = 0
                 self.report_model(process.id)

@@ -13,6 +13,7 @@ from master.state.actions import (
     OutputWritten,
     WriteOutput,
 )
+from master.state.calls import worker_calls
 from tests.unit.master.script_jobs import SMALL, UNBOUND
 from tests.unit.master.world import World, every_record, running
 from torch_edl.data.task_space import Shard
@@ -202,7 +203,7 @@ class TestEarlyStop:
 class TestDecisions:
     def registered(self, **options) -> World:
         w = World(**{"strategy": "auto", **options})
-        w.calls.register(pb.RegisterRequest(worker_id=0), 0.0)
+        w.call(worker_calls.register, pb.RegisterRequest(worker_id=0))
         return w
 
     def test_auto_waits_for_the_model_with_its_servers(self):
@@ -227,7 +228,7 @@ class TestDecisions:
     def test_an_error_of_the_model_file_fails_the_job(self):
         w = self.registered()
         failure = pb.ReportFailureRequest(error="model.py: no loss", traceback="Traceback ...")
-        w.calls.report_failure(failure, w.now)
+        w.call(worker_calls.report_failure, failure)
         assert (w.outcome.state, w.outcome.error) == ("failed", "model.py: no loss")
         assert (w.outcome.usage_error, w.outcome.traceback) == (True, "Traceback ...")
         assert w.fleet.alive("ps") == []

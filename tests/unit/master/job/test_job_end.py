@@ -13,6 +13,7 @@ from master.state.actions import (
     SaveServers,
     WriteOutput,
 )
+from master.state.calls import server_calls, worker_calls
 from master.state.workforce.processes import RUNNING
 from tests.unit.master.said import DRAIN
 from tests.unit.master.world import SNAPSHOT, World, running
@@ -140,7 +141,7 @@ class TestStop:
         w.job.stop("SIGINT", w.now)
         w.tick()
         assert w.lease(0).next == DRAIN, "it does not train on"
-        lease = w.calls.lease_snapshot(pb.LeaseSnapshotRequest(worker_id=0), w.now).lease
+        lease = w.call(worker_calls.lease_snapshot, pb.LeaseSnapshotRequest(worker_id=0)).lease
         assert w.complete(0, lease, result=SNAPSHOT)
         w.exit("worker", 0, code=0)
         w.tick()
@@ -188,7 +189,7 @@ class TestStop:
         assert server.state != RUNNING
         assert w.server_beat(server).known
         newer = pb.ServerHeartbeatRequest(shard=other.shard, incarnation=other.incarnation + 5)
-        assert not w.servers.heartbeat(newer, w.now).known
+        assert not w.call(server_calls.heartbeat, newer).known
 
 
 def test_the_first_cause_counts():

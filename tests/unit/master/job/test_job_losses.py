@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 
 from master.state.actions import CheckpointSaved, Saved, SaveServers, WriteOutput
+from master.state.calls import worker_calls
 from tests.unit.master.said import CHANGED, DRAIN
 from tests.unit.master.world import every_record, running
 from torch_edl.errors import UsageError
@@ -37,7 +38,7 @@ class TestWorkers:
         answer = w.beat(0)
         assert (answer.known, answer.drain) == (False, True)
         with pytest.raises(UsageError):
-            w.calls.register(pb.RegisterRequest(worker_id=0), w.now)
+            w.call(worker_calls.register, pb.RegisterRequest(worker_id=0))
 
     def test_a_worker_that_makes_no_step_is_declared_lost_too(self):
         w = running()

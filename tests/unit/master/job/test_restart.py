@@ -7,6 +7,7 @@ import random
 import pytest
 
 from master.state.actions import CommitLocal, Release, SaveServers, Start
+from master.state.calls import worker_calls
 from master.state.job.restart import after_failure
 from tests.unit.master.said import LEASED
 from tests.unit.master.world import every_record, running
@@ -79,7 +80,7 @@ def test_a_lease_that_cannot_be_taken_over_counts_for_nothing(how: str) -> None:
         lease_id=unknown.lease_id,
         task=named(unknown, life=0 if how == "of an earlier model" else 1),
     )
-    assert not again.calls.complete_task(request, again.now).known
+    assert not again.call(worker_calls.complete_task, request).known
     assert again.job.done() == done
     if how == "leased to another":
         assert again.complete(1, newer)
@@ -102,7 +103,7 @@ def test_the_commit_of_what_a_worker_wrote_is_done_again() -> None:
     w.work(tasks=2)
     w.job.stop("enough", w.now)
     w.tick()
-    snapshot = w.calls.lease_snapshot(pb.LeaseSnapshotRequest(worker_id=0), w.now)
+    snapshot = w.call(worker_calls.lease_snapshot, pb.LeaseSnapshotRequest(worker_id=0))
     w.do(0, snapshot.lease)
     again = w.restart()
     assert again.job.state == "stopping"
@@ -165,7 +166,7 @@ def test_masters_are_killed_at_random(seed: int) -> None:
                 worker_id=id, lease_id=lease.lease_id, task=named(lease)
             )
             if draw.random() < 0.9:  # else the master was killed before
-                w.calls.complete_task(request, w.now)
+                w.call(worker_calls.complete_task, request)
         elif action < 0.9:
             left = w.state()
         elif action < 0.95:

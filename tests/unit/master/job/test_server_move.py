@@ -17,6 +17,7 @@ from master.state.actions import (
     Saved,
     SaveServers,
 )
+from master.state.calls import worker_calls
 from tests.unit.master.script_jobs import UNBOUND
 from tests.unit.master.world import World, every_record, running
 from torch_edl.errors import UsageError
@@ -89,7 +90,7 @@ def test_the_last_number_counts() -> None:
 def test_before_servers_have_started() -> None:
     auto = World(strategy="auto")
     auto.scale(servers=3)
-    auto.calls.register(pb.RegisterRequest(worker_id=0), 0.0)
+    auto.call(worker_calls.register, pb.RegisterRequest(worker_id=0))
     auto.report_model(0, UNBOUND)
     auto.all_up()
     assert len(auto.server_addresses()) == 3

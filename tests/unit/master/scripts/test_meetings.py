@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from master.state.calls import meeting_calls
+from master.state.calls import script_calls
 from tests.unit.master.script_jobs import script
 from torch_edl.wire import master_pb2 as pb
 
@@ -26,7 +26,7 @@ class Scripts:
         answers = []
         for worker in workers:
             request = pb.BeginPassRequest(worker_id=worker, number=number, epochs=number)
-            answer = self.w.meetings.begin_pass(request, self.w.now)
+            answer = self.w.call(script_calls.begin_pass, request)
             answers.append(answer is not None and answer.begun)
         return answers
 
@@ -37,7 +37,7 @@ class Scripts:
         if last is not None and (last.passes, last.number) == (passes, number):
             request = last
         self.asked[worker] = request
-        while (answer := self.w.meetings.meet(request, self.w.now)) is not None:
+        while (answer := self.w.call(script_calls.meet, request)) is not None:
             match answer.WhichOneof("answer"):
                 case "result":
                     return answer.result
@@ -94,7 +94,7 @@ def test_a_worker_is_lost_and_the_others_compute_all_of_it() -> None:
     s = Scripts(3)
     assert s.begin(1, 0, 1, 2) == [True] * 3
     assert [s.meet(2, 1), s.meet(1, 1)] == [None, None]
-    s.w.meetings.meet(pb.MeetRequest(worker_id=0, passes=1, number=1), s.w.now)
+    s.w.call(script_calls.meet, pb.MeetRequest(worker_id=0, passes=1, number=1))
     assert s.meet(1, 1) is None
     s.w.leave(0)
     assert [s.meet(1, 1), s.meet(2, 1)] == [None, None]
@@ -126,10 +126,10 @@ def test_what_lies_behind_the_training_is_not_computed_on_a_later_model(
 ) -> None:
     s = Scripts(1)
     assert s.begin(1, 0) == [True]
-    monkeypatch.setattr(meeting_calls, "is_beyond", lambda tasks, epochs: True)
+    monkeypatch.setattr(script_calls, "is_beyond", lambda tasks, epochs: True)
     assert s.meet(0, 1) == "null"
     monkeypatch.undo()
     assert s.begin(2, 0) == [True]
     assert s.meet(0, 2) == '["0/1"]'
-    monkeypatch.setattr(meeting_calls, "is_beyond", lambda tasks, epochs: True)
+    monkeypatch.setattr(script_calls, "is_beyond", lambda tasks, epochs: True)
     assert s.meet(0, 2) == '["0/1"]'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from master.state.calls import script_calls
 from tests.unit.master.script_jobs import died, on_servers, ring_of_two, script, torchrun
 from tests.unit.master.world import TIMEOUT_S
 from torch_edl.errors import UsageError
@@ -188,7 +189,7 @@ class TestStop:
         assert w.beat(0).drain
         w.leave(0)
         w.tick(1.0)
-        assert w.agents.get_round(pb.GetRoundRequest(node="t", round=1), w.now).closed
+        assert w.call(script_calls.get_round, pb.GetRoundRequest(node="t", round=1)).closed
         assert not w.job.lifecycle.over
         w.leave_round("t")
         w.tick()
@@ -242,7 +243,9 @@ def test_values_that_scripts_on_servers_compute_reach_all() -> None:
     """The rules are tested in test_meetings; here through the calls."""
     w = on_servers()
     begin = pb.BeginPassRequest(worker_id=0, number=1, epochs=2)
-    assert w.meetings.begin_pass(begin, w.now).begun
-    assert w.meetings.meet(pb.MeetRequest(worker_id=0, passes=1, number=1), w.now).part.world == 1
+    assert w.call(script_calls.begin_pass, begin).begun
+    assert (
+        w.call(script_calls.meet, pb.MeetRequest(worker_id=0, passes=1, number=1)).part.world == 1
+    )
     w.job.stop("enough", w.now)
-    assert w.meetings.begin_pass(begin, w.now).leave
+    assert w.call(script_calls.begin_pass, begin).leave

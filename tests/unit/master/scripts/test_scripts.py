@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from master.state.actions import Saved
+from master.state.calls import script_calls
 from master.state.lifecycle import RETURN_WITHIN_S
 from tests.unit.master.script_jobs import died, ring_of_two, script, torchrun
 from tests.unit.master.world import TIMEOUT_S, World
@@ -258,7 +259,7 @@ def test_rounds_answer_through_the_job() -> None:
     assert w.join_round("a", last_call_s=1.0) is None
     answer = w.join_round("b")
     assert answer.place == pb.Place(round=1, rank=1, nodes=2, store="a:1")
-    look = w.agents.get_round(pb.GetRoundRequest(node="a", round=1), w.now)
+    look = w.call(script_calls.get_round, pb.GetRoundRequest(node="a", round=1))
     assert (look.over, look.waiting) == (False, 0)
     w.leave_round("a")
     w = w.restart()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from master.state.actions import Become, Flush, Flushed, NotStarted, SaveServers, Start
+from master.state.calls import server_calls
 from tests.unit.master.world import World, every_record, running
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
@@ -64,7 +65,7 @@ class TestADeadServer:
         w.exit("ps", 0, signal=9)
         w.tick()
         old = pb.ServerHeartbeatRequest(shard=0, incarnation=1)
-        assert not w.servers.heartbeat(old, w.now).known
+        assert not w.call(server_calls.heartbeat, old).known
         with pytest.raises(UsageError, match="shard 0, incarnation 1"):
             w.server_register(0, 1, 0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from master.state.calls import server_calls
 from master.state.lifecycle import RETURN_WITHIN_S
 from tests.unit.master.world import TIMEOUT_S, World, running
 from torch_edl.wire import master_pb2 as pb
@@ -101,7 +102,7 @@ class TestAServerThatGoesOnAlone:
         request = pb.ServerHeartbeatRequest(
             shard=0, incarnation=incarnation, note=number, has_copy=has_copy
         )
-        return w.servers.heartbeat(request, w.now).noted
+        return w.call(server_calls.heartbeat, request).noted
 
     def test_takes_the_model_with_it_also_under_the_next_master(self):
         w = world(2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from master.state.actions import Become, NotStarted, Start, Started
+from master.state.calls import worker_calls
 from tests.unit.master.world import World, every_record, running
 from torch_edl.wire import master_pb2 as pb
 
@@ -80,7 +81,7 @@ class TestSlots:
         assert w.poll(spare).place
         assert w.poll(spare).place, "its answer was lost"
         for _ in range(2):
-            w.calls.register(pb.RegisterRequest(worker_id=spare, pid=1), w.now)
+            w.call(worker_calls.register, pb.RegisterRequest(worker_id=spare, pid=1))
         w.alive.add(spare)
         assert w.said("spare-2 takes the place of a worker", "info") == 1
         w.report_model(spare)
@@ -234,7 +235,7 @@ class TestEnds:
                 w.kill(0)
                 assert starts(w.tick()) == []
         assert w.poll(spare).place
-        w.calls.register(pb.RegisterRequest(worker_id=spare, pid=1), w.now)
+        w.call(worker_calls.register, pb.RegisterRequest(worker_id=spare, pid=1))
         assert spare in w.job.members
 
 

@@ -1,0 +1,104 @@
+"""Calls of a script's agents, and of scripts on servers that synchronize. Pure."""
+
+from __future__ import annotations
+
+from master.state.job.job import Job
+from master.state.work.data_identity import MOST_RECORDS
+from master.state.work.epochs import is_beyond, records_of
+from torch_edl.data.task_space import TaskSpace
+from torch_edl.errors import UsageError
+from torch_edl.wire import master_pb2 as pb
+
+# ---- agents, including torchrun's; all raise UsageError if the job trains a model file ----
+
+
+def agent_report(job: Job, request: pb.AgentReportRequest, now: float) -> pb.AgentReportResponse:
+    """Record an agent's report on its workers.
+
+    Raises:
+        UsageError: the agent was started for a different script or with other arguments.
+    """
+    agents = job.script_workforce()
+    job.apply_all(agents.agent_report(request, now), now)
+    job.conclude(now)
+    return agents.agent_answer(request.node)
+
+
+def join_round(job: Job, request: pb.JoinRoundRequest, now: float) -> pb.JoinRoundResponse | None:
+    """Request a place in the next round for a torchrun agent."""
+    answer, events = job.script_workforce().join_round(request, now)
+    job.apply_all(events, now)
+    return answer
+
+
+def get_round(job: Job, request: pb.GetRoundRequest, now: float) -> pb.GetRoundResponse:
+    """Return the state of an agent's round."""
+    return job.script_workforce().rounds.look(request.node, request.round, now)
+
+
+def leave_round(job: Job, request: pb.LeaveRoundRequest, now: float) -> pb.LeaveRoundResponse:
+    """Remove a torchrun agent that leaves."""
+    job.apply_all(job.script_workforce().leave_round(request), now)
+    return pb.LeaveRoundResponse()
+
+
+def close_rounds(job: Job, request: pb.CloseRoundsRequest, now: float) -> pb.CloseRoundsResponse:
+    """Record that a torchrun agent reports the end of the job."""
+    job.script_workforce().close_rounds(request)
+    return pb.CloseRoundsResponse()
+
+
+# ---- loops over loaders, and values that scripts compute together ----
+
+
+def begin_pass(job: Job, request: pb.BeginPassRequest, now: float) -> pb.BeginPassResponse | None:
+    """Begin a script's loop over a loader.
+
+    Raises:
+        UsageError: the epochs have more records than the job can count.
+    """
+    if records_of(job.tasks.main, request.epochs) > MOST_RECORDS:
+        raise UsageError(
+            f"job.loader: {request.epochs:,} epochs; at most {MOST_RECORDS:,} records count"
+        )
+    if _leaves(job, request.worker_id):
+        return pb.BeginPassResponse(leave=True)
+    if not job.meetings.begin_pass(request.worker_id, request.number, request.epochs):
+        return None
+    if not _extend(job, request.epochs):
+        return None
+    return pb.BeginPassResponse(begun=True, over=_is_over(job, request.number))
+
+
+def meet(job: Job, request: pb.MeetRequest, now: float) -> pb.MeetResponse | None:
+    """Synchronize a script with the others on a value that they compute together."""
+    if _leaves(job, request.worker_id):
+        return pb.MeetResponse(leave=True)
+    return job.meetings.meet(request, over=_is_over(job, request.passes))
+
+
+def _extend(job: Job, epochs: int) -> bool:
+    """Add the tasks of further epochs if a script loops more often than announced. Returns False
+    while the final checkpoint of the earlier epochs is being written."""
+    main = job.tasks.main
+    if main is None or epochs <= main.space.epochs:
+        return True
+    if job.tasks.trained and not job.milestones.settled:
+        return False
+    assert isinstance(main.space, TaskSpace)
+    main.space.extend(epochs)
+    job.milestones.settled = False
+    job.checkpoints.continued()
+    job.lifecycle.continued()
+    return True
+
+
+def _is_over(job: Job, number: int) -> bool:
+    """Return whether records of a later loop are done."""
+    epochs = job.meetings.epochs.get(number)
+    return epochs is not None and is_beyond(job.tasks.main, epochs)
+
+
+def _leaves(job: Job, worker: int) -> bool:
+    member = job.members.get(worker)
+    return member is None or member.draining or job.lifecycle.ending

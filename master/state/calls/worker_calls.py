@@ -1,0 +1,400 @@
+"""Calls of workers, documented in ``torch_edl/wire``. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+from master.state.job.job import Job
+from master.state.membership import Member
+from master.state.work.epochs import is_at_next
+from master.state.work.tasks import TaskQueue
+from master.state.workforce.processes import STARTING
+from torch_edl.data.task_space import Shard
+from torch_edl.errors import UsageError
+from torch_edl.wire import master_pb2 as pb
+
+# Seconds after its grace period at which a leaving worker is terminated.
+_OVERTIME_S = 2.0
+
+Ask = Callable[[int, int, int, str, float], pb.Ring | None]
+
+
+# ---- workers ----
+
+
+def register(job: Job, request: pb.RegisterRequest, now: float) -> pb.RegisterResponse:
+    """Add a worker to the job.
+
+    Raises:
+        UsageError: the worker does not belong to the job, or was declared lost.
+    """
+    worker, events = job.workforce.register(request)
+    job.apply_all(events, now)
+    process = job.fleet.worker(worker)
+    if process is not None and process.was_spare and process.state == STARTING:
+        job.lifecycle.note("info", f"spare-{worker} takes the place of a worker", now)
+    known = job.fleet.registered(worker)
+    if not known or not job.members.register(worker, request.pid, now):
+        raise UsageError(f"worker {worker}: not a worker that this job waits for")
+    config, ring = job.preparation.config_json, job.ring.ring.number
+    return pb.RegisterResponse(config_json=config, worker_id=worker, ring=ring)
+
+
+def report_model(job: Job, request: pb.ReportModelRequest, now: float) -> pb.ReportModelResponse:
+    job.prepare(job.preparation.model_reported(request, job.fleet.workers_wanted), now)
+    return pb.ReportModelResponse()
+
+
+def report_data(job: Job, request: pb.ReportDataRequest, now: float) -> pb.ReportDataResponse:
+    """Record the data of a worker's loader; the first report makes the tasks.
+
+    Raises:
+        UsageError: the job trains a model file, or another worker reported other data.
+    """
+    job.script_workforce()
+    if job.lifecycle.outcome is None:
+        job.prepare(job.preparation.data_reported(request.data), now)
+    return pb.ReportDataResponse()
+
+
+def report_failure(
+    job: Job, request: pb.ReportFailureRequest, now: float
+) -> pb.ReportFailureResponse:
+    job.lifecycle.fail(request.error, now, traceback=request.traceback, usage=not request.running)
+    return pb.ReportFailureResponse()
+
+
+def fit_preprocessing(
+    job: Job, request: pb.FitPreprocessingRequest, now: float
+) -> pb.FitPreprocessingResponse | None:
+    """Answer a script that needs its preprocessing; the first call begins the fitting pass.
+
+    Raises:
+        UsageError: the job trains a model file.
+    """
+    job.script_workforce()
+    fitting, member = job.tasks.fitting, job.members.get(request.worker_id)
+    if member is None or member.draining or job.lifecycle.ending:
+        return pb.FitPreprocessingResponse(leave=True)
+    shards = [Shard(s.name, s.records, s.size, s.mtime_ns) for s in request.shards]
+    try:
+        fitting.ask(request.preprocessing, shards, trains=job.tasks.ready)
+    except UsageError as error:
+        job.lifecycle.fail(str(error), now, usage=True)
+        return pb.FitPreprocessingResponse(leave=True)
+    if fitting.ready:
+        return pb.FitPreprocessingResponse(fitted=fitting.content)
+    return pb.FitPreprocessingResponse(fit=True) if fitting.todo else None
+
+
+def wait_until_ready(
+    job: Job, request: pb.WaitUntilReadyRequest, now: float, *, cores: int = 1
+) -> pb.WaitUntilReadyResponse | None:
+    """Return what the worker begins with.
+
+    Args:
+        cores: CPU cores to divide among the workers.
+    """
+    if job.lifecycle.outcome is not None:
+        return pb.WaitUntilReadyResponse(leave=True)
+    fitting = job.tasks.fitting
+    # Scripts call fit_preprocessing instead.
+    if job.config.kind != "script" and job.preparation.complete and not fitting.ready:
+        return pb.WaitUntilReadyResponse(fit=True) if fitting.todo else None
+    cluster = job.fleet.cluster()
+    if cluster is None or not job.preparation.complete:
+        return None
+    job.fleet.ready(request.worker_id)
+    shards = job.tasks.shards if job.tasks.lockstep else ()
+    threads = max(1, cores // max(1, job.fleet.workers_wanted))
+    start = pb.Start(
+        strategy=job.fleet.strategy,
+        reason=job.reason,
+        cluster=cluster,
+        torch_threads=job.config.cluster.worker_threads or threads,
+        shards=[pb.SourceShard(**dataclasses.asdict(shard)) for shard in shards],
+        preprocessing=fitting.content,
+        trial=job.tasks.trial(),
+    )
+    return pb.WaitUntilReadyResponse(start=start)
+
+
+def heartbeat(job: Job, request: pb.HeartbeatRequest, now: float) -> pb.HeartbeatResponse:
+    worker, ring = request.worker_id, job.ring.ring
+    member = job.members.get(worker)
+    if member is None and (duty := job.fleet.role_changes.of(worker)):
+        return pb.HeartbeatResponse(known=True, server_args=duty)
+    if member is None:
+        # A worker that left the ring may still run its script: it is neither lost nor unknown.
+        left = worker in ring.left
+        if left and ring.current is not None and worker in ring.current.workers:
+            job.workload.heard(request, counts=job.workload.members_save)
+            job.members.last_words(loss=request.loss, logged=request.logged)
+            _warn_of_loss(job, request, now)
+        return pb.HeartbeatResponse(known=left, drain=not left)
+    _warn_of_loss(job, request, now)
+    before = member.heartbeat
+    job.damaged += request.damaged - before.damaged
+    if job.members.heartbeat(member, request, now):
+        job.tasks.touch(worker, now)
+        if request.steps > before.steps:
+            job.fleet.trained(worker)
+    if request.leaving and not member.draining:
+        member.draining = True
+        by = now + job.config.cluster.grace_s + _OVERTIME_S
+        job.fleet.leaves(worker, now, by=by)
+        if not job.lifecycle.ending:  # otherwise the master asked it
+            job.lifecycle.note("info", f"worker-{worker} was asked to leave (SIGTERM)", now)
+    newest = request.ring == ring.number
+    if job.ring.has(worker) and job.workload.heard(request, counts=newest):
+        size = job.config.data.batch_size
+        job.milestones.left_out.reached(request.left_out, request.position, size)
+    return pb.HeartbeatResponse(
+        known=True,
+        drain=member.draining or job.lifecycle.outcome is not None,
+        stopping=job.lifecycle.stopping is not None,
+        broken_ring=ring.broken(now),
+        stale_ring=ring.stale(),
+        newest_server=job.fleet.servers.newest,
+        stacks_number=member.stacks_asked,
+        epochs_open=job.tasks.epochs_open,
+        epoch_ends=[
+            pb.MetricValues(values=figures)
+            for figures in job.milestones.epoch_ends[request.epochs_heard :]
+        ],
+    )
+
+
+def _warn_of_loss(job: Job, request: pb.HeartbeatRequest, now: float) -> None:
+    """Log the first non-finite loss of a script. Model files handle it with --on-nan."""
+    loss = request.logged.get("loss", 0.0)
+    if job.members.loss_warned or math.isfinite(loss):
+        return
+    job.members.loss_warned = True
+    text = f"worker-{request.worker_id}: the loss is {loss} at step {request.steps:,}"
+    advice = "lower the learning rate, or look at the data"
+    job.lifecycle.note("warning", f"{text}; {advice}", now)
+
+
+# ---- tasks ----
+
+
+def lease(job: Job, request: pb.LeaseRequest, now: float) -> pb.LeaseResponse | None:
+    member = job.members.get(request.worker_id)
+    if member is None:
+        return _answer(job, pb.LeaseResponse.DRAIN)
+    if job.milestones.settled:
+        over = pb.LeaseResponse.PASS_OVER if request.epochs else pb.LeaseResponse.FINISHED
+        return _answer(job, over)
+    if job.lifecycle.ending:
+        return _answer(job, pb.LeaseResponse.DRAIN)
+    if request.fit:
+        return _lease_fit(job, request, member, now)
+    if not job.tasks.ready:
+        return None
+    if request.incarnation != job.fleet.model.incarnation:
+        cluster = job.fleet.cluster()
+        if cluster is None:
+            return None
+        answer = _answer(job, pb.LeaseResponse.CLUSTER_CHANGED)
+        answer.cluster.CopyFrom(cluster)
+        return answer
+    if not job.ring.may_lease(member):
+        return None
+    if request.epochs and is_at_next(job.tasks.main, request.epochs):
+        return _answer(job, pb.LeaseResponse.PASS_OVER)
+    for lease_id, task in zip(request.held, request.tasks, strict=False):
+        _recognize(job, request.worker_id, lease_id, task, now)
+    leases = job.tasks.grant(
+        request.worker_id,
+        request.held,
+        now,
+        want=request.want,
+        ahead=request.ahead,
+        workers=len(job.members),
+        epochs=request.epochs,
+        draining=member.draining,
+        snapshots=job.ring.may_snapshot(member),
+    )
+    if member.draining:
+        return _answer(job, pb.LeaseResponse.DRAIN)
+    if leases:
+        job.lifecycle.began(now)
+    elif request.want:
+        return None
+    return _answer(job, pb.LeaseResponse.LEASED, leases)
+
+
+def _lease_fit(
+    job: Job, request: pb.LeaseRequest, member: Member, now: float
+) -> pb.LeaseResponse | None:
+    """Return tasks of the fitting pass, possibly none."""
+    if member.draining:
+        return _answer(job, pb.LeaseResponse.DRAIN)
+    leases = job.tasks.fitting.hand_out(member.id, request.held, now, want=request.want)
+    if leases:
+        job.lifecycle.began(now)
+    return _answer(job, pb.LeaseResponse.LEASED, leases)
+
+
+def lease_snapshot(
+    job: Job, request: pb.LeaseSnapshotRequest, now: float
+) -> pb.LeaseSnapshotResponse | None:
+    """Lease the final snapshot to a leaving worker, if no other worker writes it."""
+    member = job.members.get(request.worker_id)
+    stopping = job.lifecycle.stopping is not None and job.lifecycle.outcome is None
+    holds = job.fleet.strategy in ("local", "allreduce") and not job.checkpoints.complete
+    if member is None or job.milestones.settled or not stopping or not holds:
+        return pb.LeaseSnapshotResponse(leave=True)
+    if not job.ring.may_lease(member):
+        return pb.LeaseSnapshotResponse(leave=True)
+    # The worker has released its leases.
+    job.tasks.drop_worker(member.id)
+    leases = job.tasks.lease_snapshot(member.id, now)
+    if not leases:
+        return None
+    job.checkpoints.promote()
+    return pb.LeaseSnapshotResponse(lease=leases[0])
+
+
+def nothing_to_lease(job: Job) -> pb.LeaseResponse:
+    """Return the answer to a call that found nothing to lease for a while."""
+    return _answer(job, pb.LeaseResponse.WAIT)
+
+
+def _answer(
+    job: Job, next: pb.LeaseResponse.Next, leases: list[pb.LeaseMessage] | None = None
+) -> pb.LeaseResponse:
+    retired = job.tasks.retired_before
+    return pb.LeaseResponse(next=next, retired_before=retired, leases=leases or ())
+
+
+def begin_task(job: Job, request: pb.BeginTaskRequest, now: float) -> pb.BeginTaskResponse:
+    _recognize(job, request.worker_id, request.lease_id, request.task, now)
+    job.tasks.record_first(request)
+    return pb.BeginTaskResponse()
+
+
+def complete_task(job: Job, request: pb.CompleteTaskRequest, now: float) -> pb.CompleteTaskResponse:
+    over = job.lifecycle.outcome is not None
+    _recognize(job, request.worker_id, request.lease_id, request.task, now)
+    found = None if over else job.tasks.complete(request, now)
+    if found is None:
+        return pb.CompleteTaskResponse(known=False)
+    queue, event = found
+    if event is not None:
+        job.apply(event, now)
+    _count(job, queue, request.worker_id, request.counts, now)
+    job.fleet.trained(request.worker_id)
+    return pb.CompleteTaskResponse(known=True)
+
+
+def release_task(job: Job, request: pb.ReleaseTaskRequest, now: float) -> pb.ReleaseTaskResponse:
+    over = job.lifecycle.outcome is not None
+    _recognize(job, request.worker_id, request.lease_id, request.task, now)
+    queue = None if over else job.tasks.release(request, now)
+    if queue is not None:
+        _count(job, queue, request.worker_id, request.counts, now)
+    return pb.ReleaseTaskResponse()
+
+
+def fail_task(job: Job, request: pb.FailTaskRequest, now: float) -> pb.FailTaskResponse:
+    over = job.lifecycle.outcome is not None
+    _recognize(job, request.worker_id, request.lease_id, request.task, now)
+    found = None if over else job.tasks.fail(request, now)
+    if found is not None:
+        queue, event = found
+        if event is not None:
+            job.apply(event, now)
+        _count(job, queue, request.worker_id, request.counts, now)
+    return pb.FailTaskResponse(over=job.lifecycle.outcome is not None)
+
+
+def _recognize(job: Job, worker: int, lease_id: int, task: pb.LeasedTask, now: float) -> None:
+    if worker in job.members:
+        job.tasks.recognize(worker, lease_id, task, job.fleet.model.incarnation, now)
+
+
+def _count(job: Job, queue: TaskQueue, worker: int, counts: pb.TaskCounts, now: float) -> None:
+    job.damaged += counts.damaged
+    trained = counts if queue is job.tasks.main else pb.TaskCounts()
+    job.milestones.left_out.reported(trained)
+    job.members.reported(worker, now, steps=trained.steps, records=trained.records)
+
+
+# ---- the ring ----
+
+
+def join_ring(job: Job, request: pb.JoinRingRequest, now: float) -> pb.JoinRingResponse | None:
+    return _next_ring(job, request, now, job.ring.ring.ask, over=False)
+
+
+def stand_by(job: Job, request: pb.StandByRequest, now: float) -> pb.JoinRingResponse | None:
+    ring = job.ring.ring
+    return _next_ring(job, request, now, ring.stand_by, over=ring.finished)
+
+
+def _next_ring(
+    job: Job,
+    request: pb.JoinRingRequest | pb.StandByRequest,
+    now: float,
+    ask: Ask,
+    *,
+    over: bool,
+) -> pb.JoinRingResponse | None:
+    """Answer a worker that asks for the next ring.
+
+    Args:
+        over: the scripts of all workers have ended.
+    """
+    ring, member = job.ring.ring, job.members.get(request.worker_id)
+    if member is None:
+        return pb.JoinRingResponse(leave=True)
+    # The last member with the model passes it on to waiting workers before it leaves.
+    if member.draining and job.ring.may_drain(member.id):
+        _leave(job, member, now, finished=False)
+        return pb.JoinRingResponse(leave=True)
+    if job.lifecycle.outcome is not None:
+        return pb.JoinRingResponse(leave=True)
+    if over or not ring.wanted(member.id):
+        # The worker exits now and is not to be declared lost.
+        _leave(job, member, now, finished=over)
+        return pb.JoinRingResponse(leave=True)
+    member.last_heartbeat = now
+    formed = ask(member.id, request.ring, request.step, request.store, now)
+    if formed is None and job.form_ring(now):
+        formed = ring.current
+    if formed is None or member.id not in formed.workers:
+        return None
+    return pb.JoinRingResponse(ring=formed)
+
+
+def leave_ring(job: Job, request: pb.LeaveRingRequest, now: float) -> pb.LeaveRingResponse:
+    member = job.members.get(request.worker_id)
+    if member is not None:
+        ends = not member.draining
+        _leave(job, member, now, finished=ends and request.finished, ends=ends)
+    return pb.LeaveRingResponse()
+
+
+def _leave(job: Job, member: Member, now: float, *, finished: bool, ends: bool = False) -> None:
+    if job.workforce.leave_ring(member.id, now, finished=finished, ends=ends):
+        job.members.remove(member.id)
+        job.tasks.drop_worker(member.id)
+        if not finished:
+            job.lifecycle.note("info", f"worker-{member.id} left", now)
+
+
+def report_checkpoint(
+    job: Job, request: pb.ReportCheckpointRequest, now: float
+) -> pb.ReportCheckpointResponse:
+    """Record a checkpoint, of this or an earlier ring, if the worker is rank 0 of the newest
+    ring. That of a former rank 0 is rejected: it may be older than the newest one, and
+    removed."""
+    over = job.lifecycle.outcome is not None
+    accepted = job.workload.members_save and job.ring.leads(request.worker_id) and not over
+    if accepted:
+        job.apply_all(job.checkpoints.written_by_ring(request.directory), now)
+    return pb.ReportCheckpointResponse(accepted=accepted)
