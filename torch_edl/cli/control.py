@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import time
 
 from torch_edl.cli import job_lookup as which
@@ -13,6 +12,7 @@ from torch_edl.config import ClusterConfig
 from torch_edl.config.job import check_servers
 from torch_edl.errors import EdlError, UsageError
 from torch_edl.interfaces.platform import JobHandle
+from torch_edl.launch.jobs.folder import outdated
 from torch_edl.wire import master_pb2 as pb
 
 _POLL_S = 0.1
@@ -136,16 +136,8 @@ def _removable(args: argparse.Namespace) -> list[JobHandle]:
                 stop = f"torch-edl stop {job.name} {job.where}".rstrip()
                 raise UsageError(f"{job.name}: it runs; end it with {stop}")
         return named
-    days, keep = args.days, args.keep
-    if days is None and keep is None:
-        days = 0
-    since = math.inf if days is None else days * 86400
-    now = time.time()
-    return [
-        job
-        for place, job in enumerate(which.find_all(args))
-        if job.is_over() and ((keep is not None and place >= keep) or now - job.touched() >= since)
-    ]
+    days = 0 if args.days is None and args.keep is None else args.days
+    return outdated(which.find_all(args), days=days, keep=args.keep)
 
 
 def attach(args: argparse.Namespace) -> int:

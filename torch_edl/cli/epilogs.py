@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch_edl.launch.jobs.catalog import KEEP_DAYS, KEEP_JOBS
+from torch_edl.launch.jobs.folder import KEEP_DAYS, KEEP_JOBS
 
 ALL = """\
 examples:

@@ -11,8 +11,8 @@ from torch_edl.cli import preflight, submit
 from torch_edl.cli.detach import detach
 from torch_edl.cli.progress import Display
 from torch_edl.interfaces.platform import JobHandle, JobOutcome, Platform, Submission
-from torch_edl.launch.jobs import catalog
-from torch_edl.launch.jobs.handle import LocalJob
+from torch_edl.launch.jobs import folder
+from torch_edl.launch.jobs.local_job import LocalJob
 from torch_edl.launch.jobs.observers import Observers
 from torch_edl.training.contract.backends import backend_of
 
@@ -47,7 +47,7 @@ class LocalPlatform(Platform):
         return outcome
 
     def find(self, name: str | None, where: Mapping[str, str]) -> JobHandle:
-        return LocalJob(catalog.find(name))
+        return LocalJob(folder.find(name).name)
 
     def jobs(self, where: Mapping[str, str]) -> list[JobHandle]:
-        return [LocalJob(folder) for folder in catalog.all_jobs()]
+        return [LocalJob(job.name) for job in folder.all_jobs()]

@@ -16,7 +16,7 @@ from torch_edl.config import JobConfig
 from torch_edl.config.job import LOCAL
 from torch_edl.errors import JobFailedError, UsageError
 from torch_edl.interfaces.platform import JobOutcome
-from torch_edl.launch.jobs import catalog
+from torch_edl.launch.jobs import folder
 from torch_edl.launch.jobs.observers import Observers
 from torch_edl.training.contract.backends import TORCH, backend_of, importing, named
 
@@ -46,7 +46,7 @@ def go_on(args: argparse.Namespace) -> int:
     Raises:
         UsageError: no such job, or a job that is running or has ended in another way.
     """
-    job = catalog.find(args.job)
+    job = folder.find(args.job)
     config, console = job.config(), stdout()
     summary.forget(args.summary)
     with Observers(config) as observers:

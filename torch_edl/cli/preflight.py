@@ -13,7 +13,7 @@ from torch_edl.config import DataConfig, JobConfig
 from torch_edl.data.resuming import continued
 from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.files.durable import check_writable
-from torch_edl.launch.jobs import catalog
+from torch_edl.launch.jobs import folder
 from torch_edl.launch.jobs.folder import JobFolder
 from torch_edl.training.contract.backends import TORCH, backend_of, named
 
@@ -86,7 +86,7 @@ def check_folders(config: JobConfig) -> JobConfig:
     if keep.dir:
         check_writable(Path(keep.dir), "--checkpoint-dir", is_file=False)
         if config.kind == "train":  # an agent of a script may join the job that uses the folder
-            catalog.require_free(config.name)
+            folder.require_free(config.name)
             claim.require_free(keep.dir)
         newest = layout.newest_to_resume(keep.dir, resume=keep.resume)
         config = _continued(config, newest)

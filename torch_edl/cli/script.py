@@ -36,7 +36,7 @@ from torch_edl.launch.agent.agent import Agent, AgentSpec
 from torch_edl.launch.agent.workers import failure_text
 from torch_edl.launch.jobs import master_host
 from torch_edl.launch.jobs.folder import JobFolder
-from torch_edl.launch.jobs.log_tail import is_chatter, text_of
+from torch_edl.launch.jobs.logs import is_chatter, text_of
 from torch_edl.launch.jobs.observers import Observers
 from torch_edl.launch.torchrun import options as rendezvous
 from torch_edl.wire import master_pb2 as pb

@@ -18,9 +18,10 @@ from torch_edl.config.environment import hash_environment
 from torch_edl.errors import UsageError
 from torch_edl.files.durable import write_text
 from torch_edl.interfaces.platform import JobOutcome
-from torch_edl.launch.jobs import calls, catalog
+from torch_edl.launch.jobs import folder
 from torch_edl.launch.jobs.folder import ENDED, JobFolder
-from torch_edl.launch.jobs.log_tail import LogTail
+from torch_edl.launch.jobs.local_job import stub_of
+from torch_edl.launch.jobs.logs import LogTail
 from torch_edl.launch.jobs.master_process import USAGE_CODE, MasterProcess
 from torch_edl.processes.signals import StopSignals
 from torch_edl.wire import master_pb2 as pb
@@ -55,7 +56,7 @@ def run_job(config: JobConfig, display: Display) -> JobOutcome:
         UsageError: a job of that name is running.
         OSError: the job's folder cannot be written, or the master cannot be started.
     """
-    return _stay_with(catalog.create(config), config, display)
+    return _stay_with(folder.create(config), config, display)
 
 
 def as_reported(seen: JobOutcome, status: pb.GetStatusResponse) -> JobOutcome:
@@ -166,7 +167,7 @@ class _Client:
         if self._stub is None or self._stub.address != master.address:
             if self._stub is not None:
                 self._stub.close()
-            self._stub, self._heard = calls.stub_of(master), time.monotonic()
+            self._stub, self._heard = stub_of(master), time.monotonic()
         request = pb.GetStatusRequest(events_after=self.display.events_after)
         try:
             status = self._stub.call(request, timeout_s=_CALL_TIMEOUT_S)

@@ -87,7 +87,7 @@ class JobHandle(ABC):
 
     @property
     @abstractmethod
-    def logs(self) -> str:
+    def logs(self) -> str | Path:
         """Location of the logs: a folder, or the command that shows the logs."""
 
     @property

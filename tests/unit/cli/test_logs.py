@@ -14,7 +14,7 @@ from master.runtime.event_file import EventFile
 from torch_edl.cli.__main__ import main
 from torch_edl.config import JobConfig
 from torch_edl.files.durable import write_text
-from torch_edl.launch.jobs import catalog
+from torch_edl.launch.jobs import folder
 from torch_edl.launch.jobs.folder import JobFolder
 from torch_edl.launch.jobs.status import as_dict
 from torch_edl.wire import master_pb2 as pb
@@ -147,7 +147,7 @@ def test_list_has_every_job_newest_first(home: Path, capsys: Text) -> None:
 
 
 def names() -> set[str]:
-    return {job.name for job in catalog.all_jobs()}
+    return {job.name for job in folder.all_jobs()}
 
 
 def test_clean_removes_what_is_over(home: Path, capsys: Text) -> None:
@@ -176,11 +176,11 @@ def test_clean_removes_what_is_over(home: Path, capsys: Text) -> None:
 def test_a_new_job_removes_what_is_old_and_what_is_too_many(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalog, "KEEP_JOBS", 4)
+    monkeypatch.setattr(folder, "KEEP_JOBS", 4)
     make_job("old", days_old=31)
-    catalog.create(JobConfig(name="first", model_file="/net.py"))
+    folder.create(JobConfig(name="first", model_file="/net.py"))
     assert names() == {"first"}
     for days in range(5):
         make_job(f"d{days}", days_old=days)
-    catalog.create(JobConfig(name="new", model_file="/net.py"))
+    folder.create(JobConfig(name="new", model_file="/net.py"))
     assert names() == {"new", "first", "d0", "d1", "d2"}

@@ -26,7 +26,7 @@ from torch_edl.checkpoint.claim import OWNER_FILE
 from torch_edl.cli import submit
 from torch_edl.cli.progress import Display
 from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
-from torch_edl.launch.jobs import catalog
+from torch_edl.launch.jobs import folder
 from torch_edl.launch.jobs.folder import JobFolder
 from torch_edl.launch.jobs.master_process import MasterProcess
 from torch_edl.processes.signals import StopSignals
@@ -299,7 +299,7 @@ def test_a_master_that_runs_and_never_answers_is_an_error_with_likely_causes(
         name="far", kind="script", model_file="/train.py",
         cluster=ClusterConfig(), checkpoint=CheckpointConfig(),
     )  # fmt: skip
-    job = catalog.create(config)
+    job = folder.create(config)
     with (
         ClosingServer() as other,
         StopSignals(()) as signals,

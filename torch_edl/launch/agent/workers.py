@@ -23,7 +23,7 @@ from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 from torch.distributed.elastic.utils.api import macros
 from torch.distributed.launcher.api import LaunchConfig
 
-from torch_edl.launch.jobs.log_tail import WholeLines
+from torch_edl.launch.jobs.logs import WholeLines
 from torch_edl.processes import exec_child
 from torch_edl.processes.process_group import ChildGroup
 from torch_edl.processes.signals import describe_exit

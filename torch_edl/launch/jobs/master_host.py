@@ -17,8 +17,9 @@ from typing import BinaryIO
 from torch_edl.config import JobConfig
 from torch_edl.config.environment import ENV_MASTER, ENV_NODE, ENV_TOKEN
 from torch_edl.errors import UsageError
-from torch_edl.launch.jobs import calls, catalog
+from torch_edl.launch.jobs import folder
 from torch_edl.launch.jobs.folder import ENDED, JobFolder
+from torch_edl.launch.jobs.local_job import LocalJob
 from torch_edl.launch.jobs.master_process import MasterProcess
 from torch_edl.wire.endpoint import (
     LOOPBACK,
@@ -79,7 +80,7 @@ def start(config: JobConfig, *, listen: str = ANY_PORT, follows: bool = True) ->
         JobFailedError: the master did not start.
     """
     token = _environment_token(listen)
-    return _start(catalog.create(config), token=token, listen=listen, follows=follows)
+    return _start(folder.create(config), token=token, listen=listen, follows=follows)
 
 
 def find_or_start(
@@ -110,12 +111,12 @@ def find_or_start(
             split(endpoint)[0],
         )
     place = names[0] if endpoint == ANY_PORT else f"port-{split(endpoint)[1]}"
-    with catalog.one_at_a_time(place):
+    with folder.one_at_a_time(place):
         found = _find(endpoint, names)
         if isinstance(found, JobFolder):
             found = _succeed(found, config(found.name), endpoint, follows=follows)
         if found is None:
-            with catalog.one_at_a_time("start"):
+            with folder.one_at_a_time("start"):
                 free = [name for name in names if not JobFolder(name).is_running()]
                 found = start(config([*free, *names][0]), listen=endpoint, follows=follows)
         presence = JobFolder(found.job).take_part() if found.job else None
@@ -153,7 +154,7 @@ def _succeed(job: JobFolder, config: JobConfig, endpoint: str, *, follows: bool)
     return _start(job, token=master.token, listen=listen, follows=follows)
 
 
-def _find(endpoint: str, names: Sequence[str]) -> JobMaster | JobFolder | None:
+def _find(endpoint: str, names: Sequence[str]) -> JobMaster | LocalJob | None:
     """Return the master of a job of this machine, or a job that has agents but no master; None if
     the endpoint is free."""
     began = time.monotonic()
@@ -165,7 +166,7 @@ def _find(endpoint: str, names: Sequence[str]) -> JobMaster | JobFolder | None:
                 return JobMaster(address=endpoint, token=_named_token(endpoint))
             time.sleep(_LOOK_S)
             continue
-        status, master = calls.get_status(job), job.master()
+        status, master = job.status(), job.master()
         if status is not None and master is not None and status.state not in _OVER:
             if job.name in names:
                 token = os.environ.get(ENV_TOKEN) or master.token
@@ -195,15 +196,15 @@ def _not_ours(endpoint: str, who: str, names: Sequence[str]) -> UsageError:
     )
 
 
-def _job_at(endpoint: str, names: Sequence[str]) -> JobFolder | None:
+def _job_at(endpoint: str, names: Sequence[str]) -> LocalJob | None:
     """Return this user's job whose master is at an endpoint of this machine, or will be restarted
     there; for :data:`ANY_PORT`, the running job with one of these names."""
     if endpoint == ANY_PORT:
-        return next((job for job in map(JobFolder, names) if job.is_running()), None)
-    for job in catalog.all_jobs():
+        return next((job for job in map(LocalJob, names) if job.is_running()), None)
+    for job in folder.all_jobs():
         master = job.master()
         if master is not None and is_same(endpoint, master.address) and job.is_running():
-            return job
+            return LocalJob(job.name)
     return None
 
 

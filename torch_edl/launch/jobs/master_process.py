@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from torch_edl.config.environment import ENV_TOKEN
 from torch_edl.errors import EdlError, JobFailedError, UsageError
 from torch_edl.launch.jobs.folder import JobFolder
-from torch_edl.launch.jobs.log_tail import last_error, last_lines
+from torch_edl.launch.jobs.logs import last_error, last_lines
 from torch_edl.processes.launcher import Known, ProcessExit, ProcessSpec
 from torch_edl.processes.local import LocalLauncher
 from torch_edl.processes.process_group import find

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from torch_edl.launch.jobs import calls
-from torch_edl.launch.jobs.folder import ENDED, JobFolder
 from torch_edl.wire import master_pb2 as pb
 
 EMPTY: dict[str, Any] = {
@@ -18,28 +16,6 @@ EMPTY: dict[str, Any] = {
     "rates": {},
 }
 """Values of fields that are unknown until the master has answered."""
-
-
-def report(job: JobFolder) -> dict[str, Any]:
-    """Return the status of a job as plain data.
-
-    If no master answers, the last status in the job's folder is returned. Its state is
-    ``finished``, ``failed`` or ``stopped`` if the master or the client has recorded the end, and
-    ``dead`` if the master is gone without a record.
-    """
-    status = calls.get_status(job)
-    if status is not None:
-        return as_dict(status)
-    seen: dict[str, Any] = {"job": job.name, **EMPTY, **job.last_status()}
-    if job.master() is None and job.is_watched():
-        return {**seen, "state": "starting"}
-    if job.has_master():  # but the master does not answer, or is started again
-        return seen
-    if seen.get("state") not in ENDED:
-        seen["state"] = "dead"
-    seen["processes"] = [{**p, "state": "exited"} for p in seen["processes"]]
-    seen["rates"] = {}
-    return seen
 
 
 def as_dict(status: pb.GetStatusResponse) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
-from torch_edl.launch.jobs.calls import CALL_TIMEOUT_S, refused
+from torch_edl.launch.jobs.local_job import CALL_TIMEOUT_S, refused
 from torch_edl.plugins.chaos.plan import StormPlan
 from torch_edl.plugins.chaos.site import EXITED
 from torch_edl.plugins.chaos.storm import Blow, Target

@@ -15,7 +15,8 @@ from torch_edl.cli.progress import duration as clock
 from torch_edl.cli.terminal import stderr, stdout
 from torch_edl.config.job import LOCAL
 from torch_edl.errors import UsageError
-from torch_edl.launch.jobs import catalog
+from torch_edl.launch.jobs import folder
+from torch_edl.launch.jobs.local_job import LocalJob
 from torch_edl.plugins.chaos.plan import StormPlan, duration, faults, read
 from torch_edl.plugins.chaos.run import Chaos
 from torch_edl.plugins.chaos.site import Site
@@ -63,7 +64,7 @@ def _site(args: argparse.Namespace, plan: StormPlan) -> Site:
     if which.name_of(args) == LOCAL:
         from torch_edl.plugins.chaos.machine import MachineSite
 
-        return MachineSite(catalog.find(args.job))
+        return MachineSite(LocalJob(folder.find(args.job).name))
     # Imported here: the Kubernetes client is slow to import and belongs to an extra.
     from torch_edl.plugins.chaos.cluster import ClusterSite
     from torch_edl.plugins.kubernetes.client.cluster_job import ClusterJob

@@ -9,9 +9,8 @@ from google.protobuf.message import Message
 
 from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
-from torch_edl.launch.jobs import calls
-from torch_edl.launch.jobs.folder import ENDED, JobFolder, MasterAddress
-from torch_edl.launch.jobs.status import report
+from torch_edl.launch.jobs.folder import ENDED, MasterAddress
+from torch_edl.launch.jobs.local_job import LocalJob
 from torch_edl.plugins.chaos.site import EXITED
 from torch_edl.plugins.chaos.storm import Blow, Target
 from torch_edl.plugins.chaos.targets import Processes
@@ -27,7 +26,7 @@ class MachineSite:
 
     where = "on this machine"
 
-    def __init__(self, job: JobFolder) -> None:
+    def __init__(self, job: LocalJob) -> None:
         self._job = job
         self._processes = Processes(_running(job).token)
 
@@ -35,7 +34,7 @@ class MachineSite:
         return self._job.config()
 
     def ask(self, request: Message) -> Any:
-        return calls.ask(self._job, request)
+        return self._job.ask(request)
 
     def living(self, listed: Iterable[pb.ProcessStatus]) -> list[Target]:
         return self._processes.living(listed)
@@ -51,14 +50,14 @@ class MachineSite:
         return self._job.has_master()
 
     def end(self) -> tuple[str, str]:
-        found = report(self._job)
+        found = self._job.report()
         return found["state"], found.get("error", "")
 
     def close(self) -> None:
         return
 
 
-def _running(job: JobFolder) -> MasterAddress:
+def _running(job: LocalJob) -> MasterAddress:
     """Return the address of the master of a job that runs on this machine.
 
     Raises:
@@ -70,7 +69,7 @@ def _running(job: JobFolder) -> MasterAddress:
         )
     master = job.master()
     if master is None or not job.is_alive():
-        state = report(job)["state"]
+        state = job.report()["state"]
         if state in ENDED:
             raise UsageError(f"{job.name}: the job is over, it is {state}")
         raise UsageError(
@@ -80,7 +79,7 @@ def _running(job: JobFolder) -> MasterAddress:
     return master
 
 
-def _readable(job: JobFolder) -> bool:
+def _readable(job: LocalJob) -> bool:
     try:
         job.master_file.read_bytes()
     except PermissionError:

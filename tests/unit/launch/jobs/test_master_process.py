@@ -12,8 +12,9 @@ from tests.waiting import wait_for
 from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
 from torch_edl.errors import UsageError
 from torch_edl.files.durable import write_text
-from torch_edl.launch.jobs import calls, catalog
+from torch_edl.launch.jobs import folder
 from torch_edl.launch.jobs.folder import JobFolder
+from torch_edl.launch.jobs.local_job import LocalJob
 from torch_edl.launch.jobs.master_process import MasterProcess
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.endpoint import LOOPBACK, split
@@ -23,7 +24,7 @@ from torch_edl.wire.endpoint import LOOPBACK, split
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobFolder:
     """A job of a script: its master lives until it is stopped."""
     monkeypatch.setenv("TORCH_EDL_HOME", str(tmp_path))
-    return catalog.create(
+    return folder.create(
         JobConfig(
             name="j",
             kind="script",
@@ -58,7 +59,7 @@ def test_a_master_that_is_killed_is_started_again_at_its_address(
     assert found is not None
     assert (found.address, found.token) == (address, master.token)
     assert found.listen == before.listen
-    assert calls.get_status(job) is not None
+    assert LocalJob(job.name).status() is not None
 
 
 def test_a_master_that_is_stopped_is_not_started_again(
@@ -87,4 +88,4 @@ def test_a_command_with_another_token_says_so(job: JobFolder, master: MasterProc
     assert found is not None
     job.note_master(dataclasses.replace(found, token="0123456789abcdef" * 2))
     with pytest.raises(UsageError, match="not of TORCH_EDL_TOKEN"):
-        calls.ask(job, pb.GetStatusRequest())
+        LocalJob(job.name).ask(pb.GetStatusRequest())

@@ -27,7 +27,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from tests.waiting import HANG_S, wait_for
 from torch_edl.launch.jobs import master_host, master_process
-from torch_edl.launch.jobs.catalog import all_jobs
+from torch_edl.launch.jobs.folder import all_jobs
 from torch_edl.launch.torchrun import handler_creator
 from torch_edl.launch.torchrun.handler import MasterRendezvousHandler
 from torch_edl.launch.torchrun.options import job_name, unquoted

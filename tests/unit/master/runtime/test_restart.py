@@ -22,7 +22,7 @@ import pytest
 from tests.waiting import HANG_S, wait_for
 from torch_edl.config import ClusterConfig, JobConfig
 from torch_edl.errors import UsageError
-from torch_edl.launch.jobs import catalog
+from torch_edl.launch.jobs import folder
 from torch_edl.launch.jobs.folder import JobFolder
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
@@ -276,5 +276,5 @@ def test_a_job_that_has_no_room_to_begin(small_disk: Path, monkeypatch: pytest.M
     job = JobFolder("j")
     says = "No space left on device: a job keeps its state and its logs there; make room, or set"
     with pytest.raises(UsageError, match=says):
-        catalog.create(JobConfig(name="j", model_file="/model.py"))
+        folder.create(JobConfig(name="j", model_file="/model.py"))
     assert not job.dir.exists()

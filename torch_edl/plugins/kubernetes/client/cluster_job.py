@@ -19,8 +19,8 @@ from google.protobuf.message import Message
 
 from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
-from torch_edl.launch.jobs.calls import CALL_TIMEOUT_S, refused
-from torch_edl.launch.jobs.log_tail import text_of_line
+from torch_edl.launch.jobs.local_job import CALL_TIMEOUT_S, refused
+from torch_edl.launch.jobs.logs import text_of_line
 from torch_edl.launch.jobs.status import EMPTY, as_dict
 from torch_edl.plugins.kubernetes import names
 from torch_edl.plugins.kubernetes.cluster import pod_state as causes

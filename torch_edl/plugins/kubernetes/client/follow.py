@@ -16,7 +16,7 @@ from torch_edl.cli.progress import Display
 from torch_edl.cli.submit import as_reported
 from torch_edl.interfaces.platform import JobOutcome
 from torch_edl.launch.jobs.folder import ENDED
-from torch_edl.launch.jobs.log_tail import shown, text_of, text_of_line
+from torch_edl.launch.jobs.logs import shown, text_of, text_of_line
 from torch_edl.plugins.kubernetes import names
 from torch_edl.plugins.kubernetes.client.cluster_job import ClusterJob, MasterConnection
 from torch_edl.plugins.kubernetes.client.pod_output import PodOutput, by_process

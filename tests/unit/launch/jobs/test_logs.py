@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_edl.launch.jobs.log_tail import LogTail, last_error, last_lines, shown
+from torch_edl.launch.jobs.logs import LogTail, last_error, last_lines, shown
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,248 @@
+"""The logs of a job of this machine: growing files that are read line by line, and the lines to
+show in a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from torch_edl.errors import UsageError
+from torch_edl.interfaces.platform import LogQuery
+from torch_edl.launch.jobs.folder import ENDED, JobFolder
+
+_OURS = re.compile(
+    r"\d\d:\d\d:\d\d\.\d{3} [a-z]+-\d+ (?P<level>[A-Z]+) (?P<logger>[\w.]+): (?P<text>.*)"
+)
+# Informative lines of gRPC's C++ core, and the warning before the first of them.
+_CORE = re.compile(r"I\d{4} \d\d:\d\d:[\d.]+ |WARNING: All log messages before absl::")
+_LAYERS = "torch_edl.layers"
+# Failed tasks are shown by the master, with the number of failures.
+_TOLD_BY_MASTER = ("torch_edl.training.one_off", "ERROR")
+_CHUNK_BYTES = 256 * 1024
+_EVENTS = "events"
+_ROLES = ("master", "ps", "worker", "spare")
+_POLL_S = 0.2
+_LOOK_EVERY_S = 1.0
+
+_Write = Callable[[str, str], None]
+
+
+def is_chatter(line: str) -> bool:
+    """Return True for an informative line of gRPC's core."""
+    return _CORE.match(line) is not None
+
+
+def shown(line: str, *, own: bool = True) -> str | None:
+    """Return the text to show in a terminal for a line; None to hide the line.
+
+    Output of the user's code is shown unchanged. Of the log lines of torch-edl, warnings, errors
+    and the statistics of ``--log-layers`` are shown, unless ``own`` is False.
+    """
+    ours = _OURS.match(line)
+    if ours is None:
+        return None if is_chatter(line) or not line.strip() else line
+    level, logger, text = ours["level"], ours["logger"], ours["text"]
+    is_own = logger.split(".")[0] in ("torch_edl", "master", "__main__", "root")
+    if (is_own and not own) or (logger, level) == _TOLD_BY_MASTER:
+        return None
+    if level in ("INFO", "DEBUG"):
+        return text if logger == _LAYERS or not is_own else None
+    return f"{level.lower()}: {text}"
+
+
+class WholeLines:
+    """The complete lines of a growing file."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._position = 0
+        self._rest = b""
+
+    def read(self, *, final: bool = False) -> list[bytes]:
+        """Return some new lines without line ends; empty if the file does not exist.
+
+        Args:
+            final: return all new lines, including an incomplete last line.
+        """
+        lines: list[bytes] = []
+        for some in self._chunks():
+            lines += some
+            if not final:
+                break
+        if final and self._rest:
+            lines.append(self._rest)
+            self._rest = b""
+        return lines
+
+    def read_all(self, *, final: bool = False) -> Iterator[bytes]:
+        """Yield all new lines as :meth:`read` returns them, with only a part in memory."""
+        for some in self._chunks():
+            yield from some
+        if final and self._rest:
+            yield self._rest
+            self._rest = b""
+
+    def _chunks(self) -> Iterator[list[bytes]]:
+        with contextlib.suppress(OSError), open(self._path, "rb") as file:
+            file.seek(self._position)
+            while chunk := file.read(_CHUNK_BYTES):
+                self._position += len(chunk)
+                *whole, self._rest = (self._rest + chunk).split(b"\n")
+                yield whole
+
+
+class LogTail:
+    """The growing log of one process."""
+
+    def __init__(self, path: str) -> None:
+        self._lines = WholeLines(path)
+
+    def read(self, *, final: bool = False, own: bool = True) -> list[str]:
+        """Return the new complete lines to show.
+
+        Args:
+            final: return all remaining lines, including an incomplete last line.
+            own: False to return only output of the user's code.
+        """
+        texts = (text_of(raw) for raw in self._lines.read(final=final))
+        return [line for text in texts if (line := shown(text, own=own)) is not None]
+
+
+def text_of(raw: bytes) -> str:
+    """Decode a line as it would remain in a terminal."""
+    # A progress bar ends each state with a carriage return; the last state remains.
+    return raw.rstrip(b"\r").rsplit(b"\r", 1)[-1].decode("utf-8", "replace")
+
+
+def last_error(path: str | Path) -> str:
+    """Return the last error that a torch-edl process logged; empty if there is none."""
+    for line in reversed(last_lines(path, 50).split("\n")):
+        ours = _OURS.match(line)
+        if ours is not None and ours["level"] == "ERROR":
+            return ours["text"]
+    return ""
+
+
+def text_of_line(line: str) -> str:
+    """Return the message of a log line, without the time and process name."""
+    ours = _OURS.match(line)
+    return line if ours is None else ours["text"]
+
+
+def last_lines(path: str | Path, count: int) -> str:
+    """Return the last lines of a log, for an error message."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - 64 * 1024))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    return "\n".join(text.rstrip("\n").split("\n")[-count:])
+
+
+def read(
+    job: JobFolder,
+    report: Callable[[], dict[str, Any]],
+    query: LogQuery,
+    write: _Write,
+) -> None:
+    """Read the logs of a job; see :meth:`torch_edl.interfaces.platform.JobHandle.read_logs`.
+
+    Args:
+        report: returns the status of the job as plain data.
+    """
+    logs: list[_Log] = []
+    tail, over = query.tail, False
+    while not over:
+        found = report()
+        # Read the logs once more after the end was observed, for lines written in between.
+        over = not query.follow or found["state"] in (*ENDED, "dead")
+        known = {log.path for log in logs}
+        # Events come last because they tell how the job ended, and a terminal shows the last lines.
+        logs += [log for log in _logs(job, found, query.role, query.id) if log.path not in known]
+        if not logs and not query.follow:
+            raise UsageError(_no_such_log(job, found, query))
+        until = time.monotonic() + (0 if over else _LOOK_EVERY_S)
+        while True:
+            for log in logs:
+                log.read(write, tail=tail, final=over)
+            tail = None
+            if time.monotonic() >= until:
+                break
+            time.sleep(_POLL_S)
+
+
+class _Log:
+    """A growing file that is read in whole lines."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        self.name = name
+        self.path = path
+        self._lines = WholeLines(path)
+
+    def read(self, write: _Write, *, tail: int | None, final: bool) -> None:
+        """Pass new lines to a function.
+
+        Args:
+            tail: number of lines to read; earlier lines are skipped. None: all.
+            final: True: an unfinished last line is read too.
+        """
+        lines: Iterable[bytes] = self._lines.read_all(final=final)
+        for raw in lines if tail is None else deque(lines, maxlen=tail):
+            line = raw.rstrip(b"\r").decode("utf-8", "replace")
+            for shown in _event_lines(line) if self.name == _EVENTS else (line,):
+                write(self.name, shown)
+
+
+def _event_lines(line: str) -> list[str]:
+    try:
+        event = json.loads(line)
+        clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["time"]))
+        mark = "" if event["level"] == "info" else f"{event['level']}: "
+        trace = str(event.get("traceback", "")).rstrip("\n")
+        return [f"{clock} {mark}{event['text']}", *(trace.split("\n") if trace else ())]
+    except (ValueError, KeyError, TypeError):
+        return [line]  # truncated by a full disk
+
+
+def _logs(job: JobFolder, found: dict[str, Any], role: str, id: int | None) -> list[_Log]:
+    """Return the logs that match and exist; two for a process with separate streams."""
+    paths = {(p["role"], p["id"]): Path(p["log"]) for p in found["processes"] if p.get("log")}
+    for file in job.logs.glob("*-*.log"):  # the job may have no status yet
+        name, _, number = file.stem.rpartition("-")
+        if number.isdecimal() and file not in paths.values():
+            paths.setdefault((name, int(number)), file)
+    logs = [
+        _Log(f"{name}-{number}", file)
+        for (name, number), path in sorted(paths.items(), key=_order)
+        if role in ("", name) and id in (None, number)
+        for file in _streams(path)
+        if file.exists()
+    ]
+    if role in ("", _EVENTS) and job.events_file.exists():
+        logs.append(_Log(_EVENTS, job.events_file))
+    return logs
+
+
+def _streams(path: Path) -> list[Path]:
+    """Return the files of a process; torchrun's launchers write stdout and stderr to two files."""
+    return [path] if path.name != "stderr.log" else [path.with_name("stdout.log"), path]
+
+
+def _order(log: tuple[tuple[str, int], Path]) -> tuple[int, str, int]:
+    (role, id), _ = log
+    return (_ROLES.index(role) if role in _ROLES else len(_ROLES), role, id)
+
+
+def _no_such_log(job: JobFolder, found: dict[str, Any], query: LogQuery) -> str:
+    asked = f"{query.role}-{query.id}" if query.id is not None else query.role
+    names = dict.fromkeys(log.name for log in _logs(job, found, "", None))
+    there = ", ".join(names) or "none"
+    return f"{job.name}: no log of {asked or 'any process'} on this machine; there is {there}"
