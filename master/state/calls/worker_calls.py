@@ -38,7 +38,7 @@ def register(job: Job, request: pb.RegisterRequest, now: float) -> pb.RegisterRe
     known = job.fleet.registered(worker)
     if not known or not job.members.register(worker, request.pid, now):
         raise UsageError(f"worker {worker}: not a worker that this job waits for")
-    config, ring = job.preparation.config_json, job.ring.ring.number
+    config, ring = job.preparation.config_json, job.ring.number
     return pb.RegisterResponse(config_json=config, worker_id=worker, ring=ring)
 
 
@@ -122,14 +122,14 @@ def wait_until_ready(
 
 
 def heartbeat(job: Job, request: pb.HeartbeatRequest, now: float) -> pb.HeartbeatResponse:
-    worker, ring = request.worker_id, job.ring.ring
+    worker, ring = request.worker_id, job.ring
     member = job.members.get(worker)
     if member is None and (duty := job.fleet.role_changes.of(worker)):
         return pb.HeartbeatResponse(known=True, server_args=duty)
     if member is None:
         # A worker that left the ring may still run its script: it is neither lost nor unknown.
         left = worker in ring.left
-        if left and ring.current is not None and worker in ring.current.workers:
+        if left and ring.includes(worker):
             job.workload.heard(request, counts=job.workload.members_save)
             job.members.last_words(loss=request.loss, logged=request.logged)
             _warn_of_loss(job, request, now)
@@ -148,7 +148,7 @@ def heartbeat(job: Job, request: pb.HeartbeatRequest, now: float) -> pb.Heartbea
         if not job.lifecycle.ending:  # otherwise the master asked it
             job.lifecycle.note("info", f"worker-{worker} was asked to leave (SIGTERM)", now)
     newest = request.ring == ring.number
-    if job.ring.has(worker) and job.workload.heard(request, counts=newest):
+    if ring.includes(worker) and job.workload.heard(request, counts=newest):
         size = job.config.data.batch_size
         job.milestones.left_out.reached(request.left_out, request.position, size)
     return pb.HeartbeatResponse(
@@ -201,7 +201,7 @@ def lease(job: Job, request: pb.LeaseRequest, now: float) -> pb.LeaseResponse | 
         answer = _answer(job, pb.LeaseResponse.CLUSTER_CHANGED)
         answer.cluster.CopyFrom(cluster)
         return answer
-    if not job.ring.may_lease(member):
+    if not _has_model(job, member):
         return None
     if request.epochs and is_at_next(job.tasks.main, request.epochs):
         return _answer(job, pb.LeaseResponse.PASS_OVER)
@@ -216,7 +216,7 @@ def lease(job: Job, request: pb.LeaseRequest, now: float) -> pb.LeaseResponse | 
         workers=len(job.members),
         epochs=request.epochs,
         draining=member.draining,
-        snapshots=job.ring.may_snapshot(member),
+        snapshots=_may_snapshot(job, member),
     )
     if member.draining:
         return _answer(job, pb.LeaseResponse.DRAIN)
@@ -225,6 +225,21 @@ def lease(job: Job, request: pb.LeaseRequest, now: float) -> pb.LeaseResponse | 
     elif request.want:
         return None
     return _answer(job, pb.LeaseResponse.LEASED, leases)
+
+
+def _has_model(job: Job, member: Member) -> bool:
+    """Return whether a worker has a model to evaluate or to save."""
+    return not job.tasks.lockstep or job.ring.includes(member.id)
+
+
+def _may_snapshot(job: Job, member: Member) -> bool:
+    """Return whether the model of a worker has all steps that the snapshot must contain."""
+    main = job.tasks.main
+    if not job.tasks.lockstep or main is None or not job.tasks.trained:
+        return True
+    # The last step may have completed on some members only.
+    at_end = member.heartbeat.position >= main.records_done
+    return at_end and member.heartbeat.ring == job.ring.number
 
 
 def _lease_fit(
@@ -248,7 +263,7 @@ def lease_snapshot(
     holds = job.fleet.strategy in ("local", "allreduce") and not job.checkpoints.complete
     if member is None or job.milestones.settled or not stopping or not holds:
         return pb.LeaseSnapshotResponse(leave=True)
-    if not job.ring.may_lease(member):
+    if not _has_model(job, member):
         return pb.LeaseSnapshotResponse(leave=True)
     # The worker has released its leases.
     job.tasks.drop_worker(member.id)
@@ -328,11 +343,11 @@ def _count(job: Job, queue: TaskQueue, worker: int, counts: pb.TaskCounts, now: 
 
 
 def join_ring(job: Job, request: pb.JoinRingRequest, now: float) -> pb.JoinRingResponse | None:
-    return _next_ring(job, request, now, job.ring.ring.ask, over=False)
+    return _next_ring(job, request, now, job.ring.ask, over=False)
 
 
 def stand_by(job: Job, request: pb.StandByRequest, now: float) -> pb.JoinRingResponse | None:
-    ring = job.ring.ring
+    ring = job.ring
     return _next_ring(job, request, now, ring.stand_by, over=ring.finished)
 
 
@@ -349,11 +364,11 @@ def _next_ring(
     Args:
         over: the scripts of all workers have ended.
     """
-    ring, member = job.ring.ring, job.members.get(request.worker_id)
+    ring, member = job.ring, job.members.get(request.worker_id)
     if member is None:
         return pb.JoinRingResponse(leave=True)
     # The last member with the model passes it on to waiting workers before it leaves.
-    if member.draining and job.ring.may_drain(member.id):
+    if member.draining and job.may_drain(member.id):
         _leave(job, member, now, finished=False)
         return pb.JoinRingResponse(leave=True)
     if job.lifecycle.outcome is not None:
@@ -393,8 +408,9 @@ def report_checkpoint(
     """Record a checkpoint, of this or an earlier ring, if the worker is rank 0 of the newest
     ring. That of a former rank 0 is rejected: it may be older than the newest one, and
     removed."""
-    over = job.lifecycle.outcome is not None
-    accepted = job.workload.members_save and job.ring.leads(request.worker_id) and not over
+    worker, over = request.worker_id, job.lifecycle.outcome is not None
+    leads = worker in job.members and job.ring.leads(worker)
+    accepted = job.workload.members_save and leads and not over
     if accepted:
         job.apply_all(job.checkpoints.written_by_ring(request.directory), now)
     return pb.ReportCheckpointResponse(accepted=accepted)

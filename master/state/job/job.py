@@ -32,7 +32,7 @@ from master.state.job.server_move import ServerMove
 from master.state.job.streams import StreamGrown, Streams
 from master.state.lifecycle import LEAVE_WITHIN_S, Lifecycle
 from master.state.membership import Membership
-from master.state.ring.ring_coordinator import RingCoordinator
+from master.state.ring import Ring
 from master.state.scripts.meetings import Meetings
 from master.state.scripts.script_fleet import ScriptFleet
 from master.state.scripts.script_workforce import ScriptWorkforce
@@ -100,11 +100,11 @@ class Job:
         self.tasks = TaskScheduler(config, preprocessing)
         """Tasks that workers lease; empty for a script in a ring."""
         self.workload: Workload = ScriptProgress() if script else self.tasks
-        self.ring = RingCoordinator(self.members, self.tasks, min_workers=least)
-        self.workforce: Workforce = LaunchedWorkforce(fleet, self.ring.ring, min_workers=least)
+        self.ring = Ring()
+        self.workforce: Workforce = LaunchedWorkforce(fleet, self.ring, min_workers=least)
         if isinstance(fleet, ScriptFleet):
             self.workforce = ScriptWorkforce(
-                config, fleet, self.ring.ring, members=self.members, lifecycle=self.lifecycle
+                config, fleet, self.ring, members=self.members, lifecycle=self.lifecycle
             )
         self.preparation = Preparation(config, self.tasks, resumed=resumed)
         self.streams = Streams(self.tasks, self.checkpoints)
@@ -113,7 +113,7 @@ class Job:
             config, fleet, self.lifecycle, self.tasks, self.members, self.checkpoints
         )
         self.lost_workers = LostWorkers(
-            config, self.lifecycle, self.members, self.tasks, self.ring.ring, self.workforce
+            config, self.lifecycle, self.members, self.tasks, self.ring, self.workforce
         )
         self.damaged = 0
         self.restarts = 0  # restarts of the master
@@ -275,8 +275,10 @@ class Job:
 
     def form_ring(self, now: float) -> bool:
         """Form the next ring if it is due. Returns whether one was formed."""
-        ring, fleet = self.ring.ring, self.fleet
-        if not self.ring.due(now, workers_wanted=fleet.workers_wanted):
+        ring, fleet = self.ring, self.fleet
+        most = fleet.workers_wanted
+        least = min(self.config.cluster.min_workers, most)
+        if not ring.due(now, min_workers=least, max_workers=most):
             return False
         if ring.model_lost:
             self._renew("no worker that is left has the model", now)
@@ -288,6 +290,14 @@ class Job:
         self.lifecycle.began(now)
         self.changed = True
         return True
+
+    def may_drain(self, worker: int) -> bool:
+        """Return whether a worker can leave without loss of the ring's model."""
+        ring = self.ring
+        if ring.keeps_model(worker):
+            return False
+        others = [self.members.get(other) for other in ring.living() - {worker}]
+        return worker not in ring.living() or any(m is not None and not m.draining for m in others)
 
     def _renew(self, text: str, now: float) -> None:
         """Begin a new incarnation of a lost model from the newest checkpoint."""
@@ -337,7 +347,7 @@ class Job:
 
     def _has_more_than_is_kept(self) -> bool:
         if self.workload.members_save:  # the members know whether there are checkpoints
-            return bool(self.ring.ring.living())
+            return bool(self.ring.living())
         return self.milestones.has_more_than_is_kept(self.done()[0])
 
     # ---- time ----
@@ -366,7 +376,7 @@ class Job:
             if isinstance(action, Become):
                 self.lost_workers.become_server(action, now)
         for id in self.fleet.draining():
-            if (member := self.members.get(id)) is not None and self.ring.may_drain(id):
+            if (member := self.members.get(id)) is not None and self.may_drain(id):
                 member.draining = True
         ended = lifecycle.outcome is not None and not self.fleet.launched()
         lifecycle.over = ended and self.workforce.has_heard(now)

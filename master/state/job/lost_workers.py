@@ -5,7 +5,7 @@ from __future__ import annotations
 from master.state.actions import Become
 from master.state.lifecycle import Lifecycle
 from master.state.membership import Membership
-from master.state.ring.ring import Ring
+from master.state.ring import Ring
 from master.state.work.task_scheduler import TaskScheduler
 from master.state.workforce.workforce import WorkerLost, Workforce
 from torch_edl.config import JobConfig

@@ -66,7 +66,7 @@ def _parts(job: Job) -> dict[str, StatefulPart]:
         "fleet": job.fleet,
         "members": job.members,
         "workforce": job.workforce,
-        "ring": job.ring.ring,
+        "ring": job.ring,
         "checkpoints": job.checkpoints,
         "tasks": job.tasks,
         "fitting": job.tasks.fitting,

@@ -12,7 +12,7 @@ from typing import Any
 from master.state.actions import Failure, Note
 from master.state.lifecycle import Lifecycle
 from master.state.membership import Membership
-from master.state.ring.ring import Ring
+from master.state.ring import Ring
 from master.state.scripts.agents import AgentRecord, Agents, require_same_experiment
 from master.state.scripts.rounds import Rounds
 from master.state.scripts.script_fleet import ScriptFleet, node_of

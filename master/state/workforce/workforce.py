@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from master.state.actions import Failure, Note, Progress
-from master.state.ring.ring import Ring
+from master.state.ring import Ring
 from master.state.workforce.fleet import Fleet
 from master.state.workforce.processes import DRAINING, EXITED, PENDING, STOPPING
 from master.state.workforce.waiting import Census, Waiting

@@ -349,7 +349,7 @@ class World(Said):
 
     def meet(self, step: int = -1) -> pb.Ring:
         """Bring all living workers of a model file into the newest ring. Returns it."""
-        ring = self.job.ring.ring
+        ring = self.job.ring
         for _ in range(5):
             for worker, was in sorted(self.rings.items()):
                 if was < ring.number or was == 0 or ring.stale() or ring.broken(self.now):

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from master.state.ring.ring import Ring
+from master.state.ring import Ring
 from tests.forks import FORKS
 from tests.waiting import HANG_S
 from torch_edl.api.job import Job

@@ -58,7 +58,7 @@ class ServedJob:
         w.tick()
         answer = w.lease(0)
         self.lease = answer.leases[0].lease_id if answer and answer.leases else 0
-        self.ring = w.job.ring.ring.number
+        self.ring = w.job.ring.number
         self.w, self.job = w, w.job
         ticks = itertools.count(1)
         self.handlers = Service(

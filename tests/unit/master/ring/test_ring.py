@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from master.state.ring.ring import GRACE_S, PATIENCE_S, Ring
+from master.state.ring import GRACE_S, PATIENCE_S, Ring
 from torch_edl.wire import master_pb2 as pb
 
 

@@ -17,7 +17,7 @@ def world(failover: str = "restart", **options) -> World:
 
 
 def ask(w: World, shard: int, after: int) -> pb.GetClusterResponse | None:
-    return w.servers.get_cluster(pb.GetClusterRequest(shard=shard, after=after), w.now)
+    return w.call(server_calls.get_cluster, pb.GetClusterRequest(shard=shard, after=after))
 
 
 def starts(actions) -> list[str]:
@@ -52,7 +52,7 @@ class TestADeadServer:
         w.exit("ps", 1, signal=9)
         w.tick()
         assert ask(w, 1, after=2) is None
-        assert [s.address for s in w.servers.cluster_now().cluster.servers] == ["s0", ""]
+        assert [s.address for s in server_calls.cluster_now(w.job).cluster.servers] == ["s0", ""]
         assert w.fleet.cluster() is None
         w.all_up()
         assert ask(w, 1, after=2).cluster.servers[1].incarnation == 3

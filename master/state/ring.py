@@ -55,6 +55,14 @@ class Ring:
         """Number of the newest ring; 0 before the first."""
         return self.current.number if self.current is not None else 0
 
+    def includes(self, worker: int) -> bool:
+        """Return whether a worker was a member of the newest ring when it was formed."""
+        return self.current is not None and worker in self.current.workers
+
+    def leads(self, worker: int) -> bool:
+        """Return whether a worker is rank 0 of the newest ring, which writes checkpoints."""
+        return self.current is not None and self.current.workers[0] == worker
+
     def living(self) -> frozenset[int]:
         """Return the members of the newest ring that were not dropped and have not left."""
         return frozenset(self._living)

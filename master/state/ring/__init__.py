@@ -1,1 +1,0 @@
-"""Rings of the strategy ``allreduce``: their members, and what each member may do."""
