@@ -20,7 +20,7 @@ from master.runtime import throttle as pace
 from master.runtime.service import Service
 from master.runtime.store.lock import Lock
 from master.state.actions import Note
-from master.state.job.restart import to_state
+from master.state.job.restart import stored, to_state
 from torch_edl.errors import StoreConflictError, UsageError
 from torch_edl.files.durable import write_text
 from torch_edl.interfaces import Store
@@ -170,7 +170,7 @@ class Persistence:
             if noted.number <= self._written:
                 return
             puts = {}
-            text = json.dumps({"run": self._run_of, **noted.state})
+            text = json.dumps({"run": self._run_of, **stored(noted.state)})
             if text != self._text:
                 puts[_STATE] = text.encode()
             if noted.preparation is not self._preparation:

@@ -13,6 +13,7 @@ from typing import Any
 from master.state.actions import Note
 from master.state.job.job import Job
 from master.state.lifecycle import StatefulPart
+from master.state.workforce.processes import without_defaults
 
 # Upper bound on the leases that one master grants. Lease ids stay below 2**53, see the service.
 _LEASES_OF_A_MASTER = 1 << 32
@@ -22,6 +23,15 @@ def to_state(job: Job) -> dict[str, Any]:
     """Return the state for a restarted master, as JSON values."""
     own = {"reason": job.reason, "damaged": job.damaged, "restarts": job.restarts}
     return {"job": own, **{name: part.to_state() for name, part in _parts(job).items()}}
+
+
+def stored(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what :func:`to_state` returned without the default values of processes."""
+    fleet = state["fleet"]
+    return {
+        **state,
+        "fleet": {**fleet, "processes": [without_defaults(each) for each in fleet["processes"]]},
+    }
 
 
 def after_failure(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from torch_edl.processes.launcher import ProcessExit, ProcessRuns, ProcessWaits
@@ -150,11 +150,14 @@ class Process:
         self.enter(STARTING if self.state == PENDING else self.state)
 
     def to_state(self) -> dict[str, Any]:
-        """Return the state for a restarted master, as JSON values, without fields that have their
-        default."""
-        own = self.__dict__
-        told = {n: own[n] for n, usual in _USUAL[type(self)] if own[n] != usual}
-        return {"kind": self.kind, **told}
+        """Return all fields for a restarted master, as JSON values; :func:`without_defaults` makes
+        them smaller."""
+        # A copy takes a fifth of the time of a comparison with the defaults. The lock of the job is
+        # held for thousands of processes, once a second.
+        state = self.__dict__.copy()
+        del state["_changed"]
+        state["kind"] = self.kind
+        return state
 
 
 @dataclass
@@ -289,13 +292,17 @@ class Server(Process):
 
 
 _KINDS: dict[str, type[Process]] = {each.kind: each for each in (Worker, Spare, Agent, Server)}
-# Fields by class, each with its default. Times are told always: their default is no time.
-_USUAL: dict[type[Process], list[tuple[str, Any]]] = {
-    kind: [
-        (f.name, MISSING if f.name.endswith("_at") else f.default) for f in fields(kind) if f.init
-    ]
-    for kind in _KINDS.values()
+# The default of a start is no time; :func:`restored` sets those that it is told.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    kind: {f.name: f.default for f in fields(of) if f.init and f.name not in ("id", "started_at")}
+    for kind, of in _KINDS.items()
 }
+
+
+def without_defaults(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state of a process without the fields that have their default."""
+    defaults = _DEFAULTS[state["kind"]]
+    return {n: value for n, value in state.items() if n not in defaults or value != defaults[n]}
 
 
 def restored(state: Mapping[str, Any], now: float) -> Process:

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import fields
+from types import NoneType
+
 import pytest
 
 from master.state.actions import Failure, Stop
 from master.state.workforce.deaths import Gone
-from master.state.workforce.processes import EXITED, RUNNING, STOPPING
+from master.state.workforce.processes import (
+    EXITED,
+    RUNNING,
+    STOPPING,
+    Agent,
+    Server,
+    Spare,
+    Worker,
+    restored,
+    without_defaults,
+)
 from master.state.workforce.server_command import ServerCommand
 from tests.unit.master.workforce.fleets import Processes, running
 from torch_edl.config.job import check_workers
@@ -285,7 +299,21 @@ def test_what_is_found_in_processes_follows_each_change() -> None:
     assert found() is before
     f.alive("worker")[1].enter(EXITED)
     assert found() == [0, 2]
-    states = f.to_state()["processes"]
-    f.alive("worker")[0].pid = 77
-    assert states[0].get("pid") is None  # a state that was noted stays as it was
-    assert f.to_state()["processes"][0]["pid"] == 77
+
+
+@pytest.mark.parametrize("kind", [Worker, Spare, Agent, Server])
+def test_each_field_of_a_process_is_in_the_next_note_and_no_earlier_one(kind):
+    f, process = Processes(), kind(7)
+    f._processes.add(process)
+    other = {str: "x", int: 5, float: 2.5, bool: True, NoneType: 2.5}
+    names = [each.name for each in fields(kind) if each.init and each.name != "id"]
+    for name in names:
+        (before,), usual = f.to_state()["processes"], getattr(process, name)
+        assert name not in without_defaults(before) or name == "started_at"
+        setattr(process, name, value := other[type(usual)])
+        (after,) = f.to_state()["processes"]
+        assert (before[name], after[name]) == (usual, value)
+        assert without_defaults(after)[name] == value
+        again = restored(json.loads(json.dumps(without_defaults(after))), 2.5)
+        assert (type(again), getattr(again, name)) == (kind, value)
+        setattr(process, name, usual)
