@@ -25,7 +25,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.run import get_args_parser
 
-from torch_edl.cli.parser import build_parser
+from torch_edl.cli.arguments.parser import build_parser
 from torch_edl.wire import services
 
 ROOT = Path(__file__).parents[2]

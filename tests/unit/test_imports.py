@@ -26,7 +26,7 @@ _HEAVY = {
 @pytest.mark.parametrize(
     ("modules", "needed"),
     [
-        ("torch_edl.cli.parser", set()),
+        ("torch_edl.cli.arguments.parser", set()),
         ("torch_edl.cli.model_file", {"rich"}),
         # numpy and pyarrow come with the data, while the first worker imports torch.
         ("master.__main__", set()),

@@ -7,8 +7,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from torch_edl.cli.config_file import placed
-from torch_edl.cli.parser import parse
+from torch_edl.cli.arguments.config_file import placed
+from torch_edl.cli.arguments.parser import parse
 from torch_edl.cli.terminal import complain
 from torch_edl.errors import EdlError, UsageError
 from torch_edl.processes.this_process import outlive_terminal

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from torch_edl.cli import job_lookup as which
-from torch_edl.cli import preflight, submit, summary, user_file
+from torch_edl.cli import submit, summary
+from torch_edl.cli.arguments import preflight, user_file
+from torch_edl.cli.platforms import platform
 from torch_edl.cli.progress import Display
 from torch_edl.cli.terminal import stderr, stdout, table
 from torch_edl.config import JobConfig
@@ -28,13 +29,13 @@ def run(args: argparse.Namespace) -> int:
         UsageError: the arguments cannot work; nothing was started. The same holds for all verbs
             here.
     """
-    platform = which.platform(args.platform or LOCAL)
-    submission = platform.check(args, "train")
+    place = platform(args.platform or LOCAL)
+    submission = place.check(args, "train")
     if args.dry_run:
-        return platform.show(submission, args)
+        return place.show(submission, args)
     console = stdout()
     summary.forget(args.summary)
-    outcome = platform.run(submission, args, console)
+    outcome = place.run(submission, args, console)
     if outcome is None:
         return 0
     return summary.finish(submission.config, outcome, console, file=args.summary)
@@ -122,7 +123,7 @@ def _run_job(
     Returns:
         The job and its outcome; the outcome is None if the job continues without this command.
     """
-    platform = which.platform(args.platform or LOCAL)
-    submission = platform.check(args, kind)
+    place = platform(args.platform or LOCAL)
+    submission = place.check(args, kind)
     summary.forget(args.summary)
-    return submission.config, platform.run(submission, args, console)
+    return submission.config, place.run(submission, args, console)

@@ -20,22 +20,27 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, r
 from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import run as run_torchrun
 
-from torch_edl.cli import job_lookup as which
-from torch_edl.cli import preflight, summary, torchrun_arguments, user_file
-from torch_edl.cli.detach import detach
-from torch_edl.cli.options import default_name, given_flags, script_job
+from torch_edl.cli import summary
+from torch_edl.cli.arguments import preflight, script_arguments, user_file
+from torch_edl.cli.arguments.options import given_flags, script_job
+from torch_edl.cli.arguments.script_arguments import ONE_MACHINE, would_train
+from torch_edl.cli.platforms import detach, platform
 from torch_edl.cli.progress import Display
-from torch_edl.cli.script_arguments import would_train
 from torch_edl.cli.terminal import stderr, stdout
-from torch_edl.config import JobConfig, TrainConfig
-from torch_edl.config.environment import ENV_UNSEEN, agent_of_pod, hash_environment
+from torch_edl.config import Experiment, JobConfig, TrainConfig
+from torch_edl.config.environment import (
+    ENV_UNSEEN,
+    agent_of_pod,
+    hash_environment,
+    this_experiment,
+)
 from torch_edl.config.job import LOCAL
 from torch_edl.errors import UsageError
 from torch_edl.interfaces.platform import JobOutcome
 from torch_edl.launch.agent.agent import Agent, AgentSpec
 from torch_edl.launch.agent.workers import failure_text
 from torch_edl.launch.jobs import master_host
-from torch_edl.launch.jobs.folder import JobFolder
+from torch_edl.launch.jobs.folder import JobFolder, new_name
 from torch_edl.launch.jobs.logs import is_chatter, text_of
 from torch_edl.launch.jobs.observers import Observers
 from torch_edl.launch.torchrun import options as rendezvous
@@ -57,7 +62,7 @@ def main(args: argparse.Namespace) -> int:
         UsageError: the arguments cannot work; nothing was started.
         JobFailedError: the job failed on another machine, or was stopped.
     """
-    parsed = torchrun_arguments.parse(args.words)
+    parsed = script_arguments.parse(args.words)
     args.places |= parsed.places
     if (parsed.platform or LOCAL) != LOCAL:
         return _run_elsewhere(parsed)
@@ -67,8 +72,8 @@ def main(args: argparse.Namespace) -> int:
     _log_to_stderr()
     if not _needs_us(parsed):
         return _run_plain(parsed)
-    config, command = torchrun_arguments.launch_config(parsed)
-    if not torchrun_arguments.endpoint(parsed, config) and config.max_nodes > 1:
+    config, command = rendezvous.launch_config(parsed)
+    if not rendezvous.meeting_point(parsed, config) and config.max_nodes > 1:
         log.info(
             "--nnodes %s: runs on this machine alone, since no rendezvous is named; other machines "
             "join if all name the same --rdzv-endpoint HOST:PORT (agents of one machine: "
@@ -76,7 +81,7 @@ def main(args: argparse.Namespace) -> int:
             parsed.nnodes,
         )
         config.max_nodes = 1
-    name, per_node = torchrun_arguments.job_name(parsed, config), config.nproc_per_node
+    name, per_node = rendezvous.name_of_job(parsed, config), config.nproc_per_node
     job = preflight.check_folders(
         script_job(
             parsed,
@@ -86,7 +91,7 @@ def main(args: argparse.Namespace) -> int:
             join_timeout_s=rendezvous.seconds(
                 config.rdzv_configs, "join_timeout", rendezvous.JOIN_TIMEOUT_S
             ),
-            experiment=torchrun_arguments.experiment(parsed),
+            experiment=_experiment(parsed),
         )
     )
     config.run_id = name
@@ -96,13 +101,24 @@ def main(args: argparse.Namespace) -> int:
 
 def _run_elsewhere(args: argparse.Namespace) -> int:
     """Run the script on a platform other than this machine."""
-    platform = which.platform(args.platform)
-    submission = platform.check(args, "script")
+    place = platform(args.platform)
+    submission = place.check(args, "script")
     if args.dry_run:
-        return platform.show(submission, args)
+        return place.show(submission, args)
     console = stdout()
-    outcome = platform.run(submission, args, console)
+    outcome = place.run(submission, args, console)
     return 0 if outcome is None else summary.finish(submission.config, outcome, console)
+
+
+def _experiment(args: argparse.Namespace) -> Experiment:
+    """Return what the command runs; the master compares it with that of the other agents."""
+    script = args.training_script
+    file: Path | None = Path(script).expanduser().resolve()
+    if args.module:
+        file = user_file.find_module(script, [os.getcwd(), *sys.path])
+    elif file is not None and file.exists():
+        script = str(file)
+    return this_experiment(script, args.training_script_args, rdzv_id=args.rdzv_id, file=file)
 
 
 def _needs_us(args: argparse.Namespace) -> bool:
@@ -148,17 +164,25 @@ def _run_plain(args: argparse.Namespace) -> int:
                 f"workers is fixed; write --workers {most}, or add torch_edl.init() to the script"
             )
         args.nproc_per_node = str(most)
-    if torchrun_arguments.may_restart_here(args):
+    if may_restart_here(args):
         # The stores of torch's own rendezvous keep the addresses of ended processes: about half of
         # all restarts wait for one of these addresses (torch 2.13).
         args.rdzv_backend, args.rdzv_endpoint = "edl", master_host.ANY_PORT
         args.standalone = False
         if args.rdzv_id == rendezvous.DEFAULT_ID:
-            args.rdzv_id = default_name(args.training_script)
+            args.rdzv_id = new_name(args.training_script)
     log.info("%s is a training script without torch_edl: it runs as under torchrun", shown)
     os.environ[ENV_UNSEEN] = "1"
     record(run_torchrun)(args)
     return 0
+
+
+def may_restart_here(args: argparse.Namespace) -> bool:
+    """Return True if a plain script has restarts, runs on this machine only and names no
+    rendezvous."""
+    is_named = args.rdzv_backend != "static" or args.rdzv_endpoint or args.master_port is not None
+    is_alone = args.standalone or (args.nnodes in ONE_MACHINE and not is_named)
+    return bool(args.max_restarts and is_alone)
 
 
 def _run_ours(
@@ -173,7 +197,7 @@ def _run_ours(
     silence_s = rendezvous.seconds(configs, "timeout", _SILENCE_S)
     for key in configs.keys() - _HEEDED:
         log.warning("--rdzv-conf %s: no effect on the agent of torch-edl", key)
-    endpoint = torchrun_arguments.endpoint(args, config)
+    endpoint = rendezvous.meeting_point(args, config)
     if endpoint:
         master = master_host.find_or_start(
             lambda _: job, names=[job.name], endpoint=endpoint, follows=True

@@ -1,6 +1,6 @@
 """Declarations of command line options and limits for the fields of the configuration.
 
-:mod:`torch_edl.cli.options` creates the command line from these declarations.
+:mod:`torch_edl.cli.arguments.options` creates the command line from these declarations.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torch_edl.cli.__main__ import main
-from torch_edl.cli.options import model_file_job
-from torch_edl.cli.parser import parse
+from torch_edl.cli.arguments.options import model_file_job
+from torch_edl.cli.arguments.parser import parse
 from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
 

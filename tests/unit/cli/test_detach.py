@@ -15,7 +15,7 @@ from tests.waiting import HANG_S
 
 PROGRAM = """
 import signal, sys
-from torch_edl.cli.detach import detach
+from torch_edl.cli.platforms import detach
 detached = detach("ours")
 print("a word", flush=True)
 if sys.argv[1] == "fails":

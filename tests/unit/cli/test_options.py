@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from torch_edl.cli.options import default_name, model_file_job, script_job
-from torch_edl.cli.parser import parse
-from torch_edl.cli.torchrun_arguments import parse as parse_script
+from torch_edl.cli.arguments.options import model_file_job, script_job
+from torch_edl.cli.arguments.parser import parse
+from torch_edl.cli.arguments.script_arguments import parse as parse_script
 from torch_edl.config import (
     CheckpointConfig,
     ClusterConfig,
@@ -16,6 +16,7 @@ from torch_edl.config import (
     TrainConfig,
 )
 from torch_edl.errors import UsageError
+from torch_edl.launch.jobs.folder import new_name
 
 
 def test_no_options_give_the_defaults() -> None:
@@ -167,7 +168,7 @@ def test_values_that_cannot_work_are_refused(words: str, message: str) -> None:
     ],
 )
 def test_default_names(path: str, stem: str) -> None:
-    name, other = default_name(path), default_name(path)
+    name, other = new_name(path), new_name(path)
     assert name.rpartition("-")[0] == stem
     assert name != other
     JobConfig(name=name, model_file=path)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_edl.cli.parser import build_parser, parse
+from torch_edl.cli.arguments.parser import build_parser, parse
 from torch_edl.errors import UsageError
 
 

@@ -11,7 +11,7 @@ import pytest
 _PLATFORM = """
 from dataclasses import dataclass
 
-from torch_edl.cli.options import model_file_job
+from torch_edl.cli.arguments.options import model_file_job
 from torch_edl.config.option import JOB_KINDS, Checked, option
 from torch_edl.errors import UsageError
 from torch_edl.interfaces import Platform, Submission

@@ -13,8 +13,8 @@ import pytest
 from torch_edl.checkpoint import layout, tensor_files
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.checkpoint.replica_files import OPTIMIZER_FILE
-from torch_edl.cli import preflight
-from torch_edl.cli.parser import parse
+from torch_edl.cli.arguments import preflight
+from torch_edl.cli.arguments.parser import parse
 from torch_edl.config import CheckpointConfig, JobConfig
 from torch_edl.errors import UsageError
 from torch_edl.launch.jobs.folder import JobFolder

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from torch_edl.cli.parser import parse
-from torch_edl.cli.torchrun_arguments import parse as parse_script
+from torch_edl.cli.arguments.parser import parse
+from torch_edl.cli.arguments.script_arguments import parse as parse_script
 from torch_edl.errors import UsageError
 
 from .conftest import MODEL

@@ -197,7 +197,7 @@ def test_scale_and_stop_reach_the_master(
     assert capsys.readouterr().out == "2 to 8 workers\n"
     assert main(["scale", job.name, "--workers", "8:2"]) == 2
     assert "write 2:8" in capsys.readouterr().err
-    monkeypatch.setattr("torch_edl.cli.control._PATIENCE_S", 0.3)
+    monkeypatch.setattr("torch_edl.cli.jobs._PATIENCE_S", 0.3)
     assert main(["stop", job.name]) == 1  # this master hears it, and stays
     assert process.stdout is not None
     assert process.stdout.readline() == "stop\n"

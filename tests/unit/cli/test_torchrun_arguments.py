@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from torch.distributed.run import get_args_parser
 
-from torch_edl.cli.options import add_options
-from torch_edl.cli.torchrun_arguments import endpoint as endpoint_of
-from torch_edl.cli.torchrun_arguments import launch_config, may_restart_here, parse
+from torch_edl.cli.arguments.options import add_options
+from torch_edl.cli.arguments.script_arguments import parse
+from torch_edl.cli.script import may_restart_here
 from torch_edl.errors import UsageError
 from torch_edl.launch.jobs.master_host import ANY_PORT
+from torch_edl.launch.torchrun.options import launch_config, meeting_point
 
 DOCS = Path(__file__).parents[3] / "docs" / "torchrun.md"
 
@@ -42,7 +43,7 @@ def test_nothing_is_joined_that_nobody_named(tmp_path: Path, words: str, endpoin
     script = tmp_path / "train.py"
     script.write_text("import torch_edl\njob = torch_edl.init()\n")
     args = parse([*words.split(), str(script)])
-    assert endpoint_of(args, launch_config(args)[0]) == endpoint
+    assert meeting_point(args, launch_config(args)[0]) == endpoint
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
@@ -51,7 +52,7 @@ def test_an_endpoint_that_names_no_machine_is_rejected(tmp_path: Path, host: str
     script.write_text("import torch_edl\njob = torch_edl.init()\n")
     args = parse(["--nnodes", "2", "--rdzv-endpoint", f"{host}:29400", str(script)])
     with pytest.raises(UsageError, match="names no machine"):
-        endpoint_of(args, launch_config(args)[0])
+        meeting_point(args, launch_config(args)[0])
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_edl.cli.user_file import check_model_file as check
+from torch_edl.cli.arguments.user_file import check_model_file as check
 from torch_edl.errors import ContractError, UsageError
 
 FULL = {

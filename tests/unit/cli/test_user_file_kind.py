@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_edl.cli import user_file
+from torch_edl.cli.arguments import user_file
 from torch_edl.errors import UsageError
 
 CONTRACT = """

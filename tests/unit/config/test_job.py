@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from torch_edl.cli.options import given
-from torch_edl.cli.parser import build_parser
+from torch_edl.cli.arguments.options import given
+from torch_edl.cli.arguments.parser import build_parser
 from torch_edl.config import Experiment, JobConfig
 from torch_edl.config.environment import this_experiment
 from torch_edl.config.job import PARTS

@@ -10,6 +10,7 @@ import fcntl
 import json
 import math
 import os
+import re
 import secrets
 import shutil
 import time
@@ -30,6 +31,8 @@ KEEP_JOBS = 100
 """Number of folders of older jobs that are kept when a new job starts."""
 KEEP_DAYS = 30.0
 """Days for which such a folder is kept after the last write of its job."""
+# No characters that look alike.
+_SUFFIX_LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"
 _Job = TypeVar("_Job", bound=Any)
 
 _CONFIG = "job.json"
@@ -67,6 +70,15 @@ def make_jobs_home() -> Path:
             "to with TORCH_EDL_HOME"
         ) from error
     return home
+
+
+def new_name(model_file: str) -> str:
+    """Return a name for a job: the stem of the file, or of the folder of ``model.py``, and a random
+    suffix."""
+    path = Path(model_file).expanduser().absolute()
+    stem = path.parent.name if path.stem == "model" else path.stem
+    stem = re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-") or "job"
+    return f"{stem}-" + "".join(secrets.choice(_SUFFIX_LETTERS) for _ in range(6))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import argparse
+import os
 import re
+import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch_edl.errors import UsageError
+from torch_edl.launch.jobs.folder import new_name
+from torch_edl.launch.jobs.master_host import ANY_PORT
 from torch_edl.wire.endpoint import LOOPBACK, is_any, is_local
+
+if TYPE_CHECKING:
+    from torch.distributed.launcher.api import LaunchConfig
 
 DEFAULT_PORT = 29400
 # Default of torchrun's --rdzv-id.
 DEFAULT_ID = "none"
 # Default of torch's c10d backend.
 JOIN_TIMEOUT_S = 600.0
+# torchrun's defaults of --master-addr and --master-port.
+_STATIC_ADDRESS, _STATIC_PORT = "127.0.0.1", 29500
+_BACKENDS = ("static", "c10d", "edl")
+_RUN_PATH = (
+    "import runpy, sys; from torch.distributed.elastic.multiprocessing.errors import record; "
+    "sys.argv = sys.argv[1:]; record(runpy.run_path)(sys.argv[0], run_name='__main__')"
+)
 
 
 def endpoint(named: str, *, machines: int) -> str:
@@ -82,3 +97,78 @@ def seconds(configs: Mapping[str, Any], key: str, default: float) -> float:
     if not 0 <= found < float("inf"):
         raise UsageError(f"--rdzv-conf {key}={value}: write a number of seconds, {key}=60")
     return found
+
+
+def launch_config(args: argparse.Namespace) -> tuple[LaunchConfig, list[str]]:
+    """Return torchrun's configuration for the agent, and the command of a worker.
+
+    Raises:
+        UsageError: a value that torchrun rejects, or an unsupported rendezvous backend.
+    """
+    from torch.distributed.run import config_from_args, determine_local_world_size
+
+    if args.rdzv_backend not in _BACKENDS:
+        raise UsageError(
+            f"--rdzv-backend {args.rdzv_backend}: the workers of a job of torch_edl meet at its "
+            "master; leave the option out, or write --rdzv-backend edl"
+        )
+    if args.workers is not None:
+        args.nproc_per_node = str(args.workers[1])
+    try:
+        _share_cores(determine_local_world_size(args.nproc_per_node))
+        config, entrypoint, words = config_from_args(args)
+    except (AssertionError, RuntimeError, ValueError, OSError) as error:
+        raise UsageError(f"torchrun's options: {error}") from error
+    if config.nproc_per_node < 1:
+        raise UsageError(f"--nproc-per-node {args.nproc_per_node}: must be 1 or more")
+    config.rdzv_configs = unquoted(config.rdzv_configs)
+    if not isinstance(entrypoint, str):  # --run-path
+        return config, [sys.executable, "-u", "-c", _RUN_PATH, *words]
+    return config, [entrypoint, *words]
+
+
+def _share_cores(workers: int) -> None:
+    """Set ``OMP_NUM_THREADS`` to an equal share of the cores unless the user has set it.
+
+    torchrun sets one thread for each of several workers, with a warning.
+    """
+    if workers > 1:
+        cores = len(os.sched_getaffinity(0))
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // workers)))
+
+
+def meeting_point(args: argparse.Namespace, config: LaunchConfig) -> str:
+    """Return the address at which the agents of the job meet.
+
+    Two commands on one machine start two separate jobs unless they name the same job. A job that
+    needs several machines meets at torchrun's default endpoint.
+
+    Returns:
+        ``host:port``. Port 0 stands for any port: the agent looks up the master of the job by its
+        name on this machine. Empty: the agent starts a job of its own.
+    """
+    named = args.rdzv_endpoint
+    if args.standalone:
+        return ""
+    if named:
+        return endpoint(named, machines=config.max_nodes)
+    if config.max_nodes == 1:
+        return ""
+    is_placed = args.master_port is not None or args.master_addr != _STATIC_ADDRESS
+    if is_placed or (config.min_nodes > 1 and args.rdzv_id == DEFAULT_ID):
+        port = _STATIC_PORT if args.master_port is None else args.master_port
+        return endpoint(f"{args.master_addr}:{port}", machines=config.max_nodes)
+    return "" if args.rdzv_id == DEFAULT_ID else ANY_PORT
+
+
+def name_of_job(args: argparse.Namespace, config: LaunchConfig) -> str:
+    """Return the name that all agents of the job derive: ``--rdzv-id``, or the script and the
+    port."""
+    if args.job_name:
+        return str(args.job_name)
+    if args.rdzv_id != DEFAULT_ID:
+        return job_name(args.rdzv_id)
+    stem = args.training_script.rsplit(".", 1)[-1] if args.module else args.training_script
+    place = meeting_point(args, config)
+    name = new_name(stem)
+    return f"{name.rpartition('-')[0]}-{place.rpartition(':')[2]}" if place else name

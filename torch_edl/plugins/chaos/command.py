@@ -10,12 +10,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from torch_edl.cli import job_lookup as which
+from torch_edl.cli.platforms import find
 from torch_edl.cli.progress import duration as clock
 from torch_edl.cli.terminal import stderr, stdout
-from torch_edl.config.job import LOCAL
 from torch_edl.errors import UsageError
-from torch_edl.launch.jobs import folder
 from torch_edl.launch.jobs.local_job import LocalJob
 from torch_edl.plugins.chaos.plan import StormPlan, duration, faults, read
 from torch_edl.plugins.chaos.run import Chaos
@@ -61,15 +59,15 @@ def main(args: argparse.Namespace) -> int:
 
 def _site(args: argparse.Namespace, plan: StormPlan) -> Site:
     """Return the site of the job: this machine or a cluster."""
-    if which.name_of(args) == LOCAL:
+    job = find(args)
+    if isinstance(job, LocalJob):
         from torch_edl.plugins.chaos.machine import MachineSite
 
-        return MachineSite(LocalJob(folder.find(args.job).name))
+        return MachineSite(job)
     # Imported here: the Kubernetes client is slow to import and belongs to an extra.
     from torch_edl.plugins.chaos.cluster import ClusterSite
     from torch_edl.plugins.kubernetes.client.cluster_job import ClusterJob
 
-    job = which.find(args)
     if not isinstance(job, ClusterJob):
         raise UsageError(
             f"--platform {args.platform}: only processes of this machine and pods of Kubernetes "

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from torch_edl.cli import job_lookup
-from torch_edl.cli.options import add_option, whole
+from torch_edl.cli.arguments.options import add_locators, add_option, whole
 
 _EPILOG = """\
 examples:
@@ -64,4 +63,4 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_option(chaos, "--plan FILE", "a TOML file with faults, instead of --kill and --pause")
     add_option(chaos, "--wait", "wait for the end of the job before the verdict")
     add_option(chaos, "--json", "print the verdict as JSON")
-    job_lookup.add_options(chaos)
+    add_locators(chaos)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from torch_edl.cli.options import add_option
+from torch_edl.cli.arguments.options import add_option
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

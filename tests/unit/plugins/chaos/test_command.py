@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from torch_edl.cli.parser import parse
+from torch_edl.cli.arguments.parser import parse
 from torch_edl.plugins.chaos import command
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from torch_edl.cli.__main__ import main
-from torch_edl.cli.torchrun_arguments import parse
+from torch_edl.cli.arguments.script_arguments import parse
 from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
 from torch_edl.plugins.kubernetes import names

@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 
 from rich.console import Console
 
-from torch_edl.cli import preflight, user_file
-from torch_edl.cli.options import model_file_job
+from torch_edl.cli.arguments import preflight, user_file
+from torch_edl.cli.arguments.options import model_file_job
 from torch_edl.cli.progress import Display
 from torch_edl.config import JobConfig
 from torch_edl.config.option import TRAINING

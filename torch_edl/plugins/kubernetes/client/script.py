@@ -7,11 +7,12 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from torch_edl.cli import user_file
-from torch_edl.cli.options import add_options, default_name, script_job
-from torch_edl.cli.torchrun_arguments import before_script
+from torch_edl.cli.arguments import user_file
+from torch_edl.cli.arguments.options import add_options, script_job
+from torch_edl.cli.arguments.script_arguments import before_script
 from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
+from torch_edl.launch.jobs.folder import new_name
 from torch_edl.launch.torchrun import options as rendezvous
 
 # Seconds to wait for pods that the cluster has no room for yet: they may be pending for days.
@@ -53,7 +54,7 @@ def job_of(args: argparse.Namespace) -> JobConfig:
     least, most, per_pod = _workers(args)
     configs = rendezvous.unquoted(_conf(args.rdzv_conf))
     join_s = rendezvous.seconds(configs, "join_timeout", _JOIN_TIMEOUT_S)
-    name = args.job_name or default_name(script.rpartition(".")[2] if args.module else script)
+    name = args.job_name or new_name(script.rpartition(".")[2] if args.module else script)
     job = script_job(args, name=name, min_workers=least, max_workers=most, join_timeout_s=join_s)
     configs["join_timeout"] = f"{join_s:g}"
     agent = [

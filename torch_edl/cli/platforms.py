@@ -1,20 +1,110 @@
-"""``torch-edl run --detach``: a client that runs without the terminal."""
+"""The platform and the job that a command names, and the built-in platform: the machine of the
+command."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import itertools
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
+from rich.console import Console
+
+from torch_edl.cli import submit
+from torch_edl.cli.arguments import preflight
+from torch_edl.cli.arguments.options import locators, platform_of
+from torch_edl.cli.progress import Display
 from torch_edl.cli.terminal import stdout
+from torch_edl.config import extensions
+from torch_edl.config.job import LOCAL
 from torch_edl.files.durable import rename
+from torch_edl.interfaces.platform import JobHandle, JobOutcome, Platform, Submission
+from torch_edl.launch.jobs import folder
 from torch_edl.launch.jobs.folder import JobFolder, make_jobs_home
+from torch_edl.launch.jobs.local_job import LocalJob
+from torch_edl.launch.jobs.observers import Observers
+from torch_edl.training.contract.backends import backend_of
 from torch_edl.wire import master_pb2 as pb
 
 _INTERRUPTED = 130
+
+
+def platform(name: str) -> Platform:
+    """Return a platform by its name.
+
+    Raises:
+        UsageError: no installed package offers the platform.
+    """
+    if name != LOCAL:
+        found: Platform = extensions.platform(name)
+        return found
+    return LocalPlatform()
+
+
+def find(args: argparse.Namespace) -> JobHandle:
+    """Return the job that the command names, or the newest job.
+
+    Raises:
+        UsageError: the job does not exist.
+        EdlError: the cluster does not answer, or rejects a request.
+    """
+    return find_named(args, args.job)
+
+
+def find_named(args: argparse.Namespace, job: str | None) -> JobHandle:
+    """Return a job by its name, where the options of the command say; see :func:`find`."""
+    name = platform_of(args)
+    return platform(name).find(job, locators(args, name))
+
+
+def find_all(args: argparse.Namespace) -> list[JobHandle]:
+    """Return all jobs where the options of the command say, newest first.
+
+    Raises:
+        EdlError: the cluster does not answer, or rejects a request.
+    """
+    name = platform_of(args)
+    return platform(name).jobs(locators(args, name))
+
+
+class LocalPlatform(Platform):
+    """Implements :class:`~torch_edl.interfaces.Platform` for the machine of the command."""
+
+    config = None
+
+    def check(self, args: argparse.Namespace, kind: str) -> Submission:
+        return Submission(preflight.check(args, kind))
+
+    def show(self, submission: Submission, args: argparse.Namespace) -> int:
+        from torch_edl.cli import dry_run  # runs user code
+
+        return dry_run.show(submission.config, servers_named=args.servers is not None)
+
+    def run(
+        self, submission: Submission, args: argparse.Namespace, console: Console
+    ) -> JobOutcome | None:
+        config = submission.config
+        detached = []
+        if config.kind == "train":
+            # A process must have no threads when it leaves the terminal.
+            detached = [detach(config.name).update] if args.detach else []
+            title = backend_of(args.model_file).title
+            text = f"{args.model_file} is a model file of {title}: job {config.name} trains it"
+            console.print(text, soft_wrap=True)
+        with Observers(config) as observers:
+            outcome = submit.run_job(config, Display(console, *detached, observers.update))
+            observers.end(outcome.state, outcome.error)
+        return outcome
+
+    def find(self, name: str | None, where: Mapping[str, str]) -> JobHandle:
+        return LocalJob(folder.find(name).name)
+
+    def jobs(self, where: Mapping[str, str]) -> list[JobHandle]:
+        return [LocalJob(job.name) for job in folder.all_jobs()]
 
 
 class Detached:

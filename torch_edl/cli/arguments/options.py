@@ -9,20 +9,19 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from torch_edl.cli import config_file
+from torch_edl.cli.arguments import config_file
 from torch_edl.config import ClusterConfig, Experiment, JobConfig, extensions
 from torch_edl.config.job import LOCAL, PARTS
 from torch_edl.config.option import OF_MODEL_FILE, TRAINING, Option, options_of
 from torch_edl.errors import UsageError
+from torch_edl.launch.jobs.folder import new_name
 
 _SECTION_OF_SCRIPTS = "options of torch-edl, for a script that uses torch_edl"
 _PATHS = ("DIR", "FILE")
-_SUFFIX_LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"  # no characters that look alike
 
 
 def add_options(parser: argparse.ArgumentParser, kind: str) -> None:
@@ -69,6 +68,12 @@ def add_option(
     to.add_argument(*option.flags, help=help, **settings)
 
 
+def plain(message: str) -> str:
+    """Return an argparse error that begins with the first spelling of the option."""
+    message = re.sub(r"^argument ([^:/]*)[^:]*: ", r"\1: ", message)
+    return re.sub(r"expected (at least )?one argument", "needs a value", message)
+
+
 def _section(parser: argparse.ArgumentParser, title: str) -> argparse._ArgumentGroup:
     """Return the section of a help page, and create it if it does not exist."""
     for group in parser._action_groups:
@@ -77,10 +82,10 @@ def _section(parser: argparse.ArgumentParser, title: str) -> argparse._ArgumentG
     return parser.add_argument_group(title)
 
 
-def script_flags() -> dict[str, bool]:
-    """Return the flags of torch-edl for training scripts, and whether each takes a value."""
+def flags(kind: str) -> dict[str, bool]:
+    """Return the flags of torch-edl for a kind of job, and whether each takes a value."""
     parser = argparse.ArgumentParser(add_help=False)
-    add_options(parser, "script")
+    add_options(parser, kind)
     return {flag: action.nargs != 0 for flag, action in parser._option_string_actions.items()}
 
 
@@ -146,7 +151,7 @@ def model_file_job(args: argparse.Namespace, kind: str) -> JobConfig:
     if kind != "train":
         # Predictions are merged in the order of the tasks.
         found["data"]["shuffle"] = False
-    found["name"] = found.get("name") or default_name(args.model_file)
+    found["name"] = found.get("name") or new_name(args.model_file)
     model_file = absolute(args.model_file)
     return _checked(
         JobConfig.of(
@@ -209,14 +214,6 @@ def _imply_servers(found: dict[str, Any]) -> None:
     wanted = "servers" in found["cluster"] or found["durability"].get("mode")
     if wanted and found["train"].get("strategy", "auto") == "auto":
         found["train"]["strategy"] = "ps"
-
-
-def default_name(model_file: str) -> str:
-    """Return the stem of the file, or the folder's name for ``model.py``, with a random suffix."""
-    path = Path(absolute(model_file))
-    stem = path.parent.name if path.stem == "model" else path.stem
-    stem = re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-") or "job"
-    return f"{stem}-" + "".join(secrets.choice(_SUFFIX_LETTERS) for _ in range(6))
 
 
 def given_flags(args: argparse.Namespace, kind: str) -> list[str]:
@@ -282,6 +279,63 @@ def _value(option: Option, default: Any) -> dict[str, Any]:
     if isinstance(default, tuple):
         return {"nargs": "+", "action": "extend"}
     return {"type": {int: whole, float: seconds}.get(type(default), str)}
+
+
+# ---- options by which a command finds a job ----
+
+
+def add_locators(parser: argparse.ArgumentParser, *, only_remote: bool = False) -> None:
+    """Add the options that say where a job runs.
+
+    Args:
+        only_remote: True if the command does not support jobs of this machine.
+    """
+    remote = list(extensions.platforms())
+    places = remote if only_remote else [LOCAL, *remote]
+    if not remote:
+        parser.set_defaults(platform=LOCAL)
+        return
+    group = parser.add_argument_group("platform")
+    text = f"where the job is (default: {remote[0]})"
+    if not only_remote:
+        text = "where the job is (default: here, or there if one below is given)"
+    default = remote[0] if only_remote else ""
+    add_option(group, f"--platform {'|'.join(places)}", text, choices=places, default=default)
+    for _, option in _locators():
+        add_option(group, option.spelling, option.help, default="")
+
+
+def platform_of(args: argparse.Namespace) -> str:
+    """Return the name of the platform that the options name.
+
+    Raises:
+        UsageError: the options name two platforms.
+    """
+    given = [(name, option.flags[0]) for name, option in _locators() if _value_of(args, option)]
+    for name, flag in given:
+        if args.platform not in ("", name):
+            raise UsageError(
+                f"--platform {args.platform}: {flag} is for --platform {name}; leave it out"
+            )
+    return args.platform or (given[0][0] if given else LOCAL)
+
+
+def locators(args: argparse.Namespace, name: str) -> dict[str, str]:
+    """Return the values of the options by which a platform finds a job, by their names."""
+    options = (option for of, option in _locators() if of == name)
+    return {_dest(option): _value_of(args, option) for option in options}
+
+
+def _locators() -> Iterator[tuple[str, Option]]:
+    """Yield the options by which a command finds a job, with the names of their platforms."""
+    for name, each in extensions.platforms().items():
+        for field in dataclasses.fields(each.config) if each.config is not None else ():
+            if field.name in each.locators:
+                yield name, options_of(field)[0]
+
+
+def _value_of(args: argparse.Namespace, option: Option) -> Any:
+    return getattr(args, _dest(option))
 
 
 # ---- types of values; the configuration checks their ranges ----

@@ -7,8 +7,8 @@ import dataclasses
 from pathlib import Path
 
 from torch_edl.checkpoint import claim, layout
-from torch_edl.cli import user_file
-from torch_edl.cli.options import model_file_job
+from torch_edl.cli.arguments import user_file
+from torch_edl.cli.arguments.options import model_file_job
 from torch_edl.config import DataConfig, JobConfig
 from torch_edl.data.resuming import continued
 from torch_edl.errors import CheckpointError, UsageError

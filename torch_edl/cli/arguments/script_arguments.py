@@ -1,18 +1,21 @@
-"""Decides which arguments of ``torch-edl run`` belong to a model file or to a training script.
+"""Decides which arguments of ``torch-edl run`` belong to a model file or to a training script, and
+parses those of a script: the options of torchrun with those of torch-edl.
 
-The file is read and not run. This module does not import torch, so that a job of a model file
+The file is read and not run. torch is imported for scripts only, so that a job of a model file
 starts without that delay.
 """
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import logging
 import os
 from collections.abc import Sequence
+from typing import NoReturn
 
-from torch_edl.cli import config_file, user_file
-from torch_edl.cli.options import script_flags
+from torch_edl.cli.arguments import config_file, user_file
+from torch_edl.cli.arguments.options import add_options, flags, plain
 from torch_edl.errors import UsageError
 
 # torchrun's environment variables for --no-python and --module.
@@ -22,12 +25,14 @@ log = logging.getLogger(__name__)
 
 DRY_RUN = "--dry-run"
 _DATA = "--data"
+ONE_MACHINE = ("1", "1:1")
+"""Values of --nnodes for a single machine."""
 
 # Accepted only before the script: many scripts have options of these names that their source does
 # not show.
 _BEFORE_ONLY = (config_file.FLAG, DRY_RUN)
 # Options of torch-edl that may also follow a script, and whether each takes a value.
-OWN_OPTIONS = {flag: value for flag, value in script_flags().items() if flag not in _BEFORE_ONLY}
+OWN_OPTIONS = {flag: value for flag, value in flags("script").items() if flag not in _BEFORE_ONLY}
 
 
 def script_words(words: Sequence[str], run: argparse.ArgumentParser) -> list[str] | None:
@@ -162,3 +167,92 @@ def why_not(flag: str) -> str:
     if flag == "--processes-per-pod":
         return "write --nproc-per-node N, which says how many workers of a script a pod has"
     return "the option is for model files; see torch-edl run --help-torchrun"
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Parse the arguments of ``torch-edl run`` for a script.
+
+    Returns:
+        The options of torchrun and of torch-edl; ``words`` holds the arguments with those of
+        ``--config``, and ``places`` maps each option of ``--config`` to its place in the file.
+
+    Raises:
+        UsageError: an unknown option, an option of model files, or options that exclude each other.
+    """
+    from torch.distributed.run import get_args_parser
+
+    parser = get_args_parser()
+    parser.prog = "torch-edl run"
+    parser.description = (
+        "Launch a training script with torchrun's options and environment. "
+        "All arguments after the script are passed to the script."
+    )
+    add_options(parser, "script")
+
+    def refuse(message: str) -> NoReturn:
+        message = plain(message)
+        if message.startswith("the following arguments are required: training_script"):
+            message = "SCRIPT.py: missing; the script comes after the options of torchrun"
+        raise UsageError(f"{message}\nsee: torch-edl run --help-torchrun")
+
+    parser.error = refuse  # type: ignore[method-assign]
+    args, unknown = parser.parse_known_args(list(words))
+    places: dict[str, str] = {}
+    if args.config is not None:
+        before, places = config_file.expand(before_script(args, words), parser)
+        cut = ["--"] * ("--" in _up_to_script(args, words))
+        rest = [*cut, args.training_script, *args.training_script_args]
+        try:
+            words = [*before, *rest]
+            args, unknown = parser.parse_known_args(words)
+        except UsageError as error:
+            raise config_file.placed(error, places) from error
+    args.words, args.places = list(words), places
+    if unknown:
+        flag = unknown[0].split("=")[0]
+        if flag in flags("train"):
+            raise UsageError(f"{flag}: options of torchrun launch a script: {why_not(flag)}")
+        close = difflib.get_close_matches(flag, list(parser._option_string_actions), n=1)
+        hint = f"did you mean {close[0]}?" if close else "options of the script go after the script"
+        raise UsageError(f"{flag}: no option of torchrun or of torch-edl run for scripts; {hint}")
+    _check(args)
+    return args
+
+
+def before_script(args: argparse.Namespace, words: Sequence[str]) -> list[str]:
+    """Return the words in front of the script, without a ``--``.
+
+    Args:
+        args: the result of parsing ``words``.
+    """
+    before = _up_to_script(args, words)
+    last = len(before) - 1 - before[::-1].index(args.training_script)
+    return [word for word in before[:last] if word != "--"]
+
+
+def _up_to_script(args: argparse.Namespace, words: Sequence[str]) -> list[str]:
+    """Return the words without the arguments of the script."""
+    return list(words[: len(words) - len(args.training_script_args)])
+
+
+def _check(args: argparse.Namespace) -> None:
+    script = args.training_script
+    if not (args.module or args.no_python):
+        kind = user_file.kind_of(script, has_data=False)
+        if not kind.is_script and "--" not in _up_to_script(args, args.words):
+            raise UsageError(
+                f"{script}: a model file ({kind.reason}), and options of torchrun are for training "
+                "scripts; use --workers MIN:MAX, see torch-edl run --help; if the file is a "
+                f"training script, write -- {script}"
+            )
+    if args.module and args.no_python:
+        raise UsageError("--no-python and --module: choose one")
+    if args.workers is not None and min(args.workers) < 1:
+        raise UsageError(f"--workers {min(args.workers)}: must be 1 or more")
+    if args.workers is not None and args.nproc_per_node != "1":
+        raise UsageError(f"--workers and --nproc-per-node {args.nproc_per_node}: choose one")
+    if args.workers is not None and args.nnodes not in ONE_MACHINE:
+        raise UsageError(
+            f"--workers and --nnodes {args.nnodes}: --workers is for one machine; "
+            "write --nnodes MIN:MAX --nproc-per-node N"
+        )

@@ -10,14 +10,91 @@ from typing import NoReturn
 from rich_argparse import RawDescriptionRichHelpFormatter
 
 from torch_edl import __version__
-from torch_edl.cli import config_file, epilogs
-from torch_edl.cli import job_lookup as which
-from torch_edl.cli.options import add_option, add_options, whole, worker_range
-from torch_edl.cli.script_arguments import script_words
+from torch_edl.cli.arguments import config_file
+from torch_edl.cli.arguments.options import (
+    add_locators,
+    add_option,
+    add_options,
+    plain,
+    whole,
+    worker_range,
+)
+from torch_edl.cli.arguments.script_arguments import script_words
 from torch_edl.config import extensions
 from torch_edl.errors import UsageError
+from torch_edl.launch.jobs.folder import KEEP_DAYS, KEEP_JOBS
 
 _OF_MODEL_FILE = ("run", "evaluate", "predict")
+
+_ALL_EPILOG = """\
+examples:
+  torch-edl run model.py --data train.parquet --workers 2:8 --ps 2 --epochs 3 --output trained
+  torch-edl run --nproc-per-node 4 train.py --lr 0.1
+  torch-edl evaluate model.py --from trained --data test.parquet
+  torch-edl predict model.py --from trained --data new.parquet --output scores.csv
+  torch-edl status
+
+The options of a command: torch-edl run --help
+"""
+
+_RUN_EPILOG = """\
+examples:
+  torch-edl run model.py --data train.parquet --epochs 3 --output trained
+      train in one worker process
+
+  torch-edl run model.py --data 'clicks-*.parquet' --eval-data test.parquet \\
+          --workers 2:8 --ps 2 --checkpoint-dir ckpt --checkpoint-every 1000
+      two to eight workers, two parameter servers, a checkpoint every 1000 steps
+
+  torch-edl run model.py --data 'clicks-*.parquet' --checkpoint-dir ckpt --resume
+      continue from the newest checkpoint with the records that are not trained yet
+
+  torch-edl run model.py --data train.csv --dry-run -- --hidden 256
+      check the model file and the data, print the plan; --hidden goes to the model file
+
+MODEL.py defines model(), loss(labels, predictions), optimizer(params) and
+feed(records, mode, metadata); learning rates and layers are set there.
+
+A training script takes torchrun's options and is elastic if it uses torch_edl:
+  torch-edl run train.py --workers 2:4
+  torch-edl run --nnodes 1:4 --nproc-per-node 2 --rdzv-endpoint node0:29400 train.py
+      all options: torch-edl run --help-torchrun
+  torch-edl run -- train.py
+      after `--`, a file is a training script even if it defines model and loss
+"""
+
+_CONTINUE_EPILOG = """\
+After a machine went down with all processes of a job, torch-edl status calls the job dead. A new
+master continues with the state of the job in its folder, or in the etcd of --store:
+
+  with --durability journal, with the updates in the journals: nothing is lost that was on the disk
+  otherwise from the newest checkpoint, or from the beginning
+
+A job with --durability journal that failed continues in the same way once the cause is mended. Any
+other job that has ended continues with torch-edl run --resume.
+"""
+
+_LOGS_EPILOG = """\
+examples:
+  torch-edl logs --tail 20
+      the last 20 lines of each log of the newest job; the events come last
+
+  torch-edl logs digits --role worker --id 1 --follow
+      the output of worker-1, as it is printed
+"""
+
+_CLEAN_EPILOG = f"""\
+examples:
+  torch-edl clean --days 7
+      keep jobs that were active in the last 7 days
+
+  torch-edl clean --keep 20 --dry-run
+      list the folders that would be removed to keep the 20 newest jobs
+
+On a cluster, the objects of the jobs are removed, with the pods that have their logs. Models,
+checkpoints and outputs are never removed. On this machine, each job that starts removes the
+folders of jobs that ended at least {KEEP_DAYS:g} days ago, and all but the {KEEP_JOBS} newest.
+"""
 
 
 class _HelpFormatter(RawDescriptionRichHelpFormatter):
@@ -68,19 +145,13 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}\nsee: {self.prog} --help")
 
 
-def plain(message: str) -> str:
-    """Return an argparse error that begins with the first spelling of the option."""
-    message = re.sub(r"^argument ([^:/]*)[^:]*: ", r"\1: ", message)
-    return re.sub(r"expected (at least )?one argument", "needs a value", message)
-
-
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all verbs, with those of plugins; ``args.runs`` is the full name of the
     function that runs the verb."""
     parser = _Parser(
         prog="torch-edl",
         description="Train PyTorch and Keras models on an elastic set of processes.",
-        epilog=epilogs.ALL,
+        epilog=_ALL_EPILOG,
     )
     parser.add_argument("--version", action="version", version=f"torch-edl {__version__}")
     verbs = parser.add_subparsers(title="commands", dest="verb", metavar="COMMAND", required=True)
@@ -110,7 +181,7 @@ def build_parser() -> argparse.ArgumentParser:
         "train",
         "--data PATH...",
         "train the model that a file defines, or launch a training script",
-        epilog=epilogs.RUN,
+        epilog=_RUN_EPILOG,
     )
     run.description = (
         "Train the model that a file defines. Arguments after `--` go to the model file."
@@ -151,16 +222,16 @@ def build_parser() -> argparse.ArgumentParser:
         help="of a model of Keras, which FILE.keras or the folder shall have",
     )
 
-    status = of_job("status", "status.show_job", "show a job: progress, processes, rates")
+    status = of_job("status", "jobs.show_job", "show a job: progress, processes, rates")
     add_option(status, "--json", "print one JSON object")
     add_option(status, "--all", "list the processes that ended long ago, too")
-    which.add_options(status)
+    add_locators(status)
 
     logs = of_job(
         "logs",
-        "logs.main",
+        "jobs.logs",
         "show the events of a job and the output of its processes",
-        epilog=epilogs.LOGS,
+        epilog=_LOGS_EPILOG,
     )
     roles = ("events", "master", "ps", "worker", "spare", "agent")
     text = "events, master, ps, worker, spare or agent (default: all)"
@@ -169,60 +240,60 @@ def build_parser() -> argparse.ArgumentParser:
     text = "start with the last N lines of each log (default: all)"
     add_option(logs, "--tail N", text, type=whole)
     add_option(logs, "-f, --follow", "print new lines until the job has ended")
-    which.add_options(logs)
+    add_locators(logs)
 
-    listing = verb("list", "status.list_jobs", "list the jobs of this machine or of a cluster")
+    listing = verb("list", "jobs.list_jobs", "list the jobs of this machine or of a cluster")
     add_option(listing, "--json", "print one JSON list")
-    which.add_options(listing)
+    add_locators(listing)
 
     clean = verb(
         "clean",
-        "control.clean",
+        "jobs.clean",
         "remove what is kept of jobs that have ended: logs, events, status",
-        epilog=epilogs.CLEAN,
+        epilog=_CLEAN_EPILOG,
     )
     text = "names of jobs (default: all that have ended)"
     clean.add_argument("job", nargs="*", metavar="JOB", help=text)
     add_option(clean, "--days N", "keep jobs that were active in the last N days", type=whole)
     add_option(clean, "--keep N", "keep the N newest jobs", type=whole)
     add_option(clean, "--dry-run", "list what would be removed, remove nothing")
-    which.add_options(clean)
+    add_locators(clean)
 
-    scale = verb("scale", "control.scale", "change the number of processes of a running job")
+    scale = verb("scale", "jobs.scale", "change the number of processes of a running job")
     scale.add_argument("job", metavar="JOB", help="name of the job")
     text = "number of workers, or a range"
     add_option(scale, "--workers N|MIN:MAX", text, type=worker_range)
     text = "number of parameter servers, to which the model moves"
     add_option(scale, "--ps N", text, type=whole)
-    which.add_options(scale)
+    add_locators(scale)
 
-    stack = verb("stack", "control.stack", "print what the threads of the workers do now")
+    stack = verb("stack", "jobs.stack", "print what the threads of the workers do now")
     stack.add_argument("job", metavar="JOB", help="name of the job")
     add_option(stack, "--id N", "of worker-N only (default: of all workers)", type=whole)
-    which.add_options(stack)
+    add_locators(stack)
 
     proceed = of_job(
         "continue",
         "model_file.go_on",
         "continue a training that failed, or whose client and master are gone",
-        epilog=epilogs.CONTINUE,
+        epilog=_CONTINUE_EPILOG,
     )
     add_option(proceed, "--summary FILE", "write a JSON report to FILE", default="")
 
     stop = verb(
         "stop",
-        "control.stop",
+        "jobs.stop",
         "stop a running job, after a last checkpoint if the job keeps any",
     )
     stop.add_argument("job", metavar="JOB", help="name of the job")
     add_option(stop, "--now", "end all processes at once, without a last checkpoint")
-    which.add_options(stop)
+    add_locators(stop)
 
     attach = of_job(
-        "attach", "control.attach", "show the progress of a job on a cluster, until it is over"
+        "attach", "jobs.attach", "show the progress of a job on a cluster, until it is over"
     )
     attach.epilog = "Ctrl-C leaves the job alone."
-    which.add_options(attach, only_remote=True)
+    add_locators(attach, only_remote=True)
 
     for name in extensions.installed(extensions.COMMANDS):
         extensions.load(extensions.COMMANDS, name, f"torch-edl {name}")(verbs)
@@ -271,11 +342,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
         )
     args.model_args, args.places = tuple(model_args), places
     return args
-
-
-def run_options() -> frozenset[str]:
-    """Return every option of ``run`` with a model file."""
-    return frozenset(_verbs(build_parser())["run"]._option_string_actions)
 
 
 def _verbs(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:

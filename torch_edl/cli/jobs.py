@@ -1,0 +1,319 @@
+"""Verbs for existing jobs: ``torch-edl status``, ``list``, ``logs``, ``attach``, ``scale``,
+``stack``, ``stop`` and ``clean``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import Any
+
+from rich.text import Text
+
+from torch_edl.cli import summary
+from torch_edl.cli.arguments.options import platform_of
+from torch_edl.cli.platforms import find, find_all, find_named
+from torch_edl.cli.progress import TRAINS, best_text, colour_of, duration, metrics_text, number
+from torch_edl.cli.terminal import stderr, stdout, table
+from torch_edl.config import ClusterConfig
+from torch_edl.config.job import LOCAL, check_servers
+from torch_edl.errors import EdlError, UsageError
+from torch_edl.interfaces.platform import JobHandle, LogQuery
+from torch_edl.launch.jobs.folder import outdated
+from torch_edl.wire import master_pb2 as pb
+
+_EVENTS = "events"
+_EXITED = "exited"
+# Number of ended processes that the list shows for each role.
+_LAST_ENDED = 3
+_STYLES = {"running": "green", "finished": "green", "failed": "red", "dead": "red"}
+_POLL_S = 0.1
+# Seconds to wait for the stacks of workers, which send a heartbeat each second.
+_TELL_S = 5.0
+# Seconds to wait for a job to end; the last checkpoint may take most of them.
+_PATIENCE_S = 100.0
+# Seconds until a message tells that the job is still stopping.
+_SAY_S = 2.0
+
+
+def show_job(args: argparse.Namespace) -> int:
+    """Print the status that the master of a job reports, or the last one in the job's folder.
+
+    Raises:
+        UsageError: there is no such job.
+    """
+    job = find(args)
+    found = job.report()
+    if args.json:
+        print(json.dumps(found, indent=1))
+        return 0
+    console = stdout()
+    head = Text(found["job"], style="bold")
+    head.append(f"  {found['state']}", style=_STYLES.get(found["state"], "default"))
+    console.print(head, soft_wrap=True)
+    for label, value in (*_rows(found), ("logs", job.logs)):
+        console.print(f"  {label:<11} {value}", soft_wrap=True)
+    if found["state"] == "dead" and found.get("kind") == "train":
+        console.print(f"  torch-edl continue {job.name} continues it", soft_wrap=True)
+    if found["processes"]:
+        processes = table("process", "pid>", "state", "address", "log")
+        processes.columns[-1].overflow = "fold"
+        listed = found["processes"] if args.all else _worth_a_row(found["processes"])
+        for p in listed:
+            ended = f" ({p['exit']})" if p.get("exit") else ""
+            log = str(p.get("log", "")).removeprefix(f"{job.logs}/")
+            name = f"{p['role']}-{p['id']}"
+            processes.add_row(name, str(p["pid"]), p["state"] + ended, p["address"], log)
+        console.print(processes)
+        if hidden := len(found["processes"]) - len(listed):
+            console.print(f"  {hidden:,} more ended earlier; --all lists them", soft_wrap=True)
+    return 0
+
+
+def _worth_a_row(processes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the processes that run, and the last ones of each role that ended."""
+    ended: dict[str, list[int]] = {}
+    for place, process in enumerate(processes):
+        if process["state"] == _EXITED:
+            ended.setdefault(process["role"], []).append(place)
+    older = {place for places in ended.values() for place in places[:-_LAST_ENDED]}
+    return [process for place, process in enumerate(processes) if place not in older]
+
+
+def list_jobs(args: argparse.Namespace) -> int:
+    """Print a line for each job, the newest first."""
+    reports = [{**job.report(), "started": job.started()} for job in find_all(args)]
+    if args.json:
+        print(json.dumps(reports, indent=1))
+        return 0
+    if not reports:
+        name = platform_of(args)
+        where = "on this machine" if name == LOCAL else f"on {name}"
+        stdout().print(f"no jobs {where}; torch-edl run starts one")
+        return 0
+    jobs = table("job", "state", "started", "strategy", "records>")
+    for found in reports:
+        state = Text(found["state"], style=_STYLES.get(found["state"], "default"))
+        started = time.strftime("%Y-%m-%d %H:%M", time.localtime(found["started"]))
+        jobs.add_row(found["job"], state, started, found["strategy"], _records(found))
+    stdout().print(jobs)
+    return 0
+
+
+def _records(found: dict[str, Any]) -> str:
+    """Return ``41 of 60``; a dash if the number of records is unknown."""
+    done, total = found["records"]["done"], found["records"]["total"]
+    return f"{done:,} of {total:,}" if total else "-"
+
+
+def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return labels and values that describe a job."""
+    tasks, rates, loss = found["tasks"], found["rates"], found.get("loss")
+    trains = found.get("kind") in TRAINS
+    reason, evaluations = found.get("reason"), found.get("evaluations")
+    rows = [
+        ("strategy", found["strategy"] + (f": {reason}" if reason else "")),
+        ("records", _records(found)),
+        ("epoch", _epoch(found)),
+        (
+            "tasks",
+            _tasks(found) if any(tasks.values()) else "",
+        ),
+        ("steps", f"{found['steps']:,}" if found.get("steps") and trains else ""),
+        ("rates", _rates(rates)),
+        ("loss", number(loss) if loss is not None and trains else ""),
+        ("metrics", metrics_text(**evaluations[-1]) if evaluations else ""),
+        ("best", best_text(found["best"]) if found.get("best") else ""),
+        ("time", duration(found["wall_s"]) if found.get("wall_s") else ""),
+        ("checkpoint", found.get("checkpoint")),
+        ("lost", f"{found['updates_lost']:,} updates" if found.get("updates_lost") else ""),
+        (
+            "stopped by" if found["state"] == "stopped" else "error",
+            (found.get("error") or "").partition("\n")[0],
+        ),
+    ]
+    return [(label, value) for label, value in rows if value]
+
+
+def _tasks(found: dict[str, Any]) -> str:
+    tasks = found["tasks"]
+    # With allreduce, all workers share every task, so no task is assigned to one worker.
+    doing = "" if found["strategy"] == "allreduce" else f"{tasks['doing']:,} at work, "
+    return f"{tasks['todo']:,} to do, {doing}{tasks['done']:,} done"
+
+
+def _epoch(found: dict[str, Any]) -> str:
+    at, epochs = found["epoch"], found.get("epochs") or 0
+    done, total = found["records"]["done"], found["records"]["total"]
+    if epochs > 1:
+        return f"{min(at + 1, epochs)} of {epochs}"
+    # A script may not declare its number of epochs.
+    return f"{at + (done < total or not total)}" if at and not epochs else ""
+
+
+def _rates(rates: dict[str, float | None]) -> str:
+    now, mean, steps = (
+        rates.get(k) for k in ("records_per_s", "mean_records_per_s", "steps_per_s")
+    )
+    if not now:
+        return ""
+    average = f" ({number(mean)} on average)" if mean else ""
+    return f"{number(now)} records/s{average}" + (f", {number(steps)} steps/s" if steps else "")
+
+
+def logs(args: argparse.Namespace) -> int:
+    """Print the logs of a job; with ``--follow`` also new lines until the job is over.
+
+    Raises:
+        UsageError: no such job or log, or a number of lines below 0.
+        EdlError: the cluster of the job does not answer, or rejects a request.
+    """
+    if args.id is not None and args.role in ("", _EVENTS):
+        raise UsageError(f"--id {args.id}: of which processes? add --role worker")
+    if args.tail is not None and args.tail < 0:
+        raise UsageError(f"--tail {args.tail}: must be 0 or more")
+    several = args.id is None and args.role != _EVENTS
+
+    def write(name: str, line: str) -> None:
+        sys.stdout.write(f"{_prefix(name) if several else ''}{line}\n")
+        sys.stdout.flush()
+
+    query = LogQuery(role=args.role, id=args.id, tail=args.tail, follow=args.follow)
+    find(args).read_logs(query, write)
+    return 0
+
+
+def _prefix(name: str) -> str:
+    console = stdout()
+    with console.capture() as capture:
+        console.print(Text(f"{name} | ", style=colour_of(name)), end="")
+    return capture.get()
+
+
+def scale(args: argparse.Namespace) -> int:
+    """Ask the master to change the number of workers or servers.
+
+    The master starts workers, or lets some of them finish their tasks and leave. A new number of
+    servers re-shards the model.
+
+    Raises:
+        UsageError: an invalid range, no such job, or the master rejected the request.
+    """
+    if args.workers is None and args.ps is None:
+        raise UsageError("scale: nothing to change; add --workers N or --ps N")
+    request = pb.ScaleRequest()
+    if args.workers is not None:
+        least, most = args.workers
+        ClusterConfig(min_workers=least, max_workers=most)  # raises UsageError for 0 and 8:2
+        request.min_workers, request.max_workers = least, most
+    if args.ps is not None:
+        ClusterConfig(servers=args.ps)
+        request.servers = args.ps
+    job = find(args)
+    if args.ps is not None:
+        check_servers(job.config(), args.ps)
+    answer = job.ask(request)
+    stdout().print(answer.text, soft_wrap=True)
+    return 0
+
+
+def stack(args: argparse.Namespace) -> int:
+    """Print the stacks of the threads of all workers, or of one worker.
+
+    Returns:
+        0; 1 if a worker did not answer.
+
+    Raises:
+        UsageError: no such job or worker, or the job is over.
+    """
+    job = find(args)
+    request, until = pb.GetStacksRequest(number=time.time_ns() // 10**6), time.monotonic() + _TELL_S
+    while True:
+        found = job.ask(request).workers
+        workers = [each for each in found if args.id in (None, each.worker_id)]
+        if all(each.told for each in workers) or time.monotonic() > until:
+            break
+        time.sleep(_POLL_S)
+    if not workers:
+        absent = "no worker" if args.id is None else f"no worker-{args.id}"
+        raise UsageError(f"job {job.name} has {absent} now; see torch-edl status {job.name}")
+    for each in workers:
+        head = f"worker-{each.worker_id} (process {each.pid})"
+        if each.told:
+            stdout().print(f"{head}:\n{each.stacks}", soft_wrap=True, markup=False, highlight=False)
+        else:
+            text = f"{head}: no answer within {_TELL_S:.0f} s; see its log"
+            stderr().print(text, style="yellow", soft_wrap=True)
+    return int(not all(each.told for each in workers))
+
+
+def stop(args: argparse.Namespace) -> int:
+    """Ask the master to stop the job, and wait until the job is gone.
+
+    Raises:
+        UsageError: no such job, or the job is over.
+        EdlError: the job is still there after 100 seconds.
+    """
+    job = find(args)
+    job.stop(pb.StopRequest(reason="torch-edl stop", at_once=args.now))
+    began, told = time.monotonic(), False
+    while not job.is_gone():
+        waited_s = time.monotonic() - began
+        if waited_s > _SAY_S and not told:
+            told = True
+            text = f"{job.name}: waiting for its processes to end; --now ends them at once"
+            stderr().print(text, style="yellow", soft_wrap=True)
+        if waited_s > _PATIENCE_S:
+            raise EdlError(f"{job.name}: asked to stop, but still there after {_PATIENCE_S:.0f} s")
+        time.sleep(_POLL_S)
+    stdout().print(f"{job.name}: stopped", soft_wrap=True)
+    return 0
+
+
+def clean(args: argparse.Namespace) -> int:
+    """Remove the named jobs, or all jobs that are over.
+
+    A job on this machine is removed with its folder, a job on a cluster with its objects.
+
+    Raises:
+        UsageError: no such job, or a job that runs; nothing was removed.
+    """
+    for option, value in (("--days", args.days), ("--keep", args.keep)):
+        if value is not None and value < 0:
+            raise UsageError(f"{option} {value}: must be 0 or more")
+        if value is not None and args.job:
+            raise UsageError(f"{args.job[0]} and {option}: name jobs, or choose among all of them")
+    for job in (jobs := _removable(args)):
+        if not args.dry_run:
+            job.remove()
+        verb = "would be removed" if args.dry_run else "removed"
+        stdout().print(f"{verb}: {job.place}", soft_wrap=True)
+    if not jobs:
+        stdout().print("nothing to remove")
+    return 0
+
+
+def _removable(args: argparse.Namespace) -> list[JobHandle]:
+    """Return the named jobs, or the jobs that are over and need not be kept."""
+    if args.job:
+        named = [find_named(args, name) for name in dict.fromkeys(args.job)]
+        for job in named:
+            if not job.is_over():
+                stop = f"torch-edl stop {job.name} {job.where}".rstrip()
+                raise UsageError(f"{job.name}: it runs; end it with {stop}")
+        return named
+    days = 0 if args.days is None and args.keep is None else args.days
+    return outdated(find_all(args), days=days, keep=args.keep)
+
+
+def attach(args: argparse.Namespace) -> int:
+    """Show the progress of a running job until the job is over.
+
+    Raises:
+        UsageError: there is no such job.
+        EdlError: the cluster does not answer, or rejects a request.
+    """
+    job, console = find(args), stdout()
+    outcome = job.attach(console)
+    return 0 if outcome is None else summary.finish(job.config(), outcome, console)
