@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from master.state.actions import Note
-from master.state.job.streams import StreamGrown
+from master.state.job.preparation import StreamGrown
 from torch_edl.errors import EdlError
 
 log = logging.getLogger(__name__)

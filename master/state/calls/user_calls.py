@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from master.state.job.job import Job
 from master.state.workforce.processes import EXITED, Server, Worker
+from torch_edl.config.job import check_servers
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 
@@ -97,14 +98,14 @@ def scale(job: Job, request: pb.ScaleRequest, now: float) -> pb.ScaleResponse:
     if job.lifecycle.ending:
         raise UsageError("the job is over: there is nothing to scale")
     if request.servers:
-        job.server_move.require(request.servers)
+        check_servers(job.config, request.servers, strategy=job.fleet.strategy)
     if request.max_workers or not request.servers:
         before = job.fleet.workers_wanted
         job.workforce.scale(request)
         said.append(f"workers: {before} before, {request.max_workers} from now on")
     if request.servers:
         before = job.fleet.servers.wanted
-        job.server_move.scale(request.servers)
+        job.fleet.servers.want(request.servers)
         said.append(f"parameter servers wanted: {before} before, {request.servers} from now on")
     job.lifecycle.note("info", "; ".join(said), now)
     return pb.ScaleResponse(text="; ".join(said))

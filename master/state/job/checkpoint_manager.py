@@ -1,4 +1,4 @@
-"""Checkpoints of a job: when one is due, the newest, and the output at the end. Pure."""
+"""Checkpoints of a job, and its output at the end. Pure."""
 
 from __future__ import annotations
 
@@ -14,27 +14,26 @@ from master.state.actions import (
     Effect,
     EffectEvent,
     Failure,
+    Flush,
     Flushed,
+    MergePredictions,
     Note,
     OutputWritten,
     Prune,
     Release,
     Saved,
     SaveServers,
+    WriteOutput,
 )
-from master.state.job.best_checkpoint import BestCheckpoint
-from master.state.job.checkpoint_schedule import (
-    AttemptNumbers,
-    CheckpointAttempt,
-    CheckpointSchedule,
-)
-from master.state.job.final_output import FinalOutput
-from master.state.job.quorum_flush import QuorumFlush
+from master.state.job.checkpoint_policy import BestCheckpoint, CheckpointSchedule
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import JobConfig
 from torch_edl.data.stream_space import AnySpace
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
+
+# Upper bound on the checkpoints that one master takes.
+_CHECKPOINTS_OF_A_MASTER = 1 << 32
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,67 @@ class CutTaken:
     """Incarnations of the sealed servers, in the order of shards."""
 
 
+@dataclass
+class CheckpointAttempt:
+    """A checkpoint that is being taken."""
+
+    kind: str = ""
+    """``periodic``, ``best``, ``final`` or ``cut``."""
+    by_worker: bool = False
+    servers: tuple[int, ...] = ()
+    """Incarnations of the servers that write it, in the order of shards; empty if a worker does."""
+    commit: CommitLocal | None = None
+    """The commit of what a worker wrote; None before the worker has written."""
+
+
+class FinalOutput:
+    """The file of ``--output``: the exported model, or the merged predictions of all tasks."""
+
+    def __init__(self, config: JobConfig) -> None:
+        self._parts = config.checkpoint.parts
+        self._path = config.checkpoint.output if config.trains or self._parts else ""
+        self._writing = self._done = False
+        self.stopped = False
+        """True if the job is to stop: it writes no output."""
+
+    @property
+    def written(self) -> bool:
+        """True if no output remains to be written."""
+        return self._done or self.stopped or not self._path
+
+    def restart(self, *, written: bool = False) -> None:
+        """Require the output again unless it is ``written``, and ignore the one in progress."""
+        self._writing, self._done = False, written
+
+    def export(self, model: Path) -> list[WriteOutput]:
+        """Return the action that exports a checkpoint; empty if it was returned before."""
+        if self.written or self._writing:
+            return []
+        self._writing = True
+        return [WriteOutput(model, Path(self._path))]
+
+    def merge(self, tasks: int) -> list[MergePredictions]:
+        """Return the action that merges the predictions; empty if it was returned before, or if the
+        job predicts nothing."""
+        if not self._parts or self.written or self._writing:
+            return []
+        self._writing = True
+        return [MergePredictions(Path(self._parts), Path(self._path), tasks)]
+
+    def apply(self, event: OutputWritten) -> list[Note | Failure]:
+        """Record that the output was written, or why not."""
+        what = "predictions" if self._parts else "model"
+        if event.error:
+            text = f"--output {self._path}: the {what} cannot be written: {event.error}"
+            if self._parts:
+                text += f"; what each task has predicted is in {self._parts}"
+            return [Failure(text)]
+        if not self._writing:
+            return []
+        self._writing, self._done = False, True
+        return [Note("info", f"{what} written to {self._path}")]
+
+
 class CheckpointManager:
     """Checkpoints during training; at the end a flush, the final checkpoint and the output.
 
@@ -54,10 +114,8 @@ class CheckpointManager:
     Events of an earlier incarnation of the model are ignored.
 
     Args:
-        folder: folder of the job; receives final checkpoints and cuts without a checkpoint
-            directory.
+        folder: folder of the job, for checkpoints of a job without a checkpoint directory.
         resumed: the checkpoint to resume from.
-        best: receives each checkpoint that is written.
     """
 
     def __init__(
@@ -72,16 +130,16 @@ class CheckpointManager:
         self.final: Saved | None = None
         """Checkpoint of the whole training; None before it is written."""
         self.named = str(resumed.path) if resumed is not None else ""
-        """Path of the checkpoint to restore after a loss; empty before the first. That of a
-        script's ring has been read by its members only."""
-        self._config = config.checkpoint
-        self._job = config.name
-        self._trains = config.trains
+        """Path of the checkpoint to restore after a loss, perhaps one that a script's ring wrote;
+        empty before the first."""
+        self._job, self._config, self._trains = config.name, config.checkpoint, config.trains
         self.output = FinalOutput(config)
-        self._flush = QuorumFlush(config)
         self._schedule = CheckpointSchedule(config)
-        self._numbers = AttemptNumbers()
         self._incarnation = 0
+        self._needs_flush = config.trains and config.train.mode == "sync"
+        self._flushed = False  # no push waits for its quorum
+        self._flushing = False
+        self._master = self._taken = 0  # number of this master, and of its checkpoints
         self._actions: list[Effect] = []
         self._attempt: CheckpointAttempt | None = None  # the checkpoint that is being taken
         self._reset()
@@ -90,7 +148,7 @@ class CheckpointManager:
         self.final = None
         self._attempt = None
         self._schedule.continue_after(self.newest.manifest.steps if self.newest else 0)
-        self._flush.restart()
+        self._flushed = self._flushing = False
         self.output.restart()
 
     # ---- queries ----
@@ -117,18 +175,17 @@ class CheckpointManager:
         """Checkpoint that the status reports; empty for a temporary one."""
         return "" if Path(self.named).parent == self._temporary else self.named
 
-    def due(self, steps: int, *, settled: bool, now: float, best: bool = False) -> bool:
-        """Return whether :meth:`take` is to be called now.
+    def may_begin(self, now: float) -> bool:
+        """Return whether no checkpoint is being taken, and the pause after a failure is over."""
+        return self._attempt is None and not self._schedule.is_paused(now)
+
+    def is_due(self, steps: int, *, settled: bool) -> bool:
+        """Return whether a periodic or the final checkpoint is due.
 
         Args:
             steps: minibatches done, including those of running tasks.
             settled: all training is done and applied.
-            best: the model is the best one so far.
         """
-        if self._attempt is not None or self._schedule.is_paused(now):
-            return False
-        if best:
-            return True
         if settled:
             return self.final is None and bool(self._config.dir or self._config.output)
         return self._schedule.is_due(steps)
@@ -140,23 +197,17 @@ class CheckpointManager:
         actions, self._actions = self._actions, []
         return actions
 
-    def stop(self) -> None:
-        """Prepare the end of a stopping job: a final checkpoint, but no output."""
-        self.output.stop()
-
     def settle(self, cluster: pb.Cluster, *, trained: bool) -> bool:
-        """Return whether all training so far is applied. In sync mode, the servers are flushed
-        first.
-
-        Args:
-            trained: nothing is trained now: the training is over, or the next epoch waits.
-        """
+        """Return whether all training so far is applied: the training is over or the next epoch
+        waits (``trained``) and, in sync mode, the servers were flushed."""
         self._incarnation = cluster.incarnation
         if not trained:
-            self._flush.reset()
-        if not trained or self._flush.done or not cluster.servers:
+            self._flushed = False
+        if not (trained and self._needs_flush and cluster.servers) or self._flushed:
             return trained
-        self._actions += self._flush.ask(cluster)
+        if not self._flushing:
+            self._flushing = True
+            self._actions.append(Flush(cluster.servers, cluster.incarnation, self._job))
         return False
 
     def take(
@@ -174,17 +225,16 @@ class CheckpointManager:
         """Begin a checkpoint that is due.
 
         Args:
-            progress: watermarks of what is done.
             manifest: manifest without the fields that are known only after the write.
             moves: the checkpoint is the cut of a move to other servers.
             best: the model is the best one so far; the manifest has its metrics.
 
         Returns:
-            The folder in which a worker is to write the model, if there are no servers; None
-            otherwise.
+            The folder in which a worker is to write the model; None if the servers write it.
         """
         final = settled and self.final is None
         kind = "cut" if moves else "final" if final else "best" if best else "periodic"
+        self._taken += 1
         self._attempt = CheckpointAttempt(
             kind,
             by_worker=not cluster.servers,
@@ -193,7 +243,7 @@ class CheckpointManager:
         if kind in ("periodic", "best"):
             self._schedule.continue_after(steps)
         if not cluster.servers:
-            return self.root / f".snapshot-{self._numbers.next_snapshot()}"
+            return self.root / f".snapshot-{self._master}-{self._taken}"
         self._actions.append(
             SaveServers(
                 cluster.servers,
@@ -202,7 +252,8 @@ class CheckpointManager:
                 manifest,
                 space,
                 self.root,
-                move=self._numbers.next_move() if moves else 0,
+                # Not a clock: that of an earlier master's machine may be ahead.
+                move=self._master * _CHECKPOINTS_OF_A_MASTER + self._taken if moves else 0,
                 restored=self.named,
             )
         )
@@ -213,14 +264,10 @@ class CheckpointManager:
         """True while a checkpoint is being taken."""
         return self._attempt is not None
 
-    def may_cut(self, now: float) -> bool:
-        """Return whether a cut can begin: no checkpoint is running, and the retry pause is over."""
-        return self._attempt is None and not self._schedule.is_paused(now)
-
     def moved(self, cut: Saved, incarnation: int) -> None:
         """Record that new servers restore the cut under a new incarnation of the model."""
         self._incarnation = incarnation
-        self._flush.restart()
+        self._flushed = self._flushing = False
         self._prune(cut)
 
     def _prune(self, newest: Saved) -> None:
@@ -244,7 +291,7 @@ class CheckpointManager:
         self._actions.append(commit)
 
     def written_by_ring(self, directory: str) -> list[Note]:
-        """Record a checkpoint that a script's ring wrote; it becomes the one to restore."""
+        """Record a checkpoint that a script's ring wrote, as the one to restore."""
         if directory == self.named:
             return []
         self.named = directory
@@ -256,22 +303,21 @@ class CheckpointManager:
             self._attempt.kind = "final"
 
     def resume_at_end(self, total_steps: int) -> bool:
-        """Return whether the newest checkpoint already holds all steps; if so, it is the final
-        one."""
+        """Make the newest checkpoint the final one if it holds all steps. Returns whether it
+        does."""
         if self.newest is None or self.newest.manifest.steps != total_steps:
             return False
-        self._finish(self.newest)
+        self.final = self.newest
         return True
 
     def continued(self) -> None:
         """Require another final checkpoint and output: tasks were added after the end."""
         self.final = None
-        self._flush.reset()
-        self.output.reset()
+        self._flushed = False
+        self.output.restart()
 
     def restore(self, incarnation: int) -> Saved | None:
-        """Reset for a new incarnation of a lost model. Returns the newest checkpoint, which it
-        loads."""
+        """Reset for a new incarnation of a lost model. Returns the checkpoint that it loads."""
         self._incarnation = incarnation
         self._reset()
         self._schedule.failures = 0  # failures of the old servers
@@ -286,7 +332,7 @@ class CheckpointManager:
             case CheckpointFailed() if attempt and event.incarnation == self._incarnation:
                 return self._failed(event, attempt, now)
             case Flushed() if event.incarnation == self._incarnation:
-                self._flush.apply(event)
+                self._flushing, self._flushed = False, event.success
             case OutputWritten():
                 return [*self.output.apply(event)]
         return []
@@ -301,7 +347,7 @@ class CheckpointManager:
         # Only after the new checkpoint is the one to restore.
         self._prune(saved)
         if attempt.kind == "final":
-            self._finish(saved)
+            self.final = saved
         return [*notes]
 
     def _failed(
@@ -318,11 +364,6 @@ class CheckpointManager:
             return [Failure(f"the trained model cannot be saved in {self.root}: {error}")]
         return [Note("warning", f"checkpoint not written, the next attempt follows: {error}")]
 
-    def _finish(self, saved: Saved) -> None:
-        self.final = saved
-        if not self.best.wanted:
-            self.write_output()
-
     # ---- a restart of the master ----
 
     def to_state(self) -> dict[str, Any]:
@@ -338,15 +379,14 @@ class CheckpointManager:
             "commit": [str(commit.directory), commit.manifest.to_json()] if commit else None,
             "next": self._schedule.next,
             "final": self.final is not None,
-            "flushed": self._flush.done,
+            "flushed": self._flushed,
             "written": self.output.written,
             "stopped": self.output.stopped,
             "failures": self._schedule.failures,
         }
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
-        """Restore what :meth:`to_state` returned; :attr:`newest` is the newest checkpoint on the
-        disk.
+        """Restore what :meth:`to_state` returned; :attr:`newest` is that on the disk.
 
         Work that an earlier master began and did not record as done begins again: a flush, the
         output, the commit of a worker's files, and a checkpoint of servers that it had suspended.
@@ -355,8 +395,9 @@ class CheckpointManager:
             self.named = state["newest"]
         self._incarnation = state["incarnation"]
         self._schedule.next, self._schedule.failures = state["next"], state["failures"]
-        self._flush.done = state["flushed"]
-        self.output.written, self.output.stopped = state["written"], state["stopped"]
+        self._flushed = state["flushed"]
+        self.output.restart(written=state["written"])
+        self.output.stopped = state["stopped"]
         if state["by_worker"]:  # the worker has the task, or has written its files
             self._attempt = CheckpointAttempt(state["running"], by_worker=True)
         elif state["running"] == "periodic":
@@ -365,13 +406,11 @@ class CheckpointManager:
             directory, manifest = state["commit"]
             self.snapshot_written(Path(directory), Manifest.from_json(manifest))
         if state["final"] and self.newest is not None:
-            self._finish(self.newest)
+            self.final = self.newest
 
-    def release(self, cluster: pb.Cluster) -> None:
-        """Request that the servers admit pushes that an earlier master's checkpoint suspended."""
-        self._actions.append(Release(cluster.servers, self._job))
-
-    def begin_master(self, number: int) -> None:
+    def begin_master(self, number: int, cluster: pb.Cluster | None) -> None:
         """Set the number of this master, which keeps its snapshot folders and moves apart from
-        those of earlier masters."""
-        self._numbers = AttemptNumbers(number)
+        earlier ones, and release servers that the checkpoint of an earlier master suspended."""
+        self._master = number
+        if cluster is not None and cluster.servers:
+            self._actions.append(Release(cluster.servers, self._job))

@@ -1,7 +1,6 @@
-"""The state machine of a job: a workload, a workforce, a ring and checkpoints. Pure.
+"""The state machine of a job: each method is an event at time ``now``. Pure.
 
-Each method is an event at time ``now``; the service calls it under its lock. :meth:`Job.tick`
-returns actions, and :meth:`Job.apply` receives their results.
+:meth:`Job.tick` returns actions, and :meth:`Job.apply` receives their results.
 """
 
 from __future__ import annotations
@@ -23,13 +22,18 @@ from master.state.actions import (
     Saved,
     Started,
 )
-from master.state.job.best_checkpoint import BestCheckpoint
 from master.state.job.checkpoint_manager import CheckpointManager, CutTaken
+from master.state.job.checkpoint_policy import BestCheckpoint
 from master.state.job.lost_workers import LostWorkers
 from master.state.job.milestones import Kept, MilestoneEvent, Milestones, MoveBegun, TrainingDone
-from master.state.job.preparation import Decided, Preparation, PreparationEvent, TasksMade
+from master.state.job.preparation import (
+    Decided,
+    Preparation,
+    PreparationEvent,
+    StreamGrown,
+    TasksMade,
+)
 from master.state.job.server_move import ServerMove
-from master.state.job.streams import StreamGrown, Streams
 from master.state.lifecycle import LEAVE_WITHIN_S, Lifecycle
 from master.state.membership import Membership
 from master.state.ring import Ring
@@ -89,7 +93,7 @@ class Job:
         preprocessing: bytes = b"",
         wall_offset_s: float = 0.0,
     ) -> None:
-        script, cluster, least = config.kind == "script", config.cluster, config.cluster.min_workers
+        script, cluster = config.kind == "script", config.cluster
         self.fleet = fleet
         self.lifecycle = Lifecycle(wall_offset_s=wall_offset_s)
         self.members = Membership(heartbeat_timeout_s=cluster.heartbeat_timeout_s)
@@ -101,13 +105,14 @@ class Job:
         """Tasks that workers lease; empty for a script in a ring."""
         self.workload: Workload = ScriptProgress() if script else self.tasks
         self.ring = Ring()
-        self.workforce: Workforce = LaunchedWorkforce(fleet, self.ring, min_workers=least)
+        self.workforce: Workforce = LaunchedWorkforce(
+            fleet, self.ring, min_workers=cluster.min_workers
+        )
         if isinstance(fleet, ScriptFleet):
             self.workforce = ScriptWorkforce(
                 config, fleet, self.ring, members=self.members, lifecycle=self.lifecycle
             )
         self.preparation = Preparation(config, self.tasks, resumed=resumed)
-        self.streams = Streams(self.tasks, self.checkpoints)
         self.milestones = Milestones(config, self.tasks, self.checkpoints)
         self.server_move = ServerMove(
             config, fleet, self.lifecycle, self.tasks, self.members, self.checkpoints
@@ -152,13 +157,12 @@ class Job:
     # ---- the model and the data ----
 
     def start(self, now: float) -> None:
-        """Begin the job once the master listens: start what every strategy needs."""
+        """Begin the job once the master listens."""
         if not self.fleet.strategy:  # a new job, not a restarted master
             self.prepare(self.preparation.start(), now)
 
     def prepare(self, events: Iterable[PreparationEvent], now: float) -> None:
-        """Apply the events of the preparation; a UsageError fails the job. Ignored after the
-        end."""
+        """Apply the events of the preparation; a UsageError fails the job."""
         if self.lifecycle.outcome is not None:
             return
         try:
@@ -181,8 +185,6 @@ class Job:
         if strategy == "ps":
             self.workload = self.tasks
 
-    # ---- what came of actions, and what happened in the parts ----
-
     def apply(self, event: JobEvent, now: float) -> None:
         """Apply an event of a part, or the result of an action."""
         match event:
@@ -198,8 +200,12 @@ class Job:
             case DataScanned():
                 self.damaged += event.damaged
                 self.prepare(self.preparation.scanned(event), now)
-            case StreamGrown() | PlanKept():
-                self.apply_all([] if self.lifecycle.ending else self.streams.apply(event), now)
+            case StreamGrown():
+                if not self.lifecycle.ending:
+                    saving = self.checkpoints.running
+                    self.apply_all(self.preparation.stream_grown(event, saving=saving), now)
+            case PlanKept():
+                self.preparation.plan_kept(event)
             case Decided():
                 self._decide(event, now)
             case TasksMade():
@@ -232,13 +238,14 @@ class Job:
                 self.lifecycle.stopped(now)
             case StopRequested():
                 self.stop(event.reason, now)
-            case MoveBegun() | CutTaken():
-                self.server_move.apply(event, now)
+            case MoveBegun():
+                self.fleet.servers.moving = True
+            case CutTaken():
+                self.server_move.take_over(event, now)
             case _:
                 self.apply_all(self.checkpoints.apply(event, now), now)
 
     def apply_all(self, events: Iterable[JobEvent], now: float) -> None:
-        """Apply events in order."""
         for event in events:
             self.apply(event, now)
 
@@ -269,7 +276,6 @@ class Job:
 
     @property
     def _worker_had_model(self) -> bool:
-        """True if the loss of the worker is the loss of the model (strategy ``local``)."""
         local = self.fleet.strategy == "local" and self.config.kind == "train"
         return local and self.tasks.fitting.ready
 
@@ -343,7 +349,7 @@ class Job:
             self.fleet.retire(now, by=now + LEAVE_WITHIN_S)
             for member in self.members:
                 member.draining = True
-            self.checkpoints.stop()
+            self.checkpoints.output.stopped = True
 
     def _has_more_than_is_kept(self) -> bool:
         if self.workload.members_save:  # the members know whether there are checkpoints
@@ -380,8 +386,7 @@ class Job:
                 member.draining = True
         ended = lifecycle.outcome is not None and not self.fleet.launched()
         lifecycle.over = ended and self.workforce.has_heard(now)
-        actions += self.streams.take_actions()
-        actions += self.tasks.fitting.take_actions()
+        actions += [*self.preparation.take_actions(), *self.tasks.fitting.take_actions()]
         return [*actions, *self.server_move.tidy(), *self.checkpoints.take_actions()]
 
     def _advance(self, now: float) -> None:
@@ -398,7 +403,7 @@ class Job:
                 steps=steps,
                 trained=self._is_trained(now),
                 stopping=self.lifecycle.stopping is not None,
-                moves=self.server_move.due,
+                moves=self.fleet.strategy == "ps" and self.fleet.servers.moves,
                 now=now,
             )
             self.apply_all(events, now)

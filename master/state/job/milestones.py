@@ -144,11 +144,11 @@ class Milestones:
             if result is not None:
                 return [*events, result]
         evaluated = evaluations is None or evaluations.complete
-        cuts = moves and not trained and not stopping and checkpoints.may_cut(now)
+        cuts = moves and not trained and not stopping
         # The last model is written once it is known whether it is the best.
         last = settled and (evaluated or stopping or not checkpoints.best.wanted)
-        due = cuts or checkpoints.due(steps, settled=last, now=now, best=best)
-        if due and main is not None and self._config.trains:
+        due = cuts or best or checkpoints.is_due(steps, settled=last)
+        if due and main is not None and self._config.trains and checkpoints.may_begin(now):
             folder = checkpoints.take(
                 cluster,
                 main.progress(),

@@ -9,7 +9,7 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict, ParseDict
 
-from master.state.actions import DataScanned, Note, Saved
+from master.state.actions import DataScanned, Failure, KeepPlan, Note, PlanKept, Saved
 from master.state.work.data_identity import check_same, with_data
 from master.state.work.task_scheduler import TaskScheduler
 from torch_edl.config import JobConfig
@@ -24,7 +24,7 @@ from torch_edl.data.resuming import (
 from torch_edl.data.stream_space import AnySpace, StreamSpace
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.engine.choose_strategy import Choice, choose
-from torch_edl.errors import UsageError
+from torch_edl.errors import DataError, UsageError
 from torch_edl.wire import master_pb2 as pb
 
 _DATA = {"train": "train", "evaluate": "eval", "predict": "predict"}
@@ -44,6 +44,14 @@ class TasksMade:
 
     text: str
     """Number of records, tasks and files, for the log."""
+
+
+@dataclass(frozen=True)
+class StreamGrown:
+    """The brokers reported the offsets of their partitions."""
+
+    offsets: Mapping[str, tuple[int, int]]
+    """For each partition, its first offset and one above its last."""
 
 
 PreparationEvent = DataScanned | Decided | TasksMade | Note
@@ -67,6 +75,7 @@ class Preparation:
         self._scanned: DataScanned | None = None
         self._state: dict[str, Any] | None = None
         self._state_of: tuple[Any, ...] = ()
+        self._plan_told = (0, 0)  # life and end of a stream's plan, as last sent to the store
 
     def _use(self, config: JobConfig) -> None:
         self.config = config
@@ -212,6 +221,43 @@ class Preparation:
         if data.open and self._resumed is not None:
             space.extend(max(space.epochs, epochs_of(self._resumed.manifest, space)))
         yield TasksMade(self._begin(space, None, shards, identity(config, shards, data.files)))
+
+    # ---- streams: tasks are cut as records arrive, stored, then leased ----
+
+    def _stream(self) -> StreamSpace | None:
+        space = self._tasks.main.space if self._tasks.main is not None else None
+        return space if isinstance(space, StreamSpace) else None
+
+    def stream_grown(self, event: StreamGrown, *, saving: bool) -> list[Note | Failure]:
+        """Cut tasks from the new records of a stream; ignored before the first tasks are made.
+
+        Args:
+            saving: a checkpoint is being taken, which may need the tasks that are done.
+        """
+        main, space = self._tasks.main, self._stream()
+        if main is None or space is None:
+            return []
+        if not saving:
+            space.forget(main.retired_before)
+        try:
+            said = space.grow(event.offsets, done=main.retired_before, idle=not main.todo)
+        except DataError as error:
+            return [Failure(str(error), usage=True)]
+        return [Note("warning", text) for text in said]
+
+    def plan_kept(self, event: PlanKept) -> None:
+        """Allow the leases of tasks that the store has."""
+        if (space := self._stream()) is not None:
+            space.kept(event.life, event.end)
+
+    def take_actions(self) -> list[KeepPlan]:
+        """Return the action that stores new tasks of a stream; empty if all are stored or being
+        stored."""
+        space = self._stream()
+        if space is None or space.plan.end == space.total:
+            return []
+        told, self._plan_told = self._plan_told, (space.life, space.plan.end)
+        return [KeepPlan(*self._plan_told)] if self._plan_told != told else []
 
     # ---- a restart of the master ----
 

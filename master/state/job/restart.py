@@ -60,10 +60,7 @@ def from_state(job: Job, state: Mapping[str, Any], now: float) -> None:
         part.from_state(state[name], now)
     job.lifecycle.restarted(now)
     job.tasks.begin_leases_after(job.restarts * _LEASES_OF_A_MASTER)
-    job.checkpoints.begin_master(job.restarts)
-    cluster = job.fleet.cluster()
-    if cluster is not None and cluster.servers:
-        job.checkpoints.release(cluster)
+    job.checkpoints.begin_master(job.restarts, job.fleet.cluster())
     count = len(job.members)
     text = "worker continues" if count == 1 else "workers continue"
     job.apply(Note("warning", f"the master was restarted: {count} {text}"), now)

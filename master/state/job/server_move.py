@@ -13,14 +13,12 @@ from __future__ import annotations
 
 from master.state.actions import Remove
 from master.state.job.checkpoint_manager import CheckpointManager, CutTaken
-from master.state.job.milestones import MoveBegun
 from master.state.lifecycle import Lifecycle
 from master.state.membership import Membership
 from master.state.work.task_scheduler import TaskScheduler
 from master.state.workforce.fleet import Fleet
 from master.state.workforce.processes import Server
 from torch_edl.config import JobConfig
-from torch_edl.config.job import check_servers
 
 
 class ServerMove:
@@ -42,19 +40,6 @@ class ServerMove:
         self._members = members
         self._checkpoints = checkpoints
         self._oldest = 1  # oldest model incarnation with journals
-
-    @property
-    def due(self) -> bool:
-        """True if the model is to move as soon as a cut can be taken."""
-        return self._fleet.strategy == "ps" and self._fleet.servers.moves
-
-    def require(self, servers: int) -> None:
-        """Raise UsageError if the job cannot have this number of servers."""
-        check_servers(self._config, servers, strategy=self._fleet.strategy)
-
-    def scale(self, servers: int) -> None:
-        """Set the number of servers that the job is to have."""
-        self._fleet.servers.want(servers)
 
     def leave(self, server: Server, now: float) -> bool:
         """Handle the SIGTERM of a server. Returns whether the server stays until the model has
@@ -81,13 +66,6 @@ class ServerMove:
             self._lifecycle.note("info", text, now)
         return not server.released
 
-    def apply(self, event: MoveBegun | CutTaken, now: float) -> None:
-        """Record that a move has begun, or start new servers from a complete cut."""
-        if isinstance(event, CutTaken):
-            self._take_over(event, now)
-        else:
-            self._fleet.servers.moving = True
-
     def tidy(self) -> list[Remove]:
         """Remove the journals of earlier incarnations of the model, once all new servers listen and
         the servers that wrote the journals have ended."""
@@ -99,7 +77,7 @@ class ServerMove:
         folders = [fleet.server_command.journals_of(model) for model in old]
         return [Remove(folder) for folder in folders if folder is not None]
 
-    def _take_over(self, cut: CutTaken, now: float) -> None:
+    def take_over(self, cut: CutTaken, now: float) -> None:
         """Start new servers that restore the cut. A void cut is ignored: another one follows. A job
         that is ending keeps its old servers."""
         servers = self._fleet.servers

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from master.state.actions import Failure, KeepPlan, PlanKept
-from master.state.job.best_checkpoint import BestCheckpoint
 from master.state.job.checkpoint_manager import CheckpointManager
-from master.state.job.streams import StreamGrown, Streams
+from master.state.job.checkpoint_policy import BestCheckpoint
+from master.state.job.preparation import Preparation, StreamGrown
 from master.state.work.task_scheduler import TaskScheduler
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import CheckpointConfig, DataConfig, JobConfig, TrainConfig
@@ -32,21 +32,22 @@ class Stream:
         self.checkpoints = CheckpointManager(
             config, folder=Path("/job"), resumed=None, best=BestCheckpoint("")
         )
-        self.streams = Streams(self.tasks, self.checkpoints)
+        self.preparation = Preparation(config, self.tasks, resumed=None)
         if state is not None:
             self.tasks.from_state(json.loads(json.dumps(state)), 0.0)
         assert self.grow(9) == [], "too early"
-        assert self.streams.take_actions() == []
+        assert self.preparation.take_actions() == []
         self.space = StreamSpace.for_training(config)
         self.tasks.begin(self.space, None, shards=[], identity={}, resumed=None)
         self.main: Any = self.tasks.main
 
     def grow(self, end: int, first: int = 0) -> list[Any]:
-        return list(self.streams.apply(StreamGrown({"p": (first, end)})))
+        event = StreamGrown({"p": (first, end)})
+        return self.preparation.stream_grown(event, saving=self.checkpoints.running)
 
     def keep(self) -> None:
-        for action in self.streams.take_actions():
-            self.streams.apply(PlanKept(action.life, action.end))
+        for action in self.preparation.take_actions():
+            self.preparation.plan_kept(PlanKept(action.life, action.end))
 
     def lease(self, worker: int = 1) -> list[pb.LeaseMessage]:
         held = [lease.id for lease in self.main.held_by(worker)]
@@ -71,11 +72,11 @@ def test_no_task_is_leased_before_it_is_kept() -> None:
     stream = Stream()
     stream.grow(8)
     assert stream.lease() == []
-    (action,) = stream.streams.take_actions()
+    (action,) = stream.preparation.take_actions()
     assert action == KeepPlan(0, 2)
-    assert stream.streams.take_actions() == []  # it is under way
+    assert stream.preparation.take_actions() == []  # it is under way
     assert stream.lease() == []
-    stream.streams.apply(PlanKept(action.life, action.end))
+    stream.preparation.plan_kept(PlanKept(action.life, action.end))
     assert [stream.spans(), stream.spans(2)] == [[(0, 0, 4)], [(1, 4, 8)]]
     assert not stream.tasks.trained
 
