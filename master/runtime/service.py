@@ -139,10 +139,10 @@ class Service:
                 changes=False,
             ),
             "ReportModel": now(workers.report_model, keep=True),
-            "ReportData": now(workers.report_data, keep=True),
+            "ReportData": now(scripts.report_data, keep=True),
             "ReportFailure": now(workers.report_failure, keep=True),
             "FitPreprocessing": wait(
-                workers.fit_preprocessing, _READY_S, pb.FitPreprocessingResponse
+                scripts.fit_preprocessing, _READY_S, pb.FitPreprocessingResponse
             ),
             "WaitUntilReady": wait(
                 partial(workers.wait_until_ready, cores=self._cores),

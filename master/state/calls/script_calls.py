@@ -1,11 +1,11 @@
-"""Calls of a script's agents, and of scripts on servers that synchronize. Pure."""
+"""Calls of a script's agents, and of scripts on servers. Pure."""
 
 from __future__ import annotations
 
 from master.state.job.job import Job
 from master.state.work.data_identity import MOST_RECORDS
 from master.state.work.epochs import is_beyond, records_of
-from torch_edl.data.task_space import TaskSpace
+from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 
@@ -46,6 +46,44 @@ def close_rounds(job: Job, request: pb.CloseRoundsRequest, now: float) -> pb.Clo
     """Record that a torchrun agent reports the end of the job."""
     job.script_workforce().close_rounds(request)
     return pb.CloseRoundsResponse()
+
+
+# ---- the data of a script on servers ----
+
+
+def report_data(job: Job, request: pb.ReportDataRequest, now: float) -> pb.ReportDataResponse:
+    """Record the data of a worker's loader; the first report makes the tasks.
+
+    Raises:
+        UsageError: the job trains a model file, or another worker reported other data.
+    """
+    job.script_workforce()
+    if job.lifecycle.outcome is None:
+        job.prepare(job.preparation.data_reported(request.data), now)
+    return pb.ReportDataResponse()
+
+
+def fit_preprocessing(
+    job: Job, request: pb.FitPreprocessingRequest, now: float
+) -> pb.FitPreprocessingResponse | None:
+    """Answer a script that needs its preprocessing; the first call begins the fitting pass.
+
+    Raises:
+        UsageError: the job trains a model file.
+    """
+    job.script_workforce()
+    fitting, member = job.tasks.fitting, job.members.get(request.worker_id)
+    if member is None or member.draining or job.lifecycle.ending:
+        return pb.FitPreprocessingResponse(leave=True)
+    shards = [Shard(s.name, s.records, s.size, s.mtime_ns) for s in request.shards]
+    try:
+        fitting.ask(request.preprocessing, shards, trains=job.tasks.ready)
+    except UsageError as error:
+        job.lifecycle.fail(str(error), now, usage=True)
+        return pb.FitPreprocessingResponse(leave=True)
+    if fitting.ready:
+        return pb.FitPreprocessingResponse(fitted=fitting.content)
+    return pb.FitPreprocessingResponse(fit=True) if fitting.todo else None
 
 
 # ---- loops over loaders, and values that scripts compute together ----

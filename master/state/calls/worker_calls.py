@@ -5,20 +5,22 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import TypeVar
 
 from master.state.job.job import Job
 from master.state.membership import Member
 from master.state.work.epochs import is_at_next
+from master.state.work.task_scheduler import TaskEvent
 from master.state.work.tasks import TaskQueue
 from master.state.workforce.processes import STARTING
-from torch_edl.data.task_space import Shard
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 
 # Seconds after its grace period at which a leaving worker is terminated.
 _OVERTIME_S = 2.0
 
-Ask = Callable[[int, int, int, str, float], pb.Ring | None]
+_TaskEnd = TypeVar("_TaskEnd", pb.CompleteTaskRequest, pb.ReleaseTaskRequest, pb.FailTaskRequest)
+_Ask = Callable[[int, int, int, str, float], pb.Ring | None]
 
 
 # ---- workers ----
@@ -47,46 +49,11 @@ def report_model(job: Job, request: pb.ReportModelRequest, now: float) -> pb.Rep
     return pb.ReportModelResponse()
 
 
-def report_data(job: Job, request: pb.ReportDataRequest, now: float) -> pb.ReportDataResponse:
-    """Record the data of a worker's loader; the first report makes the tasks.
-
-    Raises:
-        UsageError: the job trains a model file, or another worker reported other data.
-    """
-    job.script_workforce()
-    if job.lifecycle.outcome is None:
-        job.prepare(job.preparation.data_reported(request.data), now)
-    return pb.ReportDataResponse()
-
-
 def report_failure(
     job: Job, request: pb.ReportFailureRequest, now: float
 ) -> pb.ReportFailureResponse:
     job.lifecycle.fail(request.error, now, traceback=request.traceback, usage=not request.running)
     return pb.ReportFailureResponse()
-
-
-def fit_preprocessing(
-    job: Job, request: pb.FitPreprocessingRequest, now: float
-) -> pb.FitPreprocessingResponse | None:
-    """Answer a script that needs its preprocessing; the first call begins the fitting pass.
-
-    Raises:
-        UsageError: the job trains a model file.
-    """
-    job.script_workforce()
-    fitting, member = job.tasks.fitting, job.members.get(request.worker_id)
-    if member is None or member.draining or job.lifecycle.ending:
-        return pb.FitPreprocessingResponse(leave=True)
-    shards = [Shard(s.name, s.records, s.size, s.mtime_ns) for s in request.shards]
-    try:
-        fitting.ask(request.preprocessing, shards, trains=job.tasks.ready)
-    except UsageError as error:
-        job.lifecycle.fail(str(error), now, usage=True)
-        return pb.FitPreprocessingResponse(leave=True)
-    if fitting.ready:
-        return pb.FitPreprocessingResponse(fitted=fitting.content)
-    return pb.FitPreprocessingResponse(fit=True) if fitting.todo else None
 
 
 def wait_until_ready(
@@ -293,50 +260,47 @@ def begin_task(job: Job, request: pb.BeginTaskRequest, now: float) -> pb.BeginTa
 
 
 def complete_task(job: Job, request: pb.CompleteTaskRequest, now: float) -> pb.CompleteTaskResponse:
-    over = job.lifecycle.outcome is not None
-    _recognize(job, request.worker_id, request.lease_id, request.task, now)
-    found = None if over else job.tasks.complete(request, now)
-    if found is None:
-        return pb.CompleteTaskResponse(known=False)
-    queue, event = found
-    if event is not None:
-        job.apply(event, now)
-    _count(job, queue, request.worker_id, request.counts, now)
-    job.fleet.trained(request.worker_id)
-    return pb.CompleteTaskResponse(known=True)
+    known = _end_task(job, request, now, job.tasks.complete)
+    if known:
+        job.fleet.trained(request.worker_id)
+    return pb.CompleteTaskResponse(known=known)
 
 
 def release_task(job: Job, request: pb.ReleaseTaskRequest, now: float) -> pb.ReleaseTaskResponse:
-    over = job.lifecycle.outcome is not None
-    _recognize(job, request.worker_id, request.lease_id, request.task, now)
-    queue = None if over else job.tasks.release(request, now)
-    if queue is not None:
-        _count(job, queue, request.worker_id, request.counts, now)
+    _end_task(job, request, now, job.tasks.release)
     return pb.ReleaseTaskResponse()
 
 
 def fail_task(job: Job, request: pb.FailTaskRequest, now: float) -> pb.FailTaskResponse:
-    over = job.lifecycle.outcome is not None
-    _recognize(job, request.worker_id, request.lease_id, request.task, now)
-    found = None if over else job.tasks.fail(request, now)
-    if found is not None:
-        queue, event = found
-        if event is not None:
-            job.apply(event, now)
-        _count(job, queue, request.worker_id, request.counts, now)
+    _end_task(job, request, now, job.tasks.fail)
     return pb.FailTaskResponse(over=job.lifecycle.outcome is not None)
+
+
+def _end_task(
+    job: Job,
+    request: _TaskEnd,
+    now: float,
+    end: Callable[[_TaskEnd, float], tuple[TaskQueue, TaskEvent | None] | None],
+) -> bool:
+    """End a lease by ``end`` and count its records. Returns whether the lease was known."""
+    _recognize(job, request.worker_id, request.lease_id, request.task, now)
+    found = None if job.lifecycle.outcome is not None else end(request, now)
+    if found is None:
+        return False
+    queue, event = found
+    if event is not None:
+        job.apply(event, now)
+    counts = request.counts
+    job.damaged += counts.damaged
+    trained = counts if queue is job.tasks.main else pb.TaskCounts()
+    job.milestones.left_out.reported(trained)
+    job.members.reported(request.worker_id, now, steps=trained.steps, records=trained.records)
+    return True
 
 
 def _recognize(job: Job, worker: int, lease_id: int, task: pb.LeasedTask, now: float) -> None:
     if worker in job.members:
         job.tasks.recognize(worker, lease_id, task, job.fleet.model.incarnation, now)
-
-
-def _count(job: Job, queue: TaskQueue, worker: int, counts: pb.TaskCounts, now: float) -> None:
-    job.damaged += counts.damaged
-    trained = counts if queue is job.tasks.main else pb.TaskCounts()
-    job.milestones.left_out.reported(trained)
-    job.members.reported(worker, now, steps=trained.steps, records=trained.records)
 
 
 # ---- the ring ----
@@ -355,7 +319,7 @@ def _next_ring(
     job: Job,
     request: pb.JoinRingRequest | pb.StandByRequest,
     now: float,
-    ask: Ask,
+    ask: _Ask,
     *,
     over: bool,
 ) -> pb.JoinRingResponse | None:
@@ -405,9 +369,8 @@ def _leave(job: Job, member: Member, now: float, *, finished: bool, ends: bool =
 def report_checkpoint(
     job: Job, request: pb.ReportCheckpointRequest, now: float
 ) -> pb.ReportCheckpointResponse:
-    """Record a checkpoint, of this or an earlier ring, if the worker is rank 0 of the newest
-    ring. That of a former rank 0 is rejected: it may be older than the newest one, and
-    removed."""
+    """Record a checkpoint, of this or an earlier ring, if the worker is rank 0 of the newest ring.
+    That of a former rank 0 is rejected: it may be older than the newest one, and removed."""
     worker, over = request.worker_id, job.lifecycle.outcome is not None
     leads = worker in job.members and job.ring.leads(worker)
     accepted = job.workload.members_save and leads and not over

@@ -49,9 +49,8 @@ class CutTaken:
 class CheckpointAttempt:
     """A checkpoint that is being taken."""
 
-    kind: str = ""
+    kind: str
     """``periodic``, ``best``, ``final`` or ``cut``."""
-    by_worker: bool = False
     servers: tuple[int, ...] = ()
     """Incarnations of the servers that write it, in the order of shards; empty if a worker does."""
     commit: CommitLocal | None = None
@@ -77,20 +76,19 @@ class FinalOutput:
         """Require the output again unless it is ``written``, and ignore the one in progress."""
         self._writing, self._done = False, written
 
-    def export(self, model: Path) -> list[WriteOutput]:
-        """Return the action that exports a checkpoint; empty if it was returned before."""
-        if self.written or self._writing:
-            return []
-        self._writing = True
-        return [WriteOutput(model, Path(self._path))]
+    def write(self, model: Path | None, tasks: int) -> list[WriteOutput | MergePredictions]:
+        """Return the action that writes the output; empty if it was returned before.
 
-    def merge(self, tasks: int) -> list[MergePredictions]:
-        """Return the action that merges the predictions; empty if it was returned before, or if the
-        job predicts nothing."""
-        if not self._parts or self.written or self._writing:
+        Args:
+            model: the checkpoint to export; None before it is written.
+            tasks: number of tasks whose predictions are merged.
+        """
+        if self.written or self._writing or not (model or self._parts):
             return []
         self._writing = True
-        return [MergePredictions(Path(self._parts), Path(self._path), tasks)]
+        if model is None:
+            return [MergePredictions(Path(self._parts), Path(self._path), tasks)]
+        return [WriteOutput(model, Path(self._path))]
 
     def apply(self, event: OutputWritten) -> list[Note | Failure]:
         """Record that the output was written, or why not."""
@@ -132,10 +130,11 @@ class CheckpointManager:
         self.named = str(resumed.path) if resumed is not None else ""
         """Path of the checkpoint to restore after a loss, perhaps one that a script's ring wrote;
         empty before the first."""
-        self._job, self._config, self._trains = config.name, config.checkpoint, config.trains
+        self._job, self._config = config.name, config.checkpoint
         self.output = FinalOutput(config)
         self._schedule = CheckpointSchedule(config)
         self._incarnation = 0
+        self._trains = config.trains
         self._needs_flush = config.trains and config.train.mode == "sync"
         self._flushed = False  # no push waits for its quorum
         self._flushing = False
@@ -151,8 +150,6 @@ class CheckpointManager:
         self._flushed = self._flushing = False
         self.output.restart()
 
-    # ---- queries ----
-
     @property
     def complete(self) -> bool:
         """True if no checkpoint or output remains to be written."""
@@ -161,13 +158,12 @@ class CheckpointManager:
 
     @property
     def restore_from(self) -> str:
-        """Path that a new incarnation of the model loads; empty for a new model."""
+        """Path that a new incarnation of the model loads; empty without one."""
         return self.named or self._config.load
 
     @property
     def values_only(self) -> bool:
-        """True if :attr:`restore_from` is another job's model, whose watermarks do not apply
-        here."""
+        """True if :attr:`restore_from` is another job's model, whose watermarks do not apply."""
         return not self.named
 
     @property
@@ -190,10 +186,7 @@ class CheckpointManager:
             return self.final is None and bool(self._config.dir or self._config.output)
         return self._schedule.is_due(steps)
 
-    # ---- what happens ----
-
     def take_actions(self) -> list[Effect]:
-        """Return the actions that were requested since the last call."""
         actions, self._actions = self._actions, []
         return actions
 
@@ -222,27 +215,22 @@ class CheckpointManager:
         moves: bool = False,
         best: bool = False,
     ) -> Path | None:
-        """Begin a checkpoint that is due.
+        """Begin a checkpoint that is due. Returns the folder in which a worker is to write the
+        model; None if the servers write it.
 
         Args:
             manifest: manifest without the fields that are known only after the write.
             moves: the checkpoint is the cut of a move to other servers.
             best: the model is the best one so far; the manifest has its metrics.
-
-        Returns:
-            The folder in which a worker is to write the model; None if the servers write it.
         """
         final = settled and self.final is None
         kind = "cut" if moves else "final" if final else "best" if best else "periodic"
         self._taken += 1
-        self._attempt = CheckpointAttempt(
-            kind,
-            by_worker=not cluster.servers,
-            servers=tuple(server.incarnation for server in cluster.servers),
-        )
+        servers = tuple(server.incarnation for server in cluster.servers)
+        self._attempt = CheckpointAttempt(kind, servers)
         if kind in ("periodic", "best"):
             self._schedule.continue_after(steps)
-        if not cluster.servers:
+        if not servers:
             return self.root / f".snapshot-{self._master}-{self._taken}"
         self._actions.append(
             SaveServers(
@@ -274,14 +262,11 @@ class CheckpointManager:
         keep = self._config.keep if self._config.dir else 1
         self._actions.append(Prune(newest.path, keep, self.best.path))
 
-    def write_output(self) -> None:
-        """Request the export of the final checkpoint, or of the best one, once."""
-        if self.final is not None:
-            self._actions += self.output.export(self.best.path or self.final.path)
-
-    def merge(self, tasks: int) -> None:
-        """Request the merge of the predictions of all ``tasks``, once."""
-        self._actions += self.output.merge(tasks)
+    def write_output(self, tasks: int) -> None:
+        """Request the output, once: the final checkpoint, the best one, or the predictions of all
+        ``tasks``."""
+        model = (self.best.path or self.final.path) if self.final is not None else None
+        self._actions += self.output.write(model, tasks)
 
     def snapshot_written(self, directory: Path, manifest: Manifest) -> None:
         """Request the commit of a model that a worker wrote."""
@@ -298,13 +283,12 @@ class CheckpointManager:
         return [Note("info", f"checkpoint {directory}")]
 
     def promote(self) -> None:
-        """Make a running checkpoint the final one: a leaving worker writes it."""
+        """Make the running checkpoint the final one: a leaving worker writes it."""
         if self._attempt is not None:
             self._attempt.kind = "final"
 
     def resume_at_end(self, total_steps: int) -> bool:
-        """Make the newest checkpoint the final one if it holds all steps. Returns whether it
-        does."""
+        """Make the newest checkpoint the final one if it holds all steps. Returns whether it is."""
         if self.newest is None or self.newest.manifest.steps != total_steps:
             return False
         self.final = self.newest
@@ -368,14 +352,14 @@ class CheckpointManager:
 
     def to_state(self) -> dict[str, Any]:
         """Return the state for a restarted master, as JSON values."""
-        attempt = self._attempt or CheckpointAttempt()
-        commit = attempt.commit
+        attempt = self._attempt
+        commit = attempt.commit if attempt is not None else None
         return {
             "newest": self.named,
             "best": str(self.best.path or ""),
             "incarnation": self._incarnation,
-            "running": attempt.kind,
-            "by_worker": attempt.by_worker,
+            "running": attempt.kind if attempt is not None else "",
+            "by_worker": attempt is not None and not attempt.servers,
             "commit": [str(commit.directory), commit.manifest.to_json()] if commit else None,
             "next": self._schedule.next,
             "final": self.final is not None,
@@ -399,7 +383,7 @@ class CheckpointManager:
         self.output.restart(written=state["written"])
         self.output.stopped = state["stopped"]
         if state["by_worker"]:  # the worker has the task, or has written its files
-            self._attempt = CheckpointAttempt(state["running"], by_worker=True)
+            self._attempt = CheckpointAttempt(state["running"])
         elif state["running"] == "periodic":
             self._schedule.next = 0
         if state["commit"] is not None:

@@ -25,7 +25,7 @@ from master.state.actions import (
 from master.state.job.checkpoint_manager import CheckpointManager, CutTaken
 from master.state.job.checkpoint_policy import BestCheckpoint
 from master.state.job.lost_workers import LostWorkers
-from master.state.job.milestones import Kept, MilestoneEvent, Milestones, MoveBegun, TrainingDone
+from master.state.job.milestones import Milestones
 from master.state.job.preparation import (
     Decided,
     Preparation,
@@ -66,7 +66,7 @@ _RESTARTED = {
     "allreduce": ("the workers", ""),
 }
 
-_Happened = PreparationEvent | TaskEvent | MilestoneEvent | WorkforceEvent | FailoverEvent
+_Happened = PreparationEvent | TaskEvent | CutTaken | WorkforceEvent | FailoverEvent
 JobEvent = ActionEvent | StreamGrown | _Happened
 
 
@@ -113,7 +113,7 @@ class Job:
                 config, fleet, self.ring, members=self.members, lifecycle=self.lifecycle
             )
         self.preparation = Preparation(config, self.tasks, resumed=resumed)
-        self.milestones = Milestones(config, self.tasks, self.checkpoints)
+        self.milestones = Milestones(config, self.lifecycle, fleet, self.tasks, self.checkpoints)
         self.server_move = ServerMove(
             config, fleet, self.lifecycle, self.tasks, self.members, self.checkpoints
         )
@@ -126,8 +126,6 @@ class Job:
         """Reason for the choice of the strategy."""
         self.changed = False
         """True if calls that wait for a ring or a round can be answered."""
-
-    # ---- queries ----
 
     @property
     def config(self) -> JobConfig:
@@ -153,8 +151,6 @@ class Job:
     def done(self) -> tuple[int, int]:
         """Return (records, minibatches) that are in the model."""
         return self.workload.done(self.members)
-
-    # ---- the model and the data ----
 
     def start(self, now: float) -> None:
         """Begin the job once the master listens."""
@@ -209,15 +205,14 @@ class Job:
             case Decided():
                 self._decide(event, now)
             case TasksMade():
-                self.apply_all(self.milestones.begun(), now)
+                self.milestones.begun(now)
                 self.lifecycle.note("info", event.text, now)
             case SnapshotWritten():
-                self.milestones.snapshot_written(event, self.fleet.strategy)
+                self.milestones.snapshot_written(event)
             case PreprocessingKept():
                 self.apply_all(self.tasks.fitting.kept(event), now)
             case EvaluationResult():
-                self.lifecycle.note("info", str(event), now)
-                self.apply_all(self.milestones.evaluated(), now)
+                self.milestones.evaluated(event, now)
             case SnapshotFailed():
                 self.apply(CheckpointFailed(event.error, self.fleet.model.incarnation), now)
             case WorkerLost():
@@ -231,15 +226,8 @@ class Job:
                 self.lifecycle.note("info", f"round {event.number} of torchrun's nodes", now)
             case Finished():
                 self.lifecycle.finish(now, leave_s=event.leave_s)
-            case TrainingDone():
-                self.lifecycle.trained(now)
-            case Kept():
-                self.milestones.kept()
-                self.lifecycle.stopped(now)
             case StopRequested():
                 self.stop(event.reason, now)
-            case MoveBegun():
-                self.fleet.servers.moving = True
             case CutTaken():
                 self.server_move.take_over(event, now)
             case _:
@@ -329,14 +317,9 @@ class Job:
             fix = "the model is lost; name a --checkpoint-dir to keep it"
             self.lifecycle.fail(f"{text}, {when}: {fix}", now)
 
-    # ---- the user ----
-
     def stop(self, reason: str, now: float, *, at_once: bool = False) -> None:
-        """Stop the job; may be called again.
-
-        Args:
-            at_once: do not write a final checkpoint, and do not wait for processes.
-        """
+        """Stop the job; ``at_once`` without a final checkpoint, and without waiting for processes.
+        May be called again."""
         if at_once:
             self.fleet.hurry()
         if self.lifecycle.outcome is not None:
@@ -355,8 +338,6 @@ class Job:
         if self.workload.members_save:  # the members know whether there are checkpoints
             return bool(self.ring.living())
         return self.milestones.has_more_than_is_kept(self.done()[0])
-
-    # ---- time ----
 
     def tick(self, now: float) -> list[Action]:
         """Advance the job to ``now``. Returns the actions to execute."""
@@ -397,16 +378,7 @@ class Job:
         if records or self.tasks.ready:
             self.lifecycle.rates.sample(now, records, steps)
         if self.tasks.ready:
-            events = self.milestones.advance(
-                self.fleet.cluster(),
-                self.fleet.strategy,
-                steps=steps,
-                trained=self._is_trained(now),
-                stopping=self.lifecycle.stopping is not None,
-                moves=self.fleet.strategy == "ps" and self.fleet.servers.moves,
-                now=now,
-            )
-            self.apply_all(events, now)
+            self.milestones.advance(now, steps=steps, trained=self._is_trained(now))
 
     def _is_trained(self, now: float) -> bool:
         """Return whether all tasks are done, or all training workers have left."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from master.state.actions import Failure, Note
-from master.state.job.checkpoint_manager import CheckpointManager, CutTaken
+from master.state.job.checkpoint_manager import CheckpointManager
+from master.state.lifecycle import Lifecycle
 from master.state.work.data_identity import nothing_left
 from master.state.work.epochs import whole_epochs
 from master.state.work.evaluation import EvaluationResult
@@ -17,34 +17,16 @@ from master.state.work.nan_steps import NanSteps
 from master.state.work.snapshot_task import SnapshotWritten
 from master.state.work.task_scheduler import TaskScheduler
 from master.state.work.tasks import TaskQueue, steps_of
+from master.state.workforce.fleet import Fleet
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import JobConfig
 from torch_edl.config.training import EarlyStop
 from torch_edl.data.stream_space import saved_plan
 from torch_edl.data.task_space import TaskSpace
 from torch_edl.tables.watermarks import Watermarks
-from torch_edl.wire import master_pb2 as pb
 
 # Upper bound on the ends of epochs that the log reports.
 _EPOCHS_TOLD = 10
-
-
-@dataclass(frozen=True)
-class TrainingDone:
-    """All training is done."""
-
-
-@dataclass(frozen=True)
-class Kept:
-    """The newest checkpoint contains all progress of a stopping job."""
-
-
-@dataclass(frozen=True)
-class MoveBegun:
-    """The servers are about to be sealed; from now on the move has to be completed."""
-
-
-MilestoneEvent = TrainingDone | Kept | MoveBegun | CutTaken | EvaluationResult | Note | Failure
 
 
 class Milestones:
@@ -55,7 +37,12 @@ class Milestones:
     """
 
     def __init__(
-        self, config: JobConfig, tasks: TaskScheduler, checkpoints: CheckpointManager
+        self,
+        config: JobConfig,
+        lifecycle: Lifecycle,
+        fleet: Fleet,
+        tasks: TaskScheduler,
+        checkpoints: CheckpointManager,
     ) -> None:
         self.left_out = NanSteps()
         self.settled = False
@@ -63,6 +50,8 @@ class Milestones:
         self.epoch_ends: list[dict[str, float]] = []
         """Metrics of the evaluation at the end of each epoch; empty if the epoch had none."""
         self._config = config
+        self._lifecycle = lifecycle
+        self._fleet = fleet
         self._tasks = tasks
         self._checkpoints = checkpoints
         self._epoch = 0
@@ -83,13 +72,14 @@ class Milestones:
         keeps = config.checkpoint.dir and config.trains and not self._checkpoints.complete
         return bool(keeps) and self._tasks.ready and more
 
-    def begun(self) -> list[Note]:
-        """Record that the tasks are made. Returns a warning if nothing is left to train."""
+    def begun(self, now: float) -> None:
+        """Record that the tasks are made; warn if nothing is left to train."""
         main = self._tasks.main
         if main is None or not self._config.trains:
-            return []
+            return
         self._tasks.records_before = main.records_done
-        return [Note("warning", nothing_left(self._config))] if self.restored() else []
+        if self.restored():
+            self._lifecycle.note("warning", nothing_left(self._config), now)
 
     def restored(self) -> bool:
         """Reset to the progress of the queue. Returns whether nothing is left to train."""
@@ -103,38 +93,28 @@ class Milestones:
         at_end = not main.space.open  # a stream has no end
         return at_end and self._checkpoints.resume_at_end(main.space.total_steps)
 
-    def advance(
-        self,
-        cluster: pb.Cluster | None,
-        strategy: str,
-        *,
-        steps: int,
-        trained: bool,
-        stopping: bool,
-        moves: bool,
-        now: float,
-    ) -> list[MilestoneEvent]:
-        """Begin what is due. Returns the events since the last call.
+    def advance(self, now: float, *, steps: int, trained: bool) -> None:
+        """Begin what is due. A job that is to stop saves its progress, but evaluates nothing.
 
         Args:
             steps: minibatches done, including those of running tasks.
-            cluster: the servers; None while one starts.
             trained: training is over.
-            stopping: the job is to stop: its progress is saved, but not evaluated.
-            moves: the model is to move to other servers.
         """
         main, evaluations = self._tasks.main, self._tasks.evaluations
-        checkpoints = self._checkpoints
-        events: list[MilestoneEvent] = [*self._epochs()]
+        lifecycle, fleet, checkpoints = self._lifecycle, self._fleet, self._checkpoints
+        stopping, cluster = lifecycle.stopping is not None, fleet.cluster()
+        self._note_epochs(now)
         if trained and main is not None:
             if self.left_out.is_all:
-                return [*events, Failure(self.left_out.text)]
-            events.append(TrainingDone())
+                lifecycle.fail(self.left_out.text, now)
+                return
+            lifecycle.trained(now)
         best = self._holds_best(steps)
-        if stopping and trained and strategy == "ps" and not best and self._is_kept():
-            return [*events, Kept()]
+        if stopping and trained and fleet.strategy == "ps" and not best and self._is_kept():
+            self._stopped(now)
+            return
         if cluster is None:
-            return events
+            return
         epochs = whole_epochs(main)
         waits = evaluations is not None and evaluations.is_pending(epochs)
         settled = checkpoints.settle(cluster, trained=trained or waits)
@@ -142,8 +122,10 @@ class Milestones:
         if evaluations is not None and rests and not stopping:
             result = evaluations.tick(steps, trained=settled, epochs=epochs)
             if result is not None:
-                return [*events, result]
+                self.evaluated(result, now)
+                return
         evaluated = evaluations is None or evaluations.complete
+        moves = fleet.strategy == "ps" and fleet.servers.moves
         cuts = moves and not trained and not stopping
         # The last model is written once it is known whether it is the best.
         last = settled and (evaluated or stopping or not checkpoints.best.wanted)
@@ -152,27 +134,25 @@ class Milestones:
             folder = checkpoints.take(
                 cluster,
                 main.progress(),
-                self._manifest(strategy),
+                self._manifest(),
                 main.space,
                 steps=steps,
                 settled=last,
                 moves=cuts,
                 best=best,
             )
-            if cuts:
-                events.append(MoveBegun())
+            if cuts:  # servers may be sealed now: the move has to be completed
+                fleet.servers.moving = True
             if folder is not None:
                 self._tasks.snapshot.ask(str(folder))
-        if settled and not stopping and main is not None:
-            checkpoints.merge(main.space.total)
-        if last and not best:
-            checkpoints.write_output()
+        if last and not best and main is not None:
+            checkpoints.write_output(main.space.total)
         if settled and checkpoints.complete:
             if stopping:
-                events.append(Kept())
+                self._stopped(now)
             elif evaluated and not best:
-                events += [TrainingDone(), *self._settle()]
-        return events
+                lifecycle.trained(now)
+                self._settle(now)
 
     def _is_kept(self) -> bool:
         """Return whether the newest checkpoint contains all progress, as after a move to servers
@@ -183,33 +163,30 @@ class Milestones:
         both = Watermarks.union([newest.progress, main.progress()])
         return steps_of(main.space, both) <= newest.manifest.steps
 
-    def evaluated(self) -> list[Note]:
+    def evaluated(self, result: EvaluationResult, now: float) -> None:
         """Record the end of an evaluation. With one per epoch, apply the early-stopping rule."""
+        self._lifecycle.note("info", str(result), now)
         main, train, evaluations = self._tasks.main, self._config.train, self._tasks.evaluations
         if main is None or evaluations is None or not evaluations.per_epoch:
-            return []
-        self._holds_best(evaluations.results[-1].steps)
+            return
+        self._holds_best(result.steps)
         epoch, space = evaluations.epochs_over, main.space
         if len(self.epoch_ends) < epoch:
-            self.epoch_ends.append(dict(evaluations.results[-1].metrics))
+            self.epoch_ends.append(dict(result.metrics))
         if not train.early_stop or main.complete or not isinstance(space, TaskSpace):
-            return []
+            return
         rule = EarlyStop.of(train.early_stop)
         metric = rule.objective.metric
-        values = [result.metrics[metric] for result in evaluations.results]
-        if not rule.is_due(values):
-            return []
-        space.extend(epoch)
-        best = rule.objective.best(values)
-        at = epoch - len(values) + best + 1
-        return [
-            Note(
-                "info",
+        values = [each.metrics[metric] for each in evaluations.results]
+        if rule.is_due(values):
+            space.extend(epoch)
+            best = rule.objective.best(values)
+            text = (
                 f"early stop after epoch {epoch}: {metric} has not been better for "
                 f"{rule.patience} epoch{'s' * (rule.patience != 1)} than {values[best]:.6g} after "
-                f"epoch {at}",
+                f"epoch {epoch - len(values) + best + 1}"
             )
-        ]
+            self._lifecycle.note("info", text, now)
 
     def _holds_best(self, steps: int) -> bool:
         """Return whether the model is the best one so far, and not in a checkpoint yet; the next
@@ -226,27 +203,21 @@ class Milestones:
         evaluations.holds = best and newest.steps == steps
         return evaluations.holds
 
-    def _epochs(self) -> list[Note]:
-        """Return notes on epochs that ended since the last call, and on the limit that cut the
-        last."""
-        main = self._tasks.main
+    def _note_epochs(self, now: float) -> None:
+        """Log the epochs that ended since the last call, and the limit that cut the last."""
+        main, evaluations = self._tasks.main, self._tasks.evaluations
         if main is None or not self._config.trains:
-            return []
+            return
         told, self._epoch = self._epoch, _epochs_over(main)
-        evaluations = self._tasks.evaluations
-        if evaluations is None or not evaluations.per_epoch:
-            while len(self.epoch_ends) < whole_epochs(main):
-                self.epoch_ends.append({})
         epochs, whole = main.space.epochs, whole_epochs(main)
+        if evaluations is None or not evaluations.per_epoch:
+            self.epoch_ends += ({} for _ in range(whole - len(self.epoch_ends)))
         every = -(-epochs // _EPOCHS_TOLD)
-        notes = [
-            Note("info", f"epoch {number:,} of {epochs:,} is done")
-            for number in range(told + 1, whole + 1)
-            if number % every == 0 or number == epochs
-        ]
+        for number in range(told + 1, whole + 1):
+            if number % every == 0 or number == epochs:
+                self._lifecycle.note("info", f"epoch {number:,} of {epochs:,} is done", now)
         if whole < self._epoch != told:
-            notes.append(Note("info", self._limit(main)))
-        return notes
+            self._lifecycle.note("info", self._limit(main), now)
 
     def _limit(self, main: TaskQueue) -> str:
         """Return which limit ended the training before its last epoch was done."""
@@ -257,21 +228,21 @@ class Milestones:
         after = f" after {whole:,} of {epochs:,} epochs" if whole else ""
         return f"--max-steps {most} is reached{after}"
 
-    def _settle(self) -> list[Note]:
+    def _settle(self, now: float) -> None:
         if self.settled:
-            return []
+            return
         self.settled = True
-        notes = [Note("warning", self.left_out.text)] if self.left_out.text else []
+        if self.left_out.text:
+            self._lifecycle.note("warning", self.left_out.text, now)
         main = self._tasks.main
         if main is not None and not main.complete:
-            notes.append(_ended_early(main))
-        return notes
+            self._lifecycle.note(*_ended_early(main), now)
 
-    def snapshot_written(self, event: SnapshotWritten, strategy: str) -> None:
+    def snapshot_written(self, event: SnapshotWritten) -> None:
         """Request the commit of a model that a worker wrote."""
         assert self._tasks.main is not None
         snapshot = event.snapshot
-        manifest = self._manifest(strategy)
+        manifest = self._manifest()
         steps = steps_of(self._tasks.main.space, snapshot.watermarks)
         plan = saved_plan(self._tasks.main.space, snapshot.watermarks.retired_before)
         manifest = replace(
@@ -285,11 +256,12 @@ class Milestones:
         )
         self._checkpoints.snapshot_written(Path(event.directory), manifest)
 
-    def kept(self) -> None:
-        """Set the progress of a stopping job to that of the newest checkpoint."""
+    def _stopped(self, now: float) -> None:
+        """End a stopping job with the progress of the newest checkpoint, which contains all."""
         newest = self._checkpoints.newest
         if newest is not None and self._tasks.main is not None:
             self._tasks.restore_main(newest)
+        self._lifecycle.stopped(now)
 
     # ---- a restart of the master ----
 
@@ -308,11 +280,14 @@ class Milestones:
         self.epoch_ends = state["epoch_ends"]
         self.left_out.from_state(state["left_out"])
 
-    def _manifest(self, strategy: str) -> Manifest:
+    def _manifest(self) -> Manifest:
         """Return a manifest without the fields that are known only after the write. Its metrics
         are those of the best model, if the checkpoint will hold its number of steps."""
         manifest = Manifest(
-            job=self._config.name, strategy=strategy, steps=0, data=dict(self._tasks.identity)
+            job=self._config.name,
+            strategy=self._fleet.strategy,
+            steps=0,
+            data=dict(self._tasks.identity),
         )
         evaluations = self._tasks.evaluations
         if evaluations is None or not evaluations.holds:
@@ -327,10 +302,10 @@ def _epochs_over(main: TaskQueue) -> int:
     return main.space.epochs if main.complete else whole_epochs(main)
 
 
-def _ended_early(main: TaskQueue) -> Note:
-    """Return the note on a script that ended before its last task, between epochs or within one."""
+def _ended_early(main: TaskQueue) -> tuple[str, str]:
+    """Return (level, text) of the event of a script that ended before its last task."""
     whole, left = whole_epochs(main), main.space.total - main.done
     if whole and main.done == main.space.total * whole // main.space.epochs:
-        return Note("info", f"the script stopped after {whole:,} of {main.space.epochs:,} epochs")
+        return "info", f"the script stopped after {whole:,} of {main.space.epochs:,} epochs"
     tasks = f"{left:,} task{'s' * (left != 1)}"
-    return Note("warning", f"the script left its loop with {tasks} to do")
+    return "warning", f"the script left its loop with {tasks} to do"

@@ -313,11 +313,11 @@ class TaskScheduler:
             return self.evaluations.summarized(request.values.values)
         return None
 
-    def release(self, request: pb.ReleaseTaskRequest, now: float) -> TaskQueue | None:
-        """Return an unfinished task to its queue (the result); None if the lease is unknown."""
+    def release(self, request: pb.ReleaseTaskRequest, now: float) -> tuple[TaskQueue, None] | None:
+        """Return an unfinished task to its queue; None if the lease is unknown."""
         for each in self.queues():
             if each.release(request.lease_id, now, committed=request.counts.offset) is not None:
-                return each
+                return each, None
         return None
 
     def fail(

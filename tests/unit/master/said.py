@@ -67,7 +67,7 @@ class Said:
     def report_data(self, worker: int = 0, **changes: Any) -> pb.Start | None:
         """Report the data of a script's loader."""
         data = pb.ScriptData(**{**DATA, **changes})
-        self.call(worker_calls.report_data, pb.ReportDataRequest(data=data))
+        self.call(script_calls.report_data, pb.ReportDataRequest(data=data))
         return self.start(worker)
 
     def wait(self, worker: int = 0) -> pb.WaitUntilReadyResponse | None:

@@ -65,7 +65,7 @@ class Thing:
         progress = Watermarks(steps // 2, {})
         made = self.job.checkpoints
         with self.service.changed:
-            assert made.due(steps, settled=False, now=0)
+            assert made.is_due(steps, settled=False)
             made.take(pb.Cluster(), progress, self.manifest, SPACE, steps=steps, settled=False)
             made.take_actions()
             before = made.newest

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from master.state.actions import KeepPreprocessing, PreprocessingKept
-from master.state.calls import worker_calls
+from master.state.calls import script_calls
 from tests.unit.master.script_jobs import UNBOUND, script
 from tests.unit.master.world import SHARDS, World, every_record, running
 from torch_edl.preprocessing import Columns, column
@@ -183,7 +183,7 @@ class TestScripts:
     def ask(self, w: World, worker: int, spec: str = SPEC, first: int = 20) -> Any:
         shards = [pb.SourceShard(name="a", records=first), pb.SourceShard(name="b", records=12)]
         request = pb.FitPreprocessingRequest(worker_id=worker, preprocessing=spec, shards=shards)
-        return w.call(worker_calls.fit_preprocessing, request)
+        return w.call(script_calls.fit_preprocessing, request)
 
     @pytest.fixture
     def w(self) -> World:
