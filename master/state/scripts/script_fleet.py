@@ -25,6 +25,7 @@ from master.state.workforce.processes import (
     Worker,
 )
 from master.state.workforce.server_command import ServerCommand
+from master.state.workforce.starts import free_slots
 from torch_edl.processes.launcher import ProcessExit
 
 _MODULE = "torch_edl.cli"
@@ -107,12 +108,12 @@ class ScriptFleet(Fleet):
     def _fit(self, now: float) -> Sequence[Action]:
         agents = [each for each in self.alive(AGENT) if isinstance(each, Agent)]
         staying = [each for each in agents if each.state in (PENDING, STARTING, RUNNING)]
-        for process in self._slots.beyond(self.agents_wanted, staying):
+        for process in self.starts.beyond(self.agents_wanted, staying):
             process.retire(now, by=now)
         # Leaving agents count until they exit, so the maximum is never exceeded.
         missing = self.agents_wanted - len(agents) if self.replaces else 0
         missing *= now >= self._deaths.start_after
-        slots = self._slots.free(max(0, missing), agents)
+        slots = free_slots(max(0, missing), agents)
         return [self._start_agent(now, slot) for slot in slots]
 
     def _start_agent(self, now: float, slot: int) -> Action:

@@ -30,9 +30,8 @@ from master.state.workforce.processes import (
 from master.state.workforce.roster import OfAll, Roster
 from master.state.workforce.server_command import ServerCommand
 from master.state.workforce.servers import Servers
-from master.state.workforce.slots import Slots
 from master.state.workforce.spares import Spares
-from master.state.workforce.starts import Starts
+from master.state.workforce.starts import Starts, free_slots
 from torch_edl.processes.launcher import ProcessExit
 from torch_edl.wire import master_pb2 as pb
 
@@ -92,14 +91,13 @@ class Fleet:
         self.strategy = ""
         self.server_command = server_command
         self._worker_module = worker_module
-        self._slots = Slots(workers_per_pod)
         self._processes = Roster()
         self.model = ModelStart()
         self.servers = Servers(servers)
         self.spares = Spares(spares)
         self.role_changes = RoleChanges()
         self.name = name
-        self.starts = Starts(is_scheduled=is_scheduled)
+        self.starts = Starts(is_scheduled=is_scheduled, workers_per_pod=workers_per_pod)
         self._deaths = Deaths()
         self._ending = Ending()
         self._retired = False
@@ -333,7 +331,7 @@ class Fleet:
         staying, wanted = self._staying(), self.workers_wanted
         if len(staying) > wanted:
             # A starting worker has nothing to finish.
-            for process in self._slots.beyond(wanted, staying):
+            for process in self.starts.beyond(wanted, staying):
                 drain_s = _DRAIN_S if process.trained else _UNUSED_DRAIN_S
                 process.retire(now, by=now + drain_s, starting_too=False)
         # Leaving and hanging workers count until they exit, so the maximum is never exceeded.
@@ -345,14 +343,15 @@ class Fleet:
             self._processes.put(taken)
             missing -= 1
         missing *= now >= self._deaths.start_after
-        slots = self._slots.free(missing, self.alive("worker"))
+        slots = free_slots(missing, self.alive("worker"))
         return [self._start_worker(Worker, now, slot=slot) for slot in slots]
 
     def _start_worker(self, kind: type[Worker | Spare], now: float, *, slot: int = -1) -> Start:
         id = self.starts.next_id("worker")
         words = ["--job", self.server_command.job, "--id", str(id), *["--spare"] * (kind is Spare)]
-        pod = self._slots.pod(slot, id, self._staying())
-        process, start = self.starts.make(kind, self._worker_module, words, now, slot=slot, pod=pod)
+        process, start = self.starts.make(
+            kind, self._worker_module, words, now, slot=slot, staying=self._staying()
+        )
         self._processes.add(process)
         return start
 

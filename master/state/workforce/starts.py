@@ -1,30 +1,85 @@
-"""New processes: their numbers, their first state, and the command that starts each. Pure."""
+"""New processes: their numbers, their slots, the machines to avoid, and the command that starts
+each. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from master.state.actions import Start
-from master.state.workforce.machines import Machines
+from master.state.actions import Note, Start
 from master.state.workforce.processes import PENDING, STARTING, Process
 from torch_edl.processes.launcher import ProcessSpec
 
 P = TypeVar("P", bound=Process)
 
+# Losses within the given seconds after which a machine is avoided; older losses are forgotten.
+_LOSSES = 3
+_WITHIN_S = 600.0
+# Number of machines that are remembered: those with the newest losses.
+_REMEMBERED = 1000
+
+
+class Machines:
+    """Losses of processes by machine. Preempted processes, and those asked to leave, do not
+    count."""
+
+    def __init__(self) -> None:
+        self._losses: dict[str, deque[float]] = {}
+
+    def lost(self, machine: str, text: str, now: float) -> list[Note]:
+        """Record that a machine lost a process. Returns a warning if the machine is avoided from
+        now on.
+
+        Args:
+            machine: its name; empty if unknown.
+            text: how the process ended.
+        """
+        if not machine:
+            return []
+        losses = self._losses.pop(machine, None) or deque(maxlen=_LOSSES)
+        before = self._is_avoided(losses, now)
+        losses.append(now)
+        self._losses[machine] = losses
+        while len(self._losses) > _REMEMBERED:
+            del self._losses[next(iter(self._losses))]
+        if before or not self._is_avoided(losses, now):
+            return []
+        return [
+            Note(
+                "warning",
+                f"{machine} lost {_LOSSES} processes within {_WITHIN_S / 60:g} minutes, the last "
+                f"one: {text}; other machines are preferred for as long",
+            )
+        ]
+
+    def avoided(self, now: float) -> tuple[str, ...]:
+        """Return the machines to use only if no other has room, the newest loss first."""
+        found = [name for name, losses in self._losses.items() if self._is_avoided(losses, now)]
+        return tuple(reversed(found))
+
+    @staticmethod
+    def _is_avoided(losses: deque[float], now: float) -> bool:
+        return len(losses) == _LOSSES and now - losses[0] < _WITHIN_S
+
 
 class Starts:
     """Makes the processes of a fleet, each with a number that was never used for its role.
 
+    Slots are numbers from 0 on; a new process takes the lowest free one.
+
     Args:
         is_scheduled: processes are scheduled by a cluster and may stay pending.
+        workers_per_pod: number of neighbouring slots that share a pod.
     """
 
-    def __init__(self, *, is_scheduled: bool) -> None:
+    def __init__(self, *, is_scheduled: bool, workers_per_pod: int = 1) -> None:
         self.env: dict[str, str] = {}
         """Environment variables of all processes."""
         self.machines = Machines()
         self._first_state = PENDING if is_scheduled else STARTING
+        self._per_pod = workers_per_pod
         self._next_id: dict[str, int] = {}
 
     def next_id(self, role: str) -> int:
@@ -39,11 +94,16 @@ class Starts:
         now: float,
         *,
         slot: int = -1,
-        pod: int = -1,
+        staying: Iterable[Process] = (),
     ) -> tuple[P, Start]:
-        """Return a new process, and the action that starts it."""
+        """Return a new process, and the action that starts it.
+
+        Args:
+            staying: processes whose pods the new one may share.
+        """
         id = self.next_id(kind.role)
         self._next_id[kind.role] = id + 1
+        pod = self._pod(slot, id, staying)
         spec = ProcessSpec(
             role=kind.role,
             id=id,
@@ -58,6 +118,21 @@ class Starts:
         process = kind(id, state=self._first_state, started_at=now, slot=slot, pod=pod)
         return process, Start(spec)
 
+    def _pod(self, slot: int, id: int, staying: Iterable[Process]) -> int:
+        """Return the pod of a neighbour that stays, or a new one; -1 if pods are not shared. A pod
+        ends once all its processes leave."""
+        if self._per_pod == 1 or slot < 0:
+            return -1
+        neighbours = slot // self._per_pod
+        return next((p.pod for p in staying if p.slot // self._per_pod == neighbours), id)
+
+    def beyond(self, wanted: int, staying: Sequence[P]) -> list[P]:
+        """Return the processes to retire if ``wanted`` stay: pending ones first, then the newest;
+        where pods are shared, whole pods."""
+        shared = self._per_pod > 1
+        order = sorted(staying, key=lambda p: (p.state == PENDING, p.slot if shared else 0))
+        return order[wanted:]
+
     def to_state(self) -> dict[str, int]:
         """Return the state for a restarted master, as JSON values."""
         return dict(self._next_id)
@@ -65,3 +140,9 @@ class Starts:
     def from_state(self, state: Mapping[str, int]) -> None:
         """Restore what :meth:`to_state` returned."""
         self._next_id = dict(state)
+
+
+def free_slots(count: int, processes: Iterable[Process]) -> list[int]:
+    """Return the ``count`` lowest slots that none of the processes has."""
+    taken = {process.slot for process in processes}
+    return list(itertools.islice((n for n in itertools.count() if n not in taken), count))

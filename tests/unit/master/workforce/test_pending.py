@@ -9,7 +9,7 @@ import pytest
 from master.state.actions import Become, Failure, Start, Stop
 from master.state.workforce.deaths import Gone
 from master.state.workforce.failover import Failover
-from master.state.workforce.machines import Machines
+from master.state.workforce.starts import Machines
 from master.state.workforce.waiting import Census, Waiting
 from tests.unit.master.workforce.fleets import NO_ROOM, Processes
 from tests.unit.master.world import World
