@@ -42,7 +42,7 @@ def after_failure(state: Mapping[str, Any]) -> dict[str, Any]:
         return dict(state)
     changes: dict[str, dict[str, Any]] = {
         "lifecycle": {"outcome": None},
-        "fleet": {"retired": False, "hurry": False},
+        "fleet": {"retired": False},
         "checkpoints": {"failures": 0},
     }
     if main := state["tasks"].get("main"):

@@ -97,11 +97,11 @@ class ScriptFleet(Fleet):
             return super().exited(exit, now, log=log)
         process = self._processes[AGENT, exit.id]
         assert isinstance(process, Agent)
-        was = process.ended(exit, over=self._ending.begun)
+        was = process.ended(exit, over=self._over)
         text = f"{process.name} {exit.how}"
         self._complete |= exit.code == 0 and not exit.was_taken
         asked = exit.was_terminated or was in (DRAINING, STOPPING)
-        if self._ending.begun or asked or self._complete:
+        if self._over or asked or self._complete:
             return Gone(text, expected=True)
         return self._deaths.of_worker(exit, text, f"{text}; its log is {log}", now, process=process)
 

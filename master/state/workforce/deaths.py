@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from master.state.actions import Failure
@@ -26,6 +27,7 @@ CRASH_LIMIT = 5
 KILL_LIMIT = 30
 _FIRST_BACKOFF_S = 0.5
 _LONGEST_BACKOFF_S = 30.0
+_MOST_DOUBLINGS = 10
 
 
 class Deaths:
@@ -40,15 +42,12 @@ class Deaths:
         """Time before which no worker is started."""
         self.trained = False
         """True once anything was trained: the job fits into the memory of its machines."""
-        self._crashes = 0
-        self._kills = 0
-        self._servers = 0
-        self._refusals = 0
+        self._counts = Counter[str]()
 
     def forget(self) -> None:
         """Reset the counts: something was trained."""
         self.trained = True
-        self._crashes = self._kills = self._servers = self._refusals = 0
+        self._counts.clear()
 
     def of_server(self, exit: ProcessExit, text: str, named: str) -> Gone | Failure:
         """Return the consequence of the exit of a server that had a shard.
@@ -59,75 +58,49 @@ class Deaths:
         """
         failure = None
         if exit.was_killed:
-            failure = self.killed("parameter servers", named)
+            failure = self._killed("parameter servers were", named)
         elif not (exit.was_taken or exit.was_terminated):
-            failure = self.server(named)
+            failure = self._crashed("a parameter server", named)
         return failure or Gone(text)
 
     def of_worker(
         self, exit: ProcessExit, text: str, named: str, now: float, *, process: Participant
     ) -> Gone | Failure:
-        """Return the consequence of the exit of a worker that was not asked to leave.
-
-        Args:
-            text: how it ended.
-            named: the same, with the path of its log.
-        """
+        """Return the consequence of the exit of a worker that was not asked to leave. The arguments
+        are those of :meth:`of_server`."""
         failure = None
         if exit.was_taken:
             if not process.heard:
-                self.refused(now)
+                # A machine that rejects workers would do so at once, for ever.
+                refusals = self._counts["refusals"] = self._counts["refusals"] + 1
+                pause_s = _FIRST_BACKOFF_S * 2 ** min(refusals, _MOST_DOUBLINGS)
+                self.start_after = max(self.start_after, now + min(pause_s, _LONGEST_BACKOFF_S))
         elif process.trained:
             pass
         elif exit.was_killed:
-            failure = self.killed("workers", named)
+            failure = self._killed("workers were", named)
         else:
-            failure = self.worker(named, now)
+            failure = self._crashed("workers", named)
+            # The first replacement starts at once: a single death is more likely a preemption.
+            if (crashes := self._counts["workers"]) > 1:
+                self.start_after = now + _FIRST_BACKOFF_S * 2 ** (crashes - 2)
         return failure or Gone(text)
 
-    def refused(self, now: float) -> None:
-        """Delay the next start: a worker was taken away before it registered, and a machine that
-        rejects workers would do so at once, for ever."""
-        self._refusals = min(self._refusals + 1, 10)
-        pause_s = min(_FIRST_BACKOFF_S * 2**self._refusals, _LONGEST_BACKOFF_S)
-        self.start_after = max(self.start_after, now + pause_s)
-
-    def killed(self, role: str, text: str) -> Failure | None:
-        """Count a SIGKILL. Returns a Failure if the job is to fail.
-
-        Args:
-            role: ``workers`` or ``parameter servers``.
-            text: how the process ended.
-        """
+    def _killed(self, who: str, text: str) -> Failure | None:
         if self.trained:
             return None
-        self._kills += 1
-        if self._kills < KILL_LIMIT:
+        self._counts["kills"] += 1
+        if self._counts["kills"] < KILL_LIMIT:
             return None
         return Failure(
-            f"{role} were killed {KILL_LIMIT} times in a row before anything was trained; "
+            f"{who} killed {KILL_LIMIT} times in a row before anything was trained; "
             f"is there enough memory? {text}"
         )
 
-    def worker(self, text: str, now: float) -> Failure | None:
-        """Count a crash of a worker that has trained nothing. Returns a Failure if the job is to
-        fail."""
-        self._crashes += 1
-        # The first replacement starts at once: a single death is more likely a preemption.
-        if self._crashes > 1:
-            self.start_after = now + _FIRST_BACKOFF_S * 2 ** (self._crashes - 2)
-        if self._crashes >= CRASH_LIMIT:
-            return Failure(
-                f"workers died {CRASH_LIMIT} times in a row before anything was trained; {text}"
-            )
-        return None
-
-    def server(self, text: str) -> Failure | None:
-        """Count a crash of a parameter server. Returns a Failure if the job is to fail."""
-        self._servers += 1
-        if self._servers < CRASH_LIMIT:
+    def _crashed(self, who: str, text: str) -> Failure | None:
+        self._counts[who] += 1
+        if self._counts[who] < CRASH_LIMIT:
             return None
         return Failure(
-            f"a parameter server died {CRASH_LIMIT} times in a row before anything was trained; "
-            f"{text}"
+            f"{who} died {CRASH_LIMIT} times in a row before anything was trained; {text}"
         )

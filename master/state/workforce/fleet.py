@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from master.state.actions import Action, Become, Failure, Note, Start, Stop
 from master.state.role_changes import RoleChanges
 from master.state.workforce.deaths import Deaths, Gone
-from master.state.workforce.ending import Ending
 from master.state.workforce.processes import (
     DRAINING,
     PENDING,
@@ -99,7 +98,8 @@ class Fleet:
         self.name = name
         self.starts = Starts(is_scheduled=is_scheduled, workers_per_pod=workers_per_pod)
         self._deaths = Deaths()
-        self._ending = Ending()
+        self._leave_by: float | None = None  # once the job is over
+        self._at_once = False  # everything stops when the job is over
         self._retired = False
         self._watched = self.of_all(
             lambda: [p for p in self.launched() if p.stop_by is not None or p.may_be_overdue]
@@ -249,39 +249,45 @@ class Fleet:
     def exited(self, exit: ProcessExit, now: float, *, log: str) -> Gone | Failure | Note | None:
         """Record the exit of a process. Returns the event that follows, if any."""
         process = self._processes[exit.role, exit.id]
-        was = process.ended(exit, over=self._ending.begun)
+        was = process.ended(exit, over=self._over)
         text = f"{process.name} {exit.how}"
         named = f"{text}; its log is {log}"
         if exit.role == "ps":
-            if self._ending.begun or process not in self.servers:
+            if self._over or process not in self.servers:
                 return None
             return self._deaths.of_server(exit, text, named)
         if isinstance(process, Spare):
             self.spares.died(now)
-            over = self._ending.begun or (was == STOPPING and not process.lost)
+            over = self._over or (was == STOPPING and not process.lost)
             return None if over else Note("info", f"{named}; no worker is lost")
         asked = exit.was_terminated or was in (DRAINING, STOPPING)
-        if self._ending.begun or (asked and not process.lost):
+        if self._over or (asked and not process.lost):
             return Gone(text, expected=True)
         assert isinstance(process, Participant)
         return self._deaths.of_worker(exit, text, named, now, process=process)
 
     def end(self, now: float, *, leave_s: float) -> None:
-        """End all processes: the job is over.
+        """End all processes: the job is over. A later call may only shorten the time.
 
         Args:
             leave_s: seconds that workers have to leave, with servers staying until then; 0 stops
                 everything at once.
         """
-        self._ending.begin(now, leave_s=leave_s)
+        self._at_once = leave_s <= 0
+        if self._leave_by is None or now + leave_s < self._leave_by:
+            self._leave_by = now + leave_s
+
+    @property
+    def _over(self) -> bool:
+        return self._leave_by is not None
 
     # ---- what to do ----
 
     def plan(self, now: float) -> list[Action]:
         """Return the processes to start and stop now; each action is returned once."""
         actions: list[Action] = []
-        if self._ending.begun:
-            return [self._stop(process) for process in self._ending.due(self.launched(), now)]
+        if self._over:
+            return [self._stop(process) for process in self._due_at_end(now)]
         for process in self._watched():
             if process.is_overdue(now):
                 process.end()
@@ -293,6 +299,25 @@ class Fleet:
         if not self._retired:
             actions += self._fit(now)
         return actions
+
+    def _due_at_end(self, now: float) -> list[Process]:
+        assert self._leave_by is not None
+        running, late = self.launched(), now >= self._leave_by
+        # Workers leave before servers: they may still need them.
+        waits = any(process.role == "worker" for process in running) and not self._at_once
+        return [
+            process
+            for process in running
+            if process.state != STOPPING
+            and (process.role == "worker" or not waits)
+            # A worker without a model is stopped at once: it would receive the end only after
+            # seconds.
+            and (
+                process.role == "ps"
+                or late
+                or not (isinstance(process, Participant) and process.ready)
+            )
+        ]
 
     def _stop(self, process: Process) -> Stop:
         process.enter(STOPPING)
@@ -366,7 +391,6 @@ class Fleet:
             "spares": self.spares.to_state(),
             "next_id": self.starts.to_state(),
             "retired": self._retired,
-            "hurry": self._ending.hurries,
             "trained": self._deaths.trained,
             "role_changes": self.role_changes.to_state(),
             "processes": [process.to_state() for process in self],
@@ -378,8 +402,7 @@ class Fleet:
             setattr(self, name, state[name])
         self.model = ModelStart(**state["model"])
         self.starts.from_state(state["next_id"])
-        self._retired, self._ending.hurries = state["retired"], state["hurry"]
-        self._deaths.trained = state["trained"]
+        self._retired, self._deaths.trained = state["retired"], state["trained"]
         self.role_changes.from_state(state["role_changes"])
         self.spares.from_state(state["spares"])
         for each in state["processes"]:
