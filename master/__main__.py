@@ -42,7 +42,7 @@ from master.state.job.restart import after_failure, from_state
 from master.state.scripts.script_fleet import ScriptFleet
 from master.state.workforce.fleet import Fleet
 from master.state.workforce.processes import PENDING, Server
-from master.state.workforce.server_command import ServerCommand
+from master.state.workforce.servers import ServerCommand
 from torch_edl.config import JobConfig, extensions
 from torch_edl.config.environment import ENV_MASTER, ENV_PLATFORM, ENV_TOKEN
 from torch_edl.config.parts import PREPROCESSING_FILE

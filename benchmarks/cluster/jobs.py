@@ -23,7 +23,7 @@ from master.state.job.restart import to_state
 from master.state.workforce.fleet import Fleet
 from master.state.workforce.processes import RUNNING as RUNS
 from master.state.workforce.processes import Process
-from master.state.workforce.server_command import ServerCommand
+from master.state.workforce.servers import ServerCommand
 from torch_edl.config import ClusterConfig, DataConfig, JobConfig, TrainConfig
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.processes.launcher import ProcessExit, ProcessRuns

@@ -126,7 +126,7 @@ def await_place(
 ) -> pb.AwaitPlaceResponse | None:
     """Assign a worker slot or a server to a spare; None while neither is free."""
     process = job.fleet.process("worker", request.worker_id)
-    if duty := job.fleet.role_changes.of(request.worker_id):
+    if duty := job.fleet.servers.orders.get(request.worker_id):
         return pb.AwaitPlaceResponse(server_args=duty)
     if process is None or process.state in (STOPPING, EXITED) or job.lifecycle.ending:
         return pb.AwaitPlaceResponse(leave=True)

@@ -91,7 +91,7 @@ def wait_until_ready(
 def heartbeat(job: Job, request: pb.HeartbeatRequest, now: float) -> pb.HeartbeatResponse:
     worker, ring = request.worker_id, job.ring
     member = job.members.get(worker)
-    if member is None and (duty := job.fleet.role_changes.of(worker)):
+    if member is None and (duty := job.fleet.servers.orders.get(worker)):
         return pb.HeartbeatResponse(known=True, server_args=duty)
     if member is None:
         # A worker that left the ring may still run its script: it is neither lost nor unknown.

@@ -24,7 +24,7 @@ from master.state.workforce.processes import (
     Process,
     Worker,
 )
-from master.state.workforce.server_command import ServerCommand
+from master.state.workforce.servers import ServerCommand
 from master.state.workforce.starts import free_slots
 from torch_edl.processes.launcher import ProcessExit
 

@@ -109,9 +109,9 @@ class Failover:
         # If one way to get a server failed, the other is tried: a new process, or a worker that
         # becomes the server.
         if self._prefers_workers if placed else not process.was_worker:
-            fleet.role_changes.shards.add(shard)
+            fleet.servers.from_workers.add(shard)
         else:
-            fleet.role_changes.shards.discard(shard)
+            fleet.servers.from_workers.discard(shard)
         fleet.server_lost(process)
         return [
             Note("warning", f"{text}; another server takes over shard {shard}, and nothing is lost")

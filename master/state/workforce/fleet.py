@@ -7,11 +7,10 @@ spares when the workers train.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from master.state.actions import Action, Become, Failure, Note, Start, Stop
-from master.state.role_changes import RoleChanges
 from master.state.workforce.deaths import Deaths, Gone
 from master.state.workforce.processes import (
     DRAINING,
@@ -27,8 +26,7 @@ from master.state.workforce.processes import (
     restored,
 )
 from master.state.workforce.roster import OfAll, Roster
-from master.state.workforce.server_command import ServerCommand
-from master.state.workforce.servers import Servers
+from master.state.workforce.servers import ModelStart, ServerCommand, Servers
 from master.state.workforce.spares import Spares
 from master.state.workforce.starts import Starts, free_slots
 from torch_edl.processes.launcher import ProcessExit
@@ -42,18 +40,6 @@ _UNUSED_DRAIN_S = 10.0
 # Seconds until the next start, after a worker could not be started.
 _PLACE_AGAIN_S = 10.0
 _KEPT = ("strategy", "workers_wanted", "name")
-
-
-@dataclass
-class ModelStart:
-    """What the current incarnation of the model starts from."""
-
-    incarnation: int = 0
-    """Incarnation of the model: 0 until the strategy is known, then from 1."""
-    restored_from: str = ""
-    """Checkpoint or exported model that this incarnation starts from; empty for a new model."""
-    values_only: bool = False
-    """True if only values are taken from :attr:`restored_from`."""
 
 
 class Fleet:
@@ -94,7 +80,6 @@ class Fleet:
         self.model = ModelStart()
         self.servers = Servers(servers)
         self.spares = Spares(spares)
-        self.role_changes = RoleChanges()
         self.name = name
         self.starts = Starts(is_scheduled=is_scheduled, workers_per_pod=workers_per_pod)
         self._deaths = Deaths()
@@ -328,19 +313,17 @@ class Fleet:
             shard,
             self.servers.shards,
             self.servers.made + 1,
-            model=self.model.incarnation,
-            restore=self.model.restored_from,
-            values_only=self.model.values_only,
+            model=self.model,
             successor=self.servers.has_copy(shard),
         )
         server, start = self.starts.make(Server, self.server_command.module, words, now)
         self._processes.add(server)
         self.servers.take(server, shard)
-        process = self.future_server(now) if shard in self.role_changes.shards else None
+        process = self.future_server(now) if shard in self.servers.from_workers else None
         if process is None:
             return start
         server.take_over(process)
-        self.role_changes.give(process.id, words)
+        self.servers.orders[process.id] = words
         return Become(process.id, server.id)
 
     def future_server(self, now: float) -> Process | None:
@@ -392,7 +375,6 @@ class Fleet:
             "next_id": self.starts.to_state(),
             "retired": self._retired,
             "trained": self._deaths.trained,
-            "role_changes": self.role_changes.to_state(),
             "processes": [process.to_state() for process in self],
         }
 
@@ -403,7 +385,6 @@ class Fleet:
         self.model = ModelStart(**state["model"])
         self.starts.from_state(state["next_id"])
         self._retired, self._deaths.trained = state["retired"], state["trained"]
-        self.role_changes.from_state(state["role_changes"])
         self.spares.from_state(state["spares"])
         for each in state["processes"]:
             self._processes.add(restored(each, now))

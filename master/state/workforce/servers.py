@@ -1,15 +1,103 @@
-"""Assignment of processes to the shards of the model. Pure."""
+"""The servers of a job: their shards of the model, and their command line. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from master.state.workforce.processes import PENDING, RUNNING, STARTING, Process, Server
+from torch_edl.config import JobConfig
 from torch_edl.wire import master_pb2 as pb
 
 # Seconds until the first heartbeat of a server, whose machine may be busy.
 _FIRST_WORD_S = 180.0
+
+
+@dataclass
+class ModelStart:
+    """What the current incarnation of the model starts from."""
+
+    incarnation: int = 0
+    """Incarnation of the model: 0 until the strategy is known, then from 1."""
+    restored_from: str = ""
+    """Checkpoint or exported model that this incarnation starts from; empty for a new model."""
+    values_only: bool = False
+    """True if only values are taken from :attr:`restored_from`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerCommand:
+    """The arguments that all servers of a job share."""
+
+    job: str
+    module: str = "torch_edl.ps_server"
+    """Module of the server, run with ``python -m``."""
+    args: Sequence[str] = ()
+    journals: str = ""
+    """Folder of the journals; empty if the servers keep none."""
+
+    @classmethod
+    def of(cls, config: JobConfig, *, module: str, host: str, journals: str) -> ServerCommand:
+        """Return the command for the servers of a job.
+
+        Args:
+            host: host at which the master listens; empty if only this machine reaches it.
+            journals: folder of the journals of this run; ignored unless the job keeps journals.
+        """
+        train, durability = config.train, config.durability
+        args = ["--mode", train.mode, "--staleness", str(train.staleness)]
+        args += ["--grads-to-wait", str(train.grads_to_wait)]
+        if config.kind == "script" and host:
+            # Workers of other machines reach servers where they reach the master.
+            args += ["--host", host]
+        if durability.mode == "replica":
+            args.append("--replica")
+        if durability.mode == "journal":
+            args += ["--fsync", durability.fsync]
+            args += ["--repair"] * durability.repair
+        journals = journals if durability.mode == "journal" else ""
+        return cls(job=config.name, module=module, args=args, journals=journals)
+
+    def journals_of(self, model: int) -> Path | None:
+        """Return the folder of the journals of one incarnation of the model; None without
+        journals."""
+        return Path(self.journals) / f"model-{model}" if self.journals else None
+
+    def words(
+        self,
+        shard: int,
+        shards: int,
+        incarnation: int,
+        *,
+        model: ModelStart,
+        successor: bool = False,
+    ) -> list[str]:
+        """Return the arguments of one server.
+
+        Args:
+            incarnation: incarnation of the server.
+            successor: the peer of an earlier server has a copy of the shard.
+        """
+        words = [
+            *("--job", self.job),
+            *("--shard", str(shard)),
+            *("--shards", str(shards)),
+            *("--incarnation", str(incarnation)),
+            *self.args,
+        ]
+        # Each incarnation of the model has its own journals: those of earlier ones are void.
+        journals = self.journals_of(model.incarnation)
+        if journals:
+            folder = journals / f"shard-{shard}-of-{shards}"
+            words += ["--journal", str(folder), "--model-incarnation", str(model.incarnation)]
+        elif successor:
+            words.append("--successor")
+        if model.restored_from:
+            words += ["--restore", model.restored_from]
+            words += ["--values-only"] if model.values_only else []
+        return words
 
 
 class Servers:
@@ -30,6 +118,10 @@ class Servers:
         """True if the model has to move to other servers, even if their number stays the same."""
         self.made = 0
         """Number of servers that the job ever had; the incarnation of the newest one."""
+        self.from_workers: set[int] = set()
+        """Shards whose next server is made from a worker or a spare."""
+        self.orders: dict[int, Sequence[str]] = {}
+        """Command-line arguments of the server that a worker or spare is to become, by its id."""
         self._of_earlier_models = 0  # newest server of earlier model incarnations
         self._by_shard: dict[int, Server] = {}
         # Shard -> whether another server has a copy, as its server reported. With ``--durability
@@ -220,6 +312,7 @@ class Servers:
             "copies": sorted(self._copies.items()),
             "notes": sorted(self._notes.items()),
             "lost": sorted(self._lost.items()),
+            "orders": sorted(self.orders.items()),
             "ids": [process.id for process in self],
         }
 
@@ -238,6 +331,7 @@ class Servers:
         self._copies = dict(map(tuple, state["copies"]))
         self._notes = dict(map(tuple, state["notes"]))
         self._lost = dict(map(tuple, state["lost"]))
+        self.orders = dict(map(tuple, state["orders"]))
 
 
 def _known(server: Server) -> pb.Server:

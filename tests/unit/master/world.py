@@ -26,7 +26,7 @@ from master.state.job.restart import from_state, to_state
 from master.state.scripts.script_fleet import ScriptFleet
 from master.state.workforce.fleet import Fleet
 from master.state.workforce.processes import RUNNING, Process
-from master.state.workforce.server_command import ServerCommand
+from master.state.workforce.servers import ServerCommand
 from tests.unit.master.said import FINISHED, LEASED, Said
 from torch_edl.config import (
     CheckpointConfig,

@@ -7,7 +7,7 @@ from pathlib import Path
 from master.runtime.clock import Clock
 from master.state.job.job import Job
 from master.state.scripts.script_fleet import ScriptFleet
-from master.state.workforce.server_command import ServerCommand
+from master.state.workforce.servers import ServerCommand
 from torch_edl.config import ClusterConfig, JobConfig
 from torch_edl.wire import master_pb2 as pb
 

@@ -22,7 +22,7 @@ from master.state.actions import (
 )
 from master.state.job.job import Job
 from master.state.workforce.fleet import Fleet
-from master.state.workforce.server_command import ServerCommand
+from master.state.workforce.servers import ServerCommand
 from tests.waiting import HANG_S
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest

@@ -15,7 +15,7 @@ from master.runtime.store.lock import Lock
 from master.runtime.store.sqlite import SqliteStore
 from master.state.job.job import Job
 from master.state.scripts.script_fleet import ScriptFleet
-from master.state.workforce.server_command import ServerCommand
+from master.state.workforce.servers import ServerCommand
 from tests.waiting import HANG_S, wait_for
 from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
 from torch_edl.errors import StoreConflictError, UsageError

@@ -6,7 +6,7 @@ from typing import Any
 
 from master.state.actions import Start, Stop
 from master.state.workforce.fleet import Fleet
-from master.state.workforce.server_command import ServerCommand
+from master.state.workforce.servers import ServerCommand
 from torch_edl.processes.launcher import ProcessExit, ProcessRuns, ProcessWaits
 
 NO_ROOM = "no node has room: 0/3 nodes are available: 3 Insufficient cpu"

@@ -21,7 +21,7 @@ from master.state.workforce.processes import (
     restored,
     without_defaults,
 )
-from master.state.workforce.server_command import ServerCommand
+from master.state.workforce.servers import ServerCommand
 from tests.unit.master.workforce.fleets import Processes, running
 from torch_edl.config.job import check_workers
 from torch_edl.errors import UsageError
