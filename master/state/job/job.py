@@ -49,7 +49,6 @@ from master.state.workforce.failover import Failover, FailoverEvent, ModelLost
 from master.state.workforce.fleet import Fleet
 from master.state.workforce.workforce import (
     Finished,
-    LaunchedWorkforce,
     RoundFormed,
     StopRequested,
     WorkerLost,
@@ -105,9 +104,7 @@ class Job:
         """Tasks that workers lease; empty for a script in a ring."""
         self.workload: Workload = ScriptProgress() if script else self.tasks
         self.ring = Ring()
-        self.workforce: Workforce = LaunchedWorkforce(
-            fleet, self.ring, min_workers=cluster.min_workers
-        )
+        self.workforce = Workforce(fleet, self.ring, min_workers=cluster.min_workers)
         if isinstance(fleet, ScriptFleet):
             self.workforce = ScriptWorkforce(
                 config, fleet, self.ring, members=self.members, lifecycle=self.lifecycle

@@ -17,7 +17,6 @@ from master.state.scripts.agents import AgentRecord, Agents, require_same_experi
 from master.state.scripts.rounds import Rounds
 from master.state.scripts.script_fleet import ScriptFleet, node_of
 from master.state.workforce.processes import AGENT
-from master.state.workforce.waiting import Census, Waiting
 from master.state.workforce.workforce import (
     Finished,
     RoundFormed,
@@ -77,8 +76,6 @@ class ScriptWorkforce(Workforce):
         lifecycle: Lifecycle,
     ) -> None:
         super().__init__(fleet, ring)
-        self._waiting = Waiting(min_workers=0)
-        self._census = fleet.of_all(lambda: Census.of(fleet.launched()))
         self.rounds = Rounds()
         self._config = config
         self._members = members
@@ -263,7 +260,7 @@ class ScriptWorkforce(Workforce):
     # ---- time ----
 
     def tick(self, now: float, *, newest: str) -> Iterator[WorkforceEvent]:
-        yield from self._waiting.tick(self._census(), now)
+        yield from super().tick(now, newest=newest)
         if self._lifecycle.outcome is None:
             if self._lifecycle.counts_silence(now):
                 yield from self._lose_silent_agents(now)

@@ -6,7 +6,6 @@ A workforce decides nothing about tasks or the model: it returns events, which t
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -61,18 +60,23 @@ class StopRequested:
 WorkforceEvent = WorkerLost | RoundFormed | Finished | StopRequested | Note | Failure
 
 
-class Workforce(ABC):
-    """The workers of a job, with the means to start and end them.
+class Workforce:
+    """The workers of a job that the master starts; the fleet replaces lost ones.
 
-    The defaults are those of workers that the master starts.
+    :class:`~master.state.scripts.script_workforce.ScriptWorkforce` differs where agents or torchrun
+    start the workers.
 
     Args:
         ring: ring that the workers form.
+        min_workers: number of running workers below which the user is warned; 0: no warning.
     """
 
-    def __init__(self, fleet: Fleet, ring: Ring) -> None:
+    def __init__(self, fleet: Fleet, ring: Ring, *, min_workers: int = 0) -> None:
         self._fleet = fleet
         self._ring = ring
+        self._min_workers = min_workers
+        self._waiting = Waiting(min_workers=min_workers)
+        self._census = fleet.of_all(lambda: Census.of(fleet.launched()))
 
     @property
     def closed(self) -> bool:
@@ -116,13 +120,18 @@ class Workforce(ABC):
 
     def left(self, exit: ProcessExit) -> Iterable[WorkforceEvent]:
         """Handle an unexpected exit, after the process is marked as exited."""
-        return ()
+        run = sum(process.state != PENDING for process in self._fleet.alive("worker"))
+        # A user may scale below the minimum.
+        least = min(self._min_workers, self._fleet.workers_wanted)
+        if exit.role != "worker" or run >= least:
+            return ()
+        text = f"workers left: {run}, minimum: {least}; waiting for replacements"
+        return [Note("warning", text)]
 
-    @abstractmethod
     def declare_lost(self, worker: int, why: str) -> None:
         """Kill the process of a worker that hangs or does not answer."""
+        self._fleet.lost(worker)
 
-    @abstractmethod
     def leave_ring(self, worker: int, now: float, *, finished: bool, ends: bool) -> bool:
         """Remove a worker from the ring for good. Returns whether the job is to forget the worker.
 
@@ -130,6 +139,8 @@ class Workforce(ABC):
             finished: the worker reports the end of its script.
             ends: the worker was not asked to leave.
         """
+        self._ring.leave(worker, now)
+        return False  # the exit of its process follows
 
     def scale(self, request: pb.ScaleRequest) -> None:
         """Set the number of workers to keep.
@@ -146,13 +157,12 @@ class Workforce(ABC):
         Args:
             newest: the newest checkpoint; empty if there is none.
         """
-        return ()
+        return self._waiting.tick(self._census(), now)
 
     def scripts_over(self, now: float) -> bool:
         """Return whether the workers ended by themselves."""
         return False
 
-    @abstractmethod
     def conclusion(
         self, now: float, *, work_open: bool, work_over: bool
     ) -> Finished | StopRequested | Failure | None:
@@ -162,6 +172,7 @@ class Workforce(ABC):
             work_open: there is work that is not over.
             work_over: everything is trained, evaluated, saved and written.
         """
+        return Finished(leave_s=_LEAVE_S) if work_over else None
 
     def has_heard(self, now: float) -> bool:
         """Return whether no process still has to learn how the job ended."""
@@ -174,41 +185,3 @@ class Workforce(ABC):
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
         """Restore what :meth:`to_state` returned."""
         return
-
-
-class LaunchedWorkforce(Workforce):
-    """Workers that the master starts; the fleet replaces lost ones.
-
-    Args:
-        min_workers: number of running workers below which the user is warned.
-    """
-
-    def __init__(self, fleet: Fleet, ring: Ring, *, min_workers: int) -> None:
-        super().__init__(fleet, ring)
-        self._min_workers = min_workers
-        self._waiting = Waiting(min_workers=min_workers)
-        self._census = fleet.of_all(lambda: Census.of(fleet.alive()))
-
-    def left(self, exit: ProcessExit) -> Iterable[WorkforceEvent]:
-        run = sum(process.state != PENDING for process in self._fleet.alive("worker"))
-        # A user may scale below the minimum.
-        least = min(self._min_workers, self._fleet.workers_wanted)
-        if exit.role != "worker" or run >= least:
-            return ()
-        text = f"workers left: {run}, minimum: {least}; waiting for replacements"
-        return [Note("warning", text)]
-
-    def tick(self, now: float, *, newest: str) -> Iterable[WorkforceEvent]:
-        return self._waiting.tick(self._census(), now)
-
-    def declare_lost(self, worker: int, why: str) -> None:
-        self._fleet.lost(worker)
-
-    def leave_ring(self, worker: int, now: float, *, finished: bool, ends: bool) -> bool:
-        self._ring.leave(worker, now)
-        return False  # the exit of its process follows
-
-    def conclusion(
-        self, now: float, *, work_open: bool, work_over: bool
-    ) -> Finished | StopRequested | Failure | None:
-        return Finished(leave_s=_LEAVE_S) if work_over else None
