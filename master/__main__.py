@@ -41,7 +41,7 @@ from master.state.job.job import Job
 from master.state.job.restart import after_failure, from_state
 from master.state.scripts.script_fleet import ScriptFleet
 from master.state.workforce.fleet import Fleet
-from master.state.workforce.processes import PENDING, Server
+from master.state.workforce.processes import PENDING, ServerProcess
 from master.state.workforce.servers import ServerCommand
 from torch_edl.config import JobConfig, extensions
 from torch_edl.config.environment import ENV_MASTER, ENV_PLATFORM, ENV_TOKEN
@@ -302,7 +302,7 @@ def _adopt(fleet: Fleet, launcher: Launcher, now: float) -> None:
             pid=p.pid,
             since=p.since,
             ran=p.state != PENDING,
-            started_as=p.started_as if isinstance(p, Server) else "",
+            started_as=p.started_as if isinstance(p, ServerProcess) else "",
             pod=p.pod,
         )
         for p in processes
@@ -315,7 +315,7 @@ def _adopt(fleet: Fleet, launcher: Launcher, now: float) -> None:
             continue
         # The earlier master stored the start, and died before it started the process.
         fleet.not_started(process.role, process.id, "was not started", now)
-        if isinstance(process, Server) and process in fleet.servers:
+        if isinstance(process, ServerProcess) and process in fleet.servers:
             fleet.servers.vacate(process)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from master.state.job.job import Job
 from master.state.work.lost_updates import in_both
-from master.state.workforce.processes import EXITED, STOPPING, Server, Spare
+from master.state.workforce.processes import EXITED, STOPPING, ServerProcess, SpareProcess
 from torch_edl.errors import UsageError
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
@@ -39,7 +39,7 @@ def register(job: Job, request: pb.RegisterServerRequest, now: float) -> pb.Regi
     return pb.RegisterServerResponse()
 
 
-def _take_back(job: Job, server: Server, marks: Watermarks, now: float) -> None:
+def _take_back(job: Job, server: ServerProcess, marks: Watermarks, now: float) -> None:
     """Return records to the queue that a server acknowledged and lost, because its machine lost
     power before they were on the disk."""
     main = job.tasks.main
@@ -130,7 +130,7 @@ def await_place(
         return pb.AwaitPlaceResponse(server_args=duty)
     if process is None or process.state in (STOPPING, EXITED) or job.lifecycle.ending:
         return pb.AwaitPlaceResponse(leave=True)
-    if not isinstance(process, Spare):
+    if not isinstance(process, SpareProcess):
         return pb.AwaitPlaceResponse(place=True)
     if request.error:
         _spare_failed(job, request, now)

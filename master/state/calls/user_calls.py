@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from master.state.job.job import Job
-from master.state.workforce.processes import EXITED, Server, Worker
+from master.state.workforce.processes import EXITED, ServerProcess, WorkerProcess
 from torch_edl.config.job import check_servers
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
@@ -66,13 +66,12 @@ def describe(
     status.processes.append(master)
     replicas = job.config.durability.mode == "replica"
     for process in job.fleet:
-        server = process if isinstance(process, Server) else None
+        server = process if isinstance(process, ServerProcess) else None
         problem = process.waits or (server.problem if server else "")
         log = log_path(process.role, process.id)
-        if job.fleet.external and isinstance(process, Worker):
-            log = (
-                process.log
-            )  # the master does not keep the output of a worker that it did not start
+        if job.fleet.external and isinstance(process, WorkerProcess):
+            # The master does not keep the output of a worker that it did not start.
+            log = process.log
         status.processes.add(
             role=process.kind,
             id=process.id,

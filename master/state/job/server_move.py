@@ -17,7 +17,7 @@ from master.state.lifecycle import Lifecycle
 from master.state.membership import Membership
 from master.state.work.task_scheduler import TaskScheduler
 from master.state.workforce.fleet import Fleet
-from master.state.workforce.processes import Server
+from master.state.workforce.processes import ServerProcess
 from torch_edl.config import JobConfig
 
 
@@ -41,7 +41,7 @@ class ServerMove:
         self._checkpoints = checkpoints
         self._oldest = 1  # oldest model incarnation with journals
 
-    def leave(self, server: Server, now: float) -> bool:
+    def leave(self, server: ServerProcess, now: float) -> bool:
         """Handle the SIGTERM of a server. Returns whether the server stays until the model has
         moved or other servers have copies, since its shard would be lost with it."""
         mode = self._config.durability.mode
@@ -57,7 +57,7 @@ class ServerMove:
             self._lifecycle.note("info", text, now)
         return True
 
-    def _stays_for_copies(self, server: Server, now: float) -> bool:
+    def _stays_for_copies(self, server: ServerProcess, now: float) -> bool:
         if self._lifecycle.outcome is not None or self._fleet.servers.is_expendable(server):
             server.released = True
         elif not server.leaving:

@@ -20,9 +20,9 @@ from master.state.workforce.processes import (
     RUNNING,
     STARTING,
     STOPPING,
-    Agent,
+    AgentProcess,
     Process,
-    Worker,
+    WorkerProcess,
 )
 from master.state.workforce.servers import ServerCommand
 from master.state.workforce.starts import free_slots
@@ -76,12 +76,12 @@ class ScriptFleet(Fleet):
     def agent_heard(self, node: str) -> None:
         """Record the report of an agent."""
         process = self.process(AGENT, _id_of(node))
-        if isinstance(process, Agent):
+        if isinstance(process, AgentProcess):
             process.report()
 
     def adopt(self, id: int, pid: int, log: str = "") -> None:
         """Add a worker that an agent started."""
-        self._processes.add(Worker(id, state=RUNNING, pid=pid, log=log))
+        self._processes.add(WorkerProcess(id, state=RUNNING, pid=pid, log=log))
 
     def abandon(self, worker: int, exit: str) -> None:
         """Mark a worker of an agent as exited, after its exit or its loss."""
@@ -96,7 +96,7 @@ class ScriptFleet(Fleet):
         if exit.role != AGENT:
             return super().exited(exit, now, log=log)
         process = self._processes[AGENT, exit.id]
-        assert isinstance(process, Agent)
+        assert isinstance(process, AgentProcess)
         was = process.ended(exit, over=self._over)
         text = f"{process.name} {exit.how}"
         self._complete |= exit.code == 0 and not exit.was_taken
@@ -106,7 +106,7 @@ class ScriptFleet(Fleet):
         return self._deaths.of_worker(exit, text, f"{text}; its log is {log}", now, process=process)
 
     def _fit(self, now: float) -> Sequence[Action]:
-        agents = [each for each in self.alive(AGENT) if isinstance(each, Agent)]
+        agents = [each for each in self.alive(AGENT) if isinstance(each, AgentProcess)]
         staying = [each for each in agents if each.state in (PENDING, STARTING, RUNNING)]
         for process in self.starts.beyond(self.agents_wanted, staying):
             process.retire(now, by=now)
@@ -117,7 +117,7 @@ class ScriptFleet(Fleet):
         return [self._start_agent(now, slot) for slot in slots]
 
     def _start_agent(self, now: float, slot: int) -> Action:
-        agent, start = self.starts.make(Agent, _MODULE, self._agent_args, now, slot=slot)
+        agent, start = self.starts.make(AgentProcess, _MODULE, self._agent_args, now, slot=slot)
         self._processes.add(agent)
         return start
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from master.state.actions import Failure, Note, NotStarted
 from master.state.workforce.fleet import Fleet
-from master.state.workforce.processes import Server, Spare
+from master.state.workforce.processes import ServerProcess, SpareProcess
 from torch_edl.config import JobConfig
 
 # Seconds until a started server must be heard; then it counts as not placed. The limit doubles for
@@ -46,10 +46,10 @@ class Failover:
     def gone(self, id: int, text: str) -> Sequence[FailoverEvent]:
         """Handle the exit of a server's process."""
         process = self._fleet.process("ps", id)
-        assert isinstance(process, Server)
+        assert isinstance(process, ServerProcess)
         return self._lost(process, text)
 
-    def not_restored(self, process: Server, why: str) -> Sequence[FailoverEvent]:
+    def not_restored(self, process: ServerProcess, why: str) -> Sequence[FailoverEvent]:
         """Handle a server that lacks what its predecessor acknowledged."""
         return [ModelLost(f"ps-{process.id} cannot restore shard {process.shard}: {why}")]
 
@@ -59,10 +59,10 @@ class Failover:
         process = self._fleet.process(event.role, event.id)
         assert process is not None
         text = f"{process.name} cannot be started: {event.error}"
-        if isinstance(process, Server):
+        if isinstance(process, ServerProcess):
             if self._durable and self._fleet.future_server(now) is not None:
                 return self._lost(process, text, placed=False)
-        elif isinstance(process, Spare) or self._fleet.alive("worker"):
+        elif isinstance(process, SpareProcess) or self._fleet.alive("worker"):
             return [Note("warning", f"{text}; the next attempt follows")]
         return [Failure(text)]
 
@@ -95,7 +95,9 @@ class Failover:
                 events += self._lost(process, text, placed=False)
         return events
 
-    def _lost(self, process: Server, text: str, *, placed: bool = True) -> Sequence[FailoverEvent]:
+    def _lost(
+        self, process: ServerProcess, text: str, *, placed: bool = True
+    ) -> Sequence[FailoverEvent]:
         """Replace a server, or report that the model is lost.
 
         Args:

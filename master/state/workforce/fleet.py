@@ -18,14 +18,15 @@ from master.state.workforce.processes import (
     RUNNING,
     STARTING,
     STOPPING,
+    OfAll,
     Participant,
     Process,
-    Server,
-    Spare,
-    Worker,
+    Roster,
+    ServerProcess,
+    SpareProcess,
+    WorkerProcess,
     restored,
 )
-from master.state.workforce.roster import OfAll, Roster
 from master.state.workforce.servers import ModelStart, ServerCommand, Servers
 from master.state.workforce.spares import Spares
 from master.state.workforce.starts import Starts, free_slots
@@ -94,7 +95,7 @@ class Fleet:
         )
         """Query for the ids of workers that are to finish their work and leave."""
         self._workers = self.of_all(
-            lambda: [p for p in self.alive("worker") if isinstance(p, Worker)]
+            lambda: [p for p in self.alive("worker") if isinstance(p, WorkerProcess)]
         )
         self._staying = self.of_all(
             lambda: [p for p in self._workers() if p.state in (PENDING, STARTING, RUNNING)]
@@ -113,10 +114,10 @@ class Fleet:
         """Return a process that runs or ended not long ago; None if it is unknown."""
         return self._processes.get(role, id)
 
-    def worker(self, id: int) -> Worker | None:
+    def worker(self, id: int) -> WorkerProcess | None:
         """Return a worker that runs or ended not long ago; None if it is a spare or unknown."""
         process = self._processes.get("worker", id)
-        return process if isinstance(process, Worker) else None
+        return process if isinstance(process, WorkerProcess) else None
 
     def alive(self, role: str | None = None) -> list[Process]:
         """Return the processes that have not ended: ``worker``, ``spare``, ``ps``, or all."""
@@ -170,7 +171,7 @@ class Fleet:
         """Record that a process could not be started."""
         process = self._processes[role, id]
         process.exits(reason)
-        if isinstance(process, Spare):
+        if isinstance(process, SpareProcess):
             self.spares.died(now)
         elif role == "worker":
             self._deaths.start_after = now + _PLACE_AGAIN_S
@@ -221,7 +222,7 @@ class Fleet:
             if process.state == STOPPING:
                 process.enter(RUNNING)
 
-    def server_lost(self, process: Server) -> None:
+    def server_lost(self, process: ServerProcess) -> None:
         """Kill a lost server and free its shard for a successor."""
         self.servers.vacate(process)
         process.end()
@@ -241,7 +242,7 @@ class Fleet:
             if self._over or process not in self.servers:
                 return None
             return self._deaths.of_server(exit, text, named)
-        if isinstance(process, Spare):
+        if isinstance(process, SpareProcess):
             self.spares.died(now)
             over = self._over or (was == STOPPING and not process.lost)
             return None if over else Note("info", f"{named}; no worker is lost")
@@ -316,7 +317,7 @@ class Fleet:
             model=self.model,
             successor=self.servers.has_copy(shard),
         )
-        server, start = self.starts.make(Server, self.server_command.module, words, now)
+        server, start = self.starts.make(ServerProcess, self.server_command.module, words, now)
         self._processes.add(server)
         self.servers.take(server, shard)
         process = self.future_server(now) if shard in self.servers.from_workers else None
@@ -346,17 +347,25 @@ class Fleet:
         missing = max(0, wanted - len(workers))
         if len(staying) >= wanted:
             more = self.spares.missing(len(self.alive("spare")), staying, now)
-            return [self._start_worker(Spare, now) for _ in range(more)]
+            return [self._start_worker(SpareProcess, now) for _ in range(more)]
         while missing > 0 and (taken := self.spares.take(self.alive("spare"), now)) is not None:
             self._processes.put(taken)
             missing -= 1
         missing *= now >= self._deaths.start_after
         slots = free_slots(missing, self.alive("worker"))
-        return [self._start_worker(Worker, now, slot=slot) for slot in slots]
+        return [self._start_worker(WorkerProcess, now, slot=slot) for slot in slots]
 
-    def _start_worker(self, kind: type[Worker | Spare], now: float, *, slot: int = -1) -> Start:
+    def _start_worker(
+        self, kind: type[WorkerProcess | SpareProcess], now: float, *, slot: int = -1
+    ) -> Start:
         id = self.starts.next_id("worker")
-        words = ["--job", self.server_command.job, "--id", str(id), *["--spare"] * (kind is Spare)]
+        words = [
+            "--job",
+            self.server_command.job,
+            "--id",
+            str(id),
+            *["--spare"] * (kind is SpareProcess),
+        ]
         process, start = self.starts.make(
             kind, self._worker_module, words, now, slot=slot, staying=self._staying()
         )

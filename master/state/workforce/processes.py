@@ -1,21 +1,18 @@
-"""Processes of a job, one class for each role, and their state changes. Pure."""
+"""Processes of a job, one class for each role: their state changes, and those of all. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Generic, TypeVar
 
 from torch_edl.processes.launcher import ProcessExit, ProcessRuns, ProcessWaits
 
-PENDING, STARTING, RUNNING, DRAINING, STOPPING, EXITED = (
-    "pending",
-    "starting",
-    "running",
-    "draining",
-    "stopping",
-    "exited",
-)
+T = TypeVar("T")
+
+PENDING, STARTING, RUNNING = "pending", "starting", "running"
+DRAINING, STOPPING, EXITED = "draining", "stopping", "exited"
 AGENT = "agent"
 
 
@@ -25,10 +22,10 @@ _REGISTER_S = 180.0
 _TAKE_SLOT_S = 10.0
 # Seconds without a poll after which a spare is lost. Spares poll every two seconds.
 _SILENT_S = 30.0
-
-
-def _tell_nobody() -> None:
-    """Do nothing: the process is in no roster yet."""
+# Number of ended processes that are still listed. In a day on preemptible machines, a job has a
+# hundred times as many processes as run at once.
+_REMEMBERED = 1_000
+_TIDY_FROM = 1_000
 
 
 @dataclass
@@ -75,12 +72,11 @@ class Process:
     pod: int = -1
     """Id of the worker for which the shared pod was made; -1 if the pod is not shared."""
 
-    _changed: Callable[[], None] = field(
-        default_factory=lambda: _tell_nobody, init=False, repr=False, compare=False
-    )
+    def __post_init__(self) -> None:
+        self._changed: Callable[[], None] = lambda: None
 
     def join(self, changed: Callable[[], None]) -> None:
-        """Call ``changed`` after each change that queries over all processes depend on."""
+        """Report changes to a roster from now on."""
         self._changed = changed
 
     @property
@@ -194,7 +190,7 @@ class Participant(Process):
 
 
 @dataclass
-class Worker(Participant):
+class WorkerProcess(Participant):
     """A process with a worker slot."""
 
     role: ClassVar[str] = "worker"
@@ -215,7 +211,7 @@ class Worker(Participant):
 
 
 @dataclass
-class Agent(Participant):
+class AgentProcess(Participant):
     """A process that starts the workers of a script on its machine."""
 
     role: ClassVar[str] = AGENT
@@ -228,7 +224,7 @@ class Agent(Participant):
 
 
 @dataclass
-class Spare(Process):
+class SpareProcess(Process):
     """A worker process without a worker slot; see :mod:`master.state.workforce.spares`."""
 
     role: ClassVar[str] = "worker"
@@ -247,14 +243,14 @@ class Spare(Process):
         heard_at = self.started_at if self.heard_at is None else self.heard_at
         return self.state == RUNNING and now - heard_at >= _SILENT_S
 
-    def take_slot(self, now: float) -> Worker:
+    def take_slot(self, now: float) -> WorkerProcess:
         """Return the worker that this process is from now on."""
-        own = {f.name: getattr(self, f.name) for f in fields(Process) if f.init}
-        return Worker(**{**own, "state": STARTING, "started_at": now}, was_spare=True)
+        own = {f.name: getattr(self, f.name) for f in fields(Process)}
+        return WorkerProcess(**{**own, "state": STARTING, "started_at": now}, was_spare=True)
 
 
 @dataclass
-class Server(Process):
+class ServerProcess(Process):
     """A parameter server."""
 
     role: ClassVar[str] = "ps"
@@ -291,10 +287,12 @@ class Server(Process):
         self.enter(STARTING)
 
 
-_KINDS: dict[str, type[Process]] = {each.kind: each for each in (Worker, Spare, Agent, Server)}
+_KINDS: dict[str, type[Process]] = {
+    each.kind: each for each in (WorkerProcess, SpareProcess, AgentProcess, ServerProcess)
+}
 # The default of a start is no time; :func:`restored` sets those that it is told.
 _DEFAULTS: dict[str, dict[str, Any]] = {
-    kind: {f.name: f.default for f in fields(of) if f.init and f.name not in ("id", "started_at")}
+    kind: {f.name: f.default for f in fields(of) if f.name not in ("id", "started_at")}
     for kind, of in _KINDS.items()
 }
 
@@ -316,3 +314,79 @@ def restored(state: Mapping[str, Any], now: float) -> Process:
     if process.state == STOPPING:
         process.enter(DRAINING)
     return process
+
+
+class Roster:
+    """Processes by role and id. Queries over running processes do not iterate over ended ones."""
+
+    def __init__(self) -> None:
+        self._all: dict[tuple[str, int], Process] = {}
+        self._running: dict[str, dict[int, Process]] = {}
+        """Processes by role and id; some may have ended since the last clean-up."""
+        self._ended: deque[tuple[str, int]] = deque()
+        self._tidy_at = _TIDY_FROM
+        self._alive: dict[str | None, OfAll[list[Process]]] = {}
+        self.changes = 0
+        """Number of changes of processes, apart from the times of their heartbeats."""
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    def __iter__(self) -> Iterator[Process]:
+        return iter(self._all.values())
+
+    def __getitem__(self, key: tuple[str, int]) -> Process:
+        return self._all[key]
+
+    def get(self, role: str, id: int) -> Process | None:
+        """Return a process; None if it is unknown or ended long ago."""
+        return self._all.get((role, id))
+
+    def add(self, process: Process) -> None:
+        """Add a process."""
+        self.put(process)
+        if len(self._running[process.role]) >= self._tidy_at:
+            self._tidy()
+
+    def put(self, process: Process) -> None:
+        """Set the process with this role and number."""
+        self._all[process.role, process.id] = process
+        self._running.setdefault(process.role, {})[process.id] = process
+        process.join(self._changed)
+        self._changed()
+
+    def alive(self, kind: str | None = None) -> list[Process]:
+        """Return the processes that have not ended: ``worker``, ``spare``, ``ps``, or all."""
+        if kind not in self._alive:
+            self._alive[kind] = OfAll(self, lambda: self._find(kind))
+        return self._alive[kind]()
+
+    def _find(self, kind: str | None) -> list[Process]:
+        if kind is None:
+            return [p for of in self._running.values() for p in of.values() if p.state != EXITED]
+        of = self._running.get("worker" if kind == "spare" else kind, {})
+        return [p for p in of.values() if p.kind == kind and p.state != EXITED]
+
+    def _tidy(self) -> None:
+        for role, running in self._running.items():
+            for id in [id for id, process in running.items() if process.state == EXITED]:
+                del running[id]
+                self._ended.append((role, id))
+        while len(self._ended) > _REMEMBERED:
+            del self._all[self._ended.popleft()]
+        most = max(map(len, self._running.values()))
+        self._tidy_at = max(_TIDY_FROM, 2 * most)
+
+
+class OfAll(Generic[T]):
+    """A cached query over a roster, recomputed after a process changed."""
+
+    def __init__(self, roster: Roster, find: Callable[[], T]) -> None:
+        self._roster = roster
+        self._find = find
+        self._found: tuple[int, T] | None = None
+
+    def __call__(self) -> T:
+        if self._found is None or self._found[0] != self._roster.changes:
+            self._found = self._roster.changes, self._find()
+        return self._found[1]

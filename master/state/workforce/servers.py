@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from master.state.workforce.processes import PENDING, RUNNING, STARTING, Process, Server
+from master.state.workforce.processes import PENDING, RUNNING, STARTING, Process, ServerProcess
 from torch_edl.config import JobConfig
 from torch_edl.wire import master_pb2 as pb
 
@@ -123,25 +123,25 @@ class Servers:
         self.orders: dict[int, Sequence[str]] = {}
         """Command-line arguments of the server that a worker or spare is to become, by its id."""
         self._of_earlier_models = 0  # newest server of earlier model incarnations
-        self._by_shard: dict[int, Server] = {}
+        self._by_shard: dict[int, ServerProcess] = {}
         # Shard -> whether another server has a copy, as its server reported. With ``--durability
         # replica``, a server acknowledges nothing before its first report.
         self._copies: dict[int, bool] = {}
         self._notes: dict[int, int] = {}  # incarnation -> number of its newest report
         self._lost: dict[int, int] = {}  # shard -> number of lost updates
 
-    def __iter__(self) -> Iterator[Server]:
+    def __iter__(self) -> Iterator[ServerProcess]:
         return iter(self._by_shard.values())
 
     def __contains__(self, process: Process) -> bool:
-        return isinstance(process, Server) and self._by_shard.get(process.shard) is process
+        return isinstance(process, ServerProcess) and self._by_shard.get(process.shard) is process
 
     def now(self) -> list[pb.Server]:
         """Return the servers in the order of shards; a starting one has no address."""
         servers = [self._by_shard.get(shard) for shard in range(self.shards)]
         return [pb.Server() if server is None else _known(server) for server in servers]
 
-    def of(self, shard: int, incarnation: int) -> Server | None:
+    def of(self, shard: int, incarnation: int) -> ServerProcess | None:
         """Return the process of a shard if its incarnation matches and it was not told to end."""
         process = self._by_shard.get(shard)
         if process is None or process.incarnation != incarnation:
@@ -176,7 +176,7 @@ class Servers:
         """Incarnation of the newest server that listens; 0 if none does."""
         return max((p.incarnation for p in self if p.state == RUNNING), default=0)
 
-    def silent(self, now: float, timeout_s: float) -> list[tuple[Server, float]]:
+    def silent(self, now: float, timeout_s: float) -> list[tuple[ServerProcess, float]]:
         """Return the servers whose heartbeat timed out, each with its timeout in seconds."""
         found = []
         for process in self:
@@ -186,7 +186,7 @@ class Servers:
                 found.append((process, limit))
         return found
 
-    def not_placed(self, now: float, limit_s: Callable[[int], float]) -> list[Server]:
+    def not_placed(self, now: float, limit_s: Callable[[int], float]) -> list[ServerProcess]:
         """Return the starting servers that were not heard within the limit of their shard. Pending
         ones count only if no machine has room for them."""
         return [
@@ -214,14 +214,16 @@ class Servers:
         if not self._by_shard and not self._of_earlier_models and not self.made:
             self.shards = servers
 
-    def take(self, process: Server, shard: int) -> None:
+    def take(self, process: ServerProcess, shard: int) -> None:
         """Assign a free shard to a process."""
         assert shard not in self._by_shard
         self.made += 1
         process.shard, process.incarnation = shard, self.made
         self._by_shard[shard] = process
 
-    def registered(self, shard: int, incarnation: int, address: str, now: float) -> Server | None:
+    def registered(
+        self, shard: int, incarnation: int, address: str, now: float
+    ) -> ServerProcess | None:
         """Record the address of a server; None if another process has the shard."""
         process = self.heard(shard, incarnation, now)
         if process is not None:
@@ -229,14 +231,14 @@ class Servers:
             process.enter(RUNNING)
         return process
 
-    def heard(self, shard: int, incarnation: int, now: float) -> Server | None:
+    def heard(self, shard: int, incarnation: int, now: float) -> ServerProcess | None:
         """Record a heartbeat of a server; None if another process has the shard."""
         process = self.of(shard, incarnation)
         if process is not None:
             process.heard_at = now
         return process
 
-    def note(self, process: Server, number: int, has_copy: bool) -> bool:
+    def note(self, process: ServerProcess, number: int, has_copy: bool) -> bool:
         """Record whether another server has a copy of a server's shard. Returns False if a newer
         report was recorded before."""
         newest = self._notes.get(process.incarnation, 0)
@@ -245,14 +247,14 @@ class Servers:
             self._copies[process.shard] = has_copy
         return number >= newest
 
-    def is_kept(self, process: Server) -> bool:
+    def is_kept(self, process: ServerProcess) -> bool:
         """Return whether the peer of a server has a copy of its shard, and is not about to end."""
         peer = self._by_shard.get((process.shard + 1) % self.shards) if process in self else None
         if peer is None or peer.state != RUNNING or peer.released:
             return False
         return peer is not process and peer.incarnation == process.keeper
 
-    def is_expendable(self, process: Server) -> bool:
+    def is_expendable(self, process: ServerProcess) -> bool:
         """Return whether nothing is lost if this process ends now."""
         if process not in self or process.released:
             return True
@@ -282,13 +284,13 @@ class Servers:
             self._lost[shard] = updates
         return new
 
-    def vacate(self, process: Server) -> None:
+    def vacate(self, process: ServerProcess) -> None:
         """Free the shard of a server that is gone."""
         assert process in self
         del self._by_shard[process.shard]
         self._notes.pop(process.incarnation, None)
 
-    def renew(self) -> list[Server]:
+    def renew(self) -> list[ServerProcess]:
         """Remove all servers, for a new incarnation of the model. Returns the removed ones."""
         gone = list(self)
         self._copies.clear()
@@ -326,7 +328,7 @@ class Servers:
         self.shards, self.wanted = state["shards"], state["wanted"]
         self.moving = state["moving"]
         self._by_shard = {
-            p.shard: p for p in processes if isinstance(p, Server) and p.id in state["ids"]
+            p.shard: p for p in processes if isinstance(p, ServerProcess) and p.id in state["ids"]
         }
         self._copies = dict(map(tuple, state["copies"]))
         self._notes = dict(map(tuple, state["notes"]))
@@ -334,7 +336,7 @@ class Servers:
         self.orders = dict(map(tuple, state["orders"]))
 
 
-def _known(server: Server) -> pb.Server:
+def _known(server: ServerProcess) -> pb.Server:
     """Return a server as other processes see it."""
     return pb.Server(
         address=server.address if server.state == RUNNING else "",

@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from master.state.workforce.processes import PENDING, RUNNING, STARTING, Process, Spare, Worker
+from master.state.workforce.processes import (
+    PENDING,
+    RUNNING,
+    STARTING,
+    Process,
+    SpareProcess,
+    WorkerProcess,
+)
 
 # Seconds of training before spares start, so that a short job does not pay for their imports.
 _SETTLED_S = 3.0
@@ -35,7 +42,7 @@ class Spares:
         self._start_after = 0.0
         self._settled_at: float | None = None
 
-    def missing(self, spares: int, workers: Sequence[Worker], now: float) -> int:
+    def missing(self, spares: int, workers: Sequence[WorkerProcess], now: float) -> int:
         """Return the number of spares to start now. None start before each worker has taken a step,
         since the imports would slow it down.
 
@@ -53,7 +60,7 @@ class Spares:
             return 0
         return max(0, self.wanted - spares)
 
-    def heard(self, process: Spare, now: float, *, warm: bool) -> None:
+    def heard(self, process: SpareProcess, now: float, *, warm: bool) -> None:
         """Record a poll of a spare.
 
         Args:
@@ -63,17 +70,17 @@ class Spares:
         if warm and process.state in (PENDING, STARTING):
             process.enter(RUNNING)
 
-    def ready(self, spares: Sequence[Process], now: float) -> Spare | None:
+    def ready(self, spares: Sequence[Process], now: float) -> SpareProcess | None:
         """Return a spare that can take a slot now; None if there is none."""
         for process in spares:
-            if not isinstance(process, Spare):
+            if not isinstance(process, SpareProcess):
                 continue
             awake = process.heard_at is not None and now - process.heard_at < _AWAKE_S
             if process.state == RUNNING and process.stop_by is None and awake:
                 return process
         return None
 
-    def take(self, spares: Sequence[Process], now: float) -> Worker | None:
+    def take(self, spares: Sequence[Process], now: float) -> WorkerProcess | None:
         """Let a spare take a worker slot. Returns the worker that it is from now on; None if none
         is ready."""
         process = self.ready(spares, now)

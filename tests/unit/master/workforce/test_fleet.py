@@ -14,10 +14,10 @@ from master.state.workforce.processes import (
     EXITED,
     RUNNING,
     STOPPING,
-    Agent,
-    Server,
-    Spare,
-    Worker,
+    AgentProcess,
+    ServerProcess,
+    SpareProcess,
+    WorkerProcess,
     restored,
     without_defaults,
 )
@@ -301,12 +301,12 @@ def test_what_is_found_in_processes_follows_each_change() -> None:
     assert found() == [0, 2]
 
 
-@pytest.mark.parametrize("kind", [Worker, Spare, Agent, Server])
+@pytest.mark.parametrize("kind", [WorkerProcess, SpareProcess, AgentProcess, ServerProcess])
 def test_each_field_of_a_process_is_in_the_next_note_and_no_earlier_one(kind):
     f, process = Processes(), kind(7)
     f._processes.add(process)
     other = {str: "x", int: 5, float: 2.5, bool: True, NoneType: 2.5}
-    names = [each.name for each in fields(kind) if each.init and each.name != "id"]
+    names = [each.name for each in fields(kind) if each.name != "id"]
     for name in names:
         (before,), usual = f.to_state()["processes"], getattr(process, name)
         assert name not in without_defaults(before) or name == "started_at"

@@ -1,12 +1,17 @@
 """Which processes a job has: those that ended are remembered for a while, and cost nothing."""
 
-from master.state.workforce.processes import EXITED, Server, Spare, Worker
-from master.state.workforce.roster import Roster
+from master.state.workforce.processes import (
+    EXITED,
+    Roster,
+    ServerProcess,
+    SpareProcess,
+    WorkerProcess,
+)
 
 
 def test_processes_by_kind() -> None:
     roster = Roster()
-    for process in (Worker(0), Spare(1), Server(0)):
+    for process in (WorkerProcess(0), SpareProcess(1), ServerProcess(0)):
         roster.add(process)
     assert [p.name for p in roster.alive("worker")] == ["worker-0"]
     assert [p.name for p in roster.alive("spare")] == ["spare-1"]
@@ -22,7 +27,7 @@ def test_processes_by_kind() -> None:
 def test_of_those_that_ended_the_last_ones_are_remembered() -> None:
     roster = Roster()
     for id in range(20_000):
-        roster.add(Worker(id))
+        roster.add(WorkerProcess(id))
         if id >= 10:
             roster["worker", id - 10].enter(EXITED)
     assert [p.id for p in roster.alive("worker")] == list(range(19_990, 20_000))
@@ -34,5 +39,5 @@ def test_of_those_that_ended_the_last_ones_are_remembered() -> None:
 def test_all_that_run_stay_however_many_there_are() -> None:
     roster = Roster()
     for id in range(5_000):
-        roster.add(Worker(id))
+        roster.add(WorkerProcess(id))
     assert len(roster.alive("worker")) == len(list(roster)) == 5_000
