@@ -14,11 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
-from torch.distributed.launcher.api import LaunchConfig
-from torch.distributed.run import run as run_torchrun
+from typing import TYPE_CHECKING
 
 from torch_edl.cli import summary
 from torch_edl.cli.arguments import preflight, script_arguments, user_file
@@ -36,15 +32,17 @@ from torch_edl.config.environment import (
 )
 from torch_edl.config.job import LOCAL
 from torch_edl.errors import UsageError
-from torch_edl.interfaces.platform import JobOutcome
-from torch_edl.launch.agent.agent import Agent, AgentSpec
-from torch_edl.launch.agent.workers import failure_text
+from torch_edl.launch.agent.agent import AgentSpec, LocalAgent
+from torch_edl.launch.agent.workers import capture_output
 from torch_edl.launch.jobs import master_host
 from torch_edl.launch.jobs.folder import JobFolder, new_name
 from torch_edl.launch.jobs.logs import is_chatter, text_of
 from torch_edl.launch.jobs.observers import Observers
 from torch_edl.launch.torchrun import options as rendezvous
 from torch_edl.wire import master_pb2 as pb
+
+if TYPE_CHECKING:
+    from torch_edl.launch.torchrun.options import LaunchConfig
 
 log = logging.getLogger(__name__)
 
@@ -173,7 +171,7 @@ def _run_plain(args: argparse.Namespace) -> int:
             args.rdzv_id = new_name(args.training_script)
     log.info("%s is a training script without torch_edl: it runs as under torchrun", shown)
     os.environ[ENV_UNSEEN] = "1"
-    record(run_torchrun)(args)
+    rendezvous.run_torchrun(args)
     return 0
 
 
@@ -213,7 +211,7 @@ def _run_ours(
     several = job.cluster.max_workers > 1
     display = ScriptDisplay(*detached, observers.update, captured=captured, several=several)
     pod = agent_of_pod()
-    agent = Agent(
+    agent = LocalAgent(
         AgentSpec(
             config=config,
             command=command,
@@ -229,19 +227,9 @@ def _run_ours(
             replaced=bool(pod),
         )
     )
-    assert config.logs_specs is not None
-    outcome = JobOutcome(state="finished", status=None, logs=config.logs_specs.root_log_dir)
-    # If another launcher started this agent, the failure is reported to that launcher.
-    run = record(agent.run) if "TORCHELASTIC_ERROR_FILE" in os.environ else agent.run
     with observers:
         try:
-            code = run()
-        except ChildFailedError as error:
-            text, _ = failure_text(args.training_script, error.failures)
-            outcome = replace(outcome, state="failed", error=text)
-        else:
-            if code:
-                outcome = replace(outcome, state="stopped", signal=code - 128)
+            outcome = agent.run()
         finally:
             display.close()
         observers.end(outcome.state, outcome.error)
@@ -263,8 +251,7 @@ def _capture(args: argparse.Namespace, config: LaunchConfig, job: JobFolder) -> 
     if any(named) or filters or (args.redirects, args.tee) != ("0", "0"):
         return False
     # A machine without the master has no folder of the job; torch then creates a temporary folder.
-    logs = str(job.logs) if job.dir.exists() else None
-    config.logs_specs = DefaultLogsSpecs(log_dir=logs, redirects=Std.ALL)
+    capture_output(config, str(job.logs) if job.dir.exists() else None)
     return True
 
 

@@ -179,9 +179,10 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     Raises:
         UsageError: an unknown option, an option of model files, or options that exclude each other.
     """
-    from torch.distributed.run import get_args_parser
+    # Imported here: torch's parser comes with all of torch.
+    from torch_edl.launch.torchrun.options import torchrun_parser
 
-    parser = get_args_parser()
+    parser = torchrun_parser()
     parser.prog = "torch-edl run"
     parser.description = (
         "Launch a training script with torchrun's options and environment. "

@@ -1,4 +1,4 @@
-"""The loop of the agent: one thread manages the workers and decides."""
+"""The agent of one machine: its loop, the answers of the master, signals, and the end."""
 
 from __future__ import annotations
 
@@ -14,17 +14,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import grpc
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 from torch.distributed.launcher.api import LaunchConfig
 
 from torch_edl.config import Experiment
 from torch_edl.errors import JobFailedError
+from torch_edl.interfaces.platform import JobOutcome
 from torch_edl.launch.agent.reporter import Reporter
-from torch_edl.launch.agent.restart_policy import RestartDecision, RestartPolicy
-from torch_edl.launch.agent.workers import Placement, Worker, Workers, failure_text
+from torch_edl.launch.agent.worker_group import WorkerGroup
+from torch_edl.launch.agent.workers import (
+    Placement,
+    WorkerProcess,
+    Workers,
+    failure_text,
+    grace_s,
+)
 from torch_edl.launch.jobs.master_host import JobMaster
 from torch_edl.launch.jobs.master_process import MasterProcess
-from torch_edl.processes.signals import StopSignals, describe_exit, parse_signals
+from torch_edl.processes.signals import StopSignals, parse_signals
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.channel import Stub
@@ -80,7 +87,44 @@ class AgentSpec:
     and not the job."""
 
 
-class Agent:
+@dataclass(kw_only=True)
+class _End:
+    """How far the end of an agent has come."""
+
+    reason: str = ""
+    """Why all workers must end; empty while they should run."""
+    job_is_stopped: bool = False
+    is_hurried: bool = False
+    error: str | None = None
+    """Why the job failed, empty if it ended well; None: the job is not over."""
+    stop_at: float | None = None
+    """Time at which the workers of a job that ended well are stopped."""
+    workers_ended_at: float | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.error is not None
+
+    def is_complete(self, *, running: bool) -> bool:
+        """Return True if the agent need not wait any longer, for a worker or for the master.
+
+        Args:
+            running: True if a worker runs.
+        """
+        if running or not (self.reason or self.is_over):
+            self.workers_ended_at = None
+            return False
+        if self.is_over:
+            return True
+        # The master must receive the report of the ends; it answers that the job is over.
+        now = time.monotonic()
+        if self.workers_ended_at is None:
+            self.workers_ended_at = now
+        waits = self.job_is_stopped and not self.is_hurried
+        return now - self.workers_ended_at > (_FAREWELL_STOPPING_S if waits else _FAREWELL_S)
+
+
+class LocalAgent:
     """Runs the workers of one machine until they end. Must be used from the main thread."""
 
     def __init__(self, spec: AgentSpec) -> None:
@@ -88,27 +132,18 @@ class Agent:
         self._config = spec.config
         self._master = spec.master
         node = spec.node or f"{socket.gethostname()}-{os.getpid()}"
-        self._workers = Workers(spec.config, spec.command, spec.master.environment(node))
-        self._shown: list[Worker] = []
-        """Workers whose output is shown: running workers, and those that ended last."""
-        self._restart_policy = RestartPolicy(max_restarts=spec.config.max_restarts)
-        self._wanted = spec.config.nproc_per_node
-        self._done: set[int] = set()
-        self._start_at: dict[int, float] = {}
-        self._failures: dict[int, ProcessFailure] = {}
+        self._group = WorkerGroup(
+            Workers(spec.config, spec.command, spec.master.environment(node)),
+            wanted=spec.config.nproc_per_node,
+            max_restarts=spec.config.max_restarts,
+        )
         self._placement: Placement | None = None
-        self._began = time.monotonic()
         self._nodes = 0
         """Number of machines in the job, from the last answer of the master; 0 before."""
+        self._end = _End()
+        self._grace_s = grace_s(spec.config)
+        self._began = time.monotonic()
         self._silence_told = False
-        self._stopping = ""
-        """Reason why all workers must end; empty while they should run."""
-        self._is_stopped = False  # the whole job
-        self._hurried = False
-        self._over: str | None = None
-        """Why the job failed, empty if it ended well; None: the job is not over."""
-        self._stop_at: float | None = None
-        self._ended_at: float | None = None
         # Unlike an event, it may be written to by the handler of a signal.
         self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._signals = StopSignals(
@@ -131,23 +166,40 @@ class Agent:
             wants_events=master.hosted is not None,
         )
 
-    def run(self) -> int:
-        """Run until all workers have ended; return the exit code: 0, or 128 + N after signal N.
+    def run(self) -> JobOutcome:
+        """Run until all workers have ended.
+
+        Returns:
+            The outcome on this machine: ``failed`` if a worker failed and no restart is left,
+            ``stopped`` after a signal.
 
         Raises:
-            ChildFailedError: a worker failed, and no restart is left; torch's report of it.
             JobFailedError: the job ended elsewhere, or its master cannot be reached.
         """
+        assert self._config.logs_specs is not None
+        logs = self._config.logs_specs.root_log_dir
+        # If another launcher started this agent, the failure is reported to that launcher.
+        run = record(self._run) if "TORCHELASTIC_ERROR_FILE" in os.environ else self._run
+        try:
+            run()
+        except ChildFailedError as error:
+            text, _ = failure_text(self._spec.name, error.failures)
+            return JobOutcome(state="failed", status=None, error=text, logs=logs)
+        signal_ = self._signals.first
+        state = "stopped" if signal_ else "finished"
+        return JobOutcome(state=state, status=None, signal=signal_, logs=logs)
+
+    def _run(self) -> None:
         self._signals.install()
         before = signal.signal(signal.SIGCHLD, lambda *_: self._wake())
         self._wake()
         try:
-            while not self._is_finished():
+            while not self._end.is_complete(running=bool(self._group.workers.running)):
                 self._wait()
                 self._turn(time.monotonic())
-            return self._conclude()
+            self._conclude()
         finally:
-            self._workers.close()
+            self._group.workers.close()
             self._reporter.close()
             if self._master.hosted is not None:
                 self._master.hosted.close(grace_s=_MASTER_LEAVES_S)
@@ -157,18 +209,27 @@ class Agent:
             signal.signal(signal.SIGCHLD, before)
             self._signals.restore()
 
-    def _show(self, *, final: bool = False) -> None:
-        if self._spec.show_output is None:
+    def _conclude(self) -> None:
+        hosted, error = self._master.hosted, self._end.error
+        if hosted is not None and error is not None:
+            hosted.wait(_MASTER_LEAVES_S)
+        if self._signals.count:
             return
-        for worker in self._shown:
-            for stream, line in worker.output(final=final):
-                self._spec.show_output(worker.rank, stream, line)
+        if self._group.failures:
+            raise ChildFailedError(name=self._spec.name, failures=self._group.failures)
+        if error:
+            raise JobFailedError(error)
+
+    def _show(self, *, final: bool = False) -> None:
+        if self._spec.show_output is not None:
+            for rank, stream, line in self._group.output(final=final):
+                self._spec.show_output(rank, stream, line)
 
     # ---- one turn ----
 
     def _turn(self, now: float) -> None:
         self._heed_signals(now)
-        self._take_ends(self._workers.reap(now), now)
+        self._take_ends(now)
         if self._master.hosted is not None:
             self._heed_master(self._master.hosted, now)
         response = self._reporter.turn(now)
@@ -177,78 +238,71 @@ class Agent:
         self._show()
         self._heed_silence(now)
         self._heed_absence(now)
-        if self._stop_at is not None and now >= self._stop_at:
-            self._workers.stop(self._workers.local_ranks, grace_s=self._grace_s, now=now)
-        if not self._stopping and self._placement is not None:
-            self._balance(self._placement, now)
+        if self._end.stop_at is not None and now >= self._end.stop_at:
+            self._group.stop(grace_s=self._grace_s, now=now)
+        placement = None if self._end.reason else self._placement
+        if placement and self._group.balance(placement, grace_s=self._grace_s, now=now):
+            self._tell()
 
     def _wait(self) -> None:
         look_s = _POLL_S if self._spec.show_output is None else _LOOK_S
-        timeout_s = _POLL_FAST_S if self._start_at else look_s
+        timeout_s = _POLL_FAST_S if self._group.is_replacing else look_s
         with contextlib.suppress(queue.Empty):
             self._wakes.get(timeout=timeout_s)
 
     def _wake(self) -> None:
         self._wakes.put(None)
 
+    def _tell(
+        self,
+        ends: Sequence[WorkerProcess] = (),
+        *,
+        done: bool = False,
+        error: str = "",
+        traceback: str = "",
+    ) -> None:
+        running = self._group.workers.running
+        self._reporter.tell(running, ends, done=done, error=error, traceback=traceback)
+
     def _heed_signals(self, now: float) -> None:
         if not self._signals.count:
             return
-        name = self._signals.name
-        if not self._stopping:
-            count = len(self._workers.local_ranks)
+        name, end = self._signals.name, self._end
+        # True if the job ends with this agent.
+        ends_job = (
+            self._config.max_nodes == 1 or self._master.hosted is not None
+        ) and not self._spec.replaced
+        if not end.reason:
+            count = len(self._group.workers.running)
             log.warning("%s: stopping %d worker%s", name, count, "s" * (count != 1))
-            if self._stops_all:
+            if ends_job:
                 # Sent first: the worker with the model asks the master if all others leave.
                 request = pb.StopRequest(reason=name)
                 with contextlib.suppress(grpc.RpcError):
                     self._stub.call(request, timeout_s=_STOP_CALL_S)
-                self._is_stopped = True
+                end.job_is_stopped = True
             else:  # other machines continue the job
-                self._reporter.tell(self._workers.running, done=not self._spec.replaced)
-        if self._signals.count > 1 and self._stops_all and not self._hurried:
-            self._hurried = True
+                self._tell(done=not self._spec.replaced)
+        if self._signals.count > 1 and ends_job and not end.is_hurried:
+            end.is_hurried = True
             request = pb.StopRequest(reason=name, at_once=True)
             self._stub.start(request, timeout_s=_STOP_CALL_S)
-        self._stop(name, now, grace_s=0 if self._signals.count > 1 else None)
+        self._stop(name, now, at_once=self._signals.count > 1)
 
-    @property
-    def _stops_all(self) -> bool:
-        """True if the job ends with this agent."""
-        alone = self._config.max_nodes == 1 or self._master.hosted is not None
-        return alone and not self._spec.replaced
-
-    def _take_ends(self, ends: Sequence[Worker], now: float) -> None:
+    def _take_ends(self, now: float) -> None:
+        stopping = bool(self._end.reason)
+        ends = self._group.reap(steps=self._reporter.steps, replaces=not stopping, now=now)
         if not ends:
             return
-        for worker in ends:
-            assert worker.code is not None
-            decision = self._restart_policy.decide(
-                worker.code,
-                stopping=worker.child.stopping,
-                steps=self._reporter.steps,
-                started_at=worker.started_at,
-                now=now,
-            )
-            if decision is RestartDecision.DONE:
-                self._done.add(worker.local_rank)
-            elif decision is RestartDecision.REPLACE and not self._stopping:
-                log.warning("rank %d (pid %d) ended (%s): starting a replacement", worker.rank,
-                            worker.child.pid, describe_exit(worker.code))  # fmt: skip
-                self._start_at[worker.local_rank] = now + self._restart_policy.pause_s
-            elif decision is RestartDecision.FAIL or (
-                self._failures and decision is RestartDecision.STOPPED
-            ):
-                self._failures[worker.rank] = worker.failure()
         error = trace = ""
-        if self._failures and not self._stopping:
-            error, trace = failure_text(self._spec.name, self._failures)
+        if self._group.failures and not stopping:
+            error, trace = failure_text(self._spec.name, self._group.failures)
         # Reported at once, because other workers may be waiting for an ended worker.
-        self._reporter.tell(self._workers.running, ends, error=error, traceback=trace)
+        self._tell(ends, error=error, traceback=trace)
         if error:
             self._stop("failure", now)
-        elif self._is_done():
-            self._reporter.tell([], done=True)
+        elif self._group.is_done:
+            self._tell(done=True)
         for worker in ends:
             worker.close()
 
@@ -273,14 +327,16 @@ class Agent:
             log.warning("%d machines joined before: waiting for a free place", response.node_rank)
         for pid in response.kill:
             log.warning("worker of pid %d declared lost by the master: killing it", pid)
-            self._workers.kill(pid)
+            self._group.workers.kill(pid)
         if response.workers_wanted and response.nodes == 1:
-            self._wanted = response.workers_wanted
+            self._group.wanted = response.workers_wanted
         if response.over:
             self._leave(response.error, now)
-        elif response.stopping and not self._stopping:
-            log.warning("%s: stopping %d workers", response.stopping, len(self._workers.running))
-            self._is_stopped = True
+        elif response.stopping and not self._end.reason:
+            log.warning(
+                "%s: stopping %d workers", response.stopping, len(self._group.workers.running)
+            )
+            self._end.job_is_stopped = True
             self._stop(response.stopping, now)
 
     def _heed_silence(self, now: float) -> None:
@@ -296,13 +352,13 @@ class Agent:
             error = f"no answer for {silent_s:.0f} s: {self._reporter.problem}"
         if error:
             self._leave(f"the master at {self._master.address}: {error}", now)
-        elif self._is_done() and silent_s > _DONE_SILENCE_S:
+        elif self._group.is_done and silent_s > _DONE_SILENCE_S:
             self._leave("", now)
 
     def _heed_absence(self, now: float) -> None:
         """Leave if the job has not started in time because too few or too many machines joined."""
         timeout_s = self._spec.join_timeout_s
-        if self._placement or self._stopping or now - self._began < timeout_s:
+        if self._placement or self._end.reason or now - self._began < timeout_s:
             return
         least, most = self._config.min_nodes, self._config.max_nodes
         within = f"within {timeout_s:g} s (--rdzv-conf join_timeout)"
@@ -315,42 +371,14 @@ class Agent:
             error = f"--nnodes {least}:{most}: no place became free {within}"
         # The job ends with its master; without hosting the master, only this agent leaves.
         hosts = self._master.hosted is not None
-        self._reporter.tell(self._workers.running, done=not hosts, error=error if hosts else "")
+        self._tell(done=not hosts, error=error if hosts else "")
         self._leave(error, now)
-
-    def _balance(self, placement: Placement, now: float) -> None:
-        """Start missing workers and stop surplus workers."""
-        running = self._workers.local_ranks
-        surplus = {rank for rank in running if rank >= self._wanted}
-        self._workers.stop(surplus, grace_s=self._grace_s, now=now)
-        due = {
-            rank
-            for rank in set(range(self._wanted)) - running - self._done
-            if self._start_at.get(rank, now) <= now
-        }
-        # After one worker has completed the script, a new worker would have nothing to do.
-        if self._done:
-            due &= self._start_at.keys()
-        if not due:
-            return
-        for rank in due:
-            self._start_at.pop(rank, None)
-        started = self._workers.start(due, placement)
-        self._shown = [worker for worker in self._shown if worker.code is None] + started
-        self._reporter.tell(self._workers.running)
 
     # ---- the end ----
 
-    @property
-    def _grace_s(self) -> float:
-        # Torch 2.11 does not have the field yet.
-        return float(getattr(self._config, "shutdown_timeout", None) or 0)
-
-    def _stop(self, reason: str, now: float, *, grace_s: float | None = None) -> None:
-        self._stopping = self._stopping or reason
-        self._start_at.clear()
-        grace_s = self._grace_s if grace_s is None else grace_s
-        self._workers.stop(self._workers.local_ranks, grace_s=grace_s, now=now)
+    def _stop(self, reason: str, now: float, *, at_once: bool = False) -> None:
+        self._end.reason = self._end.reason or reason
+        self._group.stop(grace_s=0 if at_once else self._grace_s, now=now)
 
     def _leave(self, error: str, now: float) -> None:
         """Record that the job is over. After success, workers have time to leave by themselves.
@@ -358,40 +386,13 @@ class Agent:
         Args:
             error: reason why the job failed; empty if it succeeded.
         """
-        if self._over is not None:
+        end = self._end
+        if end.is_over:
             return
-        self._over = error
-        self._start_at.clear()
+        end.error = error
+        self._group.start_no_more()
         if error:
             self._stop(error, now)
         else:
-            self._stopping = self._stopping or "the job is over"
-            self._stop_at = now + _OVER_GRACE_S
-
-    def _is_done(self) -> bool:
-        return not self._workers.local_ranks and self._done.issuperset(range(self._wanted))
-
-    def _is_finished(self) -> bool:
-        if self._workers.local_ranks or not (self._stopping or self._over is not None):
-            self._ended_at = None
-            return False
-        if self._over is not None:
-            return True
-        # The master must receive the report of the ends; it answers that the job is over.
-        now = time.monotonic()
-        if self._ended_at is None:
-            self._ended_at = now
-        waits = self._is_stopped and not self._hurried
-        return now - self._ended_at > (_FAREWELL_STOPPING_S if waits else _FAREWELL_S)
-
-    def _conclude(self) -> int:
-        hosted = self._master.hosted
-        if hosted is not None and self._over is not None:
-            hosted.wait(_MASTER_LEAVES_S)
-        if self._signals.count:
-            return self._signals.exit_code
-        if self._failures:
-            raise ChildFailedError(name=self._spec.name, failures=self._failures)
-        if self._over:
-            raise JobFailedError(self._over)
-        return 0
+            end.reason = end.reason or "the job is over"
+            end.stop_at = now + _OVER_GRACE_S

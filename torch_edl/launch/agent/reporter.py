@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import grpc
 
-from torch_edl.launch.agent.workers import Worker
+from torch_edl.launch.agent.workers import WorkerProcess
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import FULL, REFUSED, Stub, unanswered
 
@@ -75,8 +75,8 @@ class Reporter:
 
     def tell(
         self,
-        running: Sequence[Worker],
-        ended: Sequence[Worker] = (),
+        running: Sequence[WorkerProcess],
+        ended: Sequence[WorkerProcess] = (),
         *,
         done: bool = False,
         error: str = "",
@@ -156,7 +156,7 @@ class Reporter:
         return answer
 
 
-def _told(worker: Worker) -> pb.AgentWorker:
+def _told(worker: WorkerProcess) -> pb.AgentWorker:
     return pb.AgentWorker(
         local_rank=worker.local_rank,
         pid=worker.child.pid,

@@ -16,7 +16,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing import LogsDest
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, Std
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
@@ -65,7 +65,7 @@ class Placement:
 
 
 @dataclass(kw_only=True)
-class Worker:
+class WorkerProcess:
     """A started worker."""
 
     local_rank: int
@@ -112,6 +112,16 @@ class Worker:
         )
 
 
+def grace_s(config: LaunchConfig) -> float:
+    """Return the seconds from SIGTERM to SIGKILL of a worker; torch 2.11 has no such option."""
+    return float(getattr(config, "shutdown_timeout", None) or 0)
+
+
+def capture_output(config: LaunchConfig, folder: str | None) -> None:
+    """Redirect the output of the workers to files below a folder; None: a temporary folder."""
+    config.logs_specs = DefaultLogsSpecs(log_dir=folder, redirects=Std.ALL)
+
+
 def failure_text(name: str, failures: Mapping[int, ProcessFailure]) -> tuple[str, str]:
     """Return the first failure of a script's workers as a sentence, and its traceback or "".
 
@@ -143,11 +153,11 @@ class Workers:
         # Other programs, such as shell scripts, may not forward a signal.
         self._is_python = self._command[0] == os.getenv("PYTHON_EXEC", sys.executable)
         self._env = env
-        self._running: dict[int, Worker] = {}
+        self._running: dict[int, WorkerProcess] = {}
         self._attempt = 0
 
     @property
-    def running(self) -> list[Worker]:
+    def running(self) -> list[WorkerProcess]:
         """Workers whose end was not noticed yet."""
         return list(self._running.values())
 
@@ -156,7 +166,7 @@ class Workers:
         """Local ranks of the workers whose end was not noticed yet."""
         return set(self._running)
 
-    def start(self, local_ranks: Iterable[int], placement: Placement) -> list[Worker]:
+    def start(self, local_ranks: Iterable[int], placement: Placement) -> list[WorkerProcess]:
         """Start workers. Each call is one attempt with its own log folder.
 
         Raises:
@@ -182,7 +192,7 @@ class Workers:
             self._running[local_rank] = self._start(local_rank, envs[local_rank], dest)
         return [self._running[local_rank] for local_rank in wanted]
 
-    def reap(self, now: float) -> list[Worker]:
+    def reap(self, now: float) -> list[WorkerProcess]:
         """Return each worker that ended since the last call; kill those whose grace expired."""
         ended = []
         for worker in self.running:
@@ -218,7 +228,7 @@ class Workers:
                 worker.close()
             time.sleep(_REAP_POLL_S)
 
-    def _start(self, local_rank: int, env: dict[str, str], dest: LogsDest) -> Worker:
+    def _start(self, local_rank: int, env: dict[str, str], dest: LogsDest) -> WorkerProcess:
         command = macros.substitute(self._command, str(local_rank))
         stdout, stderr = dest.stdouts[local_rank], dest.stderrs[local_rank]
         entrypoint, *args = exec_child.words(command)
@@ -231,7 +241,7 @@ class Workers:
             local_rank_id=local_rank,
             numa_options=self._config.numa_options,
         )
-        return Worker(
+        return WorkerProcess(
             local_rank=local_rank,
             rank=int(env["RANK"]),
             child=ChildGroup(handler.proc),

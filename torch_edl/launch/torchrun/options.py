@@ -15,7 +15,7 @@ from torch_edl.launch.jobs.master_host import ANY_PORT
 from torch_edl.wire.endpoint import LOOPBACK, is_any, is_local
 
 if TYPE_CHECKING:
-    from torch.distributed.launcher.api import LaunchConfig
+    from torch.distributed.launcher.api import LaunchConfig as LaunchConfig
 
 DEFAULT_PORT = 29400
 # Default of torchrun's --rdzv-id.
@@ -97,6 +97,21 @@ def seconds(configs: Mapping[str, Any], key: str, default: float) -> float:
     if not 0 <= found < float("inf"):
         raise UsageError(f"--rdzv-conf {key}={value}: write a number of seconds, {key}=60")
     return found
+
+
+def torchrun_parser() -> argparse.ArgumentParser:
+    """Return torchrun's own parser of its command line."""
+    from torch.distributed.run import get_args_parser
+
+    return get_args_parser()
+
+
+def run_torchrun(args: argparse.Namespace) -> None:
+    """Run a script as torchrun does, with the same agent and the same errors."""
+    from torch.distributed.elastic.multiprocessing.errors import record
+    from torch.distributed.run import run
+
+    record(run)(args)
 
 
 def launch_config(args: argparse.Namespace) -> tuple[LaunchConfig, list[str]]:

@@ -15,7 +15,7 @@ import pytest
 from tests.closing_server import ClosingServer
 from tests.unit.launch.agent.conftest import ForkedAgent, ScriptedMaster, is_running
 from tests.waiting import wait_for
-from torch_edl.launch.agent.agent import Agent
+from torch_edl.launch.agent.workers import grace_s
 from torch_edl.wire import master_pb2 as pb
 
 Start = Callable[..., ForkedAgent]
@@ -287,6 +287,4 @@ def test_logs_lie_where_torchrun_puts_them(start: Start, tmp_path: Path) -> None
 
 
 def test_torch_2_11_has_no_shutdown_timeout() -> None:
-    agent = object.__new__(Agent)
-    agent._config = SimpleNamespace()  # type: ignore[assignment]
-    assert agent._grace_s == 0
+    assert grace_s(SimpleNamespace()) == 0  # type: ignore[arg-type]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from torch_edl.launch.agent.restart_policy import MAX_KILLED, RestartDecision, RestartPolicy
+from torch_edl.launch.agent.worker_group import MAX_KILLED, RestartDecision, RestartPolicy
 
 REPLACE = RestartDecision.REPLACE
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from torch_edl.launch.agent.workers import STDOUT, Worker
+from torch_edl.launch.agent.workers import STDOUT, WorkerProcess
 from torch_edl.processes.process_group import ChildGroup
 
 
@@ -13,7 +13,7 @@ def test_the_output_of_a_worker_is_read_by_whole_lines_and_at_its_end_whole(tmp_
     path = tmp_path / "stdout.log"
     with open(path, "wb") as file:
         process = subprocess.Popen([sys.executable, "-c", ""], stdout=file, start_new_session=True)
-    worker = Worker(
+    worker = WorkerProcess(
         local_rank=0,
         rank=0,
         child=ChildGroup(process),
