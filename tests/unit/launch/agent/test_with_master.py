@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,43 +105,64 @@ def endpoint() -> str:
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
-def test_a_job_of_one_machine_from_start_to_end(place: Place) -> None:
-    agent = place.run("--workers", "2:3", "--job-name", "one")
-    workers = agent.workers(3)
-    assert {env["TORCH_EDL_MASTER"] for env in workers.values()} == {place.master("one")["address"]}
-    agent.end(0)
-    code, _, err = agent.finish()
-    assert code == 0, err
-    assert "2 to 3 workers, job one" in err
-    assert json.loads(place.ask("status", "one", "--json"))["state"] == "finished"
-    wait_for(lambda: not place.left())
-
-
-def test_a_killed_master_comes_back_and_nobody_else_notices(place: Place) -> None:
-    agent = place.run("--workers", "2", "--job-name", "back")
+def test_a_job_of_one_machine_is_scaled_and_outlives_its_master(place: Place) -> None:
+    agent = place.run("--workers", "1:2", "--job-name", "one")
     workers = agent.workers(2)
-    before = place.master("back")
+    before = place.master("one")
+    assert {env["TORCH_EDL_MASTER"] for env in workers.values()} == {before["address"]}
     os.kill(before["pid"], signal.SIGKILL)
-    after = wait_for(lambda: (found := place.master("back"))["pid"] != before["pid"] and found)
+    after = wait_for(lambda: (found := place.master("one"))["pid"] != before["pid"] and found)
     assert after["address"] == before["address"]
     assert agent.workers(2).keys() == workers.keys()
-    agent.end(0)
-    code, _, err = agent.finish()
-    assert code == 0, err
-    assert "the master ended (signal 9); starting it again" in err
-
-
-def test_scale_changes_the_number_of_workers(place: Place) -> None:
-    agent = place.run("--workers", "1:2", "--job-name", "grow")
-    first = agent.workers(2)
-    place.ask("scale", "grow", "--workers", "3")
-    assert first.keys() < agent.workers(3).keys()
-    place.ask("scale", "grow", "--workers", "1")
+    place.ask("scale", "one", "--workers", "3")
+    assert workers.keys() < agent.workers(3).keys()
+    place.ask("scale", "one", "--workers", "1")
     (last,) = agent.workers(1).values()
     assert last["LOCAL_RANK"] == "0"
     agent.end(0)
     code, _, err = agent.finish()
     assert code == 0, err
+    assert "1 to 2 workers, job one" in err
+    assert "the master ended (signal 9); starting it again" in err
+    assert json.loads(place.ask("status", "one", "--json"))["state"] == "finished"
+    wait_for(lambda: not place.left())
+
+
+def test_ctrl_c_ends_the_job_and_leaves_nothing(place: Place) -> None:
+    agent = place.run("--workers", "2", "--job-name", "gone")
+    agent.workers(2)
+    agent.process.send_signal(signal.SIGINT)
+    assert agent.finish()[0] == 130
+    assert not place.left()
+    assert json.loads(place.ask("status", "gone", "--json"))["state"] == "stopped"
+
+
+def test_a_killed_agent_takes_everything_with_it(place: Place) -> None:
+    agent = place.run("--workers", "2", "--job-name", "dead", arg="deaf")
+    agent.workers(2)
+    agent.process.kill()
+    wait_for(lambda: not place.left())
+
+
+def test_agents_that_begin_at_once_start_one_master_and_end_at_one_failure(
+    place: Place, endpoint: str
+) -> None:
+    words = ["--nnodes", "1:3", "--nproc-per-node", "2", "--rdzv-endpoint", endpoint]
+    agents = [place.run(*words, "--rdzv-id", "many", name=name) for name in ("one", "two")]
+    envs = [env for agent in agents for env in agent.workers(2).values()]
+    assert {env["TORCH_EDL_MASTER"] for env in envs} == {endpoint}
+    assert sorted(env["RANK"] for env in envs) == ["0", "1", "2", "3"]
+    assert sorted(env["GROUP_RANK"] for env in envs) == ["0", "0", "1", "1"]
+    assert len([p for p in place.left() if "master" in p.cmdline()]) == 1
+    one, two = agents
+    two.end(77, 1)
+    code, _, err = two.finish()
+    assert code == 1
+    assert "ValueError: too bad" in err
+    code, _, err = one.finish()
+    assert code == 1
+    assert "ended (exit code 1)" in err
+    wait_for(lambda: not place.left())
 
 
 def test_a_job_that_is_stopped(place: Place) -> None:
@@ -153,57 +174,6 @@ def test_a_job_that_is_stopped(place: Place) -> None:
     assert "error: the job was stopped: torch-edl stop" in err
     assert not any(map(is_running, workers))
     assert json.loads(place.ask("status", "halt", "--json"))["state"] == "stopped"
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_the_job_and_leaves_nothing(
-    place: Place, number: signal.Signals, code: int
-) -> None:
-    agent = place.run("--workers", "2", "--job-name", "gone")
-    agent.workers(2)
-    agent.process.send_signal(number)
-    assert agent.finish()[0] == code
-    assert not place.left()
-    assert json.loads(place.ask("status", "gone", "--json"))["state"] == "stopped"
-
-
-def test_a_killed_agent_takes_everything_with_it(place: Place) -> None:
-    agent = place.run("--workers", "2", "--job-name", "dead")
-    agent.workers(2)
-    agent.process.kill()
-    wait_for(lambda: not place.left())
-
-
-def _several(place: Place, endpoint: str) -> Callable[[str], AgentProcess]:
-    def start(name: str) -> AgentProcess:
-        return place.run(
-            *("--nnodes", "1:3", "--nproc-per-node", "2", "--rdzv-endpoint", endpoint),
-            *("--rdzv-id", "many"),
-            name=name,
-        )
-
-    return start
-
-
-@pytest.mark.slow
-def test_agents_of_several_machines(place: Place, endpoint: str) -> None:
-    start = _several(place, endpoint)
-    one = start("one")
-    first = one.workers(2)
-    two = start("two")
-    second = two.workers(2)
-    assert {env["TORCH_EDL_MASTER"] for env in [*first.values(), *second.values()]} == {endpoint}
-    assert sorted(env["RANK"] for env in first.values()) == ["0", "1"]
-    assert sorted(env["RANK"] for env in second.values()) == ["2", "3"]
-    assert {env["GROUP_RANK"] for env in second.values()} == {"1"}
-    # One machine leaves; the job continues with the other.
-    two.process.send_signal(signal.SIGTERM)
-    assert two.finish()[0] == 143
-    assert one.workers(2).keys() == first.keys()
-    one.end(0)
-    code, _, err = one.finish()
-    assert code == 0, err
-    assert "2 to 6 workers, 2 of them here, job many" in err
 
 
 def test_a_token_that_can_be_guessed_is_rejected_on_one_machine_too(place: Place) -> None:
@@ -316,20 +286,6 @@ def test_too_few_machines_end_the_job_where_its_master_is(place: Place, endpoint
     wait_for(lambda: not place.left())
 
 
-def test_agents_that_begin_at_once_start_one_master(place: Place, endpoint: str) -> None:
-    start = _several(place, endpoint)
-    agents = [start(name) for name in ("one", "two", "three")]
-    for agent in agents:
-        agent.workers(2)
-    masters = [p for p in place.left() if "master" in p.cmdline()]
-    assert len(masters) == 1
-    for agent in agents:
-        agent.end(0)
-    for agent in agents:
-        code, _, err = agent.finish()
-        assert code == 0, err
-
-
 def test_two_commands_are_two_jobs_unless_they_name_one(place: Place) -> None:
     """One line twice: two results. Who names a job must run what it runs."""
     words = ["--nnodes", "1:4", "--nproc-per-node", "1"]
@@ -350,18 +306,3 @@ def test_two_commands_are_two_jobs_unless_they_name_one(place: Place) -> None:
         code, _, err = agent.finish()
         assert code == 0, err
     assert "--nnodes 1:4: runs on this machine alone, since no rendezvous is named" in err
-
-
-def test_a_failure_on_one_machine_ends_the_job_on_all(place: Place, endpoint: str) -> None:
-    start = _several(place, endpoint)
-    one, two = start("one"), start("two")
-    one.workers(2)
-    two.workers(2)
-    two.end(77, 1)
-    code, _, err = two.finish()
-    assert code == 1
-    assert "ValueError: too bad" in err
-    code, _, err = one.finish()
-    assert code == 1
-    assert "ended (exit code 1)" in err
-    wait_for(lambda: not place.left())
