@@ -37,7 +37,7 @@ from torch_edl.wire import codec, services
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import tensor_pb2 as tensor
 from torch_edl.wire.channel import COMMON_OPTIONS, Stub
-from torch_edl.wire.data_plane.framed import Framed
+from torch_edl.wire.codec import Framed
 from torch_edl.wire.data_plane.sockets import COPIED_BYTES
 from torch_edl.wire.data_plane.stub import DataStub
 

@@ -28,7 +28,7 @@ from torch_edl.ps_server.compaction import LOG_BYTES
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.channel import Stub
-from torch_edl.wire.data_plane.framed import Framed
+from torch_edl.wire.codec import Framed
 from torch_edl.wire.data_plane.stub import DataStub
 
 _DIM = 16

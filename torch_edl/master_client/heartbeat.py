@@ -15,8 +15,7 @@ import grpc
 
 from torch_edl.processes.this_process import all_stacks, dump_unless_called_within
 from torch_edl.wire import master_pb2 as pb
-from torch_edl.wire.absence import MASTER_AWAY_S, Absence
-from torch_edl.wire.channel import Stub
+from torch_edl.wire.channel import MASTER_AWAY_S, Absence, Stub
 
 log = logging.getLogger(__name__)
 

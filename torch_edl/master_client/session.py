@@ -22,8 +22,7 @@ from torch_edl.master_client.heartbeat import Heartbeat, WorkerStatus
 from torch_edl.processes.signals import GracefulExit
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
-from torch_edl.wire.absence import MASTER_AWAY_S
-from torch_edl.wire.channel import AWAY, Stub, unanswered
+from torch_edl.wire.channel import AWAY, MASTER_AWAY_S, Stub, unanswered
 
 _REGISTER_S = 60.0
 # Longer than the 5 s for which the master waits for servers.

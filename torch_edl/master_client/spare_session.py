@@ -11,8 +11,7 @@ from torch_edl.config.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.errors import DismissedError, MasterLostError
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
-from torch_edl.wire.absence import MASTER_AWAY_S
-from torch_edl.wire.channel import Stub
+from torch_edl.wire.channel import MASTER_AWAY_S, Stub
 
 # Longer than the master's long poll of 2 s.
 _CALL_S = 10.0

@@ -28,7 +28,7 @@ from torch_edl.ps_client.partition import (
 )
 from torch_edl.wire import cluster_pb2, codec, tensor_pb2
 from torch_edl.wire import pserver_pb2 as pb
-from torch_edl.wire.data_plane.framed import Framed
+from torch_edl.wire.codec import Framed
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")

@@ -25,9 +25,8 @@ from torch_edl.errors import EdlError, ServersLostError, ServersReplacedError, U
 from torch_edl.wire import cluster_pb2, codec, services, tensor_pb2
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire.channel import FULL, FULL_RETRY_S
-from torch_edl.wire.data_plane.framed import Framed
-from torch_edl.wire.data_plane.pserver_stub import PserverStub
-from torch_edl.wire.data_plane.stub import DataCall
+from torch_edl.wire.codec import Framed
+from torch_edl.wire.data_plane.stub import DataCall, PserverStub
 
 log = logging.getLogger(__name__)
 

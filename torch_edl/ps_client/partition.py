@@ -13,7 +13,7 @@ import numpy.typing as npt
 from torch_edl import _core
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import tensor_pb2
-from torch_edl.wire.data_plane.framed import Framed
+from torch_edl.wire.codec import Framed
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]

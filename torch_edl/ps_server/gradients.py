@@ -16,7 +16,7 @@ from torch_edl.tables.table import EmbeddingTable
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
-from torch_edl.wire.data_plane.framed import Framed
+from torch_edl.wire.codec import Framed
 
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]

@@ -15,8 +15,7 @@ from torch_edl.processes.process_group import end_own_group
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
-from torch_edl.wire.absence import MASTER_AWAY_S, Absence
-from torch_edl.wire.channel import Stub
+from torch_edl.wire.channel import MASTER_AWAY_S, Absence, Stub
 
 log = logging.getLogger(__name__)
 

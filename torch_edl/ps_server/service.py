@@ -24,7 +24,7 @@ from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import tensor_pb2 as tensor
-from torch_edl.wire.data_plane.framed import Framed
+from torch_edl.wire.codec import Framed
 from torch_edl.wire.data_plane.server import Answer, Later, in_pool
 from torch_edl.wire.server import Handler
 

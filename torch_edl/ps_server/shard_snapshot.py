@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from torch_edl.tables.table import EmbeddingTable
 from torch_edl.wire import shard_state_pb2 as state_pb
-from torch_edl.wire.data_plane.framed import Framed
+from torch_edl.wire.codec import Framed
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from torch_edl.tables.table import EmbeddingTable
 from torch_edl.wire import pserver_pb2
 from torch_edl.wire import shard_state_pb2 as pb
 from torch_edl.wire import tensor_pb2 as tensor
-from torch_edl.wire.data_plane.framed import Framed
+from torch_edl.wire.codec import Framed
 
 CHUNK = 1 << 18
 """Number of dense values that are copied at a time while pushes wait (less than a millisecond)."""

@@ -18,14 +18,17 @@ import grpc
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from torch_edl.config.environment import master_away_s
 from torch_edl.errors import UsageError
-from torch_edl.wire.absence import Absence
 from torch_edl.wire.endpoint import bare
 from torch_edl.wire.security import credentials
 from torch_edl.wire.security.keys import call_key, require_text
 from torch_edl.wire.services import PSERVER, REPLICAS, Services, method_of, methods
 
 log = logging.getLogger(__name__)
+
+MASTER_AWAY_S = master_away_s()
+"""Seconds for which the processes of a job wait for a master to be restarted."""
 
 # Status of a call that the other side cannot complete because its disk is full.
 FULL = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -102,6 +105,35 @@ class CallError(grpc.RpcError):  # type: ignore[misc]
     def details(self) -> str:
         """Return the message, as :meth:`grpc.Call.details` does."""
         return self._details
+
+
+class Absence:
+    """Seconds for which consecutive calls have failed, without the time this process was paused.
+
+    A process that was paused (SIGSTOP, frozen container) finds after waking that its call has
+    failed long ago, although the other side was not away.
+
+    Args:
+        attempt_s: longest duration of an attempt, with the pause before it. Time beyond this limit
+            is not counted.
+        clock: monotonic clock in seconds.
+    """
+
+    def __init__(self, attempt_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._attempt_s = attempt_s
+        self._clock = clock
+        self._at = clock()
+        self.seconds = 0.0
+
+    def answered(self) -> None:
+        """Record that the other side answered: reset the time to 0."""
+        self._at, self.seconds = self._clock(), 0.0
+
+    def failed(self) -> float:
+        """Record that an attempt failed; return the seconds of absence."""
+        before, self._at = self._at, self._clock()
+        self.seconds += min(self._at - before, self._attempt_s)
+        return self.seconds
 
 
 class Stub:

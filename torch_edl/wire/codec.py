@@ -1,9 +1,11 @@
-"""Convert arrays to and from :class:`TensorProto`, without a copy where possible."""
+"""Convert arrays to and from :class:`TensorProto`, without a copy where possible. Contents are in a
+message, or are sent beside it as frames."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -35,6 +37,8 @@ _FROM_NUMPY = {v: k for k, v in _TO_NUMPY.items()}
 FLOAT_DTYPES = {"fp32": pb.DT_FLOAT, "bf16": pb.DT_BFLOAT16, "fp16": pb.DT_HALF}
 """Types in which float32 values are sent or stored, by name."""
 _FLOAT_NAMES: dict[int, str] = {number: name for name, number in FLOAT_DTYPES.items()}
+LARGE_BYTES = 1 << 20
+"""Least bytes of a content that is always sent as a frame."""
 
 
 def to_proto(array: Array) -> pb.TensorProto:
@@ -209,3 +213,61 @@ def entry_ids(
             f"but {len(before)} come before it"
         )
     return before[entry.same_ids_as - 1]
+
+
+@dataclass
+class Framed:
+    """A message and its frames.
+
+    Example:
+        >>> pull = Framed(ps.PullRequest())
+        >>> pull.put_ids(pull.message.tables.add(name="t"), np.arange(3))
+    """
+
+    message: Any
+    frames: list[memoryview] = field(default_factory=list)
+
+    def put(self, proto: pb.TensorProto, array: Array) -> None:
+        """Attach an array as the content of an empty tensor; the array must not change afterwards.
+
+        Raises:
+            UsageError: the dtype is not supported.
+        """
+        self._attach(proto, describe(proto, array))
+
+    def put_floats(self, proto: pb.TensorProto, array: Array, dtype: int) -> None:
+        """Attach float32 values, converted to one of :data:`FLOAT_DTYPES`; see :meth:`put`.
+
+        Raises:
+            UsageError: the dtype is not in :data:`FLOAT_DTYPES`.
+        """
+        self._attach(proto, describe_floats(proto, array, dtype))
+
+    def put_narrow(self, proto: pb.TensorProto, array: Array, dtype: int) -> None:
+        """Attach values that have already been converted to the bits of the dtype."""
+        describe_shape(proto, array.shape, dtype)
+        self._attach(proto, array)
+
+    def put_large(self, given: pb.TensorProto, proto: pb.TensorProto) -> None:
+        """Copy an encoded tensor into an empty one, with its content as a frame if the content is
+        large. Small contents stay in the message, since the number of frames is limited."""
+        if len(given.tensor_content) < LARGE_BYTES:
+            proto.CopyFrom(given)
+            return
+        proto.dtype = given.dtype
+        proto.tensor_shape.CopyFrom(given.tensor_shape)
+        self.frames.append(memoryview(given.tensor_content))
+        proto.frame = len(self.frames)
+
+    def put_ids(self, entry: ps.TableIds | ps.TableGradient, ids: Ids) -> None:
+        """Attach ids (n,) to an entry of the message."""
+        self.frames.append(_view(ids.astype("<i8", copy=False)))
+        entry.ids_frame = len(self.frames)
+
+    def _attach(self, proto: pb.TensorProto, content: Array) -> None:
+        self.frames.append(_view(content))
+        proto.frame = len(self.frames)
+
+
+def _view(array: Array) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

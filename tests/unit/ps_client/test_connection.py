@@ -16,7 +16,7 @@ from torch_edl.errors import ServersLostError, ServersReplacedError, UsageError
 from torch_edl.ps_client.connection import ShardConnection
 from torch_edl.wire import master_pb2
 from torch_edl.wire import pserver_pb2 as pb
-from torch_edl.wire.data_plane.framed import Framed
+from torch_edl.wire.codec import Framed
 
 TOKEN = "connection-test"
 MODEL = 7

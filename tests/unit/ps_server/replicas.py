@@ -17,7 +17,7 @@ from torch_edl.ps_server.durability.peer import peer as peers
 from torch_edl.ps_server.durability.peer.keeper import ReplicaKeeper
 from torch_edl.ps_server.durability.records import Kind, LogEntry
 from torch_edl.wire import cluster_pb2, pserver_pb2, services
-from torch_edl.wire.data_plane.framed import Framed
+from torch_edl.wire.codec import Framed
 from torch_edl.wire.data_plane.server import Answer, DataServer, Later, WouldWaitError
 from torch_edl.wire.server import serve
 

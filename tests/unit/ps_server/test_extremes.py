@@ -19,7 +19,7 @@ from torch_edl.ps_server.service import PserverService
 from torch_edl.ps_server.shard import ModelShard
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
-from torch_edl.wire.data_plane.framed import Framed
+from torch_edl.wire.codec import Framed
 from torch_edl.wire.data_plane.stub import CALLS
 
 FENCE = pb.Fence(job="j", incarnation=1)

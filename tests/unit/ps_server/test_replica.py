@@ -41,7 +41,7 @@ from torch_edl.ps_server.durability.records import (
 )
 from torch_edl.wire import pserver_pb2
 from torch_edl.wire import replica_pb2 as pb
-from torch_edl.wire.data_plane.framed import Framed
+from torch_edl.wire.codec import Framed
 from torch_edl.wire.data_plane.server import MOST_FRAMES
 from torch_edl.wire.data_plane.stub import DataStub
 

@@ -13,7 +13,7 @@ from tests.waiting import HANG_S
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import server, services
-from torch_edl.wire.channel import Stub
+from torch_edl.wire.channel import Absence, Stub
 
 Answers = list[Exception | str]
 
@@ -103,3 +103,18 @@ def test_no_proxy_stands_between_the_processes_of_a_job(
         master = stub(["ours"])
         assert master.call(pb.GetStatusRequest(), timeout_s=HANG_S).job == "ours"
     assert proxy.connections == 0
+
+
+def test_only_the_time_of_attempts_counts() -> None:
+    now = 0.0
+    absence = Absence(6.0, clock=lambda: now)
+    now = 1.0
+    assert absence.failed() == 1.0
+    now = 7.0
+    assert absence.failed() == 7.0
+    now = 900.0  # the process was paused, and its call has failed meanwhile
+    assert absence.failed() == 13.0
+    absence.answered()
+    assert absence.seconds == 0.0
+    now = 1800.0
+    assert absence.failed() == 6.0

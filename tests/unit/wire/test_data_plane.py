@@ -28,8 +28,8 @@ from torch_edl.wire import codec
 from torch_edl.wire import data_plane_pb2 as pb
 from torch_edl.wire import pserver_pb2 as ps
 from torch_edl.wire.channel import CallError
+from torch_edl.wire.codec import Framed
 from torch_edl.wire.data_plane import server as data_server
-from torch_edl.wire.data_plane.framed import Framed
 from torch_edl.wire.data_plane.server import MOST_FRAMES, DataServer, WouldWaitError
 from torch_edl.wire.data_plane.sockets import MAX_FRAME_BYTES, Keys
 from torch_edl.wire.data_plane.stub import DataStub

@@ -16,7 +16,7 @@ import pytest
 from tests.waiting import HANG_S, wait_for
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as ps
-from torch_edl.wire.data_plane.framed import Framed
+from torch_edl.wire.codec import Framed
 from torch_edl.wire.data_plane.sockets import PIECE_BYTES
 from torch_edl.wire.data_plane.stub import DataStub
 from torch_edl.wire.security.newcomers import MOST_OF_ADDRESS

@@ -20,8 +20,8 @@ from google.protobuf.message import DecodeError
 from torch_edl.errors import UsageError
 from torch_edl.wire import data_plane_pb2 as pb
 from torch_edl.wire import keepalive
+from torch_edl.wire.codec import Framed
 from torch_edl.wire.data_plane.doorkeeper import Doorkeeper
-from torch_edl.wire.data_plane.framed import Framed
 from torch_edl.wire.data_plane.sockets import LOCAL, Keys, cut, joined, prepare
 from torch_edl.wire.parts import require_few
 from torch_edl.wire.server import status_of

@@ -12,13 +12,15 @@ from typing import Any
 
 import grpc
 import zmq
+from google.protobuf.message import Message
 
 from torch_edl.errors import UsageError
+from torch_edl.wire import cluster_pb2, keepalive, pserver_pb2, replica_pb2
 from torch_edl.wire import data_plane_pb2 as pb
-from torch_edl.wire import keepalive, pserver_pb2, replica_pb2
-from torch_edl.wire.channel import AWAY, CallError
-from torch_edl.wire.data_plane.framed import Framed
+from torch_edl.wire.channel import AWAY, CallError, Stub
+from torch_edl.wire.codec import Framed
 from torch_edl.wire.data_plane.sockets import MAX_FRAME_BYTES, Keys, cut, joined, prepare
+from torch_edl.wire.services import Services
 
 _FIELDS = {
     pserver_pb2.PullRequest: "pull",
@@ -31,6 +33,7 @@ _FIELDS = {
 }
 CALLS = tuple(_FIELDS)
 """Types of the requests that are sent over the data plane."""
+_BULK = (replica_pb2.PutBaseRequest, replica_pb2.FetchReplicaRequest)
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 # Events of a connection that failed or was lost.
@@ -256,3 +259,46 @@ def _answered(answer: pb.DataAnswer, frames: list[Any]) -> Framed | CallError:
     if which is None:
         return CallError(grpc.StatusCode.INTERNAL, "an empty answer")
     return Framed(getattr(answer, which), frames)
+
+
+class PserverStub:
+    """Sends requests with frames over the data plane, and messages over gRPC.
+
+    Args:
+        services: see :class:`~torch_edl.wire.channel.Stub`.
+        token: token of the job.
+    """
+
+    def __init__(self, services: Services, server: cluster_pb2.Server, token: str) -> None:
+        self.address = server.address
+        # Without retries of gRPC, which would slow every call.
+        self._stub = Stub(services, server.address, token, retries=False)
+        self._data = DataStub(server.data_plane, token)
+        # A separate connection, so that no other call waits behind a bulk transfer.
+        self._bulk = DataStub(server.data_plane, token)
+
+    def call(self, request: Message | Framed, *, timeout_s: float) -> Framed:
+        """Call the server and wait for the answer.
+
+        Raises:
+            grpc.RpcError: the call failed; see ``code()`` and ``details()``.
+            UsageError: the request exceeds the size limit.
+            ValueError: the stub was closed.
+        """
+        if isinstance(request, Framed):
+            return self.start(request, timeout_s=timeout_s).result()
+        return Framed(self._stub.call(request, timeout_s=timeout_s))
+
+    def start(self, request: Framed, *, timeout_s: float) -> DataCall:
+        """Send a call over the data plane.
+
+        Raises:
+            UsageError: the request exceeds the size limit.
+        """
+        data = self._bulk if isinstance(request.message, _BULK) else self._data
+        return data.start(request, timeout_s=timeout_s)
+
+    def close(self) -> None:
+        """Close the connections; calls in flight end with ``CANCELLED``."""
+        for each in (self._stub, self._data, self._bulk):
+            each.close()

@@ -91,7 +91,7 @@ def _serve(address: str, pause: Callable[[], None]) -> None:
     from torch_edl.wire import master_pb2 as pb
     from torch_edl.wire import pserver_pb2 as ps
     from torch_edl.wire import server, services
-    from torch_edl.wire.data_plane.framed import Framed
+    from torch_edl.wire.codec import Framed
     from torch_edl.wire.data_plane.server import DataServer
     from torch_edl.wire.streams import Door
 
@@ -129,7 +129,7 @@ def _call(first: str, pause: Callable[[], None]) -> None:
     from torch_edl.wire import pserver_pb2 as ps
     from torch_edl.wire import services
     from torch_edl.wire.channel import Stub
-    from torch_edl.wire.data_plane.framed import Framed
+    from torch_edl.wire.codec import Framed
     from torch_edl.wire.data_plane.stub import DataStub
     from torch_edl.wire.streams import connect
 

@@ -23,7 +23,7 @@ from torch_edl.ps_server.durability.peer import transfer
 from torch_edl.ps_server.durability.records import Record
 from torch_edl.wire import codec
 from torch_edl.wire import replica_pb2 as pb
-from torch_edl.wire.data_plane.framed import Framed
+from torch_edl.wire.codec import Framed
 from torch_edl.wire.data_plane.server import Answer, WouldWaitError, in_pool
 
 

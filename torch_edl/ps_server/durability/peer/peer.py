@@ -31,9 +31,9 @@ from torch_edl.ps_server.durability.peer.unsent import Unsent
 from torch_edl.ps_server.durability.records import HEAD_BYTES, LogEntry, Record
 from torch_edl.wire import cluster_pb2
 from torch_edl.wire import replica_pb2 as pb
-from torch_edl.wire.data_plane.framed import Framed
-from torch_edl.wire.data_plane.pserver_stub import PserverStub
+from torch_edl.wire.codec import Framed
 from torch_edl.wire.data_plane.sockets import MAX_FRAME_BYTES
+from torch_edl.wire.data_plane.stub import PserverStub
 
 log = logging.getLogger(__name__)
 

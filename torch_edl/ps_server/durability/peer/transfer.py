@@ -13,7 +13,7 @@ from torch_edl.ps_server.durability import records
 from torch_edl.ps_server.durability.records import Piece, Record
 from torch_edl.wire import codec
 from torch_edl.wire import replica_pb2 as pb
-from torch_edl.wire.data_plane.framed import Framed
+from torch_edl.wire.codec import Framed
 
 PIECE_BYTES = 4 << 20
 """Maximum bytes of a file in one message."""
