@@ -45,11 +45,3 @@ def test_a_periodic_one_at_the_end_is_not_the_last() -> None:
     (last,) = taken(w, 0)
     w.saved(last.progress, last.incarnation)
     assert w.job.checkpoints.complete
-
-
-def test_the_last_one_only_where_it_is_wanted() -> None:
-    for wanted, root in (({}, None), ({"output": "/out"}, "/job/final"), ({"dir": "/ck"}, "/ck")):
-        w = running(**wanted)
-        asked = taken(w, 8)
-        assert [str(action.root) for action in asked] == ([root] if root else [])
-        assert w.job.checkpoints.complete == (root is None)

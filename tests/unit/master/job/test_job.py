@@ -86,32 +86,13 @@ class TestTheGoodWay:
     ):
         w = running(epochs=epochs, max_steps=steps)
         w.work()
-        for _ in range(2):
-            w.tick()
+        assert w.job.done()[1] == (steps or 16 * epochs)
+        assert w.outcome.state == "finished"
         told = [text for text in w.texts() if text.startswith("epoch ")]
         of = f"of {epochs} is done"
         last = [f"epoch {epochs} {of}"] * (not steps and epochs not in ends)
         assert told == [f"epoch {n} {of}" for n in ends] + last
         assert w.said("--max-steps") == (0 < steps < 16 * epochs)
-
-    def test_max_steps_is_exact(self):
-        w = running(max_steps=11)
-        w.work()
-        assert w.job.done() == (22, 11)
-        assert sum(w.counted.values()) == 22
-        assert w.outcome.state == "finished"
-
-    def test_evaluations_while_training_and_at_the_end(self):
-        w = running(eval_records=6, eval_every=5)
-        w.work()
-        assert [r.steps for r in w.job.tasks.evaluations.results] == [6, 10, 16]
-
-    def test_an_evaluation_job_only_evaluates(self):
-        w = running(kind="evaluate", load="/model")
-        assert w.fleet.cluster().restored_from == "/model"
-        w.work()
-        assert (w.outcome.state, w.job.done()[0]) == ("finished", 32)
-        assert w.job.tasks.evaluations.results[0].metrics == {"loss": 8 / 32}
 
     @pytest.mark.parametrize("error", ["", "no space"])
     def test_predictions_are_merged_before_the_job_is_finished(self, error):
@@ -162,29 +143,9 @@ class TestTheGoodWay:
         assert commit.manifest.steps == 7
         assert commit.manifest.watermarks == Watermarks(3, {held.task_id: 2})
 
-
-class TestEarlyStop:
-    """The loss is the same after each epoch, so the second is not better than the first."""
-
-    def world(self, **options) -> World:
-        return running(epochs=5, eval_records=4, early_stop="loss:1", **options)
-
-    def test_no_record_of_the_next_epoch_is_leased_before_the_evaluation(self):
-        w = self.world(workers=2)
-        kinds = []
-        while not kinds or kinds[-1][0] != pb.TASK_EVALUATE:
-            answer = w.lease(0)
-            if answer is None:
-                w.tick(0.1)
-                continue
-            (lease,) = answer.leases
-            kinds.append((lease.kind, lease.epoch))
-            w.do(0, lease)
-        assert set(kinds[:-1]) == {(pb.TASK_TRAIN, 0)}
-        assert w.counted == every_record(1)
-
-    def test_the_training_stops_and_the_model_of_the_last_epoch_is_saved(self):
-        w = self.world(output="/out")
+    def test_an_early_stop_saves_the_model_of_the_last_epoch(self):
+        """The loss is the same after each epoch, so the second is not better than the first."""
+        w = running(epochs=5, eval_records=4, early_stop="loss:1", output="/out")
         w.work(tasks=8)
         w.tick(0.1)
         assert w.beat().epochs_open == 1
@@ -216,14 +177,10 @@ class TestDecisions:
     def test_auto_with_one_worker_and_a_small_model_is_local(self):
         answer = self.registered().report_model(0, SMALL)
         assert answer is None, "the data are not counted"
-        w = World(strategy="auto")
-        w.up()
-        answer = w.start()
+        answer = running(strategy="auto").start()
         assert (answer.strategy, answer.torch_threads) == ("local", 8)
-        assert (answer.cluster.incarnation, list(answer.cluster.servers)) == (1, [])
-
-    def test_threads_are_divided_among_workers(self):
         assert running(workers=3).start().torch_threads == 2
+        assert (answer.cluster.incarnation, list(answer.cluster.servers)) == (1, [])
 
     def test_an_error_of_the_model_file_fails_the_job(self):
         w = self.registered()

@@ -9,14 +9,12 @@ from master.state.actions import (
     CommitLocal,
     Flush,
     Flushed,
-    OutputWritten,
     SaveServers,
-    WriteOutput,
 )
 from master.state.calls import server_calls, worker_calls
 from master.state.workforce.processes import RUNNING
 from tests.unit.master.said import DRAIN
-from tests.unit.master.world import SNAPSHOT, World, running
+from tests.unit.master.world import SNAPSHOT, running
 from torch_edl.wire import master_pb2 as pb
 
 
@@ -88,17 +86,6 @@ def test_a_periodic_one_that_fails_is_tried_again_soon():
     w.tick(0.1)
     w.effect(SaveServers)
     assert w.outcome is None
-
-
-def test_output_that_cannot_be_written_fails_the_job():
-    w = running(output="/out")
-    w.work()
-    w.save()
-    w.tick()
-    w.effect(WriteOutput)
-    w.apply(OutputWritten("read-only"))
-    assert "--output /out" in w.outcome.error
-    assert "read-only" in w.outcome.error
 
 
 class TestStop:
@@ -198,13 +185,3 @@ def test_the_first_cause_counts():
     w.job.lifecycle.fail("second", w.now)
     w.job.stop("later", w.now)
     assert w.outcome.error == "first"
-
-
-def test_a_crash_loop_fails_the_job():
-    w = World()
-    for _ in range(5):
-        w.tick(60.0)
-        process = w.fleet.alive("worker")[0]
-        w.exit("worker", process.id, code=1)
-    assert "exit code 1" in w.outcome.error
-    assert f"/worker-{process.id}.log" in w.outcome.error

@@ -17,15 +17,6 @@ from torch_edl.wire import master_pb2 as pb
 
 
 class TestWorkers:
-    def test_a_dead_workers_tasks_go_to_others(self):
-        w = running(workers=2)
-        first = w.lease(0, want=2).leases
-        w.kill(0)
-        again = w.lease(1, want=2).leases
-        assert [x.task_id for x in again] == [x.task_id for x in first]
-        assert all(x.retried for x in again)
-        assert not w.complete(0, first[0])
-
     def test_a_silent_worker_is_declared_lost_and_replaced(self):
         w = running()
         w.lease(0)
@@ -111,11 +102,6 @@ class TestWorkers:
         w.kill(0)
         assert w.job.done() == (4, 2)
 
-    def test_a_worker_of_old_servers_is_told_of_the_new(self):
-        answer = running().lease(0, incarnation=0)
-        assert answer.next == CHANGED
-        assert [s.address for s in answer.cluster.servers] == ["s0", "s1"]
-
 
 class TestGoingBack:
     def test_a_dead_server_takes_training_back_to_the_checkpoint(self):
@@ -168,21 +154,6 @@ class TestGoingBack:
         assert w.fleet.cluster().restored_from == load
         w.work()
         assert w.counted == every_record()
-        assert w.outcome.state == "finished"
-
-    def test_a_server_that_dies_in_the_last_evaluation(self):
-        w = running(dir="/ck", eval_records=4)
-        w.work()
-        effect = w.effect(SaveServers)
-        w.exit("ps", 0, signal=9)
-        w.saved(effect.progress, effect.incarnation)  # of servers that are gone
-        assert not w.job.checkpoints.complete
-        w.all_up()
-        w.counted.clear()
-        w.work()
-        assert w.counted == every_record()
-        w.save()
-        w.tick()
         assert w.outcome.state == "finished"
 
     def test_the_death_of_the_local_worker(self):

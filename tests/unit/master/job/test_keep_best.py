@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from master.runtime import checkpoints
-from master.state.actions import CheckpointFailed, Flush, Flushed, Prune, SaveServers, WriteOutput
+from master.state.actions import Flush, Flushed, Prune, SaveServers, WriteOutput
 from tests.unit.master.world import World, every_record
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest
@@ -37,33 +37,27 @@ def is_saving(w: World) -> bool:
     return any(isinstance(action, SaveServers) for action in w.actions)
 
 
-def test_the_output_is_the_model_of_the_best_epoch() -> None:
-    w = world()
-    epoch(w, 0.5)
-    assert w.counted == every_record(1), "the next epoch has begun before the checkpoint"
-    assert w.save().manifest.metrics == {"loss": 0.5}
-    epoch(w, 0.2)
-    best = w.save()
-    assert (best.manifest.steps, best.manifest.metrics) == (32, {"loss": 0.2})
-    epoch(w, 0.4)
-    last = w.save()
-    assert (last.manifest.steps, last.manifest.metrics) == (48, {})
+@pytest.mark.parametrize(
+    ("option", "losses", "best"),
+    [("loss", (0.5, 0.2, 0.4), 2), ("loss", (0.5, 0.3), 2), ("loss:max", (0.3, 0.2), 1)],
+)
+def test_the_output_is_the_model_of_the_best_epoch(
+    option: str, losses: tuple[float, ...], best: int
+) -> None:
+    w = world(keep_best=option, epochs=len(losses))
+    saved = []
+    for number, loss in enumerate(losses, 1):
+        epoch(w, loss)
+        assert w.counted == every_record(number), "the next epoch has begun before the checkpoint"
+        saved.append(w.save())
+    metrics = [{"loss": x} if i <= best else {} for i, x in enumerate(losses, 1)]
+    assert [each.manifest.metrics for each in saved] == metrics
     w.tick()
-    assert w.effect(WriteOutput) == WriteOutput(best.path, Path("/out"))
-    assert "best checkpoint so far: loss 0.2 at step 32" in w.texts("info")
-    assert w.status().best == pb.BestModel(metric="loss", value=0.2, steps=32)
-
-
-def test_the_last_epoch_is_the_best() -> None:
-    w = world(epochs=2)
-    epoch(w, 0.5)
-    w.save()
-    epoch(w, 0.3)
-    last = w.save()
-    assert (last.manifest.steps, last.manifest.metrics) == (32, {"loss": 0.3})
-    w.tick()
-    assert w.effect(WriteOutput).checkpoint == last.path
+    path, value = saved[best - 1].path, losses[best - 1]
+    assert w.effect(WriteOutput) == WriteOutput(path, Path("/out"))
     assert not is_saving(w)
+    assert f"best checkpoint so far: loss {value} at step {16 * best}" in w.texts("info")
+    assert w.status().best == pb.BestModel(metric="loss", value=value, steps=16 * best)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -75,15 +69,6 @@ def test_a_value_that_is_not_finite_is_never_the_best(option: str, value: float)
     last = w.save()
     w.tick()
     assert w.effect(WriteOutput).checkpoint == last.path
-
-
-def test_higher_may_be_better() -> None:
-    w = world(keep_best="loss:max", epochs=2)
-    epoch(w, 0.3)
-    w.save()
-    epoch(w, 0.2)
-    assert w.save().manifest.metrics == {}
-    assert w.job.checkpoints.best.saved.manifest.steps == 16
 
 
 def test_the_rotation_spares_the_best_one() -> None:
@@ -173,16 +158,6 @@ def test_servers_apply_what_waits_for_its_quorum_before_the_evaluation() -> None
     w.tick()
     w.work()
     assert w.effect(Flush), "the next epoch needs a flush of its own"
-
-
-def test_a_full_disk_fails_the_job_in_the_end() -> None:
-    w = world()
-    epoch(w, 0.5)
-    for _ in range(3):
-        effect = w.effect(SaveServers)
-        w.apply(CheckpointFailed("no space", effect.incarnation))
-        w.tick(5.0)
-    assert "cannot be saved" in w.outcome.error
 
 
 @pytest.mark.parametrize(

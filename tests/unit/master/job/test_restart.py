@@ -93,6 +93,7 @@ def test_an_evaluation_under_way_keeps_what_was_merged() -> None:
     again = w.restart()
     again.work()
     assert again.job.tasks.evaluations.results[0].metrics == {"loss": 0.25}
+    assert (again.outcome.state, again.job.done()[0]) == ("finished", 32)
     whole.work()
     assert again.job.tasks.evaluations.results == whole.job.tasks.evaluations.results
 

@@ -149,18 +149,6 @@ def test_samples_that_members_left_out_are_added_up() -> None:
     assert w.job.damaged == 5
 
 
-def test_who_drains_leaves_once_another_has_the_model() -> None:
-    w = ring(workers=1)
-    w.scale(2)
-    w.up()
-    w.scale(1)
-    w.tick()
-    # The newest one goes; it has no model, so nobody has to wait for that.
-    assert w.at(2, 1).drain
-    assert not w.at(2, 0).drain
-    assert w.join(1).leave
-
-
 def test_the_last_holder_does_not_drain_before_it_gave_the_model_on() -> None:
     w = up()
     importing(w, 0)

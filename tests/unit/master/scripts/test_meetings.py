@@ -65,6 +65,8 @@ def test_nothing_is_trained_while_one_evaluates() -> None:
     s = Scripts(2)
     assert s.begin(1, 0, 1) == [True, True]
     assert s.begin(2, 0, 1, 0) == [False, True, True]
+    s.w.job.stop("enough", s.w.now)
+    assert s.begin(3, 0, 1) == [False, False]
 
 
 def test_one_that_does_not_come_is_not_waited_for() -> None:

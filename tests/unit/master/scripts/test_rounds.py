@@ -92,23 +92,6 @@ def test_a_joiner_ends_the_round_only_if_there_is_room() -> None:
     assert ask(rounds, "c", now, most=2).rank == 0, "by order of arrival"
 
 
-def test_a_round_that_was_replaced_is_over() -> None:
-    rounds = Rounds()
-    ask(rounds, "a", 0.0, most=1)
-    assert not rounds.look("a", 1, 0.5).over
-    ask(rounds, "a", 1.0, most=1, wish=1)
-    assert rounds.look("a", 1, 1.0).over
-    assert not rounds.look("a", 2, 1.0).over
-
-
-def test_nobody_joins_once_it_is_closed() -> None:
-    rounds = Rounds()
-    ask(rounds, "a", 0.0, most=1)
-    rounds.closed = True
-    assert ask(rounds, "b", 1.0) is None
-    assert rounds.look("a", 1, 1.0).closed
-
-
 def test_who_waits_is_waited_for_until_it_knows_that_it_is_closed() -> None:
     rounds = Rounds()
     for node in ("a", "b"):

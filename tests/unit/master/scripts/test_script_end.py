@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from master.state.calls import script_calls
-from tests.unit.master.script_jobs import died, on_servers, ring_of_two, script, torchrun
+from tests.unit.master.script_jobs import died, ring_of_two, script, torchrun
 from tests.unit.master.world import TIMEOUT_S
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
@@ -237,15 +237,3 @@ class TestStop:
             w.tick(1)
         assert w.agent().over
         assert w.texts()[-1].startswith("no last checkpoint")
-
-
-def test_values_that_scripts_on_servers_compute_reach_all() -> None:
-    """The rules are tested in test_meetings; here through the calls."""
-    w = on_servers()
-    begin = pb.BeginPassRequest(worker_id=0, number=1, epochs=2)
-    assert w.call(script_calls.begin_pass, begin).begun
-    assert (
-        w.call(script_calls.meet, pb.MeetRequest(worker_id=0, passes=1, number=1)).part.world == 1
-    )
-    w.job.stop("enough", w.now)
-    assert w.call(script_calls.begin_pass, begin).leave

@@ -67,13 +67,6 @@ def test_servers_that_were_asked_for_start_before_any_worker_is_there() -> None:
     assert len(script(strategy="ps", servers=3).started) == 3
 
 
-def test_an_optimizer_that_servers_cannot_run_fails_the_job() -> None:
-    w = script(strategy="auto")
-    w.report_model(w.register(1), UNBOUND, optimizer_error="servers cannot run LBFGS")
-    assert w.outcome.exit_code == 2
-    assert "LBFGS" in w.outcome.error
-
-
 # ---- the data ----
 
 
