@@ -43,7 +43,7 @@ import sys
 import numpy as np
 from pathlib import Path
 from torch_edl.checkpoint import tensor_files
-from torch_edl.files.durable import sync
+from torch_edl.checkpoint.durable import sync
 path, left = Path(sys.argv[1]), int(sys.argv[2]) << 20
 while left > 0:
     rows = np.ones(min(left, tensor_files.PART_BYTES), np.uint8)

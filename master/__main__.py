@@ -43,12 +43,12 @@ from master.state.scripts.script_fleet import ScriptFleet
 from master.state.workforce.fleet import Fleet
 from master.state.workforce.processes import PENDING, ServerProcess
 from master.state.workforce.servers import ServerCommand
+from torch_edl.checkpoint.durable import replacing
 from torch_edl.config import JobConfig, extensions
 from torch_edl.config.environment import ENV_MASTER, ENV_PLATFORM, ENV_TOKEN
 from torch_edl.config.parts import PREPROCESSING_FILE
 from torch_edl.data.resuming import continued
 from torch_edl.errors import EdlError, UsageError
-from torch_edl.files.durable import replacing
 from torch_edl.interfaces import Store, StoreType
 from torch_edl.interfaces.platform import Host, Platform
 from torch_edl.launch.jobs.folder import JobFolder, MasterAddress

@@ -38,11 +38,11 @@ from master.state.actions import (
 from master.state.work.tasks import steps_of
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.claim import Claim
+from torch_edl.checkpoint.durable import replacing
 from torch_edl.checkpoint.manifest import Manifest, Snapshot
 from torch_edl.config.parts import PREPROCESSING_FILE
 from torch_edl.data.stream_space import saved_plan
 from torch_edl.errors import CheckpointError, EdlError
-from torch_edl.files.durable import replacing
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import pserver_pb2 as ps

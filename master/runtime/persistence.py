@@ -21,8 +21,8 @@ from master.runtime.service import Service
 from master.runtime.store.lock import Lock
 from master.state.actions import Note
 from master.state.job.restart import stored, to_state
+from torch_edl.checkpoint.durable import write_text
 from torch_edl.errors import StoreConflictError, UsageError
-from torch_edl.files.durable import write_text
 from torch_edl.interfaces import Store
 from torch_edl.launch.jobs.status import as_dict
 from torch_edl.processes.process_group import start_time

@@ -22,8 +22,8 @@ import time
 import weakref
 from pathlib import Path
 
+from torch_edl.checkpoint.durable import sync
 from torch_edl.errors import CheckpointError, UsageError
-from torch_edl.files.durable import sync
 
 log = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_edl.checkpoint import layout, tensor_files
+from torch_edl.checkpoint.durable import replacing_path
 from torch_edl.checkpoint.reader import FORMAT, CheckpointReader, SavedTable
 from torch_edl.config.parts import PREPROCESSING_FILE
 from torch_edl.errors import CheckpointError
-from torch_edl.files.durable import replacing_path
 
 _ROWS = 1 << 14
 """Number of rows that are written at a time, each to a page of its own: 64 MB of pages at most."""

@@ -27,9 +27,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from torch_edl.checkpoint.durable import rename, sync, write_text
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.errors import CheckpointError, UsageError
-from torch_edl.files.durable import rename, sync, write_text
 
 log = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from torch_edl.checkpoint.durable import rename
 from torch_edl.cli import submit
 from torch_edl.cli.arguments import preflight
 from torch_edl.cli.arguments.options import locators, platform_of
@@ -21,7 +22,6 @@ from torch_edl.cli.progress import Display
 from torch_edl.cli.terminal import stdout
 from torch_edl.config import extensions
 from torch_edl.config.job import LOCAL
-from torch_edl.files.durable import rename
 from torch_edl.interfaces.platform import JobHandle, JobOutcome, Platform, Submission
 from torch_edl.launch.jobs import folder
 from torch_edl.launch.jobs.folder import JobFolder, make_jobs_home

@@ -12,11 +12,11 @@ from typing import Any
 
 import grpc
 
+from torch_edl.checkpoint.durable import write_text
 from torch_edl.cli.progress import Display
 from torch_edl.config import JobConfig
 from torch_edl.config.environment import hash_environment
 from torch_edl.errors import UsageError
-from torch_edl.files.durable import write_text
 from torch_edl.interfaces.platform import JobOutcome
 from torch_edl.launch.jobs import folder
 from torch_edl.launch.jobs.folder import ENDED, JobFolder

@@ -9,10 +9,10 @@ from typing import Any
 
 from rich.console import Console
 
+from torch_edl.checkpoint.durable import write_text
 from torch_edl.cli.progress import TRAINS, best_text, counted, duration, number
 from torch_edl.cli.terminal import complain
 from torch_edl.config import JobConfig
-from torch_edl.files.durable import write_text
 from torch_edl.interfaces.platform import JobOutcome
 from torch_edl.launch.jobs.status import as_dict
 from torch_edl.wire import master_pb2 as pb

@@ -18,8 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import csv, ipc, parquet
 
+from torch_edl.checkpoint.durable import replacing
 from torch_edl.errors import JobFailedError
-from torch_edl.files.durable import replacing
 
 Array = npt.NDArray[Any]
 

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping
 
 from torch_edl.errors import UsageError
-from torch_edl.files.scratch import Scratch
+from torch_edl.ps_server.scratch import Scratch
 from torch_edl.wire.data_plane.server import Answer, DataServer
 from torch_edl.wire.data_plane.sockets import LOCAL
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from torch_edl.checkpoint import tensor_files
+from torch_edl.checkpoint.durable import sync
 from torch_edl.checkpoint.reader import SavedTable
 from torch_edl.errors import CheckpointError, JournalDamagedError
-from torch_edl.files.durable import sync
 from torch_edl.ps_server.durability import records
 from torch_edl.ps_server.durability.log import Base, Log
 from torch_edl.ps_server.durability.records import Kind, LogEntry, Record

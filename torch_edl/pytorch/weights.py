@@ -10,8 +10,8 @@ from typing import Any
 import safetensors.torch
 import torch
 
+from torch_edl.checkpoint.durable import replacing_path
 from torch_edl.errors import EdlError, UsageError
-from torch_edl.files.durable import replacing_path
 
 _TORCH_SUFFIXES = (".pt", ".pth")
 SUFFIXES = (*_TORCH_SUFFIXES, ".safetensors")

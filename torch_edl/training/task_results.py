@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from torch_edl.checkpoint.durable import replacing
 from torch_edl.errors import ContractError, UsageError
-from torch_edl.files.durable import replacing
 from torch_edl.interfaces import Batch
 from torch_edl.training.contract.argument_order import labels_first
 from torch_edl.training.contract.functions import UserFunctions

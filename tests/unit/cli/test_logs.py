@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from master.runtime.event_file import EventFile
+from torch_edl.checkpoint.durable import write_text
 from torch_edl.cli.__main__ import main
 from torch_edl.config import JobConfig
-from torch_edl.files.durable import write_text
 from torch_edl.launch.jobs import folder
 from torch_edl.launch.jobs.folder import JobFolder
 from torch_edl.launch.jobs.status import as_dict

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from torch_edl.checkpoint.durable import write_text
 from torch_edl.cli.__main__ import main
 from torch_edl.config import JobConfig, TrainConfig
-from torch_edl.files.durable import write_text
 from torch_edl.launch.jobs.folder import JobFolder
 from torch_edl.launch.jobs.status import as_dict
 from torch_edl.plugins.kubernetes.config import KubernetesConfig

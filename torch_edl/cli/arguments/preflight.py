@@ -7,12 +7,12 @@ import dataclasses
 from pathlib import Path
 
 from torch_edl.checkpoint import claim, layout
+from torch_edl.checkpoint.durable import check_writable
 from torch_edl.cli.arguments import user_file
 from torch_edl.cli.arguments.options import model_file_job
 from torch_edl.config import DataConfig, JobConfig
 from torch_edl.data.resuming import continued
 from torch_edl.errors import CheckpointError, UsageError
-from torch_edl.files.durable import check_writable
 from torch_edl.launch.jobs import folder
 from torch_edl.launch.jobs.folder import JobFolder
 from torch_edl.training.contract.backends import TORCH, backend_of, named

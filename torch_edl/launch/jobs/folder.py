@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+from torch_edl.checkpoint.durable import write_text
 from torch_edl.config import JobConfig
 from torch_edl.config.environment import edl_home
 from torch_edl.errors import UsageError
-from torch_edl.files.durable import write_text
 
 ENDED = ("finished", "failed", "stopped")
 """States of an ended job."""

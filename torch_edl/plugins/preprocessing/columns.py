@@ -12,9 +12,9 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from torch_edl.checkpoint.durable import replacing
 from torch_edl.config.parts import PREPROCESSING_FILE
 from torch_edl.errors import CheckpointError, UsageError
-from torch_edl.files.durable import replacing
 from torch_edl.plugins.preprocessing import arrays
 from torch_edl.plugins.preprocessing.column import Column, Shared
 from torch_edl.plugins.preprocessing.fitted import Boundaries, Fitted, Scale, Words

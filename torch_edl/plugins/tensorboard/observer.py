@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
+from torch_edl.checkpoint.durable import check_writable
 from torch_edl.errors import UsageError
-from torch_edl.files.durable import check_writable
 from torch_edl.interfaces import Observer
 
 # The package's own switch: this module exists in its build without TensorFlow. Without the module,

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import wait_for
+from torch_edl.checkpoint.durable import write_text
 from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
 from torch_edl.errors import UsageError
-from torch_edl.files.durable import write_text
 from torch_edl.launch.jobs import folder
 from torch_edl.launch.jobs.folder import JobFolder
 from torch_edl.launch.jobs.local_job import LocalJob

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from torch_edl.checkpoint.durable import replacing
 from torch_edl.config.environment import edl_home
 from torch_edl.data.sources.base import is_url
 from torch_edl.data.sources.storage.data_file import DataFile
-from torch_edl.files.durable import replacing
 from torch_edl.interfaces.storage import Stamp
 
 log = logging.getLogger(__name__)

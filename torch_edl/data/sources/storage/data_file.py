@@ -9,12 +9,12 @@ import os
 from collections.abc import Iterator
 from typing import Any, Self
 
+from torch_edl.checkpoint.durable import replacing
 from torch_edl.data.sources.base import CHANGED, is_url
 from torch_edl.data.sources.kinds import storage_of
 from torch_edl.data.sources.storage import unpacking
 from torch_edl.data.sources.storage.random_access import RandomAccess
 from torch_edl.errors import DataError
-from torch_edl.files.durable import replacing
 from torch_edl.interfaces.storage import Stamp, StoredBytes
 
 KEPT_MAP_BYTES = 256 << 20

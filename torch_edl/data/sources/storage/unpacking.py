@@ -21,10 +21,10 @@ from typing import BinaryIO
 
 from isal.isal_zlib import crc32
 
+from torch_edl.checkpoint.durable import replacing
 from torch_edl.config.environment import edl_home
 from torch_edl.data.sources.storage.random_access import RandomAccess
 from torch_edl.errors import DataError
-from torch_edl.files.durable import replacing
 from torch_edl.interfaces.storage import StoredBytes
 
 log = logging.getLogger(__name__)

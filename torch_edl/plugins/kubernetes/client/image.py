@@ -12,11 +12,11 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 from torch_edl import __version__
+from torch_edl.checkpoint.durable import write_text
 from torch_edl.cli.terminal import stdout
 from torch_edl.config import extensions
 from torch_edl.data.sources import kinds
 from torch_edl.errors import UsageError
-from torch_edl.files.durable import write_text
 from torch_edl.training.contract.backends import package_of
 
 # PyTorch publishes its wheels in one folder per variant.

@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from rich.console import Console
 
+from torch_edl.checkpoint.durable import check_writable
 from torch_edl.cli.arguments import preflight, user_file
 from torch_edl.cli.arguments.options import model_file_job
 from torch_edl.cli.progress import Display
@@ -18,7 +19,6 @@ from torch_edl.config import JobConfig
 from torch_edl.config.option import TRAINING
 from torch_edl.data.sources.kinds import is_object, url_type
 from torch_edl.errors import UsageError
-from torch_edl.files.durable import check_writable
 from torch_edl.interfaces.platform import JobOutcome
 from torch_edl.launch.jobs.observers import Observers
 from torch_edl.plugins.kubernetes.client import cluster_job, code

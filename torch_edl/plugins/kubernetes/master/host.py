@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from torch_edl.checkpoint import layout
+from torch_edl.checkpoint.durable import write_text
 from torch_edl.config import CheckpointConfig, JobConfig
 from torch_edl.config.environment import ENV_HOST, ENV_TOKEN
 from torch_edl.errors import CheckpointError, StoreConflictError, UsageError
-from torch_edl.files.durable import write_text
 from torch_edl.interfaces import Store
 from torch_edl.interfaces.platform import Host
 from torch_edl.launch.jobs.folder import JobFolder

@@ -16,9 +16,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from torch_edl.checkpoint.durable import rename, sync, sync_tree
 from torch_edl.config.parts import FSYNC_MODES
 from torch_edl.errors import JournalDamagedError, StaleIncarnationError, UsageError
-from torch_edl.files.durable import rename, sync, sync_tree
 from torch_edl.ps_server.durability.disk import segments
 from torch_edl.ps_server.durability.disk.ownership import Ownership
 from torch_edl.ps_server.durability.disk.segments import Segment, SegmentWriter

@@ -16,8 +16,8 @@ import re
 import shutil
 from pathlib import Path
 
+from torch_edl.checkpoint.durable import rename, sync_tree
 from torch_edl.errors import JournalDamagedError, StaleIncarnationError, UsageError
-from torch_edl.files.durable import rename, sync_tree
 from torch_edl.ps_server.durability.identity import JournalIdentity
 
 _IDENTITY = "journal.json"

@@ -3,10 +3,10 @@ shard, and the folder that both use."""
 
 from __future__ import annotations
 
-from torch_edl.files.scratch import Scratch
 from torch_edl.ps_server.durability.identity import JournalIdentity
 from torch_edl.ps_server.durability.peer.keeper import ReplicaKeeper
 from torch_edl.ps_server.durability.peer.peer import Peer
+from torch_edl.ps_server.scratch import Scratch
 
 
 class ShardReplica:

@@ -13,11 +13,11 @@ import pytest
 
 from tests.other_user import needs_root, run_as_stranger
 from torch_edl.errors import UsageError
-from torch_edl.files.scratch import Scratch
+from torch_edl.ps_server.scratch import Scratch
 
 HOLD = """
 import sys
-from torch_edl.files.scratch import Scratch
+from torch_edl.ps_server.scratch import Scratch
 print(Scratch("replica").path, flush=True)
 sys.stdin.read()
 """

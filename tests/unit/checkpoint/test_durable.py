@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_edl.files.durable import rename, replacing, replacing_path, write_text
+from torch_edl.checkpoint.durable import rename, replacing, replacing_path, write_text
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("torch_edl", "master", "tf_compat", "examples", "benchmarks", "tools")
@@ -39,7 +39,7 @@ def test_nothing_else_renames() -> None:
     assert len(modules) > 300
     found = [line for path in modules for line in renames(path)]
     assert found
-    assert [line for line in found if not line.startswith("torch_edl/files/durable.py:")] == []
+    assert [line for line in found if not line.startswith("torch_edl/checkpoint/durable.py:")] == []
 
 
 TRACED = """
@@ -60,7 +60,7 @@ def traced(name):
 
 for name in ("fsync", "replace", "rename"):
     traced(name)
-from torch_edl.files import durable as files
+from torch_edl.checkpoint import durable as files
 root = Path(sys.argv[1])
 exec(sys.argv[2])
 print(json.dumps(seen))
