@@ -35,7 +35,7 @@ from master.state.actions import (
     SaveServers,
     WriteOutput,
 )
-from master.state.work.tasks import steps_of
+from master.state.work.progress import steps_of
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.claim import Claim
 from torch_edl.checkpoint.durable import replacing

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from master.state.job.job import Job
-from master.state.work.lost_updates import in_both
+from master.state.work.progress import in_both
 from master.state.workforce.processes import EXITED, STOPPING, ServerProcess, SpareProcess
 from torch_edl.errors import UsageError
 from torch_edl.tables.watermarks import Watermarks

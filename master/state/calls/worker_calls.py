@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from master.state.job.job import Job
 from master.state.membership import Member
-from master.state.work.epochs import is_at_next
+from master.state.work.progress import is_at_next
 from master.state.work.task_scheduler import TaskEvent
 from master.state.work.tasks import TaskQueue
 from master.state.workforce.processes import STARTING

@@ -11,12 +11,11 @@ from typing import Any
 from master.state.job.checkpoint_manager import CheckpointManager
 from master.state.lifecycle import Lifecycle
 from master.state.work.data_identity import nothing_left
-from master.state.work.epochs import whole_epochs
 from master.state.work.evaluation import EvaluationResult
-from master.state.work.nan_steps import NanSteps
+from master.state.work.progress import NanSteps, steps_of, whole_epochs
 from master.state.work.snapshot_task import SnapshotWritten
 from master.state.work.task_scheduler import TaskScheduler
-from master.state.work.tasks import TaskQueue, steps_of
+from master.state.work.tasks import TaskQueue
 from master.state.workforce.fleet import Fleet
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import JobConfig

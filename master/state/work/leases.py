@@ -1,4 +1,4 @@
-"""Leases: tasks that workers hold. Pure."""
+"""Leases: tasks that workers hold, their first records and their failures. Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from master.state.actions import Failure, Note
 from torch_edl.data.task_space import Task
 from torch_edl.wire import master_pb2 as pb
 
+# Number of tasks whose first records are remembered.
 _REMEMBERED = 10_000
+# Upper bound on the failure causes that are remembered, to log each cause once.
+_MOST_CAUSES = 100
 
 
 @dataclass(frozen=True)
@@ -84,3 +88,35 @@ class FirstRecords:
         """Restore what :meth:`to_state` returned."""
         for task, framework, order, records in state:
             self.put(task, pb.FirstRecords(framework=framework, order=order, records=records))
+
+
+class TaskFailures:
+    """Failures of the user's code in tasks: each cause is logged once, and a task may fail a few
+    times.
+
+    Args:
+        limit: failures of one task after which the job fails.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._causes: set[str] = set()
+
+    def judge(self, request: pb.FailTaskRequest, count: int) -> Note | Failure | None:
+        """Return the event that follows a failure; None if the same cause was logged before.
+
+        Args:
+            count: number of failures of the task.
+        """
+        if request.fatal or count >= self._limit:
+            tries = f"; the task was tried {count} times" if count > 1 else ""
+            return Failure(request.error + tries, request.traceback)
+        cause = request.error.partition(" (record")[0]
+        if cause in self._causes:
+            return None
+        self._causes = {*self._causes, cause} if len(self._causes) < _MOST_CAUSES else {cause}
+        text = (
+            f"worker-{request.worker_id}: {request.error}; failure {count} of {self._limit} of "
+            "this task, which is tried again"
+        )
+        return Note("warning", text, request.traceback)

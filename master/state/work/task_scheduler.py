@@ -8,14 +8,12 @@ from typing import Any
 
 from master.state.actions import Failure, Note, Saved
 from master.state.membership import Membership
-from master.state.work.epochs import first_task, whole_epochs
 from master.state.work.evaluation import EvaluationResult, Evaluations
 from master.state.work.fitting import Fitting
-from master.state.work.leases import Lease
+from master.state.work.leases import Lease, TaskFailures
+from master.state.work.progress import first_task, whole_epochs
 from master.state.work.snapshot_task import SnapshotFailed, SnapshotTask, SnapshotWritten
-from master.state.work.task_failures import TaskFailures
-from master.state.work.tasks import TaskQueue
-from master.state.work.unreported import Unreported
+from master.state.work.tasks import TaskQueue, Unreported
 from torch_edl.config import JobConfig
 from torch_edl.data.stream_space import PLAN, AnySpace, StreamSpace, saved_plan
 from torch_edl.data.task_space import Shard, TaskSpace

@@ -8,15 +8,16 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from master.state.membership import Member, Membership
 from master.state.work.leases import FirstRecords, Hand, Lease
-from master.state.work.task_progress import TaskProgress
+from master.state.work.progress import TaskProgress
 from torch_edl.data.stream_space import AnySpace
 from torch_edl.data.task_space import Task
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 
 
-class TaskQueue:
+class TaskQueue(TaskProgress):
     """One sequence of tasks, leased in the order of ids, returned tasks first.
 
     Args:
@@ -37,7 +38,7 @@ class TaskQueue:
         states: Sequence[pb.MetricState] = (),
         directory: str = "",
     ) -> None:
-        self.space = space
+        super().__init__(space)
         self.timeout_s = timeout_s
         self.kind = kind
         self.directory = directory
@@ -57,8 +58,8 @@ class TaskQueue:
         self._waiting: dict[int, int] = {}  # returned task -> its last lease, 0: none
         self._late: dict[int, int] = {}  # last lease -> returned task
         self._retried: set[int] = set()
-        self._done = TaskProgress(self.space, progress.retired_before)
-        self._next = first = self._done.retired
+        self._reset(progress.retired_before)
+        self._next = first = self._retired
         watermarks = {
             id: mark
             for id, mark in progress.offsets.items()
@@ -72,28 +73,10 @@ class TaskQueue:
                 self._finish(self.space.task(id))
                 continue
             if id in watermarks:
-                self._done.commit(id, watermarks[id])
+                self._commit(id, watermarks[id])
             self._return(id, 0)
 
     # ---- what it says ----
-
-    @property
-    def complete(self) -> bool:
-        """True once every task is done."""
-        return self._done.complete
-
-    @property
-    def retired_before(self) -> int:
-        """Id below which all tasks are done.
-
-        A task that ``max_steps`` cut is not counted, since a higher limit continues it.
-        """
-        return self._done.retired_before
-
-    @property
-    def epoch(self) -> int:
-        """Epoch of the first task that is not done."""
-        return self.space.epoch_of(self._done.retired)
 
     @property
     def doing(self) -> int:
@@ -101,24 +84,9 @@ class TaskQueue:
         return len(self._doing)
 
     @property
-    def done(self) -> int:
-        """Number of done tasks."""
-        return self._done.tasks
-
-    @property
     def todo(self) -> int:
         """Number of tasks that are neither leased nor done."""
         return self.space.total - self.done - self.doing
-
-    @property
-    def records_done(self) -> int:
-        """Number of records of done tasks, and of the committed parts of others."""
-        return self._done.records
-
-    @property
-    def steps_done(self) -> int:
-        """Number of minibatches of done tasks, and of the committed parts of others."""
-        return self._done.steps
 
     def has(self, lease_id: int) -> bool:
         """Return whether a worker holds this lease."""
@@ -138,10 +106,6 @@ class TaskQueue:
         """Return the workers whose :meth:`open_steps` may have changed since the last call."""
         moved, self._moved = self._moved, set()
         return moved
-
-    def progress(self) -> Watermarks:
-        """Return the watermarks of what is done, for a checkpoint and :meth:`restore`."""
-        return self._done.watermarks()
 
     # ---- what happens to it ----
 
@@ -166,7 +130,7 @@ class TaskQueue:
             next(self._lease_ids),
             self.space.task(id),
             worker,
-            self._done.offsets.get(id, 0),
+            self._offsets.get(id, 0),
             id in self._retried,
         )
         self._hold(lease, now)
@@ -218,16 +182,15 @@ class TaskQueue:
         """
         if records <= self.records_done:
             return
-        done = self._done
-        done.offsets.clear()
-        while done.retired < self.space.total:
-            task = self.space.task(done.retired)
-            if done.done_records + task.records > records:
+        self._offsets.clear()
+        while self._retired < self.space.total:
+            task = self.space.task(self._retired)
+            if self._records + task.records > records:
                 break
             self._finish(task)
-        if done.retired < self.space.total and records > done.done_records:
-            done.commit(done.retired, records - done.done_records)
-        self._next = max(self._next, done.retired)
+        if self._retired < self.space.total and records > self._records:
+            self._commit(self._retired, records - self._records)
+        self._next = max(self._next, self._retired)
 
     def touch(self, worker: int, now: float) -> None:
         """Extend the leases of a worker that made progress."""
@@ -249,7 +212,7 @@ class TaskQueue:
             if id is None:
                 return None
             del self._waiting[id]
-            lease = Lease(lease_id, self.space.task(id), -1, self._done.offsets.get(id, 0), True)
+            lease = Lease(lease_id, self.space.task(id), -1, self._offsets.get(id, 0), True)
         self._finish(lease.task)
         return lease
 
@@ -261,7 +224,7 @@ class TaskQueue:
         self.touch(lease.worker, now)
         self._forget(lease)
         if committed:
-            self._done.commit(lease.task.id, committed)
+            self._commit(lease.task.id, committed)
         self._return(lease.task.id, lease.id)
         return lease
 
@@ -319,7 +282,7 @@ class TaskQueue:
 
         Of two leases of a task the later one is valid: the earlier one had expired.
         """
-        if task_id >= self.space.total or self._done.has(task_id):
+        if task_id >= self.space.total or self.is_done(task_id):
             return False
         if task_id in self._waiting:
             self._late.pop(self._waiting.pop(task_id), None)
@@ -334,7 +297,7 @@ class TaskQueue:
                 return False
             self._forget(holder)
         self._retried.add(task_id)
-        offset = self._done.offsets.get(task_id, 0)
+        offset = self._offsets.get(task_id, 0)
         self._hold(Lease(lease_id, self.space.task(task_id), worker, offset, True), now)
         return True
 
@@ -343,11 +306,11 @@ class TaskQueue:
         of open tasks before ``next``, not with all tasks."""
         leases = self._doing.values()
         return {
-            "retired": self._done.retired,
+            "retired": self._retired,
             "next": self._next,
             "back": sorted(self._waiting),
             "leases": [[x.id, x.task.id, x.worker, x.offset, x.retried] for x in leases],
-            "offsets": sorted(self._done.offsets.items()),
+            "offsets": sorted(self._offsets.items()),
             "failures": sorted(self._failures.items()),
             "first": self._first.to_state([*self._waiting, *(x.task.id for x in leases)]),
         }
@@ -356,7 +319,7 @@ class TaskQueue:
         """Restore what :meth:`to_state` returned; every worker counts as having made progress."""
         self._clear(Watermarks(state["retired"]))
         self._next = state["next"]
-        self._done.offsets = dict(map(tuple, state["offsets"]))
+        self._offsets = dict(map(tuple, state["offsets"]))
         self._failures = dict(map(tuple, state["failures"]))
         self._first.from_state(state["first"])
         for id, task, worker, offset, retried in state["leases"]:
@@ -366,7 +329,7 @@ class TaskQueue:
         for task in state["back"]:
             self._return(task, 0)
         open = [*state["back"], *(lease.task.id for lease in self._doing.values())]
-        self._done.finish_others(self._next, open)
+        self._finish_others(self._next, open)
 
     def _forget(self, lease: Lease) -> None:
         del self._doing[lease.id]
@@ -386,11 +349,40 @@ class TaskQueue:
     def _finish(self, task: Task) -> None:
         self._failures.pop(task.id, None)
         self._retried.discard(task.id)
-        self._done.finish(task)
+        super()._finish(task)
 
 
-def steps_of(space: AnySpace, progress: Watermarks) -> int:
-    """Return the number of minibatches in ``progress``."""
-    queue = TaskQueue(space, lease_ids=iter(()))
-    queue.restore(progress)
-    return queue.steps_done
+class Unreported:
+    """Progress within leased tasks, as heartbeats report it.
+
+    The sum is computed ten times a second, so only workers whose counts changed are summed anew.
+    """
+
+    def __init__(self, queue: TaskQueue) -> None:
+        self._queue = queue
+        self._of: dict[int, tuple[int, int]] = {}
+        self._sum: tuple[int, ...] = (0, 0)
+
+    def done(self, members: Membership) -> tuple[int, int]:
+        """Return (records, minibatches) of all workers."""
+        for worker in members.take_moved() | self._queue.take_moved():
+            now, before = self._done_by(members.get(worker)), self._of.pop(worker, (0, 0))
+            if now != (0, 0):
+                self._of[worker] = now
+            self._sum = tuple(
+                all + new - old for all, new, old in zip(self._sum, now, before, strict=True)
+            )
+        records, steps = self._sum
+        return records, steps
+
+    def _done_by(self, member: Member | None) -> tuple[int, int]:
+        if member is None:
+            return 0, 0
+        records = member.heartbeat.records - member.reported_records
+        steps = member.heartbeat.steps - member.reported_steps
+        if records <= 0 and steps <= 0:
+            return 0, 0
+        # A heartbeat may include work that a report counted since, so the result is capped by the
+        # open work.
+        open_records, open_steps = self._queue.open_steps(member.id)
+        return min(max(0, records), open_records), min(max(0, steps), open_steps)

@@ -9,7 +9,7 @@ from typing import Any
 from master.state.actions import Saved
 from master.state.calls import script_calls, server_calls, user_calls, worker_calls
 from master.state.job.job import Job
-from master.state.work.tasks import steps_of
+from master.state.work.progress import steps_of
 from torch_edl.checkpoint.layout import step_dir
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.data.resuming import identity

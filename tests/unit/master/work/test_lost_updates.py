@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from master.state.work.lost_updates import in_both
+from master.state.work.progress import in_both
 from tests.unit.master.world import World, running
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.tables.watermarks import Watermarks
