@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from master.state.job.job import Job
-from master.state.work.data_identity import MOST_RECORDS
 from master.state.work.progress import is_beyond, records_of
+from master.state.work.script_data import MOST_RECORDS
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb

@@ -41,9 +41,9 @@ from master.state.scripts.meetings import Meetings
 from master.state.scripts.script_fleet import ScriptFleet
 from master.state.scripts.script_workforce import ScriptWorkforce
 from master.state.work.evaluation import EvaluationResult
+from master.state.work.script_data import ScriptProgress
 from master.state.work.snapshot_task import SnapshotFailed, SnapshotWritten
 from master.state.work.task_scheduler import TaskEvent, TaskScheduler
-from master.state.work.workload import ScriptProgress, Workload
 from master.state.workforce.deaths import Gone
 from master.state.workforce.failover import Failover, FailoverEvent, ModelLost
 from master.state.workforce.fleet import Fleet
@@ -102,7 +102,7 @@ class Job:
         self.failover = Failover(config, fleet)
         self.tasks = TaskScheduler(config, preprocessing)
         """Tasks that workers lease; empty for a script in a ring."""
-        self.workload: Workload = ScriptProgress() if script else self.tasks
+        self.workload: TaskScheduler | ScriptProgress = ScriptProgress() if script else self.tasks
         self.ring = Ring()
         self.workforce = Workforce(fleet, self.ring, min_workers=cluster.min_workers)
         if isinstance(fleet, ScriptFleet):

@@ -10,9 +10,9 @@ from typing import Any
 
 from master.state.job.checkpoint_manager import CheckpointManager
 from master.state.lifecycle import Lifecycle
-from master.state.work.data_identity import nothing_left
 from master.state.work.evaluation import EvaluationResult
 from master.state.work.progress import NanSteps, steps_of, whole_epochs
+from master.state.work.script_data import nothing_left
 from master.state.work.snapshot_task import SnapshotWritten
 from master.state.work.task_scheduler import TaskScheduler
 from master.state.work.tasks import TaskQueue

@@ -10,7 +10,7 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict, ParseDict
 
 from master.state.actions import DataScanned, Failure, KeepPlan, Note, PlanKept, Saved
-from master.state.work.data_identity import check_same, with_data
+from master.state.work.script_data import check_same, with_data
 from master.state.work.task_scheduler import TaskScheduler
 from torch_edl.config import JobConfig
 from torch_edl.data.resuming import (

@@ -25,7 +25,8 @@ from torch_edl.wire import master_pb2 as pb
 class TaskScheduler:
     """The queues of a job, made once the data is counted and the model file is loaded.
 
-    Implements :class:`master.state.work.workload.Workload`.
+    In a job that leases its tasks, the workload: the methods of
+    :class:`~master.state.work.script_data.ScriptProgress` are described there.
 
     Args:
         preprocessing: the fitted part, see :class:`~master.state.work.fitting.Fitting`.

@@ -1,0 +1,143 @@
+"""What the workers of a script report: their data, which is compared between workers, and their
+position in it. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from master.state.actions import Saved
+from master.state.membership import Membership
+from torch_edl.config import JobConfig
+from torch_edl.data.task_space import SEED_SAMPLES, difference
+from torch_edl.errors import UsageError
+from torch_edl.wire import master_pb2 as pb
+
+_PARTS = ("records", "epochs", "batch_size", "records_per_task", "shuffle", "seed", "files")
+MOST_RECORDS = 1 << 53
+
+
+def nothing_left(config: JobConfig) -> str:
+    """Return the warning for a checkpoint that already holds all the training."""
+    more = "epochs=" if config.kind == "script" else "--epochs"
+    if config.train.max_steps:
+        more = "--epochs or --max-steps"
+    return (
+        "nothing is left to train: the checkpoint is of the end of the job; raise "
+        f"{more} to continue from there"
+    )
+
+
+def with_data(config: JobConfig, script: pb.ScriptData) -> JobConfig:
+    """Return the job's configuration with the data of its loader.
+
+    Raises:
+        UsageError: a number is out of range.
+    """
+    if min(script.records, script.records_per_task) < 1:
+        raise UsageError(f"job.loader: {script.records:,} records; at least one is needed")
+    if script.records * max(script.epochs, 1) > MOST_RECORDS:
+        raise UsageError(
+            f"job.loader: {script.records:,} records in {script.epochs:,} epochs; at most "
+            f"{MOST_RECORDS:,} are counted"
+        )
+    data = dataclasses.replace(
+        config.data,
+        batch_size=script.batch_size,
+        records_per_task=script.records_per_task,
+        epochs=script.epochs,
+        shuffle=script.shuffle,
+    )
+    return dataclasses.replace(
+        config, data=data, train=dataclasses.replace(config.train, seed=script.seed)
+    )
+
+
+def check_same(first: pb.ScriptData, second: pb.ScriptData) -> None:
+    """Raise UsageError with the first difference between the data of two workers."""
+    parts = [{name: getattr(one, name) for name in _PARTS} for one in (first, second)]
+    differs = difference(*parts)
+    if differs is not None:
+        others, mine = differs
+        raise UsageError(
+            f"job.loader: this process has {mine}, another had {others.removesuffix(' records')}; "
+            "all processes must go through the same data"
+        )
+    if first.samples != second.samples:
+        raise UsageError(
+            "job.loader: the dataset of this process stores other samples than that of another "
+            f"process; {SEED_SAMPLES}"
+        )
+
+
+class ScriptProgress:
+    """Progress of the scripts of a ring in their loaders, one loader after another, as members
+    report."""
+
+    members_save = True
+    """True if the members of the ring write the checkpoints and report them."""
+
+    def __init__(self) -> None:
+        self.records_before = 0
+        """Records that were done before this run of the job."""
+        self._restarted = False
+        self._heartbeat = pb.HeartbeatRequest()
+        """Heartbeat of the member with the farthest position in the newest loader."""
+        self._steps = 0
+
+    def heard(self, heartbeat: pb.HeartbeatRequest, *, counts: bool) -> bool:
+        """Record the position of a ring's member. Returns whether it is the position of the ring.
+
+        Args:
+            counts: the report is of the newest ring, or the last one of a script. The model of an
+                earlier ring may be lost.
+        """
+        self._steps = max(self._steps, heartbeat.version, heartbeat.steps)
+        farthest = (self._heartbeat.pass_index, self._heartbeat.position)
+        if counts and (heartbeat.pass_index, heartbeat.position) > farthest:
+            self._heartbeat = heartbeat
+            if self._restarted:
+                # The rate excludes records done before the restart, whose duration is unknown.
+                self.records_before, self._restarted = self._records, False
+        return False
+
+    @property
+    def _records(self) -> int:
+        return self._heartbeat.records_before + self._heartbeat.position
+
+    def done(self, members: Membership) -> tuple[int, int]:
+        """Return (records, minibatches) that are in the model."""
+        return self._records, self._steps
+
+    def describe(self, status: pb.GetStatusResponse, *, finished: bool) -> None:
+        """Fill in epochs, records and tasks.
+
+        Args:
+            finished: the job is finished.
+        """
+        heartbeat = self._heartbeat
+        status.epoch = heartbeat.epoch
+        # A finished script had as many epochs as are over.
+        status.epochs = heartbeat.epoch if finished else heartbeat.epochs
+        status.records_done = self._records
+        if heartbeat.pass_records:
+            status.records_total = (
+                heartbeat.records_before + heartbeat.pass_records + heartbeat.records_to_come
+            )
+        if not heartbeat.epochs:
+            status.records_begun = heartbeat.records_before
+
+    def restore(self, saved: Saved | None) -> None:
+        """Reset to a checkpoint, or to the beginning."""
+        self._heartbeat, self._steps = pb.HeartbeatRequest(), 0  # the members report their position
+
+    # ---- a restart of the master ----
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the state for a restarted master, as JSON values."""
+        return {}  # the members report
+
+    def from_state(self, state: Mapping[str, Any], now: float) -> None:
+        """Restore what :meth:`to_state` returned."""
+        self._restarted = True
