@@ -29,14 +29,15 @@ class AgentRecord:
     rank: int = -1
     """Number among the machines; -1 before one is assigned. Changes until the agent has begun."""
     begun: bool = False
-    """True once the agent has started workers. An agent with a rank beyond the job's machines
-    waits."""
+    """True once the agent has started workers, which one beyond the job's machines does not."""
     knows_end: bool = False
     """True once the agent was told that the job is over."""
     logs: dict[int, str] = field(default_factory=dict)
     """Path of the log, by pid of the worker."""
     kill: set[int] = field(default_factory=set)
     """Pids of its workers that were declared lost and are to be killed."""
+    lost: bool = False
+    """True if the agent was declared lost and has not reported since."""
 
 
 class Agents:
@@ -45,21 +46,19 @@ class Agents:
     def __init__(self, *, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._agents: dict[str, AgentRecord] = {}
-        self._lost: dict[str, AgentRecord] = {}
 
     def __iter__(self) -> Iterator[AgentRecord]:
-        return iter(self._agents.values())
+        return (agent for agent in self._agents.values() if not agent.lost)
 
     def __len__(self) -> int:
-        return len(self._agents)
+        return sum(1 for _ in self)
 
     def get(self, node: str) -> AgentRecord | None:
         """Return the agent of this name, even if it was lost; None if it never reported."""
-        return self._agents.get(node) or self._lost.get(node)
+        return self._agents.get(node)
 
     def rank(self, agent: AgentRecord) -> int:
-        """Return the agent's number among the machines: the lowest free one until the agent has
-        begun."""
+        """Return the agent's number among the machines: the lowest free one until it has begun."""
         if agent.rank < 0 or not agent.begun:
             taken = {other.rank for other in self if other is not agent and not other.done}
             agent.rank = next(n for n in itertools.count() if n not in taken)
@@ -82,34 +81,29 @@ class Agents:
         return bool(begun) and all(agent.done for agent in begun)
 
     def over(self, now: float, *, linger_s: float) -> bool:
-        """Return whether every agent was told of the job's end, or has been silent for
-        ``linger_s``."""
+        """Return whether every agent was told of the job's end, or is silent for ``linger_s``."""
         return all(agent.knows_end or now - agent.seen >= linger_s for agent in self)
 
     def report(self, node: str, pid: int, now: float) -> tuple[AgentRecord, bool]:
         """Record a report of an agent. Returns the agent, and whether it replaces another process
         of the same name."""
         agent = self._agents.get(node)
-        back = self._lost.pop(node, None)
-        replaces = any(a is not None and a.pid != pid for a in (agent, back))
+        replaces = agent is not None and agent.pid != pid
         if agent is None or replaces:
-            new = AgentRecord(node, pid, now, rank=-1 if agent is None else agent.rank)
-            self._agents[node] = agent = back if back is not None and not replaces else new
-        agent.seen = now
+            rank = -1 if agent is None or agent.lost else agent.rank
+            self._agents[node] = agent = AgentRecord(node, pid, now, rank=rank)
+        agent.seen, agent.lost = now, False
         return agent, replaces
 
     def drop(self, node: str) -> None:
         """Remove an agent whose process has ended, unless it is done."""
         agent = self._agents.get(node)
-        if agent is not None and not agent.done:
+        if agent is not None and not agent.done and not agent.lost:
             del self._agents[node]
 
     def silent(self, now: float, *, but: Container[str] = ()) -> Sequence[AgentRecord]:
-        """Remove and return the agents whose last report is at least one timeout old.
-
-        Args:
-            but: names of agents that are not removed.
-        """
+        """Remove and return the agents whose last report is at least one timeout old, except those
+        named in ``but``."""
         lost = [
             agent
             for agent in self
@@ -117,29 +111,23 @@ class Agents:
             and now - agent.seen >= self._timeout_s
         ]
         for agent in lost:
-            self._lost[agent.node] = self._agents.pop(agent.node)
+            agent.lost = True
         return lost
 
     # ---- a restart of the master ----
 
     def to_state(self) -> list[dict[str, Any]]:
-        """Return the state for a restarted master, as JSON values."""
         kept = ("node", "pid", "done", "address", "port", "rank", "begun")
         return [{n: getattr(a, n) for n in kept} | {"kill": sorted(a.kill)} for a in self]
 
     def from_state(self, state: Sequence[dict[str, Any]], now: float) -> None:
-        """Restore what :meth:`to_state` returned; every agent counts as heard at ``now``."""
         for saved in state:
             agent = AgentRecord(seen=now, **{**saved, "kill": set(saved["kill"])})
             self._agents[agent.node] = agent
 
 
 def require_same_experiment(config: JobConfig, request: pb.AgentReportRequest) -> None:
-    """Reject an agent that was started for another script or with other arguments.
-
-    Raises:
-        UsageError: names the difference, with both values.
-    """
+    """Raise UsageError if an agent was started for another script or with other arguments."""
     if config.experiment is None or not request.HasField("experiment"):
         return
     given = {each.name: getattr(request.experiment, each.name) for each in fields(Experiment)}
