@@ -1,7 +1,8 @@
 """Actions that the job requests, and events that report their results. Pure.
 
 An action is self-contained: :mod:`master.runtime` executes it without the lock of the job, and
-passes the resulting event to :meth:`master.state.job.job.Job.apply`.
+passes the resulting event to :meth:`master.state.job.job.Job.apply`. An ``incarnation`` is that of
+the model, and ``restored`` the checkpoint that the model was restored from; empty if there is none.
 """
 
 from __future__ import annotations
@@ -58,7 +59,6 @@ class Become:
     heartbeat."""
 
     worker: int
-    """Id of the worker."""
     server: int
     """Id of the server process."""
 
@@ -88,7 +88,6 @@ class SaveServers:
     servers: Sequence[pb.Server]
     """All servers, in the order of shards."""
     incarnation: int
-    """Incarnation of the model."""
     progress: Watermarks
     """Watermarks of the tasks that were done before the checkpoint began."""
     manifest: Manifest
@@ -100,22 +99,18 @@ class SaveServers:
     """Number of the move to other servers, above all earlier attempts of any master; the servers
     accept no push after the checkpoint. 0: an ordinary checkpoint."""
     restored: str = ""
-    """Checkpoint that the model was restored from; empty if there is none."""
 
 
 @dataclass(frozen=True)
 class CommitLocal:
-    """Commit the files that a worker wrote as a checkpoint."""
+    """Commit the files that a worker wrote to a folder as a checkpoint."""
 
     directory: Path
-    """Folder with the files of the worker."""
     manifest: Manifest
     incarnation: int
-    """Incarnation of the model."""
     root: Path
     """Checkpoint directory."""
     restored: str = ""
-    """Checkpoint that the model was restored from; empty if there is none."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +119,6 @@ class Flush:
 
     servers: Sequence[pb.Server]
     incarnation: int
-    """Incarnation of the model."""
     job: str
 
 
@@ -152,7 +146,6 @@ class MergePredictions:
     """Folder with the predictions of each task."""
     output: Path
     tasks: int
-    """Number of tasks."""
 
 
 @dataclass(frozen=True)
@@ -220,17 +213,12 @@ class NotStarted:
 
 @dataclass(frozen=True)
 class CheckpointSaved:
-    """A checkpoint is complete."""
-
     saved: Saved
     incarnation: int
-    """Incarnation of the model."""
 
 
 @dataclass(frozen=True)
 class CheckpointFailed:
-    """A checkpoint failed."""
-
     error: str
     incarnation: int
     early: bool = False

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 
-# Limits for a job that is to stop, in seconds: a worker that does not finish its step within the
-# first is terminated; a final checkpoint that is not written within the second is dropped.
+# Seconds after which, in a job that is to stop, a worker that has not finished its step is
+# terminated, and a final checkpoint that is not written is dropped.
 LEAVE_WITHIN_S = 20.0
 STOP_WITHIN_S = 80.0
 # Seconds without losses after a restart of the master, which may run on another machine. Processes
@@ -36,7 +36,6 @@ class Outcome:
     state: str
     """``finished``, ``failed`` or ``stopped``."""
     exit_code: int
-    """Exit code of the master."""
     error: str = ""
     """First cause of the failure, or reason of the stop; empty if the job finished."""
     traceback: str = ""
@@ -56,7 +55,6 @@ class Stopping:
 
     reason: str
     began: float
-    """Time at which the job began to stop."""
 
     @property
     def leave_by(self) -> float:
@@ -86,7 +84,7 @@ class EventLog:
         """Number of the last event that was added, for each command that sends events."""
 
     def continue_after(self, sequence: int) -> None:
-        """Continue the numbers after ``sequence``, the last event that an earlier master wrote."""
+        """Continue the numbers of an earlier master, which ended with ``sequence``."""
         assert not self._count, "events were added before"
         self._count = sequence
 
@@ -128,8 +126,7 @@ class Rates:
         self._samples: deque[tuple[float, int, int]] = deque()
 
     def sample(self, now: float, records: int, steps: int) -> None:
-        """Record the totals at ``now``; fewer records than before (after a restore) clear the
-        samples."""
+        """Record the totals at ``now``; fewer records than before (a restore) clear the samples."""
         if self._samples:
             last = self._samples[-1]
             if records < last[1]:
@@ -150,10 +147,7 @@ class Rates:
 
 
 class Lifecycle:
-    """The phase of a job: starting, running, stopping or finishing, then finished, failed or
-    stopped.
-
-    The outcome never changes once it is known.
+    """The phase of a job and its outcome, which never changes once it is known.
 
     Args:
         wall_offset_s: Unix time minus the clock of the events.
@@ -163,13 +157,11 @@ class Lifecycle:
         self.log = EventLog()
         self.rates = Rates()
         self.outcome: Outcome | None = None
-        """Result of the job; None until it is known."""
         self.ended_at = 0.0
         """Time at which the outcome became known; 0 before."""
         self.leave_s = 0.0
         """Seconds that workers have to leave after the job finished."""
         self.stopping: Stopping | None = None
-        """Request to stop the job; None if there was none."""
         self.over = False
         """True once the job has an outcome and all its processes have ended."""
         self.rollbacks = 0
@@ -212,8 +204,7 @@ class Lifecycle:
         self.log.add(level, text, now + self._wall_offset_s, traceback)
 
     def restarted(self, now: float) -> None:
-        """Start the period in which silent processes are not declared lost: this master continues a
-        job, and the processes have yet to find its address."""
+        """Begin the period in which the processes have yet to find the address of this master."""
         self._all_back_by = now + RETURN_WITHIN_S
 
     def counts_silence(self, now: float) -> bool:
@@ -221,8 +212,7 @@ class Lifecycle:
         return now >= self._all_back_by
 
     def paused(self, seconds: float) -> None:
-        """Add the seconds for which the clock of the events stood still to the wall-clock
-        offset."""
+        """Count the seconds for which the clock of the events stood still."""
         self._wall_offset_s += seconds
 
     def began(self, now: float) -> None:
@@ -238,27 +228,19 @@ class Lifecycle:
         self._trained_at = None
 
     def rolled_back(self, done: int) -> None:
-        """Record a rollback of the model; the work continues.
-
-        Args:
-            done: records that were done before the rollback.
-        """
+        """Record a rollback of the model, before which ``done`` records were done."""
         self.continued()
         self.rollbacks += 1
         self._fell_from = max(self._fell_from, done)
 
     def resumed_from(self, done: int) -> None:
-        """Count the records that the last rollback lost, on the first call after it.
-
-        Args:
-            done: records that are done now.
-        """
+        """Count the records that the last rollback lost, on the first call after it: ``done`` are
+        left."""
         if self._fell_from:
             self.records_rolled_back += max(0, self._fell_from - done)
             self._fell_from = 0
 
     def stop(self, reason: str, now: float) -> None:
-        """Begin to stop the job."""
         self.note("warning", f"stopping: {reason}", now)
         self.stopping = Stopping(reason=reason, began=now)
 
@@ -285,21 +267,17 @@ class Lifecycle:
             self.stopped(now, f"it was not written within {STOP_WITHIN_S:g} s")
 
     def stopped(self, now: float, problem: str = "") -> None:
-        """End the job that was asked to stop.
-
-        Args:
-            problem: reason why the last training is not in a checkpoint; empty if it is.
-        """
+        """End the job that was asked to stop; ``problem`` is the reason why the last training is in
+        no checkpoint."""
         assert self.stopping is not None
         if problem:
             self.note("warning", f"no last checkpoint: {problem}", now)
-        self._end(Outcome("stopped", 143, error=self.stopping.reason), now)
+        self.outcome, self.ended_at = Outcome("stopped", 143, error=self.stopping.reason), now
 
     def finish(self, now: float, *, leave_s: float) -> None:
-        """End the job successfully."""
         self.note("info", "finished", now)
         self.leave_s = leave_s
-        self._end(Outcome("finished", 0), now)
+        self.outcome, self.ended_at = Outcome("finished", 0), now
 
     def fail(self, error: str, now: float, *, traceback: str = "", usage: bool = False) -> None:
         """End the job as failed; only the first cause is recorded. A stopping job ends as
@@ -310,16 +288,17 @@ class Lifecycle:
             self.stopped(now, error)
             return
         self.note("error", error, now, traceback)
-        self._end(Outcome("failed", 2 if usage else 1, error, traceback, usage), now)
-
-    def _end(self, outcome: Outcome, now: float) -> None:
-        self.outcome, self.ended_at = outcome, now
+        self.outcome = Outcome("failed", 2 if usage else 1, error, traceback, usage)
+        self.ended_at = now
 
     # ---- a restart of the master ----
 
     def to_state(self) -> dict[str, Any]:
-        """Return the state for a restarted master, as JSON values; times are Unix seconds."""
-        wall, stopping = self._wall, self.stopping
+
+        def wall(at: float | None) -> float | None:
+            return None if at is None else at + self._wall_offset_s
+
+        stopping = self.stopping
         return {
             "began": wall(self._began_at),
             "trained": wall(self._trained_at),
@@ -335,8 +314,6 @@ class Lifecycle:
         }
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
-        """Restore what :meth:`to_state` returned."""
-
         def at(wall: float | None) -> float | None:
             return None if wall is None else min(now, wall - self._wall_offset_s)
 
@@ -352,6 +329,3 @@ class Lifecycle:
         self.records_rolled_back = state["records_rolled_back"]
         self.updates_lost = state["updates_lost"]
         self._fell_from = state["fell_from"]
-
-    def _wall(self, at: float | None) -> float | None:
-        return None if at is None else at + self._wall_offset_s

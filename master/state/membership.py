@@ -37,13 +37,12 @@ class Member:
     stacks: str = ""
     """Newest stacks of the worker's threads; empty before the first."""
     stacks_told: int = 0
-    """Number of the request that :attr:`stacks` answers; 0 before the first."""
+    """Number of the request that :attr:`stacks` answers."""
     stacks_asked: int = 0
     """Number of the newest request for stacks."""
 
     def ask_stacks(self, number: int = 0) -> None:
-        """Request the stacks of the worker's threads, under ``number`` or, if 0, the next
-        number."""
+        """Request the stacks of the worker's threads under ``number``, or the next one if 0."""
         self.stacks_asked = max(number, self.stacks_asked + (not number))
 
     @property
@@ -79,12 +78,10 @@ class Membership:
         return id in self._members
 
     def get(self, id: int) -> Member | None:
-        """Return the member with this id; None if it is not registered, has left or is lost."""
         return self._members.get(id)
 
     def register(self, id: int, pid: int, now: float) -> Member | None:
-        """Add a worker and return it; None if the worker was removed before. A repeated call
-        returns the same member."""
+        """Add a worker and return it, also on a repeated call; None if it was removed before."""
         if id in self._gone:
             return None
         member = self._members.get(id)
@@ -114,7 +111,6 @@ class Membership:
         return _progress(before) != _progress(heartbeat)
 
     def reported(self, id: int, now: float, *, steps: int, records: int) -> None:
-        """Add the minibatches and records of a task report to a worker's reported counts."""
         member = self._members.get(id)
         if member is not None:
             member.reported_steps += steps
@@ -135,13 +131,7 @@ class Membership:
             return
         del self._heard[id]
         self._moved.add(id)
-        # The last value of this worker is kept only if no other worker reports one.
-        others = self._members.values()
-        if not math.isnan(member.loss) and all(math.isnan(other.loss) for other in others):
-            self._last_loss = member.loss
-        for name, value in member.logged.items():
-            if not any(name in other.logged for other in others):
-                self._last_logged[name] = value
+        self.last_words(loss=member.loss, logged=member.logged)
 
     def silent(self, now: float) -> Sequence[Member]:
         """Return the workers whose last heartbeat is at least one timeout old, ordered by id."""
@@ -157,13 +147,12 @@ class Membership:
         self._moved.update(self._members)
 
     def loss(self) -> float:
-        """Return the mean of the members' losses; without any, the last loss before they left, or
-        NaN."""
+        """Return the mean of the members' losses, else the last loss before they left, or NaN."""
         losses = [m.loss for m in self._members.values() if not math.isnan(m.loss)]
         return sum(losses) / len(losses) if losses else self._last_loss
 
     def last_words(self, *, loss: float, logged: Mapping[str, float]) -> None:
-        """Record the values that a worker sent after it left the job."""
+        """Record the last values of a worker, which are shown if no member reports any."""
         self._last_logged.update(logged)
         if not math.isnan(loss):
             self._last_loss = loss
@@ -179,7 +168,6 @@ class Membership:
     # ---- a restart of the master ----
 
     def to_state(self) -> dict[str, Any]:
-        """Return the state for a restarted master, as JSON values; heartbeats bring the rest."""
         return {
             "members": [
                 {
@@ -197,7 +185,6 @@ class Membership:
         }
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
-        """Restore what :meth:`to_state` returned; every worker counts as heard at ``now``."""
         self._gone = set(state["gone"])
         for saved in state["members"]:
             member = self.register(saved["id"], saved["pid"], now)

@@ -83,14 +83,12 @@ class Ring:
         return worker not in self._left and (not self.finished or worker in self._living)
 
     def broken(self, now: float) -> int:
-        """Return the newest ring's number if the ring lost a member or is past its grace period,
-        else 0."""
+        """Return the ring's number if it lost a member or is past its grace period, else 0."""
         late = self._ended_at is not None and now - self._ended_at >= GRACE_S
         return self.number if self._lost or late else 0
 
     def stale(self) -> int:
-        """Return the newest ring's number if the next step ends it (a worker joins or left), else
-        0."""
+        """Return the ring's number if a worker joins or left: its next step is the last; else 0."""
         joiner = any(worker not in self._living for worker in self._asked)
         return self.number if joiner or self._shrinks else 0
 
@@ -120,8 +118,7 @@ class Ring:
 
     @property
     def model_lost(self) -> bool:
-        """True if the previous ring's model is lost: neither a waiting worker nor one at the end of
-        its script has it."""
+        """True if no worker that waits or is at the end of its script has the model."""
         lost = not self._reserve and not any(a.survivor for a in self._asked.values())
         return self.current is not None and lost
 
@@ -130,9 +127,8 @@ class Ring:
     def ask(self, worker: int, ring: int, step: int, store: str, now: float) -> pb.Ring | None:
         """Record that a worker, whose last ring was ``ring``, asks to join the next one.
 
-        Returns:
-            The newest ring if the worker is already a member: its answer was lost, or the request
-                is late. None while the worker waits.
+        Returns the newest ring if the worker is a member of it, since its answer was lost or the
+        request is late; None while the worker waits.
         """
         assert self.wanted(worker)
         member = worker in self._living
@@ -192,11 +188,7 @@ class Ring:
 
     def stand_by(self, worker: int, ring: int, step: int, store: str, now: float) -> pb.Ring | None:
         """Remove a member at the end of its script, which keeps its model for workers that join
-        later.
-
-        Returns:
-            The ring in which the worker passes its model on. None while the worker waits.
-        """
+        later. Returns the ring in which it passes its model on; None while it waits."""
         if worker in self._living and ring < self.number:
             return self.current
         if worker in self._living and step >= 0:
@@ -223,11 +215,8 @@ class Ring:
         self._remove(worker, now)
 
     def exited(self, worker: int, *, well: bool) -> None:
-        """Record the exit of a worker's process. If its script had ended, no other worker may join.
-
-        Args:
-            well: the exit code was 0, and the worker had not been asked to leave.
-        """
+        """Record the exit of a worker's process: ``well`` if its exit code was 0 without a request
+        to leave. If its script had ended, no other worker may join."""
         over = worker in self._claims or worker in self._living  # its last call may be lost
         self._claims.discard(worker)
         if over and well:
@@ -251,7 +240,6 @@ class Ring:
     # ---- a restart of the master ----
 
     def to_state(self) -> dict[str, Any]:
-        """Return the state for a restarted master, as JSON values; waiting workers ask again."""
         return {
             "current": None if self.current is None else MessageToDict(self.current),
             "living": sorted(self._living),
@@ -264,7 +252,6 @@ class Ring:
         }
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
-        """Restore what :meth:`to_state` returned."""
         if state["current"] is not None:
             self.current = ParseDict(state["current"], pb.Ring())
         self._living = set(state["living"])

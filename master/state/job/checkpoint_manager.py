@@ -351,7 +351,6 @@ class CheckpointManager:
     # ---- a restart of the master ----
 
     def to_state(self) -> dict[str, Any]:
-        """Return the state for a restarted master, as JSON values."""
         attempt = self._attempt
         commit = attempt.commit if attempt is not None else None
         return {

@@ -265,7 +265,6 @@ class Milestones:
     # ---- a restart of the master ----
 
     def to_state(self) -> dict[str, Any]:
-        """Return the state for a restarted master, as JSON values."""
         return {
             "settled": self.settled,
             "epoch": self._epoch,
@@ -274,7 +273,6 @@ class Milestones:
         }
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
-        """Restore what :meth:`to_state` returned."""
         self.settled, self._epoch = state["settled"], state["epoch"]
         self.epoch_ends = state["epoch_ends"]
         self.left_out.from_state(state["left_out"])

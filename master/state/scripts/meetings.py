@@ -28,9 +28,6 @@ class Meetings:
 
     A script at a meeting waits for the scripts in the same loop over a loader. It does not wait for
     a script in an earlier loop, which joined late, nor for one in a later loop or at its end.
-
-    Args:
-        members: the registered workers.
     """
 
     def __init__(self, members: Membership) -> None:
@@ -53,11 +50,8 @@ class Meetings:
         return number <= self.begun
 
     def meet(self, request: pb.MeetRequest, *, over: bool) -> pb.MeetResponse | None:
-        """Return what the worker is to do next; None while it waits for others.
-
-        Args:
-            over: records of a later loop are done.
-        """
+        """Return what the worker is to do next; None while it waits for others. After records of a
+        later loop are done (``over``), nothing new is computed."""
         worker, position = request.worker_id, (request.passes, request.number)
         self._positions[worker] = position
         if position not in self._results and position not in self._groups and over:
@@ -89,8 +83,7 @@ class Meetings:
         return pb.MeetResponse(parts=pb.MeetingParts(parts=[group.parts[i] for i in range(world)]))
 
     def _group(self, position: Position) -> _Group | None:
-        """Return the workers at a position, grouped anew if one was lost; None while others are
-        still on their way."""
+        """Return the workers at a position, grouped anew if one was lost; None before all came."""
         group = self._groups.get(position)
         if group is None or not all(map(self._present, group.workers)):
             self._groups.pop(position, None)
@@ -117,7 +110,6 @@ class Meetings:
     # ---- a restart of the master ----
 
     def to_state(self) -> dict[str, Any]:
-        """Return the state for a restarted master, as JSON values; parts are computed again."""
         return {
             "begun": self.begun,
             "epochs": list(self.epochs.items()),
@@ -127,7 +119,6 @@ class Meetings:
         }
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
-        """Restore what :meth:`to_state` returned."""
         self.begun, self._rounds = state["begun"], state["rounds"]
         self.epochs = dict(map(tuple, state["epochs"]))
         self._positions = {worker: (at[0], at[1]) for worker, at in state["positions"]}

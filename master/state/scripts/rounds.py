@@ -45,11 +45,8 @@ class Rounds:
         self._last_call_s = 0.0
 
     def ask(self, wish: pb.JoinRoundRequest, now: float) -> pb.JoinRoundResponse | None:
-        """Request a place in the next round for a node; None while the round is not formed.
-
-        A node makes a new store for each request. The same store means that the request is
-        repeated.
-        """
+        """Request a place in the next round for a node; None while the round is not formed. A node
+        makes a new store for each request: the same store means that the request is repeated."""
         node = wish.node
         if self.closed:
             self._waiting.pop(node, None)
@@ -113,8 +110,8 @@ class Rounds:
         return True
 
     def _waited_for(self, now: float) -> int:
-        """Return the number of nodes for which the round has to end: its own nodes that ask again,
-        and others for which there is room."""
+        """Return the number of nodes for which the round has to end: its own that ask again, and
+        others for which there is room."""
         present = self._present(now)
         again = sum(node in self._members for node in present)
         staying = [n for n, seen in self._seen.items() if now - seen < FULL_SILENT_S]
@@ -149,7 +146,6 @@ class Rounds:
     # ---- a restart of the master ----
 
     def to_state(self) -> dict[str, Any]:
-        """Return the state for a restarted master, as JSON values; waiting nodes ask again."""
         return {
             "number": self.number,
             "members": list(self._members.items()),
@@ -159,7 +155,6 @@ class Rounds:
         }
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
-        """Restore what :meth:`to_state` returned; every node counts as heard at ``now``."""
         self.number = state["number"]
         self._members = dict(state["members"])
         self._seen = dict.fromkeys(state["living"], now)

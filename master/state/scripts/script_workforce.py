@@ -1,8 +1,4 @@
-"""The workers of a training script, started by agents or torchrun. Pure.
-
-Tracks the places of workers, the agents, the rounds of torchrun's nodes, and the end of all
-scripts.
-"""
+"""The workers of a training script, started by agents or torchrun. Pure."""
 
 from __future__ import annotations
 
@@ -100,8 +96,7 @@ class ScriptWorkforce(Workforce):
     # ---- workers ----
 
     def register(self, request: pb.RegisterRequest) -> tuple[int, Sequence[WorkforceEvent]]:
-        """Add a worker, which replaces the worker that was in its place before. A repeated call of
-        the same process returns the same id."""
+        """Add a worker in the place of the one before. A repeated call returns the same id."""
         if request.worker_id >= 0:
             return request.worker_id, ()
         if self._lifecycle.ending:
@@ -151,11 +146,7 @@ class ScriptWorkforce(Workforce):
     # ---- agents ----
 
     def agent_report(self, request: pb.AgentReportRequest, now: float) -> Iterator[WorkforceEvent]:
-        """Record an agent's report on its workers.
-
-        Raises:
-            UsageError: the agent was started for a different script or with other arguments.
-        """
+        """Record an agent's report on its workers; UsageError if it runs something else."""
         require_same_experiment(self._config, request)
         if self._agents.get(request.node) is None:
             yield Note("info", f"agent {request.node} on {request.host} joined")
@@ -290,10 +281,8 @@ class ScriptWorkforce(Workforce):
             )
 
     def _nothing_begins(self, now: float) -> Iterator[Failure]:
-        """Fail the job if workers wait in vain for enough workers to form the first ring.
-
-        Workers that never ask may be fine: a script is free to make a process group of its own.
-        """
+        """Fail the job if workers wait in vain for enough workers to form the first ring. Workers
+        that never ask may have a process group of their own."""
         limit_s, waiting = self._config.cluster.join_timeout_s, self._ring.waiting
         if self._waits.lasts(waiting > 0 and not self._ring.number, limit_s, now):
             least = self._config.cluster.min_workers
