@@ -7,52 +7,14 @@ from typing import Any
 
 import keras
 import numpy as np
-import numpy.typing as npt
-import tensorflow as tf
 
-from tf_compat.rows import LocalRows, RowStore
-from torch_edl.tables.initializers import Initializer, InitializerLike
+from tf_compat.names import layers
+from tf_compat.rows import TableLayer
+from torch_edl.tables.initializers import Initializer, InitializerLike, check_drawn, measured
+from torch_edl.tables.naming import bind_tables
 from torch_edl.tables.options import TableOptions
-from torch_edl.tables.row_block import RowBlock
-from torch_edl.wire import pserver_pb2 as pb
 
 _unnamed = itertools.count()
-
-
-class TableLayer:
-    """The base of Keras layers with a table."""
-
-    table: str
-    """Name of the table."""
-    options: TableOptions
-    is_named: bool
-    """True if the user gave the table its name."""
-    anchor: Any
-    """Empty variable (0, dim) that represents the table in the gradient."""
-    store: RowStore | None
-    """Source of the rows; None before the first lookup or the start of a job."""
-    paths: list[str]
-    """Paths of all layers of this table in the model; set by
-    :func:`~torch_edl.tables.naming.bind_tables`."""
-
-    @property
-    def dim(self) -> int:
-        """Number of elements of a row."""
-        return self.options.dim
-
-    def look_up(self, inputs: Any) -> Any:
-        """Return rows (*inputs.shape, dim), differentiable with respect to the table."""
-        ids = tf.cast(inputs, tf.int64)
-        flat = tf.reshape(ids, [-1])
-        rows = _lookup(self)(tf.convert_to_tensor(self.anchor), flat)
-        shape = tf.concat([tf.shape(ids), [self.dim]], 0)
-        found = tf.reshape(rows, shape)
-        found.set_shape([*ids.shape, self.dim])
-        return found
-
-    def info(self, group: int) -> pb.EmbeddingTableInfo:
-        """Return the description of the table; ``group`` is its parameter group."""
-        return self.options.info(self.table, group, self.paths)
 
 
 class Embedding(TableLayer, keras.layers.Layer):  # type: ignore[misc]
@@ -149,50 +111,53 @@ def swap(layer: Any, initializer: Initializer) -> None:
     layer.store, layer.paths = None, [layer.name]
 
 
-def store_of(layer: TableLayer) -> RowStore:
-    """Return the store of the rows of a layer; rows are in this process unless a job sets a
-    store."""
-    if layer.store is None:
-        layer.store = LocalRows(layer, None, 0)
-    return layer.store
+def tables_of(model: Any) -> list[TableLayer]:
+    """Return the layers with tables, named by :func:`~torch_edl.tables.naming.bind_tables`.
 
-
-def _lookup(layer: TableLayer) -> Any:
-    """Return the differentiable function from ids to rows.
-
-    The same function works eagerly and in a graph, where it calls the store through
-    ``tf.numpy_function``.
+    Raises:
+        UsageError: two layers of one table differ in size.
     """
-    found: list[tuple[RowBlock, npt.NDArray[np.int64]]] = []
+    return bind_tables((path, each) for path, each in layers(model) if isinstance(each, TableLayer))
 
-    def rows_of(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        made = store_of(layer).lookup(layer, np.ascontiguousarray(ids))
-        if made is None:
-            return np.zeros((len(ids), layer.dim), np.float32)
-        found[:] = [made]
-        block, inverse = made
-        return block.gather(inverse)
 
-    def add(upstream: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        ((block, inverse),) = found
-        block.add(inverse, np.ascontiguousarray(upstream, np.float32))
-        return np.zeros((0, layer.dim), np.float32)
+def swap_large(model: Any, threshold: int, *, restored: bool = False) -> list[str]:
+    """Replace every ``keras.layers.Embedding`` of more than ``threshold`` elements by a table.
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def lookup(anchor: Any, ids: Any) -> Any:
-        if tf.executing_eagerly():
-            rows = tf.convert_to_tensor(rows_of(ids.numpy()))
-        else:
-            rows = tf.numpy_function(rows_of, [ids], tf.float32)
-            rows.set_shape([None, layer.dim])
+    Layers with features that tables lack stay as they are: constraints, regularizers, masks, LoRA,
+    quantized or frozen weights.
 
-        def gradient(upstream: Any) -> Any:
-            if tf.executing_eagerly():
-                return tf.convert_to_tensor(add(upstream.numpy())), None
-            done = tf.numpy_function(add, [upstream], tf.float32)
-            done.set_shape([0, layer.dim])
-            return done, None
+    Returns:
+        The paths of the replaced layers.
 
-        return rows, gradient
+    Args:
+        restored: True if the rows come from a checkpoint or another model, so that the current
+            weights do not matter.
 
-    return lookup
+    Raises:
+        UsageError: a layer has weights that are not random initial values, and would be lost.
+    """
+    swapped = []
+    for path, layer in layers(model):
+        if type(layer) is keras.layers.Embedding and path and _is_plain(layer):
+            weights = np.asarray(layer.embeddings)
+            if weights.size > threshold:
+                if not restored:
+                    check_drawn(path, weights)
+                swap(layer, measured(weights))
+                swapped.append(path)
+    return swapped
+
+
+def set_defaults(model: Any, max_rows: int, storage_dtype: str) -> None:
+    """Set a limit of rows and a storage type for tables for which the user set none."""
+    for _, layer in layers(model):
+        if isinstance(layer, TableLayer):
+            layer.options = layer.options.with_defaults(max_rows, storage_dtype)
+
+
+def _is_plain(layer: Any) -> bool:
+    return bool(
+        layer.built and layer.trainable and not layer.mask_zero and not layer.lora_enabled
+        and layer.embeddings_constraint is None and layer.embeddings_regularizer is None
+        and layer.activity_regularizer is None and getattr(layer, "quantization_mode", None) is None
+    )  # fmt: skip

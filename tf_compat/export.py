@@ -13,9 +13,9 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tf_compat.contract import Contract, load_contract
-from tf_compat.embedding import TableLayer
+from tf_compat.embedding import tables_of
 from tf_compat.replica import load_values
-from tf_compat.tables import tables_of
+from tf_compat.rows import TableLayer
 from tf_compat.trained import TrainedModel
 from torch_edl.checkpoint.reader import CheckpointReader, SavedTable
 from torch_edl.errors import CheckpointError, ContractError, describe_error

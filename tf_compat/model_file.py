@@ -12,18 +12,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_compat.contract import Contract
+from tf_compat.contract import Contract, TensorFlowValues
 from tf_compat.datasets import TensorFlowDatasets
-from tf_compat.embedding import TableLayer
+from tf_compat.embedding import set_defaults, swap_large, tables_of
 from tf_compat.names import layers
-from tf_compat.optimizers import optimizer_config
 from tf_compat.replica import Replica
-from tf_compat.ring.replicated import ReplicatedKerasModel as ReplicatedModel
-from tf_compat.servers.served import ServedKerasModel
+from tf_compat.ring import ReplicatedKerasModel as ReplicatedModel
+from tf_compat.rows import TableLayer
+from tf_compat.servers import ServedKerasModel
 from tf_compat.step import Step, body
-from tf_compat.tables import set_defaults, swap_large, tables_of
-from tf_compat.trained import TrainedModel
-from tf_compat.values import TensorFlowValues
+from tf_compat.trained import TrainedModel, optimizer_config
 from torch_edl.config import JobConfig
 from torch_edl.config.environment import ENV_TOKEN
 from torch_edl.data.passes import Pass

@@ -1,12 +1,17 @@
-"""Rows of tables for the lookups of a Keras model in this process."""
+"""Layers with tables, and the rows for their lookups, in this process or on servers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
 
 from torch_edl.checkpoint.reader import CheckpointReader
-from torch_edl.engine.servers.plan import Ids
+from torch_edl.engine.servers.plan import Ids, LastLookup, PullRows, RowLookup, RowPlan
 from torch_edl.tables.optimizers import FROZEN, Optimizers
 from torch_edl.tables.options import TableOptions
 from torch_edl.tables.row_block import RowBlock, look_up, update
@@ -16,47 +21,103 @@ from torch_edl.wire import pserver_pb2 as pb
 _UNTRAINED = Optimizers("sgd", ())
 
 
-class RowLayer(Protocol):
-    """The part of a layer with a table that a store of rows needs."""
+class TableLayer:
+    """The base of Keras layers with a table."""
 
     table: str
+    """Name of the table."""
     options: TableOptions
+    is_named: bool
+    """True if the user gave the table its name."""
+    anchor: Any
+    """Empty variable (0, dim) that represents the table in the gradient."""
+    store: LocalRows | ServerRows | None
+    """Source of the rows; None before the first lookup or the start of a job."""
+    paths: list[str]
+    """Paths of all layers of this table in the model; set by
+    :func:`~torch_edl.tables.naming.bind_tables`."""
 
     @property
-    def dim(self) -> int: ...
-    def info(self, group: int) -> pb.EmbeddingTableInfo: ...
+    def dim(self) -> int:
+        """Number of elements of a row."""
+        return self.options.dim
+
+    def look_up(self, inputs: Any) -> Any:
+        """Return rows (*inputs.shape, dim), differentiable with respect to the table."""
+        ids = tf.cast(inputs, tf.int64)
+        flat = tf.reshape(ids, [-1])
+        rows = _lookup(self)(tf.convert_to_tensor(self.anchor), flat)
+        shape = tf.concat([tf.shape(ids), [self.dim]], 0)
+        found = tf.reshape(rows, shape)
+        found.set_shape([*ids.shape, self.dim])
+        return found
+
+    def info(self, group: int) -> pb.EmbeddingTableInfo:
+        """Return the description of the table; ``group`` is its parameter group."""
+        return self.options.info(self.table, group, self.paths)
 
 
-class RowStore(Protocol):
-    """The source of rows for the lookups of a layer."""
+def _lookup(layer: TableLayer) -> Any:
+    """Return the differentiable function from ids to rows.
 
-    training: bool
-    """True if lookups create rows for new ids."""
+    The same function works eagerly and in a graph, where it calls the store through
+    ``tf.numpy_function``.
+    """
+    found: list[tuple[RowBlock, npt.NDArray[np.int64]]] = []
 
-    def lookup(self, layer: Any, ids: Ids) -> tuple[RowBlock, Ids] | None:
-        """Return a block of rows, and the indices (n,) of the ids in the block.
+    def rows_of(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        if layer.store is None:  # outside of a job
+            layer.store = LocalRows(layer, None, 0)
+        made = layer.store.lookup(layer, np.ascontiguousarray(ids))
+        if made is None:
+            return np.zeros((len(ids), layer.dim), np.float32)
+        found[:] = [made]
+        block, inverse = made
+        return block.gather(inverse)
 
-        The result is None while a plan only records which ids are looked up.
-        """
-        ...
+    def add(upstream: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        ((block, inverse),) = found
+        block.add(inverse, np.ascontiguousarray(upstream, np.float32))
+        return np.zeros((0, layer.dim), np.float32)
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def lookup(anchor: Any, ids: Any) -> Any:
+        if tf.executing_eagerly():
+            rows = tf.convert_to_tensor(rows_of(ids.numpy()))
+        else:
+            rows = tf.numpy_function(rows_of, [ids], tf.float32)
+            rows.set_shape([None, layer.dim])
+
+        def gradient(upstream: Any) -> Any:
+            if tf.executing_eagerly():
+                return tf.convert_to_tensor(add(upstream.numpy())), None
+            done = tf.numpy_function(add, [upstream], tf.float32)
+            done.set_shape([0, layer.dim])
+            return done, None
+
+        return rows, gradient
+
+    return lookup
 
 
 class LocalRows:
-    """The :class:`RowStore` of one table whose rows are in this process.
+    """The rows of one table in this process.
 
     Args:
         kernel: kernel of the optimizer; None: rows are looked up but not trained.
         seed: seed of initial rows, which are a function of seed, table and id.
     """
 
-    def __init__(self, layer: RowLayer, kernel: pb.OptimizerConfig | None, seed: int) -> None:
+    def __init__(self, layer: TableLayer, kernel: pb.OptimizerConfig | None, seed: int) -> None:
         self.training = True
+        """True if lookups create rows for new ids."""
         self._optimizers = _UNTRAINED if kernel is None else Optimizers.from_proto(kernel)
         group = FROZEN if kernel is None else 0
         self.table = EmbeddingTable(layer.info(group), seed, self._optimizers)
         self._used: list[tuple[Ids, RowBlock]] = []
 
     def lookup(self, layer: Any, ids: Ids) -> tuple[RowBlock, Ids]:
+        """Return a block of rows, and the indices (n,) of the ids in the block."""
         check_range(layer, ids)
         unique, values, inverse = look_up(self.table, ids, training=self.training)
         block = RowBlock(values)
@@ -78,8 +139,88 @@ class LocalRows:
         self.table = source.restore_table(self.table.declared, self._optimizers)
 
 
-def check_range(layer: RowLayer, ids: Ids) -> None:
+def check_range(layer: TableLayer, ids: Ids) -> None:
     """Raise an error if an id is outside of the bound of a table."""
     if layer.options.bound is not None and len(ids):
         low, high = int(ids.min()), int(ids.max())
         layer.options.check_range(layer.table, low, high, argument="input_dim")
+
+
+@dataclass
+class KerasCall(RowLookup):
+    """Implements :class:`~torch_edl.engine.servers.plan.RowLookup`."""
+
+    layer: Any
+
+
+KerasPlan = RowPlan[KerasCall, RowBlock]
+
+
+class ServerRows:
+    """The rows of all tables of a model, on servers."""
+
+    def __init__(self) -> None:
+        self.training = True
+        self._planning: list[KerasCall] | None = None
+        self._noted: dict[bytes, Ids] = {}
+        self._lookups = 0  # lookups per forward pass; 0: not known yet
+        self._batch = self._call = 0
+        self._pull: PullRows | None = None
+        self._servers = 1
+        self._plan = self._none()
+
+    def connect(self, servers: int, pull: PullRows) -> None:
+        """Set the number of servers, and the function that pulls rows that are in no plan."""
+        self._servers, self._pull = servers, pull
+        self.use(None, 0)
+
+    def plan(self, forward: Callable[[Any], Any] | None, features: Sequence[Any]) -> KerasPlan:
+        """Find the rows that minibatches need, by running the model eagerly up to its last
+        lookup.
+
+        Args:
+            forward: runs the model; None: the model has no tables.
+        """
+        calls: list[list[KerasCall]] = [[] for _ in features]
+        if forward is not None:
+            calls = [self._calls(forward, each) for each in features]
+        return RowPlan(calls, self._servers, RowBlock)
+
+    def use(self, plan: KerasPlan | None, number: int) -> None:
+        """Select minibatch ``number`` of ``plan`` for the next forward pass; None: no plan."""
+        self._plan, self._batch = (self._none(), 0) if plan is None else (plan, number)
+        self._call = 0
+
+    def _none(self) -> KerasPlan:
+        return RowPlan([[]], self._servers, RowBlock)
+
+    def lookup(self, layer: Any, ids: Ids) -> tuple[RowBlock, Ids] | None:
+        """Return a block of rows, and the indices (n,) of the ids in the block; None while a plan
+        only records which ids are looked up."""
+        check_range(layer, ids)
+        if self._planning is not None:
+            # Lookups of the same ids share one array.
+            values = self._noted.setdefault(ids.tobytes(), ids.copy())
+            self._planning.append(KerasCall(layer.table, layer.dim, values, layer))
+            if len(self._planning) == self._lookups:
+                raise LastLookup
+            return None
+        calls, position = self._plan.calls[self._batch], self._call
+        self._call += 1
+        if position < len(calls):
+            call = calls[position]
+            if call.layer is layer and np.array_equal(call.values, ids):
+                return self._plan.find(self._batch, position)
+        assert self._pull is not None, "a forward pass before the servers are known"
+        return self._plan.pull(RowLookup(layer.table, layer.dim, ids), self._pull)
+
+    def _calls(self, forward: Callable[[Any], Any], features: Any) -> list[KerasCall]:
+        self._planning, self._noted = [], {}
+        try:
+            forward(features)
+        except LastLookup:
+            pass
+        finally:
+            calls, self._planning = self._planning, None
+        self._lookups = self._lookups or len(calls)
+        return calls

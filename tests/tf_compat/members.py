@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from tf_compat.replica import Replica
-from tf_compat.ring.replicated import ReplicatedKerasModel
+from tf_compat.ring import ReplicatedKerasModel
 from tf_compat.trained import TrainedModel
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.ring.rendezvous import RingRendezvous

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.tf_compat.installed import keras, tf
-from tf_compat.optimizers import learning_rates, optimizer_config
+from tf_compat.trained import learning_rates, optimizer_config
 from torch_edl.errors import UnsupportedOptimizerError
 from torch_edl.tables.optimizers import Optimizers
 from torch_edl.tables.table import EmbeddingTable

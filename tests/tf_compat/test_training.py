@@ -12,11 +12,11 @@ import pytest
 from tests.tf_compat.installed import keras, tf
 from tests.unit.engine.conftest import TOKEN, start_servers
 from tf_compat.contract import Contract, load_contract
+from tf_compat.embedding import swap_large
 from tf_compat.export import export
 from tf_compat.replica import Replica
-from tf_compat.servers.served import ServedKerasModel
+from tf_compat.servers import ServedKerasModel
 from tf_compat.step import Step, body
-from tf_compat.tables import swap_large
 from tf_compat.trained import TrainedModel
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.export import write_output

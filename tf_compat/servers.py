@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_compat.names import VariableName
-from tf_compat.optimizers import learning_rates, optimizer_config
-from tf_compat.servers.rows import KerasPlan, ServerRows
-from tf_compat.trained import TrainedModel, dense
+from tf_compat.rows import KerasPlan, ServerRows
+from tf_compat.trained import TrainedModel, dense, learning_rates, optimizer_config
 from torch_edl.engine.servers.plan import PullRows
 from torch_edl.errors import EdlError, UsageError, UserCodeError, describe_error
 from torch_edl.ps_client.client import BUFFER_GROUP, DenseGradient

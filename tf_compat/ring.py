@@ -1,17 +1,21 @@
-"""Sums the gradients of a Keras model over a ring, as one flat array after the backward pass."""
+"""A Keras model in a ring: each member has a copy, and the gradients are summed as one flat array
+after the backward pass."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from tf_compat.replica import Replica
 from tf_compat.trained import TrainedModel, dense
 from torch_edl.engine.ring.group import RingBrokenError
 from torch_edl.engine.ring.replicated import GradientReducer, Phase, Receive, Send
 from torch_edl.engine.ring.stream_group import StreamGroup
+from torch_edl.engine.ring.stream_listener import StreamListener
 
 Array = npt.NDArray[Any]
 
@@ -176,3 +180,30 @@ def _spans(variables: list[Any]) -> list[slice]:
 
 def _is_float(variable: Any) -> bool:
     return bool(tf.as_dtype(variable.dtype).is_floating)
+
+
+class ReplicatedKerasModel:
+    """Implements :class:`~torch_edl.engine.ring.replicated.Replicated`.
+
+    Args:
+        meeting: endpoint at which other members reach this process.
+    """
+
+    def __init__(self, trained: TrainedModel, replica: Replica, meeting: StreamListener) -> None:
+        self.replica = replica
+        self._trained = trained
+        self._meeting = meeting
+
+    def reducer(self, controls: int, send: Send, receive: Receive) -> Reducer:
+        return Reducer(self._trained, controls, send, receive)
+
+    def attach(
+        self, before_step: Callable[[Any], None], after_step: Callable[[], None]
+    ) -> Callable[[], None]:
+        trained = self._trained
+        return trained.before_step(lambda: before_step(trained.optimizer))
+
+    def connect(
+        self, store: str, ring: int, rank: int, size: int, *, host: str, meet_s: float
+    ) -> StreamGroup:
+        return StreamGroup(self._meeting, store, ring, rank, size, meet_s=meet_s)

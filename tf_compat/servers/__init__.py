@@ -1,1 +1,0 @@
-"""Models of Keras on parameter servers: dense parameters and rows."""
