@@ -71,6 +71,16 @@ class Place:
         assert not self.processes(), "processes outlived their command"
         return done
 
+    def start(self, *command: str | Path, **popen: Any) -> subprocess.Popen[str]:
+        """Starts any command in the folder; see :class:`subprocess.Popen`."""
+        streams = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+        }
+        popen = {"env": self.env, **streams, **popen}
+        return subprocess.Popen(command, cwd=self.folder, text=True, **popen)
+
     def here(self, line: str) -> None:
         """Runs ``torch-edl LINE`` in this process, where torch is imported already."""
         with contextlib.chdir(self.folder):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -48,7 +46,6 @@ def failed(place: Any, line: str, *more: str) -> str:
     return done.stderr
 
 
-# Nothing that the others do not cover as well, but for the words.
 SLOW = pytest.mark.slow
 
 
@@ -60,19 +57,11 @@ SLOW = pytest.mark.slow
             'sys.exit("no licence today")',
             r"bad.py: called sys.exit\('no licence today'\) while .* arguments, .*: exit",
         ),
-        pytest.param(
-            "exit in model",
-            "sys.exit(3)",
-            r"bad.py: model\(\) raised SystemExit: it called sys.exit",
-            marks=SLOW,
-        ),
         (
             "optimizer",
             "",
             "optimizer Rprop: .* no kernel for it; use one of torch.optim.SGD, .*Ftrl$",
         ),
-        pytest.param("import", "import no_such", "bad.py: ModuleNotFoundError: No", marks=SLOW),
-        pytest.param("no module", "", "bad.py: model returned dict, expected a torch", marks=SLOW),
     ],
 )
 def test_a_model_file_that_is_no_use(place: Any, way: str, code_line: str, message: str) -> None:
@@ -83,48 +72,23 @@ def test_a_model_file_that_is_no_use(place: Any, way: str, code_line: str, messa
 
 
 @pytest.mark.parametrize(
-    ("way", "code_line", "message", "records"),
+    ("way", "code_line", "message"),
     [
         (
             "shape",
             "binary_cross_entropy_with_logits(predictions, labels)",
             r"loss raised ValueError: .*\(labels \(20,\) float32, predictions \(20, 1\) float32\)",
-            20,
         ),
-        pytest.param("nan", "", "the loss is nan; lower .* --on-nan skip", 20, marks=SLOW),
-        pytest.param("feed", "OSError", "feed raised OSError: the camera is off", 100, marks=SLOW),
-        pytest.param(
-            "exit in feed",
-            "sys.exit(4)",
-            r"feed raised SystemExit: it called .*",
-            100,
-            marks=SLOW,
-        ),
-        pytest.param("nothing", "", "feed returned NoneType", 100, marks=SLOW),
-        pytest.param(
-            "float ids",
-            "self.rows(ids)",
-            r"rows: ids are .*int64: .* ids.long\(\)",
-            20,
-            marks=SLOW,
-        ),
-        pytest.param("forward", "the net is torn", "model raised ValueError: the", 20, marks=SLOW),
-        pytest.param("vector loss", "", "loss returned .* expected a scalar", 20, marks=SLOW),
-        pytest.param("long labels", "", "100 samples with 101 labels", 100, marks=SLOW),
-        pytest.param("range", "self.rows(ids)", "id .* is outside .0, 100", 20, marks=SLOW),
+        ("float ids", "self.rows(ids)", r"rows: ids are .*int64: .* ids.long\(\)"),
     ],
 )
-def test_user_code_that_fails_at_work(
-    place: Any, way: str, code_line: str, message: str, records: int
-) -> None:
+def test_user_code_that_fails_at_work(place: Any, way: str, code_line: str, message: str) -> None:
     said = failed(place, f"{RUN} --strategy ps --output never --", way)
     last = said.split("error: ")[-1].splitlines()[0]
     assert re.search(message, last), said
-    rows = named(last)
-    assert len(rows) == records
-    assert way != "nan" or min(rows) >= 300
+    assert len(named(last)) == 20
     assert code_line in said
-    assert ("Traceback" in said) == bool(code_line)
+    assert "Traceback" in said
 
 
 def named(line: str) -> list[int]:
@@ -135,20 +99,15 @@ def named(line: str) -> list[int]:
     return list(range(int(first), int(last) + 1)) if last else [*map(int, first.split(", "))]
 
 
-@pytest.mark.parametrize("strategy", ["local", pytest.param("allreduce --workers 2", marks=SLOW)])
-@pytest.mark.parametrize(("way", "row"), [("one label", 333), ("one class", 333)])
-def test_the_row_of_a_label_is_named(place: Any, strategy: str, way: str, row: int) -> None:
-    flags = RUN.replace(" --ps 2", f" --strategy {strategy}")
+@pytest.mark.parametrize("way", ["one label", "one class"])
+def test_the_row_of_a_label_is_named(place: Any, way: str) -> None:
+    flags = RUN.replace(" --ps 2", " --strategy local")
     said = failed(place, f"{flags} --output never --", way)
-    assert named(said.split("error: ")[-1].splitlines()[0]) == [row], said
+    assert named(said.split("error: ")[-1].splitlines()[0]) == [333], said
 
 
-@pytest.mark.parametrize(
-    "how",
-    ["--strategy ps", pytest.param("--strategy local", marks=SLOW)],
-)
-def test_a_metric_that_fails_does_so_before_the_first_step(place: Any, how: str) -> None:
-    said = failed(place, f"{RUN} {how} --eval-data n.parquet --", "metric")
+def test_a_metric_that_fails_does_so_before_the_first_step(place: Any) -> None:
+    said = failed(place, f"{RUN} --strategy ps --eval-data n.parquet --", "metric")
     assert 'raise IndexError("no class 11")' in said
     assert re.search(
         r"error: a metric raised IndexError: no class 11 \(records 0 to 19 of \S+n.parquet, "
@@ -172,36 +131,18 @@ def test_a_hang_is_shown_and_ends_the_job_after_so_many_tries(place: Any) -> Non
 
 
 def test_what_workers_do_is_shown_on_request(place: Any) -> None:
-    words = [*shlex.split(RUN.replace("@bad", str(MODELS / "bad.py")))]
-    command = [sys.executable, "-m", "torch_edl.cli", *words, "--job-name", "asked", "--", "hang"]
-    with subprocess.Popen(
-        command,
-        cwd=place.folder,
-        env=place.env,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as job:
+    edl = [sys.executable, "-m", "torch_edl.cli"]
+
+    def asked(*words: str) -> tuple[str, str]:
+        return place.start(*edl, "stack", "asked", *words).communicate(timeout=HANG_S)
+
+    words = RUN.replace("@bad", str(MODELS / "bad.py")).split()
+    with place.start(*edl, *words, "--job-name", "asked", "--", "hang") as job:
         try:
-            wait_for(lambda: "time.sleep(3600)" in stacks(place))
-            assert "job asked has no worker-7" in asked(place, "--id", "7").stderr
+            wait_for(lambda: "time.sleep(3600)" in asked()[0])
+            assert "job asked has no worker-7" in asked("--id", "7")[1]
         finally:
             job.terminate()
-
-
-def asked(place: Any, *words: str) -> Any:
-    return subprocess.run(
-        [sys.executable, "-m", "torch_edl.cli", "stack", "asked", *words],
-        cwd=place.folder,
-        env=place.env,
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-    )
-
-
-def stacks(place: Any) -> str:
-    done = asked(place)
-    return str(done.stdout) if done.returncode == 0 else ""
 
 
 def test_a_dry_run_tries_the_metrics(place: Any) -> None:
@@ -249,36 +190,16 @@ def test_a_model_file_that_takes_its_time(place: Any) -> None:
 def damage(place: Any, digits: Path) -> None:
     whole = (place / "n.parquet").read_bytes()
     (place / "empty.parquet").write_bytes(b"")
-    (place / "cut.parquet").write_bytes(whole[:-20])
     (place / "holed.parquet").write_bytes(whole[:200] + b"\x55" * 60 + whole[260:])
-    (place / "header.csv").write_text("n\n")
-    (place / "odd.csv").write_text("n\n1\n2,3\n4\n")
-    (place / "noise.bin").write_bytes(bytes(range(256)))
     image = bytearray((digits / "train-0.recordio").read_bytes())
     image[9000] ^= 0xFF
     (place / "image.recordio").write_bytes(image)
 
 
-@pytest.mark.parametrize(
-    ("file", "message"),
-    [
-        ("empty.parquet", "no records in it; name files that hold some"),
-        pytest.param("cut.parquet", "not a whole Parquet file", marks=SLOW),
-        pytest.param("header.csv", "no records in it; name files that hold some", marks=SLOW),
-        pytest.param(
-            "odd.csv", "odd.csv at byte 4: a row of 2 fields, the header has 1: '2,3'", marks=SLOW
-        ),
-        pytest.param("noise.bin", "neither its suffix nor its first bytes", marks=SLOW),
-        pytest.param(
-            "image.recordio",
-            "image.recordio at byte 0: the chunk's checksum",
-            marks=SLOW,
-        ),
-    ],
-)
-def test_data_that_a_dry_run_refuses(place: Any, digits: Path, file: str, message: str) -> None:
+def test_data_that_a_dry_run_refuses(place: Any, digits: Path) -> None:
     damage(place, digits)
-    assert message in failed(place, f"run @bad --dry-run --data {file}")
+    said = failed(place, "run @bad --dry-run --data empty.parquet")
+    assert "no records in it; name files that hold some" in said
 
 
 def test_damage_that_only_reading_finds(place: Any, digits: Path) -> None:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
 
-from tests.waiting import HANG_S
+from .conftest import Place
 
 # Counts: after n epochs from scratch every weight is n times the records that it saw.
 MODEL = """
@@ -41,85 +37,39 @@ def feed(records, mode, metadata):
 def eval_metrics_fn():
     return {"seen": lambda labels, predictions: float(predictions) / len(labels)}
 """
-PS = ["--strategy", "ps", "--ps", "2", "--large-embedding", "10"]
-LOCAL = ["--strategy", "local"]
+RUN = "run count.py --data data.parquet --batch-size 4 --records-per-task 8"
+PS = "--strategy ps --ps 2 --large-embedding 10"
+LOCAL = "--strategy local"
 
 
-class Shell:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        (folder / "count.py").write_text(MODEL)
-        pq.write_table(pa.table({"n": np.arange(40)}), folder / "data.parquet")
-
-    def __call__(self, *args: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "torch_edl.cli", *args],
-            cwd=self.folder, capture_output=True, text=True, timeout=HANG_S,
-            env={**os.environ, "TORCH_EDL_HOME": str(self.folder / "home")},
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    def train(self, *flags: str, epochs: int = 1, output: str) -> None:
-        self(
-            "run",
-            "count.py",
-            "--data",
-            "data.parquet",
-            "--batch-size",
-            "4",
-            "--records-per-task",
-            "8",
-            "--epochs",
-            str(epochs),
-            "--output",
-            output,
-            *flags,
-        )
-
-    def counts(self, output: str) -> tuple[float, set[float]]:
-        """The dense count, and the distinct counts of rows."""
-        dense = load_file(self.folder / output / "model.safetensors")
-        swapped = self.folder / output / "embeddings" / "rows.safetensors"
-        rows = load_file(swapped)["vectors"] if swapped.exists() else dense["rows.weight"]
-        assert rows.shape == (40, 2)
-        return float(dense["total"][0]), set(rows.reshape(-1).tolist())
-
-    def seen(self, source: str, *flags: str) -> float:
-        """What `evaluate` says of one batch of one record each: 1 per epoch and weight."""
-        out = self("evaluate", "count.py", "--from", source, "--data", "data.parquet", "--json",
-                   "--batch-size", "1", *flags)  # fmt: skip
-        found: dict[str, Any] = json.loads(out)
-        return float(found.get("metrics", found)["seen"])
-
-
-@pytest.fixture
-def shell(tmp_path: Path) -> Shell:
-    return Shell(tmp_path)
+def counts(folder: Path) -> tuple[float, set[float]]:
+    """The dense count, and the distinct counts of rows."""
+    dense = load_file(folder / "model.safetensors")
+    swapped = folder / "embeddings" / "rows.safetensors"
+    rows = load_file(swapped)["vectors"] if swapped.exists() else dense["rows.weight"]
+    assert rows.shape == (40, 2)
+    return float(dense["total"][0]), set(rows.reshape(-1).tolist())
 
 
 @pytest.mark.parametrize(
-    "strategy",
-    [pytest.param(PS, id="ps"), pytest.param(LOCAL, id="local", marks=pytest.mark.slow)],
+    ("first", "then"),
+    [
+        pytest.param(PS, PS, id="ps"),
+        pytest.param(PS, LOCAL, id="ps-local", marks=pytest.mark.slow),
+        pytest.param(LOCAL, PS, id="local-ps", marks=pytest.mark.slow),
+    ],
 )
-def test_a_job_begins_with_the_model_of_another(shell: Shell, strategy: list[str]) -> None:
+def test_a_job_begins_with_the_model_of_another(tmp_path: Path, first: str, then: str) -> None:
     """From its output and from its checkpoint: the values, and none of its watermarks."""
-    shell.train(*strategy, "--checkpoint-dir", "A", epochs=2, output="first")
-    assert shell.counts("first") == (80, {2})
-    for number, source in enumerate(["first", "A"]):
-        shell.train(*strategy, "--load", source, output=f"next-{number}")
-        assert shell.counts(f"next-{number}") == (120, {3})
-
-
-@pytest.mark.slow  # four jobs
-def test_a_model_moves_between_strategies(shell: Shell) -> None:
-    shell.train(*PS, "--checkpoint-dir", "P", output="on-servers")
-    shell.train(*LOCAL, "--checkpoint-dir", "L", output="here")
-    for source in ("on-servers", "P"):
-        assert shell.seen(source) == 40 + 2 * 1  # total is 40, a row two ones; one worker: local
-        shell.train(*LOCAL, "--load", source, output=f"from-{source}")
-        assert shell.counts(f"from-{source}") == (80, {2})
-    for source in ("here", "L"):
-        assert shell.seen(source, *PS) == 40 + 2 * 1
-        shell.train(*PS, "--load", source, output=f"from-{source}")
-        assert shell.counts(f"from-{source}") == (80, {2})
+    place = Place(tmp_path)
+    (place / "count.py").write_text(MODEL)
+    pq.write_table(pa.table({"n": np.arange(40)}), place / "data.parquet")
+    place(f"{RUN} {first} --epochs 2 --checkpoint-dir A --output first")
+    assert counts(place / "first") == (80, {2})
+    for source in ("first", "A"):
+        if then != first:
+            words = f"evaluate count.py --from {source} --data data.parquet --batch-size 1 --json"
+            seen = json.loads(place(f"{words} {then}").stdout)["metrics"]["seen"]
+            assert seen == 80 + 2 * 2  # the total, and a row of two
+        place(f"{RUN} {then} --load {source} --output next-{source}")
+        assert counts(place / f"next-{source}") == (120, {3})

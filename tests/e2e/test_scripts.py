@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
+
+from tests.waiting import HANG_S
 
 from .conftest import ROOT, Place
 
@@ -26,7 +23,6 @@ PYTHON = sys.executable
 TORCHRUN = [PYTHON, "-m", "torch.distributed.run"]
 EDL = [PYTHON, "-m", "torch_edl.cli", "run"]
 ENOUGH = 0.95
-TIMEOUT_S = 60
 # With two processes an update has twice the records, so there are half as many: 4 are too few.
 EPOCHS = ["--epochs", "8"]
 
@@ -34,34 +30,6 @@ EPOCHS = ["--epochs", "8"]
 def accuracies(text: str) -> list[float]:
     """What each process printed at its end."""
     return [float(found) for found in re.findall(r"test accuracy ([\d.]+)", text)]
-
-
-def command(place: Place, words: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        words, cwd=place.folder, env=place.env, text=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-
-
-@pytest.fixture
-def start(place: Place) -> Iterator[Callable[[list[str]], subprocess.Popen[str]]]:
-    """Starts a command that ends with its test."""
-    with contextlib.ExitStack() as stack:
-
-        def begin(words: list[str]) -> subprocess.Popen[str]:
-            process = command(place, words)
-            stack.callback(process.communicate)
-            stack.callback(process.kill)
-            return process
-
-        yield begin
-
-
-def ended(process: subprocess.Popen[str], place: Place) -> str:
-    text, _ = process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == 0, text[-4000:]
-    assert not place.processes(), "processes outlived their command"
-    return text
 
 
 def test_three_lines_and_an_import_are_all_that_changes() -> None:
@@ -91,12 +59,12 @@ def test_three_lines_and_an_import_are_all_that_changes() -> None:
     ids=["python", "torchrun", "workers", "nnodes", "plain"],
 )
 def test_every_way_to_start_it_reaches_the_accuracy(
-    words: list[str],
-    processes: int,
-    place: Place,
-    start: Callable[[list[str]], subprocess.Popen[str]],
+    words: list[str], processes: int, place: Place
 ) -> None:
-    text = ended(start([*words, *EPOCHS]), place)
+    process = place.start(*words, *EPOCHS, stderr=subprocess.STDOUT)
+    text, _ = process.communicate(timeout=HANG_S)
+    assert process.returncode == 0, text[-4000:]
+    assert not place.processes(), "processes outlived their command"
     found = accuracies(text)
     assert len(found) == processes, text
     assert len(set(found)) == 1, "the processes ended with different models"
@@ -153,43 +121,6 @@ def test_what_a_script_does_is_seen(place: Place) -> None:
     assert b"train/twice" in written
 
 
-@pytest.mark.slow  # tests/faults/ring kills more, and counts
-def test_a_worker_that_is_killed_is_replaced(
-    place: Place, start: Callable[[list[str]], subprocess.Popen[str]], tmp_path: Path
-) -> None:
-    """With 2:3 workers: training continues, and all that end have the same model."""
-    process = start([*EDL, SCRIPT, "--workers", "2:3", "--job-name", "digits", "--epochs", "100"])
-    victim = _trains(place, "digits", process)
-    os.kill(victim, signal.SIGKILL)
-    text = ended(process, place)
-    found = accuracies(text)
-    assert len(found) >= 2, text
-    assert len(set(found)) == 1, text
-    assert found[0] >= ENOUGH
-    assert "signal 9" in text or "SIGKILL" in text
-
-
-def _trains(place: Place, job: str, process: subprocess.Popen[str]) -> int:
-    """Waits until the job has had some updates; the process id of one of its workers."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while time.monotonic() < deadline:
-        assert process.poll() is None, process.communicate()[0][-4000:]
-        status = subprocess.run(
-            [PYTHON, "-m", "torch_edl.cli", "status", job, "--json"],
-            env=place.env, cwd=place.folder, capture_output=True, text=True,
-        )  # fmt: skip
-        if re.search(r'"steps": \d{2,}', status.stdout):
-            return max(
-                p.pid
-                for p in psutil.process_iter(["cmdline", "environ"])
-                if SCRIPT in (p.info["cmdline"] or [])
-                and "LOCAL_RANK" in (p.info["environ"] or {})
-                and p.info["environ"].get("TORCH_EDL_HOME") == place.env["TORCH_EDL_HOME"]
-            )
-        time.sleep(0.1)
-    pytest.fail("the job did not begin to train")
-
-
 PACKAGE = """
 import torch, torch_edl
 job = torch_edl.init()
@@ -198,20 +129,17 @@ job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
 """
 
 
-@pytest.mark.parametrize("named", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_package_that_calls_init_is_found_there(
-    named: bool, place: Place, tmp_path: Path
-) -> None:
+def test_a_package_that_calls_init_is_found_there(place: Place, tmp_path: Path) -> None:
     site = tmp_path / "site"
     site.mkdir()
     (site / "company.py").write_text(PACKAGE)
-    place.env["PYTHONPATH"] += f"{os.pathsep}{site}"
-    script = place.folder / "script.py"
-    script.write_text(
-        f"{'import torch_edl' if named else ''}\nimport company\nprint('at its end')\n"
-    )
-    process = command(place, [*EDL, str(script), "--workers", "1"])
-    text, _ = process.communicate(timeout=TIMEOUT_S)
+    (place / "script.py").write_text("import company\nprint('at its end')\n")
+    path = f"{place.env['PYTHONPATH']}{os.pathsep}{site}"
+    process = place.start(
+        *EDL, "script.py", "--workers", "1",
+        env={**place.env, "PYTHONPATH": path}, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    text, _ = process.communicate(timeout=HANG_S)
     assert process.returncode == 0, text
     assert "at its end" in text
-    assert ("this job is not elastic" in text) == (not named)
+    assert "this job is not elastic" in text

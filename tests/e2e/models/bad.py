@@ -17,43 +17,29 @@ if WAY == "slow import":
     time.sleep(3)
 if WAY == "exit":
     sys.exit("no licence today")
-if WAY == "import":
-    import no_such_package  # noqa: F401
 
 
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.rows = torch_edl.nn.Embedding(100 if WAY == "range" else None, 4)
+        self.rows = torch_edl.nn.Embedding(None, 4)
         if WAY == "all nan" or WAY.startswith("one "):
             self.rows = nn.Embedding(400, 4)
         self.out = nn.Linear(4, 1)
 
     def forward(self, ids):
-        if WAY == "forward":
-            raise ValueError("the net is torn")
         if WAY == "hang" and self.training:
             time.sleep(3600)
         if WAY == "float ids":
             ids = ids.float()
-        if WAY == "memory" and self.training:
-            os._exit(9)
         return self.out(self.rows(ids)) if WAY == "shape" else self.out(self.rows(ids)).squeeze(1)
 
 
 def model():
-    if WAY == "model":
-        raise RuntimeError("no such layer")
-    if WAY == "exit in model":
-        sys.exit(3)
-    return {} if WAY == "no module" else Net()
+    return Net()
 
 
 def loss(labels, predictions):
-    if WAY == "loss":
-        raise KeyError("weights")
-    if WAY == "vector loss":
-        return (predictions - labels) ** 2
     if WAY == "one class":
         both = torch.stack((predictions, -predictions), 1)
         return nn.functional.cross_entropy(both, (labels * 400 == 333).long() * 2)
@@ -83,14 +69,6 @@ def optimizer(params):
 
 def feed(records, mode, metadata):
     ids = torch.from_numpy(records.column("n").to_numpy().astype(np.int64))
-    if WAY == "feed" and ids.max() >= 300:
-        raise OSError("the camera is off")
-    if WAY == "exit in feed":
-        sys.exit(4)
-    if WAY == "nothing":
-        return None
-    if WAY == "long labels":
-        return ids, torch.zeros(len(ids) + 1)
     labels = ids.float() / 400
     if WAY == "one label":
         labels[ids == 333] = torch.nan

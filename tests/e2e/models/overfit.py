@@ -1,15 +1,18 @@
 """Counts its updates, and is best when it has counted to the given number.
 
-Argument: the number.
+Arguments: the number, and a folder for what its callback hears.
 """
 
+import json
+import os
 import sys
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 
-BEST = float(sys.argv[1])
+BEST, OUT = float(sys.argv[1]), Path(sys.argv[2])
 
 
 class Count(nn.Module):
@@ -40,3 +43,18 @@ def feed(records, mode, metadata):
 
 def eval_metrics_fn():
     return {"error": lambda labels, predictions: (predictions - BEST).abs().mean()}
+
+
+class Ends:
+    def __init__(self):
+        self.heard = []
+
+    def on_epoch_end(self, epoch, figures):
+        self.heard.append([epoch, figures])
+
+    def on_train_end(self, model):
+        (OUT / f"heard-{os.getpid()}.json").write_text(json.dumps(self.heard))
+
+
+def callbacks():
+    return [Ends()]
