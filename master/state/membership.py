@@ -133,6 +133,10 @@ class Membership:
         self._moved.add(id)
         self.last_words(loss=member.loss, logged=member.logged)
 
+    def staying(self) -> set[int]:
+        """Return the ids of the workers that were not asked to leave."""
+        return {member.id for member in self._members.values() if not member.draining}
+
     def silent(self, now: float) -> Sequence[Member]:
         """Return the workers whose last heartbeat is at least one timeout old, ordered by id."""
         heard = (self._members[id] for id in self._heard)

@@ -96,6 +96,13 @@ class Ring:
         """Return whether a worker at the end of its script is the only process with the model."""
         return not self._living and self._reserve.keys() == {worker}
 
+    def may_drain(self, worker: int, staying: set[int]) -> bool:
+        """Return whether a worker can leave without loss of the model, which the members among the
+        ``staying`` workers have."""
+        if self.keeps_model(worker):
+            return False
+        return worker not in self._living or bool((self._living - {worker}) & staying)
+
     @property
     def abandoned(self) -> bool:
         """True if workers at the end of their script wait for a rank 0 that is lost."""

@@ -89,12 +89,34 @@ def heartbeat(
             job.lifecycle.note("warning", f"{name}: {request.problem}", now)
         else:
             job.lifecycle.note("info", f"{name} accepts pushes again", now)
-    stay = request.leaving and job.server_move.leave(process, now)
+    stay = request.leaving and _stays(job, process, now)
     peer = job.fleet.servers.peer(request.shard)
     number = request.note
     known = number > 0 and job.fleet.servers.note(process, number, request.has_copy)
     noted = number if known else 0
     return pb.ServerHeartbeatResponse(known=True, peer=peer, stay=stay, noted=noted)
+
+
+def _stays(job: Job, server: ServerProcess, now: float) -> bool:
+    """Return whether a server that received SIGTERM stays until the model has moved, or other
+    servers have copies: its shard would be lost with it."""
+    mode, servers, begins = job.config.durability.mode, job.fleet.servers, False
+    if mode == "replica":
+        server.released |= job.lifecycle.outcome is not None or servers.is_expendable(server)
+        if server.released:
+            return False
+        begins, server.leaving = not server.leaving, True
+        then = "it waits for copies on others"
+    else:
+        shard_stays = mode == "journal" or not job.config.shares_files
+        if shard_stays or job.lifecycle.ending or not job.config.trains or job.tasks.trained:
+            return False
+        begins, servers.moving = not servers.moving, True
+        then = "the model moves to other servers"
+    if begins:
+        text = f"ps-{server.id} was asked to leave (SIGTERM): {then}"
+        job.lifecycle.note("info", text, now)
+    return True
 
 
 def get_cluster(

@@ -332,7 +332,7 @@ def _next_ring(
     if member is None:
         return pb.JoinRingResponse(leave=True)
     # The last member with the model passes it on to waiting workers before it leaves.
-    if member.draining and job.may_drain(member.id):
+    if member.draining and job.ring.may_drain(member.id, job.members.staying()):
         _leave(job, member, now, finished=False)
         return pb.JoinRingResponse(leave=True)
     if job.lifecycle.outcome is not None:

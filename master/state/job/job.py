@@ -19,6 +19,7 @@ from master.state.actions import (
     NotStarted,
     PlanKept,
     PreprocessingKept,
+    Remove,
     Saved,
     Started,
 )
@@ -33,7 +34,6 @@ from master.state.job.preparation import (
     StreamGrown,
     TasksMade,
 )
-from master.state.job.server_move import ServerMove
 from master.state.lifecycle import LEAVE_WITHIN_S, Lifecycle
 from master.state.membership import Membership
 from master.state.ring import Ring
@@ -59,12 +59,6 @@ from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
 from torch_edl.processes.launcher import ProcessExit, ProcessRefused, ProcessRuns, ProcessWaits
 
-_RESTARTED = {
-    "ps": ("the servers", ""),
-    "local": ("the worker", "s"),
-    "allreduce": ("the workers", ""),
-}
-
 _Happened = PreparationEvent | TaskEvent | CutTaken | WorkforceEvent | FailoverEvent
 JobEvent = ActionEvent | StreamGrown | _Happened
 
@@ -73,7 +67,6 @@ class Job:
     """One job.
 
     Args:
-        fleet: its processes, none of them started yet.
         folder: temporary folder of the job.
         resumed: the checkpoint to resume from.
         evaluated: earlier checkpoints of which one may be the best.
@@ -111,12 +104,10 @@ class Job:
             )
         self.preparation = Preparation(config, self.tasks, resumed=resumed)
         self.milestones = Milestones(config, self.lifecycle, fleet, self.tasks, self.checkpoints)
-        self.server_move = ServerMove(
-            config, fleet, self.lifecycle, self.tasks, self.members, self.checkpoints
-        )
         self.lost_workers = LostWorkers(
             config, self.lifecycle, self.members, self.tasks, self.ring, self.workforce
         )
+        self._with_journals = 1  # oldest incarnation of the model with journals
         self.damaged = 0
         self.restarts = 0  # restarts of the master
         self.reason = "a training script" if script else ""
@@ -130,11 +121,7 @@ class Job:
         return self.preparation.config
 
     def script_workforce(self) -> ScriptWorkforce:
-        """Return the workforce that agents or torchrun start.
-
-        Raises:
-            UsageError: the job trains a model file.
-        """
+        """Return the workforce that agents or torchrun start; UsageError if there is none."""
         if not isinstance(self.workforce, ScriptWorkforce):
             raise UsageError(f"job {self.config.name} trains a model file, not a script")
         return self.workforce
@@ -226,7 +213,7 @@ class Job:
             case StopRequested():
                 self.stop(event.reason, now)
             case CutTaken():
-                self.server_move.take_over(event, now)
+                self._move(event, now)
             case _:
                 self.apply_all(self.checkpoints.apply(event, now), now)
 
@@ -266,29 +253,19 @@ class Job:
 
     def form_ring(self, now: float) -> bool:
         """Form the next ring if it is due. Returns whether one was formed."""
-        ring, fleet = self.ring, self.fleet
-        most = fleet.workers_wanted
+        ring, most = self.ring, self.fleet.workers_wanted
         least = min(self.config.cluster.min_workers, most)
         if not ring.due(now, min_workers=least, max_workers=most):
             return False
         if ring.model_lost:
             self._renew("no worker that is left has the model", now)
-        formed = ring.form(
-            restored_from=fleet.model.restored_from, values_only=fleet.model.values_only
-        )
+        model = self.fleet.model
+        formed = ring.form(restored_from=model.restored_from, values_only=model.values_only)
         text = f"ring {formed.number}: {(n := len(formed.workers))} worker{'s' * (n != 1)}"
         self.lifecycle.note("info", text, now)
         self.lifecycle.began(now)
         self.changed = True
         return True
-
-    def may_drain(self, worker: int) -> bool:
-        """Return whether a worker can leave without loss of the ring's model."""
-        ring = self.ring
-        if ring.keeps_model(worker):
-            return False
-        others = [self.members.get(other) for other in ring.living() - {worker}]
-        return worker not in ring.living() or any(m is not None and not m.draining for m in others)
 
     def _renew(self, text: str, now: float) -> None:
         """Begin a new incarnation of a lost model from the newest checkpoint."""
@@ -306,7 +283,9 @@ class Job:
             self.lifecycle.rolled_back(done)
             self.workload.restore(kept.restore(self.fleet.model.incarnation))
             self.milestones.restored()
-        (who, s), again = _RESTARTED[self.fleet.strategy], done - self.done()[0]
+        strategy, again = self.fleet.strategy, done - self.done()[0]
+        s = "s" * (strategy == "local")
+        who = "the worker" if s else "the servers" if strategy == "ps" else "the workers"
         more = f", and train{s} {again:,} records again" if again > 0 and self.tasks.ready else ""
         self.lifecycle.note("error", f"{text}; {who} restart{s} from {point}{more}", now)
         if self.milestones.settled and not self.tasks.trained:
@@ -314,27 +293,40 @@ class Job:
             fix = "the model is lost; name a --checkpoint-dir to keep it"
             self.lifecycle.fail(f"{text}, {when}: {fix}", now)
 
+    def _move(self, cut: CutTaken, now: float) -> None:
+        """Start new servers that restore the cut, which contains every acknowledged push. A cut is
+        void, and another follows, if a server was replaced. A job that is ending keeps its own."""
+        servers = self.fleet.servers
+        void = tuple(server.incarnation for server in servers.now()) != cut.servers
+        if void or self.lifecycle.ending:
+            return
+        before = servers.shards
+        self.tasks.void()
+        self.fleet.renew(restore=str(cut.saved.path))
+        self.members.forget_open_work()
+        self.checkpoints.moved(cut.saved, self.fleet.model.incarnation)
+        text = f"the model moves from {before} to {servers.shards} parameter servers"
+        self.lifecycle.note("info", f"{text}; nothing is rolled back", now)
+
     def stop(self, reason: str, now: float, *, at_once: bool = False) -> None:
-        """Stop the job; ``at_once`` without a final checkpoint, and without waiting for processes.
-        May be called again."""
+        """Stop the job; ``at_once`` without a final checkpoint and without a wait for processes."""
         if at_once:
             self.fleet.hurry()
         if self.lifecycle.outcome is not None:
             return
         if first := self.lifecycle.stopping is None:
             self.lifecycle.stop(reason, now)
-        if at_once or (first and not self._has_more_than_is_kept()):
+        if self.workload.members_save:  # the members know whether there are checkpoints
+            saves = bool(self.ring.living())
+        else:
+            saves = self.milestones.has_more_than_is_kept(self.done()[0])
+        if at_once or (first and not saves):
             self.lifecycle.stopped(now)
         elif first:
             self.fleet.retire(now, by=now + LEAVE_WITHIN_S)
             for member in self.members:
                 member.draining = True
             self.checkpoints.output.stopped = True
-
-    def _has_more_than_is_kept(self) -> bool:
-        if self.workload.members_save:  # the members know whether there are checkpoints
-            return bool(self.ring.living())
-        return self.milestones.has_more_than_is_kept(self.done()[0])
 
     def tick(self, now: float) -> list[Action]:
         """Advance the job to ``now``. Returns the actions to execute."""
@@ -360,12 +352,22 @@ class Job:
             if isinstance(action, Become):
                 self.lost_workers.become_server(action, now)
         for id in self.fleet.draining():
-            if (member := self.members.get(id)) is not None and self.may_drain(id):
+            member = self.members.get(id)
+            if member is not None and self.ring.may_drain(id, self.members.staying()):
                 member.draining = True
         ended = lifecycle.outcome is not None and not self.fleet.launched()
         lifecycle.over = ended and self.workforce.has_heard(now)
         actions += [*self.preparation.take_actions(), *self.tasks.fitting.take_actions()]
-        return [*actions, *self.server_move.tidy(), *self.checkpoints.take_actions()]
+        return [*actions, *self._old_journals(), *self.checkpoints.take_actions()]
+
+    def _old_journals(self) -> list[Remove]:
+        """Remove the journals of earlier incarnations once their servers have ended."""
+        fleet = self.fleet
+        if fleet.cluster() is None or any(each not in fleet.servers for each in fleet.alive("ps")):
+            return []
+        first, self._with_journals = self._with_journals, fleet.model.incarnation
+        folders = map(fleet.server_command.journals_of, range(first, self._with_journals))
+        return [Remove(folder) for folder in folders if folder is not None]
 
     def _advance(self, now: float) -> None:
         """Begin evaluations and checkpoints that are due."""
@@ -374,16 +376,17 @@ class Job:
             self.lifecycle.resumed_from(records)
         if records or self.tasks.ready:
             self.lifecycle.rates.sample(now, records, steps)
-        if self.tasks.ready:
-            self.milestones.advance(now, steps=steps, trained=self._is_trained(now))
-
-    def _is_trained(self, now: float) -> bool:
-        """Return whether all tasks are done, or all training workers have left."""
         stopping = self.lifecycle.stopping
         if stopping is None:
-            return self.tasks.trained or self.workforce.scripts_over(now)  # it may leave its loop
-        # A worker that has the model in its own process writes it while it leaves.
-        return self.fleet.strategy != "ps" or not len(self.members) or now >= stopping.leave_by
+            trained = self.tasks.trained or self.workforce.scripts_over(
+                now
+            )  # it may leave its loop
+        else:
+            # A worker that has the model in its own process writes it while it leaves.
+            left = not len(self.members) or now >= stopping.leave_by
+            trained = left or self.fleet.strategy != "ps"
+        if self.tasks.ready:
+            self.milestones.advance(now, steps=steps, trained=trained)
 
     def conclude(self, now: float) -> None:
         """End the job if the workforce or the work is over."""
