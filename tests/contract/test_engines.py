@@ -20,7 +20,7 @@ from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.master_client.leases import HeldLease
 from torch_edl.pytorch.contract import Contract
 from torch_edl.pytorch.replica import Replica
-from torch_edl.pytorch.ring.replicated import ReplicatedTorchModel as ReplicatedModel
+from torch_edl.pytorch.ring.reducer import ReplicatedTorchModel as ReplicatedModel
 from torch_edl.pytorch.servers.served import ServedTorchModel
 from torch_edl.pytorch.step import Step, contract_body
 from torch_edl.training.contract.argument_order import labels_first

@@ -42,7 +42,7 @@ from torch_edl.master_client.leases import HeldLease
 from torch_edl.pytorch.contract import load_contract as load_torch
 from torch_edl.pytorch.replica import Replica
 from torch_edl.pytorch.ring.process_group import StoreServer
-from torch_edl.pytorch.ring.replicated import ReplicatedTorchModel as ReplicatedModel
+from torch_edl.pytorch.ring.reducer import ReplicatedTorchModel as ReplicatedModel
 from torch_edl.pytorch.servers.served import ServedTorchModel
 from torch_edl.pytorch.step import Step, contract_body
 from torch_edl.wire import master_pb2 as pb

@@ -30,9 +30,9 @@ from torch_edl.api.user_parts import (
 )
 from torch_edl.errors import UsageError
 from torch_edl.interfaces import Batch
-from torch_edl.pytorch import weights
+from torch_edl.pytorch import state_dict
+from torch_edl.pytorch.contract import describe
 from torch_edl.pytorch.step import caller
-from torch_edl.pytorch.values import describe
 from torch_edl.training.contract.functions import check_callbacks
 from torch_edl.wire import master_pb2 as pb
 
@@ -379,9 +379,9 @@ class ElasticTrainer:
         Raises:
             UsageError: the suffix is unknown, or the file holds something else.
         """
-        path = weights.checked(path)
+        path = state_dict.checked(path)
         if not self.job.catching_up and not self.job.restored:
-            self.model.load_state_dict(weights.read(path))
+            self.model.load_state_dict(state_dict.read(path))
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self._dtype is torch.float32:

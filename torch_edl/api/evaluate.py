@@ -14,7 +14,7 @@ from torch_edl.api.job import Job
 from torch_edl.errors import UsageError
 from torch_edl.interfaces import Batch
 from torch_edl.pytorch.batches import open_batches
-from torch_edl.pytorch.values import TorchValues, describe
+from torch_edl.pytorch.contract import TorchValues, describe
 from torch_edl.training.task_results import TaskMetrics, summarize
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.metric_states import MetricStates

@@ -13,7 +13,7 @@ from torch import nn
 from torch_edl.data.batch import LABEL_KEYS, BatchError, length, split
 from torch_edl.errors import UsageError
 from torch_edl.interfaces import Batch
-from torch_edl.pytorch.values import describe
+from torch_edl.pytorch.contract import describe
 
 
 def labelled(value: Any, device: torch.device) -> Batch:

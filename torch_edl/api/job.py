@@ -34,11 +34,11 @@ from torch_edl.engine.ring.rendezvous import (
 )
 from torch_edl.errors import UsageError
 from torch_edl.master_client.session import MasterSession
-from torch_edl.pytorch import weights
-from torch_edl.pytorch.model_report import report_model
+from torch_edl.pytorch import state_dict
+from torch_edl.pytorch.contract import report_model
 from torch_edl.pytorch.replica import Replica
 from torch_edl.pytorch.ring.process_group import StoreServer
-from torch_edl.pytorch.ring.replicated import ReplicatedTorchModel
+from torch_edl.pytorch.ring.reducer import ReplicatedTorchModel
 from torch_edl.training.metrics import Meter
 
 if TYPE_CHECKING:
@@ -337,9 +337,9 @@ class Job(JobState):
             UsageError: the suffix is unknown.
             EdlError: the file cannot be written.
         """
-        file = weights.checked(path)
+        file = state_dict.checked(path)
         if self.is_main and not self.catching_up:
-            weights.write(self.state_dict(), file)
+            state_dict.write(self.state_dict(), file)
 
     def close(self) -> None:
         """Write a last checkpoint and leave the job.

@@ -25,7 +25,7 @@ from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.ring.rendezvous import RingRendezvous
 from torch_edl.errors import CheckpointError, EdlError, UsageError
 from torch_edl.master_client.session import MasterSession
-from torch_edl.pytorch import weights
+from torch_edl.pytorch import state_dict
 from torch_edl.pytorch.state_dict import copied
 
 log = logging.getLogger(__name__)
@@ -283,7 +283,7 @@ class Saver:
             return
         try:
             with replacing_output(Path(output)) as folder:
-                weights.write(copied(engine.replica.model), folder / layout.EXPORTED_MODEL)
+                state_dict.write(copied(engine.replica.model), folder / layout.EXPORTED_MODEL)
                 if self.preprocessing:
                     (folder / PREPROCESSING_FILE).write_bytes(self.preprocessing)
                 write_metadata(folder, job=job, steps=step, tables={})

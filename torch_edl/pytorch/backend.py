@@ -36,11 +36,11 @@ class _PyTorch(Backend):
         return ModelFile(functions, config)
 
     def export(self, folder: Path, model_file: str, file: Path) -> str:
-        from torch_edl.pytorch import weights
+        from torch_edl.pytorch import state_dict
         from torch_edl.pytorch.replica import read_model
 
         state = read_model(folder)
-        weights.write(state, file)
+        state_dict.write(state, file)
         elements = sum(tensor.numel() for tensor in state.values())
         return f"{file}: {len(state)} tensors, {elements:,} elements"
 

@@ -26,15 +26,13 @@ from torch_edl.master_client.session import MasterSession
 from torch_edl.nn.embedding import Table
 from torch_edl.nn.model_tables import check_shared, set_defaults, swap_large, tables_of
 from torch_edl.pytorch.batches import Batches
-from torch_edl.pytorch.contract import Contract
+from torch_edl.pytorch.contract import Contract, TorchValues, report_model
 from torch_edl.pytorch.datasets import TorchDatasets
-from torch_edl.pytorch.model_report import report_model
 from torch_edl.pytorch.replica import Replica
 from torch_edl.pytorch.ring.process_group import StoreServer
-from torch_edl.pytorch.ring.replicated import ReplicatedTorchModel as ReplicatedModel
+from torch_edl.pytorch.ring.reducer import ReplicatedTorchModel as ReplicatedModel
 from torch_edl.pytorch.servers.served import ServedTorchModel
 from torch_edl.pytorch.step import Step, contract_body
-from torch_edl.pytorch.values import TorchValues
 from torch_edl.training.lockstep import watermarks
 from torch_edl.training.user_model import UserModel
 from torch_edl.wire import master_pb2 as pb

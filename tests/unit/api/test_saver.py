@@ -21,7 +21,7 @@ from torch_edl.config import CheckpointConfig, JobConfig
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.errors import UsageError
 from torch_edl.pytorch.replica import Replica
-from torch_edl.pytorch.ring.replicated import ReplicatedTorchModel
+from torch_edl.pytorch.ring.reducer import ReplicatedTorchModel
 
 
 def engine(step: int) -> RingEngine:
@@ -105,7 +105,7 @@ from torch_edl.config import CheckpointConfig
 from torch_edl.config import JobConfig
 from torch_edl.pytorch.replica import Replica
 from torch_edl.engine.ring.engine import RingEngine
-from torch_edl.pytorch.ring.replicated import ReplicatedTorchModel
+from torch_edl.pytorch.ring.reducer import ReplicatedTorchModel
 from torch_edl.api.job import Job
 from torch_edl.api.saver import Saver
 

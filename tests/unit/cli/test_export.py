@@ -14,8 +14,8 @@ from torch_edl.cli.__main__ import main
 from torch_edl.config import CheckpointConfig, JobConfig
 from torch_edl.errors import CheckpointError
 from torch_edl.launch.jobs.folder import JobFolder
-from torch_edl.pytorch import weights
 from torch_edl.pytorch.replica import read_model as state_dict
+from torch_edl.pytorch.state_dict import read
 
 START = {"kind": "uniform", "args": {"low": -0.5, "high": 0.5}}
 
@@ -98,7 +98,7 @@ def test_the_export_loads_into_the_class_that_was_trained(
     file = tmp_path / f"model{suffix}"
     assert main(["export", str(output), str(file)]) == 0
     net = Net()
-    net.load_state_dict(weights.read(file), strict=True)
+    net.load_state_dict(read(file), strict=True)
     wild = torch.tensor([-(2**63), 2**63 - 1])
     assert torch.equal(net.again(wild), torch.arange(8.0).reshape(2, 4))
     state = state_dict(output)

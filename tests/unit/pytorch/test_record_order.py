@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from torch_edl.data.passes import Pass, Span
 from torch_edl.errors import UsageError
-from torch_edl.pytorch.record_order import Order
+from torch_edl.pytorch.batches import Order
 
 worlds = st.integers(1, 7)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torch_edl.interfaces import Batch
-from torch_edl.pytorch.values import TorchValues
+from torch_edl.pytorch.contract import TorchValues
 from torch_edl.training.not_finite import cause
 
 X = torch.zeros(4, 3)

@@ -8,6 +8,7 @@ phase instead of an exception in the user's backward.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,8 @@ from torch import nn
 from torch_edl.engine.ring.group import RingBrokenError
 from torch_edl.engine.ring.replicated import GradientReducer, Phase, Receive, Send
 from torch_edl.errors import UsageError
-from torch_edl.pytorch.gradient_hooks import ManualAccumulation, weak_hook
+from torch_edl.pytorch.gradient_hooks import ManualAccumulation, on_step, weak_hook
+from torch_edl.pytorch.replica import Replica
 from torch_edl.pytorch.ring.buckets import Bucket, RunningStatistics, make_buckets
 from torch_edl.pytorch.ring.process_group import ProcessGroup
 from torch_edl.pytorch.torch_internals import after_backward
@@ -302,3 +304,47 @@ class Reducer(GradientReducer):
         except RingBrokenError as error:
             self.fail(str(error))
         self._next += 1
+
+
+class ReplicatedTorchModel:
+    """A torch model; see :class:`~torch_edl.engine.ring.replicated.Replicated`.
+
+    Args:
+        alone: True if no other process ever trains the model.
+    """
+
+    def __init__(self, replica: Replica, *, alone: bool = False) -> None:
+        self.replica = replica
+        self._alone = alone
+        self._reducer: Reducer
+
+    def reducer(self, controls: int, send: Send, receive: Receive) -> Reducer:
+        self._reducer = Reducer(self.replica.model, controls, send, receive)
+        return self._reducer
+
+    def attach(
+        self, before_step: Callable[[Any], None], after_step: Callable[[], None]
+    ) -> Callable[[], None]:
+        def is_free() -> bool:
+            return self._alone and self._reducer.phase in (Phase.IDLE, Phase.LOCAL)
+
+        hooks = [
+            hook
+            for optimizer in self.replica.optimizers
+            for hook in (
+                on_step(optimizer, before_step, is_free),
+                optimizer.register_step_post_hook(lambda *_: after_step()),
+            )
+        ]
+
+        def detach() -> None:
+            for hook in hooks:
+                hook.remove()
+
+        return detach
+
+    def connect(
+        self, store: str, ring: int, rank: int, size: int, *, host: str, meet_s: float
+    ) -> ProcessGroup:
+        device = self.replica.device
+        return ProcessGroup(store, ring, rank, size, host=host, device=device, meet_s=meet_s)

@@ -16,22 +16,88 @@ in place, or replaced by a tensor of the same shape (``TableParameter`` of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from torch_edl.engine.servers.plan import Floats, Ids, LastLookup, PullRows, RowLookup
+from torch_edl.engine.servers.plan import Floats, Ids, LastLookup, PullRows, RowLookup, RowPlan
 from torch_edl.errors import UsageError
 from torch_edl.nn.embedding import Table
 from torch_edl.nn.model_tables import tables_of
 from torch_edl.nn.rows import DeviceBlock, lookup
-from torch_edl.pytorch.servers.features import copied, tensors
 from torch_edl.pytorch.servers.id_prediction import IdPrediction, Lookup, shares_memory
-from torch_edl.pytorch.servers.plan import Place, TorchCall, TorchPlan
 from torch_edl.pytorch.torch_internals import change_count, show_row_gradients
+
+
+def tensors(features: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a minibatch."""
+    if isinstance(features, torch.Tensor):
+        yield features
+    elif isinstance(features, Mapping):
+        for value in features.values():
+            yield from tensors(value)
+    elif isinstance(features, tuple | list):
+        for value in features:
+            yield from tensors(value)
+
+
+def copied(features: Any) -> Any:
+    """Copy a minibatch and its tensors."""
+    if isinstance(features, torch.Tensor):
+        return features.clone()
+    if isinstance(features, MutableMapping):
+        own = copy.copy(features)
+        for key, value in features.items():
+            own[key] = copied(value)
+        return own
+    if isinstance(features, tuple):
+        made = [copied(value) for value in features]
+        return type(features)(*made) if hasattr(features, "_fields") else tuple(made)
+    return [copied(value) for value in features] if isinstance(features, list) else features
+
+
+Place = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]
+
+
+@dataclass
+class TorchCall(RowLookup):
+    """One lookup of a torch model; see :class:`RowLookup`."""
+
+    module: Table
+    ids: torch.Tensor
+    """The ids. The reference prevents another tensor from getting the same memory."""
+    place: Place | None
+    """Memory position at the lookup, as the model may change its ids later. None for a script,
+    which may change ids unnoticed, so that only the values can be compared."""
+
+
+@dataclass
+class TorchPlan(RowPlan[TorchCall, DeviceBlock]):
+    """Plan of an update of a torch model; see :class:`RowPlan`."""
+
+    given: dict[int, list[tuple[torch.Tensor, int]]] = field(default_factory=dict)
+    """For each minibatch that was planned without a run of the model: the tensors of its features,
+    each with its change count at that time. A higher count later means that the model or the script
+    has changed the tensor in place."""
+
+    def take(self, rows: Sequence[Floats]) -> None:
+        super().take(rows)
+        modules = {call.table: call.module for calls in self.calls for call in calls}
+        for table, block in self._blocks:
+            device = modules[table.name].weight.device
+            if device.type != "cpu":
+                block.on(device)  # starts the copy, which overlaps with the first layers
+
+    def start_down(self) -> None:
+        """Start to copy gradients from other devices to the CPU."""
+        for _, block in self._blocks:
+            block.start_down()
+
 
 Given = dict[int, list[tuple[torch.Tensor, int]]]
 

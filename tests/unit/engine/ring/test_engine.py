@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 from tests.unit.engine.ring.rings import Member, office
 from tests.waiting import wait_for
 from torch_edl.data.passes import Pass
-from torch_edl.pytorch.record_order import Order
+from torch_edl.pytorch.batches import Order
 
 STEPS = 100
 BATCH = 4

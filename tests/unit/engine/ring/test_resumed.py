@@ -20,7 +20,7 @@ from torch_edl.engine.ring.rendezvous import RingRendezvous
 from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.master_client.leases import HeldLease
 from torch_edl.pytorch.replica import Replica
-from torch_edl.pytorch.ring.replicated import ReplicatedTorchModel
+from torch_edl.pytorch.ring.reducer import ReplicatedTorchModel
 from torch_edl.tables.watermarks import WHOLE, Watermarks
 from torch_edl.training.lockstep import watermarks
 from torch_edl.wire import master_pb2 as pb

@@ -15,7 +15,7 @@ from torchmetrics.functional import mean_squared_error
 
 from torch_edl.interfaces import Batch
 from torch_edl.metrics import AUC
-from torch_edl.pytorch.values import TorchValues
+from torch_edl.pytorch.contract import TorchValues
 from torch_edl.training.contract.argument_order import labels_first
 from torch_edl.training.task_results import TaskMetrics
 
