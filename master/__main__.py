@@ -25,15 +25,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from master.runtime import checkpoints, leftovers, persistence
+from master.runtime import checkpoints, leftovers
 from master.runtime.clock import Clock
 from master.runtime.effects import Effects
 from master.runtime.event_file import EventFile
-from master.runtime.loop import run
+from master.runtime.loop import Persistence, run
 from master.runtime.machine import Machine
+from master.runtime.persistence import StateWriter, left_behind
 from master.runtime.scan import scan
 from master.runtime.service import Service
-from master.runtime.store.lock import Lock
+from master.runtime.store.lock import Lock, acquire
 from master.runtime.store.sqlite import SqliteStore
 from master.runtime.stream_watch import StreamWatch
 from master.state.actions import Saved
@@ -127,7 +128,7 @@ def _run_once(
         # A restarted master waits for disk space, as its workers do.
         goes_on = folder.master_file.exists()
         lock = _with_room(lambda: _open(config, folder, host), stop, waits=goes_on)
-        left = persistence.left_behind(lock.store, token)
+        left = left_behind(lock.store, token)
         if continues:
             left = _require_left(name, left)
         claim = checkpoints.claim(config, token)
@@ -189,21 +190,16 @@ def _run_once(
             lock.release()
             return host.refused(error)
     job.start(clock())
+    writer = StateWriter(lock, secret=token, superseded=_give_way)
     service = Service(
         job,
         clock=clock,
         log_path=launcher.log_path,
         cores=host.cores(config),
         shared=launcher if isinstance(launcher, SharedLauncher) else None,
+        writer=writer,
     )
-    kept = persistence.Persistence(
-        service,
-        lock,
-        secret=token,
-        status_file=folder.status_file,
-        superseded=_give_way,
-    )
-    service.keeper = kept
+    kept = Persistence(service, writer, status_file=folder.status_file)
     # Workers of the earlier master look for its successor at the same address.
     earlier = folder.master() if left is not None else None
     try:
@@ -221,6 +217,7 @@ def _run_once(
         log.error("%s", error)
         service.close()
         kept.close()
+        writer.close()
         return stop.exit_code or host.refused(error)
     over = not host.hands_over
     watch = StreamWatch(config.data.train if config.data.streams else (), service.apply)
@@ -250,7 +247,8 @@ def _run_once(
         launcher.close()
         service.close()
         goes_on = over and not host.hands_over and leftovers.may_go_on(job, journals)
-        kept.close(over=over and not goes_on)
+        kept.close()
+        writer.close(over=over and not goes_on)
         if over:
             leftovers.tidy(job, temporary, journals, claim, goes_on=goes_on)
     if not over and stop.name:
@@ -270,7 +268,7 @@ def _open(config: JobConfig, folder: JobFolder, host: Host) -> Lock:
     """Open the store of the job and acquire its lock."""
     store = _store(config, folder, host)
     try:
-        return persistence.acquire(store, folder.name)
+        return acquire(store, folder.name)
     except BaseException:
         store.close()
         raise

@@ -15,7 +15,7 @@ from benchmarks.cluster.machines import Process as PodProcess
 from benchmarks.cluster.scheduler import Scheduler
 from benchmarks.cluster.usage import Meter, Usage
 from benchmarks.cluster.workers import Server, Speed, Watermarks, Worker
-from master.runtime import throttle as pace
+from master.runtime.clock import of_notes, of_ticks
 from master.state.actions import DataScanned, Start, Started, Stop
 from master.state.calls import server_calls, worker_calls
 from master.state.job.job import Job
@@ -138,7 +138,7 @@ class TrainingJob:
         self.began_at: float | None = None
         """When a worker first trained."""
         self.ended_at: float | None = None
-        self._ticks, self._notes = pace.of_ticks(), pace.of_notes()
+        self._ticks, self._notes = of_ticks(), of_notes()
         self.state_bytes = 0
         """The most that a note of the state took, as JSON."""
 

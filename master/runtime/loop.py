@@ -1,15 +1,21 @@
-"""The main loop of the master: collect events, let the job decide, execute its actions."""
+"""The main loop of the master: collect events, let the job decide, execute its actions. A thread
+beside it keeps the state."""
 
 from __future__ import annotations
 
+import json
 import logging
+import threading
 import time
+from pathlib import Path
+from typing import Any
 
-from master.runtime import throttle as pace
-from master.runtime.clock import Clock
+from master.runtime.clock import Clock, of_notes, of_ticks
 from master.runtime.effects import Effects
 from master.runtime.event_file import EventFile
+from master.runtime.persistence import StateWriter
 from master.runtime.service import Service
+from master.runtime.store.lock import RENEW_S
 from master.state.actions import (
     Action,
     Become,
@@ -23,6 +29,9 @@ from master.state.actions import (
     Started,
     Stop,
 )
+from torch_edl.checkpoint.durable import write_text
+from torch_edl.errors import StoreConflictError
+from torch_edl.launch.jobs.status import as_dict
 from torch_edl.processes.launcher import Launcher, ProcessExit
 from torch_edl.processes.process_group import start_time
 from torch_edl.processes.signals import StopSignals
@@ -31,6 +40,10 @@ log = logging.getLogger(__name__)
 
 # Seconds within which the exit of a process is noticed.
 _POLL_S = 0.1
+_EVERY_S = RENEW_S
+_CLOSE_S = 5.0
+# Fields of a status that change with time only.
+_TIMES = ("wall_s", "rates")
 
 
 def run(
@@ -50,7 +63,7 @@ def run(
         hands_over: a stop signal ends this master but not the job, which the next master resumes.
     """
     job = service.job
-    ticks = pace.of_ticks()
+    ticks = of_ticks()
     waiting: list[Action] = []  # until the state that caused them is stored
     while True:
         if stop.name and hands_over:
@@ -141,3 +154,64 @@ def _act(action: Action, service: Service, launcher: Launcher, effects: Effects)
             launcher.rename("worker", action.worker, "ps", action.server)
         case _:
             effects.submit(action)
+
+
+class Persistence:
+    """A thread that renews the lock of the job and writes its state and its status once a
+    second.
+
+    Args:
+        status_file: status that ``torch-edl status`` reads when no master runs.
+    """
+
+    def __init__(self, service: Service, writer: StateWriter, *, status_file: Path) -> None:
+        self._service = service
+        self._writer = writer
+        self._status_file = status_file
+        self._status_written: dict[str, Any] | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="persistence", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Write the last state."""
+        self._ended.set()
+        self._thread.join(_CLOSE_S)
+
+    def _run(self) -> None:
+        notes = of_notes()
+        while not self._ended.wait(_EVERY_S):
+            began = time.monotonic()
+            whole = notes.is_due(began)
+            self._keep(whole=whole)
+            if whole:
+                notes.took(time.monotonic() - began, began)
+        self._status_written = None  # the last status has the final times
+        self._keep()
+
+    def _keep(self, *, whole: bool = True) -> None:
+        """Renew the lock if that is due, and write the state.
+
+        Args:
+            whole: False leaves the state as it is.
+        """
+        try:
+            self._writer.renew()
+            if not whole:
+                return
+            self._service.keep()
+            with self._service.changed:
+                status = self._service.status()
+            self._keep_status(as_dict(status))
+            self._service.store_answered(None)
+        except StoreConflictError:
+            return  # reported by the writer
+        except OSError as error:
+            self._service.store_answered(error)
+
+    def _keep_status(self, status: dict[str, Any]) -> None:
+        """Write the status file if more than the times has changed."""
+        lasting = {key: value for key, value in status.items() if key not in _TIMES}
+        if lasting != self._status_written:
+            write_text(self._status_file, json.dumps(status, indent=1))
+            self._status_written = lasting

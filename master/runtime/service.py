@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 from google.protobuf.message import Message
 
+from master.runtime.persistence import Noted, StateWriter
+from master.state.actions import Note
 from master.state.calls import script_calls, server_calls, user_calls, worker_calls
 from master.state.job.job import Job, JobEvent
 from torch_edl.errors import UsageError
@@ -40,22 +41,6 @@ Event = Callable[[Job, Any, float], Any]
 """Maps (job, request, now) to the answer; None if there is no answer yet."""
 
 
-class Keeper(Protocol):
-    """Writes the state of the job, see :class:`master.runtime.persistence.Persistence`."""
-
-    def note(self) -> Any:
-        """Return a copy of the job's state. The caller must hold the lock of the job."""
-        ...
-
-    def write(self, noted: Any) -> None:
-        """Write a noted state. The caller must not hold the lock of the job.
-
-        Raises:
-            OSError: the state cannot be written.
-        """
-        ...
-
-
 class Service:
     """Answers the RPCs of the Master service.
 
@@ -64,6 +49,8 @@ class Service:
     Args:
         cores: CPU cores to divide among the workers.
         shared: pods that several workers share; None if there are none.
+        writer: writes the state before an answer that other processes rely on is sent; None:
+            nothing is stored.
     """
 
     def __init__(
@@ -74,6 +61,7 @@ class Service:
         log_path: user_calls.LogPath,
         cores: int,
         shared: SharedLauncher | None = None,
+        writer: StateWriter | None = None,
     ) -> None:
         self.job = job
         self._shared = shared
@@ -85,14 +73,9 @@ class Service:
         """Address for processes of this machine; empty before :meth:`listen`."""
         self.listens = ""
         """``host:port`` at which the service listens; empty before :meth:`listen`."""
+        self._writer = writer
         self._kept = job.fleet.model.incarnation  # model incarnation in the stored state
-        self.keeper: Keeper | None = None
-        """Writes the state before an answer that other processes rely on is sent; None: nothing is
-        stored."""
-        self.leases_until = math.inf
-        """Time of ``time.monotonic``, which also runs while this process is paused, until which no
-        other master can grant leases. After it, nothing is leased until the lock of the job has
-        been renewed."""
+        self._unwritable = False  # the store fails, and this was reported
         self._clock = clock
         self._log_path = log_path
         self._server: grpc.Server | None = None
@@ -225,7 +208,7 @@ class Service:
             noted = self._note()
         self._write(noted)
 
-    def _note(self, *, keep: bool = True) -> Any:
+    def _note(self, *, keep: bool = True) -> Noted | None:
         """Return a copy of the state, or None if it does not have to be stored. The caller must
         hold ``changed``.
 
@@ -234,22 +217,40 @@ class Service:
                 reveals it: replaced servers exit when they learn of it, and a restarted master must
                 not expect them.
         """
-        incarnation = self.job.fleet.model.incarnation
-        if self.keeper is None or not (keep or incarnation != self._kept):
+        if self._writer is None or not (keep or self.job.fleet.model.incarnation != self._kept):
             return None
-        return incarnation, self.keeper.note()
+        return self._writer.note(self.job)
 
-    def _write(self, noted: Any) -> None:
-        if self.keeper is not None and noted is not None:
-            incarnation, state = noted
-            self.keeper.write(state)
-            self._kept = max(self._kept, incarnation)
+    def _write(self, noted: Noted | None) -> None:
+        if self._writer is None or noted is None:
+            return
+        try:
+            self._writer.write(noted)
+        except OSError as error:
+            self.store_answered(error)
+            raise
+        self._kept = max(self._kept, noted.incarnation)
+
+    def store_answered(self, error: OSError | None) -> None:
+        """Report once that the state cannot be stored, and once that it can again."""
+        with self.changed:
+            if (error is not None) == self._unwritable:
+                return
+            self._unwritable = error is not None
+            text = "the state of the job is kept again"
+            if error is not None:
+                then = "training continues; no process joins or starts until it can"
+                text = f"the state of the job cannot be kept: {error}; {then}"
+            self.apply(Note("info" if error is None else "warning", text))
 
     def _leasing(self, event: Event) -> Event:
-        """Return an event that waits while another master of the job may grant leases."""
+        """Return an event that waits while another master of the job may grant leases: until the
+        lock of the job has been renewed."""
+        if (writer := self._writer) is None:
+            return event
 
         def guarded(job: Job, request: Any, now: float) -> Any:
-            return event(job, request, now) if time.monotonic() < self.leases_until else None
+            return event(job, request, now) if time.monotonic() < writer.leases_until else None
 
         return guarded
 

@@ -7,14 +7,22 @@ the previous write, so a delayed write cannot overwrite a newer one.
 
 from __future__ import annotations
 
+import math
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
-from torch_edl.errors import StoreConflictError
+from torch_edl.errors import StoreConflictError, UsageError
 from torch_edl.interfaces import Store
+from torch_edl.processes.process_group import start_time
 
 _LOCK, _BEAT = "lock", "beat"
+# Seconds between two attempts to acquire the lock, and between two renewals of it.
+_POLL_S = 0.2
+RENEW_S = 1.0
 
 
 class Lock:
@@ -128,3 +136,50 @@ class Lock:
             StoreConflictError: another owner has the lock; nothing was removed.
         """
         self.store.clear({_LOCK: self.token})
+
+
+def acquire(
+    store: Store,
+    name: str,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Lock:
+    """Acquire the lock of the job. Waits for the lock of a dead owner to expire, unless the owner
+    was a process of this machine that is known to have exited.
+
+    Raises:
+        UsageError: another master of this job is running.
+    """
+    owner = f"{_machine()}/{os.getpid()}/{start_time(os.getpid())}"
+    lock = Lock(store, owner, clock=clock)
+    give_up = math.inf
+    while True:
+        asked = clock()
+        try:
+            lock.acquire(is_dead=_is_dead)
+            return lock
+        except StoreConflictError as error:
+            if asked >= give_up:
+                raise UsageError(
+                    f"--job-name {name}: another master of this job is running ({error}); "
+                    "choose another name, or stop that job"
+                ) from error
+            # One period after the first look, plus a renewal that an owner may have made just
+            # before its death.
+            give_up = min(give_up, clock() + store.lock_ttl_s + RENEW_S)
+            sleep(_POLL_S)
+
+
+def _machine() -> str:
+    """Return an id of the scope in which a pid is unique: machine, boot and container."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{socket.gethostname()}:{boot}:{os.stat('/proc/self/ns/pid').st_ino}"
+
+
+def _is_dead(owner: str) -> bool:
+    """Return whether the owner of a lock was a process of this machine that has exited."""
+    machine, _, process = owner.partition("/")
+    pid, _, started = process.partition("/")
+    here = machine == _machine() and pid.isdecimal()
+    return here and start_time(int(pid)) != int(started)

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from master.runtime import loop
+from master.runtime.persistence import StateWriter, left_behind
 from master.runtime.service import Service
+from master.runtime.store.lock import acquire
+from master.runtime.store.sqlite import SqliteStore
 from master.state.actions import (
     CheckpointFailed,
     CheckpointSaved,
@@ -272,42 +275,32 @@ def test_the_journals_of_the_old_servers_are_removed_when_these_have_ended() -> 
     assert not w.actions, "once"
 
 
-class Keeper:
-    """Keeps the incarnation of the model, on a disk that may be full."""
-
-    def __init__(self, w: World) -> None:
-        self._fleet = w.fleet
-        self.kept: list[int] = []
-        self.full = False
-
-    def note(self) -> int:
-        return self._fleet.model.incarnation
-
-    def write(self, noted: int) -> None:
-        if self.full:
-            raise OSError("the disk is full")
-        self.kept.append(noted)
-
-
-def test_nobody_hears_of_new_servers_before_a_restarted_master_would_know() -> None:
+def test_nobody_hears_of_new_servers_before_a_restarted_master_would_know(tmp_path: Path) -> None:
     w = world()
     w.scale(servers=3)
     effect = cut(w)
-    service = Service(w.job, clock=lambda: w.now, log_path=lambda role, id: "", cores=1)
-    service.keeper = keeper = Keeper(w)
+    store = SqliteStore(tmp_path / "state.sqlite")
+    writer = StateWriter(acquire(store, "j"), secret="s", superseded=pytest.fail)
+    service = Service(
+        w.job, clock=lambda: w.now, log_path=lambda role, id: "", cores=1, writer=writer
+    )
     heartbeat = service.handlers()["ServerHeartbeat"]
     old = next(iter(w.fleet.servers))
     request = pb.ServerHeartbeatRequest(shard=old.shard, incarnation=old.incarnation)
     assert heartbeat(request, None).known
-    assert not keeper.kept, "nothing that others rely on"
+    assert left_behind(store, "s") is None, "nothing that others rely on"
     w.saved(effect.progress, effect.incarnation)
-    keeper.full = True
-    with pytest.raises(OSError, match="full"):
+    store._connection.execute("PRAGMA query_only = ON")
+    with pytest.raises(OSError, match="readonly"):
         heartbeat(request, None)
-    keeper.full = False
+    store._connection.execute("PRAGMA query_only = OFF")
     assert not heartbeat(request, None).known
+    kept, entry = left_behind(store, "s"), store.get("state")
+    assert kept is not None
+    assert kept["fleet"]["model"]["incarnation"] == 2
     assert not heartbeat(request, None).known
-    assert keeper.kept == [2], "once"
+    assert store.get("state") == entry, "once"
+    writer.close()
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import pytest
 
-from master.runtime.clock import Clock
-from master.state.job.job import Job
-from master.state.scripts.script_fleet import ScriptFleet
-from master.state.workforce.servers import ServerCommand
-from torch_edl.config import ClusterConfig, JobConfig
-from torch_edl.wire import master_pb2 as pb
+from master.runtime.clock import Clock, Throttle, of_notes, of_ticks
+from tests.unit.master.world import World
 
 
 class Machine:
@@ -41,24 +37,39 @@ def test_a_pause_does_not_count() -> None:
 def test_nobody_is_lost_because_the_master_was_paused() -> None:
     machine = Machine()
     clock = Clock(machine)
-    config = JobConfig(
-        name="j",
-        kind="script",
-        model_file="/train.py",
-        cluster=ClusterConfig(heartbeat_timeout_s=10),
-    )
-    fleet = ScriptFleet(ServerCommand(job="j"), workers=1, servers=0)
-    job = Job(config, fleet, folder=Path("/job"), wall_offset_s=5)
-    job.start(clock())
-    job.workforce.register(pb.RegisterRequest(worker_id=-1, pid=7))
-    job.members.register(0, 7, clock())
+    w = World(kind="script", strategy="allreduce", now=clock())
+    job = w.job
+    w.register(7)
     machine.now += 40.0
     job.tick(clock())
     assert 0 in job.members
     job.lifecycle.paused(clock.take_pause())
     job.lifecycle.note("info", "now", clock())
-    assert job.lifecycle.log.after(0)[-1].time == 1045.0, "events have the time of day"
+    assert job.lifecycle.log.after(0)[-1].time == 1040.0, "events have the time of day"
     for _ in range(20):
         machine.now += 0.6
         job.tick(clock())
     assert 0 not in job.members, "its own silence counts"
+
+
+def test_it_takes_a_share_of_the_time_at_most() -> None:
+    pace = Throttle(every_s=1.0, times=9, longest_s=10.0)
+    assert pace.is_due(100.0)
+    pace.took(0.001, 100.0)
+    assert not pace.is_due(100.9)
+    assert pace.until_due(100.25) == pytest.approx(0.75)
+    assert pace.is_due(101.0)
+    pace.took(0.5, 101.0)
+    assert not pace.is_due(105.4)
+    assert pace.is_due(105.5)
+    assert pace.until_due(105.5) == 0.0
+    pace.took(60.0, 200.0)  # however long it takes, it is done
+    assert pace.is_due(210.0)
+
+
+def test_the_pace_of_a_small_job_is_that_of_its_calls() -> None:
+    ticks, notes = of_ticks(), of_notes()
+    ticks.took(0.0002, 5.0)
+    assert ticks.until_due(5.0) < 0.001
+    notes.took(0.002, 5.0)
+    assert notes.is_due(6.0)
