@@ -16,35 +16,30 @@ import argparse
 import logging
 import os
 import secrets
-import shutil
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
-from master.runtime import checkpoints, leftovers
+from master.runtime import job_files
 from master.runtime.clock import Clock
 from master.runtime.effects import Effects
 from master.runtime.event_file import EventFile
 from master.runtime.loop import Persistence, run
 from master.runtime.machine import Machine
 from master.runtime.persistence import StateWriter, left_behind
-from master.runtime.scan import scan
+from master.runtime.scan import scan, watch_streams
 from master.runtime.service import Service
 from master.runtime.store.lock import Lock, acquire
 from master.runtime.store.sqlite import SqliteStore
-from master.runtime.stream_watch import StreamWatch
-from master.state.actions import Saved
 from master.state.job.job import Job
 from master.state.job.restart import after_failure, from_state
 from master.state.scripts.script_fleet import ScriptFleet
 from master.state.workforce.fleet import Fleet
 from master.state.workforce.processes import PENDING, ServerProcess
 from master.state.workforce.servers import ServerCommand
-from torch_edl.checkpoint.durable import replacing
 from torch_edl.config import JobConfig, extensions
 from torch_edl.config.environment import ENV_MASTER, ENV_PLATFORM, ENV_TOKEN
 from torch_edl.config.parts import PREPROCESSING_FILE
@@ -131,16 +126,16 @@ def _run_once(
         left = left_behind(lock.store, token)
         if continues:
             left = _require_left(name, left)
-        claim = checkpoints.claim(config, token)
+        claim = job_files.claim(config, token)
         if left:
-            resumed = checkpoints.newest(config, left, claim)
+            resumed = job_files.newest(config, left, claim)
         else:
-            resumed = checkpoints.prepare(config)
-        evaluated = checkpoints.evaluated(config, left)
+            resumed = job_files.prepare(config)
+        evaluated = job_files.evaluated(config, left)
         if resumed is not None and not (left and left["fleet"]["strategy"]):
             config = continued(config, resumed.path, resumed.manifest)
-        _prepare_parts(config, anew=left is None)
-        journals = leftovers.journals_of(config, folder, token)
+        job_files.prepare_parts(config, anew=left is None)
+        journals = job_files.journals_of(config, folder, token)
         fleet_name = left["fleet"]["name"] if left is not None else secrets.token_hex(3)
         launcher = host.launcher(config, token, fleet_name)
     except (EdlError, OSError) as error:
@@ -173,13 +168,15 @@ def _run_once(
         folder=temporary,
         resumed=resumed,
         evaluated=evaluated,
-        preprocessing=_preprocessing(preprocessing, config, resumed, restarted=left is not None),
+        preprocessing=job_files.preprocessing(
+            preprocessing, config, resumed, restarted=left is not None
+        ),
         wall_offset_s=time.time() - clock(),
     )
     journal = EventFile(folder.events_file)
     job.lifecycle.log.continue_after(journal.written)
     if left is None:
-        for text in [*leftovers.left_journals(config, journals), *host.warnings(config)]:
+        for text in [*job_files.left_journals(config, journals), *host.warnings(config)]:
             job.lifecycle.note("warning", text, clock())
     else:
         from_state(job, left, clock())
@@ -220,14 +217,20 @@ def _run_once(
         writer.close()
         return stop.exit_code or host.refused(error)
     over = not host.hands_over
-    watch = StreamWatch(config.data.train if config.data.streams else (), service.apply)
+    ended = threading.Event()
     effects = Effects(service.apply, token=token, preprocessing=preprocessing, claim=claim)
     try:
         if job.preparation.needs_scan:
             threading.Thread(
                 target=lambda: service.apply(scan(config)), name="scan", daemon=True
             ).start()
-        watch.start()
+        if config.data.streams:
+            threading.Thread(
+                target=watch_streams,
+                args=(config.data.train, service.apply, ended),
+                name="streams",
+                daemon=True,
+            ).start()
         over = run(service, launcher, effects, stop, journal, clock, hands_over=host.hands_over)
         # Only the process that started the master waits for the outcome; it may have exited.
         if over and job.workforce.awaits_outcome and os.getppid() == parent:
@@ -241,16 +244,16 @@ def _run_once(
             raise
         log.exception("the master failed; the next one goes on with the job")
     finally:
-        watch.stop()
+        ended.set()
         if over:
             launcher.stop_all(grace_s=0)
         launcher.close()
         service.close()
-        goes_on = over and not host.hands_over and leftovers.may_go_on(job, journals)
+        goes_on = over and not host.hands_over and job_files.may_go_on(job, journals)
         kept.close()
         writer.close(over=over and not goes_on)
         if over:
-            leftovers.tidy(job, temporary, journals, claim, goes_on=goes_on)
+            job_files.tidy(job, temporary, journals, claim, goes_on=goes_on)
     if not over and stop.name:
         host.hand_over()
     outcome = job.lifecycle.outcome if over else None
@@ -334,35 +337,6 @@ def _with_room(write: Callable[[], T], stop: StopSignals, *, waits: bool) -> T:
                 told = True
                 log.warning("%s: waiting until there is room", error)
             time.sleep(_ROOM_POLL_S)
-
-
-def _prepare_parts(config: JobConfig, *, anew: bool) -> None:
-    """Create the folder for unmerged predictions; a new run first removes those of earlier runs."""
-    parts = config.checkpoint.parts
-    if parts and anew:
-        shutil.rmtree(parts, ignore_errors=True)
-    if parts:
-        Path(parts).mkdir(parents=True, exist_ok=True)
-
-
-def _preprocessing(
-    kept: Path, config: JobConfig, resumed: Saved | None, *, restarted: bool
-) -> bytes:
-    """Return the fitted preprocessing of the job; empty if it is not fitted yet.
-
-    Args:
-        kept: its file, which is copied to every checkpoint. An earlier master may have written it.
-        restarted: an earlier master ran this job.
-    """
-    if not restarted:
-        kept.unlink(missing_ok=True)  # left by another job of this name
-    folder = str(resumed.path) if resumed is not None else config.checkpoint.load
-    source = Path(folder) / PREPROCESSING_FILE
-    if folder and not kept.exists() and source.exists():
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(kept) as file:
-            file.write(source.read_bytes())
-    return kept.read_bytes() if kept.exists() else b""
 
 
 if __name__ == "__main__":

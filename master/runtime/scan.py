@@ -1,4 +1,4 @@
-"""Counts the records of a job's data while the first worker starts.
+"""Counts the records of a job's data while the first worker starts, or polls its streams.
 
 The data are read in a separate process, ``python -m master.runtime.scan``: a damaged file may crash
 the process that reads it or exhaust its memory, and a reader may hold the interpreter's lock.
@@ -17,7 +17,8 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
-from master.state.actions import DataScanned
+from master.state.actions import DataScanned, Note
+from master.state.job.preparation import StreamGrown
 from torch_edl.config import JobConfig
 from torch_edl.config.environment import ENV_PROCESS, ENV_TOKEN
 from torch_edl.data.task_space import Shard
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 Opened = Callable[[str, bool], None]
 """Callback with the name of a source: False before it is opened, True once it is counted."""
 
+# Seconds between two polls of streams; the longest delay until a new record is in a task.
+_EVERY_S = 0.5
 _NAMED = 3  # number of sources that a message names
 _KEPT_FROM_SCAN = (ENV_TOKEN, ENV_PROCESS)
 
@@ -123,6 +126,37 @@ def _counted(files: Sequence[str], config: JobConfig, opened: Opened) -> list[tu
         return Shard.counted(source), source.damaged
 
     return of_each(files, counted)
+
+
+def watch_streams(
+    topics: Sequence[str], apply: Callable[[StreamGrown | Note], None], ended: threading.Event
+) -> None:
+    """Poll the brokers of streams for new records until the job has ended.
+
+    Args:
+        topics: names of the streams.
+        apply: receives the offsets of the partitions. The first error, and the first answer after
+            an error, are reported, too.
+    """
+    # Imported here: the module may import pyarrow.
+    from torch_edl.data.sources.kinds import url_type
+
+    silent = False
+    while not ended.is_set():
+        offsets: dict[str, tuple[int, int]] = {}
+        error = ""
+        try:
+            for topic in topics:
+                offsets |= url_type(topic).offsets([topic])
+        except EdlError as raised:
+            error = str(raised)
+        if silent != bool(error):
+            silent = bool(error)
+            text = f"no new records for now: {error}" if error else "the streams answer again"
+            apply(Note("warning" if error else "info", text))
+        if not error and not ended.is_set():
+            apply(StreamGrown(offsets))
+        ended.wait(_EVERY_S)
 
 
 def main() -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from master.runtime import checkpoints
+from master.runtime import job_files
 from master.state.actions import Flush, Flushed, Prune, SaveServers, WriteOutput
 from tests.unit.master.world import World, every_record
 from torch_edl.checkpoint import layout
@@ -193,8 +193,8 @@ def test_a_resumed_job_finds_the_evaluated_checkpoints(tmp_path: Path) -> None:
     for steps, metrics in ((4, {}), (8, {"auc": 0.9}), (12, {"auc": 0.8})):
         manifest = Manifest(job="j", strategy="local", steps=steps)
         layout.save(tmp_path, steps, lambda _, m=manifest: m, metrics=metrics)
-    assert [each.manifest.steps for each in checkpoints.evaluated(config, None)] == [8, 12]
+    assert [each.manifest.steps for each in job_files.evaluated(config, None)] == [8, 12]
     noted = {"checkpoints": {"best": str(layout.step_dir(tmp_path, 8))}}
-    assert [each.manifest.steps for each in checkpoints.evaluated(config, noted)] == [8]
+    assert [each.manifest.steps for each in job_files.evaluated(config, noted)] == [8]
     gone = {"checkpoints": {"best": str(layout.step_dir(tmp_path, 99))}}
-    assert checkpoints.evaluated(config, gone) == []
+    assert job_files.evaluated(config, gone) == []

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from master.__main__ import _preprocessing
 from master.runtime.effects import Effects, execute
+from master.runtime.job_files import preprocessing
 from master.runtime.service import Service
 from master.state.actions import (
     CheckpointSaved,
@@ -152,16 +152,16 @@ def test_a_job_begins_with_the_preprocessing_of_its_model(tmp_path: Path) -> Non
     (model / PREPROCESSING_FILE).write_bytes(b"loaded")
     fresh = JobConfig(name="j", model_file="/m.py")
     load = replace(fresh, checkpoint=CheckpointConfig(load=str(model)))
-    assert _preprocessing(kept, fresh, None, restarted=False) == b""
-    assert _preprocessing(kept, load, None, restarted=False) == b"loaded"
+    assert preprocessing(kept, fresh, None, restarted=False) == b""
+    assert preprocessing(kept, load, None, restarted=False) == b"loaded"
     # A master that is restarted finds what the master before fitted or loaded.
     shutil.rmtree(model)
-    assert _preprocessing(kept, load, None, restarted=True) == b"loaded"
+    assert preprocessing(kept, load, None, restarted=True) == b"loaded"
     kept.write_bytes(b"fitted")
-    assert _preprocessing(kept, fresh, None, restarted=True) == b"fitted"
+    assert preprocessing(kept, fresh, None, restarted=True) == b"fitted"
     # Of an earlier job of this name.
-    assert _preprocessing(kept, fresh, None, restarted=False) == b""
+    assert preprocessing(kept, fresh, None, restarted=False) == b""
     model.mkdir()
     (model / PREPROCESSING_FILE).write_bytes(b"resumed")
     saved = Saved(model, Manifest(job="j", strategy="ps", steps=1))
-    assert _preprocessing(kept, fresh, saved, restarted=False) == b"resumed"
+    assert preprocessing(kept, fresh, saved, restarted=False) == b"resumed"

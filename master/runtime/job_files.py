@@ -1,0 +1,176 @@
+"""Files of a job: the checkpoints that a master finds when it begins, its claim on their folder,
+journals and temporary files, and their removal after the end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from master.state.actions import Saved
+from master.state.job.job import Job
+from torch_edl.checkpoint import layout
+from torch_edl.checkpoint.claim import Claim, run_id
+from torch_edl.checkpoint.durable import replacing
+from torch_edl.config import JobConfig
+from torch_edl.config.parts import PREPROCESSING_FILE
+from torch_edl.errors import CheckpointError
+from torch_edl.launch.jobs.folder import JobFolder
+from torch_edl.ps_server.durability.identity import run_of
+
+log = logging.getLogger(__name__)
+
+
+# ---- checkpoints ----
+
+
+def claim(config: JobConfig, token: str) -> Claim | None:
+    """Claim the checkpoint directory for this job; None if the job has none.
+
+    Raises:
+        UsageError: another job has the directory.
+        OSError: the directory cannot be written.
+    """
+    root = config.checkpoint.dir
+    if not root or config.kind not in ("train", "script"):
+        return None
+    return Claim(root, job=config.name, run=run_id(config.name, token))
+
+
+def prepare(config: JobConfig) -> Saved | None:
+    """Remove partial checkpoints, and return the checkpoint to resume from; None if there is
+    none."""
+    if not config.checkpoint.dir or config.kind not in ("train", "script"):
+        return None
+    root = Path(config.checkpoint.dir)
+    layout.remove_leftovers(root)
+    newest = layout.newest_to_resume(root, resume=config.checkpoint.resume)
+    return None if newest is None else Saved(newest, layout.read(newest))
+
+
+def newest(config: JobConfig, left: Mapping[str, Any], claim: Claim | None = None) -> Saved | None:
+    """Return the newest checkpoint of a restarted job, which an earlier master may have committed
+    without storing the fact; None if there is none. A checkpoint of another run counts only if it
+    is in the stored state. A script's ring reads its checkpoints itself."""
+    ring = config.kind == "script" and left["fleet"]["strategy"] != "ps"
+    if ring or config.kind not in ("train", "script"):
+        return None
+    root, noted = config.checkpoint.dir, left["checkpoints"]["newest"]
+    complete = [*(layout.complete(root) if root else ()), *([Path(noted)] if noted else ())]
+    for path in sorted(set(complete), reverse=True):
+        with contextlib.suppress(CheckpointError):
+            found = Saved(path, layout.read(path))
+            if str(path) == noted or claim is None or found.manifest.run == claim.run:
+                return found
+    return None
+
+
+def evaluated(config: JobConfig, left: Mapping[str, Any] | None) -> list[Saved]:
+    """Return the checkpoints that may be the best one by ``--keep-best``, oldest first: the best
+    one of the earlier master, or all that have metrics in the folder that the job resumes.
+
+    Args:
+        left: state of the earlier master; None if the job begins.
+    """
+    if not config.train.keep_best:
+        return []
+    noted = left["checkpoints"]["best"] if left is not None else ""
+    root = config.checkpoint.dir if left is None else ""
+    paths = [*(layout.complete(root) if root else ()), *([Path(noted)] if noted else ())]
+    found = []
+    for path in paths:
+        with contextlib.suppress(CheckpointError):
+            found.append(Saved(path, layout.read(path)))
+    return [each for each in found if each.manifest.metrics]
+
+
+# ---- other files ----
+
+
+def prepare_parts(config: JobConfig, *, anew: bool) -> None:
+    """Create the folder for unmerged predictions; a new run first removes those of earlier runs."""
+    parts = config.checkpoint.parts
+    if parts and anew:
+        shutil.rmtree(parts, ignore_errors=True)
+    if parts:
+        Path(parts).mkdir(parents=True, exist_ok=True)
+
+
+def preprocessing(
+    kept: Path, config: JobConfig, resumed: Saved | None, *, restarted: bool
+) -> bytes:
+    """Return the fitted preprocessing of the job; empty if it is not fitted yet.
+
+    Args:
+        kept: its file, which is copied to every checkpoint. An earlier master may have written it.
+        restarted: an earlier master ran this job.
+    """
+    if not restarted:
+        kept.unlink(missing_ok=True)  # left by another job of this name
+    folder = str(resumed.path) if resumed is not None else config.checkpoint.load
+    source = Path(folder) / PREPROCESSING_FILE
+    if folder and not kept.exists() and source.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(kept) as file:
+            file.write(source.read_bytes())
+    return kept.read_bytes() if kept.exists() else b""
+
+
+def journals_of(config: JobConfig, folder: JobFolder, token: str) -> Path:
+    """Return the folder of the journals of this run: below the job's folder, or below
+    --journal-dir, which jobs of several machines may share."""
+    parent = config.durability.journal_dir
+    if not parent:
+        return folder.dir / "journal" / run_of(token)
+    return Path(parent) / config.name / run_of(token)
+
+
+def left_journals(config: JobConfig, own: Path) -> Sequence[str]:
+    """Return a warning for each folder of journals that another run of this name left."""
+    shared = bool(config.durability.journal_dir) and own.parent.is_dir()
+    others = sorted(path.name for path in own.parent.iterdir() if path != own) if shared else ()
+    return [
+        f"{own.parent / name}: journals of another run of a job {config.name}, which failed, was "
+        "killed, or still runs; remove the folder if that run is over"
+        for name in others
+    ]
+
+
+def _has_failed(job: Job) -> bool:
+    return job.lifecycle.outcome is None or job.lifecycle.outcome.state == "failed"
+
+
+def may_go_on(job: Job, journals: Path) -> bool:
+    """Return whether the user may continue a job that is over: it failed, and its journals
+    exist."""
+    return job.config.kind == "train" and _has_failed(job) and journals.exists()
+
+
+def tidy(job: Job, temporary: Path, journals: Path, claim: Claim | None, *, goes_on: bool) -> None:
+    """Remove the files of a job that is over.
+
+    Args:
+        goes_on: the user may continue the job, so its state is kept.
+    """
+    failed = _has_failed(job)
+    if not goes_on:
+        # Final checkpoint of a job without a checkpoint directory.
+        shutil.rmtree(temporary / "final", ignore_errors=True)
+        (temporary / PREPROCESSING_FILE).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # not empty: the job's own folder, or one to continue
+        temporary.rmdir()
+    if failed and journals.exists():
+        log.warning("the journals of this job stay in %s, since it failed", journals)
+    else:
+        shutil.rmtree(journals, ignore_errors=True)
+        with contextlib.suppress(OSError):  # not empty: it has journals of other runs
+            journals.parent.rmdir()
+    if job.config.checkpoint.parts and not failed:
+        shutil.rmtree(job.config.checkpoint.parts, ignore_errors=True)
+    if claim is not None and job.config.kind == "train":
+        with contextlib.suppress(CheckpointError):  # another job has claimed the folder
+            claim.check()
+            layout.remove_leftovers(job.config.checkpoint.dir)
