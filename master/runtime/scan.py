@@ -17,8 +17,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
-from master.state.actions import DataScanned, Note
-from master.state.job.preparation import StreamGrown
+from master.state.actions import DataScanned, Note, StreamGrown
 from torch_edl.config import JobConfig
 from torch_edl.config.environment import ENV_PROCESS, ENV_TOKEN
 from torch_edl.data.task_space import Shard

@@ -266,6 +266,14 @@ class DataScanned:
         return cls(**{**fields, "shards": shards})
 
 
+@dataclass(frozen=True)
+class StreamGrown:
+    """The brokers reported the offsets of their partitions."""
+
+    offsets: Mapping[str, tuple[int, int]]
+    """For each partition, its first offset and one above its last."""
+
+
 EffectEvent = CheckpointSaved | CheckpointFailed | Flushed | OutputWritten | PreprocessingKept
 """Results of an :data:`Effect`."""
 Progress = ProcessWaits | ProcessRuns | ProcessRefused

@@ -22,6 +22,7 @@ from master.state.actions import (
     Remove,
     Saved,
     Started,
+    StreamGrown,
 )
 from master.state.job.checkpoint_manager import CheckpointManager, CutTaken
 from master.state.job.checkpoint_policy import BestCheckpoint
@@ -31,7 +32,6 @@ from master.state.job.preparation import (
     Decided,
     Preparation,
     PreparationEvent,
-    StreamGrown,
     TasksMade,
 )
 from master.state.lifecycle import LEAVE_WITHIN_S, Lifecycle

@@ -9,7 +9,7 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict, ParseDict
 
-from master.state.actions import DataScanned, Failure, KeepPlan, Note, PlanKept, Saved
+from master.state.actions import DataScanned, Failure, KeepPlan, Note, PlanKept, Saved, StreamGrown
 from master.state.work.script_data import check_same, with_data
 from master.state.work.task_scheduler import TaskScheduler
 from torch_edl.config import JobConfig
@@ -44,14 +44,6 @@ class TasksMade:
 
     text: str
     """Number of records, tasks and files, for the log."""
-
-
-@dataclass(frozen=True)
-class StreamGrown:
-    """The brokers reported the offsets of their partitions."""
-
-    offsets: Mapping[str, tuple[int, int]]
-    """For each partition, its first offset and one above its last."""
 
 
 PreparationEvent = DataScanned | Decided | TasksMade | Note

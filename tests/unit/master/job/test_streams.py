@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from master.state.actions import Failure, KeepPlan, PlanKept
+from master.state.actions import Failure, KeepPlan, PlanKept, StreamGrown
 from master.state.job.checkpoint_manager import CheckpointManager
 from master.state.job.checkpoint_policy import BestCheckpoint
-from master.state.job.preparation import Preparation, StreamGrown
+from master.state.job.preparation import Preparation
 from master.state.work.task_scheduler import TaskScheduler
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import CheckpointConfig, DataConfig, JobConfig, TrainConfig
