@@ -29,11 +29,7 @@ _EPOCHS_TOLD = 10
 
 
 class Milestones:
-    """Begins evaluations and checkpoints when they are due.
-
-    Args:
-        tasks: tasks of the job; nothing happens before they are made.
-    """
+    """Begins evaluations and checkpoints when they are due, once the tasks are made."""
 
     def __init__(
         self,
@@ -61,12 +57,8 @@ class Milestones:
         return self._tasks.ready and not self.settled
 
     def has_more_than_is_kept(self, records: int) -> bool:
-        """Return whether a final checkpoint would contain more records than the job began with;
-        False without a checkpoint directory.
-
-        Args:
-            records: number of records in the model.
-        """
+        """Return whether a final checkpoint of ``records`` would contain more than the job began
+        with; False without a checkpoint directory."""
         config, more = self._config, records > self._tasks.records_before
         keeps = config.checkpoint.dir and config.trains and not self._checkpoints.complete
         return bool(keeps) and self._tasks.ready and more
@@ -188,12 +180,8 @@ class Milestones:
             self._lifecycle.note("info", text, now)
 
     def _holds_best(self, steps: int) -> bool:
-        """Return whether the model is the best one so far, and not in a checkpoint yet; the next
-        epoch waits for that checkpoint.
-
-        Args:
-            steps: minibatches done.
-        """
+        """Return whether the model of ``steps`` is the best so far and not in a checkpoint yet, for
+        which the next epoch waits."""
         evaluations = self._tasks.evaluations
         if evaluations is None or not evaluations.per_epoch or not evaluations.results:
             return False

@@ -65,8 +65,7 @@ class Preparation:
         self._model: pb.ReportModelRequest | None = None
         self._data: pb.ScriptData | None = None
         self._scanned: DataScanned | None = None
-        self._state: dict[str, Any] | None = None
-        self._state_of: tuple[Any, ...] = ()
+        self._state: dict[str, Any] | None = None  # of what was reported so far
         self._plan_told = (0, 0)  # life and end of a stream's plan, as last sent to the store
 
     def _use(self, config: JobConfig) -> None:
@@ -96,7 +95,7 @@ class Preparation:
 
     def scanned(self, event: DataScanned) -> Iterator[PreparationEvent]:
         """Record the counted data sources, and make the tasks if the model is known."""
-        self._scanned = event
+        self._scanned, self._state = event, None
         if event.damaged:
             yield Note("warning", f"damaged records left out: {event.damaged:,}")
         yield from self._make_tasks()
@@ -104,14 +103,11 @@ class Preparation:
     def model_reported(
         self, model: pb.ReportModelRequest, workers: int
     ) -> Iterator[PreparationEvent]:
-        """Record the model that a worker reports; the first report decides the strategy.
-
-        Args:
-            workers: number of workers that the job wants.
-        """
+        """Record the model that a worker reports; the first report decides the strategy for the
+        wanted number of ``workers``."""
         if self._model is not None:
             return
-        self._model = model
+        self._model, self._state = model, None
         choice = self._choose(model, workers)
         reason = choice.reason
         if self._resumed is not None:
@@ -125,8 +121,7 @@ class Preparation:
         tasks.
 
         Raises:
-            UsageError: no model was reported, the data cannot be counted, or another worker
-                reported other data.
+            UsageError: no model was reported, or the data differ from those of another worker.
         """
         if self._model is None:
             raise UsageError("the model is to be reported before its data")
@@ -201,12 +196,9 @@ class Preparation:
     def _make_script_tasks(
         self, config: JobConfig, data: pb.ScriptData
     ) -> Iterator[PreparationEvent]:
-        """Make the tasks of a script on servers.
-
-        A task is a range of positions in an epoch. The worker maps positions to records, and
-        shuffles.
-        """
-        self._data = data
+        """Make the tasks of a script on servers: ranges of positions in an epoch. The worker maps
+        positions to records, and shuffles."""
+        self._data, self._state = data, None
         self._use(config)
         shards = [Shard("dataset", data.records)]
         space = self._in_order(shards, epochs=config.data.epochs)
@@ -254,12 +246,9 @@ class Preparation:
     # ---- a restart of the master ----
 
     def to_state(self) -> dict[str, Any]:
-        """Return the state for a restarted master, as JSON values. The same object is returned
-        until the state changes, since it may name many files."""
-        known = (self._model, self._data, self._scanned)
-        if self._state is None or self._state_of != known:
-            model, data, scanned = known
-            self._state_of = known
+        """Return the same object until the state changes, since it may name many files."""
+        if self._state is None:
+            model, data, scanned = self._model, self._data, self._scanned
             self._state = {
                 "model": None if model is None else MessageToDict(model),
                 "data": None if data is None else MessageToDict(data),

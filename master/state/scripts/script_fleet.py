@@ -57,7 +57,7 @@ class ScriptFleet(Fleet):
         super().__init__(server_command, **options)
         self.agents_wanted = agents
         """Number of agents to keep running; 0 if users start them."""
-        self.workers_per_agent = workers_per_agent
+        self._workers_per_agent = workers_per_agent
         self._agent_args, self._agent_grace_s = agent_args, agent_grace_s
         self._complete = False  # an agent exited with code 0
 
@@ -66,15 +66,12 @@ class ScriptFleet(Fleet):
         """True if lost agents are replaced."""
         return bool(self.agents_wanted) and not self._complete
 
-    def scale_agents(self, workers: int) -> int:
-        """Set the number of agents needed for ``workers``. Returns the number of workers they
-        start."""
-        self.agents_wanted = -(-workers // self.workers_per_agent)
-        self.workers_wanted = self.agents_wanted * self.workers_per_agent
-        return self.workers_wanted
+    def scale_agents(self, workers: int) -> None:
+        """Set the number of agents so that they start at least ``workers`` workers."""
+        self.agents_wanted = -(-workers // self._workers_per_agent)
+        self.workers_wanted = self.agents_wanted * self._workers_per_agent
 
     def agent_heard(self, node: str) -> None:
-        """Record the report of an agent."""
         process = self.process(AGENT, _id_of(node))
         if isinstance(process, AgentProcess):
             process.report()
@@ -113,13 +110,12 @@ class ScriptFleet(Fleet):
         # Leaving agents count until they exit, so the maximum is never exceeded.
         missing = self.agents_wanted - len(agents) if self.replaces else 0
         missing *= now >= self._deaths.start_after
-        slots = free_slots(max(0, missing), agents)
-        return [self._start_agent(now, slot) for slot in slots]
-
-    def _start_agent(self, now: float, slot: int) -> Action:
-        agent, start = self.starts.make(AgentProcess, _MODULE, self._agent_args, now, slot=slot)
-        self._processes.add(agent)
-        return start
+        starts = []
+        for slot in free_slots(max(0, missing), agents):
+            agent, start = self.starts.make(AgentProcess, _MODULE, self._agent_args, now, slot=slot)
+            self._processes.add(agent)
+            starts.append(start)
+        return starts
 
     def _stop(self, process: Process) -> Stop:
         if process.role != AGENT or process.lost:
