@@ -22,7 +22,7 @@ from torch_edl.checkpoint.replica_files import (
     header,
     keras_optimizer,
 )
-from torch_edl.engine.position import Position
+from torch_edl.engine.replica import Position
 from torch_edl.errors import CheckpointError
 from torch_edl.tables.watermarks import Watermarks
 

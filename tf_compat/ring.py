@@ -12,8 +12,7 @@ import tensorflow as tf
 
 from tf_compat.replica import Replica
 from tf_compat.trained import TrainedModel, dense
-from torch_edl.engine.ring.group import RingBrokenError
-from torch_edl.engine.ring.replicated import GradientReducer, Phase, Receive, Send
+from torch_edl.engine.ring.replicated import GradientReducer, Phase, Receive, RingBrokenError, Send
 from torch_edl.engine.ring.stream_group import StreamGroup
 from torch_edl.engine.ring.stream_listener import StreamListener
 

@@ -27,7 +27,7 @@ from torch_edl.interfaces import Batch
 from torch_edl.master_client.leases import HeldLease
 from torch_edl.training.contract.backends import backend_of, importing
 from torch_edl.training.contract.functions import argument_orders
-from torch_edl.training.contract.user_traceback import user_traceback
+from torch_edl.training.contract.source_files import user_traceback
 from torch_edl.training.task_results import TaskMetrics
 from torch_edl.training.user_model import UserModel
 from torch_edl.wire import master_pb2 as pb

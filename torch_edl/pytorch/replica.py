@@ -23,7 +23,7 @@ from torch_edl.checkpoint import layout, tensor_files
 from torch_edl.checkpoint.manifest import Manifest, Snapshot
 from torch_edl.checkpoint.reader import CheckpointReader
 from torch_edl.checkpoint.replica_files import MODEL_FILE, OPTIMIZER_FILE, STEM, header
-from torch_edl.engine.position import Position
+from torch_edl.engine.replica import Position
 from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.nn.model_tables import dense_names, tables_of
 from torch_edl.nn.rows import state_of_rows, state_of_weight

@@ -44,7 +44,7 @@ _ASK_AGAIN_S = 0.1
 
 class LeasedUpdates:
     """The updates of the tasks that are leased to this process; see
-    :class:`~torch_edl.training.update_source.UpdateSource`.
+    :class:`~torch_edl.training.loop.UpdateSource`.
 
     Args:
         tasks: the leased tasks.

@@ -30,7 +30,7 @@ _IDLE_S = 0.1
 
 class PositionUpdates:
     """Base class of sources of updates by position; see
-    :class:`~torch_edl.training.update_source.UpdateSource`."""
+    :class:`~torch_edl.training.loop.UpdateSource`."""
 
     def __init__(self, engine: RingEngine, batches: MemberBatches) -> None:
         self._engine = engine
@@ -81,7 +81,7 @@ class PositionUpdates:
 
 class FileUpdates(PositionUpdates):
     """The updates of a model file in a ring; see
-    :class:`~torch_edl.training.update_source.UpdateSource`.
+    :class:`~torch_edl.training.loop.UpdateSource`.
 
     Training tasks are not leased. The master leases other tasks, such as evaluations and snapshots,
     which are executed between two updates.

@@ -8,12 +8,40 @@ The body is the code between two batches: the user's loop in a script, and
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator
-from typing import Any
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, Protocol
 
-from torch_edl.interfaces import Engine
+from torch_edl.interfaces import Engine, Update
 from torch_edl.training.metrics import Meter
-from torch_edl.training.update_source import UpdateSource
+
+
+class UpdateSource(Protocol):
+    """A source of updates: the leased tasks of this process, or the position of a ring."""
+
+    def updates(self) -> Iterator[Update]:
+        """Yield the updates of this pass. Between two updates the source executes other tasks.
+
+        Raises:
+            DismissedError: the job continues without this process.
+        """
+        ...
+
+    def after(self, update: Update, *, counted: bool) -> None:
+        """Handle the end of an update.
+
+        Args:
+            counted: True if the update is in the model; False if its records are trained again.
+        """
+        ...
+
+    def recover(self, update: Update, error: BaseException) -> None:
+        """Handle an update that failed: raise ``error``, schedule the records again, or report
+        the task as failed."""
+        ...
+
+    def leave(self) -> bool:
+        """Handle a body that left its loop; return True if the current update counts."""
+        ...
 
 
 def loop(engine: Engine, source: UpdateSource, meter: Meter) -> Generator[Any, float | None]:

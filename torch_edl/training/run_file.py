@@ -19,7 +19,6 @@ from torch_edl.training.lockstep import FileUpdates
 from torch_edl.training.loop import loop, run_body
 from torch_edl.training.metrics import Meter
 from torch_edl.training.one_off import OneOffTasks
-from torch_edl.training.update_source import FileSource
 from torch_edl.training.user_model import UserModel
 from torch_edl.wire import master_pb2 as pb
 
@@ -38,7 +37,7 @@ def run(file: UserModel, master: MasterSession, start: pb.Start) -> None:
     leases = LeaseClient(master.master, master.worker_id)
     leases.incarnation = start.cluster.incarnation
     tasks = TaskPrefetcher(leases, file.feeder.prepare)
-    source: FileSource
+    source: FileUpdates | LeasedUpdates
     close: Callable[[], None]
     if start.strategy == "allreduce":
         shards = [Shard(s.name, s.records, s.size, s.mtime_ns) for s in start.shards]

@@ -28,8 +28,7 @@ from torch_edl.errors import (
     UsageError,
     UserCodeError,
 )
-from torch_edl.master_client.session import MasterSession
-from torch_edl.master_client.spare_session import SpareSession
+from torch_edl.master_client.session import MasterSession, SpareSession
 from torch_edl.processes.process_group import end_own_group
 from torch_edl.processes.signals import LEFT, GracefulExit
 from torch_edl.processes.this_process import become, expendable, setup_logging
@@ -110,7 +109,7 @@ def _warm_up(place: SpareSession) -> UserFunctions:
     for module in ("torch_edl.training.run_file", "numpy.random"):
         importlib.import_module(module)
     from torch_edl.data.sources import expand, import_reader
-    from torch_edl.training.contract.user_traceback import user_traceback
+    from torch_edl.training.contract.source_files import user_traceback
 
     try:
         functions = _load(config)
@@ -147,7 +146,7 @@ def _work(master: MasterSession, functions: UserFunctions | None) -> int:
     # Imported while heartbeats are sent: importing a framework takes seconds on a busy machine.
     master.progress.phase = "importing"
     from torch_edl.data.feeder import FeedError
-    from torch_edl.training.contract.user_traceback import user_traceback
+    from torch_edl.training.contract.source_files import user_traceback
     from torch_edl.training.fitting import fit
     from torch_edl.training.run_file import run
 

@@ -13,7 +13,7 @@ from torch_edl.errors import ContractError, UsageError, UserCodeError
 from torch_edl.interfaces import Batch
 from torch_edl.pytorch.contract import TorchValues, load_contract, report_model
 from torch_edl.pytorch.step import Step
-from torch_edl.training.contract.user_traceback import user_traceback
+from torch_edl.training.contract.source_files import user_traceback
 from torch_edl.training.task_results import TaskMetrics, summarize
 
 GOOD = """

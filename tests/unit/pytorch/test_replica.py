@@ -18,7 +18,7 @@ from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.checkpoint.reader import CheckpointReader
 from torch_edl.checkpoint.replica_files import MODEL_FILE, OPTIMIZER_FILE
-from torch_edl.engine.ring import recovery
+from torch_edl.engine.ring import membership
 from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.pytorch import replica as replicas
 from torch_edl.pytorch.replica import Replica, State
@@ -164,12 +164,12 @@ def test_parameters_of_any_shape_and_type_travel_and_are_written(tmp_path: Path)
     source = Replica(one, [])
     state = source.state()
     header, tensors = source.outgoing()
-    buffers = [buffer for buffer, _ in recovery.chunks(tensors, 40)]
+    buffers = [buffer for buffer, _ in membership.chunks(tensors, 40)]
     assert len(buffers) > 1
     places, take = Replica(two, []).incoming(header)
-    for (into, group), buffer in zip(recovery.chunks(places, 40), buffers, strict=True):
+    for (into, group), buffer in zip(membership.chunks(places, 40), buffers, strict=True):
         into[:] = buffer
-        recovery.spread(into, group)
+        membership.spread(into, group)
     take()
     same(state, Replica(two, []).state())
     assert two.a is two.b

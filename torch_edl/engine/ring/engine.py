@@ -17,10 +17,9 @@ from typing import Any
 
 from torch_edl.checkpoint.manifest import Snapshot
 from torch_edl.engine.ring.control_flags import UNAUTHORIZED, ControlFlags
-from torch_edl.engine.ring.group import RingBrokenError
 from torch_edl.engine.ring.membership import RingMembership
 from torch_edl.engine.ring.rendezvous import RingRendezvous
-from torch_edl.engine.ring.replicated import Phase, Replicated
+from torch_edl.engine.ring.replicated import Phase, Replicated, RingBrokenError
 from torch_edl.errors import DismissedError, UsageError
 from torch_edl.interfaces import Minibatch, Update
 from torch_edl.tables.watermarks import Watermarks

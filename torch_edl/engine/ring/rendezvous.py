@@ -10,7 +10,7 @@ from typing import Protocol
 
 import grpc
 
-from torch_edl.engine.ring.group import MEET_S, MeetingPlace
+from torch_edl.engine.ring.replicated import MEET_S, MeetingPlace
 from torch_edl.errors import (
     DeclaredLostError,
     DismissedError,

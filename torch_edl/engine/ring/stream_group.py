@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torch_edl.engine.ring.group import MAX_PAYLOAD_BYTES, Bytes, RingBrokenError
+from torch_edl.engine.ring.replicated import MAX_PAYLOAD_BYTES, Bytes, RingBrokenError
 from torch_edl.engine.ring.stream_listener import Purpose, StreamListener
 from torch_edl.errors import UsageError
 from torch_edl.wire.streams import Stream
@@ -33,7 +33,7 @@ _SLICE_BYTES = 1 << 20  # small enough to be added while in the CPU cache
 
 
 class StreamGroup:
-    """A :class:`~torch_edl.engine.ring.group.RingGroup` whose tensors are arrays.
+    """A :class:`~torch_edl.engine.ring.replicated.RingGroup` whose tensors are arrays.
 
     Args:
         meeting: meeting place of this process.

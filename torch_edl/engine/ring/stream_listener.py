@@ -33,7 +33,7 @@ _Key = tuple[int, int, Purpose]
 
 
 class StreamListener:
-    """A :class:`~torch_edl.engine.ring.group.MeetingPlace` for all rings of this process.
+    """A :class:`~torch_edl.engine.ring.replicated.MeetingPlace` for all rings of this process.
 
     A stream of an earlier ring is closed. A stream of a later ring is kept, because its sender may
     know of the ring before this process does.

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from torch_edl.engine.ring.group import MAX_PAYLOAD_BYTES, MEET_S, Bytes, RingBrokenError
+from torch_edl.engine.ring.replicated import MAX_PAYLOAD_BYTES, MEET_S, Bytes, RingBrokenError
 from torch_edl.pytorch import torch_internals
 
 # The compiled parts of torch.distributed have no types.
@@ -64,7 +64,7 @@ class StoreServer:
 
 
 class ProcessGroup:
-    """The collectives of one ring, a :class:`~torch_edl.engine.ring.group.RingGroup` for torch.
+    """The collectives of one ring; see :class:`~torch_edl.engine.ring.replicated.RingGroup`.
 
     Args:
         store: address ``host:port`` of the store where the members meet.

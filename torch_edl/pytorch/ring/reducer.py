@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_edl.engine.ring.group import RingBrokenError
-from torch_edl.engine.ring.replicated import GradientReducer, Phase, Receive, Send
+from torch_edl.engine.ring.replicated import GradientReducer, Phase, Receive, RingBrokenError, Send
 from torch_edl.errors import UsageError
 from torch_edl.pytorch.gradient_hooks import ManualAccumulation, on_step, weak_hook
 from torch_edl.pytorch.replica import Replica

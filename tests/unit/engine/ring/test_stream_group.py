@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.forks import FORKS
-from torch_edl.engine.ring.group import RingBrokenError
+from torch_edl.engine.ring.replicated import RingBrokenError
 from torch_edl.engine.ring.stream_group import StreamGroup
 from torch_edl.engine.ring.stream_listener import Purpose, StreamListener
 

@@ -14,7 +14,7 @@ import torch
 
 from tests.unit.engine.ring.rings import MEET_S, Member, Office, Running, office
 from tests.waiting import HANG_S
-from torch_edl.engine.ring.group import RingBrokenError
+from torch_edl.engine.ring.replicated import RingBrokenError
 from torch_edl.errors import UsageError
 from torch_edl.pytorch.ring import process_group as group_module
 from torch_edl.pytorch.ring.process_group import ProcessGroup

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.unit.engine.ring.rings import MEET_S, Member, Office, count_sockets, office
 from tests.waiting import HANG_S, wait_for
-from torch_edl.engine.ring.group import RingBrokenError
 from torch_edl.engine.ring.rendezvous import local_address
+from torch_edl.engine.ring.replicated import RingBrokenError
 from torch_edl.pytorch import torch_internals
 from torch_edl.pytorch.ring import process_group as group_module
 from torch_edl.pytorch.ring.process_group import ProcessGroup, StoreServer
