@@ -283,11 +283,8 @@ def _commit(
 
 
 def flush(action: Flush, token: str) -> None:
-    """Make every server apply the pushes that wait for their quorum.
-
-    Raises:
-        CheckpointError: a server failed to do so.
-    """
+    """Make every server apply the pushes that wait for their quorum; CheckpointError if one
+    fails."""
     with contextlib.closing(_Servers(action.servers, action.job, token)) as servers:
         servers.call(ps.FlushRequest(), _CALL_S)
 
@@ -300,11 +297,8 @@ class _Servers:
         self._fences = [ps.Fence(job=job, incarnation=server.incarnation) for server in servers]
 
     def call(self, request: Message, timeout_s: float) -> list[Any]:
-        """Call every server in parallel, each with its fence, and wait for all answers.
-
-        Raises:
-            CheckpointError: a server did not answer, or rejected the call.
-        """
+        """Call every server in parallel, each with its fence, and wait for all answers. Raises
+        CheckpointError if one did not answer, or rejected the call."""
         calls = []
         for stub, fence in zip(self._stubs, self._fences, strict=True):
             fenced: Any = type(request)()

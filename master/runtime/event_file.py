@@ -14,11 +14,8 @@ log = logging.getLogger(__name__)
 
 
 class EventFile:
-    """Appends events to a file, one JSON object in each line.
-
-    Args:
-        path: path of the file; an existing file of the same job is continued.
-    """
+    """Appends events to a file, one JSON object in each line; the file of an earlier master is
+    continued."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -27,10 +24,8 @@ class EventFile:
         """Number of the last event in the file; 0 if it is empty."""
 
     def write(self, events: Sequence[pb.Event]) -> None:
-        """Append events, in the order of their numbers.
-
-        A write error is logged once and otherwise ignored: training does not depend on this file.
-        """
+        """Append events, in the order of their numbers. An error is logged once and otherwise
+        ignored: training does not depend on this file."""
         if not events:
             return
         lines = "".join(f"{json.dumps(_plain(event))}\n" for event in events)

@@ -28,12 +28,8 @@ log = logging.getLogger(__name__)
 
 
 def claim(config: JobConfig, token: str) -> Claim | None:
-    """Claim the checkpoint directory for this job; None if the job has none.
-
-    Raises:
-        UsageError: another job has the directory.
-        OSError: the directory cannot be written.
-    """
+    """Claim the checkpoint directory for this job; None if the job has none. Raises UsageError if
+    another job has it."""
     root = config.checkpoint.dir
     if not root or config.kind not in ("train", "script"):
         return None
@@ -70,11 +66,8 @@ def newest(config: JobConfig, left: Mapping[str, Any], claim: Claim | None = Non
 
 def evaluated(config: JobConfig, left: Mapping[str, Any] | None) -> list[Saved]:
     """Return the checkpoints that may be the best one by ``--keep-best``, oldest first: the best
-    one of the earlier master, or all that have metrics in the folder that the job resumes.
-
-    Args:
-        left: state of the earlier master; None if the job begins.
-    """
+    one in the state of the earlier master, or all that have metrics in the folder that a new job
+    resumes."""
     if not config.train.keep_best:
         return []
     noted = left["checkpoints"]["best"] if left is not None else ""
@@ -102,12 +95,8 @@ def prepare_parts(config: JobConfig, *, anew: bool) -> None:
 def preprocessing(
     kept: Path, config: JobConfig, resumed: Saved | None, *, restarted: bool
 ) -> bytes:
-    """Return the fitted preprocessing of the job; empty if it is not fitted yet.
-
-    Args:
-        kept: its file, which is copied to every checkpoint. An earlier master may have written it.
-        restarted: an earlier master ran this job.
-    """
+    """Return the fitted preprocessing of the job; empty if it is not fitted yet. ``kept`` is its
+    file, which an earlier master of a restarted job may have written."""
     if not restarted:
         kept.unlink(missing_ok=True)  # left by another job of this name
     folder = str(resumed.path) if resumed is not None else config.checkpoint.load
@@ -144,17 +133,13 @@ def _has_failed(job: Job) -> bool:
 
 
 def may_go_on(job: Job, journals: Path) -> bool:
-    """Return whether the user may continue a job that is over: it failed, and its journals
-    exist."""
+    """Return whether the user may continue a job that is over: it failed and kept journals."""
     return job.config.kind == "train" and _has_failed(job) and journals.exists()
 
 
 def tidy(job: Job, temporary: Path, journals: Path, claim: Claim | None, *, goes_on: bool) -> None:
-    """Remove the files of a job that is over.
-
-    Args:
-        goes_on: the user may continue the job, so its state is kept.
-    """
+    """Remove the files of a job that is over, except the state of one that the user may
+    continue."""
     failed = _has_failed(job)
     if not goes_on:
         # Final checkpoint of a job without a checkpoint directory.

@@ -56,12 +56,8 @@ def run(
     *,
     hands_over: bool = False,
 ) -> bool:
-    """Run the job until all processes have ended. Returns False if the master leaves before.
-
-    Args:
-        clock: clock of the job.
-        hands_over: a stop signal ends this master but not the job, which the next master resumes.
-    """
+    """Run the job until all processes have ended. Returns False if the master leaves before: a stop
+    signal ends a master that ``hands_over``, but not its job."""
     job = service.job
     ticks = of_ticks()
     waiting: list[Action] = []  # until the state that caused them is stored
@@ -157,12 +153,8 @@ def _act(action: Action, service: Service, launcher: Launcher, effects: Effects)
 
 
 class Persistence:
-    """A thread that renews the lock of the job and writes its state and its status once a
-    second.
-
-    Args:
-        status_file: status that ``torch-edl status`` reads when no master runs.
-    """
+    """A thread that renews the lock of the job, and writes its state, and its status for
+    ``torch-edl status``, once a second."""
 
     def __init__(self, service: Service, writer: StateWriter, *, status_file: Path) -> None:
         self._service = service
@@ -190,11 +182,7 @@ class Persistence:
         self._keep()
 
     def _keep(self, *, whole: bool = True) -> None:
-        """Renew the lock if that is due, and write the state.
-
-        Args:
-            whole: False leaves the state as it is.
-        """
+        """Renew the lock if that is due, and write the state if ``whole``."""
         try:
             self._writer.renew()
             if not whole:

@@ -19,11 +19,8 @@ _USAGE = 2
 
 
 class Machine(Host):
-    """All processes run on this machine.
-
-    Args:
-        listen: address from the command line; empty for that of the earlier master, or loopback.
-    """
+    """All processes run on this machine. The address to listen at is that of the command line, of
+    the earlier master, or loopback."""
 
     asks = False
     hands_over = False

@@ -24,11 +24,8 @@ _STATE, _PREPARATION = "state", "preparation"
 
 
 def left_behind(store: Store, secret: str) -> dict[str, Any] | None:
-    """Return the state that an earlier master of this run stored; None if there is none.
-
-    Args:
-        secret: token of the job, which differs between runs of the same name.
-    """
+    """Return the state that an earlier master of this run stored; None if there is none. The secret
+    is the token of the job, which differs between runs of the same name."""
     found = [store.get(key) for key in (_STATE, _PREPARATION)]
     parts = [json.loads(entry.value) for entry in found if entry is not None]
     if len(parts) < 2 or any(part.pop("run") != _fingerprint(secret) for part in parts):
@@ -114,12 +111,7 @@ class StateWriter:
             self._preparation = noted.preparation
 
     def renew(self) -> None:
-        """Renew the lock if that is due; each write renews it, too.
-
-        Raises:
-            OSError: the store cannot be written.
-            StoreConflictError: another master has taken over the job.
-        """
+        """Renew the lock if that is due; errors are those of :meth:`write`."""
         if self._lock.is_due:
             try:
                 self._lock.renew()
@@ -128,11 +120,8 @@ class StateWriter:
                 raise
 
     def close(self, *, over: bool = False) -> None:
-        """Release the lock.
-
-        Args:
-            over: all processes of the job have ended; the stored state is removed.
-        """
+        """Release the lock. If all processes of the job have ended (``over``), remove the stored
+        state."""
         try:
             if over:
                 self._lock.clear()

@@ -130,13 +130,8 @@ def _counted(files: Sequence[str], config: JobConfig, opened: Opened) -> list[tu
 def watch_streams(
     topics: Sequence[str], apply: Callable[[StreamGrown | Note], None], ended: threading.Event
 ) -> None:
-    """Poll the brokers of streams for new records until the job has ended.
-
-    Args:
-        topics: names of the streams.
-        apply: receives the offsets of the partitions. The first error, and the first answer after
-            an error, are reported, too.
-    """
+    """Poll the brokers of streams for new records until the job has ended. The offsets of the
+    partitions are passed to ``apply``, and the first error and the first answer after it."""
     # Imported here: the module may import pyarrow.
     from torch_edl.data.sources.kinds import url_type
 

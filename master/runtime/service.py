@@ -81,14 +81,8 @@ class Service:
         self._server: grpc.Server | None = None
 
     def listen(self, token: str, address: str = "127.0.0.1:0") -> str:
-        """Start to serve. Returns the address.
-
-        Args:
-            address: ``host:port``; port 0 selects a free one.
-
-        Raises:
-            UsageError: the address is not available.
-        """
+        """Start to serve at ``host:port``; port 0 selects a free one. Returns the address. Raises
+        UsageError if the address is not available."""
         # Each waiting call holds a thread, and `torch-edl scale` may add workers.
         cluster = self.job.config.cluster
         threads = max(64, (4 + cluster.servers) * cluster.max_workers) + cluster.spares
@@ -199,11 +193,7 @@ class Service:
         )
 
     def keep(self) -> None:
-        """Write the current state.
-
-        Raises:
-            OSError: the state cannot be written.
-        """
+        """Write the current state; OSError if that fails."""
         with self.changed:
             noted = self._note()
         self._write(noted)
@@ -244,8 +234,7 @@ class Service:
             self.apply(Note("info" if error is None else "warning", text))
 
     def _leasing(self, event: Event) -> Event:
-        """Return an event that waits while another master of the job may grant leases: until the
-        lock of the job has been renewed."""
+        """Return an event that waits while another master of the job may grant leases."""
         if (writer := self._writer) is None:
             return event
 

@@ -87,19 +87,12 @@ class Lock:
         return self._clock() >= self.valid_until - self.store.lock_ttl_s + self.store.renew_s
 
     def renew(self) -> None:
-        """Renew the lock.
-
-        Raises:
-            StoreConflictError: another owner has the lock.
-        """
+        """Renew the lock; StoreConflictError if another owner has it."""
         self.put({})
 
     def put(self, puts: Mapping[str, bytes]) -> None:
-        """Write keys, and renew the lock.
-
-        Raises:
-            StoreConflictError: another owner has the lock; nothing was written.
-        """
+        """Write keys, and renew the lock. Raises StoreConflictError, and writes nothing, if another
+        owner has it."""
         with self._mutex:
             began = self._clock()
             self._beat = self._write({_BEAT: b"", **puts})
@@ -122,19 +115,12 @@ class Lock:
             return written
 
     def release(self) -> None:
-        """Release the lock.
-
-        Raises:
-            StoreConflictError: another owner has the lock.
-        """
+        """Release the lock; StoreConflictError if another owner has it."""
         self.store.commit({_LOCK: b""}, {_LOCK: self.token})
 
     def clear(self) -> None:
-        """Remove all keys, including the lock.
-
-        Raises:
-            StoreConflictError: another owner has the lock; nothing was removed.
-        """
+        """Remove all keys, including the lock. Raises StoreConflictError, and removes nothing, if
+        another owner has it."""
         self.store.clear({_LOCK: self.token})
 
 

@@ -20,11 +20,7 @@ _BUSY_S = 10.0
 
 
 class SqliteStore(Store):
-    """A :class:`~torch_edl.interfaces.Store` in a file.
-
-    Args:
-        path: path of the file; created if missing.
-    """
+    """A :class:`~torch_edl.interfaces.Store` in a file, which is created if missing."""
 
     lock_ttl_s = 3.0
 

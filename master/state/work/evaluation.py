@@ -89,8 +89,7 @@ class Evaluations:
         return self.per_epoch and self.epochs_over < epochs
 
     def queues(self) -> list[TaskQueue]:
-        """Return the queues of the running evaluation that workers can lease from; empty if none
-        runs."""
+        """Return the queues of the running evaluation that workers can lease from."""
         running = self._running
         if running is None:
             return []
@@ -130,11 +129,8 @@ class Evaluations:
         self._next = (steps // self._every + 1) * self._every if self._every else 0
 
     def tick(self, steps: int, *, trained: bool, epochs: int = 0) -> EvaluationResult | None:
-        """Begin an evaluation that is due. Returns the result of one that ended, else None.
-
-        Args:
-            epochs: number of epochs that are trained.
-        """
+        """Begin an evaluation that is due after ``epochs`` epochs. Returns the result of one that
+        ended, else None."""
         running = self._running
         if running is None:
             if self._due(steps, trained=trained, epochs=epochs):
@@ -174,8 +170,8 @@ class Evaluations:
         )
 
     def restore(self, steps: int, epochs: int) -> None:
-        """Discard the running evaluation and the results of later steps: training is back at
-        ``steps`` and ``epochs``."""
+        """Discard the running evaluation and later results: training is back at ``steps`` and
+        ``epochs``."""
         self._running = None
         self.results = [r for r in self.results if r.steps <= steps]
         self._skipped = max(0, epochs - len(self.results))

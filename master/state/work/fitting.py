@@ -123,11 +123,8 @@ class Fitting:
             self._continue()
 
     def observed(self, statistics: bytes) -> Note | None:
-        """Merge the statistics of a done task; the last one ends the pass.
-
-        Raises:
-            UsageError: there are more distinct values than can be counted.
-        """
+        """Merge the statistics of a done task; the last one ends the pass. Raises UsageError if
+        there are more distinct values than can be counted."""
         assert self.queue is not None
         assert self._statistics is not None
         assert self._columns is not None
@@ -183,8 +180,8 @@ class Fitting:
         return state
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
-        """Restore what :meth:`to_state` returned; the pass of a model file resumes in
-        :meth:`begin`."""
+        """Restore what :meth:`to_state` returned; :meth:`begin` resumes the pass of a model
+        file."""
         self._left = (state["pass"], now) if state["pass"] is not None else None
         if state["asked"] is not None:
             spec, shards = state["asked"]

@@ -60,10 +60,8 @@ class Hand:
 
 
 class FirstRecords:
-    """The first records that workers read in tasks, compared with those of the next attempt.
-
-    Those of the newest done tasks are kept too: a rollback may repeat a task from its middle.
-    """
+    """The first records that workers read in tasks, compared with those of the next attempt. Those
+    of the newest done tasks are kept too: a rollback may repeat a task from its middle."""
 
     def __init__(self) -> None:
         self._first: dict[int, pb.FirstRecords] = {}
@@ -91,23 +89,16 @@ class FirstRecords:
 
 
 class TaskFailures:
-    """Failures of the user's code in tasks: each cause is logged once, and a task may fail a few
-    times.
-
-    Args:
-        limit: failures of one task after which the job fails.
-    """
+    """Failures of the user's code in tasks. Each cause is logged once, and a task may fail
+    ``limit`` times."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._causes: set[str] = set()
 
     def judge(self, request: pb.FailTaskRequest, count: int) -> Note | Failure | None:
-        """Return the event that follows a failure; None if the same cause was logged before.
-
-        Args:
-            count: number of failures of the task.
-        """
+        """Return the event that follows a task's failure number ``count``; None if the same cause
+        was logged before."""
         if request.fatal or count >= self._limit:
             tries = f"; the task was tried {count} times" if count > 1 else ""
             return Failure(request.error + tries, request.traceback)

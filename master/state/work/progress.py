@@ -38,10 +38,8 @@ class TaskProgress:
 
     @property
     def retired_before(self) -> int:
-        """Id below which all tasks are done.
-
-        A task that ``max_steps`` cut is not counted, since a higher limit continues it.
-        """
+        """Id below which all tasks are done, without one that ``max_steps`` cut: a higher limit
+        continues it."""
         cut = self.space.cut
         return self._retired if cut is None else min(self._retired, cut.id)
 
@@ -206,10 +204,8 @@ class NanSteps:
 
     @property
     def is_all(self) -> bool:
-        """True if every record is accounted for, and no minibatch had a finite loss.
-
-        Work that a lost worker did not report may have been trained.
-        """
+        """True if every record is accounted for, and no minibatch had a finite loss. Work that a
+        lost worker did not report may have been trained."""
         return 0 < self._steps <= self.nan_steps and self._records >= self._wanted
 
     @property

@@ -30,11 +30,8 @@ def nothing_left(config: JobConfig) -> str:
 
 
 def with_data(config: JobConfig, script: pb.ScriptData) -> JobConfig:
-    """Return the job's configuration with the data of its loader.
-
-    Raises:
-        UsageError: a number is out of range.
-    """
+    """Return the job's configuration with the data of its loader; UsageError if a number is out of
+    range."""
     if min(script.records, script.records_per_task) < 1:
         raise UsageError(f"job.loader: {script.records:,} records; at least one is needed")
     if script.records * max(script.epochs, 1) > MOST_RECORDS:
@@ -87,12 +84,9 @@ class ScriptProgress:
         self._steps = 0
 
     def heard(self, heartbeat: pb.HeartbeatRequest, *, counts: bool) -> bool:
-        """Record the position of a ring's member. Returns whether it is the position of the ring.
-
-        Args:
-            counts: the report is of the newest ring, or the last one of a script. The model of an
-                earlier ring may be lost.
-        """
+        """Record the position of a ring's member. Returns whether it is the position of the ring. A
+        report of an earlier ring, whose model may be lost, does not count unless it is the last one
+        of a script."""
         self._steps = max(self._steps, heartbeat.version, heartbeat.steps)
         farthest = (self._heartbeat.pass_index, self._heartbeat.position)
         if counts and (heartbeat.pass_index, heartbeat.position) > farthest:
@@ -111,11 +105,7 @@ class ScriptProgress:
         return self._records, self._steps
 
     def describe(self, status: pb.GetStatusResponse, *, finished: bool) -> None:
-        """Fill in epochs, records and tasks.
-
-        Args:
-            finished: the job is finished.
-        """
+        """Fill in epochs, records and tasks of a status."""
         heartbeat = self._heartbeat
         status.epoch = heartbeat.epoch
         # A finished script had as many epochs as are over.

@@ -32,11 +32,7 @@ class SnapshotFailed:
 
 
 class SnapshotTask:
-    """A queue with one snapshot task, or none.
-
-    Args:
-        new_queue: makes a queue, see :class:`~master.state.work.tasks.TaskQueue`.
-    """
+    """A queue with one snapshot task, or none."""
 
     def __init__(self, new_queue: Callable[..., TaskQueue]) -> None:
         self._new_queue = new_queue
@@ -64,8 +60,7 @@ class SnapshotTask:
         self._base = progress
 
     def written(self, snapshot: ps.Snapshot) -> SnapshotWritten:
-        """Complete the task. The watermarks of the event unite the worker's with those of
-        :meth:`begun`."""
+        """Complete the task. The watermarks unite the worker's with those of :meth:`begun`."""
         assert self.queue is not None
         directory, self.queue = self.queue.directory, None
         written = Snapshot.from_proto(snapshot)

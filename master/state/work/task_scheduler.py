@@ -174,8 +174,7 @@ class TaskScheduler:
     # ---- leases ----
 
     def trial(self) -> pb.LeaseMessage | None:
-        """Return the first minibatch of the evaluation data, to try before training; None
-        otherwise."""
+        """Return the first minibatch of the evaluation data to try before training, else None."""
         main, evaluations = self.main, self.evaluations
         if main is None or evaluations is None or main.records_done > self.records_before:
             return None
@@ -266,12 +265,9 @@ class TaskScheduler:
     def recognize(
         self, worker: int, lease_id: int, task: pb.LeasedTask, incarnation: int, now: float
     ) -> None:
-        """Adopt a lease that an earlier master granted after it last stored its state. Leases of
-        evaluations are not adopted: an unknown evaluation begins again.
-
-        Args:
-            incarnation: incarnation of the model; a lease of an earlier one is void.
-        """
+        """Adopt a lease that an earlier master granted after it last stored its state; one of an
+        earlier model incarnation is void. Leases of evaluations are not adopted: an unknown
+        evaluation begins again."""
         main = self.main
         known = not lease_id or lease_id > self._first_lease
         if known or main is None or self.lockstep or main.has(lease_id):

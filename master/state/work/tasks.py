@@ -110,11 +110,7 @@ class TaskQueue(TaskProgress):
     # ---- what happens to it ----
 
     def take_next(self, worker: int, now: float, *, before: int | None = None) -> Lease | None:
-        """Lease the next task to a worker; None if no task is open.
-
-        Args:
-            before: lease tasks below this id only; None for all.
-        """
+        """Lease the next task below ``before`` to a worker; None if no task is open."""
         limit = self.space.total if before is None else min(before, self.space.total)
         while self._back and self._back[0] < limit:
             id = heapq.heappop(self._back)
@@ -176,10 +172,7 @@ class TaskQueue(TaskProgress):
 
     def advance(self, records: int) -> None:
         """Mark the first ``records`` records, in the order of tasks, as done; a lower number is
-        ignored.
-
-        For a sequence that a ring processes in lockstep: nothing of it is leased.
-        """
+        ignored. For tasks that a ring processes in lockstep: none is leased."""
         if records <= self.records_done:
             return
         self._offsets.clear()
@@ -199,10 +192,8 @@ class TaskQueue(TaskProgress):
             self._hands[worker] = hand
 
     def complete_lease(self, lease_id: int, now: float) -> Lease | None:
-        """Mark a task as done. None if the lease is unknown, and the report is ignored.
-
-        A lease that expired is valid until the task is leased again.
-        """
+        """Mark a task as done; None if the lease is unknown. A lease that expired is valid until
+        the task is leased again."""
         lease = self._doing.get(lease_id)
         if lease is not None:
             self._forget(lease)
@@ -278,10 +269,7 @@ class TaskQueue(TaskProgress):
 
     def adopt(self, lease_id: int, task_id: int, worker: int, now: float) -> bool:
         """Adopt a lease that an earlier master granted and did not store. Returns whether it is
-        valid.
-
-        Of two leases of a task the later one is valid: the earlier one had expired.
-        """
+        valid: of two leases of a task the later one is, since the earlier one had expired."""
         if task_id >= self.space.total or self.is_done(task_id):
             return False
         if task_id in self._waiting:
@@ -353,10 +341,8 @@ class TaskQueue(TaskProgress):
 
 
 class Unreported:
-    """Progress within leased tasks, as heartbeats report it.
-
-    The sum is computed ten times a second, so only workers whose counts changed are summed anew.
-    """
+    """Progress within leased tasks, as heartbeats report it. The sum is computed ten times a
+    second, so only workers whose counts changed are summed anew."""
 
     def __init__(self, queue: TaskQueue) -> None:
         self._queue = queue

@@ -12,8 +12,7 @@ from torch_edl.processes.launcher import ProcessExit
 
 @dataclass(frozen=True)
 class Gone:
-    """A process ended, and its tasks or its shard are free; the loss of a server may lose the
-    model."""
+    """A process ended; its tasks or its shard are free."""
 
     text: str
     expected: bool = False
@@ -31,11 +30,8 @@ _MOST_DOUBLINGS = 10
 
 
 class Deaths:
-    """Counts of process deaths since the last training progress.
-
-    Preempted processes do not count: exits by SIGTERM never do, SIGKILLs only before anything was
-    trained.
-    """
+    """Counts of process deaths since the last training progress. Exits by SIGTERM never count, and
+    SIGKILLs only before anything was trained: both may be preemptions."""
 
     def __init__(self) -> None:
         self.start_after = 0.0
@@ -50,12 +46,8 @@ class Deaths:
         self._counts.clear()
 
     def of_server(self, exit: ProcessExit, text: str, named: str) -> Gone | Failure:
-        """Return the consequence of the exit of a server that had a shard.
-
-        Args:
-            text: how it ended.
-            named: the same, with the path of its log.
-        """
+        """Return the consequence of the exit of a server that had a shard. ``named`` is ``text``
+        with the path of the log."""
         failure = None
         if exit.was_killed:
             failure = self._killed("parameter servers were", named)
@@ -66,8 +58,7 @@ class Deaths:
     def of_worker(
         self, exit: ProcessExit, text: str, named: str, now: float, *, process: Participant
     ) -> Gone | Failure:
-        """Return the consequence of the exit of a worker that was not asked to leave. The arguments
-        are those of :meth:`of_server`."""
+        """Return the consequence of the exit of a worker that was not asked to leave."""
         failure = None
         if exit.was_taken:
             if not process.heard:

@@ -54,8 +54,8 @@ class Failover:
         return [ModelLost(f"ps-{process.id} cannot restore shard {process.shard}: {why}")]
 
     def not_started(self, event: NotStarted, now: float) -> Sequence[FailoverEvent]:
-        """Handle a process that could not be started. Returns a Failure unless the job can do
-        without it for a while."""
+        """Handle a process that could not be started: a Failure unless the job can do without it
+        for a while."""
         process = self._fleet.process(event.role, event.id)
         assert process is not None
         text = f"{process.name} cannot be started: {event.error}"
@@ -67,12 +67,8 @@ class Failover:
         return [Failure(text)]
 
     def tick(self, now: float, counts_silence: bool) -> Sequence[FailoverEvent]:
-        """Declare silent servers lost, and those that do not begin to run.
-
-        Args:
-            counts_silence: whether silent servers are lost; False while they may not have found the
-                master yet.
-        """
+        """Declare servers lost that do not begin to run and, if ``counts_silence``, silent ones:
+        they may not have found a restarted master yet."""
         events: list[FailoverEvent] = []
         servers = self._fleet.servers
         silent = servers.silent(now, self._timeout_s) if counts_silence else ()
@@ -98,11 +94,6 @@ class Failover:
     def _lost(
         self, process: ServerProcess, text: str, *, placed: bool = True
     ) -> Sequence[FailoverEvent]:
-        """Replace a server, or report that the model is lost.
-
-        Args:
-            placed: the process did run.
-        """
         if not self._durable and placed:
             return [ModelLost(text)]
         fleet, shard = self._fleet, process.shard

@@ -124,11 +124,8 @@ class Fleet:
         return self._processes.alive(role)
 
     def cluster(self, *, starting: bool = False) -> pb.Cluster | None:
-        """Return the current servers; None before the strategy is known, or while a server starts.
-
-        Args:
-            starting: return the servers also while one of them starts.
-        """
+        """Return the current servers; None before the strategy is known or, unless ``starting``,
+        while a server starts."""
         servers = self.servers.now() if self.strategy == "ps" else []
         if not self.strategy or not (starting or all(server.address for server in servers)):
             return None
@@ -146,12 +143,8 @@ class Fleet:
     # ---- what happens ----
 
     def decide(self, strategy: str, *, restore: str, values_only: bool = False) -> None:
-        """Set the strategy: servers may start.
-
-        Args:
-            restore: checkpoint or exported model to load; empty if none.
-            values_only: ignore the watermarks and the optimizer state of ``restore``.
-        """
+        """Set the strategy: servers may start. ``restore`` is the checkpoint or exported model to
+        load, if any."""
         assert not self.strategy
         self.strategy = strategy
         self.model = ModelStart(1, restore, values_only)
@@ -193,11 +186,8 @@ class Fleet:
         self._deaths.forget()
 
     def retire(self, now: float, *, by: float) -> None:
-        """Make all workers leave, and start no more.
-
-        Args:
-            by: time at which workers that have not left are stopped; starting ones stop now.
-        """
+        """Make all workers leave, and start no more. Those that have not left are stopped at
+        ``by``, starting ones now."""
         self._retired = True
         for spare in self.alive("spare"):
             spare.stop_at(now)
@@ -205,11 +195,8 @@ class Fleet:
             worker.retire(now, by=by)
 
     def leaves(self, worker: int, now: float, *, by: float) -> None:
-        """Record that a worker received SIGTERM from outside; it gets no further task.
-
-        Args:
-            by: time at which it is stopped if it has not left.
-        """
+        """Record that a worker received SIGTERM from outside: it gets no further task, and is
+        stopped at ``by``."""
         process = self.worker(worker)
         if process is not None and process.state in (STARTING, RUNNING):
             process.enter(DRAINING)
@@ -253,12 +240,9 @@ class Fleet:
         return self._deaths.of_worker(exit, text, named, now, process=process)
 
     def end(self, now: float, *, leave_s: float) -> None:
-        """End all processes: the job is over. A later call may only shorten the time.
-
-        Args:
-            leave_s: seconds that workers have to leave, with servers staying until then; 0 stops
-                everything at once.
-        """
+        """End all processes: the job is over. Workers have ``leave_s`` seconds to leave, with
+        servers staying until then; 0 stops everything at once. A later call may only shorten the
+        time."""
         self._at_once = leave_s <= 0
         if self._leave_by is None or now + leave_s < self._leave_by:
             self._leave_by = now + leave_s
@@ -328,14 +312,12 @@ class Fleet:
         return Become(process.id, server.id)
 
     def future_server(self, now: float) -> Process | None:
-        """Return the process that a server can be made of: a spare, or a worker if not the last
-        one."""
+        """Return the spare, or the worker if not the last one, that may become a server."""
         running = [p for p in self.alive("worker") if p.state == RUNNING]
         last = running[-1] if len(running) > 1 and not self.external else None
         return self.spares.ready(self.alive("spare"), now) or last
 
     def _fit(self, now: float) -> Sequence[Action]:
-        """Return actions that start or retire workers until their number is as wanted."""
         workers = self._workers()
         staying, wanted = self._staying(), self.workers_wanted
         if len(staying) > wanted:

@@ -100,8 +100,7 @@ class Process:
         return False
 
     def is_overdue(self, now: float) -> bool:
-        """Return whether a starting worker or a spare has been silent for too long. Running workers
-        and servers are checked elsewhere."""
+        """Return whether a starting worker or a spare has been silent for too long."""
         return False
 
     def end(self) -> None:
@@ -116,11 +115,8 @@ class Process:
         self.enter(EXITED)
 
     def ended(self, exit: ProcessExit, *, over: bool) -> str:
-        """Record the exit of the process. Returns its state before.
-
-        Args:
-            over: the job is over, so all processes were asked to leave.
-        """
+        """Record the exit of the process; all were asked to leave if the job is ``over``. Returns
+        the state before."""
         was, text = self.state, str(exit)
         if was == STOPPING and (exit.was_terminated or exit.was_killed or exit.is_unknown):
             text = "stopped"  # otherwise it looks like a SIGTERM from outside
@@ -177,12 +173,8 @@ class Participant(Process):
         return True
 
     def retire(self, now: float, *, by: float, starting_too: bool = True) -> None:
-        """Make the process leave; it gets no further task.
-
-        Args:
-            by: time at which it is stopped if it has not left.
-            starting_too: stop a starting process now; a pending one is always stopped now.
-        """
+        """Make the process leave, and stop it at ``by`` if it has not left. A pending one is
+        stopped now, and a starting one if ``starting_too``."""
         if self.state != STOPPING:
             at_once = self.state == PENDING or (self.state == STARTING and starting_too)
             self.enter(DRAINING)

@@ -40,12 +40,8 @@ class ServerCommand:
 
     @classmethod
     def of(cls, config: JobConfig, *, module: str, host: str, journals: str) -> ServerCommand:
-        """Return the command for the servers of a job.
-
-        Args:
-            host: host at which the master listens; empty if only this machine reaches it.
-            journals: folder of the journals of this run; ignored unless the job keeps journals.
-        """
+        """Return the command for the servers of a job. The host of the master is empty if only this
+        machine reaches it; ``journals`` is ignored unless the job keeps journals."""
         train, durability = config.train, config.durability
         args = ["--mode", train.mode, "--staleness", str(train.staleness)]
         args += ["--grads-to-wait", str(train.grads_to_wait)]
@@ -61,8 +57,7 @@ class ServerCommand:
         return cls(job=config.name, module=module, args=args, journals=journals)
 
     def journals_of(self, model: int) -> Path | None:
-        """Return the folder of the journals of one incarnation of the model; None without
-        journals."""
+        """Return the folder of the journals of a model incarnation; None without journals."""
         return Path(self.journals) / f"model-{model}" if self.journals else None
 
     def words(
@@ -74,12 +69,8 @@ class ServerCommand:
         model: ModelStart,
         successor: bool = False,
     ) -> list[str]:
-        """Return the arguments of one server.
-
-        Args:
-            incarnation: incarnation of the server.
-            successor: the peer of an earlier server has a copy of the shard.
-        """
+        """Return the arguments of one server. For a successor, the peer of an earlier server has a
+        copy of the shard."""
         words = [
             *("--job", self.job),
             *("--shard", str(shard)),
@@ -154,7 +145,7 @@ class Servers:
         return process is not None and process.incarnation == incarnation
 
     def peer(self, shard: int) -> pb.Server | None:
-        """Return the server of the next shard, which keeps a replica of this shard; None if it does
+        """Return the server that keeps a replica of this shard, that of the next; None if it does
         not listen."""
         peer = self._by_shard.get((shard + 1) % self.shards)
         if self.shards == 1 or peer is None or peer.state != RUNNING:
@@ -240,7 +231,7 @@ class Servers:
 
     def note(self, process: ServerProcess, number: int, has_copy: bool) -> bool:
         """Record whether another server has a copy of a server's shard. Returns False if a newer
-        report was recorded before."""
+        report is known."""
         newest = self._notes.get(process.incarnation, 0)
         if number > newest:
             self._notes[process.incarnation] = number
@@ -272,13 +263,11 @@ class Servers:
         return self._copies.get(shard, False)
 
     def is_alone(self, shard: int) -> bool:
-        """Return whether the loss of the shard's server loses what it acknowledged: it reported no
-        copy."""
+        """Return whether the loss of the shard's server loses what it acknowledged."""
         return not self._copies.get(shard, True)
 
     def lacks(self, shard: int, updates: int) -> int:
-        """Record the total of updates that a shard lost. Returns the increase since the last
-        report."""
+        """Record the total of updates that a shard lost. Returns the increase."""
         new = max(0, updates - self._lost.get(shard, 0))
         if new:
             self._lost[shard] = updates
@@ -319,11 +308,7 @@ class Servers:
         }
 
     def from_state(self, state: Mapping[str, Any], processes: Sequence[Process]) -> None:
-        """Restore what :meth:`to_state` returned.
-
-        Args:
-            processes: the servers that still run.
-        """
+        """Restore what :meth:`to_state` returned, with the servers that still run."""
         self.made, self._of_earlier_models = state["made"], state["of_earlier_models"]
         self.shards, self.wanted = state["shards"], state["wanted"]
         self.moving = state["moving"]
@@ -337,7 +322,6 @@ class Servers:
 
 
 def _known(server: ServerProcess) -> pb.Server:
-    """Return a server as other processes see it."""
     return pb.Server(
         address=server.address if server.state == RUNNING else "",
         incarnation=server.incarnation,

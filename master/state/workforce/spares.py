@@ -28,11 +28,7 @@ _LONGEST_BACKOFF_S = 60.0
 
 
 class Spares:
-    """The number of spares to keep, and the choice of the one that takes a worker slot.
-
-    Args:
-        wanted: number of spares to keep.
-    """
+    """The number of spares to keep, and the choice of the one that takes a worker slot."""
 
     def __init__(self, wanted: int) -> None:
         self.wanted = wanted
@@ -43,13 +39,8 @@ class Spares:
         self._settled_at: float | None = None
 
     def missing(self, spares: int, workers: Sequence[WorkerProcess], now: float) -> int:
-        """Return the number of spares to start now. None start before each worker has taken a step,
-        since the imports would slow it down.
-
-        Args:
-            spares: number of existing spares.
-            workers: the workers that stay.
-        """
+        """Return the number of spares to start now. None start before each worker that stays has
+        taken a step, since the imports would slow it down."""
         if not self.wanted or self.given_up or not workers:
             return 0
         if not all(worker.trained for worker in workers):
@@ -61,11 +52,7 @@ class Spares:
         return max(0, self.wanted - spares)
 
     def heard(self, process: SpareProcess, now: float, *, warm: bool) -> None:
-        """Record a poll of a spare.
-
-        Args:
-            warm: the spare has imported everything.
-        """
+        """Record a poll of a spare, which is ``warm`` once it has imported everything."""
         process.heard_at = now
         if warm and process.state in (PENDING, STARTING):
             process.enter(RUNNING)
@@ -81,8 +68,8 @@ class Spares:
         return None
 
     def take(self, spares: Sequence[Process], now: float) -> WorkerProcess | None:
-        """Let a spare take a worker slot. Returns the worker that it is from now on; None if none
-        is ready."""
+        """Let a spare take a worker slot. Returns the worker that the process is from now on, if
+        one is ready."""
         process = self.ready(spares, now)
         if process is None:
             return None

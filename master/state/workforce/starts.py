@@ -30,12 +30,7 @@ class Machines:
 
     def lost(self, machine: str, text: str, now: float) -> list[Note]:
         """Record that a machine lost a process. Returns a warning if the machine is avoided from
-        now on.
-
-        Args:
-            machine: its name; empty if unknown.
-            text: how the process ended.
-        """
+        now on."""
         if not machine:
             return []
         losses = self._losses.pop(machine, None) or deque(maxlen=_LOSSES)
@@ -96,11 +91,8 @@ class Starts:
         slot: int = -1,
         staying: Iterable[Process] = (),
     ) -> tuple[P, Start]:
-        """Return a new process, and the action that starts it.
-
-        Args:
-            staying: processes whose pods the new one may share.
-        """
+        """Return a new process, and the action that starts it. The process may share a pod of those
+        that stay."""
         id = self.next_id(kind.role)
         self._next_id[kind.role] = id + 1
         pod = self._pod(slot, id, staying)

@@ -56,11 +56,7 @@ class Census:
 
 class Waiting:
     """Reports why processes are pending, once and after each change of the reason, and when fewer
-    workers run than the minimum.
-
-    Args:
-        min_workers: the minimum.
-    """
+    workers than the minimum run."""
 
     def __init__(self, *, min_workers: int) -> None:
         self._min_workers = min_workers
@@ -79,11 +75,6 @@ class Waiting:
     def _of_kind(
         self, kind: str, waiting: list[Process], now: float, *, others: bool
     ) -> list[Note]:
-        """Return the message about one kind of process, if it is due.
-
-        Args:
-            others: processes of that kind are starting or running.
-        """
         told = self._told.get(kind)
         if not waiting:
             if told is None or told.over or not others:

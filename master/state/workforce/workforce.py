@@ -89,11 +89,8 @@ class Workforce:
         return True
 
     def register(self, request: pb.RegisterRequest) -> tuple[int, Sequence[WorkforceEvent]]:
-        """Return the id of a worker that registers, and the events that follow.
-
-        Raises:
-            UsageError: the job accepts no more workers.
-        """
+        """Return the id of a worker that registers, and the events that follow. Raises UsageError
+        if the job accepts no more workers."""
         return request.worker_id, ()
 
     def progress(self, event: Progress, now: float) -> Iterable[WorkforceEvent]:
@@ -143,20 +140,13 @@ class Workforce:
         return False  # the exit of its process follows
 
     def scale(self, request: pb.ScaleRequest) -> None:
-        """Set the number of workers to keep.
-
-        Raises:
-            UsageError: the number is not possible.
-        """
+        """Set the number of workers to keep; UsageError if it is not possible."""
         check_workers(request.min_workers, request.max_workers, strategy=self._fleet.strategy)
         self._fleet.workers_wanted = request.max_workers
 
     def tick(self, now: float, *, newest: str) -> Iterable[WorkforceEvent]:
-        """Return the events that are due.
-
-        Args:
-            newest: the newest checkpoint; empty if there is none.
-        """
+        """Return the events that are due. ``newest`` is the path of the newest checkpoint, if
+        any."""
         return self._waiting.tick(self._census(), now)
 
     def scripts_over(self, now: float) -> bool:
