@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from torch_edl import _core
@@ -18,17 +21,19 @@ from torch_edl.config.parts import FSYNC_MODES
 from torch_edl.config.training import SYNC_MODES, TrainConfig
 from torch_edl.errors import EdlError, JournalDamagedError, StateLostError, UsageError
 from torch_edl.processes.this_process import setup_logging
-from torch_edl.ps_server.data_plane import DataPlane
-from torch_edl.ps_server.durability.disk.disk import Disk
+from torch_edl.ps_server.durability.disk import Disk
 from torch_edl.ps_server.durability.identity import JournalIdentity, run_of
+from torch_edl.ps_server.durability.keeper import ReplicaKeeper
 from torch_edl.ps_server.durability.log import Log
-from torch_edl.ps_server.durability.peer.replica import ShardReplica
+from torch_edl.ps_server.durability.peer import Peer
 from torch_edl.ps_server.master_link import MasterLink
 from torch_edl.ps_server.recovery import recover
+from torch_edl.ps_server.scratch import Scratch
 from torch_edl.ps_server.service import PserverService
 from torch_edl.ps_server.shard import ModelShard
-from torch_edl.ps_server.signal_watch import SignalWatch
 from torch_edl.wire import pserver_pb2, services
+from torch_edl.wire.data_plane.server import DataServer
+from torch_edl.wire.data_plane.sockets import LOCAL
 from torch_edl.wire.server import serve
 
 log = logging.getLogger(__name__)
@@ -37,6 +42,8 @@ log = logging.getLogger(__name__)
 # needs one.
 _THREADS = 256
 _STOP_GRACE_S = 2.0
+_LOOK_S = 0.1
+_SOCKET_PATH = 100  # the kernel accepts 107 bytes
 # Below the 30 s after which Kubernetes kills a terminating pod.
 _LEAVE_S = 25.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -106,105 +113,112 @@ def _run(args: argparse.Namespace) -> int:
     # Blocked in all threads and awaited below. A signal handler that sets an Event would deadlock
     # if it interrupted this thread while the thread holds the lock of the Event.
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
-    rules = TrainConfig(mode=args.mode, grads_to_wait=args.grads_to_wait, staleness=args.staleness)
-    replica = (
-        ShardReplica(_identity(args, token), args.incarnation, token, is_successor=args.successor)
-        if args.replica
-        else None
+    identity = JournalIdentity(
+        job=args.job,
+        shard=args.shard,
+        shards=args.shards,
+        model=args.model_incarnation,
+        run=run_of(token),
     )
-    link = _link(args, token, fail, replica)
-    try:
-        return _serve(args, token, rules, link, replica, failed, fail)
-    finally:
+    place: Peer | Disk | None = None
+    keeper: ReplicaKeeper | None = None
+    with ExitStack() as closing:
+        if args.replica:
+            scratch = _scratch(args, closing)
+            own, other = scratch / "own", scratch / "peer"
+            own.mkdir()
+            other.mkdir()
+            place = Peer(
+                identity, args.incarnation, token=token, folder=own, is_successor=args.successor
+            )
+            closing.callback(place.close)
+            keeper = ReplicaKeeper(other, args.job, args.shard, args.shards)
+        elif args.journal is not None:
+            place = Disk(
+                args.journal,
+                identity,
+                args.incarnation,
+                fsync=args.fsync,
+                on_lost=lambda _: fail(),
+                repair=args.repair,
+            )
+        link = _link(args, token, fail, place)
         if link is not None:
-            link.close()
-        if replica is not None:
-            replica.close()
+            closing.callback(link.close)
+        number = _serve(args, token, place, keeper, link, failed, fail)
+    log.info("stopped")
+    return 1 if failed.is_set() else 128 + number
 
 
 def _serve(
     args: argparse.Namespace,
     token: str,
-    rules: TrainConfig,
+    place: Peer | Disk | None,
+    keeper: ReplicaKeeper | None,
     link: MasterLink | None,
-    replica: ShardReplica | None,
     failed: threading.Event,
     fail: Callable[[], None],
 ) -> int:
-    asked = SignalWatch(_STOP_SIGNALS, replica.peer.close if replica else lambda: None)
+    """Restore the shard, and serve it until a signal to end. Returns the number of the signal."""
+    asked = _SignalWatch(place.close if isinstance(place, Peer) else lambda: None)
     try:
         with asked:
-            place = replica.peer if replica else _disk(args, fail, token)
             state = Log(place) if place else None
-            shard = _restored(args, rules, fail, state)
+            shard = _restored(args, fail, state)
     except (EdlError, OSError) as error:
         if asked.number:
-            return 1 if failed.is_set() else 128 + asked.number
+            return asked.number
         if link is not None:
             link.tell(str(error))
             if isinstance(error, JournalDamagedError | StateLostError):
                 link.register("", lost=str(error))
         raise
-    service = PserverService(
-        shard,
-        fence=pserver_pb2.Fence(job=args.job, incarnation=args.incarnation),
-        stem=f"shard-{args.shard}-of-{args.shards}",
-        log=state,
-        keeper=replica.keeper if replica else None,
-    )
-    server, port = serve(
-        services.PSERVER + (services.REPLICAS if replica else ()),
-        service.handlers(),
-        address=f"{args.host}:{args.port}",
-        token=token,
-        threads=_THREADS,
-    )
-    address = f"{args.host}:{port}"
-    data: DataPlane | None = None
-    try:
-        data = DataPlane(
-            service.data_answers(),
-            host=args.host,
-            name=f"{args.job}-shard-{args.shard}",
+    with ExitStack() as closing:
+        if state:
+            closing.callback(state.close)
+        service = PserverService(
+            shard,
+            fence=pserver_pb2.Fence(job=args.job, incarnation=args.incarnation),
+            stem=f"shard-{args.shard}-of-{args.shards}",
+            log=state,
+            keeper=keeper,
+        )
+        server, port = serve(
+            services.PSERVER + (services.REPLICAS if keeper else ()),
+            service.handlers(),
+            address=f"{args.host}:{args.port}",
             token=token,
             threads=_THREADS,
         )
+        closing.callback(lambda: server.stop(_STOP_GRACE_S).wait())
+        data_plane = _serve_data(service, args, token, closing)
+        closing.callback(service.close)
+        if isinstance(place, Peer):
+            closing.callback(place.close)
+        address = f"{args.host}:{port}"
         if link is None:
-            sys.stdout.write(f"listening on {data.endpoint} {address}\n")
+            sys.stdout.write(f"listening on {data_plane} {address}\n")
             sys.stdout.flush()
         else:
+            closing.callback(link.close)
             link.version = lambda: shard.version
             if place:
                 link.problem = lambda: place.problem
-            damage = state.damage.text if state else ""
             link.register(
                 address,
-                data_plane=data.endpoint,
+                data_plane=data_plane,
                 updates_lost=shard.lost,
-                damage=damage,
+                damage=state.damage.text if state else "",
                 watermarks=shard.watermarks(received=True),
             )
         number = asked.number or signal.sigwait(_STOP_SIGNALS)
         if link is not None and not failed.is_set():
             link.leave(_STOP_SIGNALS, within_s=_LEAVE_S)
-    finally:
-        if link is not None:
-            link.close()
-        if replica:
-            replica.peer.close()
-        service.close()
-        if data:
-            data.close(_STOP_GRACE_S)
-        server.stop(_STOP_GRACE_S).wait()
-        if state:
-            state.close()
-    log.info("stopped")
-    return 1 if failed.is_set() else 128 + number
+    return number
 
 
-def _restored(
-    args: argparse.Namespace, rules: TrainConfig, end: Callable[[], None], state: Log | None
-) -> ModelShard:
+def _restored(args: argparse.Namespace, end: Callable[[], None], state: Log | None) -> ModelShard:
+    rules = TrainConfig(mode=args.mode, grads_to_wait=args.grads_to_wait, staleness=args.staleness)
     source = None
     # A log with a snapshot contains the restored state, and the checkpoint may have been removed.
     if args.restore and not (state and state.base.path):
@@ -217,55 +231,93 @@ def _restored(
     return shard
 
 
-def _disk(args: argparse.Namespace, end: Callable[[], None], token: str) -> Disk | None:
-    if args.journal is None:
-        return None
-    identity = _identity(args, token)
-    return Disk(
-        args.journal,
-        identity,
-        args.incarnation,
-        fsync=args.fsync,
-        on_lost=lambda _: end(),
-        repair=args.repair,
-    )
+def _serve_data(
+    service: PserverService, args: argparse.Namespace, token: str, closing: ExitStack
+) -> str:
+    """Answer pulls and pushes: over a Unix socket on a loopback host, else over encrypted TCP.
+    Returns the endpoint to which workers connect.
+
+    Raises:
+        UsageError: the host is not an address of this machine.
+    """
+    try:
+        found = socket.getaddrinfo(args.host.strip("[]"), 0, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise UsageError(f"{args.host}: no address of this machine: {error}") from error
+    numeric = str(found[0][4][0])
+    where = f"tcp://{_bracketed(numeric)}:*"
+    if ipaddress.ip_address(numeric).is_loopback:
+        path = str(_scratch(args, closing) / "data")
+        if len(path.encode()) <= _SOCKET_PATH:
+            where = LOCAL + path
+    server = DataServer(service.data_answers(), endpoint=where, token=token, threads=_THREADS)
+    closing.callback(server.close, _STOP_GRACE_S)
+    if server.endpoint.startswith(LOCAL):
+        return server.endpoint
+    port = server.endpoint.rpartition(":")[2]
+    return f"tcp://{_bracketed(args.host)}:{port}"
 
 
-def _identity(args: argparse.Namespace, token: str) -> JournalIdentity:
-    return JournalIdentity(
-        job=args.job,
-        shard=args.shard,
-        shards=args.shards,
-        model=args.model_incarnation,
-        run=run_of(token),
-    )
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _scratch(args: argparse.Namespace, closing: ExitStack) -> Path:
+    """Return a new scratch folder, removed at the end."""
+    scratch = Scratch(f"{args.job}-shard-{args.shard}")
+    closing.callback(scratch.close)
+    return scratch.path
 
 
 def _link(
-    args: argparse.Namespace, token: str, end: Callable[[], None], replica: ShardReplica | None
+    args: argparse.Namespace, token: str, end: Callable[[], None], place: Peer | Disk | None
 ) -> MasterLink | None:
     """Return the connection to the master, which sends heartbeats from now on. None without a
     master: the process then writes its address to stdout."""
     master = os.environ.get(ENV_MASTER, "")
     if not master:
         return None
+    peer = place if isinstance(place, Peer) else None
 
     def fenced() -> None:
-        if replica:
-            replica.peer.close("another server has the shard")
+        if peer:
+            peer.close("another server has the shard")
         # The master logs the reason, unless the user requested other servers.
         log.info("another server has shard %d: this one was replaced and ends", args.shard)
         end()
 
     link = MasterLink(
-        master, token, shard=args.shard, incarnation=args.incarnation, on_fenced=fenced
+        master, token, shard=args.shard, incarnation=args.incarnation, on_fenced=fenced, peer=peer
     )
-    if replica:
-        peer = replica.peer
-        link.keeper, link.note, link.problem = peer.keeper, peer.note, lambda: peer.problem
-        link.on_answer, link.hurries = peer.heard, peer.waits
     link.start()
     return link
+
+
+class _SignalWatch:
+    """A context in which the first signal to end calls ``end``, in a thread: the main thread waits
+    for other processes."""
+
+    def __init__(self, end: Callable[[], None]) -> None:
+        self._end = end
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="signals", daemon=True)
+        self.number = 0
+        """Number of the received signal; 0 before."""
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            found = signal.sigtimedwait(_STOP_SIGNALS, _LOOK_S)
+            if found is not None:
+                self.number = found.si_signo
+                self._end()
+                return
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import grpc
 
 from torch_edl.errors import EdlError
 from torch_edl.processes.process_group import end_own_group
+from torch_edl.ps_server.durability.peer import Peer
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
@@ -32,6 +33,7 @@ class MasterLink:
     Args:
         on_fenced: called in a thread of this object when another server has the shard: this one was
             replaced while it was paused or disconnected.
+        peer: log at another server, which the master names; None without ``--replica``.
     """
 
     def __init__(
@@ -42,26 +44,17 @@ class MasterLink:
         shard: int,
         incarnation: int,
         on_fenced: Callable[[], None],
+        peer: Peer | None = None,
     ) -> None:
         self._stub = Stub(services.SERVERS, address, token)
         self._shard, self._incarnation = shard, incarnation
         self._on_fenced = on_fenced
+        self._peer = peer
         self.version: Callable[[], int] = lambda: 0
         """Callback that returns the number of updates of the shard."""
-        self.problem: Callable[[], str] = lambda: ""
+        self.problem: Callable[[], str] = lambda: peer.problem if peer else ""
         """Callback that returns the reason why the server rejects pushes; empty if it accepts
         them."""
-        self.keeper: Callable[[], int] = lambda: 0
-        """Callback that returns the incarnation of the server that keeps a copy of the shard; 0 if
-        none does."""
-        self.note: Callable[[], tuple[int, bool]] = lambda: (0, False)
-        """Callback that returns the number of the note that the master is to store (0: none), and
-        its content: whether a server keeps a copy of the shard."""
-        self.on_answer: Callable[[pb.Server | None, int], None] = lambda peer, noted: None
-        """Callback, called with the server of the next shard, which keeps a copy of this one (None
-        if it does not listen), and the number of the note that the master has stored (0: none)."""
-        self.hurries: Callable[[], bool] = lambda: False
-        """Callback that returns whether pushes wait for an answer of the master."""
         self.leaving = False
         """True once the process was asked to end."""
         self._absence = Absence(_INTERVAL_S + _CALL_S)
@@ -130,14 +123,14 @@ class MasterLink:
     def beat(self) -> bool:
         """Send one heartbeat; the master may be unreachable. Returns whether a server that is
         leaving is to stay for now."""
-        note, has_copy = self.note()
+        note, has_copy = self._peer.note() if self._peer else (0, False)
         request = pb.ServerHeartbeatRequest(
             shard=self._shard,
             incarnation=self._incarnation,
             version=self.version(),
             problem=self.problem(),
             leaving=self.leaving,
-            keeper=self.keeper(),
+            keeper=self._peer.keeper() if self._peer else 0,
             note=note,
             has_copy=has_copy,
         )
@@ -156,7 +149,8 @@ class MasterLink:
             if not self.leaving:
                 self._on_fenced()
             return False
-        self.on_answer(answer.peer if answer.HasField("peer") else None, answer.noted)
+        if self._peer:
+            self._peer.heard(answer.peer if answer.HasField("peer") else None, answer.noted)
         return bool(answer.stay)
 
     def close(self) -> None:
@@ -170,7 +164,8 @@ class MasterLink:
         try:
             while True:
                 self.beat()
-                if self._closed.wait(_HURRY_S if self.hurries() else _INTERVAL_S):
+                hurries = self._peer is not None and self._peer.waits()
+                if self._closed.wait(_HURRY_S if hurries else _INTERVAL_S):
                     return
         except ValueError:  # raised by grpc after close()
             if not self._closed.is_set():

@@ -16,8 +16,8 @@ from torch_edl import _core
 from torch_edl.checkpoint import tensor_files
 from torch_edl.errors import StaleIncarnationError, UsageError
 from torch_edl.ps_server.compaction import Compactor
+from torch_edl.ps_server.durability.keeper import ReplicaKeeper
 from torch_edl.ps_server.durability.log import Log
-from torch_edl.ps_server.durability.peer.keeper import ReplicaKeeper
 from torch_edl.ps_server.push_barrier import PushBarrier
 from torch_edl.ps_server.shard import ModelShard
 from torch_edl.tables.watermarks import Watermarks

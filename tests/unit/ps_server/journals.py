@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from torch_edl.ps_server.durability.disk.disk import Disk
-from torch_edl.ps_server.durability.disk.ownership import find
-from torch_edl.ps_server.durability.identity import JournalIdentity
+from torch_edl.ps_server.durability.disk import Disk
+from torch_edl.ps_server.durability.identity import JournalIdentity, find
 from torch_edl.ps_server.durability.log import Log
 from torch_edl.ps_server.durability.records import Kind, LogEntry
 

@@ -11,10 +11,10 @@ import grpc
 
 from tests.waiting import HANG_S
 from torch_edl.errors import StaleIncarnationError
+from torch_edl.ps_server.durability import peer as peers
 from torch_edl.ps_server.durability.identity import JournalIdentity
+from torch_edl.ps_server.durability.keeper import ReplicaKeeper
 from torch_edl.ps_server.durability.log import Log
-from torch_edl.ps_server.durability.peer import peer as peers
-from torch_edl.ps_server.durability.peer.keeper import ReplicaKeeper
 from torch_edl.ps_server.durability.records import Kind, LogEntry
 from torch_edl.wire import cluster_pb2, pserver_pb2, services
 from torch_edl.wire.codec import Framed

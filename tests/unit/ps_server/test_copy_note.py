@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch_edl.ps_server.durability.peer.copy_note import CopyNote
+from torch_edl.ps_server.durability.connection import CopyNote
 
 
 def test_a_first_server_has_nothing_noted() -> None:

@@ -12,10 +12,10 @@ from tests.unit.ps_server.crashes import Crash, crash_after
 from tests.unit.ps_server.journals import MINE, PAYLOADS, Server, on_disk, write
 from tests.waiting import HANG_S
 from torch_edl.errors import UsageError
-from torch_edl.ps_server.durability.disk import disk as disk_module
-from torch_edl.ps_server.durability.disk.segments import SegmentWriter
+from torch_edl.ps_server.durability import disk as disk_module
 from torch_edl.ps_server.durability.log import Log
 from torch_edl.ps_server.durability.records import Kind, LogEntry, Record
+from torch_edl.ps_server.durability.segments import SegmentWriter
 
 
 def test_it_is_read_back_over_segments_and_servers(

@@ -11,8 +11,8 @@ import pytest
 
 from tests.unit.ps_server.journals import MINE, PAYLOADS, Server, write
 from torch_edl.errors import JournalDamagedError
-from torch_edl.ps_server.durability.disk import disk as disk_module
-from torch_edl.ps_server.durability.disk import segments
+from torch_edl.ps_server.durability import disk as disk_module
+from torch_edl.ps_server.durability import segments
 from torch_edl.ps_server.durability.records import HEAD_BYTES, Kind, LogEntry
 
 

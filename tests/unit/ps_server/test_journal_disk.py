@@ -14,8 +14,8 @@ import pytest
 
 from tests.unit.ps_server.journals import MINE, Server, on_disk, write
 from torch_edl.errors import StaleIncarnationError, UsageError
-from torch_edl.ps_server.durability.disk.segments import SegmentWriter
 from torch_edl.ps_server.durability.records import HEAD_BYTES, Kind, LogEntry
+from torch_edl.ps_server.durability.segments import SegmentWriter
 
 
 @contextmanager

@@ -14,9 +14,9 @@ import pytest
 from tests.unit.ps_server.journals import MINE, Server, on_disk, write
 from tests.waiting import HANG_S
 from torch_edl.errors import JournalDamagedError, StaleIncarnationError, UsageError
+from torch_edl.ps_server.durability import disk as disk_module
 from torch_edl.ps_server.durability import identity
-from torch_edl.ps_server.durability.disk import disk as disk_module
-from torch_edl.ps_server.durability.disk.ownership import find
+from torch_edl.ps_server.durability.identity import find
 from torch_edl.ps_server.durability.records import Kind, LogEntry
 
 

@@ -11,7 +11,7 @@ from tests.unit.ps_server.journals import on_disk
 from torch_edl.config import TrainConfig
 from torch_edl.errors import JournalDamagedError, UsageError
 from torch_edl.ps_server import snapshots
-from torch_edl.ps_server.durability.disk import segments
+from torch_edl.ps_server.durability import segments
 from torch_edl.ps_server.durability.identity import JournalIdentity
 from torch_edl.ps_server.durability.log import Damage
 from torch_edl.ps_server.durability.records import Kind

@@ -25,16 +25,15 @@ from tests.unit.ps_server.replicas import (
 )
 from tests.waiting import HANG_S
 from torch_edl.errors import StaleIncarnationError, StateLostError, UsageError
+from torch_edl.ps_server.durability import peer as peer_log
+from torch_edl.ps_server.durability import transfer
+from torch_edl.ps_server.durability.connection import PeerGoneError
 from torch_edl.ps_server.durability.log import Log
-from torch_edl.ps_server.durability.peer import peer as peer_log
-from torch_edl.ps_server.durability.peer import transfer
-from torch_edl.ps_server.durability.peer.connection import PeerGoneError
 from torch_edl.ps_server.durability.records import (
     HEAD_BYTES,
     Kind,
     LogEntry,
     Record,
-    batch,
     pack,
     read,
     unpack,
@@ -56,7 +55,10 @@ def job(tmp_path: Path) -> Iterator[Job]:
 def test_records_travel_as_they_stand_in_a_segment() -> None:
     entries = [(n, LogEntry.of(Kind.GRADIENTS, os.urandom(n * 7))) for n in range(1, 5)]
     content = b"".join(pack(*entry) for entry in entries)
-    pieces = batch(entries, after=0, until=4)
+    unsent = transfer.Unsent(1 << 20)
+    for entry in entries:
+        unsent.append(*entry)
+    pieces = unsent.batch(after=0, until=4)
     assert b"".join(pieces) == content
     for given in (pieces, [content], [pack(*entries[0]), *pieces[2:]]):
         assert list(unpack(given)) == entries
@@ -76,7 +78,9 @@ def test_a_record_has_the_message_and_the_frames_of_a_call() -> None:
     contents = [os.urandom(size) for size in (3, 70_000, 0, 40_000, 50, 9)]
     for frames in (contents, contents * 400, contents[:1], []):
         entry = LogEntry.of(Kind.GRADIENTS, b"message", frames)
-        pieces = batch([(7, entry)], after=6, until=7)
+        unsent = transfer.Unsent(1 << 20)
+        unsent.append(7, entry)
+        pieces = unsent.batch(after=6, until=7)
         assert b"".join(pieces) == pack(7, entry)
         assert len(pieces) < MOST_FRAMES
         for given in (pieces, [pack(7, entry)]):

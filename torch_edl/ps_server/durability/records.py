@@ -28,7 +28,6 @@ from torch_edl.errors import UsageError
 _FIELDS = struct.Struct("<QIBxHI")
 _CRC = struct.Struct("<I")
 HEAD_BYTES = _FIELDS.size + _CRC.size
-_BATCH_BYTES, _BATCH_PIECES = 32 << 20, 1024
 _LONGEST_PAYLOAD = (1 << 32) - 1
 _SMALL_BYTES = 16 << 10
 """Smaller parts of a payload are joined: ZeroMQ may have received a small frame into a buffer of
@@ -150,31 +149,6 @@ def _checksum(pieces: Iterable[Piece]) -> int:
 def pack(sequence: int, entry: LogEntry) -> bytes:
     """Return an entry with that number as it is stored in a segment."""
     return b"".join((pack_head(sequence, entry), *entry.pieces))
-
-
-def batch(kept: Iterable[tuple[int, LogEntry]], after: int, until: int) -> list[memoryview]:
-    """Return records with numbers in ``(after, until]`` as they are stored in a segment, in pieces;
-    limited in size, so the last ones may be missing.
-
-    Args:
-        kept: numbers and entries, in order.
-    """
-    pieces: list[memoryview] = []
-    size = 0
-    for number, entry in kept:
-        if number <= after:
-            continue
-        if number > until:
-            break
-        few = len(entry.pieces) < _BATCH_PIECES
-        of_entry = entry.pieces if few else (b"".join(entry.pieces),)
-        if size and (
-            len(pieces) + len(of_entry) >= _BATCH_PIECES or size + entry.size > _BATCH_BYTES
-        ):
-            break
-        pieces += map(memoryview, (pack_head(number, entry), *of_entry))
-        size += HEAD_BYTES + entry.size
-    return pieces
 
 
 def unpack(pieces: Iterable[Piece]) -> Iterator[tuple[int, LogEntry]]:

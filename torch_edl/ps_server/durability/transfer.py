@@ -1,27 +1,85 @@
-"""Transfer of a replica between a server and its peer: the files of a base, and records."""
+"""Transfer of a replica between a server and its peer: unsent records, the files of a base, and
+records for a successor."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from torch_edl.errors import StateLostError
 from torch_edl.ps_server.durability import records
-from torch_edl.ps_server.durability.records import Piece, Record
+from torch_edl.ps_server.durability.records import LogEntry, Piece, Record
 from torch_edl.wire import codec
 from torch_edl.wire import replica_pb2 as pb
 from torch_edl.wire.codec import Framed
 
 PIECE_BYTES = 4 << 20
 """Maximum bytes of a file in one message."""
+_BATCH_BYTES, _BATCH_PIECES = 32 << 20, 1024
 _AT_ONCE = 4
 """Number of pieces in transfer, so that others are read and written meanwhile."""
 
 Call = Callable[[Framed], Framed]
 """Calls the peer, in any thread; sets fence and owner. An exception ends the transfer."""
+
+
+class Unsent:
+    """Records that are not sent yet. Not thread-safe.
+
+    Args:
+        most: maximum bytes.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._entries: deque[tuple[int, LogEntry]] = deque()  # by number
+        self._bytes = 0
+        self.forgotten = 0
+        """Number of the last record that was removed."""
+
+    @property
+    def newest(self) -> int:
+        """Number of the newest record, sent or not; 0 before the first."""
+        return self._entries[-1][0] if self._entries else self.forgotten
+
+    def has_room(self, size: int) -> bool:
+        """Return whether a record of that size fits; a first record always does."""
+        return not self._entries or self._bytes + size <= self._most
+
+    def append(self, number: int, entry: LogEntry) -> None:
+        """Add the next record."""
+        self._entries.append((number, entry))
+        self._bytes += entry.size
+
+    def batch(self, after: int, until: int) -> list[memoryview]:
+        """Return records with numbers in ``(after, until]`` as they are stored in a segment, in
+        pieces; limited in size, so the last ones may be missing."""
+        pieces: list[memoryview] = []
+        size = 0
+        for number, entry in self._entries:
+            if number <= after:
+                continue
+            if number > until:
+                break
+            few = len(entry.pieces) < _BATCH_PIECES
+            of_entry = entry.pieces if few else (b"".join(entry.pieces),)
+            if size and (
+                len(pieces) + len(of_entry) >= _BATCH_PIECES or size + entry.size > _BATCH_BYTES
+            ):
+                break
+            pieces += map(memoryview, (records.pack_head(number, entry), *of_entry))
+            size += records.HEAD_BYTES + entry.size
+        return pieces
+
+    def forget(self, last: int) -> None:
+        """Remove the records up to ``last``: the peer has them."""
+        while self._entries and self._entries[0][0] <= last:
+            self._bytes -= self._entries.popleft()[1].size
+        self.forgotten = max(self.forgotten, last)
 
 
 def send(call: Call, folder: Path, sequence: int, newest: int) -> None:

@@ -22,13 +22,12 @@ from pathlib import Path
 import grpc
 
 from torch_edl.errors import StaleIncarnationError, StateLostError, UsageError
+from torch_edl.ps_server.durability import transfer
+from torch_edl.ps_server.durability.connection import CopyNote, PeerConnection, PeerGoneError
 from torch_edl.ps_server.durability.identity import JournalIdentity
 from torch_edl.ps_server.durability.log import Base, Damage
-from torch_edl.ps_server.durability.peer import transfer
-from torch_edl.ps_server.durability.peer.connection import PeerConnection, PeerGoneError
-from torch_edl.ps_server.durability.peer.copy_note import CopyNote
-from torch_edl.ps_server.durability.peer.unsent import Unsent
 from torch_edl.ps_server.durability.records import HEAD_BYTES, LogEntry, Record
+from torch_edl.ps_server.durability.transfer import Unsent
 from torch_edl.wire import cluster_pb2
 from torch_edl.wire import replica_pb2 as pb
 from torch_edl.wire.codec import Framed

@@ -1,6 +1,6 @@
 """A log on a disk: the journal of a shard.
 
-The folder of the owner (:mod:`.ownership`) holds segments of records (:mod:`.segments`), and a
+The folder of the owner (:mod:`.identity`) holds segments of records (:mod:`.segments`), and a
 folder ``snapshot-NUMBER`` with the state after the record of that number. A snapshot appears by one
 rename; the segments that it covers are deleted afterwards.
 """
@@ -19,12 +19,11 @@ from pathlib import Path
 from torch_edl.checkpoint.durable import rename, sync, sync_tree
 from torch_edl.config.parts import FSYNC_MODES
 from torch_edl.errors import JournalDamagedError, StaleIncarnationError, UsageError
-from torch_edl.ps_server.durability.disk import segments
-from torch_edl.ps_server.durability.disk.ownership import Ownership
-from torch_edl.ps_server.durability.disk.segments import Segment, SegmentWriter
-from torch_edl.ps_server.durability.identity import JournalIdentity
+from torch_edl.ps_server.durability import segments
+from torch_edl.ps_server.durability.identity import JournalIdentity, Ownership
 from torch_edl.ps_server.durability.log import Base, Damage
 from torch_edl.ps_server.durability.records import LogEntry, Record
+from torch_edl.ps_server.durability.segments import Segment, SegmentWriter
 
 log = logging.getLogger(__name__)
 

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from torch_edl.errors import StaleIncarnationError, UsageError
-from torch_edl.ps_server.durability import records
-from torch_edl.ps_server.durability.disk.disk import Disk
+from torch_edl.ps_server.durability import records, transfer
+from torch_edl.ps_server.durability.disk import Disk
 from torch_edl.ps_server.durability.identity import JournalIdentity
 from torch_edl.ps_server.durability.log import Log
-from torch_edl.ps_server.durability.peer import transfer
 from torch_edl.ps_server.durability.records import Record
 from torch_edl.wire import codec
 from torch_edl.wire import replica_pb2 as pb
