@@ -113,7 +113,7 @@ class JobConfig(Checked):
     )
     platform_config: Any = None
     """The part of the configuration that the platform adds, see
-    :class:`torch_edl.interfaces.platform.PlatformConfig`; None for ``local``."""
+    :attr:`torch_edl.interfaces.platform.Platform.config`; None for ``local``."""
     tensorboard: str = option(
         "",
         "--tensorboard DIR",

@@ -53,7 +53,6 @@ from torch_edl.interfaces.platform import (
     JobOutcome,
     LogQuery,
     Platform,
-    PlatformConfig,
     Submission,
 )
 from torch_edl.interfaces.preprocessing import FitStatistics, Fittable
@@ -80,7 +79,6 @@ __all__ = [
     "Minibatch",
     "Observer",
     "Platform",
-    "PlatformConfig",
     "Records",
     "Signature",
     "Source",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import argparse
@@ -80,7 +80,10 @@ class LogQuery:
 
 
 class JobHandle(ABC):
-    """A job that runs or has ended, as commands see it."""
+    """A job that runs or has ended, as commands see it.
+
+    Methods raise EdlError if the cluster of the job does not answer, or rejects the request.
+    """
 
     name: str
     """Name of the job, as given by the user."""
@@ -106,7 +109,6 @@ class JobHandle(ABC):
 
         Raises:
             UsageError: the configuration was written by another version.
-            EdlError: the cluster of the job does not answer, or rejects the request.
         """
 
     @abstractmethod
@@ -115,7 +117,6 @@ class JobHandle(ABC):
 
         Raises:
             UsageError: the job is over, or the master rejected the call.
-            EdlError: the cluster of the job does not answer, or rejects the request.
         """
 
     @abstractmethod
@@ -124,55 +125,36 @@ class JobHandle(ABC):
 
         Raises:
             UsageError: the job is over.
-            EdlError: the cluster of the job does not answer, or rejects the request.
         """
 
     @abstractmethod
     def report(self) -> dict[str, Any]:
-        """Return the status as plain data, from the master or from what the ended job has left.
-
-        Raises:
-            EdlError: the cluster of the job does not answer, or rejects the request.
-        """
+        """Return the status as plain data, from the master or from what the ended job has left."""
 
     @abstractmethod
     def started(self) -> float:
         """Return the Unix time at which the job was created, in seconds."""
 
     @abstractmethod
-    def is_gone(self) -> bool:
-        """Return True if no process of the job is left.
+    def touched(self) -> float:
+        """Return the Unix time of the last activity of a job that is over, in seconds."""
 
-        Raises:
-            EdlError: the cluster of the job does not answer, or rejects the request.
-        """
+    @abstractmethod
+    def is_gone(self) -> bool:
+        """Return True if no process of the job is left."""
 
     @abstractmethod
     def is_over(self) -> bool:
         """Return True if the job had ended when it was found."""
 
     @abstractmethod
-    def touched(self) -> float:
-        """Return the Unix time of the last activity of a job that is over, in seconds."""
-
-    @abstractmethod
     def remove(self) -> None:
-        """Remove what the job has left: logs, events, status.
-
-        Raises:
-            EdlError: the cluster of the job does not answer, or rejects the request.
-        """
+        """Remove what the job has left: logs, events, status."""
 
     @abstractmethod
     def attach(self, console: Console) -> JobOutcome | None:
-        """Show events and progress until the job is over.
-
-        Returns:
-            The outcome; None if the user left, or if the job was over before.
-
-        Raises:
-            EdlError: the job cannot be followed.
-        """
+        """Show events and progress until the job is over, and return the outcome; None if the user
+        left, or if the job was over before."""
 
     @abstractmethod
     def read_logs(self, query: LogQuery, write: Callable[[str, str], None]) -> None:
@@ -183,19 +165,7 @@ class JobHandle(ABC):
 
         Raises:
             UsageError: there is no such log.
-            EdlError: the cluster of the job does not answer, or rejects the request.
         """
-
-
-class PlatformConfig(Protocol):
-    """The part of a job's configuration that a platform adds.
-
-    It is a frozen dataclass whose arguments are keywords. Its fields declare options of ``run``
-    with :func:`torch_edl.config.option.option`; the help and the file of ``--config`` have them.
-    """
-
-    def check_job(self, job: JobConfig) -> None:
-        """Raise UsageError if the job cannot run on the platform."""
 
 
 class Platform(ABC):
@@ -204,10 +174,15 @@ class Platform(ABC):
     An entry point of the group ``torch_edl.platforms`` names an object of this class, and the name
     of the entry point is the value of ``--platform``. Commands import the object for their help,
     so its module imports what else it needs late. The platform ``local`` is built in.
+
+    Methods raise EdlError if the cluster does not answer, or rejects the request.
     """
 
     config: Any
-    """Class of the :class:`PlatformConfig`; None if the platform has no options."""
+    """Class of the part of a job's configuration that the platform adds: a frozen dataclass with
+    keyword arguments, whose fields declare options of ``run`` with
+    :func:`torch_edl.config.option.option`. Its method ``check_job(job)`` raises UsageError if a job
+    cannot run on the platform. None if the platform has no options."""
     locators: tuple[str, ...] = ()
     """Fields of :attr:`config` by which all commands find a job, such as ``namespace``."""
 
@@ -248,9 +223,6 @@ class Platform(ABC):
 
         Returns:
             The outcome; None if the job continues without this command.
-
-        Raises:
-            EdlError: the job was not started, or cannot be followed.
         """
 
     @abstractmethod
@@ -263,19 +235,16 @@ class Platform(ABC):
 
         Raises:
             UsageError: there is no such job.
-            EdlError: the cluster does not answer, or rejects the request.
         """
 
     @abstractmethod
     def jobs(self, where: Mapping[str, str]) -> list[JobHandle]:
-        """Return all jobs, newest first; the arguments and errors are those of :meth:`find`."""
+        """Return all jobs, newest first."""
 
     def host(self, environment: Mapping[str, str]) -> Host:
-        """Return the platform as the master of a job sees it.
+        """Return the platform as the master of a job sees it; ``local`` is built into the master.
 
-        The variable ``TORCH_EDL_PLATFORM`` of the master's environment has the name of the
-        platform. Without it, the processes run on the machine of the master, which has that host
-        built in; so ``local`` does not define this method.
+        The variable ``TORCH_EDL_PLATFORM`` of the master's environment names the platform.
 
         Args:
             environment: environment of the master.
