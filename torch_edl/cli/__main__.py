@@ -19,14 +19,8 @@ EXIT_INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.
-
-    Args:
-        argv: the arguments of ``torch-edl``; None: the arguments of the process.
-
-    Returns:
-        0 done; 1 the job failed; 2 an error that the user can fix; 130 Ctrl-C; 143 SIGTERM.
-    """
+    """Run one command, and return its exit code: 0 done; 1 the job failed; 2 an error that the user
+    can fix; 130 Ctrl-C; 143 SIGTERM."""
     outlive_terminal()
     try:
         return _run(list(sys.argv[1:] if argv is None else argv))

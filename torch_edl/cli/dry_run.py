@@ -34,14 +34,10 @@ from torch_edl.wire import master_pb2 as pb
 
 
 def show(config: JobConfig, *, servers_named: bool) -> int:
-    """Print the plan of a job without starting a process.
+    """Print the plan of a job without starting a process, and return the exit code.
 
     Args:
-        servers_named: True if the user gave a number of servers, which only the strategy ``ps``
-            uses.
-
-    Returns:
-        0: the job can run.
+        servers_named: True if the user gave a number of servers.
 
     Raises:
         ContractError: the model file does not fulfil the contract.
@@ -70,11 +66,7 @@ def show(config: JobConfig, *, servers_named: bool) -> int:
 def _how(
     config: JobConfig, model: pb.ReportModelRequest, *, servers_named: bool
 ) -> list[tuple[str, str]]:
-    """Return labels and values that describe the model, the strategy and the processes.
-
-    Raises:
-        UsageError: the strategy that the user named cannot train the model.
-    """
+    """Return labels and values that describe the model, the strategy and the processes."""
     cluster = config.cluster
     choice = choose(
         config.train.strategy,
@@ -100,12 +92,7 @@ def _how(
 
 
 def _what(config: JobConfig, file: UserModel) -> list[tuple[str, str]]:
-    """Return labels and values that describe the data, the checkpoints and the output.
-
-    Raises:
-        DataError: a file cannot be read.
-        UsageError: there are no records.
-    """
+    """Return labels and values that describe the data, the checkpoints and the output."""
     data, keep = config.data, config.checkpoint
     rows = [("data", "from data_source of the model file")]
     if file.functions.data_source is None:
@@ -155,11 +142,8 @@ def _user_errors(config: JobConfig) -> Iterator[None]:
 
 
 def _try_batch(file: UserModel, config: JobConfig) -> str:
-    """Run one minibatch through feed, model, loss and backward, and one through the metrics.
-
-    Returns:
-        The number of records and the loss as text.
-    """
+    """Run one minibatch through feed, model, loss and backward, and one through the metrics; return
+    the number of records and the loss as text."""
     names = [shard.name for shard in file.shards()] or config.data.train
     batch = _first_batch(file, config, names, pb.TASK_TRAIN)
     if batch is None:
@@ -186,11 +170,7 @@ def _try_metrics(file: UserModel, batch: Batch | None) -> None:
 def _first_batch(
     file: UserModel, config: JobConfig, names: Sequence[str], kind: pb.TaskKind
 ) -> Batch | None:
-    """Return the first minibatch of the data; None if feed skipped all records.
-
-    Raises:
-        UsageError: there are no records.
-    """
+    """Return the first minibatch of the data; None if feed skipped all records."""
     shards = (Shard.of(file.feeder.reader.source(name)) for name in names)
     shard = next((shard for shard in shards if shard.records), None)
     if shard is None:

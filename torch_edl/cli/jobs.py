@@ -108,7 +108,6 @@ def _records(found: dict[str, Any]) -> str:
 
 
 def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return labels and values that describe a job."""
     tasks, rates, loss = found["tasks"], found["rates"], found.get("loss")
     trains = found.get("kind") in TRAINS
     reason, evaluations = found.get("reason"), found.get("evaluations")
@@ -219,10 +218,8 @@ def scale(args: argparse.Namespace) -> int:
 
 
 def stack(args: argparse.Namespace) -> int:
-    """Print the stacks of the threads of all workers, or of one worker.
-
-    Returns:
-        0; 1 if a worker did not answer.
+    """Print the stacks of the threads of all workers, or of one worker; return 1 if one did not
+    answer.
 
     Raises:
         UsageError: no such job or worker, or the job is over.
@@ -295,7 +292,6 @@ def clean(args: argparse.Namespace) -> int:
 
 
 def _removable(args: argparse.Namespace) -> list[JobHandle]:
-    """Return the named jobs, or the jobs that are over and need not be kept."""
     if args.job:
         named = [find_named(args, name) for name in dict.fromkeys(args.job)]
         for job in named:

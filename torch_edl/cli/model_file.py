@@ -22,23 +22,18 @@ from torch_edl.launch.jobs.observers import Observers
 from torch_edl.training.contract.backends import TORCH, backend_of, importing, named
 
 
-def run(args: argparse.Namespace) -> int:
-    """Train the model of a file.
+def run(args: argparse.Namespace, kind: str = "train") -> int:
+    """Train the model of a file, or run a script on another platform than this machine.
 
     Raises:
         UsageError: the arguments cannot work; nothing was started. The same holds for all verbs
             here.
     """
-    place = platform(args.platform or LOCAL)
-    submission = place.check(args, "train")
     if args.dry_run:
-        return place.show(submission, args)
-    console = stdout()
-    summary.forget(args.summary)
-    outcome = place.run(submission, args, console)
-    if outcome is None:
-        return 0
-    return summary.finish(submission.config, outcome, console, file=args.summary)
+        place = platform(args.platform or LOCAL)
+        return place.show(place.check(args, kind), args)
+    _, outcome = _run_job(args, kind, stdout())
+    return outcome.exit_code if outcome else 0
 
 
 def go_on(args: argparse.Namespace) -> int:
@@ -62,13 +57,9 @@ def evaluate(args: argparse.Namespace) -> int:
     Raises:
         JobFailedError: the job ended without metrics.
     """
-    console = stderr()
-    config, outcome = _run_job(args, "evaluate", console)
-    if outcome is None:
-        return 0
-    code = summary.finish(config, outcome, console, file=args.summary)
-    if code:
-        return code
+    config, outcome = _run_job(args, "evaluate", stderr())
+    if outcome is None or outcome.exit_code:
+        return outcome.exit_code if outcome else 0
     report = summary.build(config, outcome)
     if not report["evaluations"]:
         raise JobFailedError(f"{config.name}: the evaluation ended without metrics")
@@ -85,9 +76,8 @@ def evaluate(args: argparse.Namespace) -> int:
 
 def predict(args: argparse.Namespace) -> int:
     """Write the predictions of a trained model, in the order of the input."""
-    console = stderr()
-    config, outcome = _run_job(args, "predict", console)
-    return summary.finish(config, outcome, console, file=args.summary) if outcome else 0
+    _, outcome = _run_job(args, "predict", stderr())
+    return outcome.exit_code if outcome else 0
 
 
 def export(args: argparse.Namespace) -> int:
@@ -118,12 +108,12 @@ def export(args: argparse.Namespace) -> int:
 def _run_job(
     args: argparse.Namespace, kind: str, console: Console
 ) -> tuple[JobConfig, JobOutcome | None]:
-    """Run the job of ``evaluate`` or ``predict``.
-
-    Returns:
-        The job and its outcome; the outcome is None if the job continues without this command.
-    """
+    """Run a job and print how it ended; the outcome is None if the job continues without this
+    command."""
     place = platform(args.platform or LOCAL)
     submission = place.check(args, kind)
     summary.forget(args.summary)
-    return submission.config, place.run(submission, args, console)
+    outcome = place.run(submission, args, console)
+    if outcome is not None:
+        summary.finish(submission.config, outcome, console, file=args.summary)
+    return submission.config, outcome

@@ -124,16 +124,13 @@ class Detached:
 def detach(name: str) -> Detached:
     """Continue in a new process and session. Must be called before a thread is started.
 
-    Args:
-        name: name of the job that this command starts or joins.
-
     Returns:
         An object whose ``update`` receives each status; only the detached process returns.
 
     Raises:
-        SystemExit: always, in the process of the terminal. The exit code is 0 after the first
-            status of the job; otherwise it is that of the detached process, whose output is
-            printed.
+        SystemExit: always, in the process of the terminal: with 0 after the first status of the
+        job,
+            otherwise with the exit code of the detached process, whose output is printed.
     """
     job = JobFolder(name)
     # The folder of the job does not exist yet.

@@ -202,7 +202,7 @@ class Display:
 
     Args:
         receivers: functions that also receive each status, several times a second.
-        has_bar: False: no bar is drawn on a terminal, since other processes write to it.
+        has_bar: False if other processes write to the terminal, too.
     """
 
     def __init__(

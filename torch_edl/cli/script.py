@@ -16,13 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch_edl.cli import summary
+from torch_edl.cli import model_file, summary
 from torch_edl.cli.arguments import preflight, script_arguments, user_file
 from torch_edl.cli.arguments.options import given_flags, script_job
 from torch_edl.cli.arguments.script_arguments import ONE_MACHINE, would_train
-from torch_edl.cli.platforms import detach, platform
+from torch_edl.cli.platforms import detach
 from torch_edl.cli.progress import Display
-from torch_edl.cli.terminal import stderr, stdout
+from torch_edl.cli.terminal import stderr
 from torch_edl.config import Experiment, JobConfig, TrainConfig
 from torch_edl.config.environment import (
     ENV_UNSEEN,
@@ -63,7 +63,7 @@ def main(args: argparse.Namespace) -> int:
     parsed = script_arguments.parse(args.words)
     args.places |= parsed.places
     if (parsed.platform or LOCAL) != LOCAL:
-        return _run_elsewhere(parsed)
+        return model_file.run(parsed, "script")
     if parsed.dry_run:
         raise would_train(parsed.training_script)
     os.environ.update(hash_environment(parsed.seed or TrainConfig.seed))
@@ -95,17 +95,6 @@ def main(args: argparse.Namespace) -> int:
     config.run_id = name
     detached = [detach(name).update] if parsed.detach else []
     return _run_ours(parsed, config, command, job, detached)
-
-
-def _run_elsewhere(args: argparse.Namespace) -> int:
-    """Run the script on a platform other than this machine."""
-    place = platform(args.platform)
-    submission = place.check(args, "script")
-    if args.dry_run:
-        return place.show(submission, args)
-    console = stdout()
-    outcome = place.run(submission, args, console)
-    return 0 if outcome is None else summary.finish(submission.config, outcome, console)
 
 
 def _experiment(args: argparse.Namespace) -> Experiment:
@@ -239,13 +228,8 @@ def _run_ours(
 
 
 def _capture(args: argparse.Namespace, config: LaunchConfig, job: JobFolder) -> bool:
-    """Redirect the output of the workers to files in the folder of the job, which are then shown.
-
-    Options of torchrun that redirect the output take precedence.
-
-    Returns:
-        True if the output is captured.
-    """
+    """Redirect the output of the workers to files in the folder of the job, which are then shown,
+    unless an option of torchrun redirects it; return True if the output is captured."""
     named = (args.log_dir, args.local_ranks_filter, args.logs_specs)
     filters = args.duplicate_stdout_filters or args.duplicate_stderr_filters
     if any(named) or filters or (args.redirects, args.tee) != ("0", "0"):
@@ -288,7 +272,6 @@ class ScriptDisplay(Display):
         captured: True if :meth:`output` receives the output of the workers. Otherwise the workers
             write to the terminal themselves, and no bar is drawn.
         several: True if the job may have more than one worker.
-        receivers: functions that also receive each status.
     """
 
     def __init__(

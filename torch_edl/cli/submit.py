@@ -21,7 +21,7 @@ from torch_edl.interfaces.platform import JobOutcome
 from torch_edl.launch.jobs import folder
 from torch_edl.launch.jobs.folder import ENDED, JobFolder
 from torch_edl.launch.jobs.local_job import stub_of
-from torch_edl.launch.jobs.logs import LogTail
+from torch_edl.launch.jobs.logs import WholeLines, shown_lines
 from torch_edl.launch.jobs.master_process import USAGE_CODE, MasterProcess
 from torch_edl.processes.signals import StopSignals
 from torch_edl.wire import master_pb2 as pb
@@ -123,7 +123,7 @@ class _Client:
     signals: StopSignals
     _stub: Stub | None = None
     _status: pb.GetStatusResponse | None = None
-    _tails: dict[str, LogTail] = field(default_factory=dict)
+    _tails: dict[str, WholeLines] = field(default_factory=dict)
     _heard: float = field(default_factory=time.monotonic)
     _silence_told: bool = False
     _unreachable: str = ""
@@ -202,8 +202,8 @@ class _Client:
             if process.role == "master" or not process.log:
                 continue
             name = f"{process.role}-{process.id}"
-            tail = self._tails.setdefault(name, LogTail(process.log))
-            for line in tail.read(final=final, own=not self.display.is_stopped):
+            tail = self._tails.setdefault(name, WholeLines(process.log))
+            for line in shown_lines(tail, final=final, own=not self.display.is_stopped):
                 self.display.line(name, line)
 
     def _heed_signals(self) -> None:

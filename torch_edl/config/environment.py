@@ -71,7 +71,7 @@ def edl_home() -> Path:
 def this_experiment(
     script: str, args: Sequence[str], *, rdzv_id: str, file: Path | None
 ) -> Experiment:
-    """The experiment that this process was asked to run.
+    """Return the experiment that this process was asked to run.
 
     Args:
         script: absolute path of the script, or the name of a module.

@@ -53,12 +53,8 @@ def declare(
     choices: tuple[str, ...] = (),
     **field: Any,
 ) -> Any:
-    """Create a dataclass field that declares its options and limits.
-
-    Args:
-        options: at most one option for each kind of job.
-        field: arguments of :func:`dataclasses.field`.
-    """
+    """Create a dataclass field that declares its limits, and at most one option for each kind of
+    job."""
     declared = {"options": options, "minimum": minimum, "choices": choices}
     return dataclasses.field(metadata=declared, **field)
 

@@ -74,7 +74,6 @@ class GroupLeader(ABC):
         return True
 
     def _terminate(self) -> None:
-        """Send SIGTERM to the process, but not to the rest of its group."""
         os.kill(self.pid, signal.SIGTERM)
 
     def _send(self, number: signal.Signals) -> None:
@@ -138,15 +137,10 @@ def start_time(pid: int) -> int:
 
 
 def find(token: str) -> dict[str, tuple[int, int]]:
-    """Find the processes of a job on this machine, by their names in the job (``worker-3``).
+    """Return pid and start time of the processes of a job on this machine, by their names in the
+    job (``worker-3``).
 
     Children of a process inherit its environment; the oldest process with a name is returned.
-
-    Args:
-        token: token of the job, which is different for every run.
-
-    Returns:
-        Pid and start time of each process.
     """
     ours, named = f"{ENV_TOKEN}={token}".encode(), f"{ENV_PROCESS}=".encode()
     found: dict[str, tuple[int, int]] = {}
@@ -166,11 +160,7 @@ def find(token: str) -> dict[str, tuple[int, int]]:
 
 
 class AdoptedGroup(GroupLeader):
-    """A process that was started by another process, with the process group that it leads.
-
-    Args:
-        started: start time of the process, see :func:`start_time`.
-    """
+    """A process that was started by another process, with the process group that it leads."""
 
     def __init__(self, pid: int, started: int) -> None:
         super().__init__(pid)

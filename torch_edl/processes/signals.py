@@ -129,12 +129,10 @@ class GracefulExit:
         self._wake: Callable[[], None] = lambda: None
 
     def listen(self) -> bool:
-        """Start to listen for SIGTERM. Until :meth:`begin` was called, SIGTERM ends the process.
+        """Start to listen for SIGTERM; until :meth:`begin` was called, SIGTERM ends the process.
 
-        Returns:
-            False if the program has its own handler for SIGTERM, which stays installed, or if the
-            caller is not the main thread.
-        """
+        Return False if the program has its own handler, which stays installed, or if the caller is
+        not the main thread."""
         if (
             threading.current_thread() is not threading.main_thread()
             or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL

@@ -94,9 +94,9 @@ def expendable() -> Iterator[None]:
 
 
 def all_stacks() -> str:
-    """Returns the stacks of the threads that run code of others than Python and torch-edl, from the
-    first frame of such code on: first that of the main thread. The calling thread is left out. If
-    there is no such thread, returns the whole stacks of all others."""
+    """Return the stacks of the threads that run code of others than Python and torch-edl, from the
+    first frame of such code on, that of the main thread first; without such a thread, the whole
+    stacks of all other threads."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main, own = threading.main_thread().ident, threading.get_ident()
     stacks = [
@@ -114,7 +114,6 @@ def all_stacks() -> str:
 
 
 def _foreign(stack: Sequence[traceback.FrameSummary]) -> Sequence[traceback.FrameSummary]:
-    """The frames from the first that is neither Python's nor ours; empty: there is none."""
     for place, call in enumerate(stack):
         packaged = any(folder in call.filename for folder in _PACKAGES)
         if packaged or not call.filename.startswith(_OWN_FILES):
@@ -123,8 +122,8 @@ def _foreign(stack: Sequence[traceback.FrameSummary]) -> Sequence[traceback.Fram
 
 
 def dump_unless_called_within(seconds: float) -> None:
-    """Writes the stacks of all threads to stderr if this function is not called again in time: a
-    thread that keeps the interpreter's lock lets no other thread report. 0: cancels that."""
+    """Write the stacks of all threads to stderr if this function is not called again in time: a
+    thread that keeps the interpreter's lock lets no other thread report. 0 cancels that."""
     if seconds:
         faulthandler.dump_traceback_later(seconds)
     else:

@@ -26,15 +26,13 @@ def expand(
 
     Args:
         argv: the words after the verb, without the arguments of the model file.
-        parser: parser of the verb.
 
     Returns:
         The words without ``--config``, with those of the file at the end; and the place of each
         option of the file, for messages.
 
     Raises:
-        UsageError: an invalid file or key; the message names the file, the key and what is
-            expected.
+        UsageError: an invalid file or key.
     """
     rest, path = _without_file(argv)
     if path is None:

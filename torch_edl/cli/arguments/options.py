@@ -51,6 +51,8 @@ def add_options(parser: argparse.ArgumentParser, kind: str) -> None:
     if kind in OF_MODEL_FILE:
         text = "write a report in JSON to FILE at the end (default: none)"
         add_option(job, "--summary FILE", text, default="")
+    else:
+        parser.set_defaults(summary="")
 
 
 def add_option(
@@ -285,11 +287,7 @@ def _value(option: Option, default: Any) -> dict[str, Any]:
 
 
 def add_locators(parser: argparse.ArgumentParser, *, only_remote: bool = False) -> None:
-    """Add the options that say where a job runs.
-
-    Args:
-        only_remote: True if the command does not support jobs of this machine.
-    """
+    """Add the options that say where a job runs."""
     remote = list(extensions.platforms())
     places = remote if only_remote else [LOCAL, *remote]
     if not remote:

@@ -69,10 +69,7 @@ def _check_framework(config: JobConfig, shown: str) -> None:
 
 
 def check_folders(config: JobConfig) -> JobConfig:
-    """Check the folders of a job.
-
-    Returns:
-        The configuration with the path of the initial model resolved.
+    """Check the folders of a job, and return the job with the path of the initial model resolved.
 
     Raises:
         UsageError: a folder is missing, in use or not writable.
@@ -124,13 +121,10 @@ def _continued(config: JobConfig, newest: Path | None) -> JobConfig:
 
 
 def find_model(named: str, *, option: str) -> str:
-    """Return the path of the trained model that the user names.
+    """Return the absolute path of the trained model that the user names.
 
     Args:
         named: an output folder, a checkpoint, a folder of checkpoints, or a job of this machine.
-
-    Returns:
-        The absolute path of an output folder or of the newest checkpoint.
 
     Raises:
         UsageError: there is no trained model, or a damaged one.

@@ -132,13 +132,8 @@ def _before_cut(words: Sequence[str]) -> Sequence[str]:
 
 
 def _check_swallowed(file: str, words: Sequence[str]) -> None:
-    """Warn about arguments after a script that are options of torch-edl.
-
-    Arguments that the source of the script names are not reported.
-
-    Raises:
-        UsageError: ``--dry-run``: the script would train.
-    """
+    """Warn about arguments after a script that are options of torch-edl and are not in its source;
+    reject ``--dry-run``, since the script would train."""
     given = [word.partition("=")[0] for word in words]
     for flag in given:
         if flag not in (*OWN_OPTIONS, _DATA, DRY_RUN) or flag in user_file.named_options(file):
@@ -221,18 +216,13 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def before_script(args: argparse.Namespace, words: Sequence[str]) -> list[str]:
-    """Return the words in front of the script, without a ``--``.
-
-    Args:
-        args: the result of parsing ``words``.
-    """
+    """Return the words in front of the script, without a ``--``."""
     before = _up_to_script(args, words)
     last = len(before) - 1 - before[::-1].index(args.training_script)
     return [word for word in before[:last] if word != "--"]
 
 
 def _up_to_script(args: argparse.Namespace, words: Sequence[str]) -> list[str]:
-    """Return the words without the arguments of the script."""
     return list(words[: len(words) - len(args.training_script_args)])
 
 

@@ -83,13 +83,9 @@ def check_model_file(model_file: str, *, shown: str = "") -> frozenset[str]:
     Args:
         shown: path for messages, as the user wrote it.
 
-    Returns:
-        The names that the top level binds, as far as the source tells.
-
     Raises:
         UsageError: the file is missing or is not Python.
-        ContractError: the file lacks a required name of the contract, or a function has the wrong
-            number of arguments.
+        ContractError: a required name is missing, or a function has a wrong number of arguments.
     """
     shown = shown or model_file
     tree = _parse(Path(model_file), shown)
@@ -112,10 +108,8 @@ def check_model_file(model_file: str, *, shown: str = "") -> frozenset[str]:
 
 
 def _check_arguments(tree: ast.Module, shown: str, name: str, expected: Signature) -> None:
-    """Raise ContractError if a function has a wrong number of arguments.
-
-    A function with a decorator, or whose name is bound several times, is not checked.
-    """
+    """Raise ContractError if a function has a wrong number of arguments, unless it has a decorator
+    or its name is bound several times."""
     names = list(_bound_names(tree))
     bound = next((each for each in (name, *expected.others) if each in names), "")
     for function in tree.body:
@@ -174,11 +168,6 @@ def named_options(script: str) -> frozenset[str]:
 
 
 def _parse(path: Path, shown: str) -> ast.Module:
-    """Return the syntax tree of a file.
-
-    Raises:
-        UsageError: the file is missing, unreadable or not Python.
-    """
     if not path.exists():
         raise UsageError(f"{shown}: no such file; the model file comes first")
     if path.suffix not in _SUFFIXES:

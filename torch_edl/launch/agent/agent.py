@@ -106,11 +106,7 @@ class _End:
         return self.error is not None
 
     def is_complete(self, *, running: bool) -> bool:
-        """Return True if the agent need not wait any longer, for a worker or for the master.
-
-        Args:
-            running: True if a worker runs.
-        """
+        """Return True if the agent need not wait any longer, for a worker or for the master."""
         if running or not (self.reason or self.is_over):
             self.workers_ended_at = None
             return False
@@ -381,11 +377,8 @@ class LocalAgent:
         self._group.stop(grace_s=0 if at_once else self._grace_s, now=now)
 
     def _leave(self, error: str, now: float) -> None:
-        """Record that the job is over. After success, workers have time to leave by themselves.
-
-        Args:
-            error: reason why the job failed; empty if it succeeded.
-        """
+        """Record that the job is over, with its error if it failed. After success, workers have
+        time to leave by themselves."""
         end = self._end
         if end.is_over:
             return

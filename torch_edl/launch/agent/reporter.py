@@ -34,7 +34,6 @@ class Reporter:
     run in another thread.
 
     Args:
-        stub: stub of the master.
         agent: constant fields of a report, which describe this agent.
         wake: called in the thread of the calls after each answer or failure.
         show: receives each status of the job.

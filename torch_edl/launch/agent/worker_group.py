@@ -63,7 +63,6 @@ class RestartPolicy:
         Args:
             code: exit code of the worker; -N if signal N ended it.
             stopping: True if this agent stopped the worker.
-            steps: steps of the job so far, as known to the agent.
             started_at: start time of the worker, by the clock of ``now``.
         """
         if code == 0:
@@ -96,11 +95,7 @@ class RestartPolicy:
 
 
 class WorkerGroup:
-    """Keeps the wanted number of workers running, until they complete the script or one fails.
-
-    Args:
-        wanted: number of workers to run.
-    """
+    """Keeps the wanted number of workers running, until they complete the script or one fails."""
 
     def __init__(self, workers: Workers, *, wanted: int, max_restarts: int) -> None:
         self.workers = workers
@@ -124,12 +119,8 @@ class WorkerGroup:
         return bool(self._start_at)
 
     def reap(self, *, steps: int, replaces: bool, now: float) -> list[WorkerProcess]:
-        """Return the workers that ended since the last call, and decide what happens to each.
-
-        Args:
-            steps: steps of the job so far.
-            replaces: False if the workers shall end.
-        """
+        """Return the workers that ended since the last call, and decide what happens to each; lost
+        ones are replaced unless the workers shall end."""
         ends = self.workers.reap(now)
         for worker in ends:
             assert worker.code is not None

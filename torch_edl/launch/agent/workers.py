@@ -50,11 +50,7 @@ class Placement:
     def of(
         cls, response: pb.AgentReportResponse, config: LaunchConfig, *, before: Placement | None
     ) -> Placement:
-        """Create the placement from an answer of the master.
-
-        Args:
-            before: the previous placement, whose rank of the machine is kept.
-        """
+        """Create the placement from an answer of the master; the machine keeps its rank."""
         return cls(
             node_rank=response.node_rank if before is None else before.node_rank,
             # A fixed number of machines does not shrink while one of them is being replaced.
@@ -92,11 +88,8 @@ class WorkerProcess:
         return self.files.get(STDERR) or self.files.get(STDOUT, "")
 
     def output(self, *, final: bool = False) -> Iterator[tuple[str, bytes]]:
-        """Yield stream and text of each new line in the files.
-
-        Args:
-            final: also yield an incomplete last line, as is always done after the end.
-        """
+        """Yield stream and text of each new line in the files; an incomplete last line only if
+        ``final``, or after the end."""
         for stream, lines in self._lines.items():
             for line in lines.read(final=final or self.code is not None):
                 yield stream, line
@@ -123,12 +116,7 @@ def capture_output(config: LaunchConfig, folder: str | None) -> None:
 
 
 def failure_text(name: str, failures: Mapping[int, ProcessFailure]) -> tuple[str, str]:
-    """Return the first failure of a script's workers as a sentence, and its traceback or "".
-
-    Args:
-        name: name of the script.
-        failures: failures by rank.
-    """
+    """Return the first of the failures by rank as a sentence, and its traceback or ""."""
     rank, failure = min(failures.items(), key=lambda item: item[1].timestamp)
     error = f"{name}: rank {rank} ended ({describe_exit(failure.exitcode)})"
     message: Any = failure.message
@@ -139,13 +127,7 @@ def failure_text(name: str, failures: Mapping[int, ProcessFailure]) -> tuple[str
 
 
 class Workers:
-    """Starts, watches and stops workers. Must be used from the main thread.
-
-    Args:
-        config: configuration from torchrun.
-        command: command of a worker, with its arguments.
-        env: additional environment variables of each worker.
-    """
+    """Starts, watches and stops workers. Must be used from the main thread."""
 
     def __init__(self, config: LaunchConfig, command: Sequence[str], env: dict[str, str]) -> None:
         self._config = config
@@ -290,7 +272,7 @@ def _environment(
     """Return the variables that torchrun sets, as torch's LocalElasticAgent does.
 
     Raises:
-        ValueError: with --virtual-local-rank, CUDA_VISIBLE_DEVICES has too few devices.
+        ValueError: CUDA_VISIBLE_DEVICES has too few devices for --virtual-local-rank.
     """
     rank = placement.node_rank * config.nproc_per_node + local_rank
     world_size = max(placement.nodes * config.nproc_per_node, rank + 1)

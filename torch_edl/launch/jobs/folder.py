@@ -300,7 +300,7 @@ def outdated(jobs: Sequence[_Job], *, days: float | None, keep: int | None) -> l
 
     Args:
         jobs: jobs with ``touched`` and ``is_over``, newest first.
-        days: age in days since the last write, from which a job is outdated; None for no limit.
+        days: days since the last write, from which a job is outdated; None for no limit.
         keep: number of newest jobs that are not outdated; None for no limit.
     """
     since = math.inf if days is None else days * 86400

@@ -60,7 +60,7 @@ class WholeLines:
     """The complete lines of a growing file."""
 
     def __init__(self, path: str | Path) -> None:
-        self._path = Path(path)
+        self.path = Path(path)
         self._position = 0
         self._rest = b""
 
@@ -80,7 +80,7 @@ class WholeLines:
             self._rest = b""
         return lines
 
-    def read_all(self, *, final: bool = False) -> Iterator[bytes]:
+    def read_all(self, *, final: bool) -> Iterator[bytes]:
         """Yield all new lines as :meth:`read` returns them, with only a part in memory."""
         for some in self._chunks():
             yield from some
@@ -89,7 +89,7 @@ class WholeLines:
             self._rest = b""
 
     def _chunks(self) -> Iterator[list[bytes]]:
-        with contextlib.suppress(OSError), open(self._path, "rb") as file:
+        with contextlib.suppress(OSError), open(self.path, "rb") as file:
             file.seek(self._position)
             while chunk := file.read(_CHUNK_BYTES):
                 self._position += len(chunk)
@@ -97,21 +97,11 @@ class WholeLines:
                 yield whole
 
 
-class LogTail:
-    """The growing log of one process."""
-
-    def __init__(self, path: str) -> None:
-        self._lines = WholeLines(path)
-
-    def read(self, *, final: bool = False, own: bool = True) -> list[str]:
-        """Return the new complete lines to show.
-
-        Args:
-            final: return all remaining lines, including an incomplete last line.
-            own: False to return only output of the user's code.
-        """
-        texts = (text_of(raw) for raw in self._lines.read(final=final))
-        return [line for text in texts if (line := shown(text, own=own)) is not None]
+def shown_lines(lines: WholeLines, *, final: bool = False, own: bool = True) -> list[str]:
+    """Return the new complete lines to show, see :func:`shown`; with an incomplete last line if
+    ``final``."""
+    texts = (text_of(raw) for raw in lines.read(final=final))
+    return [line for text in texts if (line := shown(text, own=own)) is not None]
 
 
 def text_of(raw: bytes) -> str:
@@ -158,47 +148,35 @@ def read(
     Args:
         report: returns the status of the job as plain data.
     """
-    logs: list[_Log] = []
+    logs: dict[Path, tuple[str, WholeLines]] = {}
     tail, over = query.tail, False
     while not over:
         found = report()
         # Read the logs once more after the end was observed, for lines written in between.
         over = not query.follow or found["state"] in (*ENDED, "dead")
-        known = {log.path for log in logs}
         # Events come last because they tell how the job ended, and a terminal shows the last lines.
-        logs += [log for log in _logs(job, found, query.role, query.id) if log.path not in known]
+        for name, path in _logs(job, found, query.role, query.id):
+            logs.setdefault(path, (name, WholeLines(path)))
         if not logs and not query.follow:
             raise UsageError(_no_such_log(job, found, query))
         until = time.monotonic() + (0 if over else _LOOK_EVERY_S)
         while True:
-            for log in logs:
-                log.read(write, tail=tail, final=over)
+            for name, lines in logs.values():
+                _write_lines(name, lines, write, tail=tail, final=over)
             tail = None
             if time.monotonic() >= until:
                 break
             time.sleep(_POLL_S)
 
 
-class _Log:
-    """A growing file that is read in whole lines."""
-
-    def __init__(self, name: str, path: Path) -> None:
-        self.name = name
-        self.path = path
-        self._lines = WholeLines(path)
-
-    def read(self, write: _Write, *, tail: int | None, final: bool) -> None:
-        """Pass new lines to a function.
-
-        Args:
-            tail: number of lines to read; earlier lines are skipped. None: all.
-            final: True: an unfinished last line is read too.
-        """
-        lines: Iterable[bytes] = self._lines.read_all(final=final)
-        for raw in lines if tail is None else deque(lines, maxlen=tail):
-            line = raw.rstrip(b"\r").decode("utf-8", "replace")
-            for shown in _event_lines(line) if self.name == _EVENTS else (line,):
-                write(self.name, shown)
+def _write_lines(
+    name: str, lines: WholeLines, write: _Write, *, tail: int | None, final: bool
+) -> None:
+    new: Iterable[bytes] = lines.read_all(final=final)
+    for raw in new if tail is None else deque(new, maxlen=tail):
+        line = raw.rstrip(b"\r").decode("utf-8", "replace")
+        for each in _event_lines(line) if name == _EVENTS else (line,):
+            write(name, each)
 
 
 def _event_lines(line: str) -> list[str]:
@@ -212,22 +190,24 @@ def _event_lines(line: str) -> list[str]:
         return [line]  # truncated by a full disk
 
 
-def _logs(job: JobFolder, found: dict[str, Any], role: str, id: int | None) -> list[_Log]:
-    """Return the logs that match and exist; two for a process with separate streams."""
+def _logs(
+    job: JobFolder, found: dict[str, Any], role: str, id: int | None
+) -> list[tuple[str, Path]]:
+    """Return names and files of the logs that match; two for a process with separate streams."""
     paths = {(p["role"], p["id"]): Path(p["log"]) for p in found["processes"] if p.get("log")}
     for file in job.logs.glob("*-*.log"):  # the job may have no status yet
         name, _, number = file.stem.rpartition("-")
         if number.isdecimal() and file not in paths.values():
             paths.setdefault((name, int(number)), file)
     logs = [
-        _Log(f"{name}-{number}", file)
+        (f"{name}-{number}", file)
         for (name, number), path in sorted(paths.items(), key=_order)
         if role in ("", name) and id in (None, number)
         for file in _streams(path)
         if file.exists()
     ]
     if role in ("", _EVENTS) and job.events_file.exists():
-        logs.append(_Log(_EVENTS, job.events_file))
+        logs.append((_EVENTS, job.events_file))
     return logs
 
 
@@ -243,6 +223,6 @@ def _order(log: tuple[tuple[str, int], Path]) -> tuple[int, str, int]:
 
 def _no_such_log(job: JobFolder, found: dict[str, Any], query: LogQuery) -> str:
     asked = f"{query.role}-{query.id}" if query.id is not None else query.role
-    names = dict.fromkeys(log.name for log in _logs(job, found, "", None))
+    names = dict.fromkeys(name for name, _ in _logs(job, found, "", None))
     there = ", ".join(names) or "none"
     return f"{job.name}: no log of {asked or 'any process'} on this machine; there is {there}"

@@ -130,7 +130,7 @@ class MasterProcess:
         """Restart the master if a signal ended it. Call this whenever the master may have ended.
 
         Returns:
-            How the master ended, if it is not restarted because its job is over; else None.
+            How the master ended if it is not restarted; else None.
         """
         ended = self.poll()
         if ended is None or self._stopping or ended.signal is None:

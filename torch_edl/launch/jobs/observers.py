@@ -49,9 +49,6 @@ class Observers:
     """Passes what the statuses of a job tell to its observers.
 
     A context: at its end, the observers receive the end of the job and their last items.
-
-    Args:
-        config: the job, as :func:`checked` returned it.
     """
 
     def __init__(self, config: JobConfig, clock: Callable[[], float] = time.monotonic) -> None:

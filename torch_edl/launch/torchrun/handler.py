@@ -55,10 +55,7 @@ class MasterRendezvousHandler(RendezvousHandler):
     """Joins the other agents at the master of the job; starts the master if the endpoint is free.
 
     ``--rdzv-conf`` accepts ``join_timeout`` and ``last_call_timeout`` in seconds, as for c10d
-    (defaults 600 and 5).
-
-    Args:
-        parameters: parameters from torchrun; the run id names the job, the endpoint its master.
+    (defaults 600 and 5). The run id names the job, the endpoint its master.
     """
 
     def __init__(self, parameters: RendezvousParameters) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_edl.launch.jobs.logs import LogTail, last_error, last_lines, shown
+from torch_edl.launch.jobs.logs import WholeLines, last_error, last_lines, shown, shown_lines
 
 
 @pytest.mark.parametrize(
@@ -47,29 +47,29 @@ def test_last_error(tmp_path: Path) -> None:
 
 def test_whole_lines_only_each_once(tmp_path: Path) -> None:
     path = tmp_path / "worker-0.log"
-    tail = LogTail(str(path))
-    assert tail.read() == []
+    tail = WholeLines(path)
+    assert shown_lines(tail) == []
     with open(path, "ab", buffering=0) as log:
         log.write(b"one\ntw")
-        assert tail.read() == ["one"]
-        assert tail.read() == []
+        assert shown_lines(tail) == ["one"]
+        assert shown_lines(tail) == []
         log.write("o é\n".encode()[:-2])
-        assert tail.read() == []
+        assert shown_lines(tail) == []
         log.write("o é\n".encode()[-2:])
-        assert tail.read() == ["two é"]
+        assert shown_lines(tail) == ["two é"]
         log.write(b"10%\r20%\r30%\r\nunfinished")
-        assert tail.read() == ["30%"]
-    assert tail.read(final=True) == ["unfinished"]
-    assert tail.read(final=True) == []
+        assert shown_lines(tail) == ["30%"]
+    assert shown_lines(tail, final=True) == ["unfinished"]
+    assert shown_lines(tail, final=True) == []
 
 
 def test_a_long_log_comes_in_portions_and_whole_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "worker-0.log"
     path.write_text("".join(f"{i:09}\n" for i in range(60_000)))
-    tail = LogTail(str(path))
-    first = tail.read()
+    tail = WholeLines(path)
+    first = shown_lines(tail)
     assert 0 < len(first) < 60_000
-    rest = tail.read(final=True)
+    rest = shown_lines(tail, final=True)
     assert [int(line) for line in first + rest] == list(range(60_000))
 
 
