@@ -23,22 +23,6 @@ def beat(members: Membership, id: int, now: float, **changes) -> bool:
     return members.heartbeat(member, pb.HeartbeatRequest(worker_id=id, **told), now)
 
 
-def test_a_worker_is_silent_after_the_timeout(members):
-    members.register(1, 11, 0.0)
-    members.register(2, 12, 0.0)
-    beat(members, 2, 5.0)
-    assert members.silent(9.9) == []
-    assert [m.id for m in members.silent(10.0)] == [1]
-    assert [m.id for m in members.silent(15.0)] == [1, 2]
-
-
-def test_a_repeated_registration_is_the_same_worker(members):
-    first = members.register(1, 11, 0.0)
-    assert members.register(1, 11, 3.0) is first
-    assert len(members) == 1
-    assert members.silent(10.0) == []
-
-
 def test_an_id_is_never_used_again(members):
     members.register(1, 11, 0.0)
     members.remove(1)

@@ -7,8 +7,6 @@ import pytest
 from master.state.actions import (
     CommitLocal,
     DataScanned,
-    Flush,
-    Flushed,
     MergePredictions,
     OutputWritten,
     WriteOutput,
@@ -41,12 +39,6 @@ class TestTheGoodWay:
         assert (w.outcome.state, w.job.lifecycle.over) == ("finished", False)
         w.leave_all()
         assert (w.job.state, w.job.lifecycle.over, w.outcome.exit_code) == ("finished", True, 0)
-
-    def test_without_anything_to_keep_it_ends_with_the_last_task(self):
-        w = running()
-        w.work()
-        assert w.outcome.state == "finished"
-        assert w.actions == []
 
     def test_tasks_ahead_are_granted_while_there_are_plenty(self):
         w = running(workers=2, epochs=10)
@@ -87,7 +79,7 @@ class TestTheGoodWay:
         w = running(epochs=epochs, max_steps=steps)
         w.work()
         assert w.job.done()[1] == (steps or 16 * epochs)
-        assert w.outcome.state == "finished"
+        assert (w.outcome.state, w.actions) == ("finished", [])
         told = [text for text in w.texts() if text.startswith("epoch ")]
         of = f"of {epochs} is done"
         last = [f"epoch {epochs} {of}"] * (not steps and epochs not in ends)
@@ -107,21 +99,6 @@ class TestTheGoodWay:
         w.tick()
         assert w.outcome.state == ("failed" if error else "finished")
         assert all(x in w.outcome.error for x in ("/p.csv", error, "/parts") if error)
-
-    def test_sync_mode_flushes_before_the_last_evaluation_and_checkpoint(self):
-        w = running(mode="sync", eval_records=4, dir="/ck")
-        w.work()
-        flush = w.effect(Flush)
-        assert w.actions == []
-        assert w.job.tasks.evaluations.queues() == []
-        w.apply(Flushed(flush.incarnation, success=False))
-        w.tick()
-        w.apply(Flushed(w.effect(Flush).incarnation, success=True))
-        w.tick()
-        w.work()
-        w.save()
-        w.tick()
-        assert w.outcome.state == "finished"
 
     def test_local_snapshots_through_the_worker(self):
         w = running(strategy="local", dir="/ck", every=5)

@@ -9,27 +9,12 @@ import pytest
 from master.state.actions import CommitLocal, Release, SaveServers, Start
 from master.state.calls import worker_calls
 from master.state.job.restart import after_failure
-from tests.unit.master.said import LEASED
 from tests.unit.master.world import every_record, running
 from torch_edl.wire import master_pb2 as pb
 
 
 def named(lease: pb.LeaseMessage, life: int = 1) -> pb.LeasedTask:
     return pb.LeasedTask(kind=lease.kind, task_id=lease.task_id, incarnation=life)
-
-
-def test_the_tasks_of_a_model_file_come_back_once_the_data_is_known() -> None:
-    w = running(workers=2, eval_records=4, eval_every=2)
-    w.work(tasks=3)
-    lease = w.task()
-    again = w.restart()
-    assert again.job.done() == w.job.done()
-    w.tick()
-    assert again.job.tasks.evaluations.results == w.job.tasks.evaluations.results != []
-    held = again.lease(0, held=[lease.lease_id])
-    assert held.next == LEASED
-    assert lease.task_id not in [other.task_id for other in held.leases]
-    assert again.complete(0, lease)
 
 
 def test_a_state_says_the_same_after_it_was_read() -> None:

@@ -25,14 +25,6 @@ def ask(
     return answer.place if answer is not None and answer.HasField("place") else None
 
 
-def test_the_maximum_need_not_be_waited_with() -> None:
-    rounds = Rounds()
-    assert ask(rounds, "a", 0.0, least=1, most=2) is None
-    second = ask(rounds, "b", 0.1, least=1, most=2)
-    assert second == pb.Place(round=1, rank=1, nodes=2, store="a:0")
-    assert ask(rounds, "a", 0.2, least=1, most=2) == pb.Place(round=1, rank=0, nodes=2, store="a:0")
-
-
 def test_the_last_call_begins_again_with_each_node() -> None:
     rounds = Rounds()
     ask(rounds, "a", 0.0)
@@ -41,14 +33,6 @@ def test_the_last_call_begins_again_with_each_node() -> None:
     assert ask(rounds, "a", 1.8) is None, "a node that asks again is the same node"
     assert rounds.form(2.0)
     assert ask(rounds, "b", 2.0).nodes == 2
-
-
-def test_a_node_that_died_before_it_had_its_rank_holds_nobody_up() -> None:
-    rounds = Rounds()
-    ask(rounds, "dead", 0.0, least=2, most=2)
-    assert ask(rounds, "a", SILENT_S, least=2, most=2) is None
-    found = ask(rounds, "b", SILENT_S + 0.1, least=2, most=2)
-    assert (found.nodes, found.store) == (2, "a:0")
 
 
 def test_a_node_that_died_in_its_round_holds_nobody_up() -> None:

@@ -84,17 +84,6 @@ def test_a_worker_that_ends_breaks_the_ring_once() -> None:
     assert (found.exit, found.log) == ("ended with signal 9", "/l")
 
 
-def test_a_silent_worker_is_declared_lost_and_its_agent_kills_it() -> None:
-    w = ring_of_two()
-    for _ in range(3):
-        w.tick(TIMEOUT_S / 2)
-        w.beat(0)
-        answer = w.agent()
-    assert list(answer.kill) == [12]
-    assert w.beat(0).broken_ring == 1
-    assert list(w.agent("n", died(12)).kill) == []
-
-
 # ---- checkpoints ----
 
 
@@ -188,6 +177,7 @@ def test_a_silent_agent_is_declared_lost_with_its_workers() -> None:
     assert not w.beat(1).known
     back = w.agent("b", pid=2)
     assert (list(back.kill), back.node_rank, back.nodes) == ([21], 1, 2)
+    assert list(w.agent("b", died(21), pid=2).kill) == []
 
 
 def test_an_agent_that_starts_again_has_lost_its_workers() -> None:

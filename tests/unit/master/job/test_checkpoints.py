@@ -1,4 +1,4 @@
-"""The checkpoint of the epoch with the best metric: written before the next epoch, and exported."""
+"""Checkpoints: the periodic ones, and that of the best epoch, which is exported."""
 
 from __future__ import annotations
 
@@ -9,12 +9,56 @@ import pytest
 
 from master.runtime import job_files
 from master.state.actions import Flush, Flushed, Prune, SaveServers, WriteOutput
-from tests.unit.master.world import World, every_record
+from tests.unit.master.world import World, every_record, running
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import CheckpointConfig, DataConfig, JobConfig, TrainConfig
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
+
+
+def taken(w: World, tasks: int) -> list[SaveServers]:
+    """Do a number of tasks of two steps each. Returns the checkpoints that are asked for then."""
+    w.work(tasks=tasks)
+    w.tick()
+    found, w.actions = w.actions, []
+    assert all(isinstance(action, SaveServers) for action in found)
+    return found
+
+
+def test_each_crossing_once_and_one_at_a_time() -> None:
+    w = running(dir="/ck", every=5, epochs=2)
+    assert not taken(w, 2)
+    (first,) = taken(w, 1)
+    assert str(first.root) == "/ck"
+    assert not taken(w, 3), "the first one runs"
+    saved = w.saved(first.progress, first.incarnation)
+    assert saved.manifest.steps == 6
+    (second,) = taken(w, 0)
+    w.saved(second.progress, second.incarnation)
+    assert not taken(w, 1)
+    assert taken(w, 1)
+    rest = running(dir="/ck", every=5, epochs=2, resume=True, resumed=saved)
+    assert not taken(rest, 1)
+    assert taken(rest, 1), "the next multiple after the resume"
+
+
+def test_a_periodic_one_at_the_end_is_not_the_last() -> None:
+    w = running(dir="/ck", every=16)
+    w.work(tasks=7)
+    lease = w.task()
+    w.beat(steps=16, records=32)
+    w.tick()
+    periodic = w.effect(SaveServers)
+    w.do(0, lease)
+    w.saved(periodic.progress, periodic.incarnation)
+    assert not w.job.checkpoints.complete
+    (last,) = taken(w, 0)
+    w.saved(last.progress, last.incarnation)
+    assert w.job.checkpoints.complete
+
+
+# ---- the best epoch ----
 
 
 def world(**options) -> World:
@@ -146,18 +190,20 @@ def test_an_evaluation_after_the_last_checkpoint_marks_it() -> None:
     assert again.effect(WriteOutput).checkpoint == last.path
 
 
-def test_servers_apply_what_waits_for_its_quorum_before_the_evaluation() -> None:
-    w = world(mode="sync")
-    w.work()
-    assert not w.job.tasks.evaluations.queues()
-    w.apply(Flushed(w.effect(Flush).incarnation, success=True))
+def test_servers_apply_what_waits_for_its_quorum_before_each_evaluation() -> None:
+    w = world(mode="sync", epochs=2)
+    for loss in (0.5, 0.4):
+        w.tick()
+        w.work()
+        flush = w.effect(Flush)
+        assert (w.actions, w.job.tasks.evaluations.queues()) == ([], [])
+        w.apply(Flushed(flush.incarnation, success=False))
+        w.tick()
+        w.apply(Flushed(w.effect(Flush).incarnation, success=True))
+        epoch(w, loss)
+        w.save()
     w.tick()
-    assert w.job.tasks.evaluations.queues()
-    w.work()
-    w.save()
-    w.tick()
-    w.work()
-    assert w.effect(Flush), "the next epoch needs a flush of its own"
+    assert w.effect(WriteOutput)
 
 
 @pytest.mark.parametrize(
