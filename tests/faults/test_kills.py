@@ -16,7 +16,7 @@ KEEP = ["--checkpoint-every", "20", "--checkpoint-dir", "DIR"]
 
 @pytest.mark.parametrize(
     "checkpoints",
-    # Without, tests/unit/master/runtime/test_main.py sees that all begins again.
+    # Without, tests/unit/master/job/test_job_losses.py sees that all begins again.
     [True, pytest.param(False, marks=pytest.mark.slow)],
 )
 def test_a_killed_server(start_job: Callable[..., Any], checkpoints: bool) -> None:

@@ -11,14 +11,12 @@ from pathlib import Path
 import pytest
 
 from master.runtime.effects import Effects, execute
-from master.runtime.job_files import preprocessing
 from master.runtime.service import Service
 from master.state.actions import (
     CheckpointSaved,
     CommitLocal,
     KeepPreprocessing,
     PreprocessingKept,
-    Saved,
 )
 from master.state.job.job import Job
 from master.state.workforce.fleet import Fleet
@@ -144,24 +142,3 @@ def test_the_fitted_preprocessing_is_part_of_a_checkpoint(tmp_path: Path) -> Non
     failed = execute(KeepPreprocessing(b""), token="t", preprocessing=kept / "file")
     assert isinstance(failed, PreprocessingKept)
     assert "exists" in failed.error
-
-
-def test_a_job_begins_with_the_preprocessing_of_its_model(tmp_path: Path) -> None:
-    kept, model = tmp_path / "job" / "file", tmp_path / "model"
-    model.mkdir()
-    (model / PREPROCESSING_FILE).write_bytes(b"loaded")
-    fresh = JobConfig(name="j", model_file="/m.py")
-    load = replace(fresh, checkpoint=CheckpointConfig(load=str(model)))
-    assert preprocessing(kept, fresh, None, restarted=False) == b""
-    assert preprocessing(kept, load, None, restarted=False) == b"loaded"
-    # A master that is restarted finds what the master before fitted or loaded.
-    shutil.rmtree(model)
-    assert preprocessing(kept, load, None, restarted=True) == b"loaded"
-    kept.write_bytes(b"fitted")
-    assert preprocessing(kept, fresh, None, restarted=True) == b"fitted"
-    # Of an earlier job of this name.
-    assert preprocessing(kept, fresh, None, restarted=False) == b""
-    model.mkdir()
-    (model / PREPROCESSING_FILE).write_bytes(b"resumed")
-    saved = Saved(model, Manifest(job="j", strategy="ps", steps=1))
-    assert preprocessing(kept, fresh, saved, restarted=False) == b"resumed"

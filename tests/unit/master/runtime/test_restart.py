@@ -205,19 +205,6 @@ def test_it_listens_where_it_is_told(master: ScriptMaster) -> None:
         assert process.wait(HANG_S) == 128 + signal.SIGTERM
 
 
-def test_another_run_of_the_name_begins_anew(master: ScriptMaster) -> None:
-    stub = master.stub()
-    worker = Worker(stub, 0, 11)
-    worker.close()
-    stub.close()
-    master.kill()
-    master.start(token="another")
-    stub = master.stub("another")
-    status = stub.call(pb.GetStatusRequest(), timeout_s=HANG_S)
-    stub.close()
-    assert [p.role for p in status.processes] == ["master"]
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A folder on a disk of 2 MB."""

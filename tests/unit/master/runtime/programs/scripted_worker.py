@@ -1,26 +1,21 @@
 """A worker without torch that does what ``$SCRIPT/plan.json`` says for its id.
 
-Plan of a worker (``"0"``, or ``"*"`` for all others): ``exit_at_start`` CODE; ``model_error``,
-``model_traceback``; ``kill_at`` N: SIGKILL to itself with N tasks done and one in hand;
-``freeze_at`` N: SIGSTOP then; ``fail_task`` ID: reports that task as failed; ``wait_at`` N: with N
-tasks done continues only when ``$SCRIPT/go`` exists.
+Plan of a worker (``"0"``, or ``"*"`` for all others): ``fail_task`` ID: reports that task as
+failed; ``wait_at`` N: with N tasks done continues only when ``$SCRIPT/go`` exists.
 
 Each record of a task that the master took as done is a line of ``$SCRIPT/records-<id>.txt``.
 """
 
 import json
 import os
-import signal
 import sys
 import threading
 import time
 from pathlib import Path
 
-import numpy as np
-
-from torch_edl.wire import codec, services
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import pserver_pb2 as ps
+from torch_edl.wire import services
 from torch_edl.wire.channel import Stub
 
 me = int(sys.argv[sys.argv.index("--id") + 1])
@@ -28,8 +23,6 @@ folder = Path(os.environ["SCRIPT"])
 plans = json.loads((folder / "plan.json").read_text())
 plan = plans.get(str(me), plans.get("*", {}))
 print(f"worker {me} with {plan}")
-if "exit_at_start" in plan:
-    sys.exit(plan["exit_at_start"])
 master = Stub(
     services.MASTER,
     os.environ["TORCH_EDL_MASTER"],
@@ -66,10 +59,6 @@ def task(lease):
 
 def train(lease, incarnation):
     global done, steps
-    if done == plan.get("kill_at"):
-        os.kill(os.getpid(), signal.SIGKILL)
-    if done == plan.get("freeze_at"):
-        os.kill(os.getpid(), signal.SIGSTOP)
     while done >= plan.get("wait_at", 1 << 60) and not (folder / "go").exists():
         if drain.is_set():
             call("ReleaseTask", lease_id=lease.lease_id)
@@ -93,21 +82,6 @@ def train(lease, incarnation):
                 file.write(f"{incarnation} {lease.epoch} {Path(lease.shard).name} {i}\n")
 
 
-def evaluate(lease):
-    count = lease.end - lease.start
-    state = pb.MetricState(name="total", object=True, records=count)
-    value = np.arange(lease.start, lease.end, dtype=np.float64).sum(keepdims=True)
-    state.tensors.add(name="sum", reduction="sum", value=codec.to_proto(value))
-    mean = pb.MetricState(name="start", sum=float(lease.start * count), records=count)
-    counts = pb.TaskCounts(records=count)
-    complete(lease, counts=counts, metrics=pb.Metrics(states=[state, mean]))
-
-
-def summarize(lease):
-    values = {s.name: float(codec.from_proto(s.tensors[0].value)[0]) for s in lease.states}
-    complete(lease, values=pb.MetricValues(values=values))
-
-
 def snapshot(lease):
     Path(lease.directory).mkdir()
     Path(lease.directory, "shard-0-of-1.bin").write_bytes(b"model")
@@ -117,10 +91,7 @@ def snapshot(lease):
 
 call("Register", pid=os.getpid(), host="here")
 threading.Thread(target=beat, daemon=True).start()
-if "model_error" in plan:
-    send("ReportFailure", error=plan["model_error"], traceback=plan.get("model_traceback", ""))
-else:
-    send("ReportModel")
+send("ReportModel")
 while True:
     answer = call("WaitUntilReady")
     if answer.HasField("start"):
@@ -139,9 +110,5 @@ while True:
     for lease in answer.leases:
         if lease.kind == pb.TASK_TRAIN:
             train(lease, incarnation)
-        elif lease.kind == pb.TASK_EVALUATE:
-            evaluate(lease)
-        elif lease.kind == pb.TASK_SUMMARIZE:
-            summarize(lease)
         elif lease.kind == pb.TASK_SNAPSHOT:
             snapshot(lease)
