@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,7 +24,6 @@ from torch_edl.data.sources.files.tfrecord import TFRecordWriter
 
 ROOT = Path(__file__).parents[2]
 MODELS = Path(__file__).with_name("models")
-MNIST = ROOT.parent / "shared" / "data" / "mnist"
 COUNTING = ROOT / "examples" / "counting" / "model.py"
 FAST = "--batch-size 50 --records-per-task 100"
 
@@ -148,29 +145,13 @@ def logits(place: Any, digits: Path, trained: Any) -> np.ndarray[Any, Any]:
         return net(example.feed(source.read(0, 360), "prediction", None)).numpy()
 
 
-@pytest.mark.parametrize(
-    "kind",
-    # The formats are tests/unit/cli/test_merge.py's.
-    ["npz", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("parquet", "csv"))],
-)
-def test_predictions_come_in_the_order_of_the_input(
-    place: Any, digits: Path, logits: Any, kind: str
-) -> None:
-    workers = "--workers 2 --strategy ps" if kind == "npz" else ""
+def test_predictions_come_in_the_order_of_the_input(place: Any, digits: Path, logits: Any) -> None:
     place(
-        f"predict %/mnist/model.py --from model --data {digits}/test.recordio --output p.{kind} "
-        f"--batch-size 16 --records-per-task 48 --job-name predict-{kind} {workers}"
+        f"predict %/mnist/model.py --from model --data {digits}/test.recordio --output p.npz "
+        "--batch-size 16 --records-per-task 48 --job-name scores --workers 2 --strategy ps"
     )
-    assert not (place / "home" / "jobs" / f"predict-{kind}" / "predictions").exists()
-    if kind == "npz":
-        found = np.load(place / "p.npz")["prediction"]
-    elif kind == "parquet":
-        column = pq.read_table(place / "p.parquet")["prediction"].combine_chunks()
-        found = column.flatten().to_numpy().reshape(-1, 10)
-    else:
-        table = pa_csv.read_csv(place / "p.csv")
-        assert table.column_names == [f"prediction_{k}" for k in range(10)]
-        found = np.stack([c.to_numpy() for c in table.columns], 1)
+    assert not (place / "home" / "jobs" / "scores" / "predictions").exists()
+    found = np.load(place / "p.npz")["prediction"]
     assert found.shape == (360, 10)
     assert close(found, logits)
 
@@ -193,72 +174,27 @@ def test_a_worker_alone_computes_the_bits_of_a_plain_loop(place: Any) -> None:
         assert np.array_equal(ours[name], ended.numpy()), name
 
 
-@pytest.mark.slow  # below, metrics are compared under it; models move in test_models_move.py
-def test_the_strategy_local_learns_as_much(place: Any, digits: Path) -> None:
-    place(
-        f"run %/mnist/model.py --data {digits}/train-*.recordio --eval-data {digits}/test.recordio "
-        "--strategy local --epochs 6 --output alone --summary alone.json"
-    )
-    summary = place.json("alone.json")
-    assert summary["strategy"] == "local"
-    assert summary["metrics"]["accuracy"] >= 0.95
-    assert {p["role"] for p in summary["processes"]} == {"master", "worker"}
-    done = place(
-        f"evaluate %/mnist/model.py --from alone --data {digits}/test.recordio --json --strategy ps"
-    )
-    found = json.loads(done.stdout)["metrics"]
-    assert all(close(found[k], v) for k, v in summary["metrics"].items())
-
-
-@pytest.mark.slow  # what is pushed, and at what rate, is tests/unit/strategy's
-def test_delayed_updates_learn_too(place: Any, digits: Path) -> None:
-    place(
-        f"run %/mnist/model.py --data {digits}/train-*.recordio --eval-data {digits}/test.recordio "
-        "--ps 2 --workers 2 --epochs 15 --batch-size 16 --local-steps 4 --summary delayed.json"
-    )
-    summary = place.json("delayed.json")
-    assert summary["metrics"]["accuracy"] >= 0.95
-    assert summary["records"] == 15 * 1437
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not MNIST.exists(), reason=f"the original MNIST is not at {MNIST}")
-def test_the_real_mnist(place: Any) -> None:
-    prepare = ROOT / "examples" / "mnist" / "prepare.py"
-    subprocess.run(
-        [sys.executable, prepare, place / "mnist", "--idx", *sorted(MNIST.glob("*.gz"))], check=True
-    )
-    place(
-        "run %/mnist/model.py --data mnist/train-*.recordio --eval-data mnist/test.recordio "
-        "--ps 2 --workers 2 --epochs 8 --summary mnist.json"
-    )
-    summary = place.json("mnist.json")
-    assert summary["records"] == 8 * 8000
-    assert summary["metrics"]["accuracy"] >= 0.97
-
-
 # ---- counting records ----
 
 
-@pytest.mark.parametrize("records", [pytest.param(400, marks=pytest.mark.slow), 420])
-def test_sync_averages_exactly(place: Any, records: int) -> None:
-    """An even and an odd number of pushes: the last one then makes an update alone.
+def test_sync_averages_exactly(place: Any) -> None:
+    """Of an odd number of pushes, the last one makes an update alone.
 
     Which one that is each server finds for itself, by what arrives last.
     """
-    pq.write_table(pa.table({"n": np.arange(records)}), place / "count.parquet")
-    place(
-        "run", str(COUNTING), *f"--data count.parquet --mode sync --grads-to-wait 2 --workers 2 "
-        f"--ps 2 --batch-size 20 --records-per-task 40 --output sync-{records}".split()
-    )  # fmt: skip
-    rows = load_file(place / f"sync-{records}" / "embeddings" / "rows.safetensors")
-    assert rows["ids"].tolist() == list(range(records))
+    pq.write_table(pa.table({"n": np.arange(420)}), place / "count.parquet")
+    words = (
+        "--data count.parquet --mode sync --grads-to-wait 2 --workers 2 --ps 2 --batch-size 20 "
+        "--records-per-task 40 --output sync"
+    )
+    place("run", str(COUNTING), *words.split())
+    rows = load_file(place / "sync" / "embeddings" / "rows.safetensors")
+    assert rows["ids"].tolist() == list(range(420))
     counts = rows["vectors"][:, 0].tolist()
-    assert set(counts) == ({0.5, 1.0} if records % 40 else {0.5})
+    assert set(counts) == {0.5, 1.0}
     assert counts.count(1.0) <= 40
-    alone = 20 if records % 40 else 0
-    total = load_file(place / f"sync-{records}" / "model.safetensors")["total"]
-    assert total.tolist() == [(records + alone) / 2] * 3
+    total = load_file(place / "sync" / "model.safetensors")["total"]
+    assert total.tolist() == [(420 + 20) / 2] * 3
 
 
 def test_max_steps_is_exact_and_a_job_goes_on_from_its_checkpoint(place: Any) -> None:

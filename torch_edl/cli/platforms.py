@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import itertools
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from rich.console import Console
 
@@ -91,7 +93,7 @@ class LocalPlatform(Platform):
         detached = []
         if config.kind == "train":
             # A process must have no threads when it leaves the terminal.
-            detached = [detach(config.name).update] if args.detach else []
+            detached = [detach(config.name)] if args.detach else []
             title = backend_of(args.model_file).title
             text = f"{args.model_file} is a model file of {title}: job {config.name} trains it"
             console.print(text, soft_wrap=True)
@@ -107,30 +109,15 @@ class LocalPlatform(Platform):
         return [LocalJob(job.name) for job in folder.all_jobs()]
 
 
-class Detached:
-    """Tells the process of the terminal that the job runs, when the first status arrives."""
-
-    def __init__(self, pipe: int) -> None:
-        self._pipe = open(pipe, "wb", buffering=0)  # noqa: SIM115 - close() closes it
-
-    def update(self, status: pb.GetStatusResponse) -> None:
-        """Report that the job runs, and close the pipe."""
-        if not self._pipe.closed:
-            with contextlib.suppress(BrokenPipeError):  # the process of the terminal has ended
-                self._pipe.write(b"1")
-        self._pipe.close()
-
-
-def detach(name: str) -> Detached:
+def detach(name: str) -> Callable[[pb.GetStatusResponse], None]:
     """Continue in a new process and session. Must be called before a thread is started.
 
     Returns:
-        An object whose ``update`` receives each status; only the detached process returns.
+        A function that receives each status; only the detached process returns.
 
     Raises:
-        SystemExit: always, in the process of the terminal: with 0 after the first status of the
-        job,
-            otherwise with the exit code of the detached process, whose output is printed.
+        SystemExit: always, in the process of the terminal. The exit code is 0 after the first
+            status of the job, otherwise that of the detached process, whose output is printed.
     """
     job = JobFolder(name)
     # The folder of the job does not exist yet.
@@ -148,7 +135,7 @@ def detach(name: str) -> Detached:
                 os.dup2(nothing.fileno(), 0)
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
-            return Detached(told)
+            return functools.partial(_tell_terminal, open(told, "wb", buffering=0))
     os.close(told)
     code = None
     try:
@@ -166,6 +153,13 @@ def detach(name: str) -> Detached:
         sys.stderr.write(output.read_text("utf-8", "replace"))
         output.unlink()
     raise SystemExit(code or 0)
+
+
+def _tell_terminal(pipe: BinaryIO, status: pb.GetStatusResponse) -> None:
+    """Tell the process of the terminal, at the first status, that the job runs."""
+    if not pipe.closed:
+        with pipe, contextlib.suppress(BrokenPipeError):  # the process of the terminal has ended
+            pipe.write(b"1")
 
 
 def _say(job: JobFolder, child: int, output: Path) -> None:

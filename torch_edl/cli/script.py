@@ -93,7 +93,7 @@ def main(args: argparse.Namespace) -> int:
         )
     )
     config.run_id = name
-    detached = [detach(name).update] if parsed.detach else []
+    detached = [detach(name)] if parsed.detach else []
     return _run_ours(parsed, config, command, job, detached)
 
 

@@ -20,8 +20,8 @@ detached = detach("ours")
 print("a word", flush=True)
 if sys.argv[1] == "fails":
     sys.exit(3)
-detached.update(None)
-detached.update(None)
+detached(None)
+detached(None)
 signal.pause()
 """
 
