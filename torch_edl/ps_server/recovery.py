@@ -33,37 +33,39 @@ def recover(shard: ModelShard, log: Log) -> None:
     began, base = time.monotonic(), log.base
     newest = snapshots.load(shard, base) if base.path else 0
     noted, damage = shard.lost, log.damage
+    last = base.sequence
     for record in log.records():
-        _lose(shard, record.sequence - shard.sequence - 1, newest, damage)
-        replay(shard, record)
+        _lose(shard, last + 1, record.sequence - last - 1, newest, damage)
+        _replay(shard, record)
+        last = record.sequence
         if record.kind == Kind.REPAIR:
             noted = shard.lost
             damage.forget()
-    _lose(shard, damage.at_end, newest, damage)
-    if shard.sequence < newest:
+    _lose(shard, last + 1, damage.at_end, newest, damage)
+    if last < newest:
         raise JournalDamagedError(
-            f"{base.path}: records {shard.sequence + 1} to {newest}, which came during the "
+            f"{base.path}: records {last + 1} to {newest}, which came during the "
             "snapshot, are missing"
         )
     if shard.lost != noted:
         shard.note_lost()
+        log.wait_durable()
     if shard.dense is not None:
         shard.dense.settle()
-    if shard.sequence:
+    if last:
         _log.info(
             "state after %d records restored in %.1f s, %d of them one by one; version %d",
-            shard.sequence,
+            last,
             time.monotonic() - began,
-            shard.sequence - base.sequence,
+            last - base.sequence,
             shard.version,
         )
 
 
-def _lose(shard: ModelShard, records: int, newest: int, damage: Damage) -> None:
-    """Count the next records as lost: they cannot be read."""
+def _lose(shard: ModelShard, first: int, records: int, newest: int, damage: Damage) -> None:
+    """Count the records from number ``first`` on as lost: they cannot be read."""
     if not records:
         return
-    first = shard.sequence + 1
     if first <= _SET_UP:
         raise JournalDamagedError(f"{damage.text}; no shard can do without the description of it")
     if first <= newest:
@@ -75,36 +77,32 @@ def _lose(shard: ModelShard, records: int, newest: int, damage: Damage) -> None:
     shard.lost += records
 
 
-def replay(shard: ModelShard, record: Record) -> None:
+def _replay(shard: ModelShard, record: Record) -> None:
     """Apply a change again. The shard has the state before the change, and no other thread uses it.
 
     Raises:
         EdlError: the change does not fit the state.
     """
     try:
-        with shard.replaying(record.sequence):
-            _replay(shard, record.kind, *record.parts())
+        message, frames = record.parts()
+        if record.kind == Kind.GRADIENTS:
+            answer = shard.push(pb.PushGradientsRequest.FromString(message), frames)
+            if not answer.accepted or answer.duplicate:
+                raise UsageError(f"a push that was taken before was not taken: {answer}")
+        elif record.kind == Kind.DENSE:
+            shard.initialize(pb.PushDenseParametersRequest.FromString(message), frames)
+        elif record.kind == Kind.TABLES:
+            shard.add_tables(pb.PushEmbeddingTableInfosRequest.FromString(message))
+        elif record.kind == Kind.FLUSH:
+            shard.flush()
+        elif record.kind == Kind.CUT:
+            shard.apply_waiting(Watermarks.from_proto(pb.Watermarks.FromString(message)))
+        elif record.kind == Kind.EVICTION:
+            entry = pb.TableIds.FromString(message)
+            shard.table(entry.name).core.remove(codec.ids_from_bytes(entry.ids))
+        elif record.kind == Kind.REPAIR:
+            shard.lost = state_pb.LostRecords.FromString(message).records
+        else:
+            raise UsageError(f"a change of an unknown kind, {record.kind}; use a newer torch-edl")
     except (UsageError, ValueError) as error:
         raise EdlError(f"record {record.sequence} cannot be applied again: {error}") from error
-
-
-def _replay(shard: ModelShard, kind: int, message: bytes, frames: codec.Frames) -> None:
-    if kind == Kind.GRADIENTS:
-        answer = shard.push(pb.PushGradientsRequest.FromString(message), frames)
-        if not answer.accepted or answer.duplicate:
-            raise UsageError(f"a push that was taken before was not taken: {answer}")
-    elif kind == Kind.DENSE:
-        shard.initialize(pb.PushDenseParametersRequest.FromString(message), frames)
-    elif kind == Kind.TABLES:
-        shard.add_tables(pb.PushEmbeddingTableInfosRequest.FromString(message))
-    elif kind == Kind.FLUSH:
-        shard.flush()
-    elif kind == Kind.CUT:
-        shard.apply_waiting(Watermarks.from_proto(pb.Watermarks.FromString(message)))
-    elif kind == Kind.EVICTION:
-        entry = pb.TableIds.FromString(message)
-        shard.table(entry.name).core.remove(codec.ids_from_bytes(entry.ids))
-    elif kind == Kind.REPAIR:
-        shard.lost = state_pb.LostRecords.FromString(message).records
-    else:
-        raise UsageError(f"a change of an unknown kind, {kind}; use a newer torch-edl")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
-from functools import partial
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +57,7 @@ class PserverService:
         self._shard = shard
         self._fence = fence
         self._stem = stem
+        self._log = log
         self._keeper = keeper
         self._barrier = PushBarrier()
         self._compactor = Compactor(shard, log, self._barrier.is_held) if log else None
@@ -83,7 +83,7 @@ class PserverService:
         """Return the answers of the data plane by field of a DataRequest."""
         answers: dict[str, Answer] = {
             "pull": self._pull,
-            "push_gradients": self._push,
+            "push_gradients": self._push_gradients,
             "push_dense_parameters": in_pool(self._push_dense_parameters),
             "read_rows": in_pool(self._read_rows),
             **(self._keeper.data_answers() if self._keeper else {}),
@@ -122,6 +122,7 @@ class PserverService:
 
     def _push_dense_parameters(self, given: Framed) -> Framed:
         accepted = self._shard.initialize(given.message, given.frames)
+        self._wait_durable()
         dense = self._shard.dense
         assert dense is not None
         return Framed(
@@ -134,6 +135,7 @@ class PserverService:
         self, request: pb.PushEmbeddingTableInfosRequest
     ) -> pb.PushEmbeddingTableInfosResponse:
         self._shard.add_tables(request)
+        self._wait_durable()
         return pb.PushEmbeddingTableInfosResponse()
 
     def _looked_up(
@@ -169,24 +171,22 @@ class PserverService:
             answer.put(answer.message.dense, values)
         return answer
 
-    def _push(self, given: Framed, may_wait: bool) -> Framed | Later:
-        request = given.message
+    def _push_gradients(self, given: Framed, may_wait: bool) -> Framed | Later:
+        """Apply a push, and acknowledge it once it is durable, inside the barrier until then."""
+        request: pb.PushGradientsRequest = given.message
         with ExitStack() as inside:
-            inside.enter_context(self._passing(request, may_wait=may_wait))
+            task, last = request.range.task_id, request.range.last
+            inside.enter_context(self._barrier.passing(task, last, may_wait=may_wait))
             answer = Framed(self._shard.push(request, given.frames))
-            if self._shard.is_slow:
-                return Later(answer, partial(self._wait_durable, inside.pop_all()))
-            self._shard.wait_durable()
-        return answer
+            inside.callback(self._wait_durable)
+            if self._log is not None and self._log.is_slow:
+                return Later(answer, inside.pop_all().close)
+            return answer
 
-    def _wait_durable(self, inside: ExitStack) -> None:
-        with inside:
-            self._shard.wait_durable()
-
-    def _passing(
-        self, request: pb.PushGradientsRequest, *, may_wait: bool
-    ) -> AbstractContextManager[None]:
-        return self._barrier.passing(request.range.task_id, request.range.last, may_wait=may_wait)
+    def _wait_durable(self) -> None:
+        """Wait until all changes so far may be acknowledged."""
+        if self._log is not None:
+            self._log.wait_durable()
 
     def _read_rows(self, given: Framed) -> Framed:
         request: pb.ReadRowsRequest = given.message
@@ -250,7 +250,9 @@ class PserverService:
 
     def _flush(self, _request: pb.FlushRequest) -> pb.FlushResponse:
         with self._barrier.passing():
-            return pb.FlushResponse(version=self._shard.flush())
+            version = self._shard.flush()
+            self._wait_durable()
+            return pb.FlushResponse(version=version)
 
     def _status(
         self, _request: pb.PserverStatusRequest, _: grpc.ServicerContext

@@ -1,29 +1,29 @@
 """The shard of the model that a server holds. A push is the only change of its values: it is
 decoded, fully checked, and applied once.
 
-With a log, each change is appended before it is made, one at a time, and is acknowledged once it
-is durable. :mod:`.recovery` applies the same changes again, in the same order.
+With a log, each change is appended before it is made, one at a time; the caller acknowledges a
+change once the log is durable. :mod:`.recovery` applies the same changes again, in the same order.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+
+from google.protobuf.message import Message
 
 from torch_edl.checkpoint.reader import CheckpointReader
 from torch_edl.config import TrainConfig
 from torch_edl.errors import EdlError, UsageError
 from torch_edl.ps_server import same_model as agreement
-from torch_edl.ps_server.changes import Changes
 from torch_edl.ps_server.durability.log import Log
-from torch_edl.ps_server.durability.records import Kind
+from torch_edl.ps_server.durability.records import Kind, LogEntry
 from torch_edl.ps_server.gradients import Push, decode, mean, split
 from torch_edl.ps_server.shard_snapshot import Cut, Frozen
 from torch_edl.tables.dense import DenseShard, Floats
 from torch_edl.tables.optimizers import Optimizers
-from torch_edl.tables.table import EmbeddingTable, apply_all
+from torch_edl.tables.table import EmbeddingTable, Ids, apply_all
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
@@ -60,7 +60,7 @@ class ModelShard:
         self._is_sync = rules.mode == "sync"
         self._source = source
         self._on_fatal = on_fatal
-        self._changes = Changes(log)
+        self._log = log
         self._broken = ""
         # The lock of a task covers check, update and watermark of one push. In sync mode, or with a
         # log, one lock covers all pushes. `_state` guards the fields below, only briefly.
@@ -97,15 +97,13 @@ class ModelShard:
         with self._setup:
             if self.dense is not None:
                 agreement.require_same_dense(dense, self.dense)
-                self._changes.wait_durable()
                 return False
             if self._source:
                 dense.restore(*self._source.dense())
             with self._task_locks[0]:
-                self._changes.append(self._changes.entry(Kind.DENSE, request, frames))
+                self._append(self._entry(Kind.DENSE, request, frames))
                 self._description = agreement.without_values(request)
                 self.dense = dense
-        self._changes.wait_durable()
         return True
 
     def add_tables(self, request: pb.PushEmbeddingTableInfosRequest) -> None:
@@ -127,10 +125,9 @@ class ModelShard:
                     agreement.require_same_table(info, there.declared)
             if new:
                 with self._task_locks[0]:
-                    self._changes.append(self._changes.entry(Kind.TABLES, request))
+                    self._append(self._entry(Kind.TABLES, request))
                     self.tables.update(new)
             self._tables_told = True
-        self._changes.wait_durable()
 
     def _make(self, info: pb.EmbeddingTableInfo, optimizers: Optimizers) -> EmbeddingTable:
         if self._source is None:
@@ -171,8 +168,7 @@ class ModelShard:
     def push(
         self, request: pb.PushGradientsRequest, frames: codec.Frames = ()
     ) -> pb.PushGradientsResponse:
-        """Apply a push unless it is a duplicate; in sync mode, store it for its quorum. To be
-        acknowledged after :meth:`wait_durable`.
+        """Apply a push unless it is a duplicate; in sync mode, store it for its quorum.
 
         Raises:
             UsageError, OSError: the push is rejected, or the log has no room; nothing has changed.
@@ -190,25 +186,15 @@ class ModelShard:
         if answer is None:
             gradients = decode(request, self.dense, self.table, frames, for_mean=self._is_sync)
             push = Push(r, gradients, Framed(request, list(frames)))
-            entry = self._changes.entry(Kind.GRADIENTS, request, frames)
+            entry = self._entry(Kind.GRADIENTS, request, frames)
             with self._task_locks[r.task_id % len(self._task_locks)]:
                 answer = self._answer_without_change(request)
                 if answer is None:
-                    self._changes.append(entry)
+                    self._append(entry)
                     self._take(push, request.retired_before)
                     self._tables_told = True  # workers push after that
                     answer = pb.PushGradientsResponse(accepted=True, version=self.version)
         return answer
-
-    @property
-    def is_slow(self) -> bool:
-        """True if :meth:`wait_durable` waits for a disk or a peer."""
-        return self._changes.is_slow
-
-    def wait_durable(self) -> None:
-        """Wait until all pushes so far survive the loss of this process, including the original of
-        a duplicate. See :class:`~torch_edl.ps_server.durability.log.Log` for errors."""
-        self._changes.wait_durable()
 
     def _answer_without_change(
         self, request: pb.PushGradientsRequest
@@ -243,11 +229,9 @@ class ModelShard:
         self._require_sound()
         with self._task_locks[0]:
             if self._waiting:
-                self._changes.append(self._changes.entry(Kind.FLUSH, pb.FlushRequest()))
+                self._append(self._entry(Kind.FLUSH, pb.FlushRequest()))
                 self.apply_waiting()
-            version = self.version
-        self._changes.wait_durable()
-        return version
+            return self.version
 
     def apply_waiting(self, targets: Watermarks | None = None) -> None:
         """Apply the mean of the waiting pushes, or of those within ``targets``."""
@@ -262,15 +246,14 @@ class ModelShard:
         rates = self.dense.optimizers.rates(gradients.rates)
         try:
             if gradients.dense is not None:
-                self.dense.apply(
-                    gradients.dense, rates, gradients.untouched, self._changes.sequence
-                )
+                self.dense.apply(gradients.dense, rates, gradients.untouched, self.sequence)
             self.dense.assign_exact(gradients.exact)
-            evict = not self._changes.replaying
+            # The log has a record of each eviction: a replay reads which rows were removed.
+            evict = not self._is_replay
             removed = apply_all(gradients.tables, rates, evict=evict)
             if evict:
                 for (table, _, _), ids in zip(gradients.tables, removed, strict=True):
-                    self._changes.note_eviction(table.name, ids)
+                    self._note_eviction(table.name, ids)
         except BaseException as error:
             self._broken = f"{type(error).__name__}: {error}"
             _log.critical("an update failed half-way", exc_info=True)
@@ -281,23 +264,43 @@ class ModelShard:
                 self._applied.advance(push.range.task_id, push.range.last)
             self.version += 1
 
-    # ---- making changes again ----
+    # ---- the log ----
 
-    @contextmanager
-    def replaying(self, sequence: int) -> Iterator[None]:
-        """Surround the replay of a record; no other thread uses the shard."""
-        self._changes.sequence, self._changes.replaying = sequence, True
-        try:
-            yield
-        finally:
-            self._changes.replaying = False
+    @property
+    def sequence(self) -> int:
+        """Number of the last record of the log; 0 without a log."""
+        return self._log.last if self._log else 0
+
+    @property
+    def _is_replay(self) -> bool:
+        """True while records of an earlier server are read from the log and applied again."""
+        return self._log is not None and not self._log.is_open
+
+    def _entry(self, kind: Kind, message: Message, frames: codec.Frames = ()) -> LogEntry | None:
+        """Return the argument of :meth:`_append`; None if nothing is appended. A push calls it
+        without a lock, since the checksum takes time."""
+        if self._log is None or self._is_replay:
+            return None
+        return LogEntry.of(kind, message.SerializeToString(), frames)
+
+    def _append(self, entry: LogEntry | None) -> None:
+        """Append a change to the log before it is made, with the lock of all changes held."""
+        if self._log is not None and entry is not None:
+            self._log.append(entry)
+
+    def _note_eviction(self, table: str, ids: Ids) -> None:
+        """Record removed rows. Which rows are removed depends on pulls, which are no changes, so
+        their ids become a record of their own."""
+        if self._log is not None and len(ids):
+            message = pb.TableIds(name=table, ids=ids.astype("<i8").tobytes())
+            entry = LogEntry.of(Kind.EVICTION, message.SerializeToString())
+            self._log.append_before_next(entry)
 
     def note_lost(self) -> None:
         """Append the number of lost records to the log: a successor may not detect them."""
         lost = state_pb.LostRecords(records=self.lost)
         with self._task_locks[0]:
-            self._changes.append(self._changes.entry(Kind.REPAIR, lost))
-        self._changes.wait_durable()
+            self._append(self._entry(Kind.REPAIR, lost))
 
     def _require_sound(self) -> None:
         if self._broken:
@@ -329,7 +332,7 @@ class ModelShard:
         if self._is_sync:
             with self._task_locks[0]:
                 if split(self._waiting, targets)[0]:
-                    self._changes.append(self._changes.entry(Kind.CUT, targets.to_proto()))
+                    self._append(self._entry(Kind.CUT, targets.to_proto()))
                     self.apply_waiting(targets)
         dense = self.dense.begin_snapshot()
         tables = [(t, t.step) for t in self.tables.values()]
@@ -349,11 +352,6 @@ class ModelShard:
     def needs_source(self) -> bool:
         """True if a successor has to read the checkpoint that this shard was restored from."""
         return self._source is not None and self.dense is not None
-
-    @property
-    def sequence(self) -> int:
-        """Number of the last applied record."""
-        return self._changes.sequence
 
     def freeze(self, rotate: Callable[[], int]) -> Frozen:
         """Return the state between two records, in microseconds. ``rotate`` is called at that
@@ -380,7 +378,7 @@ class ModelShard:
         it."""
         assert self.dense is not None
         with self._task_locks[0]:
-            return self._changes.sequence, self.dense.part(start, stop)
+            return self.sequence, self.dense.part(start, stop)
 
     def thaw(self, frozen: Frozen, dense: DenseShard, tables: Mapping[str, EmbeddingTable]) -> None:
         """Restore the state of a snapshot, in a shard that is not in use yet."""
@@ -396,4 +394,3 @@ class ModelShard:
             request: pb.PushGradientsRequest = given.message
             gradients = decode(request, dense, self.table, given.frames, for_mean=self._is_sync)
             self._waiting.append(Push(request.range, gradients, given))
-        self._changes.sequence = frozen.sequence

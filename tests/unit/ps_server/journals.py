@@ -47,4 +47,5 @@ def write(journal: Log, payloads: list[bytes]) -> None:
     for _ in journal.records():
         pass
     for payload in payloads:
-        journal.wait_durable(journal.append(LogEntry.of(Kind.GRADIENTS, payload)))
+        journal.append(LogEntry.of(Kind.GRADIENTS, payload))
+        journal.wait_durable()

@@ -148,7 +148,8 @@ def until(log: Owner, condition: Callable[[], bool]) -> None:
 
 def push(log: Owner, *payloads: bytes) -> None:
     for payload in payloads:
-        log.wait_durable(log.append(LogEntry.of(Kind.GRADIENTS, payload)))
+        log.append(LogEntry.of(Kind.GRADIENTS, payload))
+        log.wait_durable()
 
 
 def pushing(log: Owner, *payloads: bytes) -> threading.Thread:

@@ -60,7 +60,7 @@ def test_a_snapshot_and_the_records_after_it_are_the_state(
         for _ in range(7):
             local.do()
         expected = dump_of_changes(local.shard)
-        local.shard._changes.append(local.nothing())
+        local.journal.append(local.nothing())
         local.journal.close()
         local.shard, local.journal = reopen(root, mode, incarnation)
         found = dump_of_changes(local.shard)
@@ -77,7 +77,7 @@ def test_a_crash_at_each_step_of_a_compaction(tmp_path: Path) -> None:
         for _ in range(5):
             local.do()
         expected = dump_of_changes(local.shard)
-        local.shard._changes.append(local.nothing())
+        local.journal.append(local.nothing())
         with crash_after(crashes):
             try:
                 snapshots.write(local.shard, local.journal)
@@ -133,7 +133,7 @@ def test_the_log_is_compacted_while_pushes_go_on(
         taken.add(local.journal.base.sequence)
     compactor.close()
     expected = dump_of_changes(local.shard)
-    local.shard._changes.append(local.nothing())
+    local.journal.append(local.nothing())
     local.journal.close()
     shard, journal = reopen(root, "async")
     journal.close()

@@ -48,7 +48,8 @@ def test_one_sync_is_for_all_that_wait(server: Server, monkeypatch: pytest.Monke
     monkeypatch.setattr(SegmentWriter, "sync", slow)
 
     def push() -> None:
-        journal.wait_durable(journal.append(LogEntry.of(Kind.FLUSH, b"")))
+        journal.append(LogEntry.of(Kind.FLUSH, b""))
+        journal.wait_durable()
 
     threads = [threading.Thread(target=push) for _ in range(8)]
     threads[0].start()
@@ -73,7 +74,8 @@ def test_the_interval_goes_on_when_the_clock_jumps(
     write(journal, [])
     for now in (1e10, 0.0, -5.0):
         monkeypatch.setattr(time, "time", lambda now=now: now)
-        journal.wait_durable(journal.append(LogEntry.of(Kind.FLUSH, b"")))
+        journal.append(LogEntry.of(Kind.FLUSH, b""))
+        journal.wait_durable()
         assert synced.wait(HANG_S)
         synced.clear()
 

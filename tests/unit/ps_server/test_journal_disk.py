@@ -40,7 +40,8 @@ def test_an_append_without_room_leaves_nothing(server: Server, room: int) -> Non
     assert caught.value.errno == errno.EFBIG
     assert server.segment().stat().st_size == size
     assert journal.place.problem.startswith("journal: File too large: ")
-    journal.wait_durable(journal.append(entry))
+    journal.append(entry)
+    journal.wait_durable()
     assert journal.place.problem == ""
     assert server.recovered() == [b"a", b"b" * 100]
 
@@ -122,10 +123,10 @@ def test_a_disk_that_loses_what_was_written_ends_the_server(
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(SegmentWriter, "sync", fail)
-    position = journal.append(LogEntry.of(Kind.FLUSH, b""))
+    journal.append(LogEntry.of(Kind.FLUSH, b""))
     for error in (OSError, StaleIncarnationError):
         with pytest.raises(error):
-            journal.wait_durable(position)
+            journal.wait_durable()
     with pytest.raises(StaleIncarnationError):
         journal.append(LogEntry.of(Kind.FLUSH, b""))
     assert len(lost) == 1
@@ -140,7 +141,7 @@ def test_what_a_disk_lost_is_acknowledged_to_nobody_whoever_hears_of_it(
     lost: list[str] = []
     journal = server.open(fsync="always", on_lost=lost.append)
     write(journal, [b"a"])
-    position = journal.append(LogEntry.of(Kind.FLUSH, b""))
+    journal.append(LogEntry.of(Kind.FLUSH, b""))
     real, told = os.fdatasync, []
 
     def fail_once(file: int) -> None:
@@ -153,7 +154,7 @@ def test_what_a_disk_lost_is_acknowledged_to_nobody_whoever_hears_of_it(
     with journal.new_base() as folder, pytest.raises(OSError, match="Input/output error"):
         journal.commit_snapshot(folder, journal.rotate())
     with pytest.raises(StaleIncarnationError, match="Input/output error"):
-        journal.wait_durable(position)
+        journal.wait_durable()
     assert len(lost) == 1
 
 
@@ -191,7 +192,7 @@ def test_the_name_of_a_complete_segment_is_forced_to_the_disk(
     for _ in journal.records():
         pass
     forced.clear()
-    position = journal.append(LogEntry.of(Kind.FLUSH, b""))
+    journal.append(LogEntry.of(Kind.FLUSH, b""))
     journal.rotate()
-    journal.wait_durable(position)
+    journal.wait_durable()
     assert server.segment().parent.stat().st_ino in forced

@@ -96,12 +96,12 @@ def test_a_server_that_was_replaced_does_not_acknowledge(server: Server) -> None
     # It writes to the file that it has open, and looks before it acknowledges.
     late = first.append(LogEntry.of(Kind.GRADIENTS, b"late"))
     with pytest.raises(StaleIncarnationError, match="a later server has taken the shard over"):
-        first.wait_durable(late)
+        first.wait_durable()
     with pytest.raises(StaleIncarnationError):
         first.append(LogEntry.of(Kind.GRADIENTS, b"later"))
     assert len(lost) == 1
     assert second.append(LogEntry.of(Kind.GRADIENTS, b"c")) == late
-    second.wait_durable(late)
+    second.wait_durable()
     assert server.recovered() == [b"a", b"b", b"c"]
     with pytest.raises(StaleIncarnationError, match="this server has incarnation 2"):
         on_disk(server.root, MINE, 2)
@@ -159,7 +159,8 @@ def test_servers_that_begin_at_once_do_not_both_own_it(tmp_path: Path) -> None:
         acknowledged = 0
         for journal in owners:
             try:
-                journal.wait_durable(journal.append(LogEntry.of(Kind.FLUSH, b"")))
+                journal.append(LogEntry.of(Kind.FLUSH, b""))
+                journal.wait_durable()
                 acknowledged += 1
             except StaleIncarnationError:
                 pass

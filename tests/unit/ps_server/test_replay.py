@@ -69,7 +69,7 @@ def test_everything_that_changes_a_shard_is_replayed(tmp_path: Path, mode: str) 
     assert 0 < few.size <= 30
     assert 0 < few.counted <= 30
     expected = dump_of_changes(local.shard)
-    local.shard._changes.append(local.nothing())
+    local.journal.append(local.nothing())
     local.journal.close()
     evicted = [r for r in reopen(root, mode)[1].records(after=0) if r.kind == Kind.EVICTION]
     assert len(evicted) > 10

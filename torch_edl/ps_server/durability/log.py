@@ -149,11 +149,13 @@ class Log:
         self.base = place.take_over()
         """State that the records continue."""
         self.last = self.base.sequence
-        """Number of the last record; 0 before the first."""
+        """Number of the last record that was read or appended; 0 before the first."""
+        self.is_open = False
+        """True once all records of an earlier server were read: changes are appended now."""
         self.bytes = 0
         """Bytes of all records since the base."""
         self._covered = 0  # value of `bytes` at the last rotation
-        self._read = False
+        self._queued: list[LogEntry] = []
         self._order = threading.Lock()  # guards the fields above and serializes appends
         self._commit_lock = threading.Lock()  # held by the thread that commits
         self._base_lock = threading.Lock()  # held while the base is replaced
@@ -174,18 +176,19 @@ class Log:
             StateLostError: the peer was lost meanwhile.
         """
         with self._order:
-            stop = self.last if self._read else None
-        last, size = self.base.sequence, 0
+            stop = self.last if self.is_open else None
+            if stop is None:
+                self.last, self.bytes = self.base.sequence, 0
         for record in self.place.read(self.base, self.base.sequence if after is None else after):
-            if stop is not None and record.sequence > stop:
+            if stop is None:
+                self.last = record.sequence
+                self.bytes += HEAD_BYTES + len(record.payload)
+            elif record.sequence > stop:
                 break
-            last = record.sequence
-            size += HEAD_BYTES + len(record.payload)
             yield record
-        if not self._read:
-            with self._order:
-                self.last, self.bytes, self._read = last, size, True
-            self.place.begin(last)
+        if stop is None:
+            self.place.begin(self.last)
+            self.is_open = True
 
     # ---- appending ----
 
@@ -198,8 +201,16 @@ class Log:
             StaleIncarnationError: another process has taken over the shard.
         """
         with self._order:
+            while self._queued:
+                self._write(self.last + 1, self._queued[0])
+                del self._queued[0]
             self._write(self.last + 1, entry)
             return self.last
+
+    def append_before_next(self, entry: LogEntry) -> None:
+        """Append an entry just before the next one: a change that nobody waits for."""
+        with self._order:
+            self._queued.append(entry)
 
     def append_record(self, sequence: int, entry: LogEntry) -> None:
         """Append the next record of another log; a record that is already there is ignored.
@@ -218,7 +229,7 @@ class Log:
                 self._write(sequence, entry)
 
     def _write(self, sequence: int, entry: LogEntry) -> None:
-        assert self._read, "read the log to its end first"
+        assert self.is_open, "read the log to its end first"
         self.place.write(sequence, entry)
         self.bytes += HEAD_BYTES + entry.size
         self.last = sequence
@@ -230,15 +241,16 @@ class Log:
         """True if :meth:`wait_durable` waits for a disk or a peer."""
         return self.place.is_slow
 
-    def wait_durable(self, sequence: int) -> None:
-        """Wait until the record, and all before it, survive the loss of this process; only then is
-        a change acknowledged.
+    def wait_durable(self) -> None:
+        """Wait until all records so far survive the loss of this process; only then is a change
+        acknowledged.
 
         Raises:
             StaleIncarnationError: another process has taken over the shard; it decides whether the
                 change was made.
             OSError: the log failed permanently.
         """
+        sequence = self.last
         while not self.place.holds(sequence):
             # One thread commits for all that wait here.
             with self._commit_lock:
