@@ -223,8 +223,7 @@ class CheckpointManager:
             moves: the checkpoint is the cut of a move to other servers.
             best: the model is the best one so far; the manifest has its metrics.
         """
-        final = settled and self.final is None
-        kind = "cut" if moves else "final" if final else "best" if best else "periodic"
+        kind = "cut" if moves else "final" if settled else "best" if best else "periodic"
         self._taken += 1
         servers = tuple(server.incarnation for server in cluster.servers)
         self._attempt = CheckpointAttempt(kind, servers)

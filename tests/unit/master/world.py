@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -47,6 +48,15 @@ SNAPSHOT = {"snapshot": {"files": {"f": 3}, "version": 9}}
 TIMEOUT_S = 10.0
 
 
+_DATA = {"batch_size": 2, "records_per_task": 4}
+_CLUSTER = {"servers": 2, "heartbeat_timeout_s": TIMEOUT_S, "task_timeout_s": 60}
+
+
+def _part(part: Any, options: Mapping[str, Any]) -> Any:
+    names = {field.name for field in dataclasses.fields(part)}
+    return part(**{name: value for name, value in options.items() if name in names})
+
+
 class World(Said):
     """A job and all that talks to its master. Nothing happens unless a test says so.
 
@@ -59,28 +69,19 @@ class World(Said):
         cluster: processes are scheduled by Kubernetes.
         spec: declaration of the model file's preprocessing.
         state: state that an earlier master stored; None for a new job.
-        checkpoint: fields of CheckpointConfig.
+        fields: fields of CheckpointConfig, TrainConfig, DataConfig and ClusterConfig.
     """
 
     def __init__(
         self,
         *,
         kind: str = "train",
-        strategy: str = "ps",
         workers: int = 1,
         least: int = 1,
-        servers: int = 2,
-        spares: int = 0,
         agents: int = 0,
         cluster: bool = False,
-        mode: str = "async",
         shards: Sequence[Shard] = SHARDS,
-        epochs: int = 1,
-        max_steps: int = 0,
-        eval_every: int = 0,
         eval_records: int = 0,
-        early_stop: str = "",
-        keep_best: str = "",
         durability: Mapping[str, str] | None = None,
         experiment: Experiment | None = None,
         spec: str = "",
@@ -89,42 +90,29 @@ class World(Said):
         evaluated: Sequence[Saved] = (),
         state: dict[str, Any] | None = None,
         now: float = 0.0,
-        **checkpoint: Any,
+        **fields: Any,
     ) -> None:
-        self.options = {k: v for k, v in locals().items() if k not in _NOT_OPTIONS} | checkpoint
+        self.options = {k: v for k, v in locals().items() if k not in _NOT_OPTIONS} | fields
+        parts = (CheckpointConfig, TrainConfig, DataConfig, ClusterConfig)
+        assert fields.keys() <= {each.name for part in parts for each in dataclasses.fields(part)}
         script = kind == "script"
+        evaluates = {"eval": ("eval.csv",)} if eval_records else {}
+        cluster_part = {"min_workers": least, "max_workers": workers} | _CLUSTER
         self.config = JobConfig(
             name="j",
             kind=kind,
             model_file="/train.py",
-            data=DataConfig(
-                batch_size=2,
-                records_per_task=4,
-                epochs=epochs,
-                eval=("eval.csv",) if eval_records else (),
-            ),
-            train=TrainConfig(
-                strategy=strategy,
-                mode=mode,
-                max_steps=max_steps,
-                eval_every=eval_every,
-                early_stop=early_stop,
-                keep_best=keep_best,
-            ),
-            cluster=ClusterConfig(
-                min_workers=least,
-                max_workers=workers,
-                servers=servers,
-                heartbeat_timeout_s=TIMEOUT_S,
-                task_timeout_s=60,
-            ),
-            checkpoint=CheckpointConfig(**checkpoint),
+            checkpoint=_part(CheckpointConfig, fields),
+            train=_part(TrainConfig, {"strategy": "ps"} | fields),
+            data=_part(DataConfig, _DATA | evaluates | fields),
+            cluster=_part(ClusterConfig, cluster_part | fields),
             durability=DurabilityConfig(**(durability or {})),
             platform="kubernetes" if cluster else "local",
             platform_config=KubernetesConfig(image="edl") if cluster else None,
             experiment=experiment,
         )
         self.shards, self.eval_records = shards, eval_records
+        servers = self.config.cluster.servers
         fleet: dict[str, Any] = {"workers": workers, "servers": servers, "is_scheduled": cluster}
         if script and agents:
             fleet |= {"agents": agents, "workers_per_agent": 2, "agent_args": ["run", "train.py"]}
@@ -132,7 +120,7 @@ class World(Said):
             self.config,
             (ScriptFleet(ServerCommand(job="j"), agent_grace_s=20.0, **fleet))
             if script
-            else Fleet(ServerCommand(job="j"), spares=spares, **fleet),
+            else Fleet(ServerCommand(job="j"), spares=self.config.cluster.spares, **fleet),
             folder=Path("/job"),
             resumed=resumed,
             evaluated=evaluated,
@@ -368,7 +356,7 @@ class World(Said):
         return answer
 
 
-_NOT_OPTIONS = ("self", "__class__", "state", "now", "checkpoint")
+_NOT_OPTIONS = ("self", "__class__", "state", "now", "fields")
 
 
 def every_record(epochs: int = 1) -> Counter[tuple[int, str, int]]:
