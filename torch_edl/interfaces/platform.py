@@ -119,13 +119,13 @@ class JobHandle(ABC):
             UsageError: the job is over, or the master rejected the call.
         """
 
-    @abstractmethod
     def stop(self, request: pb.StopRequest) -> None:
-        """Ask the master to stop the job; a job without a master is deleted.
+        """Ask the master to stop the job; a job without a master may be deleted instead.
 
         Raises:
             UsageError: the job is over.
         """
+        self.ask(request)
 
     @abstractmethod
     def report(self) -> dict[str, Any]:
@@ -253,26 +253,26 @@ class Platform(ABC):
 
 
 class Host(ABC):
-    """A platform as the master of a job sees it: from the place where the master itself runs."""
+    """A platform as the master of a job sees it: from the place where the master itself runs.
 
-    asks: bool
+    What is not abstract is as on a single machine, whose client starts the master again.
+    """
+
+    asks: bool = False
     """True if processes are scheduled by a cluster and may stay pending."""
-    hands_over: bool
+    hands_over: bool = False
     """True if a terminated master leaves the job to its successor."""
     final_codes: tuple[int, ...] = ()
     """Exit codes after which a master is not started again in its place; empty: the client decides
     whether the master is started again."""
 
-    @abstractmethod
     def begin(self, job: str) -> int | None:
-        """Check that a master may begin.
-
-        Returns:
-            The exit code for a job that is already over; None if it is not.
+        """Check that a master may begin; return the exit code for a job that is already over.
 
         Raises:
             EdlError: the master lacks permissions, or the cluster does not answer.
         """
+        return None
 
     @abstractmethod
     def prepare(self, job: str) -> JobConfig:
@@ -283,9 +283,9 @@ class Host(ABC):
             OSError: the folder cannot be written.
         """
 
-    @abstractmethod
     def warnings(self, config: JobConfig) -> Sequence[str]:
         """Return the warnings for the user at the start of the job."""
+        return ()
 
     @abstractmethod
     def launcher(self, config: JobConfig, token: str, incarnation: str) -> Launcher:
@@ -307,19 +307,18 @@ class Host(ABC):
             earlier: address of the earlier master; empty for the first one.
         """
 
-    @abstractmethod
     def address(self, job: str, address: str) -> str:
         """Return the address at which the processes of the job find the master.
 
         Args:
             address: address within this machine.
         """
+        return address
 
     @abstractmethod
     def cores(self, config: JobConfig) -> int:
         """Return the number of CPU cores that all workers share."""
 
-    @abstractmethod
     def store(self, config: JobConfig) -> Store | None:
         """Open the store of a job that has no ``--store``; None: a file in the job's folder is
         enough.
@@ -328,36 +327,34 @@ class Host(ABC):
             EdlError: the user must give the master a right, or name another store.
             OSError: the store cannot be opened.
         """
+        return None
 
-    @abstractmethod
     def store_key(self, job: str) -> str:
         """Return a name of the job that is unique among all users of a ``--store``."""
+        return job
 
-    @abstractmethod
     def workers_per_pod(self, config: JobConfig) -> int:
         """Return the number of workers of a model file that share a pod."""
+        return 1
 
-    @abstractmethod
     def agents(self, config: JobConfig) -> dict[str, Any]:
         """Return the agents of a script that the master starts; empty: a user starts them.
 
         The keys are ``agents`` (their number), ``workers_per_agent``, ``agent_args`` (words after
         ``torch-edl``) and ``agent_grace_s``.
         """
+        return {}
 
-    @abstractmethod
     def refused(self, error: Exception) -> int:
         """Return the exit code of a master that cannot begin."""
+        return 2
 
-    @abstractmethod
-    def tell_end(self, status: pb.GetStatusResponse) -> None:
+    def tell_end(self, status: pb.GetStatusResponse) -> None:  # noqa: B027
         """Store the last status of the job for clients that ask later."""
 
-    @abstractmethod
-    def hand_over(self) -> None:
+    def hand_over(self) -> None:  # noqa: B027
         """Have the next master started, after this one has released the job."""
 
-    @abstractmethod
     def exit_code(self, state: str, code: int, *, signalled: int) -> int:
         """Return the exit code of a master.
 
@@ -366,3 +363,4 @@ class Host(ABC):
             code: exit code that tells how the job ended.
             signalled: 128 + signal that stopped the master; 0 if there was none.
         """
+        return (state == "stopped" and signalled) or code

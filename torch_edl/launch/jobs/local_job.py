@@ -49,9 +49,6 @@ class LocalJob(JobFolder, JobHandle):
         finally:
             stub.close()
 
-    def stop(self, request: pb.StopRequest) -> None:
-        self.ask(request)
-
     def status(self) -> pb.GetStatusResponse | None:
         """Return the status from the job's master; None if no master answers."""
         try:
