@@ -40,7 +40,8 @@ from benchmarks.report import report
 from tests.kafka_server import Kafka
 from tests.maxcompute_server import MaxCompute
 from tests.postgres_server import PASSWORD, Postgres
-from torch_edl.data.sources import Source, block_cache, open_source, parts
+from torch_edl.data.sources import Source, open_source, parts
+from torch_edl.data.sources.files import blocks
 
 REPEATS = 5
 SIZES = (2048, 65536)
@@ -237,7 +238,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
     args = parser.parse_args()
-    block_cache.CACHE_BYTES = 0
+    blocks.CACHE_BYTES = 0
     figures = {}
     for database in (postgres, sqlite, duck):
         with database(args.rows) as (url, mark, bare):

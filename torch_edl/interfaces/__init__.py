@@ -56,8 +56,17 @@ from torch_edl.interfaces.platform import (
     Submission,
 )
 from torch_edl.interfaces.preprocessing import FitStatistics, Fittable
-from torch_edl.interfaces.source import ENDLESS, Metadata, Records, Source, SourceType, UrlSource
-from torch_edl.interfaces.storage import Stamp, Storage, StoredBytes
+from torch_edl.interfaces.source import (
+    ENDLESS,
+    Metadata,
+    Records,
+    Source,
+    SourceType,
+    Stamp,
+    Storage,
+    StoredBytes,
+    UrlSource,
+)
 from torch_edl.interfaces.store import Entry, Store, StoreType
 
 __all__ = [

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, Self
+
+from torch_edl.config.extensions import PREPROCESSING, installed, load
 
 
 class FitStatistics(Protocol):
@@ -85,3 +88,24 @@ class Fittable(Protocol):
 
     def tell_unknown(self, say: Callable[[str], None]) -> Self:
         """Report with ``say`` if many values of the next records were not seen by the fit."""
+
+
+_COLUMNS = "columns"
+
+
+def is_fittable(thing: Any) -> bool:
+    """Return True if an object is preprocessing of an installed kind; no kind is imported."""
+    return any(
+        each.module in sys.modules and isinstance(thing, load(PREPROCESSING, name, name))
+        for name, each in installed(PREPROCESSING).items()
+    )
+
+
+def of_spec(spec: str) -> Fittable:
+    """Return the preprocessing with a declaration.
+
+    Raises:
+        UsageError: the text is no declaration.
+    """
+    kind: type[Fittable] = load(PREPROCESSING, _COLUMNS, "preprocessing")
+    return kind.from_spec(spec)

@@ -2,7 +2,7 @@
 
 Each part names its reason, the source or the issue of torch, and the test that fails if torch
 changes. The class of a table's weight, which :mod:`torch_edl.nn` needs below this package, is in
-:mod:`torch_edl.nn.table_weight`. Last checked with torch 2.13.
+:mod:`torch_edl.nn.embedding`. Last checked with torch 2.13.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import nn
 
 from torch_edl.engine.servers.plan import Floats
 from torch_edl.errors import UsageError
-from torch_edl.nn.table_weight import TableWeight
+from torch_edl.nn.embedding import TableWeight
 
 # The compiled parts of torch.distributed have no types.
 dist: Any = torch.distributed

@@ -14,10 +14,9 @@ from typing import Any
 
 from master.state.actions import Failure, KeepPreprocessing, Note, PreprocessingKept
 from master.state.work.tasks import TaskQueue
-from torch_edl.data.fitting import of_spec
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import CheckpointError, UsageError
-from torch_edl.interfaces.preprocessing import FitStatistics, Fittable
+from torch_edl.interfaces.preprocessing import FitStatistics, Fittable, of_spec
 from torch_edl.wire import master_pb2 as pb
 
 # Upper bound on the statistics of a running pass in the stored state, in bytes.

@@ -14,7 +14,7 @@ from tests.maxcompute_server import MaxCompute
 from torch_edl.data.sources import check_source, expand, open_source
 from torch_edl.data.task_space import Shard
 from torch_edl.errors import DataError, UsageError
-from torch_edl.plugins.maxcompute.name import parse
+from torch_edl.plugins.maxcompute.source import parse
 
 _numbers = itertools.count()
 

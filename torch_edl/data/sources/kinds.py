@@ -14,7 +14,7 @@ from torch_edl.config.extensions import SOURCES, STORAGES, extras_of, installed,
 from torch_edl.data.sources.base import is_url
 from torch_edl.errors import UsageError
 from torch_edl.interfaces import SourceType
-from torch_edl.interfaces.storage import Storage
+from torch_edl.interfaces.source import Storage
 
 _BUILT_IN = {
     "recordio": "recordio.RecordIOSource",

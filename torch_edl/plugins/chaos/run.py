@@ -10,14 +10,55 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
+from torch_edl.config import JobConfig
 from torch_edl.errors import EdlError, UsageError
 from torch_edl.launch.jobs.folder import ENDED
 from torch_edl.plugins.chaos.plan import StormPlan
-from torch_edl.plugins.chaos.promise import restraint, risks
 from torch_edl.plugins.chaos.site import EXITED, Site
 from torch_edl.plugins.chaos.storm import Blow, Storm, Target
 from torch_edl.plugins.chaos.verdict import StatusWatch, Verdict
 from torch_edl.wire import master_pb2 as pb
+
+
+def risks(plan: StormPlan, config: JobConfig, status: pb.GetStatusResponse) -> Sequence[str]:
+    """Return what the plan will cost, one sentence per risk; empty if no progress can be lost."""
+    found = []
+    killed = plan.roles(killed=True)
+    everything = killed | plan.roles(killed=False)
+    newest = f"a checkpoint ({status.checkpoint} or newer)"
+    point = newest if status.checkpoint else "the beginning, or from the first checkpoint"
+    if "ps" in killed and config.durability.mode == "checkpoint":
+        found.append(
+            "--durability checkpoint: each kill of a server restores all servers from "
+            f"{point}, and later records are trained again; --durability journal loses "
+            "nothing"
+        )
+    if "worker" in killed and status.strategy == "local":
+        found.append(
+            "--strategy local: the one worker holds the model; each kill restores it from "
+            f"{point}, and later records are trained again"
+        )
+    workers = sum(p.role == "worker" and p.state != "exited" for p in status.processes)
+    if status.strategy == "allreduce" and everything.get("worker", -1) >= workers:
+        found.append(
+            f"--strategy allreduce: the workers hold the model; if all {workers} die together, "
+            f"training continues from {point}"
+        )
+    return found
+
+
+def restraint(plan: StormPlan, config: JobConfig) -> str:
+    """Return which faults wait until the job can survive them, as a sentence; empty if none
+    does."""
+    if config.durability.mode != "replica":
+        return ""
+    if not (plan.roles(killed=True) | plan.roles(killed=False)).get("ps"):
+        return ""
+    return (
+        "--durability replica: a server and the one with its copy must not die together; a server "
+        "is struck only while no other server needs it"
+    )
+
 
 _LOOK_S = 0.25
 # Seconds that a job has to make progress after the last fault.

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from torch_edl.config.extensions import STORAGES, extras_of
 from torch_edl.data.sources.base import CHANGED
 from torch_edl.errors import DataError, UsageError
-from torch_edl.interfaces.storage import Stamp
+from torch_edl.interfaces.source import Stamp
 from torch_edl.plugins.object_stores.attempts import in_words, tried
 
 AHEAD_BYTES = 16 << 20

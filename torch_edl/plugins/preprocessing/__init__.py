@@ -14,7 +14,7 @@ from torch_edl.plugins.preprocessing.column import (
     shared,
 )
 from torch_edl.plugins.preprocessing.columns import Columns
-from torch_edl.plugins.preprocessing.statistics import Statistics
+from torch_edl.plugins.preprocessing.statistic import Statistics
 
 __all__ = [
     "Column",

@@ -14,10 +14,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torch_edl.data.fitting import is_fittable
 from torch_edl.errors import ContractError, describe_error
 from torch_edl.interfaces import Signature
-from torch_edl.interfaces.preprocessing import Fittable
+from torch_edl.interfaces.preprocessing import Fittable, is_fittable
 from torch_edl.training.contract.argument_order import called_by, labels_first, refuse_class
 from torch_edl.training.contract.signatures import PROCESSORS, missing, takes_others
 

@@ -12,8 +12,8 @@ import pytest
 
 from tests.waiting import HANG_S
 from torch_edl.config.environment import ENV_TOKEN
+from torch_edl.plugins.chaos.machine import Processes
 from torch_edl.plugins.chaos.storm import Target
-from torch_edl.plugins.chaos.targets import Processes
 from torch_edl.wire import master_pb2 as pb
 
 Start = Callable[[str], subprocess.Popen[bytes]]

@@ -9,7 +9,7 @@ import pytest
 
 from torch_edl.config import ClusterConfig, DurabilityConfig, JobConfig
 from torch_edl.plugins.chaos.plan import StormPlan, faults
-from torch_edl.plugins.chaos.promise import restraint, risks
+from torch_edl.plugins.chaos.run import restraint, risks
 from torch_edl.plugins.chaos.storm import Blow, Target
 from torch_edl.plugins.chaos.verdict import StatusWatch, Verdict
 from torch_edl.wire import master_pb2 as pb

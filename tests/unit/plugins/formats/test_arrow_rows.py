@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from torch_edl.plugins.formats import arrow_rows as module
-from torch_edl.plugins.formats.arrow_rows import RowCheck
+from torch_edl.plugins.formats import arrow as module
+from torch_edl.plugins.formats.arrow import RowCheck
 
 _TEXTS = ["plain", "", "größer", None, "more"]
 _SCHEMAS = [

@@ -18,7 +18,7 @@ from torch_edl.checkpoint.durable import replacing
 from torch_edl.config.environment import edl_home
 from torch_edl.data.sources.base import is_url
 from torch_edl.data.sources.storage.data_file import DataFile
-from torch_edl.interfaces.storage import Stamp
+from torch_edl.interfaces.source import Stamp
 
 log = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from torch_edl.checkpoint.durable import replacing
 from torch_edl.data.sources.base import CHANGED, is_url
 from torch_edl.data.sources.kinds import storage_of
 from torch_edl.data.sources.storage import unpacking
-from torch_edl.data.sources.storage.random_access import RandomAccess
+from torch_edl.data.sources.storage.unpacking import RandomAccess
 from torch_edl.errors import DataError
-from torch_edl.interfaces.storage import Stamp, StoredBytes
+from torch_edl.interfaces.source import Stamp, StoredBytes
 
 KEPT_MAP_BYTES = 256 << 20
 """Size of a file above which each view has its own mapping, since pages of a kept mapping count as

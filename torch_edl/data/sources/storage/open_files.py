@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from torch_edl.data.sources.storage.data_file import DataFile
-from torch_edl.interfaces.storage import Stamp
+from torch_edl.interfaces.source import Stamp
 
 MAX_OPEN = 16
 """Maximum number of open files without a reader, per process."""

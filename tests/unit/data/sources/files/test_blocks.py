@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from torch_edl.data.sources import block_cache
 from torch_edl.data.sources.files import blocks
 from torch_edl.data.sources.files.blocks import BlockSource
 from torch_edl.data.sources.files.index import Index
@@ -33,7 +32,7 @@ class Lines(BlockSource):
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(blocks, "cache", block_cache.BlockCache())
+    monkeypatch.setattr(blocks, "cache", blocks.BlockCache())
     path = tmp_path / "lines"
     path.write_bytes(np.repeat(np.arange(100, dtype=np.uint8), 1000).tobytes())
     return path
@@ -58,7 +57,7 @@ def test_a_range_decodes_no_block_beside_it(path: Path) -> None:
 def test_the_budget_holds_and_the_last_used_stay(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(block_cache, "CACHE_BYTES", 35_000)  # Three blocks.
+    monkeypatch.setattr(blocks, "CACHE_BYTES", 35_000)  # Three blocks.
     source = Lines(path)
     for block in (0, 1, 2, 0, 3):
         source.read(block * 10, block * 10 + 1)
@@ -72,7 +71,7 @@ def test_the_budget_holds_and_the_last_used_stay(
 def test_a_block_beyond_the_budget_is_still_kept_while_it_is_the_newest(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(block_cache, "CACHE_BYTES", 1)
+    monkeypatch.setattr(blocks, "CACHE_BYTES", 1)
     source = Lines(path)
     source.read(0, 4)
     source.read(4, 10)
@@ -82,7 +81,7 @@ def test_a_block_beyond_the_budget_is_still_kept_while_it_is_the_newest(
 def test_a_block_is_let_go_when_all_of_it_was_read(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache = block_cache.BlockCache()
+    cache = blocks.BlockCache()
     monkeypatch.setattr(blocks, "cache", cache)
     source = Lines(path)
     source.read(5, 40)  # half of the first block is left

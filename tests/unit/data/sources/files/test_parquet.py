@@ -16,7 +16,7 @@ import pytest
 from pyarrow import parquet
 
 from torch_edl.data.sources.files import parquet as module
-from torch_edl.data.sources.files import sliced, spill
+from torch_edl.data.sources.files import sliced
 from torch_edl.data.sources.files.parquet import ParquetSource
 from torch_edl.errors import DataError
 
@@ -168,8 +168,8 @@ def test_what_is_on_disk_is_bounded(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(sliced, "SPILL_ABOVE_BYTES", 0)
-    monkeypatch.setattr(spill, "SPILL_BYTES", 1)
-    monkeypatch.setattr(sliced, "_spills", spill.Spills())
+    monkeypatch.setattr(sliced, "SPILL_BYTES", 1)
+    monkeypatch.setattr(sliced, "_spills", sliced.Spills())
     source = ParquetSource(str(file))
     for _ in range(2):
         assert source.read(0, source.count).equals(TABLE)
