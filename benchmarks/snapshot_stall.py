@@ -24,7 +24,7 @@ import numpy as np
 from report import report
 
 from torch_edl.config.environment import ENV_MASTER, ENV_TOKEN
-from torch_edl.ps_server.compaction import LOG_BYTES
+from torch_edl.ps_server.snapshots import LOG_BYTES
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.channel import Stub

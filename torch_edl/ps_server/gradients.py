@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,16 +43,33 @@ class Gradients:
 class Push:
     """An accepted push."""
 
-    range: pb.RecordRange
     gradients: Gradients
     given: Framed
     """The request as it was received."""
+
+    @property
+    def range(self) -> pb.RecordRange:
+        """Records of the push."""
+        found: pb.RecordRange = self.given.message.range
+        return found
+
+
+def table_named(name: str, tables: Mapping[str, EmbeddingTable]) -> EmbeddingTable:
+    """Return the table of that name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    table = tables.get(name)
+    if table is None:
+        raise UsageError(f"table {name!r}: unknown here; there are: {sorted(tables)}")
+    return table
 
 
 def decode(
     request: pb.PushGradientsRequest,
     dense: DenseShard,
-    table_of: Callable[[str], EmbeddingTable],
+    tables: Mapping[str, EmbeddingTable],
     frames: codec.Frames = (),
     *,
     for_mean: bool,
@@ -79,32 +96,32 @@ def decode(
             for place in untouched:
                 parameter = dense.parameters[place]
                 flat[parameter.start : parameter.stop] = 0
-    tables = _decode_tables(request, table_of, frames)
+    rows = _decode_tables(request, tables, frames)
     rates = list(request.learning_rates)
     dense.optimizers.rates(rates)  # checks their number
     exact = dense.decode_exact(request.exact)
-    return Gradients(flat, tables, rates, untouched, exact)
+    return Gradients(flat, rows, rates, untouched, exact)
 
 
 def _decode_tables(
     request: pb.PushGradientsRequest,
-    table_of: Callable[[str], EmbeddingTable],
+    tables: Mapping[str, EmbeddingTable],
     frames: codec.Frames,
 ) -> list[tuple[EmbeddingTable, Ids, Floats]]:
-    tables: dict[EmbeddingTable, tuple[bytes | memoryview, bytes | memoryview, str]] = {}
+    given: dict[EmbeddingTable, tuple[bytes | memoryview, bytes | memoryview, str]] = {}
     ids: list[bytes | memoryview] = []
     for entry in request.tables:
-        table = table_of(entry.name)
-        if table in tables:
+        table = table_named(entry.name, tables)
+        if table in given:
             raise UsageError(f"table {entry.name}: twice in one push; sum the gradients")
         ids.append(codec.entry_ids(entry, ids, frames))
         dtype = table.gradient_dtype(entry.values, codec.count_ids(ids[-1]))
-        tables[table] = (ids[-1], codec.content_of(entry.values, frames), dtype)
+        given[table] = (ids[-1], codec.content_of(entry.values, frames), dtype)
     try:
-        decoded = _core.decode_gradients([(t.core, *given) for t, given in tables.items()])
+        decoded = _core.decode_gradients([(table.core, *each) for table, each in given.items()])
     except ValueError as error:
         raise UsageError(str(error)) from None
-    return [(table, *each) for table, each in zip(tables, decoded, strict=True)]
+    return [(table, *each) for table, each in zip(given, decoded, strict=True)]
 
 
 def split(pushes: Sequence[Push], targets: Watermarks | None) -> tuple[list[Push], list[Push]]:

@@ -8,7 +8,7 @@ import time
 from torch_edl.errors import EdlError, JournalDamagedError, UsageError
 from torch_edl.ps_server import snapshots
 from torch_edl.ps_server.durability.log import Damage, Log
-from torch_edl.ps_server.durability.records import Kind, Record
+from torch_edl.ps_server.durability.records import Kind, LogEntry, Record
 from torch_edl.ps_server.shard import ModelShard
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec
@@ -48,7 +48,9 @@ def recover(shard: ModelShard, log: Log) -> None:
             "snapshot, are missing"
         )
     if shard.lost != noted:
-        shard.note_lost()
+        # A successor may not detect the losses.
+        lost = state_pb.LostRecords(records=shard.lost)
+        log.append(LogEntry.of(Kind.REPAIR, lost.SerializeToString()))
         log.wait_durable()
     if shard.dense is not None:
         shard.dense.settle()

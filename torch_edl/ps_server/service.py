@@ -14,11 +14,11 @@ import grpc
 from torch_edl import _core
 from torch_edl.checkpoint import tensor_files
 from torch_edl.errors import StaleIncarnationError, UsageError
-from torch_edl.ps_server.compaction import Compactor
 from torch_edl.ps_server.durability.keeper import ReplicaKeeper
 from torch_edl.ps_server.durability.log import Log
 from torch_edl.ps_server.push_barrier import PushBarrier
 from torch_edl.ps_server.shard import ModelShard
+from torch_edl.ps_server.snapshots import Compactor
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
@@ -203,7 +203,8 @@ class PserverService:
         return answer
 
     def _get_watermarks(self, request: pb.GetWatermarksRequest) -> pb.GetWatermarksResponse:
-        return pb.GetWatermarksResponse(offsets=[self._shard.offset(t) for t in request.task_ids])
+        received = self._shard.watermarks(received=True)
+        return pb.GetWatermarksResponse(offsets=map(received.offset, request.task_ids))
 
     def _hold(self, request: pb.HoldRequest) -> pb.HoldResponse:
         if not 0 < request.timeout_ms <= _LONGEST_HOLD_MS:
@@ -229,19 +230,19 @@ class PserverService:
             with self._barrier.cut(
                 targets, lambda: shard.has_received(targets, acknowledged), move=request.move
             ) as elapsed:
-                cut = shard.cut(targets)
+                version, dense_values, tables = shard.cut(targets)
                 stall_s = elapsed()
-            dense = cut.dense()  # first: until then, pushes copy each value that they change
-            sizes = tensor_files.write_tables(cut.tables, directory, self._stem)
+            dense = dense_values()  # first: until then, pushes copy each value that they change
+            sizes = tensor_files.write_tables(tables, directory, self._stem)
             name = f"{self._stem}.dense.safetensors"
             sizes[name] = tensor_files.write(directory / name, dense, {})
         _log.info(
             "snapshot of version %d: %d files, pushes stalled %.1f ms",
-            cut.version,
+            version,
             len(sizes),
             stall_s * 1000,
         )
-        snapshot = pb.Snapshot(files=sizes, version=cut.version)
+        snapshot = pb.Snapshot(files=sizes, version=version)
         return pb.SnapshotResponse(snapshot=snapshot, stall_ms=stall_s * 1000)
 
     def _release(self, request: pb.ReleaseRequest) -> pb.ReleaseResponse:

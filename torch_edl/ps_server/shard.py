@@ -16,12 +16,12 @@ from google.protobuf.message import Message
 from torch_edl.checkpoint.reader import CheckpointReader
 from torch_edl.config import TrainConfig
 from torch_edl.errors import EdlError, UsageError
-from torch_edl.ps_server import same_model as agreement
+from torch_edl.ps_server import same_model
+from torch_edl.ps_server.durability import records
 from torch_edl.ps_server.durability.log import Log
 from torch_edl.ps_server.durability.records import Kind, LogEntry
-from torch_edl.ps_server.gradients import Push, decode, mean, split
-from torch_edl.ps_server.shard_snapshot import Cut, Frozen
-from torch_edl.tables.dense import DenseShard, Floats
+from torch_edl.ps_server.gradients import Push, decode, mean, split, table_named
+from torch_edl.tables.dense import Array, DenseShard, Floats
 from torch_edl.tables.optimizers import Optimizers
 from torch_edl.tables.table import EmbeddingTable, Ids, apply_all
 from torch_edl.tables.watermarks import Watermarks
@@ -96,13 +96,13 @@ class ModelShard:
         dense = DenseShard(request.parameters, Optimizers.from_proto(request.optimizer), frames)
         with self._setup:
             if self.dense is not None:
-                agreement.require_same_dense(dense, self.dense)
+                same_model.require_same_dense(dense, self.dense)
                 return False
             if self._source:
                 dense.restore(*self._source.dense())
             with self._task_locks[0]:
                 self._append(self._entry(Kind.DENSE, request, frames))
-                self._description = agreement.without_values(request)
+                self._description = same_model.without_values(request)
                 self.dense = dense
         return True
 
@@ -122,7 +122,7 @@ class ModelShard:
                 if there is None:
                     new[info.name] = self._make(info, self.dense.optimizers)
                 else:
-                    agreement.require_same_table(info, there.declared)
+                    same_model.require_same_table(info, there.declared)
             if new:
                 with self._task_locks[0]:
                     self._append(self._entry(Kind.TABLES, request))
@@ -142,21 +142,9 @@ class ModelShard:
     # ---- reading ----
 
     def table(self, name: str) -> EmbeddingTable:
-        """Return the table of that name.
-
-        Raises:
-            UsageError: there is none.
-        """
+        """Return the table of that name; raise UsageError if there is none."""
         self._require_sound()
-        table = self.tables.get(name)
-        if table is None:
-            raise UsageError(f"table {name!r}: unknown here; there are: {sorted(self.tables)}")
-        return table
-
-    def offset(self, task_id: int) -> int:
-        """Return the first record of the task that no push has contained yet."""
-        with self._state:
-            return self._received.offset(task_id)
+        return table_named(name, self.tables)
 
     def watermarks(self, *, received: bool = False) -> Watermarks:
         """Return a copy of the watermarks of applied pushes, or, in sync mode, of received ones."""
@@ -184,8 +172,8 @@ class ModelShard:
             )
         answer = self._answer_without_change(request)
         if answer is None:
-            gradients = decode(request, self.dense, self.table, frames, for_mean=self._is_sync)
-            push = Push(r, gradients, Framed(request, list(frames)))
+            gradients = decode(request, self.dense, self.tables, frames, for_mean=self._is_sync)
+            push = Push(gradients, Framed(request, list(frames)))
             entry = self._entry(Kind.GRADIENTS, request, frames)
             with self._task_locks[r.task_id % len(self._task_locks)]:
                 answer = self._answer_without_change(request)
@@ -216,7 +204,7 @@ class ModelShard:
             for watermarks in (self._applied, self._received):
                 watermarks.retire(retired_before)
         if not self._is_sync:
-            self._apply([push])
+            self._update([push])
             return
         self._waiting.append(push)
         with self._state:
@@ -237,9 +225,9 @@ class ModelShard:
         """Apply the mean of the waiting pushes, or of those within ``targets``."""
         taken, self._waiting = split(self._waiting, targets)
         if taken:
-            self._apply(taken)
+            self._update(taken)
 
-    def _apply(self, pushes: Sequence[Push]) -> None:
+    def _update(self, pushes: Sequence[Push]) -> None:
         """Make one update with the mean of pushes."""
         assert self.dense is not None
         gradients = mean([push.gradients for push in pushes], self.dense.assigned)
@@ -248,7 +236,6 @@ class ModelShard:
             if gradients.dense is not None:
                 self.dense.apply(gradients.dense, rates, gradients.untouched, self.sequence)
             self.dense.assign_exact(gradients.exact)
-            # The log has a record of each eviction: a replay reads which rows were removed.
             evict = not self._is_replay
             removed = apply_all(gradients.tables, rates, evict=evict)
             if evict:
@@ -289,18 +276,11 @@ class ModelShard:
             self._log.append(entry)
 
     def _note_eviction(self, table: str, ids: Ids) -> None:
-        """Record removed rows. Which rows are removed depends on pulls, which are no changes, so
-        their ids become a record of their own."""
+        """Log removed rows by their ids, since pulls, which are not logged, decide on them too."""
         if self._log is not None and len(ids):
             message = pb.TableIds(name=table, ids=ids.astype("<i8").tobytes())
             entry = LogEntry.of(Kind.EVICTION, message.SerializeToString())
             self._log.append_before_next(entry)
-
-    def note_lost(self) -> None:
-        """Append the number of lost records to the log: a successor may not detect them."""
-        lost = state_pb.LostRecords(records=self.lost)
-        with self._task_locks[0]:
-            self._append(self._entry(Kind.REPAIR, lost))
 
     def _require_sound(self) -> None:
         if self._broken:
@@ -319,11 +299,17 @@ class ModelShard:
             there = [self._received, acknowledged] if self.lost else [self._received]
             return Watermarks.union(there).reached(targets)
 
-    def cut(self, targets: Watermarks) -> Cut:
-        """Freeze the state in which the records of ``targets`` are applied.
+    def cut(
+        self, targets: Watermarks
+    ) -> tuple[int, Callable[[], dict[str, Array]], list[tuple[EmbeddingTable, int]]]:
+        """Freeze the state in which the records of ``targets`` are applied, for a checkpoint.
 
         In sync mode, another server may have applied pushes that still wait here, since its quorum
         had other pushes; they are applied now.
+
+        Returns:
+            The version, a function that returns the dense values, and the tables, whose snapshots
+            have begun, with their steps.
 
         Raises:
             OSError: the log has no room; nothing has changed.
@@ -334,11 +320,13 @@ class ModelShard:
                 if split(self._waiting, targets)[0]:
                     self._append(self._entry(Kind.CUT, targets.to_proto()))
                     self.apply_waiting(targets)
-        dense = self.dense.begin_snapshot()
-        tables = [(t, t.step) for t in self.tables.values()]
+        return self.version, self.dense.begin_snapshot(), self._begin_tables()
+
+    def _begin_tables(self) -> list[tuple[EmbeddingTable, int]]:
+        tables = [(table, table.step) for table in self.tables.values()]
         for table, _ in tables:
             table.core.begin_snapshot()
-        return Cut(self.version, dense, tables)
+        return tables
 
     # ---- snapshots for the log ----
 
@@ -353,25 +341,36 @@ class ModelShard:
         """True if a successor has to read the checkpoint that this shard was restored from."""
         return self._source is not None and self.dense is not None
 
-    def freeze(self, rotate: Callable[[], int]) -> Frozen:
-        """Return the state between two records, in microseconds. ``rotate`` is called at that
-        moment and returns the number of the last record."""
+    def freeze(
+        self, rotate: Callable[[], int]
+    ) -> tuple[int, state_pb.ShardState, list[tuple[EmbeddingTable, int]]]:
+        """Freeze the state between two records, in microseconds, without the dense values: these
+        are read later, in parts.
+
+        Args:
+            rotate: called at that moment; returns the number of the last record.
+
+        Returns:
+            The number of the record, the state, and the tables as in :meth:`cut`.
+        """
         with self._task_locks[0]:
             assert self.dense is not None
             sequence = rotate()
-            tables = [(table, table.step) for table in self.tables.values()]
-            for table, _ in tables:
-                table.core.begin_snapshot()
+            tables = self._begin_tables()
             exact, steps = self.dense.exact(), self.dense.steps
             waiting = [push.given for push in self._waiting]
             version, description = self.version, self._description
             with self._state:
                 applied, received = self._applied.copy(), self._received.copy()
-        state = agreement.describe(description, exact, steps, tables)
+        state = same_model.describe(description, exact, steps, tables)
         state.version, state.restored, state.lost = version, self._restored, self.lost
         state.applied.CopyFrom(applied.to_proto())
         state.received.CopyFrom(received.to_proto())
-        return Frozen(sequence, state, waiting, tables)
+        for given in waiting:
+            message = given.message.SerializeToString()
+            entry = LogEntry.of(Kind.GRADIENTS, message, given.frames)
+            state.waiting.append(records.pack(sequence, entry))
+        return sequence, state, tables
 
     def dense_part(self, start: int, stop: int) -> tuple[int, dict[str, Floats]]:
         """Return the number of the last record, and a copy of a part of the dense values after
@@ -380,17 +379,19 @@ class ModelShard:
         with self._task_locks[0]:
             return self.sequence, self.dense.part(start, stop)
 
-    def thaw(self, frozen: Frozen, dense: DenseShard, tables: Mapping[str, EmbeddingTable]) -> None:
-        """Restore the state of a snapshot, in a shard that is not in use yet."""
-        state = frozen.state
+    def thaw(
+        self, state: state_pb.ShardState, dense: DenseShard, tables: Mapping[str, EmbeddingTable]
+    ) -> None:
+        """Restore a state that :meth:`freeze` returned, in a shard that is not in use yet."""
         self._source, self._restored, self.lost = None, state.restored, state.lost
-        self._description = agreement.without_values(state.dense)
+        self._description = same_model.without_values(state.dense)
         self.dense, self.tables, self.version = dense, dict(tables), state.version
         self._applied = Watermarks.from_proto(state.applied)
         self._received = self._applied
         if self._is_sync:
             self._received = Watermarks.from_proto(state.received)
-        for given in frozen.waiting:
-            request: pb.PushGradientsRequest = given.message
-            gradients = decode(request, dense, self.table, given.frames, for_mean=self._is_sync)
-            self._waiting.append(Push(request.range, gradients, given))
+        for record in records.read(state.waiting):
+            message, frames = record.parts()
+            request = pb.PushGradientsRequest.FromString(message)
+            gradients = decode(request, dense, self.tables, frames, for_mean=self._is_sync)
+            self._waiting.append(Push(gradients, Framed(request, frames)))

@@ -1,4 +1,5 @@
-"""Snapshots of a shard in its log: written while pushes continue, and read by a successor.
+"""Snapshots of a shard in its log: written while pushes continue, when the log has grown, and read
+by a successor.
 
 ``state.safetensors`` holds a ShardState; ``shard.table-T.part-P.safetensors`` rows and
 ``shard.table-T.counts-P.safetensors`` counted ids, as in a checkpoint; ``dense-K.safetensors`` a
@@ -9,6 +10,8 @@ record at that time. During a replay, a chunk skips the changes that it already 
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,19 +22,16 @@ import numpy as np
 from torch_edl.checkpoint import tensor_files
 from torch_edl.checkpoint.durable import sync
 from torch_edl.checkpoint.reader import SavedTable
-from torch_edl.errors import CheckpointError, JournalDamagedError
-from torch_edl.ps_server.durability import records
+from torch_edl.errors import CheckpointError, JournalDamagedError, StaleIncarnationError
 from torch_edl.ps_server.durability.log import Base, Log
-from torch_edl.ps_server.durability.records import Kind, LogEntry, Record
 from torch_edl.ps_server.shard import ModelShard
-from torch_edl.ps_server.shard_snapshot import Frozen
 from torch_edl.tables.dense import DenseShard
 from torch_edl.tables.optimizers import Optimizers
 from torch_edl.tables.table import EmbeddingTable
-from torch_edl.wire import pserver_pb2
 from torch_edl.wire import shard_state_pb2 as pb
 from torch_edl.wire import tensor_pb2 as tensor
-from torch_edl.wire.codec import Framed
+
+_log = logging.getLogger(__name__)
 
 CHUNK = 1 << 18
 """Number of dense values that are copied at a time while pushes wait (less than a millisecond)."""
@@ -40,6 +40,15 @@ _FILE = 16 * CHUNK
 _LOADERS = 4  # parts of a table that are loaded in parallel
 _STEM = "shard"
 _STATE = "state.safetensors"
+
+LOG_BYTES = 512 << 20
+"""Size below which a log is not replaced by a snapshot; half the size of the last snapshot is a
+limit, too. A byte of log is replayed as fast as a byte of a snapshot is read, and a snapshot writes
+the whole shard (to a peer, over the network). At 20 MB of pushes per second, a shard is written
+every 26 s."""
+_LOOK_S = 0.2
+_RETRY_S = 10.0  # after a failed write
+_PATIENCE = 3  # snapshots in a row that checkpoints may interrupt
 
 
 def write(shard: ModelShard, log: Log, after_file: Callable[[], None] = lambda: None) -> int:
@@ -59,16 +68,9 @@ def write(shard: ModelShard, log: Log, after_file: Callable[[], None] = lambda: 
         after_file()
 
     with log.new_base() as folder:
-        frozen = shard.freeze(log.rotate)
-        sizes = tensor_files.write_tables(
-            frozen.tables, folder, _STEM, written, steadily=log.forces
-        )
+        sequence, state, tables = shard.freeze(log.rotate)
+        sizes = tensor_files.write_tables(tables, folder, _STEM, written, steadily=log.forces)
         sizes |= _write_dense(shard, folder, written, log.forces)
-        state = pb.ShardState()
-        state.CopyFrom(frozen.state)
-        for push in frozen.waiting:
-            entry = LogEntry.of(Kind.GRADIENTS, push.message.SerializeToString(), push.frames)
-            state.waiting.append(records.pack(frozen.sequence, entry))
         state.files.update(sizes)
         content = np.frombuffer(state.SerializeToString(), np.uint8)
         size = tensor_files.write(folder / _STATE, {"state": content}, {})
@@ -76,7 +78,7 @@ def write(shard: ModelShard, log: Log, after_file: Callable[[], None] = lambda: 
         if log.forces:
             sync(folder)
         # Chunks may contain all records so far.
-        log.commit_snapshot(folder, frozen.sequence, shard.sequence)
+        log.commit_snapshot(folder, sequence, shard.sequence)
     return size + sum(sizes.values())
 
 
@@ -127,16 +129,10 @@ def load(shard: ModelShard, base: Base) -> int:
         tables = {}
         for index, saved in enumerate(state.tables):
             tables[saved.info.name] = _read_table(saved, optimizers, base.path, index, shard.shards)
-        waiting = [_push(record) for record in records.read(state.waiting)]
-        shard.thaw(Frozen(base.sequence, state, waiting, []), dense, tables)
+        shard.thaw(state, dense, tables)
         return newest
     except (CheckpointError, OSError, ValueError, KeyError) as error:
         raise JournalDamagedError(f"{base.path}: the snapshot is damaged: {error}") from error
-
-
-def _push(record: Record) -> Framed:
-    message, frames = record.parts()
-    return Framed(pserver_pb2.PushGradientsRequest.FromString(message), frames)
 
 
 def _read_dense(dense: DenseShard, base: Base) -> int:
@@ -173,3 +169,84 @@ def _read_table(
             pass
     table.resume_at(saved.step)
     return table
+
+
+class _GivenUpError(Exception):
+    """A checkpoint is due, or the server stops: the snapshot is abandoned."""
+
+
+class Compactor:
+    """A thread that takes snapshots while pushes continue.
+
+    Args:
+        is_held: returns whether a checkpoint holds pushes back; a checkpoint has priority.
+    """
+
+    def __init__(self, shard: ModelShard, log: Log, is_held: Callable[[], bool]) -> None:
+        self._shard, self._target = shard, log
+        self._is_held = is_held
+        self.lock = threading.Lock()
+        """Held while a snapshot or a checkpoint reads the tables: only one can at a time."""
+        self._wanted = threading.Event()  # a checkpoint waits
+        self._given_up = 0
+        self._size = 0  # bytes of the last snapshot
+        self._has_base = threading.Event()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="compaction", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop the thread; a snapshot in progress is abandoned."""
+        self._closing.set()
+        self._thread.join()
+
+    def give_way(self, timeout_s: float) -> None:
+        """Wait until no snapshot is in progress, before a checkpoint. A snapshot is abandoned,
+        unless that has happened too often. The first one of a restored shard is awaited: the
+        checkpoint that the shard was restored from may be removed once there is a newer one.
+
+        Raises:
+            TimeoutError: the first snapshot takes longer.
+        """
+        if self._needs_first():
+            self._has_base.clear()
+            if not self._has_base.wait(timeout_s):
+                raise TimeoutError("the first snapshot of a restored server is under way")
+        if self._given_up < _PATIENCE:
+            self._wanted.set()
+        with self.lock:
+            self._wanted.clear()
+
+    def _needs_first(self) -> bool:
+        return self._shard.needs_source and self._target.base.path is None
+
+    def _is_due(self) -> bool:
+        if not self._shard.is_described or self._is_held():
+            return False
+        if self._needs_first() or self._target.needs_base:
+            return True
+        return self._target.bytes > max(LOG_BYTES, self._size // 2)
+
+    def _check(self) -> None:
+        if self._closing.is_set() or (self._wanted.is_set() and not self._needs_first()):
+            raise _GivenUpError
+
+    def _run(self) -> None:
+        not_before = 0.0
+        while not self._closing.wait(_LOOK_S):
+            # A peer that needs a base is a new one: the failure of the old one does not count.
+            waits = time.monotonic() < not_before and not self._target.needs_base
+            if waits or not self._is_due():
+                continue
+            try:
+                with self.lock:
+                    self._size = write(self._shard, self._target, self._check)
+                self._given_up = 0
+                self._has_base.set()
+            except _GivenUpError:
+                self._given_up += 1
+            except StaleIncarnationError:
+                return
+            except OSError as error:
+                _log.warning("no snapshot of the log: %s; trying again later", error)
+                not_before = time.monotonic() + _RETRY_S

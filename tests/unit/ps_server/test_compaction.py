@@ -26,10 +26,10 @@ from tests.unit.ps_server.journalled import (
 from tests.unit.ps_server.journals import on_disk
 from torch_edl.checkpoint.reader import CheckpointReader
 from torch_edl.errors import JournalDamagedError
-from torch_edl.ps_server import compaction, snapshots
-from torch_edl.ps_server.compaction import Compactor
+from torch_edl.ps_server import snapshots
 from torch_edl.ps_server.recovery import recover
 from torch_edl.ps_server.shard import ModelShard
+from torch_edl.ps_server.snapshots import Compactor
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 
@@ -122,8 +122,8 @@ def test_a_damaged_snapshot_is_named(tmp_path: Path) -> None:
 def test_the_log_is_compacted_while_pushes_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compaction, "LOG_BYTES", 10_000)
-    monkeypatch.setattr(compaction, "_LOOK_S", 0.001)
+    monkeypatch.setattr(snapshots, "LOG_BYTES", 10_000)
+    monkeypatch.setattr(snapshots, "_LOOK_S", 0.001)
     root = tmp_path / "journal"
     local = Local(root, "async")
     compactor = Compactor(local.shard, local.journal, lambda: False)
@@ -179,7 +179,7 @@ def test_there_is_no_snapshot_before_a_worker_asked_for_the_restored_tables(
     rows = first.pull("t", IDS).tobytes()
     checkpoint = save([first])
     kill(first)
-    monkeypatch.setattr(compaction, "_LOOK_S", 0.001)
+    monkeypatch.setattr(snapshots, "_LOOK_S", 0.001)
     root = tmp_path / "journal"
     journal = on_disk(root, IDENTITY, 2, fsync="never")
     shard = ModelShard(RULES["async"], CheckpointReader(checkpoint), pytest.fail, log=journal)

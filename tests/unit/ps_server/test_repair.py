@@ -104,7 +104,7 @@ def test_what_can_be_read_is_kept_and_nothing_counts_twice(life: Life) -> None:
     assert life.counts() == (4, [2, 2, 0])
     # A worker that was not hurt goes on where it is; another one asks for the marks.
     assert life.push(1, 2).duplicate
-    assert life.shard.offset(0) == 16
+    assert life.shard.watermarks().offset(0) == 16
     assert life.push(0, 3).accepted
     assert life.push(1, 3).accepted
     assert life.push(0, 2).duplicate
