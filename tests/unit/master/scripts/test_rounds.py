@@ -91,47 +91,38 @@ def test_who_waits_is_waited_for_until_it_knows_that_it_is_closed() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_storms(seed: int) -> None:
     """No two nodes have one rank, and those that live are in a round before long."""
-    random_ = random.Random(seed)
+    draw = random.Random(seed)
     rounds, now = Rounds(), 0.0
     wish = dict.fromkeys("abcde", 0)
     alive = set("abcde")
     inside: dict[str, int] = {}
-    for _ in range(600):
-        now += 0.3 * random_.random()
-        if random_.random() < 0.02 and len(alive) > 2:
-            inside.pop(node := random_.choice(sorted(alive)), None)
+    for turn in range(800):
+        calm = turn >= 600
+        now += 0.5 if calm else 0.3 * draw.random()
+        if not calm and draw.random() < 0.02 and len(alive) > 2:
+            inside.pop(node := draw.choice(sorted(alive)), None)
             alive.remove(node)
-        elif random_.random() < 0.05 and alive != set("abcde"):
-            alive.add(node := random_.choice(sorted(set("abcde") - alive)))
+        elif not calm and draw.random() < 0.05 and alive != set("abcde"):
+            alive.add(node := draw.choice(sorted(set("abcde") - alive)))
             wish[node] += 1
-        if random_.random() < 0.05:
+        if draw.random() < 0.05:
             state = json.loads(json.dumps(rounds.to_state()))
             rounds = Rounds()
             rounds.from_state(state, now)
         taken: dict[int, str] = {}
         for node in sorted(alive):
             if node in inside:
-                place = rounds.look(node, inside[node], now)
-                if place.over or place.waiting or random_.random() < 0.01:
+                look = rounds.look(node, inside[node], now)
+                if look.over or look.waiting or (not calm and draw.random() < 0.01):
                     wish[node] += 1
                     del inside[node]
-            else:
-                place = ask(rounds, node, now, least=2, most=4, wish=wish[node])
-                if place is not None and random_.random() < 0.8:
-                    assert place.round == rounds.number
-                    assert place.rank < place.nodes <= 4
-                    assert taken.setdefault(place.rank, node) == node
-                    inside[node] = place.round
-    for _ in range(200):
-        now += 0.5
-        for node in sorted(alive):
-            if node not in inside:
-                place = ask(rounds, node, now, least=2, most=4, wish=wish[node])
-                if place is not None:
-                    inside[node] = place.round
-            elif (place := rounds.look(node, inside[node], now)).over or place.waiting:
-                wish[node] += 1
-                del inside[node]
+                continue
+            place = ask(rounds, node, now, least=2, most=4, wish=wish[node])
+            if place is not None and (calm or draw.random() < 0.8):
+                assert place.round == rounds.number
+                assert place.rank < place.nodes <= 4
+                assert taken.setdefault(place.rank, node) == node
+                inside[node] = place.round
     assert sum(n == rounds.number for n in inside.values()) == min(4, len(alive))
 
 
