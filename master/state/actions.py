@@ -38,8 +38,6 @@ class Saved:
 
 @dataclass(frozen=True)
 class Start:
-    """Start a process."""
-
     spec: ProcessSpec
 
 
@@ -193,8 +191,6 @@ Action = Start | Stop | Become | KeepPlan | Effect
 
 @dataclass(frozen=True)
 class Started:
-    """A process was started."""
-
     role: str
     id: int
     pid: int
@@ -204,8 +200,6 @@ class Started:
 
 @dataclass(frozen=True)
 class NotStarted:
-    """A process could not be started."""
-
     role: str
     id: int
     error: str

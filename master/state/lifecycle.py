@@ -31,8 +31,6 @@ _SAMPLE_S = 0.5
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a job."""
-
     state: str
     """``finished``, ``failed`` or ``stopped``."""
     exit_code: int
@@ -200,7 +198,6 @@ class Lifecycle:
         return (now if self._trained_at is None else self._trained_at) - self._began_at
 
     def note(self, level: str, text: str, now: float, traceback: str = "") -> None:
-        """Append an event to the log of the job."""
         self.log.add(level, text, now + self._wall_offset_s, traceback)
 
     def restarted(self, now: float) -> None:
@@ -216,7 +213,6 @@ class Lifecycle:
         self._wall_offset_s += seconds
 
     def began(self, now: float) -> None:
-        """Record that the first worker has work: the job is running."""
         self._began_at = now if self._began_at is None else self._began_at
 
     def trained(self, now: float) -> None:

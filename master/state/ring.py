@@ -74,7 +74,6 @@ class Ring:
 
     @property
     def waiting(self) -> int:
-        """Number of workers that have asked to join the next ring."""
         return len(self._asked)
 
     def wanted(self, worker: int) -> bool:
@@ -236,7 +235,6 @@ class Ring:
             self._ended_at = now if self._ended_at is None else self._ended_at
 
     def drop(self, worker: int) -> None:
-        """Remove a worker that is lost."""
         self._asked.pop(worker, None)
         self._claims.discard(worker)
         self._reserve.pop(worker, None)

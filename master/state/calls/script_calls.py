@@ -13,11 +13,6 @@ from torch_edl.wire import master_pb2 as pb
 
 
 def agent_report(job: Job, request: pb.AgentReportRequest, now: float) -> pb.AgentReportResponse:
-    """Record an agent's report on its workers.
-
-    Raises:
-        UsageError: the agent was started for a different script or with other arguments.
-    """
     agents = job.script_workforce()
     job.apply_all(agents.agent_report(request, now), now)
     job.conclude(now)
@@ -25,38 +20,31 @@ def agent_report(job: Job, request: pb.AgentReportRequest, now: float) -> pb.Age
 
 
 def join_round(job: Job, request: pb.JoinRoundRequest, now: float) -> pb.JoinRoundResponse | None:
-    """Request a place in the next round for a torchrun agent."""
     answer, events = job.script_workforce().join_round(request, now)
     job.apply_all(events, now)
     return answer
 
 
 def get_round(job: Job, request: pb.GetRoundRequest, now: float) -> pb.GetRoundResponse:
-    """Return the state of an agent's round."""
     return job.script_workforce().rounds.look(request.node, request.round, now)
 
 
 def leave_round(job: Job, request: pb.LeaveRoundRequest, now: float) -> pb.LeaveRoundResponse:
-    """Remove a torchrun agent that leaves."""
     job.apply_all(job.script_workforce().leave_round(request), now)
     return pb.LeaveRoundResponse()
 
 
 def close_rounds(job: Job, request: pb.CloseRoundsRequest, now: float) -> pb.CloseRoundsResponse:
-    """Record that a torchrun agent reports the end of the job."""
     job.script_workforce().close_rounds(request)
     return pb.CloseRoundsResponse()
 
 
-# ---- the data of a script on servers ----
+# ---- the data of a script on servers; UsageError if the job trains a model file ----
 
 
 def report_data(job: Job, request: pb.ReportDataRequest, now: float) -> pb.ReportDataResponse:
-    """Record the data of a worker's loader; the first report makes the tasks.
-
-    Raises:
-        UsageError: the job trains a model file, or another worker reported other data.
-    """
+    """Record the data of a worker's loader; the first report makes the tasks, and later ones with
+    other data raise UsageError."""
     job.script_workforce()
     if job.lifecycle.outcome is None:
         job.prepare(job.preparation.data_reported(request.data), now)
@@ -66,11 +54,7 @@ def report_data(job: Job, request: pb.ReportDataRequest, now: float) -> pb.Repor
 def fit_preprocessing(
     job: Job, request: pb.FitPreprocessingRequest, now: float
 ) -> pb.FitPreprocessingResponse | None:
-    """Answer a script that needs its preprocessing; the first call begins the fitting pass.
-
-    Raises:
-        UsageError: the job trains a model file.
-    """
+    """Answer a script that needs its preprocessing; the first call begins the fitting pass."""
     job.script_workforce()
     fitting, member = job.tasks.fitting, job.members.get(request.worker_id)
     if member is None or member.draining or job.lifecycle.ending:
@@ -90,11 +74,7 @@ def fit_preprocessing(
 
 
 def begin_pass(job: Job, request: pb.BeginPassRequest, now: float) -> pb.BeginPassResponse | None:
-    """Begin a script's loop over a loader.
-
-    Raises:
-        UsageError: the epochs have more records than the job can count.
-    """
+    """Begin a script's loop over a loader; UsageError if its epochs have too many records."""
     if records_of(job.tasks.main, request.epochs) > MOST_RECORDS:
         raise UsageError(
             f"job.loader: {request.epochs:,} epochs; at most {MOST_RECORDS:,} records count"

@@ -11,11 +11,7 @@ from torch_edl.wire import master_pb2 as pb
 
 
 def register(job: Job, request: pb.RegisterServerRequest, now: float) -> pb.RegisterServerResponse:
-    """Register a server that listens.
-
-    Raises:
-        UsageError: the server does not belong to the job, or another server has its shard.
-    """
+    """Register a server that listens; UsageError if another one has its shard."""
     shard = request.shard
     before = job.fleet.cluster()
     process = job.fleet.servers.registered(shard, request.incarnation, request.address, now)
@@ -73,7 +69,6 @@ def _note_ready(job: Job, now: float) -> None:
 def heartbeat(
     job: Job, request: pb.ServerHeartbeatRequest, now: float
 ) -> pb.ServerHeartbeatResponse:
-    """Record the heartbeat of a server."""
     process = job.fleet.servers.heard(request.shard, request.incarnation, now)
     if process is None:
         # A server that ends with the job was not replaced, although its process may take a

@@ -16,11 +16,7 @@ LogPath = Callable[[str, int], str]
 def describe(
     job: Job, *, events_after: int, now: float, master: pb.ProcessStatus, log_path: LogPath
 ) -> pb.GetStatusResponse:
-    """Return the status of a job.
-
-    Args:
-        log_path: maps role and id of a process that this master started to its log.
-    """
+    """Return the status of a job; ``log_path`` maps role and id of a process to its log."""
     lifecycle = job.lifecycle
     records, steps = job.done()
     wall_s = lifecycle.wall_s(now)
@@ -88,11 +84,8 @@ def describe(
 
 
 def scale(job: Job, request: pb.ScaleRequest, now: float) -> pb.ScaleResponse:
-    """Set the number of workers, of servers, or both. An invalid number changes neither.
-
-    Raises:
-        UsageError: a number is not possible.
-    """
+    """Set the number of workers, of servers, or both. If one is not possible, UsageError is raised
+    and neither changes."""
     said = []
     if job.lifecycle.ending:
         raise UsageError("the job is over: there is nothing to scale")
@@ -111,7 +104,6 @@ def scale(job: Job, request: pb.ScaleRequest, now: float) -> pb.ScaleResponse:
 
 
 def stop(job: Job, request: pb.StopRequest, now: float) -> pb.StopResponse:
-    """Stop the job."""
     job.stop(request.reason or "asked to stop", now, at_once=request.at_once)
     return pb.StopResponse()
 
@@ -135,10 +127,5 @@ def get_stacks(job: Job, request: pb.GetStacksRequest, now: float) -> pb.GetStac
 
 
 def add_events(job: Job, request: pb.AddEventsRequest, now: float) -> pb.AddEventsResponse:
-    """Append the events of a command to the log.
-
-    Raises:
-        UsageError: an event has an unknown level.
-    """
     job.lifecycle.log.add_from(request.source, request.events)
     return pb.AddEventsResponse()

@@ -27,11 +27,7 @@ _Ask = Callable[[int, int, int, str, float], pb.Ring | None]
 
 
 def register(job: Job, request: pb.RegisterRequest, now: float) -> pb.RegisterResponse:
-    """Add a worker to the job.
-
-    Raises:
-        UsageError: the worker does not belong to the job, or was declared lost.
-    """
+    """Add a worker to the job; UsageError if it does not belong to it, or was declared lost."""
     worker, events = job.workforce.register(request)
     job.apply_all(events, now)
     process = job.fleet.worker(worker)
@@ -59,11 +55,7 @@ def report_failure(
 def wait_until_ready(
     job: Job, request: pb.WaitUntilReadyRequest, now: float, *, cores: int = 1
 ) -> pb.WaitUntilReadyResponse | None:
-    """Return what the worker begins with.
-
-    Args:
-        cores: CPU cores to divide among the workers.
-    """
+    """Return what the worker begins with; ``cores`` are divided among the workers."""
     if job.lifecycle.outcome is not None:
         return pb.WaitUntilReadyResponse(leave=True)
     fitting = job.tasks.fitting
@@ -212,7 +204,6 @@ def _may_snapshot(job: Job, member: Member) -> bool:
 def _lease_fit(
     job: Job, request: pb.LeaseRequest, member: Member, now: float
 ) -> pb.LeaseResponse | None:
-    """Return tasks of the fitting pass, possibly none."""
     if member.draining:
         return _answer(job, pb.LeaseResponse.DRAIN)
     leases = job.tasks.fitting.hand_out(member.id, request.held, now, want=request.want)
@@ -323,11 +314,7 @@ def _next_ring(
     *,
     over: bool,
 ) -> pb.JoinRingResponse | None:
-    """Answer a worker that asks for the next ring.
-
-    Args:
-        over: the scripts of all workers have ended.
-    """
+    """Answer a worker that asks for the next ring, which none follows if all scripts are over."""
     ring, member = job.ring, job.members.get(request.worker_id)
     if member is None:
         return pb.JoinRingResponse(leave=True)

@@ -268,7 +268,6 @@ class CheckpointManager:
         self._actions += self.output.write(model, tasks)
 
     def snapshot_written(self, directory: Path, manifest: Manifest) -> None:
-        """Request the commit of a model that a worker wrote."""
         commit = CommitLocal(directory, manifest, self._incarnation, self.root, restored=self.named)
         if self._attempt is not None:
             self._attempt.commit = commit

@@ -32,11 +32,9 @@ class CheckpointSchedule:
         self.next = (steps // self._every + 1) * self._every if self._every else 0
 
     def is_due(self, steps: int) -> bool:
-        """Return whether a periodic checkpoint is due."""
         return bool(self._every) and steps >= self.next
 
     def is_paused(self, now: float) -> bool:
-        """Return whether the pause after a failure is not over."""
         return now < self._not_before
 
     def retry(self, now: float, *, early: bool = False) -> None:
@@ -49,8 +47,7 @@ class CheckpointSchedule:
             self.next = 0
 
     def count_failure(self) -> bool:
-        """Count the failure of a checkpoint that the job needs. Returns whether it was the last
-        attempt."""
+        """Count the failure of a checkpoint that the job needs. Returns whether to give up."""
         self.failures += 1
         return self.failures >= _ATTEMPTS
 
@@ -84,8 +81,7 @@ class BestCheckpoint:
         return self.saved.path if self.saved is not None else None
 
     def is_improved_by(self, metrics: Mapping[str, float]) -> bool:
-        """Return whether a model with these metrics is better than the best checkpoint; a value
-        that is not finite never is."""
+        """Return whether a model with these metrics, if finite, is better than the best one."""
         objective = self._objective
         if objective is None:
             return False
@@ -104,7 +100,6 @@ class BestCheckpoint:
         return [Note("info", f"best checkpoint so far: {text}")]
 
     def describe(self, status: pb.GetStatusResponse, *, is_temporary: bool) -> None:
-        """Add the best checkpoint to a status."""
         if self.saved is not None:
             status.best.metric, status.best.value = self._name, self._value(self.saved)
             status.best.steps = self.saved.manifest.steps

@@ -48,11 +48,7 @@ class LostWorkers:
         self._ring.drop(worker)
 
     def lose(self, event: WorkerLost, now: float, shown: str = "") -> None:
-        """Handle the loss of a worker.
-
-        Args:
-            shown: further text of the event.
-        """
+        """Handle the loss of a worker; ``shown`` is further text of the event."""
         member = self._members.get(event.worker)
         if event.ended_well is not None:
             asked = member is not None and member.draining
@@ -64,7 +60,6 @@ class LostWorkers:
         self.drop(event.worker)
 
     def become_server(self, action: Become, now: float) -> None:
-        """Remove a worker, or a spare, that becomes a server."""
         then = self.consequence if action.worker in self._members else "a spare"
         text = f"worker-{action.worker} becomes ps-{action.server}; {then}"
         self._lifecycle.note("warning", text, now)

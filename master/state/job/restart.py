@@ -51,8 +51,7 @@ def after_failure(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_state(job: Job, state: Mapping[str, Any], now: float) -> None:
-    """Restore what :func:`to_state` returned, before :meth:`Job.start`; all processes count as
-    heard."""
+    """Restore what :func:`to_state` returned, before :meth:`Job.start`."""
     own = state["job"]
     job.reason, job.damaged, job.restarts = own["reason"], own["damaged"], own["restarts"] + 1
     job.compose(state["fleet"]["strategy"])

@@ -85,8 +85,7 @@ class Agents:
         return all(agent.knows_end or now - agent.seen >= linger_s for agent in self)
 
     def report(self, node: str, pid: int, now: float) -> tuple[AgentRecord, bool]:
-        """Record a report of an agent. Returns the agent, and whether it replaces another process
-        of the same name."""
+        """Record a report of an agent. Returns it, and whether it replaces another process."""
         agent = self._agents.get(node)
         replaces = agent is not None and agent.pid != pid
         if agent is None or replaces:

@@ -67,7 +67,6 @@ class Rounds:
         return None
 
     def look(self, node: str, round: int, now: float) -> pb.GetRoundResponse:
-        """Return the state of a node's round."""
         if node in self._seen and round == self.number:
             self._seen[node] = now
         return pb.GetRoundResponse(

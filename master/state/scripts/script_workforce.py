@@ -52,13 +52,7 @@ class _Lasting:
 
 
 class ScriptWorkforce(Workforce):
-    """Workers that agents or torchrun start.
-
-    Args:
-        fleet: starts no workers; on a cluster, starts the agents.
-        ring: ring that the workers form.
-        members: the registered workers.
-    """
+    """Workers that agents or torchrun start; on a cluster, the fleet starts the agents."""
 
     _fleet: ScriptFleet
 
@@ -176,7 +170,6 @@ class ScriptWorkforce(Workforce):
                 yield self._lost(worker, f"ended with {how}", ended_well=report.code == 0)
 
     def agent_answer(self, node: str) -> pb.AgentReportResponse:
-        """Return the answer to the report of an agent."""
         agent, outcome = self._agents.get(node), self._lifecycle.outcome
         stopping = self._lifecycle.stopping
         assert agent is not None
@@ -235,7 +228,6 @@ class ScriptWorkforce(Workforce):
         return [self._lost(worker, "its agent left") for worker in self._workers_of(request.node)]
 
     def close_rounds(self, request: pb.CloseRoundsRequest) -> None:
-        """Record that a torchrun agent reports the end of the job."""
         self.rounds.closed = True
         self._torchrun_error = self._torchrun_error or request.error
 
