@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch_edl.plugins.kubernetes.client.pod_output import by_process
+from torch_edl.plugins.kubernetes.client.logs import by_process
 from torch_edl.plugins.kubernetes.cluster.pod_state import PodState
 
 

@@ -19,7 +19,7 @@ from torch_edl.launch.jobs.folder import ENDED
 from torch_edl.launch.jobs.logs import shown, text_of, text_of_line
 from torch_edl.plugins.kubernetes import names
 from torch_edl.plugins.kubernetes.client.cluster_job import ClusterJob, MasterConnection
-from torch_edl.plugins.kubernetes.client.pod_output import PodOutput, by_process
+from torch_edl.plugins.kubernetes.client.logs import PodOutput, by_process
 from torch_edl.plugins.kubernetes.cluster import pod_state as causes
 from torch_edl.plugins.kubernetes.cluster.failures import (
     SETTLING_S,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import secrets
+import shlex
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from rich.console import Console
 
@@ -21,14 +23,15 @@ from torch_edl.data.sources.kinds import is_object, url_type
 from torch_edl.errors import UsageError
 from torch_edl.interfaces.platform import JobOutcome
 from torch_edl.launch.jobs.observers import Observers
-from torch_edl.plugins.kubernetes.client import cluster_job, code
+from torch_edl.plugins.kubernetes import names
+from torch_edl.plugins.kubernetes.client import cluster_job
 from torch_edl.plugins.kubernetes.client.follow import ClusterFollower
-from torch_edl.plugins.kubernetes.client.manifests import as_yaml
 from torch_edl.plugins.kubernetes.cluster.api import Api
 from torch_edl.plugins.kubernetes.cluster.failures import ClusterError
 from torch_edl.plugins.kubernetes.objects import job, shared_paths, template
 from torch_edl.plugins.kubernetes.objects.submit import submit
 from torch_edl.processes.signals import StopSignals
+from torch_edl.training.contract import source_files
 from torch_edl.training.contract.backends import backend_of
 
 _DOES = {"train": "trains", "evaluate": "evaluates", "predict": "predicts with", "script": "runs"}
@@ -149,7 +152,7 @@ def check(args: argparse.Namespace, kind: str) -> tuple[JobConfig, dict[str, byt
 
 def _sent_of_module(name: str, file: Path | None) -> dict[str, bytes]:
     assert file is not None
-    return code.collect_module(name, file, Path.cwd())
+    return collect_module(name, file, Path.cwd())
 
 
 def _with_code(
@@ -174,7 +177,7 @@ def _with_code(
             config = replace(config, model_file=file)
         sent = {}
     else:
-        sent = code.collect(config.model_file) if collect is None else collect()
+        sent = collect_code(config.model_file) if collect is None else collect()
     shared_paths.check(config)
     return job.in_pods(config, sent), sent
 
@@ -250,3 +253,100 @@ def _stay(
     ):
         display.console.print(line, soft_wrap=True)
     return None
+
+
+MAX_BYTES = 900 << 10
+"""Maximum size of the code, bytes. A ConfigMap holds 1 MiB, which the configuration shares."""
+
+
+def collect_code(model_file: str) -> dict[str, bytes]:
+    """Return the content of the files by their paths below the folder of the model file.
+
+    The model file is the first one. Only modules that the source imports by name are found: no data
+    files, and no modules that are loaded in another way.
+
+    Raises:
+        UsageError: the files are too large to be sent, outside the folder, or unreadable.
+    """
+    folder = Path(model_file).absolute().parent
+    return _collect(model_file, folder, source_files.local_files(model_file))
+
+
+def collect_module(name: str, file: Path, folder: Path) -> dict[str, bytes]:
+    """Return the files of a module of ``-m``, as :func:`collect_code` does for a model file.
+
+    Args:
+        file: source file of the module.
+        folder: root folder of the module and of its local imports.
+
+    Raises:
+        UsageError: as for :func:`collect_code`.
+    """
+    return _collect(f"-m {name}", folder, source_files.module_files(name, file, folder))
+
+
+def _collect(shown: str, folder: Path, files: Sequence[Path]) -> dict[str, bytes]:
+    image = (
+        "build them into the image (torch-edl image writes a Dockerfile), and add "
+        "--code-in-image PATH"
+    )
+    found: dict[str, bytes] = {}
+    for file in files:
+        if not file.is_relative_to(folder):
+            raise UsageError(
+                f"{file}: is imported, and outside the folder {folder}: modules of other "
+                f"folders are not sent; {image}"
+            )
+        try:
+            found[file.relative_to(folder).as_posix()] = file.read_bytes()
+        except OSError as error:
+            raise UsageError(f"{file}: cannot be read: {error.strerror}") from error
+    total = sum(map(len, found.values()))
+    if total > MAX_BYTES:
+        largest = max(found, key=lambda name: len(found[name]))
+        raise UsageError(
+            f"{shown}: it and the {len(found) - 1} local modules that it imports have "
+            f"{total >> 10:,} KiB, the largest is {largest} with {len(found[largest]) >> 10:,} "
+            f"KiB; at most {MAX_BYTES >> 10} KiB are sent: {image}"
+        )
+    return found
+
+
+def as_yaml(config: JobConfig, code: Mapping[str, bytes], *, namespace: str) -> str:
+    """Return the objects of a job as YAML for ``kubectl apply -f -``.
+
+    The Secret has no token; a comment shows the command that creates one. The uid of the Job is
+    known only after ``apply``, so the master sets the owner of the other objects. A comment shows
+    the command that deletes all objects, which also works before the master has started.
+    """
+    import yaml  # only a dry run needs YAML
+
+    class Dumper(yaml.SafeDumper):
+        """Writes texts of several lines as blocks, and repeats objects instead of referring to
+        them."""
+
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+    def text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+        style = "|" if "\n" in value else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+    Dumper.add_representer(str, text)
+    pods = config.platform_config
+    made = job.objects(config, namespace=namespace, token="", code=code, applied=True)
+    where = f" --namespace {namespace}"
+    where += f" --context {shlex.quote(pods.context)}" if pods.context else ""
+    patch = '{"stringData":{"token":"\'$(openssl rand -hex 32)\'"}}'
+    kinds = ",".join(each["kind"].lower() for each in made)
+    head = f"""\
+# Job {config.name} of torch-edl.
+#   kubectl apply{where} -f FILE
+# The Secret has no token yet, and no pod starts without one. This makes one:
+#   kubectl patch secret{where} {names.token(config.name)} -p '{patch}'
+# This deletes everything:
+#   kubectl delete{where} {kinds} -l {names.selector(config.name)}
+"""
+    return head + yaml.dump_all(
+        made, Dumper=Dumper, explicit_start=True, sort_keys=False, width=100
+    )

@@ -6,13 +6,22 @@ import contextlib
 import json
 import socket
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from torch_edl.plugins.kubernetes.cluster.failures import NoAnswerError, read_error, unreachable
-from torch_edl.plugins.kubernetes.cluster.watch import WatchEvent
 
 # An event of a watch has one object, and an object has 1.5 MB at most.
 _LINE_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class WatchEvent:
+    """One event of a watch."""
+
+    type: str
+    """``ADDED``, ``MODIFIED``, ``DELETED``, ``BOOKMARK`` or ``ERROR``."""
+    object: dict[str, Any]
 
 
 class EventStream:

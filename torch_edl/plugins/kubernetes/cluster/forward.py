@@ -10,8 +10,8 @@ import contextlib
 import logging
 import socket
 import threading
-from typing import Protocol
 
+from torch_edl.plugins.kubernetes.cluster.api import Api
 from torch_edl.plugins.kubernetes.cluster.failures import ClusterError
 
 log = logging.getLogger(__name__)
@@ -19,26 +19,14 @@ log = logging.getLogger(__name__)
 _CHUNK_BYTES = 1 << 16
 
 
-class Dialer(Protocol):
-    """The part of ``cluster.api.Api`` that forwarding needs."""
-
-    def connect(self, pod: str, port: int) -> socket.socket:
-        """Connect to a port of a pod.
-
-        Raises:
-            ClusterError: no connection can be made.
-        """
-        ...
-
-
 class Forward:
     """Listens on the loopback address, and forwards each connection to the port of the pod."""
 
-    def __init__(self, dialer: Dialer, pod: str, port: int) -> None:
+    def __init__(self, api: Api, pod: str, port: int) -> None:
         self.pod = pod
         self.error: ClusterError | None = None
         """The error of the last connection; None if it was established."""
-        self._dialer, self._port = dialer, port
+        self._api, self._port = api, port
         self._listener = socket.create_server(("127.0.0.1", 0))
         host, bound = self._listener.getsockname()
         self.address = f"{host}:{bound}"
@@ -68,7 +56,7 @@ class Forward:
         """Forward one connection until either side closes it."""
         there: socket.socket | None = None
         try:
-            there = self._dialer.connect(self.pod, self._port)
+            there = self._api.connect(self.pod, self._port)
             self.error = None
             if self._keep(there):
                 back = self._start(_copy, there, here)

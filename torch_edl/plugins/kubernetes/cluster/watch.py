@@ -12,8 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
 
+from torch_edl.plugins.kubernetes.cluster.api import Api
+from torch_edl.plugins.kubernetes.cluster.event_stream import EventStream, WatchEvent
 from torch_edl.plugins.kubernetes.cluster.failures import ClusterError, ExpiredError, ForbiddenError
 from torch_edl.plugins.kubernetes.cluster.pod_state import PodState, read_pod
 
@@ -35,15 +36,6 @@ _GOOD_S = 10.0
 _CONTINUED = 3
 # Seconds after which a failing watch is logged.
 _AWAY_S = 10.0
-
-
-@dataclass(frozen=True)
-class WatchEvent:
-    """One event of a watch."""
-
-    type: str
-    """``ADDED``, ``MODIFIED``, ``DELETED``, ``BOOKMARK`` or ``ERROR``."""
-    object: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -174,30 +166,6 @@ class ListPause:
         return wait_s * (0.5 + 0.5 * self._jitter())
 
 
-class WatchStream(Protocol):
-    """The events of a watch."""
-
-    def __iter__(self) -> Iterator[WatchEvent]:
-        """Yield the events as they arrive."""
-        ...
-
-    def interrupt(self) -> None:
-        """End the iteration; may be called by another thread."""
-        ...
-
-
-class PodSource(Protocol):
-    """The part of ``cluster.api.Api`` that a watch needs."""
-
-    def list(
-        self, kind: str, selector: str, *, read: Callable[[dict[str, Any]], PodState]
-    ) -> tuple[list[PodState], str]: ...
-
-    def watch(
-        self, kind: str, selector: str, version: str, *, timeout_s: int, silence_s: float
-    ) -> WatchStream: ...
-
-
 class PodWatch:
     """A thread that follows the pods of a job.
 
@@ -209,7 +177,7 @@ class PodWatch:
 
     def __init__(
         self,
-        api: PodSource,
+        api: Api,
         selector: str,
         *,
         changed: Callable[[list[Change]], None],
@@ -223,7 +191,7 @@ class PodWatch:
         self._pace = ListPause()
         self._closed = threading.Event()
         self._lock = threading.Lock()
-        self._stream: WatchStream | None = None
+        self._stream: EventStream | None = None
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
 
@@ -290,7 +258,7 @@ class Follower:
 
     def __init__(
         self,
-        api: PodSource,
+        api: Api,
         selector: str,
         *,
         news: Callable[[Change | ForbiddenError], None],

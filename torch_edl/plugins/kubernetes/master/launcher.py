@@ -19,9 +19,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from torch_edl.plugins.kubernetes import names
+from torch_edl.plugins.kubernetes.cluster.api import Api
 from torch_edl.plugins.kubernetes.cluster.failures import (
     SETTLING_S,
     ClusterError,
@@ -38,7 +39,6 @@ from torch_edl.plugins.kubernetes.cluster.watch import (
     PodGone,
     PodSeen,
     PodsListed,
-    PodSource,
 )
 from torch_edl.processes.launcher import (
     Known,
@@ -61,14 +61,6 @@ _OVERDUE_S = 15.0
 _ENDED_KEPT = 50
 _STOP_ALL_POLL_S = 0.05
 _STOP_ALL_S = 60.0
-
-
-class PodApi(PodSource, Protocol):
-    """The part of ``cluster.api.Api`` that the launcher needs."""
-
-    def create(self, manifest: Manifest) -> Manifest: ...
-
-    def delete(self, kind: str, name: str, *, grace_s: int | None = None) -> None: ...
 
 
 @dataclass
@@ -115,7 +107,7 @@ class KubernetesLauncher:
 
     def __init__(
         self,
-        api: PodApi,
+        api: Api,
         *,
         job: str,
         incarnation: str,

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any, Protocol
+from typing import Any
 
 from torch_edl.launch.jobs.folder import ENDED
 from torch_edl.plugins.kubernetes import names
+from torch_edl.plugins.kubernetes.cluster.api import Api
 from torch_edl.plugins.kubernetes.cluster.failures import (
     SETTLING_S,
     ClusterError,
@@ -35,14 +36,6 @@ _UID_LABEL = "batch.kubernetes.io/controller-uid"
 _TRACKING = "batch.kubernetes.io/job-tracking"
 
 
-class JobApi(Protocol):
-    """The methods of ``cluster.api.Api`` that this module uses."""
-
-    def create(self, manifest: Manifest) -> Manifest: ...
-    def get(self, kind: str, name: str) -> Manifest: ...
-    def patch(self, kind: str, name: str, patch: Manifest) -> Manifest: ...
-
-
 class OwnJob:
     """The Job object of the master.
 
@@ -53,7 +46,7 @@ class OwnJob:
             a new account are effective.
     """
 
-    def __init__(self, api: JobApi, job: str, uid: str, *, forbidden_s: float = SETTLING_S) -> None:
+    def __init__(self, api: Api, job: str, uid: str, *, forbidden_s: float = SETTLING_S) -> None:
         self._api, self._job, self._uid = api, job, uid
         self._forbidden_s = forbidden_s
         self._name = names.master(job)

@@ -11,10 +11,11 @@ import json
 import threading
 import zlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch_edl.errors import StoreConflictError
 from torch_edl.interfaces import Entry, Store
+from torch_edl.plugins.kubernetes.cluster.api import Api
 from torch_edl.plugins.kubernetes.cluster.failures import ClusterError, InvalidError
 
 Manifest = dict[str, Any]
@@ -28,14 +29,6 @@ _TOO_LARGE = (
     "the state must fit into a ConfigMap, which has 1 MiB; start the job with --state-claim NAME "
     "or --store URL"
 )
-
-
-class ConfigMapApi(Protocol):
-    """The methods of ``cluster.api.Api`` that this module uses."""
-
-    def get(self, kind: str, name: str) -> Manifest: ...
-    def patch(self, kind: str, name: str, patch: Manifest) -> Manifest: ...
-    def close(self) -> None: ...
 
 
 class _Version(NamedTuple):
@@ -64,7 +57,7 @@ class ConfigMapStore(Store):
     lock_ttl_s = 20.0
     renew_s = 5.0
 
-    def __init__(self, api: ConfigMapApi, name: str) -> None:
+    def __init__(self, api: Api, name: str) -> None:
         self._api, self._name = api, name
         self._mutex = threading.Lock()  # guards the field below
         self._known: _Version | None = None  # last version that was read or written

@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
 from torch_edl.plugins.kubernetes import names
+from torch_edl.plugins.kubernetes.cluster.api import Api
 from torch_edl.plugins.kubernetes.cluster.failures import ClusterError, ExistsError
 from torch_edl.plugins.kubernetes.objects import job
 
 Manifest = dict[str, Any]
 
 
-class Objects(Protocol):
-    """The part of ``cluster.api.Api`` that this module needs."""
-
-    namespace: str
-
-    def create(self, manifest: Manifest) -> Manifest: ...
-    def get(self, kind: str, name: str) -> Manifest: ...
-    def patch(self, kind: str, name: str, patch: Manifest) -> Manifest: ...
-    def delete(self, kind: str, name: str, *, uid: str = "") -> None: ...
-
-
-def submit(api: Objects, config: JobConfig, *, token: str, code: Mapping[str, bytes]) -> Manifest:
+def submit(api: Api, config: JobConfig, *, token: str, code: Mapping[str, bytes]) -> Manifest:
     """Create the objects of a job, start its master, and return the Job of the master.
 
     The Job is created first and suspended, so that it owns all other objects from their creation,
@@ -71,7 +61,7 @@ def ending(manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return None
 
 
-def _taken(api: Objects, name: str) -> str:
+def _taken(api: Api, name: str) -> str:
     there = f"--job-name {name}: there is a job of that name in namespace {api.namespace}"
     at = f"{name} --namespace {api.namespace}"
     with contextlib.suppress(ClusterError):
