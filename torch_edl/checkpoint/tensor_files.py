@@ -254,7 +254,29 @@ def read(path: Path, names: Collection[str] | None = None) -> dict[str, Array]:
     return arrays
 
 
-# ---- the rows of tables ----
+# ---- the dense values and the rows of a shard ----
+
+
+def write_shard(
+    dense: Callable[[], Mapping[str, Array]],
+    tables: Sequence[tuple[EmbeddingTable, int]],
+    directory: Path,
+    stem: str,
+    after_file: Callable[[Path], None] = lambda path: None,
+    *,
+    steadily: bool = False,
+) -> dict[str, int]:
+    """Write a shard whose snapshots have begun; see :func:`write_tables`.
+
+    Args:
+        dense: returns the dense values, see :meth:`DenseShard.begin_snapshot`.
+    """
+    values = dense()  # first: until then, pushes copy each value that they change
+    sizes = write_tables(tables, directory, stem, after_file, steadily=steadily)
+    path = directory / f"{stem}.dense.safetensors"
+    sizes[path.name] = write(path, values, {}, steadily=steadily)
+    after_file(path)
+    return sizes
 
 
 def write_tables(

@@ -31,29 +31,23 @@ def recover(shard: ModelShard, log: Log) -> None:
         EdlError: a change does not fit the state.
     """
     began, base = time.monotonic(), log.base
-    newest = snapshots.load(shard, base) if base.path else 0
+    if base.path:
+        snapshots.load(shard, base.path)
     noted, damage = shard.lost, log.damage
     last = base.sequence
     for record in log.records():
-        _lose(shard, last + 1, record.sequence - last - 1, newest, damage)
+        _lose(shard, last + 1, record.sequence - last - 1, damage)
         _replay(shard, record)
         last = record.sequence
         if record.kind == Kind.REPAIR:
             noted = shard.lost
             damage.forget()
-    _lose(shard, last + 1, damage.at_end, newest, damage)
-    if last < newest:
-        raise JournalDamagedError(
-            f"{base.path}: records {last + 1} to {newest}, which came during the "
-            "snapshot, are missing"
-        )
+    _lose(shard, last + 1, damage.at_end, damage)
     if shard.lost != noted:
         # A successor may not detect the losses.
         lost = state_pb.LostRecords(records=shard.lost)
         log.append(LogEntry.of(Kind.REPAIR, lost.SerializeToString()))
         log.wait_durable()
-    if shard.dense is not None:
-        shard.dense.settle()
     if last:
         _log.info(
             "state after %d records restored in %.1f s, %d of them one by one; version %d",
@@ -64,18 +58,12 @@ def recover(shard: ModelShard, log: Log) -> None:
         )
 
 
-def _lose(shard: ModelShard, first: int, records: int, newest: int, damage: Damage) -> None:
+def _lose(shard: ModelShard, first: int, records: int, damage: Damage) -> None:
     """Count the records from number ``first`` on as lost: they cannot be read."""
     if not records:
         return
     if first <= _SET_UP:
         raise JournalDamagedError(f"{damage.text}; no shard can do without the description of it")
-    if first <= newest:
-        # Parts of the snapshot contain the record, and workers may send it again.
-        raise JournalDamagedError(
-            f"{damage.text}; record {first} came during a snapshot, parts of which have it, so it "
-            "cannot be left out"
-        )
     shard.lost += records
 
 

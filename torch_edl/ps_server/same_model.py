@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-import numpy.typing as npt
+from collections.abc import Sequence
 
 from torch_edl.errors import UsageError
 from torch_edl.tables.dense import DenseShard
-from torch_edl.tables.table import EmbeddingTable, storage_dtype
-from torch_edl.wire import codec
+from torch_edl.tables.table import storage_dtype
 from torch_edl.wire import pserver_pb2 as pb
-from torch_edl.wire import shard_state_pb2 as state_pb
 
 
 def require_same_dense(given: DenseShard, first: DenseShard) -> None:
@@ -75,26 +70,3 @@ def without_values(request: pb.PushDenseParametersRequest) -> pb.PushDenseParame
         parameter.value.dtype = given.value.dtype
         parameter.value.tensor_shape.CopyFrom(given.value.tensor_shape)
     return described
-
-
-def describe(
-    first: pb.PushDenseParametersRequest,
-    exact: Mapping[str, npt.NDArray[Any]],
-    steps: Sequence[int],
-    tables: Sequence[tuple[EmbeddingTable, int]],
-) -> state_pb.ShardState:
-    """Return the description of a shard for a snapshot.
-
-    Args:
-        first: the first worker's request, see :func:`without_values`.
-        exact: values that are not float32, by name.
-        steps: number of updates of each dense parameter.
-        tables: tables with their steps.
-    """
-    state = state_pb.ShardState(dense=first, steps=steps)
-    for parameter in state.dense.parameters:
-        if parameter.name in exact:
-            parameter.value.CopyFrom(codec.to_proto(exact[parameter.name]))
-    for table, step in tables:
-        state.tables.add(info=table.info, declared=table.declared, seed=table.seed, step=step)
-    return state

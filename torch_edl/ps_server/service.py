@@ -230,12 +230,9 @@ class PserverService:
             with self._barrier.cut(
                 targets, lambda: shard.has_received(targets, acknowledged), move=request.move
             ) as elapsed:
-                version, dense_values, tables = shard.cut(targets)
+                version, begun = shard.cut(targets)
                 stall_s = elapsed()
-            dense = dense_values()  # first: until then, pushes copy each value that they change
-            sizes = tensor_files.write_tables(tables, directory, self._stem)
-            name = f"{self._stem}.dense.safetensors"
-            sizes[name] = tensor_files.write(directory / name, dense, {})
+            sizes = tensor_files.write_shard(*begun, directory, self._stem)
         _log.info(
             "snapshot of version %d: %d files, pushes stalled %.1f ms",
             version,

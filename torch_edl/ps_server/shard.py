@@ -21,7 +21,7 @@ from torch_edl.ps_server.durability import records
 from torch_edl.ps_server.durability.log import Log
 from torch_edl.ps_server.durability.records import Kind, LogEntry
 from torch_edl.ps_server.gradients import Push, decode, mean, split, table_named
-from torch_edl.tables.dense import Array, DenseShard, Floats
+from torch_edl.tables.dense import Array, DenseShard
 from torch_edl.tables.optimizers import Optimizers
 from torch_edl.tables.table import EmbeddingTable, Ids, apply_all
 from torch_edl.tables.watermarks import Watermarks
@@ -33,6 +33,10 @@ from torch_edl.wire.codec import Framed
 _log = logging.getLogger(__name__)
 
 _TASK_LOCKS = 64
+
+Snapshots = tuple[Callable[[], dict[str, Array]], list[tuple[EmbeddingTable, int]]]
+"""Snapshots that have begun: a function that returns the dense values, and tables with their
+steps; the first two arguments of :func:`~torch_edl.checkpoint.tensor_files.write_shard`."""
 
 
 class ModelShard:
@@ -234,7 +238,7 @@ class ModelShard:
         rates = self.dense.optimizers.rates(gradients.rates)
         try:
             if gradients.dense is not None:
-                self.dense.apply(gradients.dense, rates, gradients.untouched, self.sequence)
+                self.dense.apply(gradients.dense, rates, gradients.untouched)
             self.dense.assign_exact(gradients.exact)
             evict = not self._is_replay
             removed = apply_all(gradients.tables, rates, evict=evict)
@@ -252,11 +256,6 @@ class ModelShard:
             self.version += 1
 
     # ---- the log ----
-
-    @property
-    def sequence(self) -> int:
-        """Number of the last record of the log; 0 without a log."""
-        return self._log.last if self._log else 0
 
     @property
     def _is_replay(self) -> bool:
@@ -299,17 +298,14 @@ class ModelShard:
             there = [self._received, acknowledged] if self.lost else [self._received]
             return Watermarks.union(there).reached(targets)
 
-    def cut(
-        self, targets: Watermarks
-    ) -> tuple[int, Callable[[], dict[str, Array]], list[tuple[EmbeddingTable, int]]]:
+    def cut(self, targets: Watermarks) -> tuple[int, Snapshots]:
         """Freeze the state in which the records of ``targets`` are applied, for a checkpoint.
 
         In sync mode, another server may have applied pushes that still wait here, since its quorum
         had other pushes; they are applied now.
 
         Returns:
-            The version, a function that returns the dense values, and the tables, whose snapshots
-            have begun, with their steps.
+            The version, and snapshots of the values.
 
         Raises:
             OSError: the log has no room; nothing has changed.
@@ -320,13 +316,14 @@ class ModelShard:
                 if split(self._waiting, targets)[0]:
                     self._append(self._entry(Kind.CUT, targets.to_proto()))
                     self.apply_waiting(targets)
-        return self.version, self.dense.begin_snapshot(), self._begin_tables()
+        return self.version, self._begin_snapshots()
 
-    def _begin_tables(self) -> list[tuple[EmbeddingTable, int]]:
+    def _begin_snapshots(self) -> Snapshots:
+        assert self.dense is not None
         tables = [(table, table.step) for table in self.tables.values()]
         for table, _ in tables:
             table.core.begin_snapshot()
-        return tables
+        return self.dense.begin_snapshot(), tables
 
     # ---- snapshots for the log ----
 
@@ -341,43 +338,35 @@ class ModelShard:
         """True if a successor has to read the checkpoint that this shard was restored from."""
         return self._source is not None and self.dense is not None
 
-    def freeze(
-        self, rotate: Callable[[], int]
-    ) -> tuple[int, state_pb.ShardState, list[tuple[EmbeddingTable, int]]]:
-        """Freeze the state between two records, in microseconds, without the dense values: these
-        are read later, in parts.
+    def freeze(self, rotate: Callable[[], int]) -> tuple[int, state_pb.ShardState, Snapshots]:
+        """Freeze the state between two records, in microseconds.
 
         Args:
             rotate: called at that moment; returns the number of the last record.
 
         Returns:
-            The number of the record, the state, and the tables as in :meth:`cut`.
+            The number of the record, the state, and snapshots of the values.
         """
         with self._task_locks[0]:
-            assert self.dense is not None
             sequence = rotate()
-            tables = self._begin_tables()
-            exact, steps = self.dense.exact(), self.dense.steps
+            begun = self._begin_snapshots()
             waiting = [push.given for push in self._waiting]
-            version, description = self.version, self._description
             with self._state:
-                applied, received = self._applied.copy(), self._received.copy()
-        state = same_model.describe(description, exact, steps, tables)
-        state.version, state.restored, state.lost = version, self._restored, self.lost
-        state.applied.CopyFrom(applied.to_proto())
-        state.received.CopyFrom(received.to_proto())
+                state = state_pb.ShardState(
+                    dense=self._description,
+                    version=self.version,
+                    restored=self._restored,
+                    lost=self.lost,
+                    applied=self._applied.to_proto(),
+                    received=self._received.to_proto(),
+                )
+        for table, step in begun[1]:
+            state.tables.add(info=table.info, declared=table.declared, seed=table.seed, step=step)
         for given in waiting:
             message = given.message.SerializeToString()
             entry = LogEntry.of(Kind.GRADIENTS, message, given.frames)
             state.waiting.append(records.pack(sequence, entry))
-        return sequence, state, tables
-
-    def dense_part(self, start: int, stop: int) -> tuple[int, dict[str, Floats]]:
-        """Return the number of the last record, and a copy of a part of the dense values after
-        it."""
-        assert self.dense is not None
-        with self._task_locks[0]:
-            return self.sequence, self.dense.part(start, stop)
+        return sequence, state, begun
 
     def thaw(
         self, state: state_pb.ShardState, dense: DenseShard, tables: Mapping[str, EmbeddingTable]

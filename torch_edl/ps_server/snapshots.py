@@ -1,16 +1,13 @@
 """Snapshots of a shard in its log: written while pushes continue, when the log has grown, and read
 by a successor.
 
-``state.safetensors`` holds a ShardState; ``shard.table-T.part-P.safetensors`` rows and
-``shard.table-T.counts-P.safetensors`` counted ids, as in a checkpoint; ``dense-K.safetensors`` a
-range of the dense values. Tables are copied on write, so their rows are those at the cut. Dense
-values all change with every push: they are read in chunks, each with the number of the newest
-record at that time. During a replay, a chunk skips the changes that it already contains.
+``state.safetensors`` holds a ShardState, the other files what a checkpoint has of a shard.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -22,21 +19,17 @@ import numpy as np
 from torch_edl.checkpoint import tensor_files
 from torch_edl.checkpoint.durable import sync
 from torch_edl.checkpoint.reader import SavedTable
-from torch_edl.errors import CheckpointError, JournalDamagedError, StaleIncarnationError
-from torch_edl.ps_server.durability.log import Base, Log
+from torch_edl.errors import CheckpointError, JournalDamagedError, StaleIncarnationError, UsageError
+from torch_edl.ps_server.durability.log import Log
 from torch_edl.ps_server.shard import ModelShard
 from torch_edl.tables.dense import DenseShard
 from torch_edl.tables.optimizers import Optimizers
 from torch_edl.tables.table import EmbeddingTable
+from torch_edl.wire import codec
 from torch_edl.wire import shard_state_pb2 as pb
-from torch_edl.wire import tensor_pb2 as tensor
 
 _log = logging.getLogger(__name__)
 
-CHUNK = 1 << 18
-"""Number of dense values that are copied at a time while pushes wait (less than a millisecond)."""
-_PAUSE_S = 0.001  # lets a waiting push take the lock first
-_FILE = 16 * CHUNK
 _LOADERS = 4  # parts of a table that are loaded in parallel
 _STEM = "shard"
 _STATE = "state.safetensors"
@@ -68,84 +61,43 @@ def write(shard: ModelShard, log: Log, after_file: Callable[[], None] = lambda: 
         after_file()
 
     with log.new_base() as folder:
-        sequence, state, tables = shard.freeze(log.rotate)
-        sizes = tensor_files.write_tables(tables, folder, _STEM, written, steadily=log.forces)
-        sizes |= _write_dense(shard, folder, written, log.forces)
+        sequence, state, begun = shard.freeze(log.rotate)
+        sizes = tensor_files.write_shard(*begun, folder, _STEM, written, steadily=log.forces)
         state.files.update(sizes)
         content = np.frombuffer(state.SerializeToString(), np.uint8)
         size = tensor_files.write(folder / _STATE, {"state": content}, {})
         written(folder / _STATE)
         if log.forces:
             sync(folder)
-        # Chunks may contain all records so far.
-        log.commit_snapshot(folder, sequence, shard.sequence)
+        log.commit_snapshot(folder, sequence)
     return size + sum(sizes.values())
 
 
-def _write_dense(
-    shard: ModelShard, folder: Path, written: Callable[[Path], None], steadily: bool
-) -> dict[str, int]:
-    assert shard.dense is not None
-    sizes: dict[str, int] = {}
-    total = shard.dense.flat.size
-    for number, start in enumerate(range(0, total, _FILE)):
-        sequences, parts = [], []
-        for begin in range(start, min(start + _FILE, total), CHUNK):
-            sequence, part = shard.dense_part(begin, min(begin + CHUNK, total))
-            sequences.append(sequence)
-            parts.append(part)
-            time.sleep(_PAUSE_S)
-        tensors = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        path = folder / f"dense-{number}.safetensors"
-        content = {**tensors, "sequences": np.array(sequences)}
-        sizes[path.name] = tensor_files.write(path, content, {}, steadily=steadily)
-        written(path)
-    return sizes
-
-
-def load(shard: ModelShard, base: Base) -> int:
-    """Restore the state of a base, in a shard that is not in use yet. Returns the number of the
-    newest record that a part of the base contains.
+def load(shard: ModelShard, path: Path) -> None:
+    """Restore the state of a base in a folder, in a shard that is not in use yet.
 
     Raises:
         JournalDamagedError: a file is damaged or missing; the message names it.
     """
-    assert base.path is not None
     try:
-        content = tensor_files.read(base.path / _STATE)["state"]
+        content = tensor_files.read(path / _STATE)["state"]
         state = pb.ShardState.FromString(content.tobytes())
         for name, size in state.files.items():
-            if (base.path / name).stat().st_size != size:
-                raise CheckpointError(f"{base.path / name}: not the {size} bytes that it had")
+            if (path / name).stat().st_size != size:
+                raise CheckpointError(f"{path / name}: not the {size} bytes that it had")
         optimizers = Optimizers.from_proto(state.dense.optimizer)
         for parameter in state.dense.parameters:
             value = parameter.value
-            if value.dtype == tensor.DT_FLOAT:
-                count = int(np.prod([dim.size for dim in value.tensor_shape.dim], dtype=np.int64))
-                value.tensor_content = bytes(4 * count)
+            count = math.prod(dim.size for dim in value.tensor_shape.dim)
+            value.tensor_content = bytes(count * np.dtype(codec.name_of(value.dtype)).itemsize)
         dense = DenseShard(state.dense.parameters, optimizers)
-        newest = _read_dense(dense, base)
-        dense.resume_at(state.steps)
+        dense.restore(tensor_files.read(path / f"{_STEM}.dense.safetensors"), 0)
         tables = {}
         for index, saved in enumerate(state.tables):
-            tables[saved.info.name] = _read_table(saved, optimizers, base.path, index, shard.shards)
+            tables[saved.info.name] = _read_table(saved, optimizers, path, index, shard.shards)
         shard.thaw(state, dense, tables)
-        return newest
-    except (CheckpointError, OSError, ValueError, KeyError) as error:
-        raise JournalDamagedError(f"{base.path}: the snapshot is damaged: {error}") from error
-
-
-def _read_dense(dense: DenseShard, base: Base) -> int:
-    assert base.path is not None
-    newest = base.sequence
-    for number, start in enumerate(range(0, dense.flat.size, _FILE)):
-        tensors = tensor_files.read(base.path / f"dense-{number}.safetensors")
-        for place, sequence in enumerate(tensors.pop("sequences").tolist()):
-            here = slice(place * CHUNK, (place + 1) * CHUNK)
-            part = {name: values[here] for name, values in tensors.items()}
-            dense.set_part(start + place * CHUNK, part, sequence)
-            newest = max(newest, sequence)
-    return newest
+    except (CheckpointError, UsageError, OSError, ValueError, KeyError) as error:
+        raise JournalDamagedError(f"{path}: the snapshot is damaged: {error}") from error
 
 
 def _read_table(

@@ -8,6 +8,7 @@ its push.
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -19,7 +20,6 @@ import numpy.typing as npt
 
 from torch_edl import _core
 from torch_edl.errors import UsageError
-from torch_edl.tables.dense_snapshot import DenseSnapshot
 from torch_edl.tables.optimizers import BUFFER, Optimizers
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
@@ -27,6 +27,9 @@ from torch_edl.wire import pserver_pb2 as pb
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 
+PIECE = 1 << 18
+"""Number of values that are copied under one lock, which takes less than a millisecond."""
+_PAUSE_S = 0.001  # without a pause, a snapshot takes the lock again before a waiting update
 _VALUES = ""  # key of the values; the other keys of a snapshot are names of slots
 
 
@@ -97,12 +100,10 @@ class DenseShard:
         self.flat: Floats = np.concatenate(values) if values else np.empty(0, np.float32)
         # Counted for each parameter, as in torch.optim: no gradient, no update.
         self._steps = np.zeros(len(self.parameters), np.int64)
-        # Parts that were restored with later updates included: (start, stop, last included update).
-        self._ahead: list[tuple[int, int, int]] = []
         self._runs = self._runs_of(range(len(self.parameters)))
         self.assigned = [slice(run.start, run.stop) for run in self._runs if run.group == BUFFER]
         """Ranges of the float32 buffers. A push holds new values there instead of gradients."""
-        self._snapshot: Callable[[], DenseSnapshot | None] = lambda: None
+        self._snapshot: Callable[[], _Snapshot | None] = lambda: None
         # Groups may keep different slots (momentum in one only), so each slot is a whole vector.
         self._slots: dict[str, Floats] = {}
         for p in self.parameters:
@@ -175,7 +176,6 @@ class DenseShard:
         gradient: Floats,
         rates: Sequence[float],
         untouched: Set[int] = frozenset(),
-        sequence: int = 0,
     ) -> None:
         """Apply one update with ``gradient`` (n,), which :meth:`check` has accepted.
 
@@ -184,30 +184,17 @@ class DenseShard:
         Args:
             untouched: indices of the parameters that keep their values and slots, as parameters
                 do whose ``grad`` is None in torch; ``gradient`` is ignored there.
-            sequence: number of the record that makes the update, see :meth:`set_part`.
         """
         with self._lock:
             for run in self._touched(untouched):
-                for here in self._behind(run, sequence):
-                    for part in self._parts(here):
-                        self._update(run, part, gradient, rates)
+                for part in self._parts(slice(run.start, run.stop)):
+                    self._update(run, part, gradient, rates)
             self._steps += 1
             self._steps[list(untouched)] -= 1
             if untouched:
                 self._runs = self._runs_of(range(len(self.parameters)))
             else:
                 self._runs = [replace(run, step=run.step + 1) for run in self._runs]
-
-    def _behind(self, run: _Run, sequence: int) -> Iterator[slice]:
-        """Yield the ranges of a run that do not include the update ``sequence`` yet."""
-        start = run.start
-        for begin, end, until in self._ahead:
-            if sequence <= until and begin < run.stop and start < end:
-                if start < begin:
-                    yield slice(start, begin)
-                start = end
-        if start < run.stop:
-            yield slice(start, run.stop)
 
     def _parts(self, here: slice) -> Iterator[slice]:
         """Yield ranges of ``here`` that may be changed, once an open snapshot has copied them."""
@@ -256,47 +243,6 @@ class DenseShard:
             for name, value in self.exact().items()
         ]
 
-    # ---- save and restore part by part: copying the whole shard at once would block pushes ----
-
-    @property
-    def steps(self) -> list[int]:
-        """Number of updates of each parameter."""
-        with self._lock:
-            return [int(step) for step in self._steps]
-
-    def part(self, start: int, stop: int) -> dict[str, Floats]:
-        """Copy ``flat[start:stop]`` as ``values`` and each slot as ``slot NAME``."""
-        with self._lock:
-            slots = {f"slot {n}": vector[start:stop].copy() for n, vector in self._slots.items()}
-            return {"values": self.flat[start:stop].copy(), **slots}
-
-    def set_part(self, start: int, part: Mapping[str, Floats], sequence: int) -> None:
-        """Restore a part that :meth:`part` returned. Parts come in ascending order of ``start``.
-
-        Args:
-            sequence: number of the last record that is included in the part. An update with this
-                or a smaller number does not change the part, but counts as a step.
-
-        Raises:
-            KeyError, ValueError: the part has other slots, or exceeds the flat vector.
-        """
-        with self._lock:
-            stop = start + len(part["values"])
-            self.flat[start:stop] = part["values"]
-            for name, vector in self._slots.items():
-                vector[start:stop] = part[f"slot {name}"]
-            self._ahead.append((start, stop, sequence))
-
-    def resume_at(self, steps: Sequence[int]) -> None:
-        """Set the number of updates of each parameter."""
-        with self._lock:
-            self._steps[:] = steps
-            self._runs = self._runs_of(range(len(self.parameters)))
-
-    def settle(self) -> None:
-        """Forget which updates the restored parts included: all parts have the same updates now."""
-        self._ahead = []
-
     def begin_snapshot(self) -> Callable[[], dict[str, Array]]:
         """Start a snapshot of the current state, in microseconds.
 
@@ -308,7 +254,7 @@ class DenseShard:
             is ``NAME@step``. A tied weight is listed under each of its names.
         """
         with self._lock:
-            snapshot = DenseSnapshot({**self._slots, _VALUES: self.flat}, self._lock)
+            snapshot = _Snapshot({**self._slots, _VALUES: self.flat}, self._lock)
             self._snapshot = weakref.ref(snapshot)
             exact, steps = dict(self._exact), self._steps.copy()
         return lambda: self._state(snapshot.finish(), exact, steps)
@@ -360,3 +306,43 @@ def _fitting(values: Mapping[str, Array], name: str, shape: tuple[int, ...]) -> 
             f"{name}: {value.shape} in the saved model, {shape} in this one; {_SAME_MODEL}"
         )
     return value
+
+
+class _Snapshot:
+    """A consistent copy of vectors, made while updates continue: each piece is copied once, in
+    :meth:`finish` or just before an update.
+
+    Args:
+        vectors: the vectors, all of one length.
+        lock: the lock that every change of the vectors needs. The caller holds the lock.
+    """
+
+    def __init__(self, vectors: Mapping[str, Floats], lock: threading.Lock) -> None:
+        self._lock = lock
+        self._pairs = {name: (live, np.empty_like(live)) for name, live in vectors.items()}
+        size = max(live.size for live in vectors.values())
+        self._missing = set(range(-(-size // PIECE)))
+
+    def before_change(self, part: slice) -> Iterator[slice]:
+        """Copy ``part`` piece by piece; a piece may be changed after it was yielded.
+
+        The caller must hold the lock.
+        """
+        for number in range(part.start // PIECE, -(-part.stop // PIECE)):
+            self._copy(number)
+            yield slice(max(part.start, number * PIECE), min(part.stop, (number + 1) * PIECE))
+
+    def _copy(self, number: int) -> None:
+        if number in self._missing:
+            here = slice(number * PIECE, (number + 1) * PIECE)
+            for live, copy in self._pairs.values():
+                copy[here] = live[here]
+            self._missing.remove(number)
+
+    def finish(self) -> dict[str, Floats]:
+        """Copy the remaining pieces and return the copies of the vectors."""
+        for number in sorted(self._missing):
+            with self._lock:
+                self._copy(number)
+            time.sleep(_PAUSE_S)
+        return {name: copy for name, (_, copy) in self._pairs.items()}

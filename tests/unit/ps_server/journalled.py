@@ -201,7 +201,7 @@ class Local:
         elif kind == 1:
             received = self.shard._received.copy()
             targets = Watermarks(received.retired_before, dict(list(received.offsets.items())[-1:]))
-            for table, _ in self.shard.cut(targets)[2]:
+            for table, _ in self.shard.cut(targets)[1][1]:
                 table.core.end_snapshot()
         else:
             self.push()

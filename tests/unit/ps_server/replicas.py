@@ -164,7 +164,7 @@ def snapshot(log: Owner, content: dict[str, bytes]) -> None:
     with log.new_base() as folder:
         for name, value in content.items():
             (folder / name).write_bytes(value)
-        log.commit_snapshot(folder, sequence, sequence)
+        log.commit_snapshot(folder, sequence)
 
 
 def recovered(log: Owner, peer: Peer) -> tuple[dict[str, bytes], list[bytes]]:

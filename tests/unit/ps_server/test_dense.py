@@ -66,8 +66,8 @@ class Server:
 
     def save(self, folder: Path) -> None:
         folder.mkdir()
-        cut, name = self.shard.cut(self.shard.watermarks()), "shard-0-of-1.dense.safetensors"
-        commit(folder, {name: tensor_files.write(folder / name, cut.dense(), {})})
+        _, begun = self.shard.cut(self.shard.watermarks())
+        commit(folder, tensor_files.write_shard(*begun, folder, "shard-0-of-1"))
 
 
 def commit(folder: Path, sizes: dict[str, int]) -> None:

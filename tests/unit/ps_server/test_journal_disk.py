@@ -137,7 +137,7 @@ def test_a_disk_that_loses_what_was_written_ends_the_server(
 def test_what_a_disk_lost_is_acknowledged_to_nobody_whoever_hears_of_it(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel says once that it lost something: here to a snapshot."""
+    """The kernel says once that it lost something: here to the thread that syncs regularly."""
     lost: list[str] = []
     journal = server.open(fsync="always", on_lost=lost.append)
     write(journal, [b"a"])
@@ -151,8 +151,8 @@ def test_what_a_disk_lost_is_acknowledged_to_nobody_whoever_hears_of_it(
         real(file)
 
     monkeypatch.setattr(os, "fdatasync", fail_once)
-    with journal.new_base() as folder, pytest.raises(OSError, match="Input/output error"):
-        journal.commit_snapshot(folder, journal.rotate())
+    with pytest.raises(OSError, match="Input/output error"):
+        journal.place.sync()
     with pytest.raises(StaleIncarnationError, match="Input/output error"):
         journal.wait_durable()
     assert len(lost) == 1

@@ -27,7 +27,6 @@ from tests.waiting import HANG_S
 from torch_edl.errors import StaleIncarnationError, StateLostError, UsageError
 from torch_edl.ps_server.durability import peer as peer_log
 from torch_edl.ps_server.durability import transfer
-from torch_edl.ps_server.durability.connection import PeerGoneError
 from torch_edl.ps_server.durability.log import Log
 from torch_edl.ps_server.durability.records import (
     HEAD_BYTES,
@@ -162,7 +161,7 @@ def test_a_new_peer_gets_a_base_while_changes_go_on(job: Job) -> None:
         (folder / "state").write_bytes(b"1 2 3" * 5_000_000)
         (folder / "empty").write_bytes(b"")
         push(log, b"4")  # acknowledged: the base is no copy without it
-        log.commit_snapshot(folder, sequence, sequence)
+        log.commit_snapshot(folder, sequence)
     assert log.place.problem == ""
     assert log.bytes == HEAD_BYTES + 1
     files, records = recovered(job.owner(), new)
@@ -227,7 +226,7 @@ def test_a_server_that_is_alone_keeps_no_more_than_fits(job: Job) -> None:
         thread = pushing(log, b"z" * 400)
         thread.join(0.2)
         assert thread.is_alive(), "the base needs the records behind it"
-        log.commit_snapshot(folder, sequence, sequence)
+        log.commit_snapshot(folder, sequence)
     thread.join(HANG_S)
     push(log, b"w" * 400)
     files, records = recovered(job.owner(), peer)
@@ -285,28 +284,6 @@ def test_a_base_replaces_the_log_that_it_covers(job: Job, tmp_path: Path) -> Non
     assert recovered(job.owner(), peer) == ({"state": b"\4"}, [b"after"])
     stored = sum(p.stat().st_size for p in tmp_path.glob("peer-*/**/*") if p.is_file())
     assert stored < 1000
-
-
-def test_a_base_comes_after_the_records_that_parts_of_it_have(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The server dies right after it: a push that was on its way is in a part of the base."""
-    peer = job.peer()
-    log = job.first(peer)
-    settle(log, peer)
-    push(log, b"1")
-
-    def die(stub: object, last: int) -> bool:
-        raise PeerGoneError("this server is gone")
-
-    monkeypatch.setattr(log.place, "_catch_up", die)
-    sequence = log.rotate()
-    newest = log.append(LogEntry.of(Kind.GRADIENTS, b"2"))
-    with log.new_base() as folder:
-        (folder / "state").write_bytes(b"1, and a part of 2")
-        with pytest.raises(OSError, match="replica of shard 0"):
-            log.commit_snapshot(folder, sequence, newest)
-    assert recovered(job.owner(), peer) == ({"state": b"1, and a part of 2"}, [b"2"])
 
 
 def test_a_successor_continues_the_log_and_has_a_successor(job: Job) -> None:

@@ -7,8 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from torch_edl.tables.dense import DenseShard
-from torch_edl.tables.dense_snapshot import PIECE
+from torch_edl.tables.dense import PIECE, DenseShard
 from torch_edl.tables.optimizers import BUFFER, Optimizers
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb

@@ -311,9 +311,8 @@ class Disk:
         finally:
             shutil.rmtree(path, ignore_errors=True)
 
-    def put_base(self, folder: Path, sequence: int, newest: int) -> Path:
+    def put_base(self, folder: Path, sequence: int) -> Path:
         """Rename a folder, whose files are on the disk, to that of a snapshot."""
-        self.sync()  # parts of the snapshot contain all records so far
         path = self.folder / f"snapshot-{sequence:020d}"
         self._require_owned()
         if not path.exists():  # else nothing has changed since the last snapshot

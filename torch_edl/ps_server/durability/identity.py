@@ -26,7 +26,7 @@ from isal.isal_zlib import crc32
 from torch_edl.checkpoint.durable import rename, sync_tree
 from torch_edl.errors import JournalDamagedError, StaleIncarnationError, UsageError
 
-FORMAT = 3
+FORMAT = 4
 _RUN_DIGITS = 16
 _IDENTITY = "journal.json"
 _TRIES = 1000  # each failure means that another server was faster

@@ -43,7 +43,6 @@ class ReplicaKeeper:
         self._lock = threading.Lock()  # guards the fields below; held while a record is appended
         self._writer = 0  # newest known server of the shard
         self._log: Log | None = None  # None: no complete state
-        self._newest = 0  # newest record in a part of the base
         self._made = 0
         self._reader: tuple[int, Iterator[Record]] = (-1, iter(()))
 
@@ -77,7 +76,7 @@ class ReplicaKeeper:
             for sequence, entry in records.unpack(given.frames):
                 self._log.append_record(sequence, entry)
             last = self._log.last
-            return Framed(pb.ReplicateResponse(complete=self._is_complete(), last=last))
+            return Framed(pb.ReplicateResponse(complete=True, last=last))
         finally:
             self._lock.release()
 
@@ -109,9 +108,8 @@ class ReplicaKeeper:
             with self._lock:
                 self._admit(request.owner)
                 log = self._log or self._new(request.owner)
-                self._newest = max(self._newest, request.newest)
             # Without the lock: records are appended meanwhile.
-            log.commit_snapshot(folder, request.sequence, request.sequence)
+            log.commit_snapshot(folder, request.sequence)
             with self._lock:
                 self._admit(request.owner)
                 self._log = log
@@ -123,7 +121,7 @@ class ReplicaKeeper:
             self._require_shard(request.owner)
             self._writer = request.owner.incarnation
             self._reader = (-1, iter(()))  # the previous successor may have appended since
-            if self._log is None or not self._is_complete():
+            if self._log is None:
                 return pb.TakeReplicaResponse(complete=False)
             base = self._log.base
             files = base.path.iterdir() if base.path else ()
@@ -163,9 +161,6 @@ class ReplicaKeeper:
         self._reader = (after, reader)
         return [memoryview(b"".join(pieces))]
 
-    def _is_complete(self) -> bool:
-        return self._log is not None and self._log.last >= self._newest
-
     def _admit(self, owner: pb.ReplicaOwner) -> None:
         """Raise StaleIncarnationError if a later server has the shard. Drop the replica of an
         earlier server that this one did not take over."""
@@ -201,7 +196,6 @@ class ReplicaKeeper:
         if self._log is not None:
             self._log.close()
         self._log = None
-        self._newest = 0
         self._reader = (-1, iter(()))
         for path in self._folder.iterdir():
             if path.is_dir():

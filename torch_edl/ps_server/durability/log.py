@@ -118,9 +118,8 @@ class Place(Protocol):
         """Return a context with a new folder for a base; the folder is removed at the end unless
         it was put."""
 
-    def put_base(self, folder: Path, sequence: int, newest: int) -> Path:
-        """Keep a base durably, beside the old one; see :meth:`Log.commit_snapshot`. Returns its
-        folder."""
+    def put_base(self, folder: Path, sequence: int) -> Path:
+        """Keep a base durably, beside the old one. Returns its folder."""
 
     def drop(self, old: Base, sequence: int, *, whole: bool) -> None:
         """Delete the old base, and the records that the new one contains.
@@ -285,20 +284,19 @@ class Log:
         unless it was committed."""
         return self.place.new_base()
 
-    def commit_snapshot(self, temporary: Path, sequence: int, newest: int = 0) -> None:
+    def commit_snapshot(self, temporary: Path, sequence: int) -> None:
         """Make a folder the base, and delete what it covers.
 
         Args:
             sequence: number of the last record in the snapshot. A received snapshot may be ahead of
                 all records here.
-            newest: number of the last record that a part of the snapshot contains.
 
         Raises:
             StaleIncarnationError: a later server has taken over.
             OSError: a write failed, or the peer was lost; the base is the old one.
         """
         with self._base_lock:
-            path = self.place.put_base(temporary, sequence, newest)
+            path = self.place.put_base(temporary, sequence)
             with self._order:
                 old, self.base = self.base, Base(sequence, path)
                 is_whole = sequence >= self.last

@@ -360,7 +360,7 @@ class Peer:
                 self._condition.notify_all()
             shutil.rmtree(path, ignore_errors=True)
 
-    def put_base(self, folder: Path, sequence: int, newest: int) -> Path:
+    def put_base(self, folder: Path, sequence: int) -> Path:
         """Send the files of a folder to the peer, as its new base.
 
         Raises:
@@ -368,12 +368,10 @@ class Peer:
         """
         try:
             with self._condition:
-                stub, had_copy = self._peer.stub, self._complete
+                stub = self._peer.stub
             if stub is None:
                 raise PeerGoneError("there is no peer")
-            if had_copy and self._durable < newest:  # otherwise the copy would have a gap
-                self._send_kept(stub, self._durable, newest)
-            transfer.send(partial(self._peer.call, stub), folder, sequence, newest)
+            transfer.send(partial(self._peer.call, stub), folder, sequence)
             if not self._catch_up(stub, sequence):
                 raise PeerGoneError("there is another peer")
         except (grpc.RpcError, PeerGoneError) as error:

@@ -82,9 +82,8 @@ class Unsent:
         self.forgotten = max(self.forgotten, last)
 
 
-def send(call: Call, folder: Path, sequence: int, newest: int) -> None:
-    """Send the files of a folder as the base with all records up to ``sequence``, and in parts
-    those up to ``newest``."""
+def send(call: Call, folder: Path, sequence: int) -> None:
+    """Send the files of a folder as the base with all records up to ``sequence``."""
 
     def piece(path: Path, at: int) -> None:
         content = read(path, at)
@@ -93,7 +92,7 @@ def send(call: Call, folder: Path, sequence: int, newest: int) -> None:
 
     sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
     _for_each_piece(piece, folder, sizes)
-    call(Framed(pb.PutBaseRequest(sequence=sequence, files=sizes, newest=newest)))
+    call(Framed(pb.PutBaseRequest(sequence=sequence, files=sizes)))
 
 
 def fetch(call: Call, folder: Path, files: Mapping[str, int]) -> None:
