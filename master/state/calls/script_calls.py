@@ -20,8 +20,13 @@ def agent_report(job: Job, request: pb.AgentReportRequest, now: float) -> pb.Age
 
 
 def join_round(job: Job, request: pb.JoinRoundRequest, now: float) -> pb.JoinRoundResponse | None:
-    answer, events = job.script_workforce().join_round(request, now)
-    job.apply_all(events, now)
+    workforce = job.script_workforce()
+    rounds = workforce.rounds
+    rounds.closed |= job.lifecycle.outcome is not None
+    before = rounds.number
+    answer = rounds.ask(request, now)
+    if rounds.number != before:
+        job.apply_all(workforce.round_formed(), now)
     return answer
 
 
@@ -30,12 +35,16 @@ def get_round(job: Job, request: pb.GetRoundRequest, now: float) -> pb.GetRoundR
 
 
 def leave_round(job: Job, request: pb.LeaveRoundRequest, now: float) -> pb.LeaveRoundResponse:
-    job.apply_all(job.script_workforce().leave_round(request), now)
+    workforce = job.script_workforce()
+    workforce.rounds.leave(request.node)
+    job.apply_all(workforce.node_left(request.node), now)
     return pb.LeaveRoundResponse()
 
 
 def close_rounds(job: Job, request: pb.CloseRoundsRequest, now: float) -> pb.CloseRoundsResponse:
-    job.script_workforce().close_rounds(request)
+    workforce = job.script_workforce()
+    workforce.rounds.closed = True
+    workforce.torchrun_error = workforce.torchrun_error or request.error
     return pb.CloseRoundsResponse()
 
 

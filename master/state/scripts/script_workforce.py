@@ -71,7 +71,7 @@ class ScriptWorkforce(Workforce):
         self._members = members
         self._lifecycle = lifecycle
         self._agents = Agents(timeout_s=config.cluster.heartbeat_timeout_s)
-        self._torchrun_error = ""
+        self.torchrun_error = ""
         """Error of the first torchrun agent that gave up; empty if none did. Others may have
         finished."""
         self._places: dict[tuple[str, int], int] = {}
@@ -212,26 +212,11 @@ class ScriptWorkforce(Workforce):
 
     # ---- torchrun ----
 
-    def join_round(
-        self, request: pb.JoinRoundRequest, now: float
-    ) -> tuple[pb.JoinRoundResponse | None, Sequence[WorkforceEvent]]:
-        """Request a place in the next round for a torchrun agent; None while it is not formed."""
-        if self._lifecycle.outcome is not None:
-            self.rounds.closed = True
-        before = self.rounds.number
-        answer = self.rounds.ask(request, now)
-        return answer, self._round_formed() if self.rounds.number != before else ()
+    def node_left(self, node: str) -> Sequence[WorkforceEvent]:
+        """Remove the workers of a torchrun agent that has ended them."""
+        return [self._lost(worker, "its agent left") for worker in self._workers_of(node)]
 
-    def leave_round(self, request: pb.LeaveRoundRequest) -> Sequence[WorkforceEvent]:
-        """Remove a torchrun agent that leaves after it has ended its workers."""
-        self.rounds.leave(request.node)
-        return [self._lost(worker, "its agent left") for worker in self._workers_of(request.node)]
-
-    def close_rounds(self, request: pb.CloseRoundsRequest) -> None:
-        self.rounds.closed = True
-        self._torchrun_error = self._torchrun_error or request.error
-
-    def _round_formed(self) -> Sequence[WorkforceEvent]:
+    def round_formed(self) -> Sequence[WorkforceEvent]:
         """Declare workers of nodes outside the new round lost; torchrun restarts the others."""
         lost = [
             self._lost(worker, f"{node} is not in the round")
@@ -252,7 +237,7 @@ class ScriptWorkforce(Workforce):
         if self._lifecycle.ending:
             self.rounds.closed = True
         elif self.rounds.form(now):
-            yield from self._round_formed()
+            yield from self.round_formed()
 
     def _lose_silent_agents(self, now: float) -> Iterator[WorkforceEvent]:
         # A paused agent is not lost while a worker on its machine is registered.
@@ -300,8 +285,8 @@ class ScriptWorkforce(Workforce):
         if self.scripts_over(now):
             if work_open:
                 return None  # the final checkpoint is still being written
-            if self._torchrun_error and not self._ring.finished:
-                return Failure(self._torchrun_error)
+            if self.torchrun_error and not self._ring.finished:
+                return Failure(self.torchrun_error)
             return Finished(leave_s=_LEAVE_S if self._fleet.agents_wanted else 0.0)
         if self.rounds.left and not present:
             return StopRequested("all agents of torchrun left")
