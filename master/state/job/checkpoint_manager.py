@@ -25,7 +25,7 @@ from master.state.actions import (
     SaveServers,
     WriteOutput,
 )
-from master.state.job.checkpoint_policy import BestCheckpoint, CheckpointSchedule
+from master.state.job.checkpoint_policy import ATTEMPTS, BestCheckpoint, CheckpointSchedule
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import JobConfig
 from torch_edl.data.stream_space import AnySpace
@@ -341,9 +341,11 @@ class CheckpointManager:
             text = f"the parameter servers stay for now, the next attempt follows: {error}"
             return [] if event.early else [Note("warning", text)]
         if attempt.kind == "periodic":
-            self._schedule.hasten()
-        elif self._schedule.count_failure():
-            return [Failure(f"the trained model cannot be saved in {self.root}: {error}")]
+            self._schedule.next = 0
+        else:
+            self._schedule.failures += 1
+            if self._schedule.failures >= ATTEMPTS:
+                return [Failure(f"the trained model cannot be saved in {self.root}: {error}")]
         return [Note("warning", f"checkpoint not written, the next attempt follows: {error}")]
 
     # ---- a restart of the master ----

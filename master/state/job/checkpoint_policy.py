@@ -13,7 +13,8 @@ from torch_edl.wire import master_pb2 as pb
 
 _RETRY_S = 5.0
 _EARLY_RETRY_S = 0.5
-_ATTEMPTS = 3
+ATTEMPTS = 3
+"""Number of failures in a row of a checkpoint that the job needs, after which the job fails."""
 
 
 class CheckpointSchedule:
@@ -40,16 +41,6 @@ class CheckpointSchedule:
     def retry(self, now: float, *, early: bool = False) -> None:
         """Begin the pause after a failure; a short one if the servers have no model yet."""
         self._not_before = now + (_EARLY_RETRY_S if early else _RETRY_S)
-
-    def hasten(self) -> None:
-        """Take the periodic checkpoint that failed after the pause, not at the next multiple."""
-        if self._every:
-            self.next = 0
-
-    def count_failure(self) -> bool:
-        """Count the failure of a checkpoint that the job needs. Returns whether to give up."""
-        self.failures += 1
-        return self.failures >= _ATTEMPTS
 
 
 class BestCheckpoint:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -96,35 +98,27 @@ def test_a_member_of_a_ring_that_nobody_trained_in_has_no_model() -> None:
     assert (formed.fresh, formed.restored_from) == (True, "/c")
 
 
-def test_who_waits_makes_the_ring_stale() -> None:
+@pytest.mark.parametrize(
+    ("what", "stale", "broken", "late"),
+    [
+        (lambda ring: ask(ring, 9, -1, now=10.0), 1, 0, 0),  # somebody waits
+        (lambda ring: ask(ring, 0, 3, now=10.0), 0, 0, 1),  # members of its step have finished it
+        (lambda ring: ring.leave(1, 10.0), 1, 0, 1),
+        (lambda ring: ring.drop(1), 0, 1, 1),
+    ],
+)
+def test_what_members_are_told_at_once_and_after_the_grace_period(
+    what: Callable[[Ring], Any], stale: int, broken: int, late: int
+) -> None:
     ring = Ring()
     ask(ring, 0, -1)
     assert ring.stale() == 0, "there is none yet"
-    ring.form()
-    ask(ring, 1, -1)
-    assert ring.stale() == 1
-    ring.drop(1)
-    assert ring.stale() == 0
-
-
-def test_a_ring_is_broken_at_once_by_a_death_and_after_a_grace_by_who_asks() -> None:
-    ring = Ring()
     form(ring, (0, -1), (1, -1), (2, -1))
-    ask(ring, 0, 3, now=10.0)
-    assert ring.broken(10.0) == 0
-    assert ring.broken(10.0 + GRACE_S) == 1
-    ring.drop(1)
-    assert ring.broken(10.0) == 1
-
-
-def test_who_leaves_makes_the_ring_change_after_its_step() -> None:
-    ring = Ring()
-    form(ring, (0, -1), (1, -1))
-    ring.leave(1, 10.0)
-    assert ring.stale() == 1
-    assert ring.broken(10.0) == 0
-    assert ring.broken(10.0 + GRACE_S) == 1
-    assert not ring.wanted(1)
+    what(ring)
+    assert (ring.stale(), ring.broken(10.0), ring.broken(10.0 + GRACE_S)) == (stale, broken, late)
+    ring.drop(9)
+    assert ring.stale() == (stale if ring.left else 0)
+    assert ring.wanted(1) == (not ring.left)
 
 
 def test_after_the_end_members_go_on_and_nobody_joins() -> None:

@@ -116,9 +116,11 @@ class TestGoingBack:
         w.actions.clear()
         w.exit("ps", 1, signal=9)
         assert w.job.done() == (8, 4)
-        assert w.lease(incarnation=1) is None
+        assert w.lease(incarnation=1) is None, "the servers start"
         assert not w.complete(0, lost)
         w.all_up()
+        assert [stop.id for stop in w.stopped] == [0], "the other server of that life ends too"
+        assert "--restore" in w.started[-1].args
         answer = w.lease(incarnation=1)
         assert (answer.next, answer.cluster.incarnation) == (CHANGED, 2)
         assert answer.cluster.restored_from == str(saved.path)
@@ -167,10 +169,8 @@ class TestGoingBack:
         w.tick()
         w.do(1, w.task(1))
         w.tick()
-        saved, counted = w.commit(), w.counted.copy()
-        w.work(tasks=3)
+        saved = w.commit()
         w.kill(1)
-        w.counted = counted
         w.all_up()
         assert w.start(2).cluster.restored_from == str(saved.path)
         w.actions.clear()

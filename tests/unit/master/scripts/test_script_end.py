@@ -118,19 +118,6 @@ def test_who_waits_at_the_end_for_a_rank_0_that_is_lost_does_not_wait_for_ever()
     assert "rank 0" in w.outcome.error
 
 
-def test_who_takes_the_slot_of_rank_0_ends_the_job() -> None:
-    w = ring_of_two()
-    assert w.stand_by(1, ring=1, step=9) is None
-    w.agent("n", died(11, local_rank=0))
-    ring = w.join(w.register(13)).ring
-    assert (list(ring.workers), ring.source) == ([2, 1], 1)
-    assert w.stand_by(1, ring=1, step=9).ring.number == 2
-    assert w.stand_by(1, ring=2, step=9) is None
-    # Its last word was lost; the exit code says it too.
-    w.agent("n", died(13, local_rank=0, code=0))
-    assert w.stand_by(1, ring=2, step=9).leave
-
-
 @pytest.mark.parametrize("error", ["", "rank 1 ended"])
 def test_it_ends_as_torchruns_nodes_closed_it_once_they_left(error: str) -> None:
     w = script()

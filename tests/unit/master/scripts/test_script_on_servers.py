@@ -141,28 +141,6 @@ def test_the_tasks_of_a_worker_that_is_gone_go_to_others(how: str) -> None:
     assert w.lease(other).next == DRAIN
 
 
-@pytest.mark.parametrize("checkpoint", [False, True])
-def test_a_lost_server_begins_a_new_life(checkpoint: bool) -> None:
-    w = begun(**({"dir": "/c", "every": 5} if checkpoint else {}))
-    first = w.task(0)
-    w.do(0, first)
-    w.tick()
-    saved = w.save() if checkpoint else None
-    second = w.task(0)
-    kill_server(w)
-    old = {"held": [second.lease_id], "incarnation": 1}
-    assert w.lease(0, **old) is None, "the servers start"
-    w.servers_up()
-    assert len(w.started) == 4
-    assert len(w.stopped) == 1, "the other server of that life ends too"
-    changed = w.lease(0, **old)
-    assert (changed.next, changed.cluster.incarnation) == (CHANGED, 2)
-    assert not w.complete(0, second)
-    assert ("--restore" in w.started[-1].args) == checkpoint
-    assert changed.cluster.restored_from == (str(saved.path) if saved else "")
-    assert w.task(0).task_id == (second if checkpoint else first).task_id
-
-
 # ---- the end ----
 
 
@@ -240,12 +218,6 @@ def test_a_server_lost_after_the_training(checkpoint: bool) -> None:
     assert not [e for e in w.actions if isinstance(e, SaveServers | Flush)]
     w.agent("n", done=True)
     assert w.outcome.state == "finished"
-
-
-def test_a_failed_job_lets_no_script_go_on_as_if_it_were_finished() -> None:
-    w = begun()
-    w.job.lifecycle.fail("disk on fire", w.now)
-    assert w.lease(0).next == DRAIN
 
 
 def test_the_servers_and_the_tasks_outlive_a_master_that_is_killed() -> None:

@@ -106,16 +106,6 @@ def test_only_members_of_the_newest_ring_write_checkpoints_and_a_new_life_begins
     assert w.fleet.model.incarnation == 2
 
 
-def test_the_late_checkpoint_of_a_former_rank_0_is_not_gone_back_to() -> None:
-    w = torchrun()
-    # It skipped a batch, and the ring broke before it had the state of the others.
-    w.join(0, ring=1, step=-1)
-    assert list(w.ring(1, ring=1, step=9).workers) == [1, 0]
-    assert w.report_checkpoint(1, "/c/2")
-    assert not w.report_checkpoint(0, "/c/1")
-    assert w.status().checkpoint == "/c/2"
-
-
 @pytest.mark.parametrize("restarted", [False, True])
 def test_the_first_ring_begins_with_the_checkpoint_to_resume(restarted: bool) -> None:
     w = resumed()
