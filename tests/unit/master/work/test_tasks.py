@@ -38,22 +38,6 @@ def every_record_of(shards, epochs: int) -> Counter[tuple[int, str, int]]:
 
 
 class TestTaskQueue:
-    def test_done_moves_on_and_an_epoch_ends(self):
-        q = queue(TaskSpace([Shard("a", 6)], 2, epochs=2, batch_size=1))
-        assert (q.todo, q.doing, q.done, q.epoch) == (6, 0, 0, 0)
-        leases = [q.take_next(1, 0.0) for _ in range(6)]
-        assert q.take_next(1, 0.0) is None
-        assert (q.todo, q.doing, q.done) == (0, 6, 0)
-        for lease in (leases[0], leases[2]):
-            q.complete_lease(lease.id, 1.0)
-        assert (q.retired_before, q.done, q.epoch) == (1, 2, 0)
-        q.complete_lease(leases[1].id, 1.0)
-        assert (q.retired_before, q.epoch, q.records_done, q.steps_done) == (3, 1, 6, 6)
-        for lease in leases[3:]:
-            q.complete_lease(lease.id, 1.0)
-        assert q.complete
-        assert q.epoch == 2
-
     def test_what_is_open_of_all_that_a_worker_has(self):
         q = queue(TaskSpace([Shard("a", 30)], 10, batch_size=4))
         leases = [q.take_next(1, 0.0) for _ in range(3)]
@@ -79,29 +63,6 @@ class TestTaskQueue:
             assert not each.message(each.take_next(2, 1.0)).HasField("first")
         assert other.task.id == 1
 
-    def test_a_released_task_goes_on_where_it_was(self):
-        q = queue(TaskSpace([Shard("a", 10)], 10, batch_size=2))
-        first = q.take_next(1, 0.0)
-        assert (first.offset, first.retried) == (0, False)
-        q.release(first.id, 0.0, committed=4)
-        assert (q.records_done, q.steps_done, q.doing) == (4, 2, 0)
-        second = q.take_next(2, 0.0)
-        assert (second.task, second.offset, second.retried) == (first.task, 4, True)
-        q.release(second.id, 0.0, committed=6)
-        third = q.take_next(3, 0.0)
-        assert third.offset == 6
-        q.release(third.id, 0.0, committed=4)
-        assert q.take_next(3, 0.0).offset == 6, "what is committed stays so"
-
-    def test_failures_are_counted_by_task_and_others_are_not(self):
-        q = queue(TaskSpace([Shard("a", 2)], 1))
-        for count in (1, 2, 3):
-            lease = q.take_next(1, 0.0)
-            assert lease.task.id == 0
-            assert q.fail(lease.id, 0.0) == count
-            q.drop_worker(1)
-        assert q.fail(999, 0.0) == 0
-
     def test_a_task_comes_back_from_a_worker_without_progress(self):
         q = queue(TaskSpace([Shard("a", 4)], 1), timeout_s=10)
         slow = q.take_next(1, 0.0)
@@ -117,15 +78,6 @@ class TestTaskQueue:
         assert (again.task, again.retried) == (slow.task, True)
         assert q.complete_lease(slow.id, 11.0) is None
         assert q.complete_lease(again.id, 11.0) is again
-
-    def test_a_late_report_counts_while_nobody_else_has_the_task(self):
-        q = queue(TaskSpace([Shard("a", 1)], 1))
-        lease = q.take_next(1, 0.0)
-        q.drop_worker(1)
-        assert q.complete_lease(lease.id, 0.0).task == lease.task
-        assert q.complete
-        assert q.take_next(2, 0.0) is None
-        assert q.complete_lease(lease.id, 0.0) is None
 
     def test_no_late_report_counts_once_leases_are_void(self):
         q = queue(TaskSpace([Shard("a", 2)], 1))
