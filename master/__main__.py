@@ -218,7 +218,8 @@ def _run_once(
         return stop.exit_code or host.refused(error)
     over = not host.hands_over
     ended = threading.Event()
-    effects = Effects(service.apply, token=token, preprocessing=preprocessing, claim=claim)
+    effects = Effects(token=token, preprocessing=preprocessing, claim=claim)
+    effects.start(service.apply)
     try:
         if job.preparation.needs_scan:
             threading.Thread(

@@ -56,237 +56,209 @@ _CALL_S = 20.0
 _WRITE_S = 1800.0
 
 
+class _NoModelError(CheckpointError):
+    """The servers have no model yet: no worker has initialised it."""
+
+
 class Effects:
-    """A thread that executes actions in order.
+    """Executes actions in order, in a thread once :meth:`start` was called.
 
     Args:
-        apply: receives the result of each action.
         token: token of the job, for calls to the servers.
         preprocessing: file of the fitted preprocessing; copied to every checkpoint once it exists.
         claim: claim on the checkpoint directory, if the job has one.
     """
 
     def __init__(
-        self,
-        apply: Callable[[EffectEvent], None],
-        *,
-        token: str,
-        preprocessing: Path | None = None,
-        claim: Claim | None = None,
+        self, *, token: str, preprocessing: Path | None = None, claim: Claim | None = None
     ) -> None:
-        self._apply = apply
         self._token = token
         self._preprocessing = preprocessing
         self._claim = claim
         self._queue: queue.SimpleQueue[Effect] = queue.SimpleQueue()
+
+    def start(self, apply: Callable[[EffectEvent], None]) -> None:
+        """Begin to execute actions; ``apply`` receives the result of each."""
+
+        def run() -> None:
+            while True:
+                event = self.execute(self._queue.get())
+                if event is not None:
+                    apply(event)
+
         # A daemon: a failed job does not wait for a slow disk.
-        threading.Thread(target=self._run, name="effects", daemon=True).start()
+        threading.Thread(target=run, name="effects", daemon=True).start()
 
     def submit(self, effect: Effect) -> None:
         """Append an action to the queue."""
         self._queue.put(effect)
 
-    def _run(self) -> None:
-        while True:
-            effect = self._queue.get()
-            event = execute(
-                effect, token=self._token, preprocessing=self._preprocessing, claim=self._claim
-            )
-            if event is not None:
-                self._apply(event)
+    def execute(self, effect: Effect) -> EffectEvent | None:
+        """Execute an action. Returns its result, also for a failure; None if it has none."""
+        try:
+            return self._execute(effect)
+        except _NoModelError as error:
+            assert isinstance(effect, SaveServers)
+            return CheckpointFailed(str(error), effect.incarnation, early=True)
+        except EdlError as error:
+            text = str(error)
+        except OSError as error:
+            file = f": {error.filename}" if error.filename else ""
+            text = f"{error.strerror or error}{file}"
+        except Exception as error:
+            log.exception("%s failed", type(effect).__name__)
+            text = f"{type(error).__name__}: {error}"
+        match effect:
+            case SaveServers() | CommitLocal():
+                return CheckpointFailed(text, effect.incarnation)
+            case Flush():
+                log.warning("flush: %s", text)
+                return Flushed(effect.incarnation, success=False)
+            case WriteOutput() | MergePredictions():
+                return OutputWritten(error=text)
+            case KeepPreprocessing():
+                return PreprocessingKept(error=text)
+        log.warning("%s", text)
+        return None
 
+    def _execute(self, effect: Effect) -> EffectEvent | None:
+        match effect:
+            case SaveServers():
+                return CheckpointSaved(self.save_servers(effect), effect.incarnation)
+            case CommitLocal():
+                return CheckpointSaved(self.commit_local(effect), effect.incarnation)
+            case Flush():
+                self.flush(effect)
+                return Flushed(effect.incarnation, success=True)
+            case Release():
+                with contextlib.closing(
+                    _Servers(effect.servers, effect.job, self._token)
+                ) as servers:
+                    servers.call(ps.ReleaseRequest(), _CALL_S)
+            case WriteOutput():
+                # Imported here: the module imports the file formats.
+                from torch_edl.checkpoint.export import write_output
 
-def execute(
-    effect: Effect, *, token: str, preprocessing: Path | None = None, claim: Claim | None = None
-) -> EffectEvent | None:
-    """Execute an action. Returns its result, also for a failure; None if it has none."""
-    try:
-        return _execute(effect, token, preprocessing, claim)
-    except _NoModelError as error:
-        assert isinstance(effect, SaveServers)
-        return CheckpointFailed(str(error), effect.incarnation, early=True)
-    except EdlError as error:
-        text = str(error)
-    except OSError as error:
-        file = f": {error.filename}" if error.filename else ""
-        text = f"{error.strerror or error}{file}"
-    except Exception as error:
-        log.exception("%s failed", type(effect).__name__)
-        text = f"{type(error).__name__}: {error}"
-    match effect:
-        case SaveServers() | CommitLocal():
-            return CheckpointFailed(text, effect.incarnation)
-        case Flush():
-            log.warning("flush: %s", text)
-            return Flushed(effect.incarnation, success=False)
-        case WriteOutput() | MergePredictions():
-            return OutputWritten(error=text)
-        case KeepPreprocessing():
-            return PreprocessingKept(error=text)
-    log.warning("%s", text)
-    return None
+                write_output(effect.checkpoint, effect.output)
+                return OutputWritten()
+            case MergePredictions():
+                from torch_edl.data.merge_predictions import merge
 
+                effect.output.parent.mkdir(parents=True, exist_ok=True)
+                merge(effect.parts, effect.output, tasks=effect.tasks)
+                return OutputWritten()
+            case Prune():
+                layout.prune(effect.newest, effect.keep, effect.best)
+            case KeepPreprocessing():
+                assert self._preprocessing is not None
+                self._preprocessing.parent.mkdir(parents=True, exist_ok=True)
+                with replacing(self._preprocessing) as file:
+                    file.write(effect.content)
+                return PreprocessingKept()
+            case Remove():
+                shutil.rmtree(effect.directory, ignore_errors=True)
+        return None
 
-def _execute(
-    effect: Effect, token: str, preprocessing: Path | None, claim: Claim | None
-) -> EffectEvent | None:
-    match effect:
-        case SaveServers():
-            saved = save_servers(effect, token, preprocessing, claim)
-            return CheckpointSaved(saved, effect.incarnation)
-        case CommitLocal():
-            return CheckpointSaved(commit_local(effect, preprocessing, claim), effect.incarnation)
-        case Flush():
-            flush(effect, token)
-            return Flushed(effect.incarnation, success=True)
-        case Release():
-            with contextlib.closing(_Servers(effect.servers, effect.job, token)) as servers:
-                servers.call(ps.ReleaseRequest(), _CALL_S)
-        case WriteOutput():
-            # Imported here: the module imports the file formats.
-            from torch_edl.checkpoint.export import write_output
+    def save_servers(self, action: SaveServers) -> Saved:
+        """Write a checkpoint of all servers, at one cut through all their updates.
 
-            write_output(effect.checkpoint, effect.output)
-            return OutputWritten()
-        case MergePredictions():
-            from torch_edl.data.merge_predictions import merge
+        Raises:
+            CheckpointError: a server does not answer, is not initialised, or could not write.
+            OSError: the disk is full or read-only.
+        """
+        move, connected = action.move, self._connected(action.servers, action.manifest.job)
+        with connected as servers, _releasing(servers, move):
+            held = servers.call(ps.HoldRequest(timeout_ms=_HOLD_MS, move=move), _CALL_S)
+            if not all(answer.initialized for answer in held):
+                raise _NoModelError("the servers have no model yet")
+            applied = [Watermarks.from_proto(answer.watermarks) for answer in held]
+            # The tasks that the master knows to be done are included. In sync mode the last pushes
+            # of a task may wait for their quorum, and a manifest that lists the task as done must
+            # contain them.
+            progress = Watermarks.union([action.progress, *applied])
+            steps = steps_of(action.space, progress)
 
-            effect.output.parent.mkdir(parents=True, exist_ok=True)
-            merge(effect.parts, effect.output, tasks=effect.tasks)
-            return OutputWritten()
-        case Prune():
-            layout.prune(effect.newest, effect.keep, effect.best)
-        case KeepPreprocessing():
-            assert preprocessing is not None
-            preprocessing.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(preprocessing) as file:
-                file.write(effect.content)
-            return PreprocessingKept()
-        case Remove():
-            shutil.rmtree(effect.directory, ignore_errors=True)
-    return None
+            def write(directory: Path) -> Manifest:
+                request = ps.SnapshotRequest(
+                    targets=progress.to_proto(),
+                    directory=str(directory),
+                    move=move,
+                    acknowledged=action.progress.to_proto(),
+                )
+                written = servers.call(request, _WRITE_S)
+                stalled = max(answer.stall_ms for answer in written)
+                log.info("checkpoint of step %d: pushes waited %.1f ms", steps, stalled)
+                shards = [Snapshot.from_proto(answer.snapshot) for answer in written]
+                manifest = replace(
+                    action.manifest,
+                    data=action.manifest.data | saved_plan(action.space, progress.retired_before),
+                    steps=steps,
+                    shards=len(shards),
+                    watermarks=progress,
+                    files={name: size for shard in shards for name, size in shard.files.items()},
+                    versions=tuple(shard.version for shard in shards),
+                )
+                return self._with_preprocessing(manifest, directory)
 
+            return self._commit(action, steps, write)
 
-class _NoModelError(CheckpointError):
-    """The servers have no model yet: no worker has initialised it."""
+    def commit_local(self, action: CommitLocal) -> Saved:
+        """Make a checkpoint of the replica that a worker wrote to a folder.
 
-
-def _with_preprocessing(manifest: Manifest, directory: Path, file: Path | None) -> Manifest:
-    """Copy the fitted preprocessing, if there is any, to a checkpoint. Returns the manifest with
-    it."""
-    if file is None or not file.exists():
-        return manifest
-    copy = shutil.copyfile(file, directory / PREPROCESSING_FILE)
-    return replace(manifest, files={**manifest.files, copy.name: copy.stat().st_size})
-
-
-def save_servers(
-    action: SaveServers,
-    token: str,
-    preprocessing: Path | None = None,
-    claim: Claim | None = None,
-) -> Saved:
-    """Write a checkpoint of all servers, at one cut through all their updates.
-
-    Args:
-        preprocessing: file to copy to the checkpoint, if it exists.
-        claim: claim on the checkpoint directory, if the job has one.
-
-    Raises:
-        CheckpointError: a server does not answer, is not initialised, or could not write.
-        OSError: the disk is full or read-only.
-    """
-    called = _Servers(action.servers, action.manifest.job, token)
-    move = action.move
-    with contextlib.closing(called) as servers, _releasing(servers, move):
-        held = servers.call(ps.HoldRequest(timeout_ms=_HOLD_MS, move=move), _CALL_S)
-        if not all(answer.initialized for answer in held):
-            raise _NoModelError("the servers have no model yet")
-        applied = [Watermarks.from_proto(answer.watermarks) for answer in held]
-        # The tasks that the master knows to be done are included. In sync mode the last pushes of a
-        # task may wait for their quorum, and a manifest that lists the task as done must contain
-        # them.
-        progress = Watermarks.union([action.progress, *applied])
-        steps = steps_of(action.space, progress)
+        Raises:
+            CheckpointError: a file is missing or truncated.
+            OSError: the disk is full or read-only.
+        """
+        manifest = action.manifest
 
         def write(directory: Path) -> Manifest:
-            request = ps.SnapshotRequest(
-                targets=progress.to_proto(),
-                directory=str(directory),
-                move=move,
-                acknowledged=action.progress.to_proto(),
-            )
-            written = servers.call(request, _WRITE_S)
-            stalled = max(answer.stall_ms for answer in written)
-            log.info("checkpoint of step %d: pushes waited %.1f ms", steps, stalled)
-            shards = [Snapshot.from_proto(answer.snapshot) for answer in written]
-            manifest = replace(
-                action.manifest,
-                data=action.manifest.data | saved_plan(action.space, progress.retired_before),
-                steps=steps,
-                shards=len(shards),
-                watermarks=progress,
-                files={name: size for shard in shards for name, size in shard.files.items()},
-                versions=tuple(shard.version for shard in shards),
-            )
-            return _with_preprocessing(manifest, directory, preprocessing)
+            return self._with_preprocessing(manifest, directory)
 
-        return _commit(claim, action, steps, write)
+        try:
+            return self._commit(action, manifest.steps, write, written=action.directory)
+        finally:
+            shutil.rmtree(action.directory, ignore_errors=True)
 
+    def flush(self, action: Flush) -> None:
+        """Make every server apply the pushes that wait for their quorum; CheckpointError if one
+        fails."""
+        with self._connected(action.servers, action.job) as servers:
+            servers.call(ps.FlushRequest(), _CALL_S)
 
-def commit_local(
-    action: CommitLocal, preprocessing: Path | None = None, claim: Claim | None = None
-) -> Saved:
-    """Make a checkpoint of the replica that a worker wrote to a folder.
+    def _connected(self, servers: Sequence[pb.Server], job: str) -> contextlib.closing[_Servers]:
+        return contextlib.closing(_Servers(servers, job, self._token))
 
-    Args:
-        preprocessing: file to copy to the checkpoint, if it exists.
-        claim: claim on the checkpoint directory, if the job has one.
+    def _with_preprocessing(self, manifest: Manifest, directory: Path) -> Manifest:
+        """Copy the fitted preprocessing, if any, to a checkpoint. Returns the manifest with it."""
+        file = self._preprocessing
+        if file is None or not file.exists():
+            return manifest
+        copy = shutil.copyfile(file, directory / PREPROCESSING_FILE)
+        return replace(manifest, files={**manifest.files, copy.name: copy.stat().st_size})
 
-    Raises:
-        CheckpointError: a file is missing or truncated.
-        OSError: the disk is full or read-only.
-    """
-    manifest = action.manifest
-
-    def write(directory: Path) -> Manifest:
-        return _with_preprocessing(manifest, directory, preprocessing)
-
-    try:
-        return _commit(claim, action, manifest.steps, write, written=action.directory)
-    finally:
-        shutil.rmtree(action.directory, ignore_errors=True)
-
-
-def _commit(
-    claim: Claim | None,
-    action: SaveServers | CommitLocal,
-    steps: int,
-    write: Callable[[Path], Manifest],
-    written: Path | None = None,
-) -> Saved:
-    run, fence = (claim.run, claim.check) if claim is not None else ("", lambda: None)
-    manifest = action.manifest
-    saved = layout.save(
-        action.root,
-        steps,
-        write,
-        run=run,
-        restored=action.restored,
-        fence=fence,
-        written=written,
-        anew=isinstance(action, SaveServers) and action.move > 0,
-        # Servers may have trained more than was evaluated.
-        metrics=manifest.metrics if manifest.steps == steps else None,
-    )
-    return Saved(*saved)
-
-
-def flush(action: Flush, token: str) -> None:
-    """Make every server apply the pushes that wait for their quorum; CheckpointError if one
-    fails."""
-    with contextlib.closing(_Servers(action.servers, action.job, token)) as servers:
-        servers.call(ps.FlushRequest(), _CALL_S)
+    def _commit(
+        self,
+        action: SaveServers | CommitLocal,
+        steps: int,
+        write: Callable[[Path], Manifest],
+        written: Path | None = None,
+    ) -> Saved:
+        claim = self._claim
+        run, fence = (claim.run, claim.check) if claim is not None else ("", lambda: None)
+        manifest = action.manifest
+        saved = layout.save(
+            action.root,
+            steps,
+            write,
+            run=run,
+            restored=action.restored,
+            fence=fence,
+            written=written,
+            anew=isinstance(action, SaveServers) and action.move > 0,
+            # Servers may have trained more than was evaluated.
+            metrics=manifest.metrics if manifest.steps == steps else None,
+        )
+        return Saved(*saved)
 
 
 class _Servers:

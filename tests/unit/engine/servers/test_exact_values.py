@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import torch_edl
-from master.runtime import effects
+from master.runtime.effects import Effects
 from master.state.actions import SaveServers
 from tests.unit.engine.servers.trained import TOKEN, Trained, sgd
 from torch_edl.checkpoint.export import write_output
@@ -70,7 +70,7 @@ def save(made: Trained, servers: list[str], root: Path) -> Path:
     space = TaskSpace([Shard("x", STEPS * BATCH)], records_per_task=100, batch_size=BATCH)
     manifest = Manifest(job="t", strategy="ps", steps=0)
     action = SaveServers(servers, 1, Watermarks(), manifest, space, root)
-    saved = effects.save_servers(action, TOKEN)
+    saved = Effects(token=TOKEN).save_servers(action)
     write_output(saved.path, root / "output")
     return root / "output"
 

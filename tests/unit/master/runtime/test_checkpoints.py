@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from master.runtime import effects
+from master.runtime.effects import Effects
 from master.state.actions import CommitLocal, Flush, SaveServers
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest
@@ -21,6 +21,7 @@ from torch_edl.wire import services
 from torch_edl.wire.server import serve
 
 SPACE = TaskSpace([Shard("a", 40)], 4, batch_size=2)
+EFFECTS = Effects(token="t")
 MANIFEST = Manifest(job="j", strategy="ps", steps=0, data={"seed": 1})
 
 
@@ -94,7 +95,7 @@ def start():
 def save(servers, root: Path, known: Watermarks | None = None):
     each = [pb.Server(address=s.address, incarnation=3 + s.number) for s in servers]
     action = SaveServers(each, 1, known or Watermarks(), MANIFEST, SPACE, root)
-    return effects.save_servers(action, "t")
+    return EFFECTS.save_servers(action)
 
 
 def test_all_cut_at_the_union_of_their_marks(start, tmp_path):
@@ -153,7 +154,7 @@ def test_a_dead_server_is_named(start, tmp_path):
 
 def test_flush_asks_all(start):
     servers = [start(0, {}), start(1, {})]
-    effects.flush(Flush([pb.Server(address=s.address) for s in servers], 3, "j"), "t")
+    EFFECTS.flush(Flush([pb.Server(address=s.address) for s in servers], 3, "j"))
     assert [s.calls for s in servers] == [["Flush"]] * 2
 
 
@@ -163,7 +164,7 @@ def test_local_is_committed_by_rename(tmp_path):
     (folder / "f").write_bytes(b"abc")
     manifest = Manifest(job="j", strategy="local", steps=5, files={"f": 3}, versions=(4,))
     action = CommitLocal(folder, manifest, 1, tmp_path)
-    found = effects.commit_local(action)
+    found = EFFECTS.commit_local(action)
     assert found.path == layout.step_dir(tmp_path, 5)
     assert layout.read(found.path).versions == (4,)
     assert [p.name for p in tmp_path.iterdir()] == ["step-0000000005"]
@@ -176,5 +177,5 @@ def test_local_with_a_cut_file_leaves_nothing(tmp_path):
     manifest = Manifest(job="j", strategy="local", steps=5, files={"f": 3}, versions=(4,))
     action = CommitLocal(folder, manifest, 1, tmp_path)
     with pytest.raises(CheckpointError, match="2 bytes"):
-        effects.commit_local(action)
+        EFFECTS.commit_local(action)
     assert list(tmp_path.iterdir()) == []

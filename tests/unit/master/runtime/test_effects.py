@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from master.runtime.effects import Effects, execute
+from master.runtime.effects import Effects
 from master.runtime.service import Service
 from master.state.actions import (
     CheckpointSaved,
@@ -49,7 +49,8 @@ class Thing:
         self.service = Service(
             self.job, clock=time.monotonic, log_path=lambda role, id: "", cores=1
         )
-        self.effects = Effects(self.service.apply, token="t")
+        self.effects = Effects(token="t")
+        self.effects.start(self.service.apply)
         self.root = root
         self.manifest = Manifest(
             job="j", strategy="local", steps=0, files={"model": 3}, data=identity(config, SHARDS)
@@ -126,7 +127,8 @@ def test_the_fitted_preprocessing_is_part_of_a_checkpoint(tmp_path: Path) -> Non
     kept = tmp_path / "job" / PREPROCESSING_FILE
     kept.parent.mkdir()
     (tmp_path / "ck").mkdir()
-    event = execute(KeepPreprocessing(b"fitted"), token="t", preprocessing=kept)
+    effects = Effects(token="t", preprocessing=kept)
+    event = effects.execute(KeepPreprocessing(b"fitted"))
     assert event == PreprocessingKept()
     assert kept.read_bytes() == b"fitted"
     for steps in (2, 4):
@@ -135,10 +137,10 @@ def test_the_fitted_preprocessing_is_part_of_a_checkpoint(tmp_path: Path) -> Non
         (folder / "model").write_bytes(b"xyz")
         manifest = Manifest(job="j", strategy="local", steps=steps, files={"model": 3})
         action = CommitLocal(folder, manifest, 0, tmp_path / "ck")
-        event = execute(action, token="t", preprocessing=kept)
+        event = effects.execute(action)
         assert isinstance(event, CheckpointSaved)
         assert layout.read(event.saved.path).files == {"model": 3, PREPROCESSING_FILE: 6}
         assert (event.saved.path / PREPROCESSING_FILE).read_bytes() == b"fitted"
-    failed = execute(KeepPreprocessing(b""), token="t", preprocessing=kept / "file")
+    failed = Effects(token="t", preprocessing=kept / "file").execute(KeepPreprocessing(b""))
     assert isinstance(failed, PreprocessingKept)
     assert "exists" in failed.error
