@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from master.runtime import job_files
 from master.runtime.clock import Clock
 from master.runtime.effects import Effects
-from master.runtime.event_file import EventFile
+from master.runtime.job_files import EventFile
 from master.runtime.loop import Persistence, run
 from master.runtime.machine import Machine
 from master.runtime.persistence import StateWriter, left_behind

@@ -12,7 +12,7 @@ from typing import Any
 
 from master.runtime.clock import Clock, of_notes, of_ticks
 from master.runtime.effects import Effects
-from master.runtime.event_file import EventFile
+from master.runtime.job_files import EventFile
 from master.runtime.persistence import StateWriter
 from master.runtime.service import Service
 from master.runtime.store.lock import RENEW_S

@@ -107,7 +107,7 @@ class Service:
             "Register": now(workers.register, keep=True),
             "RegisterServer": now(servers.register, keep=True),
             "ServerHeartbeat": now(
-                servers.heartbeat, keep=lambda answer: bool(answer.noted), notify=False
+                servers.heartbeat, keep=lambda _, answer: bool(answer.noted), notify=False
             ),
             "GetCluster": wait(
                 servers.get_cluster,
@@ -136,12 +136,16 @@ class Service:
                 leasing(workers.lease_snapshot), _LEASE_WAIT_S, pb.LeaseSnapshotResponse
             ),
             "BeginTask": now(workers.begin_task, notify=False),
-            "CompleteTask": self._complete_task(),
+            # The worker that wrote the snapshot may exit before it is committed.
+            "CompleteTask": now(
+                workers.complete_task,
+                keep=lambda request, _: request.WhichOneof("result") == "snapshot",
+            ),
             "ReleaseTask": now(workers.release_task),
             "FailTask": now(workers.fail_task),
             # A successor without this knowledge would start a second server for the shard.
             "Heartbeat": now(
-                workers.heartbeat, keep=lambda answer: bool(answer.server_args), notify=False
+                workers.heartbeat, keep=lambda _, answer: bool(answer.server_args), notify=False
             ),
             "BeginPass": wait(scripts.begin_pass, _RING_WAIT_S, pb.BeginPassResponse),
             "Meet": wait(scripts.meet, _RING_WAIT_S, pb.MeetResponse),
@@ -243,26 +247,18 @@ class Service:
 
         return guarded
 
-    def _complete_task(self) -> Callable[[Any, Any], Any]:
-        at_once = self._at_once(worker_calls.complete_task)
-        kept = self._at_once(worker_calls.complete_task, keep=True)
-        # The worker that wrote the snapshot may exit before it is committed.
-        return lambda request, context: (
-            kept if request.WhichOneof("result") == "snapshot" else at_once
-        )(request, context)
-
     def _at_once(
         self,
         event: Event,
         *,
-        keep: bool | Callable[[Any], bool] = False,
+        keep: bool | Callable[[Any, Any], bool] = False,
         notify: bool = True,
     ) -> Callable[[Any, Any], Any]:
         """Return a handler that answers at once.
 
         Args:
             keep: store the state before the answer, since other processes rely on it; or a function
-                of the answer that returns whether to store it.
+                of request and answer that returns whether to store it.
             notify: the event may allow an answer to waiting calls.
         """
 
@@ -271,7 +267,7 @@ class Service:
                 answer = event(self.job, request, self._clock())
                 if notify:
                     self.changed.notify_all()
-                noted = self._note(keep=keep(answer) if callable(keep) else keep)
+                noted = self._note(keep=keep(request, answer) if callable(keep) else keep)
             self._write(noted)
             return answer
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from master.runtime.event_file import EventFile
+from master.runtime.job_files import EventFile
 from torch_edl.checkpoint.durable import write_text
 from torch_edl.cli.__main__ import main
 from torch_edl.config import JobConfig
