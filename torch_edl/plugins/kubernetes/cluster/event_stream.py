@@ -27,6 +27,11 @@ class WatchEvent:
 class EventStream:
     """The events of a watch.
 
+    The ``Watch`` of the official client (37.0) does not replace this class: without conversion to
+    its models, an ``ERROR`` event is a ``KeyError``
+    (``test_a_version_that_is_forgotten_is_told_at_the_start_or_within``), and with it, a line that
+    is no event is dropped (``test_a_line_that_is_no_event_breaks_the_watch``).
+
     Args:
         response: response of the server whose body was not read yet.
         what: request that the response answers, for messages.
