@@ -37,9 +37,9 @@ class _TensorFlow(Backend):
         return load_contract(path, args)
 
     def make_model(self, functions: Any, config: Any) -> Any:
-        from tf_compat.model_file import ModelFile
+        from tf_compat.model_file import KerasModelFile
 
-        return ModelFile(functions, config)
+        return KerasModelFile(functions, config)
 
     def export(self, folder: Path, model_file: str, file: Path) -> str:
         from tf_compat.export import export

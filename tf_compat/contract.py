@@ -21,7 +21,7 @@ _DATASET_NAMES = ("dataset", "ds")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contract(UserFunctions):
+class KerasContract(UserFunctions):
     """The functions of a model file, each under the first of its accepted names."""
 
     optimizer: Callable[[], Any]
@@ -65,7 +65,7 @@ class Contract(UserFunctions):
             super().check_metric(what, metric)
 
 
-def load_contract(path: str, args: Sequence[str] = ()) -> Contract:
+def load_contract(path: str, args: Sequence[str] = ()) -> KerasContract:
     """Execute a model file, and return the functions of the contract in it.
 
     Args:
@@ -74,10 +74,10 @@ def load_contract(path: str, args: Sequence[str] = ()) -> Contract:
     Raises:
         ContractError: the file raised, or a function is missing or takes other arguments.
     """
-    found = load_functions(path, args, Contract.signatures, _is_model)
+    found = load_functions(path, args, KerasContract.signatures, _is_model)
     if found["names"]["feed"] == "dataset_fn" or _takes_dataset(found["feed"]):
         found["feed"] = of_dataset(found["feed"])
-    return Contract(**found)
+    return KerasContract(**found)
 
 
 def _takes_dataset(feed: Callable[..., Any]) -> bool:

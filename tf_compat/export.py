@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from tf_compat.contract import Contract, load_contract
+from tf_compat.contract import KerasContract, load_contract
 from tf_compat.embedding import tables_of
 from tf_compat.replica import load_values
 from tf_compat.rows import TableLayer
@@ -119,7 +119,7 @@ def _any_batch(value: Any) -> Any:
     return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
 
 
-def _unwritten(contract: Contract, target: Path, error: Exception) -> ContractError:
+def _unwritten(contract: KerasContract, target: Path, error: Exception) -> ContractError:
     other = "" if target.suffix != ".keras" else "; a folder as FILE becomes a SavedModel"
     return ContractError(
         f"{target}: Keras cannot write the model of {contract.path}: {describe_error(error)}{other}"

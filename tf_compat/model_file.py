@@ -12,15 +12,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_compat.contract import Contract, TensorFlowValues
+from tf_compat.contract import KerasContract, TensorFlowValues
 from tf_compat.datasets import TensorFlowDatasets
 from tf_compat.embedding import set_defaults, swap_large, tables_of
 from tf_compat.names import layers
-from tf_compat.replica import Replica
+from tf_compat.replica import KerasReplica
 from tf_compat.ring import ReplicatedKerasModel as ReplicatedModel
 from tf_compat.rows import TableLayer
 from tf_compat.servers import ServedKerasModel
-from tf_compat.step import Step, body
+from tf_compat.step import KerasStep, body
 from tf_compat.trained import TrainedModel, optimizer_config
 from torch_edl.config import JobConfig
 from torch_edl.config.environment import ENV_TOKEN
@@ -54,12 +54,12 @@ def _limit_threads(config: JobConfig) -> None:
         log.info("the model file has computed while it was loaded: its threads are not limited")
 
 
-class ModelFile(UserModel):
+class KerasModelFile(UserModel):
     """Implements :class:`~torch_edl.training.user_model.UserModel`."""
 
     values = TensorFlowValues()
 
-    def __init__(self, contract: Contract, config: JobConfig) -> None:
+    def __init__(self, contract: KerasContract, config: JobConfig) -> None:
         self.contract = contract
         _limit_threads(config)
         # All workers must build the same initial model.
@@ -103,9 +103,9 @@ class ModelFile(UserModel):
         return TrainedModel(self.model, self.optimizer)
 
     @cached_property
-    def _step(self) -> Step:
+    def _step(self) -> KerasStep:
         train = self.config.train
-        return Step(
+        return KerasStep(
             self.contract, self._trained, on_nan=train.on_nan, compiled=train.tf_function,
             log_layers=train.log_layers, apart=self.feeder.generators.apart,
         )  # fmt: skip
@@ -135,7 +135,7 @@ class ModelFile(UserModel):
     def leased_engine(self, strategy: str, master: MasterSession) -> LeasedEngine:
         train = self.config.train
         if strategy == "local":
-            return LocalEngine(Replica(self._trained, train.seed), status=master.progress)
+            return LocalEngine(KerasReplica(self._trained, train.seed), status=master.progress)
         served = ServedKerasModel(self._trained, self._step.call, local_steps=train.local_steps)
         engine = ServersEngine(
             served, config=self.config, token=os.environ[ENV_TOKEN], status=master.progress,
@@ -153,7 +153,7 @@ class ModelFile(UserModel):
                 "keras.layers.Embedding"
             )
         meeting = StreamListener(own_host(master), os.environ[ENV_TOKEN])
-        replica = Replica(trained, self.config.train.seed)
+        replica = KerasReplica(trained, self.config.train.seed)
         engine = RingEngine(
             ReplicatedModel(trained, replica, meeting), MasterRendezvous(master, meeting),
             watermarks=partial(watermarks, space),

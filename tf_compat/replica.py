@@ -30,7 +30,7 @@ Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 
 
-class Replica:
+class KerasReplica:
     """Implements :class:`~torch_edl.engine.replica.ModelReplica`."""
 
     def __init__(self, trained: TrainedModel, seed: int) -> None:

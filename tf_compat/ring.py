@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from tf_compat.replica import Replica
+from tf_compat.replica import KerasReplica
 from tf_compat.trained import TrainedModel, dense
 from torch_edl.engine.ring.replicated import GradientReducer, Phase, Receive, RingBrokenError, Send
 from torch_edl.engine.ring.stream_group import StreamGroup
@@ -19,7 +19,7 @@ from torch_edl.engine.ring.stream_listener import StreamListener
 Array = npt.NDArray[Any]
 
 
-class Reducer(GradientReducer):
+class KerasReducer(GradientReducer):
     """Implements :class:`~torch_edl.engine.ring.replicated.GradientReducer`.
 
     Gradients are sent in float32, or in float64 if a variable has this type. Slices, such as those
@@ -188,13 +188,15 @@ class ReplicatedKerasModel:
         meeting: endpoint at which other members reach this process.
     """
 
-    def __init__(self, trained: TrainedModel, replica: Replica, meeting: StreamListener) -> None:
+    def __init__(
+        self, trained: TrainedModel, replica: KerasReplica, meeting: StreamListener
+    ) -> None:
         self.replica = replica
         self._trained = trained
         self._meeting = meeting
 
-    def reducer(self, controls: int, send: Send, receive: Receive) -> Reducer:
-        return Reducer(self._trained, controls, send, receive)
+    def reducer(self, controls: int, send: Send, receive: Receive) -> KerasReducer:
+        return KerasReducer(self._trained, controls, send, receive)
 
     def attach(
         self, before_step: Callable[[Any], None], after_step: Callable[[], None]

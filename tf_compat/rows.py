@@ -31,7 +31,7 @@ class TableLayer:
     """True if the user gave the table its name."""
     anchor: Any
     """Empty variable (0, dim) that represents the table in the gradient."""
-    store: LocalRows | ServerRows | None
+    store: KerasLocalRows | KerasServerRows | None
     """Source of the rows; None before the first lookup or the start of a job."""
     paths: list[str]
     """Paths of all layers of this table in the model; set by
@@ -67,7 +67,7 @@ def _lookup(layer: TableLayer) -> Any:
 
     def rows_of(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         if layer.store is None:  # outside of a job
-            layer.store = LocalRows(layer, None, 0)
+            layer.store = KerasLocalRows(layer, None, 0)
         made = layer.store.lookup(layer, np.ascontiguousarray(ids))
         if made is None:
             return np.zeros((len(ids), layer.dim), np.float32)
@@ -100,7 +100,7 @@ def _lookup(layer: TableLayer) -> Any:
     return lookup
 
 
-class LocalRows:
+class KerasLocalRows:
     """The rows of one table in this process.
 
     Args:
@@ -156,7 +156,7 @@ class KerasCall(RowLookup):
 KerasPlan = RowPlan[KerasCall, RowBlock]
 
 
-class ServerRows:
+class KerasServerRows:
     """The rows of all tables of a model, on servers."""
 
     def __init__(self) -> None:

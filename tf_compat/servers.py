@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_compat.names import VariableName
-from tf_compat.rows import KerasPlan, ServerRows
+from tf_compat.rows import KerasPlan, KerasServerRows
 from tf_compat.trained import TrainedModel, dense, learning_rates, optimizer_config
 from torch_edl.engine.servers.plan import PullRows
 from torch_edl.errors import EdlError, UsageError, UserCodeError, describe_error
@@ -42,7 +42,7 @@ class ServedKerasModel:
         self._trained = trained
         self._forward = forward
         self._local_steps = local_steps
-        self.rows = ServerRows()
+        self.rows = KerasServerRows()
         for layer in trained.tables:
             layer.store = self.rows
         self._places = {place.name: place for place in trained.places}

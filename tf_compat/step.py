@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from tf_compat.contract import Contract, TensorFlowValues, describe
+from tf_compat.contract import KerasContract, TensorFlowValues, describe
 from tf_compat.names import layers
 from tf_compat.trained import TrainedModel
 from torch_edl.data.batch import slice_tensors
@@ -24,7 +24,7 @@ from torch_edl.training.not_finite import not_finite, the_one
 Backward = Callable[[], list[Any]]
 
 
-class Step:
+class KerasStep:
     """Runs single minibatches through the user's model, with checks.
 
     Args:
@@ -36,7 +36,7 @@ class Step:
 
     def __init__(
         self,
-        contract: Contract,
+        contract: KerasContract,
         trained: TrainedModel,
         *,
         on_nan: str,
@@ -159,7 +159,7 @@ class Step:
         return UserCodeError(f"{what} raised {describe_error(error)} ({shown})")
 
 
-def body(step: Step, engine: Engine, trained: TrainedModel) -> Callable[[Batch], float]:
+def body(step: KerasStep, engine: Engine, trained: TrainedModel) -> Callable[[Batch], float]:
     """See :meth:`~torch_edl.training.user_model.UserModel.body`."""
 
     def compute(batch: Batch) -> float:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_compat.embedding import tables_of
 from tf_compat.names import VariableName, places
-from tf_compat.rows import LocalRows
+from tf_compat.rows import KerasLocalRows
 from torch_edl.errors import UnsupportedOptimizerError
 from torch_edl.wire import pserver_pb2 as pb
 
@@ -73,10 +73,10 @@ class TrainedModel:
             self.optimizer.iterations.assign_add(1)
         self.gradients = {}
 
-    def local_rows(self) -> list[LocalRows]:
+    def local_rows(self) -> list[KerasLocalRows]:
         """Return the stores of tables in this process, each once."""
         found = {id(each.store): each.store for each in self.tables}
-        return [rows for rows in found.values() if isinstance(rows, LocalRows)]
+        return [rows for rows in found.values() if isinstance(rows, KerasLocalRows)]
 
     def hold_rows(self, seed: int) -> None:
         """Create stores in this process for the rows of all tables.
@@ -87,10 +87,10 @@ class TrainedModel:
         if not self.tables:
             return
         kernel = optimizer_config(self.optimizer)
-        stores: dict[str, LocalRows] = {}
+        stores: dict[str, KerasLocalRows] = {}
         for layer in self.tables:
             if layer.table not in stores:
-                stores[layer.table] = LocalRows(layer, kernel, seed)
+                stores[layer.table] = KerasLocalRows(layer, kernel, seed)
             layer.store = stores[layer.table]
 
     def set_training(self, training: bool) -> None:

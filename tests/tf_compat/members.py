@@ -7,7 +7,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from typing import Any
 
-from tf_compat.replica import Replica
+from tf_compat.replica import KerasReplica
 from tf_compat.ring import ReplicatedKerasModel
 from tf_compat.trained import TrainedModel
 from torch_edl.engine.ring.engine import RingEngine
@@ -40,7 +40,7 @@ def keras_engine(
 ) -> Iterator[RingEngine]:
     """The engine of a member; ``make_rings`` is given the address of the member."""
     with closing(StreamListener(HOST, TOKEN)) as meeting:
-        model = ReplicatedKerasModel(trained, Replica(trained, 7), meeting)
+        model = ReplicatedKerasModel(trained, KerasReplica(trained, 7), meeting)
         rendezvous = Rendezvous(worker_id, make_rings(meeting.address))
         with closing(RingEngine(model, rendezvous)) as engine:
             yield engine

@@ -27,9 +27,9 @@ from tests.tf_compat.members import (
 from tests.unit.engine.conftest import TOKEN, start_servers
 from tf_compat.contract import load_contract as load_keras
 from tf_compat.names import VariableName
-from tf_compat.replica import Replica as KerasReplica
+from tf_compat.replica import KerasReplica
 from tf_compat.servers import ServedKerasModel
-from tf_compat.step import Step as KerasStep
+from tf_compat.step import KerasStep
 from tf_compat.step import body as keras_body
 from tf_compat.trained import TrainedModel
 from torch_edl.config import JobConfig, TrainConfig

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tests.tf_compat.installed import keras, tf
-from tf_compat.contract import Contract
+from tf_compat.contract import KerasContract
 from tf_compat.datasets import TensorFlowDatasets, of_dataset
-from tf_compat.step import Step
+from tf_compat.step import KerasStep
 from tf_compat.trained import TrainedModel
 from torch_edl.config import DataConfig, JobConfig
 from torch_edl.data.feeder import Feeder
@@ -75,14 +75,14 @@ def train_beside(feeder: Feeder, stop: threading.Event) -> threading.Thread:
         def call(self, features: Any) -> Any:
             return features + tf.random.normal(tf.shape(features))
 
-    contract = Contract(
+    contract = KerasContract(
         path="m.py", model=Noisy, loss=labels_first(lambda labels, p: tf.reduce_sum(p)),
         optimizer=keras.optimizers.SGD, feed=lambda *_: None, eval_metrics_fn=None, callbacks=None,
         data_source=None, prediction_outputs_processor=None, preprocessing=None,
     )  # fmt: skip
     trained = TrainedModel(Noisy(), keras.optimizers.SGD())
     apart = feeder.generators.apart
-    step = Step(contract, trained, on_nan="stop", compiled=False, apart=apart)
+    step = KerasStep(contract, trained, on_nan="stop", compiled=False, apart=apart)
 
     def train() -> None:
         while not stop.is_set():

@@ -16,8 +16,8 @@ import pytest
 from tests.tf_compat.installed import keras, tf
 from tests.tf_compat.members import first_ring, keras_engine, part, run, together
 from tests.waiting import HANG_S
-from tf_compat.replica import Replica
-from tf_compat.step import Step, body
+from tf_compat.replica import KerasReplica
+from tf_compat.step import KerasStep, body
 from tf_compat.trained import TrainedModel
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest
@@ -69,7 +69,7 @@ class Office:
 
         engine = self._stack.enter_context(keras_engine(trained, worker, rings))
         contract: Any = SimpleNamespace(loss=lambda y, p: tf.reduce_mean((y - p) ** 2))
-        step = Step(contract, trained, on_nan="skip", compiled=False)
+        step = KerasStep(contract, trained, on_nan="skip", compiled=False)
         self.members.append((engine, trained, body(step, engine, trained)))
 
     def together(self, *calls: Callable[[], Any]) -> list[Any]:
@@ -231,7 +231,7 @@ def test_a_checkpoint_of_a_ring_is_resumed_where_it_is_in_the_data(
     manifest = Manifest(job="", strategy="allreduce", steps=3, files=written.files)
     layout.seal(tmp_path / "c", manifest)
     other = network(2)
-    replica = Replica(other, 7)
+    replica = KerasReplica(other, 7)
     replica.restore(tmp_path / "c", values_only=False)
     same(trained, other)
     assert replica.position == engine.replica.position

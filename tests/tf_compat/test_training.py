@@ -11,12 +11,12 @@ import pytest
 
 from tests.tf_compat.installed import keras, tf
 from tests.unit.engine.conftest import TOKEN, start_servers
-from tf_compat.contract import Contract, load_contract
+from tf_compat.contract import KerasContract, load_contract
 from tf_compat.embedding import swap_large
 from tf_compat.export import export
-from tf_compat.replica import Replica
+from tf_compat.replica import KerasReplica
 from tf_compat.servers import ServedKerasModel
-from tf_compat.step import Step, body
+from tf_compat.step import KerasStep, body
 from tf_compat.trained import TrainedModel
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.export import write_output
@@ -46,8 +46,8 @@ L = keras.layers
 Start = Callable[..., list[pb.Server]]
 
 
-def contract(loss: Callable[..., Any]) -> Contract:
-    return Contract(
+def contract(loss: Callable[..., Any]) -> KerasContract:
+    return KerasContract(
         path="m.py", model=keras.Model, loss=labels_first(loss), optimizer=keras.optimizers.SGD,
         feed=lambda *_: None, eval_metrics_fn=None, callbacks=None, data_source=None,
         prediction_outputs_processor=None, preprocessing=None,
@@ -63,7 +63,7 @@ class Job:
         log_layers: str = "",
     ) -> None:  # fmt: skip
         self.trained = TrainedModel(model, optimizer)
-        step = Step(
+        step = KerasStep(
             contract(loss), self.trained, on_nan=on_nan, compiled=compiled, log_layers=log_layers
         )
         self.predict = step.predict
@@ -74,7 +74,7 @@ class Job:
             served = ServedKerasModel(self.trained, step.call, local_steps=1)
             self.engine = ServersEngine(served, config=config, token=TOKEN, status=status)
         else:
-            self.engine = LocalEngine(Replica(self.trained, 3), status=status)
+            self.engine = LocalEngine(KerasReplica(self.trained, 3), status=status)
         where = str(restored_from or "")
         self.engine.connect(pb.Cluster(incarnation=1, servers=servers, restored_from=where))
         self.body = body(step, self.engine, self.trained)
@@ -177,7 +177,7 @@ def test_what_a_layer_assigns_reaches_the_servers(start_servers: Start) -> None:
 
 
 @pytest.fixture
-def deepfm(monkeypatch: pytest.MonkeyPatch) -> Contract:
+def deepfm(monkeypatch: pytest.MonkeyPatch) -> KerasContract:
     monkeypatch.setattr("sys.argv", ["model"])
     return load_contract(str(EXAMPLES / "deepfm" / "model_tf.py"))
 
@@ -196,7 +196,7 @@ def clicks(count: int) -> list[tuple[Any, Any]]:
     ]
 
 
-def local(made: Contract, restored_from: Path | None = None) -> Job:
+def local(made: KerasContract, restored_from: Path | None = None) -> Job:
     keras.utils.set_random_seed(3)
     optimizer = keras.optimizers.Adam(0.01)
     return Job(made.make_model(), optimizer, made.loss, [], restored_from=restored_from)
@@ -213,7 +213,7 @@ def saved(job: Job, folder: Path) -> Path:
 
 
 def test_a_local_job_goes_on_from_its_checkpoint_bit_by_bit(
-    deepfm: Contract, tmp_path: Path
+    deepfm: KerasContract, tmp_path: Path
 ) -> None:
     data = clicks(8)
     whole = local(deepfm)
@@ -229,7 +229,7 @@ def test_a_local_job_goes_on_from_its_checkpoint_bit_by_bit(
         Job(deepfm.make_model(), keras.optimizers.SGD(0.1), deepfm.loss, [], restored_from=folder)
 
 
-def test_an_export_has_the_rows_of_its_tables(deepfm: Contract, tmp_path: Path) -> None:
+def test_an_export_has_the_rows_of_its_tables(deepfm: KerasContract, tmp_path: Path) -> None:
     data = clicks(3)
     job = local(deepfm)
     job.train(*data)

@@ -234,7 +234,7 @@ def open_batches(
     if is_paths(dataset):
         return _open_files(dataset, data, number, options)
     dataset = as_rows(dataset)
-    if isinstance(dataset, Rows):
+    if isinstance(dataset, RowDataset):
         options = {"collate_fn": collate_records, **options}
     if isinstance(dataset, IterableDataset):
         # The length is unknown until the end; epochs follow each other without a boundary.
@@ -251,7 +251,7 @@ def open_batches(
     return Batches(dataset, whole, Order(whole, number).indices, options)
 
 
-class Rows:
+class RowDataset:
     """The rows of a ``pyarrow.Table`` as a dataset."""
 
     def __init__(self, table: Any) -> None:
@@ -274,7 +274,7 @@ def as_rows(dataset: Any) -> Any:
         UsageError: a column has values of several types.
     """
     table = as_table(dataset)
-    return Rows(table) if type(table).__module__ == "pyarrow.lib" else dataset
+    return RowDataset(table) if type(table).__module__ == "pyarrow.lib" else dataset
 
 
 def samples(dataset: Any, indices: list[Any]) -> Any:

@@ -21,7 +21,7 @@ EVENTS = frozenset(
 
 
 @dataclass(frozen=True)
-class Metric:
+class UserMetric:
     """A metric of a model file."""
 
     made: Any
@@ -74,7 +74,7 @@ class UserFunctions:
         if not (callable(metric) or hasattr(metric, "update")):
             raise self._wrong(what, metric, "a function or a metric")
 
-    def make_metrics(self) -> dict[str, Metric]:
+    def make_metrics(self) -> dict[str, UserMetric]:
         """Call ``eval_metrics_fn`` and return its metrics by name.
 
         The function may return a nested dict of metrics for one output of the model. These metrics
@@ -85,13 +85,13 @@ class UserFunctions:
         """
         if self.eval_metrics_fn is None:
             return {}
-        metrics: dict[str, Metric] = {}
+        metrics: dict[str, UserMetric] = {}
         given = self._call("eval_metrics_fn()", self.eval_metrics_fn)
         for name, made in self._named("eval_metrics_fn", given):
-            found = [(name, Metric(made))]
+            found = [(name, UserMetric(made))]
             if isinstance(made, Mapping):
                 of_output = self._named(f"eval_metrics_fn()[{name!r}]", made)
-                found = [(f"{name}_{each}", Metric(metric, name)) for each, metric in of_output]
+                found = [(f"{name}_{each}", UserMetric(metric, name)) for each, metric in of_output]
             for each, metric in found:
                 self.check_metric(f"eval_metrics_fn()[{each!r}]", metric.made)
                 if each in metrics:
