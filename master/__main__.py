@@ -50,9 +50,8 @@ from torch_edl.interfaces.platform import Host, Platform
 from torch_edl.launch.jobs.folder import JobFolder, MasterAddress
 from torch_edl.launch.jobs.master_process import SUPERSEDED
 from torch_edl.processes.launcher import Known, Launcher, SharedLauncher
-from torch_edl.processes.restart_on_crash import STOPS, revived
 from torch_edl.processes.signals import StopSignals
-from torch_edl.processes.this_process import setup_logging
+from torch_edl.processes.this_process import STOPS, revived, setup_logging
 
 log = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
 """Configuration of a job: one dataclass per part, with the options that set its fields.
 
 A configuration equals its JSON, and its dataclasses read no files, clock or environment variables.
-Only three modules look outside: ``environment`` (variables, folders and name of the machine),
-``yaml_file`` (files that a user names) and ``extensions`` (entry points of installed packages).
+Only two modules look outside: ``environment`` (variables, folders, name of the machine, files that
+a user names) and ``extensions`` (entry points of installed packages).
 """
 
 from torch_edl.config.job import Experiment, JobConfig

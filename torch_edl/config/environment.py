@@ -1,4 +1,5 @@
-"""The environment of a process: variables, the folder of jobs, the experiment of the command."""
+"""The environment of a process: variables, the folder of jobs, the experiment of the command, and
+files of YAML that a user names."""
 
 from __future__ import annotations
 
@@ -7,8 +8,10 @@ import os
 import socket
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from torch_edl.config import Experiment
+from torch_edl.errors import UsageError
 
 ENV_HOME = "TORCH_EDL_HOME"
 ENV_TOKEN = "TORCH_EDL_TOKEN"
@@ -32,6 +35,7 @@ ENV_UNSEEN = "TORCH_EDL_UNSEEN"
 
 # Python's own: the salt of hash() for strings.
 _HASH_SEED = "PYTHONHASHSEED"
+_MAX_YAML_BYTES = 1 << 20
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -85,6 +89,34 @@ def this_experiment(
         rdzv_id=rdzv_id,
         digest=hashlib.sha256(text).hexdigest() if (text := _content(file)) else "",
     )
+
+
+def read_yaml(path: str, *, option: str, content: str, typed: bool = True) -> Any:
+    """Return the content of a YAML file that a user names.
+
+    Args:
+        option: option that named the file, for errors.
+        content: expected content, such as ``options``, for errors.
+        typed: False: all values are texts.
+
+    Raises:
+        UsageError: the file cannot be read, is too large, or is not YAML.
+    """
+    import yaml  # a command without such a file starts without it
+
+    where, wanted = f"{option} {path}", f"name a YAML file of {content}"
+    try:
+        with open(path, "rb") as file:
+            text = file.read(_MAX_YAML_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"{where}: {error.strerror}; {wanted}") from error
+    if len(text) > _MAX_YAML_BYTES:
+        raise UsageError(f"{where}: above {_MAX_YAML_BYTES >> 20} MiB; {wanted}")
+    try:
+        return yaml.load(text, Loader=yaml.SafeLoader if typed else yaml.BaseLoader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        problem = " ".join(str(error).split())
+        raise UsageError(f"{where}: no YAML: {problem[:200]}; {wanted}") from error
 
 
 def _content(file: Path | None) -> bytes:

@@ -220,19 +220,6 @@ def test_servers_that_cannot_be_scaled_are_refused_before_the_master_is_asked(
     assert "start the job with --checkpoint-dir on a --volume" in said
 
 
-def test_a_wrong_token_is_told(
-    job: JobFolder,
-    master: Callable[..., object],
-    make_status: Make,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    master(make_status())
-    raw = json.loads(job.master_file.read_text())
-    job.master_file.write_text(json.dumps({**raw, "token": "other"}))
-    assert main(["scale", job.name, "--workers", "2"]) == 2
-    assert "is not of TORCH_EDL_TOKEN" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("words", [["stop"], ["scale", "--workers", "2"]])
 def test_jobs_that_are_over_cannot_be_asked(
     job: JobFolder, capsys: pytest.CaptureFixture[str], words: list[str]

@@ -12,7 +12,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch_edl.config import yaml_file
+from torch_edl.config.environment import read_yaml
 from torch_edl.errors import UsageError
 
 FLAG = "--config"
@@ -78,7 +78,7 @@ def _without_file(argv: Sequence[str]) -> tuple[list[str], str | None]:
 
 def _read(path: str) -> dict[str, Any]:
     # Read without types, so that 2:8 is a text: YAML reads it as the number 128.
-    found = yaml_file.read(path, option=FLAG, content="options", typed=False)
+    found = read_yaml(path, option=FLAG, content="options", typed=False)
     where = f"{FLAG} {path}"
     if found in (None, ""):
         return {}

@@ -23,8 +23,8 @@ from torch_edl.interfaces.platform import JobOutcome
 from torch_edl.launch.agent.reporter import Reporter
 from torch_edl.launch.agent.worker_group import WorkerGroup
 from torch_edl.launch.agent.workers import (
+    LocalWorker,
     Placement,
-    WorkerProcess,
     Workers,
     failure_text,
     grace_s,
@@ -251,7 +251,7 @@ class LocalAgent:
 
     def _tell(
         self,
-        ends: Sequence[WorkerProcess] = (),
+        ends: Sequence[LocalWorker] = (),
         *,
         done: bool = False,
         error: str = "",

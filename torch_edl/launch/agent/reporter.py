@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import grpc
 
-from torch_edl.launch.agent.workers import WorkerProcess
+from torch_edl.launch.agent.workers import LocalWorker
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import FULL, REFUSED, Stub, unanswered
 
@@ -74,8 +74,8 @@ class Reporter:
 
     def tell(
         self,
-        running: Sequence[WorkerProcess],
-        ended: Sequence[WorkerProcess] = (),
+        running: Sequence[LocalWorker],
+        ended: Sequence[LocalWorker] = (),
         *,
         done: bool = False,
         error: str = "",
@@ -155,7 +155,7 @@ class Reporter:
         return answer
 
 
-def _told(worker: WorkerProcess) -> pb.AgentWorker:
+def _told(worker: LocalWorker) -> pb.AgentWorker:
     return pb.AgentWorker(
         local_rank=worker.local_rank,
         pid=worker.child.pid,

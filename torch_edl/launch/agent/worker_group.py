@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from torch_edl.launch.agent.workers import Placement, WorkerProcess, Workers
+from torch_edl.launch.agent.workers import LocalWorker, Placement, Workers
 from torch_edl.processes.launcher import ended_by, was_preempted
 from torch_edl.processes.signals import describe_exit
 
@@ -105,7 +105,7 @@ class WorkerGroup:
         self._policy = RestartPolicy(max_restarts=max_restarts)
         self._done: set[int] = set()
         self._start_at: dict[int, float] = {}
-        self._shown: list[WorkerProcess] = []
+        self._shown: list[LocalWorker] = []
         """Workers whose output is shown: running workers, and those that ended last."""
 
     @property
@@ -118,7 +118,7 @@ class WorkerGroup:
         """True if a replacement is due to start."""
         return bool(self._start_at)
 
-    def reap(self, *, steps: int, replaces: bool, now: float) -> list[WorkerProcess]:
+    def reap(self, *, steps: int, replaces: bool, now: float) -> list[LocalWorker]:
         """Return the workers that ended since the last call, and decide what happens to each; lost
         ones are replaced unless the workers shall end."""
         ends = self.workers.reap(now)

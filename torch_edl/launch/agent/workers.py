@@ -61,7 +61,7 @@ class Placement:
 
 
 @dataclass(kw_only=True)
-class WorkerProcess:
+class LocalWorker:
     """A started worker."""
 
     local_rank: int
@@ -135,11 +135,11 @@ class Workers:
         # Other programs, such as shell scripts, may not forward a signal.
         self._is_python = self._command[0] == os.getenv("PYTHON_EXEC", sys.executable)
         self._env = env
-        self._running: dict[int, WorkerProcess] = {}
+        self._running: dict[int, LocalWorker] = {}
         self._attempt = 0
 
     @property
-    def running(self) -> list[WorkerProcess]:
+    def running(self) -> list[LocalWorker]:
         """Workers whose end was not noticed yet."""
         return list(self._running.values())
 
@@ -148,7 +148,7 @@ class Workers:
         """Local ranks of the workers whose end was not noticed yet."""
         return set(self._running)
 
-    def start(self, local_ranks: Iterable[int], placement: Placement) -> list[WorkerProcess]:
+    def start(self, local_ranks: Iterable[int], placement: Placement) -> list[LocalWorker]:
         """Start workers. Each call is one attempt with its own log folder.
 
         Raises:
@@ -174,7 +174,7 @@ class Workers:
             self._running[local_rank] = self._start(local_rank, envs[local_rank], dest)
         return [self._running[local_rank] for local_rank in wanted]
 
-    def reap(self, now: float) -> list[WorkerProcess]:
+    def reap(self, now: float) -> list[LocalWorker]:
         """Return each worker that ended since the last call; kill those whose grace expired."""
         ended = []
         for worker in self.running:
@@ -210,7 +210,7 @@ class Workers:
                 worker.close()
             time.sleep(_REAP_POLL_S)
 
-    def _start(self, local_rank: int, env: dict[str, str], dest: LogsDest) -> WorkerProcess:
+    def _start(self, local_rank: int, env: dict[str, str], dest: LogsDest) -> LocalWorker:
         command = macros.substitute(self._command, str(local_rank))
         stdout, stderr = dest.stdouts[local_rank], dest.stderrs[local_rank]
         entrypoint, *args = exec_child.words(command)
@@ -223,7 +223,7 @@ class Workers:
             local_rank_id=local_rank,
             numa_options=self._config.numa_options,
         )
-        return WorkerProcess(
+        return LocalWorker(
             local_rank=local_rank,
             rank=int(env["RANK"]),
             child=ChildGroup(handler.proc),

@@ -207,7 +207,7 @@ class Log:
             return self.last
 
     def append_before_next(self, entry: LogEntry) -> None:
-        """Append an entry just before the next one: a change that nobody waits for."""
+        """Append an entry together with the next one; no caller waits for its change."""
         with self._order:
             self._queued.append(entry)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from torch_edl.launch.agent.worker_group import MAX_KILLED, RestartDecision, RestartPolicy
-from torch_edl.launch.agent.workers import STDOUT, WorkerProcess
+from torch_edl.launch.agent.workers import STDOUT, LocalWorker
 from torch_edl.processes.process_group import ChildGroup
 
 REPLACE = RestartDecision.REPLACE
@@ -110,7 +110,7 @@ def test_the_output_of_a_worker_is_read_by_whole_lines_and_at_its_end_whole(tmp_
     path = tmp_path / "stdout.log"
     with open(path, "wb") as file:
         process = subprocess.Popen([sys.executable, "-c", ""], stdout=file, start_new_session=True)
-    worker = WorkerProcess(
+    worker = LocalWorker(
         local_rank=0,
         rank=0,
         child=ChildGroup(process),

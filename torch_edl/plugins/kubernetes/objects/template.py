@@ -15,7 +15,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from torch_edl.config import yaml_file
+from torch_edl.config.environment import read_yaml
 from torch_edl.errors import UsageError
 from torch_edl.plugins.kubernetes import names
 
@@ -58,7 +58,7 @@ def load(path: str, *, option: str = "--pod-template") -> dict[str, Any]:
     Raises:
         UsageError: the file cannot be read, is not the YAML of a pod, or sets a field of the job.
     """
-    found = yaml_file.read(path, option=option, content="a pod")
+    found = read_yaml(path, option=option, content="a pod")
     try:
         return check(found, f"{option} {path}")
     except RecursionError as error:
