@@ -278,7 +278,7 @@ _STATISTICS: Mapping[type[ColumnStep], Callable[[Any], Statistic]] = {
 class Statistics:
     """Statistics of observed or merged records; the result is the same bits in any order.
 
-    :meth:`~torch_edl.plugins.preprocessing.Columns.statistics` creates them.
+    :meth:`~torch_edl.plugins.preprocessing.columns.Columns.statistics` creates them.
 
     Args:
         columns: columns with a fitted step, by their paths.

@@ -1,10 +1,10 @@
 """Workers that share pods: a :class:`torch_edl.processes.launcher.Launcher` above that of pods.
 
 A pod is created for its first worker and has the number of that worker. The process of the pod
-(``master/pod_workers.py``) learns which workers to run from the answers to its
-reports; a pod without workers is deleted. To the master, a worker of a shared pod looks like any
-other: it waits while its pod waits, and the end of a pod is the end of its workers. Only the first
-of these exits has the cause, so that one loss counts once.
+(:mod:`torch_edl.plugins.kubernetes.master.pod_workers`) learns which workers to run from the
+answers to its reports; a pod without workers is deleted. To the master, a worker of a shared pod
+looks like any other: it waits while its pod waits, and the end of a pod is the end of its workers.
+Only the first of these exits has the cause, so that one loss counts once.
 """
 
 from __future__ import annotations
