@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from master.state.work.leases import Lease
 from master.state.work.tasks import TaskQueue
 from torch_edl.data.task_space import TaskSpace, one_off
 from torch_edl.wire import master_pb2 as pb
@@ -158,16 +159,9 @@ class Evaluations:
     def trial(self, batch_size: int) -> pb.LeaseMessage:
         """Return the first minibatch, which workers try before they train."""
         task = self.space.task(0)
-        shard = self.space.shard(task.shard)
-        return pb.LeaseMessage(
-            kind=pb.TASK_EVALUATE,
-            shard=task.shard,
-            start=task.start,
-            end=min(task.end, task.start + batch_size),
-            shard_records=shard.records,
-            shard_size=shard.size,
-            shard_mtime_ns=shard.mtime_ns,
-        )
+        first = replace(task, end=min(task.end, task.start + batch_size))
+        queue = self._new_queue(self.space, kind=pb.TASK_EVALUATE)
+        return queue.message(Lease(id=0, task=first, worker=-1, offset=0, retried=False))
 
     def restore(self, steps: int, epochs: int) -> None:
         """Discard the running evaluation and later results: training is back at ``steps`` and

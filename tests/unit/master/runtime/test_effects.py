@@ -18,13 +18,10 @@ from master.state.actions import (
     KeepPreprocessing,
     PreprocessingKept,
 )
-from master.state.job.job import Job
-from master.state.workforce.fleet import Fleet
-from master.state.workforce.servers import ServerCommand
+from tests.unit.master.world import World
 from tests.waiting import HANG_S
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest
-from torch_edl.config import CheckpointConfig, JobConfig
 from torch_edl.config.parts import PREPROCESSING_FILE
 from torch_edl.data.resuming import identity
 from torch_edl.data.task_space import Shard, TaskSpace
@@ -39,13 +36,8 @@ class Thing:
     """A job whose snapshots are made here; the effects thread makes checkpoints of them."""
 
     def __init__(self, root: Path) -> None:
-        config = JobConfig(
-            name="j",
-            model_file="/m.py",
-            checkpoint=CheckpointConfig(dir=str(root), every=2, keep=1),
-        )
-        fleet = Fleet(ServerCommand(job="j"), workers=1, servers=0)
-        self.job = Job(config, fleet, folder=root.parent / "job")
+        w = World(strategy="local", dir=str(root), every=2, keep=1)
+        self.job = w.job
         self.service = Service(
             self.job, clock=time.monotonic, log_path=lambda role, id: "", cores=1
         )
@@ -53,7 +45,7 @@ class Thing:
         self.effects.start(self.service.apply)
         self.root = root
         self.manifest = Manifest(
-            job="j", strategy="local", steps=0, files={"model": 3}, data=identity(config, SHARDS)
+            job="j", strategy="local", steps=0, files={"model": 3}, data=identity(w.config, SHARDS)
         )
 
     def save(self, steps: int) -> None:

@@ -79,15 +79,6 @@ def test_the_peer_of_a_shard_is_the_server_of_the_next():
     assert running(servers=1).servers.peer(0) is None
 
 
-def test_a_dead_worker_is_replaced_under_a_new_id():
-    f = running()
-    f.trained(1)
-    gone = f.ends("worker", 1, signal=9)
-    assert gone == Gone("worker-1 ended with signal 9", expected=False)
-    assert f.did(5.0) == ["start worker-2"]
-    assert not f.registered(1)
-
-
 def test_a_dead_server_renews_all_under_a_higher_incarnation():
     f = running()
     assert f.ends("ps", 0, signal=9) == Gone("ps-0 ended with signal 9")
@@ -200,18 +191,6 @@ class TestDeaths:
 
 
 class TestScale:
-    def test_down_drains_the_youngest_and_up_starts_more(self):
-        f = running(workers=3)
-        f.workers_wanted = 1
-        assert f.plan(0.0) == []
-        assert f.draining() == [1, 2]
-        gone = f.ends("worker", 2, code=0)
-        assert gone == Gone("worker-2 ended with exit code 0", expected=True)
-        assert f.plan(1.0) == []
-        f.ends("worker", 1, code=0)
-        f.workers_wanted = 2
-        assert f.did(2.0) == ["start worker-3"]
-
     def test_a_worker_that_leaves_while_another_is_retired_is_replaced_when_both_are_gone(self):
         f = running(workers=3)
         f.leaves(1, 0.0, by=100.0)  # somebody else asked it to
@@ -246,23 +225,6 @@ class TestScale:
             check_workers(least, most, strategy=strategy)
 
 
-def test_a_lost_worker_is_killed_and_replaced_when_it_is_gone():
-    f = running(workers=1)
-    f.trained(0)
-    f.lost(0)
-    assert f.plan(0.0) == [Stop("worker", 0, 0.0)]
-    assert f.plan(0.0) == []
-    assert f.ends("worker", 0, 0.1, signal=9).expected is False
-    assert f.did(0.1) == ["start worker-1"]
-
-
-def test_a_worker_that_never_registers_is_given_up():
-    f = Processes(workers=1)
-    f.plan(0.0)
-    assert f.plan(179.0) == []
-    assert f.plan(181.0) == [Stop("worker", 0, 0.0)]
-
-
 def test_at_the_end_workers_leave_first():
     f = running(workers=2, servers=1)
     f.ready(0)
@@ -279,12 +241,6 @@ def test_at_the_end_workers_leave_first():
     # Not as those that somebody else has asked to leave.
     exits = {p.name: p.exit for p in f}
     assert exits == {"worker-0": "exit code 0", "worker-1": "stopped", "ps-0": "stopped"}
-
-
-def test_a_failure_stops_everything_at_once():
-    f = running(workers=1, servers=1)
-    f.end(0.0, leave_s=0)
-    assert f.did(0.0) == ["stop ps-0", "stop worker-0"]
 
 
 def test_what_is_found_in_processes_follows_each_change() -> None:
