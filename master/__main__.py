@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from master.runtime import job_files
@@ -28,12 +29,10 @@ from master.runtime.clock import Clock
 from master.runtime.effects import Effects
 from master.runtime.job_files import EventFile
 from master.runtime.loop import Persistence, run
-from master.runtime.machine import Machine
 from master.runtime.persistence import StateWriter, left_behind
 from master.runtime.scan import scan, watch_streams
 from master.runtime.service import Service
-from master.runtime.store.lock import Lock, acquire
-from master.runtime.store.sqlite import SqliteStore
+from master.runtime.store import Lock, SqliteStore, acquire
 from master.state.job.job import Job
 from master.state.job.restart import after_failure, from_state
 from master.state.scripts.script_fleet import ScriptFleet
@@ -50,11 +49,13 @@ from torch_edl.interfaces.platform import Host, Platform
 from torch_edl.launch.jobs.folder import JobFolder, MasterAddress
 from torch_edl.launch.jobs.master_process import SUPERSEDED
 from torch_edl.processes.launcher import Known, Launcher, SharedLauncher
+from torch_edl.processes.local import LocalLauncher
 from torch_edl.processes.signals import StopSignals
 from torch_edl.processes.this_process import STOPS, revived, setup_logging
 
 log = logging.getLogger(__name__)
 
+_LOOPBACK = "127.0.0.1:0"
 _LINGER_S = 10.0
 _ROOM_POLL_S = 0.5
 
@@ -87,6 +88,29 @@ def main(
         )
 
     return revived(run_once, final=host.final_codes) if host.final_codes else run_once()
+
+
+class Machine(Host):
+    """All processes run on this machine. The address to listen at is that of the command line, of
+    the earlier master, or loopback."""
+
+    def __init__(self, listen: str) -> None:
+        self._listen = listen
+
+    def prepare(self, job: str) -> JobConfig:
+        return JobFolder(job).config()
+
+    def launcher(self, config: JobConfig, token: str, incarnation: str) -> Launcher:
+        return LocalLauncher(JobFolder(config.name).logs, token=token)
+
+    def temporary(self, config: JobConfig) -> Path:
+        return JobFolder(config.name).dir
+
+    def listen(self, earlier: str) -> str:
+        return self._listen or earlier or _LOOPBACK
+
+    def cores(self, config: JobConfig) -> int:
+        return len(os.sched_getaffinity(0))
 
 
 def _host(environment: Mapping[str, str]) -> Host | None:

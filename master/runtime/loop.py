@@ -15,7 +15,7 @@ from master.runtime.effects import Effects
 from master.runtime.job_files import EventFile
 from master.runtime.persistence import StateWriter
 from master.runtime.service import Service
-from master.runtime.store.lock import RENEW_S
+from master.runtime.store import RENEW_S
 from master.state.actions import (
     Action,
     Become,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from master.runtime.store.lock import Lock
+from master.runtime.store import Lock
 from master.state.job.job import Job
 from master.state.job.restart import stored, to_state
 from torch_edl.errors import StoreConflictError

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from etcd3gw.client import Etcd3Client
 
-from master.runtime.store.lock import Lock
+from master.runtime.store import Lock
 from tests.etcd_server import Etcd
 from torch_edl.errors import StoreConflictError, UsageError
 from torch_edl.plugins.etcd.access import EtcdAccess

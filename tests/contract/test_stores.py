@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from master.runtime.store.lock import Lock
-from master.runtime.store.sqlite import SqliteStore
+from master.runtime.store import Lock, SqliteStore
 from torch_edl.errors import StoreConflictError
 from torch_edl.interfaces import Entry, Store
 from torch_edl.plugins.etcd.access import EtcdAccess

@@ -10,8 +10,7 @@ import pytest
 from master.runtime import loop
 from master.runtime.persistence import StateWriter, left_behind
 from master.runtime.service import Service
-from master.runtime.store.lock import acquire
-from master.runtime.store.sqlite import SqliteStore
+from master.runtime.store import SqliteStore, acquire
 from master.state.actions import (
     CheckpointFailed,
     CheckpointSaved,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from master.runtime.store.sqlite import SqliteStore
+from master.runtime.store import SqliteStore
 from tests.unit.master.runtime.master_process import TOKEN, Master, alive, every_record, kept
 from tests.waiting import HANG_S, wait_for
 from torch_edl.checkpoint.claim import Claim

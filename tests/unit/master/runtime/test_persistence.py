@@ -11,8 +11,7 @@ import pytest
 from master.runtime import loop
 from master.runtime.persistence import StateWriter, left_behind
 from master.runtime.service import Service
-from master.runtime.store.lock import Lock, acquire
-from master.runtime.store.sqlite import SqliteStore
+from master.runtime.store import Lock, SqliteStore, acquire
 from tests.unit.master.world import World
 from tests.waiting import HANG_S, wait_for
 from torch_edl.errors import StoreConflictError, UsageError
