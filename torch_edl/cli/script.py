@@ -212,8 +212,7 @@ def _run_ours(
             master=master,
             silence_s=silence_s,
             join_timeout_s=job.cluster.join_timeout_s,
-            node=pod,
-            replaced=bool(pod),
+            pod=pod,
         )
     )
     with observers:

@@ -80,11 +80,9 @@ class AgentSpec:
     """Seconds without an answer of the master after which this agent fails."""
     join_timeout_s: float
     """Seconds to wait for the minimum number of machines, and for a free slot."""
-    node: str = ""
-    """Name of this agent; empty to create a unique name."""
-    replaced: bool = False
-    """True if the master replaces this agent after its end; a signal then stops this agent only,
-    and not the job."""
+    pod: str = ""
+    """Name of an agent in a pod; empty on a machine. The master replaces the agent of a pod after
+    its end; a signal then stops this agent only, and not the job."""
 
 
 @dataclass(kw_only=True)
@@ -127,7 +125,7 @@ class LocalAgent:
         self._spec = spec
         self._config = spec.config
         self._master = spec.master
-        node = spec.node or f"{socket.gethostname()}-{os.getpid()}"
+        node = spec.pod or f"{socket.gethostname()}-{os.getpid()}"
         self._group = WorkerGroup(
             Workers(spec.config, spec.command, spec.master.environment(node)),
             wanted=spec.config.nproc_per_node,
@@ -264,10 +262,8 @@ class LocalAgent:
         if not self._signals.count:
             return
         name, end = self._signals.name, self._end
-        # True if the job ends with this agent.
-        ends_job = (
-            self._config.max_nodes == 1 or self._master.hosted is not None
-        ) and not self._spec.replaced
+        is_last = self._config.max_nodes == 1 or self._master.hosted is not None
+        ends_job = is_last and not self._spec.pod
         if not end.reason:
             count = len(self._group.workers.running)
             log.warning("%s: stopping %d worker%s", name, count, "s" * (count != 1))
@@ -278,7 +274,7 @@ class LocalAgent:
                     self._stub.call(request, timeout_s=_STOP_CALL_S)
                 end.job_is_stopped = True
             else:  # other machines continue the job
-                self._tell(done=not self._spec.replaced)
+                self._tell(done=not self._spec.pod)
         if self._signals.count > 1 and ends_job and not end.is_hurried:
             end.is_hurried = True
             request = pb.StopRequest(reason=name, at_once=True)
