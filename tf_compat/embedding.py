@@ -11,8 +11,7 @@ import numpy as np
 from tf_compat.names import layers
 from tf_compat.rows import TableLayer
 from torch_edl.tables.initializers import Initializer, InitializerLike, check_drawn, measured
-from torch_edl.tables.naming import bind_tables
-from torch_edl.tables.options import TableOptions
+from torch_edl.tables.options import TableOptions, bind_tables
 
 _unnamed = itertools.count()
 
@@ -112,7 +111,7 @@ def swap(layer: Any, initializer: Initializer) -> None:
 
 
 def tables_of(model: Any) -> list[TableLayer]:
-    """Return the layers with tables, named by :func:`~torch_edl.tables.naming.bind_tables`.
+    """Return the layers with tables, named by :func:`~torch_edl.tables.options.bind_tables`.
 
     Raises:
         UsageError: two layers of one table differ in size.

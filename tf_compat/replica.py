@@ -15,12 +15,12 @@ from tf_compat.trained import TrainedModel
 from torch_edl.checkpoint import layout, tensor_files
 from torch_edl.checkpoint.manifest import Manifest, Snapshot
 from torch_edl.checkpoint.reader import CheckpointReader
-from torch_edl.checkpoint.replica_files import (
+from torch_edl.checkpoint.tensor_files import (
     MODEL_FILE,
     OPTIMIZER_FILE,
     STEM,
-    header,
     keras_optimizer,
+    optimizer_header,
 )
 from torch_edl.engine.replica import Position
 from torch_edl.errors import CheckpointError
@@ -137,7 +137,7 @@ class KerasReplica:
 
     def _load_optimizer(self, folder: Path) -> None:
         path, optimizer = folder / OPTIMIZER_FILE, self._trained.optimizer
-        found = header(folder)
+        found = optimizer_header(folder)
         saved, own = keras_optimizer(found), type(optimizer).__name__
         if saved != own:
             raise CheckpointError(

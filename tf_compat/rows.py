@@ -35,7 +35,7 @@ class TableLayer:
     """Source of the rows; None before the first lookup or the start of a job."""
     paths: list[str]
     """Paths of all layers of this table in the model; set by
-    :func:`~torch_edl.tables.naming.bind_tables`."""
+    :func:`~torch_edl.tables.options.bind_tables`."""
 
     @property
     def dim(self) -> int:

@@ -18,7 +18,7 @@ from torch_edl import _core
 from torch_edl.checkpoint import layout, tensor_files
 from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.tables.optimizers import Optimizers
-from torch_edl.tables.table import AdmissionCounts, EmbeddingTable, Rows, is_table_name
+from torch_edl.tables.table import AdmissionCounts, EmbeddingTable, TableRows, is_table_name
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
@@ -92,7 +92,7 @@ class SavedTable:
         """Upper bound of ids, exclusive; 0 if any int64 is an id."""
         return int(self.info["num_embeddings"])
 
-    def rows(self) -> Iterator[tuple[Path, Rows]]:
+    def rows(self) -> Iterator[tuple[Path, TableRows]]:
         """Yield the path and the rows of each part.
 
         Raises:
@@ -101,7 +101,7 @@ class SavedTable:
         if self._weight is not None:
             n = len(self._weight)
             none, slots = np.zeros(n, np.int64), np.empty((n, 0, self._weight.shape[1]), np.float32)
-            yield Path(self.name), Rows(np.arange(n), self._weight, slots, none, none)
+            yield Path(self.name), TableRows(np.arange(n), self._weight, slots, none, none)
         for path in self.parts:
             tensors = tensor_files.read(path)
             try:
@@ -116,7 +116,7 @@ class SavedTable:
             none = np.zeros(len(ids), np.int64)
             slots = tensors.get("slots", np.empty((len(ids), 0, int(self.info["dim"])), np.float32))
             last_used, count = tensors.get("last_used", none), tensors.get("count", none)
-            yield path, Rows(ids, vectors, slots, last_used, count)
+            yield path, TableRows(ids, vectors, slots, last_used, count)
 
     def ids(self) -> Iterator[npt.NDArray[np.int64]]:
         """Yield the ids of each part, without reading the rest of the part.
@@ -341,7 +341,7 @@ class CheckpointReader:
                 raise CheckpointError(f"{path}: its ids do not fit: {error}") from error
         for path, rows in saved.rows():
             mine = np.flatnonzero(_core.owner(rows.ids, self._shards) == self._shard)
-            part = Rows(
+            part = TableRows(
                 rows.ids[mine],
                 rows.vectors[mine],
                 rows.slots[mine],

@@ -26,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 
 from torch_edl import _core
 from torch_edl.errors import CheckpointError
-from torch_edl.tables.table import EmbeddingTable, Rows, storage_dtype
+from torch_edl.tables.table import EmbeddingTable, TableRows, storage_dtype
 
 Array = npt.NDArray[Any]
 
@@ -55,6 +55,11 @@ TYPES = {
 }
 """Names of the safetensors types in numpy and torch; numpy lacks some of them."""
 NAMES = {name: in_file for in_file, name in TYPES.items()}
+STEM = "shard-0-of-1"
+"""Prefix of the files that one worker writes, with the whole model; see
+:mod:`torch_edl.pytorch.replica` and :mod:`tf_compat.replica`."""
+MODEL_FILE = f"{STEM}.dense.safetensors"
+OPTIMIZER_FILE = f"{STEM}.optimizer.safetensors"
 _CRC = "crc32"  # metadata: JSON of tensor name -> CRC-32 of its bytes
 
 
@@ -313,7 +318,7 @@ def write_tables(
     return written
 
 
-def _parts(table: EmbeddingTable) -> Iterator[Rows]:
+def _parts(table: EmbeddingTable) -> Iterator[TableRows]:
     """Yield the rows in parts; an empty part for an empty table, since a file must describe it."""
     dim, slots, empty = table.dim, len(table.slot_names), True
     for rows in table.snapshot_rows(max(1, PART_BYTES // (4 * dim * (1 + slots) + 24))):
@@ -323,7 +328,7 @@ def _parts(table: EmbeddingTable) -> Iterator[Rows]:
     if empty:
         none = np.empty(0, np.int64)
         vectors, no_slots = np.empty((0, dim), np.float32), np.empty((0, slots, dim), np.float32)
-        yield Rows(none, vectors, no_slots, none, none)
+        yield TableRows(none, vectors, no_slots, none, none)
 
 
 def _about(table: EmbeddingTable, step: int) -> dict[str, str]:
@@ -342,3 +347,27 @@ def _about(table: EmbeddingTable, step: int) -> dict[str, str]:
         "slots": json.dumps(table.slot_names),
         "info": json.dumps(about),
     }
+
+
+# ---- the state of optimizers that a worker writes ----
+
+
+def optimizer_header(folder: Path) -> dict[str, Any]:
+    """Return the parts of a worker's checkpoint that are not tensors: the position in the data, and
+    the non-tensor state of each optimizer.
+
+    Raises:
+        CheckpointError: the folder holds something else.
+    """
+    file = folder / OPTIMIZER_FILE
+    try:
+        found = json.loads(metadata(file)["state"])
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(f"{file}: not the state of optimizers: {error}") from error
+    assert isinstance(found, dict)
+    return found
+
+
+def keras_optimizer(found: dict[str, Any]) -> str:
+    """Return the class of the Keras optimizer; empty if a torch model wrote the header."""
+    return str(found.get("keras") or "")

@@ -114,7 +114,7 @@ class Table(nn.Module):
         self.table = name or f"embedding-{next(_unnamed)}"
         self.paths: list[str] = []
         """Paths of all modules of the model that use this table, set by
-        :func:`~torch_edl.tables.naming.bind_tables`."""
+        :func:`~torch_edl.tables.options.bind_tables`."""
         self.weight: nn.Parameter = TableWeight(torch.empty(0, embedding_dim))
         self.store: RowStore = LocalRows(self)
 

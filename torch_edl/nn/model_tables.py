@@ -14,7 +14,7 @@ from torch import nn
 from torch_edl.errors import UsageError
 from torch_edl.nn.embedding import Embedding, EmbeddingBag, Table
 from torch_edl.tables.initializers import Initializer, check_drawn, measured
-from torch_edl.tables.naming import bind_tables
+from torch_edl.tables.options import bind_tables
 
 
 def swap_large(
@@ -145,7 +145,7 @@ def _drawn(weight: torch.Tensor, padding_idx: int | None) -> npt.NDArray[np.floa
 
 
 def tables_of(model: nn.Module) -> list[Table]:
-    """Return the tables of a model, named by :func:`~torch_edl.tables.naming.bind_tables`.
+    """Return the tables of a model, named by :func:`~torch_edl.tables.options.bind_tables`.
 
     Raises:
         UsageError: two modules of one table differ in dim.

@@ -24,7 +24,7 @@ from torch_edl.nn.device_rows import DeviceRows
 from torch_edl.optim import optimizer_config
 from torch_edl.tables.optimizers import FROZEN, Optimizers
 from torch_edl.tables.row_block import RowBlock, look_up, update
-from torch_edl.tables.table import EmbeddingTable, Rows
+from torch_edl.tables.table import EmbeddingTable, TableRows
 from torch_edl.wire import pserver_pb2 as pb
 
 Floats = npt.NDArray[np.float32]
@@ -222,7 +222,7 @@ class LocalRows:
         self._table = EmbeddingTable(old.info, old.seed, self._optimizers, old.declared)
         self._pending = []
         slots = np.empty((len(ids), 0, old.dim), np.float32)
-        self._table.load(Rows(ids, vectors, slots, none, none), [])
+        self._table.load(TableRows(ids, vectors, slots, none, none), [])
         self._table.fit()
 
     def restore(self, source: CheckpointReader) -> None:
@@ -254,7 +254,7 @@ class LocalRows:
             self._table = EmbeddingTable(module.info(FROZEN), seed, _UNTRAINED)
         return self._table
 
-    def _all(self) -> Rows:
+    def _all(self) -> TableRows:
         table = self.table
         table.core.begin_snapshot()
         with contextlib.closing(table.snapshot_rows(_ALL_ROWS)) as chunks:
@@ -262,7 +262,7 @@ class LocalRows:
         if found is None:
             none = np.empty(0, np.int64)
             slots = np.empty((0, len(table.slot_names), table.dim), np.float32)
-            return Rows(none, np.empty((0, table.dim), np.float32), slots, none, none)
+            return TableRows(none, np.empty((0, table.dim), np.float32), slots, none, none)
         return found
 
 

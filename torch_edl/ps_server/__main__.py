@@ -24,7 +24,7 @@ from torch_edl.processes.this_process import setup_logging
 from torch_edl.ps_server.durability.disk import Disk
 from torch_edl.ps_server.durability.identity import JournalIdentity, run_of
 from torch_edl.ps_server.durability.keeper import ReplicaKeeper
-from torch_edl.ps_server.durability.log import Log
+from torch_edl.ps_server.durability.log import ChangeLog
 from torch_edl.ps_server.durability.peer import Peer
 from torch_edl.ps_server.master_link import MasterLink
 from torch_edl.ps_server.recovery import recover
@@ -163,7 +163,7 @@ def _serve(
     asked = _SignalWatch(place.close if isinstance(place, Peer) else lambda: None)
     try:
         with asked:
-            state = Log(place) if place else None
+            state = ChangeLog(place) if place else None
             shard = _restored(args, fail, state)
     except (EdlError, OSError) as error:
         if asked.number:
@@ -217,7 +217,9 @@ def _serve(
     return number
 
 
-def _restored(args: argparse.Namespace, end: Callable[[], None], state: Log | None) -> ModelShard:
+def _restored(
+    args: argparse.Namespace, end: Callable[[], None], state: ChangeLog | None
+) -> ModelShard:
     rules = TrainConfig(mode=args.mode, grads_to_wait=args.grads_to_wait, staleness=args.staleness)
     source = None
     # A log with a snapshot contains the restored state, and the checkpoint may have been removed.

@@ -7,7 +7,7 @@ import time
 
 from torch_edl.errors import EdlError, JournalDamagedError, UsageError
 from torch_edl.ps_server import snapshots
-from torch_edl.ps_server.durability.log import Damage, Log
+from torch_edl.ps_server.durability.log import ChangeLog, Damage
 from torch_edl.ps_server.durability.records import Kind, LogEntry, Record
 from torch_edl.ps_server.shard import ModelShard
 from torch_edl.tables.watermarks import Watermarks
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 _SET_UP = 2
 
 
-def recover(shard: ModelShard, log: Log) -> None:
+def recover(shard: ModelShard, log: ChangeLog) -> None:
     """Load the base of the log, and apply the later changes again, to a shard that is not in use
     yet. Updates that the log cannot read are lost; at the end, ``log.damage`` holds only what no
     earlier server has found.

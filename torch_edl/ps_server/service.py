@@ -15,7 +15,7 @@ from torch_edl import _core
 from torch_edl.checkpoint import tensor_files
 from torch_edl.errors import StaleIncarnationError, UsageError
 from torch_edl.ps_server.durability.keeper import ReplicaKeeper
-from torch_edl.ps_server.durability.log import Log
+from torch_edl.ps_server.durability.log import ChangeLog
 from torch_edl.ps_server.push_barrier import PushBarrier
 from torch_edl.ps_server.shard import ModelShard
 from torch_edl.ps_server.snapshots import Compactor
@@ -51,7 +51,7 @@ class PserverService:
         *,
         fence: pb.Fence,
         stem: str,
-        log: Log | None = None,
+        log: ChangeLog | None = None,
         keeper: ReplicaKeeper | None = None,
     ) -> None:
         self._shard = shard

@@ -18,7 +18,7 @@ from torch_edl.config import TrainConfig
 from torch_edl.errors import EdlError, UsageError
 from torch_edl.ps_server import same_model
 from torch_edl.ps_server.durability import records
-from torch_edl.ps_server.durability.log import Log
+from torch_edl.ps_server.durability.log import ChangeLog
 from torch_edl.ps_server.durability.records import Kind, LogEntry
 from torch_edl.ps_server.gradients import Push, decode, mean, split, table_named
 from torch_edl.tables.dense import Array, DenseShard
@@ -57,7 +57,7 @@ class ModelShard:
         source: CheckpointReader | None,
         on_fatal: Callable[[], None],
         shards: int = 1,
-        log: Log | None = None,
+        log: ChangeLog | None = None,
     ) -> None:
         self._rules = rules
         self.shards = shards

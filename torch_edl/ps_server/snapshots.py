@@ -20,7 +20,7 @@ from torch_edl.checkpoint import tensor_files
 from torch_edl.checkpoint.durable import sync
 from torch_edl.checkpoint.reader import SavedTable
 from torch_edl.errors import CheckpointError, JournalDamagedError, StaleIncarnationError, UsageError
-from torch_edl.ps_server.durability.log import Log
+from torch_edl.ps_server.durability.log import ChangeLog
 from torch_edl.ps_server.shard import ModelShard
 from torch_edl.tables.dense import DenseShard
 from torch_edl.tables.optimizers import Optimizers
@@ -44,7 +44,7 @@ _RETRY_S = 10.0  # after a failed write
 _PATIENCE = 3  # snapshots in a row that checkpoints may interrupt
 
 
-def write(shard: ModelShard, log: Log, after_file: Callable[[], None] = lambda: None) -> int:
+def write(shard: ModelShard, log: ChangeLog, after_file: Callable[[], None] = lambda: None) -> int:
     """Make a snapshot the base of the log. Returns its size in bytes.
 
     Args:
@@ -134,7 +134,7 @@ class Compactor:
         is_held: returns whether a checkpoint holds pushes back; a checkpoint has priority.
     """
 
-    def __init__(self, shard: ModelShard, log: Log, is_held: Callable[[], bool]) -> None:
+    def __init__(self, shard: ModelShard, log: ChangeLog, is_held: Callable[[], bool]) -> None:
         self._shard, self._target = shard, log
         self._is_held = is_held
         self.lock = threading.Lock()

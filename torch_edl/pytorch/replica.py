@@ -22,7 +22,7 @@ from torch import nn
 from torch_edl.checkpoint import layout, tensor_files
 from torch_edl.checkpoint.manifest import Manifest, Snapshot
 from torch_edl.checkpoint.reader import CheckpointReader
-from torch_edl.checkpoint.replica_files import MODEL_FILE, OPTIMIZER_FILE, STEM, header
+from torch_edl.checkpoint.tensor_files import MODEL_FILE, OPTIMIZER_FILE, STEM, optimizer_header
 from torch_edl.engine.replica import Position
 from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.nn.model_tables import dense_names, tables_of
@@ -292,7 +292,7 @@ def read(folder: Path, without: Collection[str] = ()) -> State:
         CheckpointError: the folder holds something else.
     """
     model, optimizer = read_model(folder, without), _read_file(folder / OPTIMIZER_FILE)
-    return State(header(folder), {f"model.{n}": t for n, t in model.items()} | optimizer)
+    return State(optimizer_header(folder), {f"model.{n}": t for n, t in model.items()} | optimizer)
 
 
 def read_model(folder: Path, without: Collection[str] = ()) -> dict[str, torch.Tensor]:

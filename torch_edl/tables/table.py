@@ -21,7 +21,7 @@ Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Rows:
+class TableRows:
     """Rows of a table as flat arrays, for n ids and k slots."""
 
     ids: Ids
@@ -174,15 +174,15 @@ class EmbeddingTable:
         while (chunk := self.core.next_counts(ids_per_chunk)) is not None:
             yield AdmissionCounts(*chunk)
 
-    def snapshot_rows(self, rows_per_chunk: int) -> Generator[Rows, None, None]:
+    def snapshot_rows(self, rows_per_chunk: int) -> Generator[TableRows, None, None]:
         """Yield the rows as of ``core.begin_snapshot()``; the snapshot ends with the iteration."""
         try:
             while (chunk := self.core.next_chunk(rows_per_chunk)) is not None:
-                yield Rows(*chunk)
+                yield TableRows(*chunk)
         finally:
             self.core.end_snapshot()
 
-    def load(self, rows: Rows, slot_names: Sequence[str]) -> None:
+    def load(self, rows: TableRows, slot_names: Sequence[str]) -> None:
         """Set rows. Slots are matched by name; missing slots get their initial values.
 
         Raises:

@@ -12,7 +12,7 @@ import pytest
 
 from torch_edl.checkpoint import layout, tensor_files
 from torch_edl.checkpoint.manifest import Manifest
-from torch_edl.checkpoint.replica_files import OPTIMIZER_FILE
+from torch_edl.checkpoint.tensor_files import OPTIMIZER_FILE
 from torch_edl.cli.arguments import preflight
 from torch_edl.cli.arguments.parser import parse
 from torch_edl.config import CheckpointConfig, JobConfig

@@ -16,7 +16,7 @@ from tests.unit.ps_server.journals import on_disk
 from tests.waiting import HANG_S
 from torch_edl.config import TrainConfig
 from torch_edl.ps_server.durability.identity import JournalIdentity, run_of
-from torch_edl.ps_server.durability.log import Log
+from torch_edl.ps_server.durability.log import ChangeLog
 from torch_edl.ps_server.durability.records import Kind, LogEntry
 from torch_edl.ps_server.recovery import recover
 from torch_edl.ps_server.shard import ModelShard
@@ -62,7 +62,7 @@ def dump(shard: ModelShard) -> dict[str, Any]:
     return found
 
 
-def reopen(root: Path, mode: str, incarnation: int = 1000) -> tuple[ModelShard, Log]:
+def reopen(root: Path, mode: str, incarnation: int = 1000) -> tuple[ModelShard, ChangeLog]:
     journal = on_disk(root, IDENTITY, incarnation, fsync="never")
     shard = ModelShard(RULES[mode], None, lambda: pytest.fail("half-way"), log=journal)
     recover(shard, journal)

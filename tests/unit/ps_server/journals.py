@@ -7,15 +7,15 @@ from typing import Any
 
 from torch_edl.ps_server.durability.disk import Disk
 from torch_edl.ps_server.durability.identity import JournalIdentity, find
-from torch_edl.ps_server.durability.log import Log
+from torch_edl.ps_server.durability.log import ChangeLog
 from torch_edl.ps_server.durability.records import Kind, LogEntry
 
 MINE = JournalIdentity(job="job", shard=0, shards=2, model=1)
 PAYLOADS = [b"first", b"", b"\0" * 40, bytes(range(60)), b"last"]
 
 
-def on_disk(root: Path, identity: JournalIdentity, incarnation: int, **more: Any) -> Log:
-    return Log(Disk(root, identity, incarnation, **more))
+def on_disk(root: Path, identity: JournalIdentity, incarnation: int, **more: Any) -> ChangeLog:
+    return ChangeLog(Disk(root, identity, incarnation, **more))
 
 
 class Server:
@@ -23,9 +23,9 @@ class Server:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._opened: list[Log] = []
+        self._opened: list[ChangeLog] = []
 
-    def open(self, **more: Any) -> Log:
+    def open(self, **more: Any) -> ChangeLog:
         owner = find(self.root) if self.root.exists() else None
         incarnation = owner[0] + 1 if owner else 1
         self._opened.append(on_disk(self.root, MINE, incarnation, **{"fsync": "never", **more}))
@@ -43,7 +43,7 @@ class Server:
             each.close()
 
 
-def write(journal: Log, payloads: list[bytes]) -> None:
+def write(journal: ChangeLog, payloads: list[bytes]) -> None:
     for _ in journal.records():
         pass
     for payload in payloads:

@@ -14,7 +14,7 @@ from torch_edl.errors import StaleIncarnationError
 from torch_edl.ps_server.durability import peer as peers
 from torch_edl.ps_server.durability.identity import JournalIdentity
 from torch_edl.ps_server.durability.keeper import ReplicaKeeper
-from torch_edl.ps_server.durability.log import Log
+from torch_edl.ps_server.durability.log import ChangeLog
 from torch_edl.ps_server.durability.records import Kind, LogEntry
 from torch_edl.wire import cluster_pb2, pserver_pb2, services
 from torch_edl.wire.codec import Framed
@@ -74,7 +74,7 @@ class Peer:
         self._server.stop(None).wait()
 
 
-class Owner(Log):
+class Owner(ChangeLog):
     """The log of a server, which begins or takes over when the test says so."""
 
     def __init__(self, place: peers.Peer) -> None:

@@ -13,7 +13,7 @@ from tests.unit.ps_server.journals import MINE, PAYLOADS, Server, on_disk, write
 from tests.waiting import HANG_S
 from torch_edl.errors import UsageError
 from torch_edl.ps_server.durability import disk as disk_module
-from torch_edl.ps_server.durability.log import Log
+from torch_edl.ps_server.durability.log import ChangeLog
 from torch_edl.ps_server.durability.records import Kind, LogEntry, Record
 from torch_edl.ps_server.durability.segments import SegmentWriter
 
@@ -98,13 +98,13 @@ def test_records_of_another_journal_keep_their_numbers(server: Server, tmp_path:
     copy.close()
 
 
-def snapshot(journal: Log, content: str) -> None:
+def snapshot(journal: ChangeLog, content: str) -> None:
     with journal.new_base() as folder:
         (folder / "state").write_text(content)
         journal.commit_snapshot(folder, journal.rotate())
 
 
-def state(journal: Log) -> list[bytes]:
+def state(journal: ChangeLog) -> list[bytes]:
     begin = journal.base.path
     before = (begin / "state").read_text() if begin else ""
     return [*(c.encode() for c in before), *(r.payload for r in journal.records())]

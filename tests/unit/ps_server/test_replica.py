@@ -27,7 +27,7 @@ from tests.waiting import HANG_S
 from torch_edl.errors import StaleIncarnationError, StateLostError, UsageError
 from torch_edl.ps_server.durability import peer as peer_log
 from torch_edl.ps_server.durability import transfer
-from torch_edl.ps_server.durability.log import Log
+from torch_edl.ps_server.durability.log import ChangeLog
 from torch_edl.ps_server.durability.records import (
     HEAD_BYTES,
     Kind,
@@ -452,15 +452,15 @@ def test_a_successor_takes_a_whole_base_while_another_is_put_into_force(
     push(log, b"b")
     settle(log, peer)
     replaces, go_on = threading.Event(), threading.Event()
-    real = Log.commit_snapshot
+    real = ChangeLog.commit_snapshot
 
-    def slow(kept: Log, *args: Any) -> None:
+    def slow(kept: ChangeLog, *args: Any) -> None:
         if kept is not log:
             replaces.set()
             assert go_on.wait(HANG_S)
         real(kept, *args)
 
-    monkeypatch.setattr(Log, "commit_snapshot", slow)
+    monkeypatch.setattr(ChangeLog, "commit_snapshot", slow)
     successor, found = job.owner(), []
     owner = threading.Thread(target=snapshot, args=(log, {"state": b"new"}))
     owner.start()

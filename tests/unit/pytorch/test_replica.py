@@ -17,7 +17,7 @@ import torch_edl
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.checkpoint.reader import CheckpointReader
-from torch_edl.checkpoint.replica_files import MODEL_FILE, OPTIMIZER_FILE
+from torch_edl.checkpoint.tensor_files import MODEL_FILE, OPTIMIZER_FILE
 from torch_edl.engine.ring import membership
 from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.pytorch import replica as replicas

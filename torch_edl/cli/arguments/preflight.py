@@ -100,11 +100,11 @@ def _continued(config: JobConfig, newest: Path | None) -> JobConfig:
     if newest is None:
         return config
     # Imported here: the module imports numpy.
-    from torch_edl.checkpoint.replica_files import header, keras_optimizer
+    from torch_edl.checkpoint.tensor_files import keras_optimizer, optimizer_header
 
     try:
         manifest = layout.read(newest)
-        is_keras = not manifest.on_servers and bool(keras_optimizer(header(newest)))
+        is_keras = not manifest.on_servers and bool(keras_optimizer(optimizer_header(newest)))
     except CheckpointError as error:
         raise UsageError(f"--resume: {error}") from error
     config = continued(config, newest, manifest)

@@ -169,7 +169,7 @@ class Disk:
     # ---- appending ----
 
     def write(self, sequence: int, entry: LogEntry) -> None:
-        """Append a record, see :meth:`torch_edl.ps_server.durability.log.Log.append`."""
+        """Append a record, see :meth:`torch_edl.ps_server.durability.log.ChangeLog.append`."""
         with self._lock:
             self._require_kept()
             try:

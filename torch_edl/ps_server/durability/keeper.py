@@ -18,7 +18,7 @@ from torch_edl.errors import StaleIncarnationError, UsageError
 from torch_edl.ps_server.durability import records, transfer
 from torch_edl.ps_server.durability.disk import Disk
 from torch_edl.ps_server.durability.identity import JournalIdentity
-from torch_edl.ps_server.durability.log import Log
+from torch_edl.ps_server.durability.log import ChangeLog
 from torch_edl.ps_server.durability.records import Record
 from torch_edl.wire import codec
 from torch_edl.wire import replica_pb2 as pb
@@ -42,7 +42,7 @@ class ReplicaKeeper:
         self._base_lock = threading.Lock()
         self._lock = threading.Lock()  # guards the fields below; held while a record is appended
         self._writer = 0  # newest known server of the shard
-        self._log: Log | None = None  # None: no complete state
+        self._log: ChangeLog | None = None  # None: no complete state
         self._made = 0
         self._reader: tuple[int, Iterator[Record]] = (-1, iter(()))
 
@@ -147,7 +147,7 @@ class ReplicaKeeper:
         content = transfer.read(base / request.file, request.offset)
         return Framed(pb.FetchReplicaResponse(), [memoryview(content)])
 
-    def _records(self, log: Log, after: int) -> list[memoryview]:
+    def _records(self, log: ChangeLog, after: int) -> list[memoryview]:
         at, reader = self._reader
         if at != after:
             reader = log.records(after)
@@ -181,13 +181,13 @@ class ReplicaKeeper:
                 f"from that of incarnation {owner.incarnation}, which ends"
             )
 
-    def _new(self, owner: pb.ReplicaOwner) -> Log:
+    def _new(self, owner: pb.ReplicaOwner) -> ChangeLog:
         identity = JournalIdentity(
             job=self._job, shard=owner.shard, shards=owner.shards, model=owner.model
         )
         self._made += 1
         root = self._folder / f"journal-{self._made}"
-        log = Log(Disk(root, identity, 1, fsync="never", is_spilled=True))
+        log = ChangeLog(Disk(root, identity, 1, fsync="never", is_spilled=True))
         for _ in log.records():
             raise AssertionError("a new log has no records")
         return log

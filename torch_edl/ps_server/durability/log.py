@@ -102,14 +102,14 @@ class Place(Protocol):
         """Accept records: all up to number ``last`` were read."""
 
     def write(self, sequence: int, entry: LogEntry) -> None:
-        """Append the record of that number; see :meth:`Log.append` for errors."""
+        """Append the record of that number; see :meth:`ChangeLog.append` for errors."""
 
     def holds(self, sequence: int) -> bool:
         """Return whether the record, and all before it, survive the loss of this process."""
 
     def commit(self, sequence: int) -> None:
         """Try to make the record durable, and with it all that were appended; see
-        :meth:`Log.wait_durable` for errors."""
+        :meth:`ChangeLog.wait_durable` for errors."""
 
     def rotate(self) -> None:
         """Separate the records so far from later ones, so that a base can replace them."""
@@ -133,7 +133,7 @@ class Place(Protocol):
         """Make all records durable, and accept no more."""
 
 
-class Log:
+class ChangeLog:
     """The log of one shard at a place, taken over from an earlier server or begun.
 
     Read :meth:`records` to the end before the first :meth:`append`.

@@ -275,7 +275,7 @@ class Peer:
 
     def write(self, sequence: int, entry: LogEntry) -> None:
         """Keep a record in memory until it is sent, see
-        :meth:`torch_edl.ps_server.durability.log.Log.append`.
+        :meth:`torch_edl.ps_server.durability.log.ChangeLog.append`.
 
         Raises:
             UsageError: the record exceeds the size limit of a frame.
