@@ -208,7 +208,7 @@ def _serve(
                 address,
                 data_plane=data_plane,
                 updates_lost=shard.lost,
-                damage=state.damage.text if state else "",
+                damage=state.place.damage.text if state else "",
                 watermarks=shard.watermarks(received=True),
             )
         number = asked.number or signal.sigwait(_STOP_SIGNALS)

@@ -23,8 +23,8 @@ _SET_UP = 2
 
 def recover(shard: ModelShard, log: ChangeLog) -> None:
     """Load the base of the log, and apply the later changes again, to a shard that is not in use
-    yet. Updates that the log cannot read are lost; at the end, ``log.damage`` holds only what no
-    earlier server has found.
+    yet. Updates that the log cannot read are lost; at the end, the damage of its place is only what
+    no earlier server has found.
 
     Raises:
         JournalDamagedError: the base or a record is damaged or missing; the message names it.
@@ -33,7 +33,7 @@ def recover(shard: ModelShard, log: ChangeLog) -> None:
     began, base = time.monotonic(), log.base
     if base.path:
         snapshots.load(shard, base.path)
-    noted, damage = shard.lost, log.damage
+    noted, damage = shard.lost, log.place.damage
     last = base.sequence
     for record in log.records():
         _lose(shard, last + 1, record.sequence - last - 1, damage)

@@ -179,7 +179,7 @@ class PserverService:
             inside.enter_context(self._barrier.passing(task, last, may_wait=may_wait))
             answer = Framed(self._shard.push(request, given.frames))
             inside.callback(self._wait_durable)
-            if self._log is not None and self._log.is_slow:
+            if self._log is not None and self._log.place.is_slow:
                 return Later(answer, inside.pop_all().close)
             return answer
 

@@ -56,18 +56,18 @@ def write(shard: ModelShard, log: ChangeLog, after_file: Callable[[], None] = la
     """
 
     def written(path: Path) -> None:
-        if log.forces:
+        if log.place.forces:
             sync(path)
         after_file()
 
-    with log.new_base() as folder:
+    with log.place.new_base() as folder:
         sequence, state, begun = shard.freeze(log.rotate)
-        sizes = tensor_files.write_shard(*begun, folder, _STEM, written, steadily=log.forces)
+        sizes = tensor_files.write_shard(*begun, folder, _STEM, written, steadily=log.place.forces)
         state.files.update(sizes)
         content = np.frombuffer(state.SerializeToString(), np.uint8)
         size = tensor_files.write(folder / _STATE, {"state": content}, {})
         written(folder / _STATE)
-        if log.forces:
+        if log.place.forces:
             sync(folder)
         log.commit_snapshot(folder, sequence)
     return size + sum(sizes.values())
@@ -175,7 +175,7 @@ class Compactor:
     def _is_due(self) -> bool:
         if not self._shard.is_described or self._is_held():
             return False
-        if self._needs_first() or self._target.needs_base:
+        if self._needs_first() or self._target.place.needs_base:
             return True
         return self._target.bytes > max(LOG_BYTES, self._size // 2)
 
@@ -187,7 +187,7 @@ class Compactor:
         not_before = 0.0
         while not self._closing.wait(_LOOK_S):
             # A peer that needs a base is a new one: the failure of the old one does not count.
-            waits = time.monotonic() < not_before and not self._target.needs_base
+            waits = time.monotonic() < not_before and not self._target.place.needs_base
             if waits or not self._is_due():
                 continue
             try:

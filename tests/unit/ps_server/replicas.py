@@ -161,7 +161,7 @@ def pushing(log: Owner, *payloads: bytes) -> threading.Thread:
 
 def snapshot(log: Owner, content: dict[str, bytes]) -> None:
     sequence = log.rotate()
-    with log.new_base() as folder:
+    with log.place.new_base() as folder:
         for name, value in content.items():
             (folder / name).write_bytes(value)
         log.commit_snapshot(folder, sequence)

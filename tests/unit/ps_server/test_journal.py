@@ -99,7 +99,7 @@ def test_records_of_another_journal_keep_their_numbers(server: Server, tmp_path:
 
 
 def snapshot(journal: ChangeLog, content: str) -> None:
-    with journal.new_base() as folder:
+    with journal.place.new_base() as folder:
         (folder / "state").write_text(content)
         journal.commit_snapshot(folder, journal.rotate())
 

@@ -65,7 +65,7 @@ def test_a_changed_byte_is_named_wherever_it_is(server: Server) -> None:
         journal = copy.open(repair=True)
         left = PAYLOADS[: sequence - 1] + PAYLOADS[sequence if at >= ends[0] else 0 :]
         assert [r.payload for r in journal.records()] == left, at
-        damage = journal.damage
+        damage = journal.place.damage
         at_end = int(sequence == len(PAYLOADS))
         assert (damage.at_end, damage.lost) == (at_end, int(at >= ends[0]) - at_end), at
         assert damage.intact == len(left) - sequence + 1
@@ -127,5 +127,6 @@ def test_a_segment_that_is_missing_is_damage(
     sorted(server.root.glob("*/*.log"))[0].unlink()
     journal = server.open(repair=True)
     assert [r.sequence for r in journal.records()] == [2, 4, 5]
-    assert (journal.damage.lost, journal.damage.intact) == (2, 3)
-    assert "records 1 to 1 are missing; 2 records cannot be read, 3 behind" in journal.damage.text
+    damage = journal.place.damage
+    assert (damage.lost, damage.intact) == (2, 3)
+    assert "records 1 to 1 are missing; 2 records cannot be read, 3 behind" in damage.text

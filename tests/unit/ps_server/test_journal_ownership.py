@@ -112,7 +112,7 @@ def test_a_server_that_was_replaced_can_neither_begin_nor_delete(
 ) -> None:
     first = server.open()
     write(first, [b"a", b"b"])
-    with first.new_base() as snapshot:
+    with first.place.new_base() as snapshot:
         second = server.open()
         list(second.records())
         monkeypatch.setattr(disk_module, "SEGMENT_BYTES", 1)
@@ -120,7 +120,7 @@ def test_a_server_that_was_replaced_can_neither_begin_nor_delete(
             first.append(LogEntry.of(Kind.GRADIENTS, b"late"))
         with pytest.raises(StaleIncarnationError):
             first.commit_snapshot(snapshot, 2)
-    with pytest.raises(OSError, match="No such file"), first.new_base():
+    with pytest.raises(OSError, match="No such file"), first.place.new_base():
         pass
     assert server.recovered() == [b"a", b"b"]
 

@@ -100,7 +100,7 @@ def test_what_can_be_read_is_kept_and_nothing_counts_twice(life: Life) -> None:
         life.open()
     life.open(repair=True)
     assert life.shard.lost == 2
-    assert "record 4, at byte" in life.journal.damage.text
+    assert "record 4, at byte" in life.journal.place.damage.text
     assert life.counts() == (4, [2, 2, 0])
     # A worker that was not hurt goes on where it is; another one asks for the marks.
     assert life.push(1, 2).duplicate
@@ -128,7 +128,7 @@ def test_later_servers_know_what_is_lost(life: Life, sequence: int, compacted: b
     """Of a damaged end nothing is left to be found; and the news are told once."""
     life.damage(sequence)
     life.open(repair=True)
-    assert life.journal.damage.text
+    assert life.journal.place.damage.text
     if compacted:
         life.snapshot()
     for task in range(2):
@@ -137,14 +137,14 @@ def test_later_servers_know_what_is_lost(life: Life, sequence: int, compacted: b
     assert sum(counts[1]) == 7
     for _ in range(2):
         life.open(repair=True)
-        assert (life.shard.lost, life.journal.damage.text) == (1, "")
+        assert (life.shard.lost, life.journal.place.damage.text) == (1, "")
         assert life.counts() == counts
     damaged = life.journal.last
     life.push(2, 0)
     life.damage(damaged)
     life.open(repair=True)
     assert life.shard.lost == 2
-    assert f"record {damaged}, at byte" in life.journal.damage.text
+    assert f"record {damaged}, at byte" in life.journal.place.damage.text
 
 
 @pytest.mark.parametrize("sequence", [1, 2])

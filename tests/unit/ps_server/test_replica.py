@@ -155,8 +155,8 @@ def test_a_new_peer_gets_a_base_while_changes_go_on(job: Job) -> None:
     settle(log, new)
     thread.join(HANG_S)
     assert not thread.is_alive(), "nobody has a copy, and the master knows"
-    assert log.needs_base
-    with log.new_base() as folder:
+    assert log.place.needs_base
+    with log.place.new_base() as folder:
         sequence = log.rotate()
         (folder / "state").write_bytes(b"1 2 3" * 5_000_000)
         (folder / "empty").write_bytes(b"")
@@ -218,8 +218,8 @@ def test_a_server_that_is_alone_keeps_no_more_than_fits(job: Job) -> None:
     push(log, *(b"x" * 400 for _ in range(10)))
     peer = job.peer()
     settle(log, peer)
-    assert log.needs_base
-    with log.new_base() as folder:
+    assert log.place.needs_base
+    with log.place.new_base() as folder:
         sequence = log.rotate()
         (folder / "state").write_bytes(b"all")
         push(log, b"y" * 50)
@@ -236,7 +236,7 @@ def test_a_server_that_is_alone_keeps_no_more_than_fits(job: Job) -> None:
 def test_a_server_that_is_alone_goes_on_when_a_base_fails(job: Job) -> None:
     log = alone(job, most_kept=1000)
     settle(log, job.peer())
-    with log.new_base():  # nothing is committed
+    with log.place.new_base():  # nothing is committed
         push(log, b"x" * 400)
         thread = pushing(log, b"y" * 400)
         thread.join(0.2)
@@ -296,14 +296,14 @@ def test_a_successor_continues_the_log_and_has_a_successor(job: Job) -> None:
     second = job.owner()
     assert recovered(second, peer) == ({"state": b"1"}, [b"2"])
     settle(second, peer)
-    assert not second.needs_base
+    assert not second.place.needs_base
     push(second, b"3")
     third = job.owner()
     assert recovered(third, peer) == ({"state": b"1"}, [b"2", b"3"])
     # The peer dies now: what the third server fetched is not in its memory any more.
     new = job.peer()
     settle(third, new)
-    assert third.needs_base
+    assert third.place.needs_base
     snapshot(third, {"state": b"1 2 3"})
     push(third, b"4")
     assert recovered(job.owner(), new) == ({"state": b"1 2 3"}, [b"4"])

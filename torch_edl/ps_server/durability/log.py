@@ -65,7 +65,7 @@ class Damage:
 
 
 class Place(Protocol):
-    """Where a log is kept. Only its log calls it, and appends one record at a time."""
+    """Where a log is kept. Only the log reads and writes, one record at a time."""
 
     @property
     def damage(self) -> Damage:
@@ -161,11 +161,6 @@ class ChangeLog:
 
     # ---- reading ----
 
-    @property
-    def damage(self) -> Damage:
-        """Records that the first :meth:`records` skipped."""
-        return self.place.damage
-
     def records(self, after: int | None = None) -> Iterator[Record]:
         """Yield the current records since the base, or after number ``after``.
 
@@ -235,11 +230,6 @@ class ChangeLog:
 
     # ---- durability ----
 
-    @property
-    def is_slow(self) -> bool:
-        """True if :meth:`wait_durable` waits for a disk or a peer."""
-        return self.place.is_slow
-
     def wait_durable(self) -> None:
         """Wait until all records so far survive the loss of this process; only then is a change
         acknowledged.
@@ -262,27 +252,12 @@ class ChangeLog:
 
     # ---- snapshots ----
 
-    @property
-    def needs_base(self) -> bool:
-        """True if a snapshot is needed regardless of the size of the log."""
-        return self.place.needs_base
-
-    @property
-    def forces(self) -> bool:
-        """True if the files of a snapshot are forced to the disk before it is committed."""
-        return self.place.forces
-
     def rotate(self) -> int:
         """Begin a snapshot of all records so far. Returns the number of the last one."""
         with self._order:
             self.place.rotate()
             self._covered = self.bytes
             return self.last
-
-    def new_base(self) -> AbstractContextManager[Path]:
-        """Return a context with a new folder for a snapshot; the folder is removed at the end
-        unless it was committed."""
-        return self.place.new_base()
 
     def commit_snapshot(self, temporary: Path, sequence: int) -> None:
         """Make a folder the base, and delete what it covers.
