@@ -14,8 +14,7 @@ from torch_edl.checkpoint.reader import CheckpointReader
 from torch_edl.engine.servers.plan import Ids, LastLookup, PullRows, RowLookup, RowPlan
 from torch_edl.tables.optimizers import FROZEN, Optimizers
 from torch_edl.tables.options import TableOptions
-from torch_edl.tables.row_block import RowBlock, look_up, update
-from torch_edl.tables.table import EmbeddingTable
+from torch_edl.tables.table import EmbeddingTable, RowBlock, look_up, update
 from torch_edl.wire import pserver_pb2 as pb
 
 _UNTRAINED = Optimizers("sgd", ())

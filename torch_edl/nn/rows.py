@@ -23,8 +23,7 @@ from torch_edl.checkpoint.reader import CheckpointReader
 from torch_edl.nn.device_rows import DeviceRows
 from torch_edl.optim import optimizer_config
 from torch_edl.tables.optimizers import FROZEN, Optimizers
-from torch_edl.tables.row_block import RowBlock, look_up, update
-from torch_edl.tables.table import EmbeddingTable, TableRows
+from torch_edl.tables.table import EmbeddingTable, RowBlock, TableRows, look_up, update
 from torch_edl.wire import pserver_pb2 as pb
 
 Floats = npt.NDArray[np.float32]

@@ -16,11 +16,19 @@ from google.protobuf.message import Message
 from torch_edl.checkpoint.reader import CheckpointReader
 from torch_edl.config import TrainConfig
 from torch_edl.errors import EdlError, UsageError
-from torch_edl.ps_server import same_model
 from torch_edl.ps_server.durability import records
 from torch_edl.ps_server.durability.log import ChangeLog
 from torch_edl.ps_server.durability.records import Kind, LogEntry
-from torch_edl.ps_server.gradients import Push, decode, mean, split, table_named
+from torch_edl.ps_server.requests import (
+    Push,
+    decode,
+    mean,
+    require_same_dense,
+    require_same_table,
+    split,
+    table_named,
+    without_values,
+)
 from torch_edl.tables.dense import Array, DenseShard
 from torch_edl.tables.optimizers import Optimizers
 from torch_edl.tables.table import EmbeddingTable, Ids, apply_all
@@ -100,13 +108,13 @@ class ModelShard:
         dense = DenseShard(request.parameters, Optimizers.from_proto(request.optimizer), frames)
         with self._setup:
             if self.dense is not None:
-                same_model.require_same_dense(dense, self.dense)
+                require_same_dense(dense, self.dense)
                 return False
             if self._source:
                 dense.restore(*self._source.dense())
             with self._task_locks[0]:
                 self._append(self._entry(Kind.DENSE, request, frames))
-                self._description = same_model.without_values(request)
+                self._description = without_values(request)
                 self.dense = dense
         return True
 
@@ -126,7 +134,7 @@ class ModelShard:
                 if there is None:
                     new[info.name] = self._make(info, self.dense.optimizers)
                 else:
-                    same_model.require_same_table(info, there.declared)
+                    require_same_table(info, there.declared)
             if new:
                 with self._task_locks[0]:
                     self._append(self._entry(Kind.TABLES, request))
@@ -373,7 +381,7 @@ class ModelShard:
     ) -> None:
         """Restore a state that :meth:`freeze` returned, in a shard that is not in use yet."""
         self._source, self._restored, self.lost = None, state.restored, state.lost
-        self._description = same_model.without_values(state.dense)
+        self._description = without_values(state.dense)
         self.dense, self.tables, self.version = dense, dict(tables), state.version
         self._applied = Watermarks.from_proto(state.applied)
         self._received = self._applied

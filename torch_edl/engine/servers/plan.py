@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_edl.ps_client.partition import PartitionedIds, TableIds
-from torch_edl.tables.row_block import RowBlock
+from torch_edl.tables.table import RowBlock
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
