@@ -16,7 +16,6 @@ import grpc
 import numpy as np
 import pytest
 
-from tests.unit.ps_server import journals
 from tests.waiting import HANG_S
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest
@@ -32,6 +31,10 @@ from torch_edl.wire.data_plane.stub import CALLS, DataStub
 
 TOKEN = "secret"
 DIM = 4
+
+
+def ones(ids: np.ndarray, dim: int = 4) -> np.ndarray:
+    return np.full((len(ids), dim), -1, np.float32)  # SGD with rate 1 then adds one
 
 
 @dataclass
@@ -273,11 +276,3 @@ def save(tmp_path: Path) -> Callable[..., Path]:
         return directory
 
     return checkpoint_of
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[journals.Server]:
-    """Opens a journal that is not there yet, in this process."""
-    opened = journals.Server(tmp_path / "journal")
-    yield opened
-    opened.close()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.unit.ps_server.conftest import framed, whole
-from tests.unit.ps_server.journals import on_disk
+from tests.unit.ps_server.durability.journals import on_disk
 from tests.waiting import HANG_S
 from torch_edl.config import TrainConfig
 from torch_edl.ps_server.durability.identity import JournalIdentity, run_of

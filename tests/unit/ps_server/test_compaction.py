@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.ps_server.crashes import Crash, crash_after
+from tests.unit.ps_server.durability.crashes import Crash, crash_after
+from tests.unit.ps_server.durability.journals import on_disk
 from tests.unit.ps_server.journalled import (
     DENSE,
     IDENTITY,
@@ -23,7 +24,6 @@ from tests.unit.ps_server.journalled import (
     kill,
     reopen,
 )
-from tests.unit.ps_server.journals import on_disk
 from torch_edl.checkpoint.reader import CheckpointReader
 from torch_edl.errors import JournalDamagedError
 from torch_edl.ps_server import snapshots

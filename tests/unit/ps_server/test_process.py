@@ -12,15 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 
 from tests.waiting import HANG_S
 from torch_edl.config.environment import ENV_TOKEN
-
-
-def ones(ids: np.ndarray, dim: int = 4) -> np.ndarray:
-    return np.full((len(ids), dim), -1, np.float32)  # SGD with rate 1 then adds one
 
 
 def test_it_starts_fast_without_torch_and_stops_on_sigterm(start: Callable[..., Any]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.unit.ps_server.journals import on_disk
+from tests.unit.ps_server.durability.journals import on_disk
 from torch_edl.config import TrainConfig
 from torch_edl.errors import JournalDamagedError, UsageError
 from torch_edl.ps_server import snapshots

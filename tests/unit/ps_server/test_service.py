@@ -10,6 +10,7 @@ import grpc
 import numpy as np
 import pytest
 
+from tests.unit.ps_server.conftest import ones
 from tests.waiting import HANG_S
 from torch_edl.wire import codec, services
 from torch_edl.wire import pserver_pb2 as pb
@@ -18,10 +19,6 @@ from torch_edl.wire.channel import Stub
 
 DENSE = {"b": np.zeros(3, np.float32), "w": np.ones((2, 2), np.float32)}
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
-
-
-def ones(ids: np.ndarray, dim: int = 4) -> np.ndarray:
-    return np.full((len(ids), dim), -1, np.float32)  # SGD with rate 1 then adds one
 
 
 def test_pull_and_push(start: Callable[..., Any]) -> None:

@@ -9,14 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from tests.unit.ps_server.conftest import ones
 from tests.waiting import HANG_S
 from torch_edl.checkpoint import tensor_files
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import pserver_pb2 as pb
-
-
-def ones(ids: np.ndarray, dim: int = 4) -> np.ndarray:
-    return np.full((len(ids), dim), -1, np.float32)  # SGD with rate 1 then adds one
 
 
 def test_a_quorum_of_pushes_is_one_update_of_their_mean(start: Callable[..., Any]) -> None:

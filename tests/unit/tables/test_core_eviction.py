@@ -205,22 +205,6 @@ def test_remove_takes_just_the_rows_that_it_is_told() -> None:
     np.testing.assert_array_equal(now[rest], start[rest] - 1)
 
 
-def test_replaying_pushes_and_evictions_gives_the_same_rows() -> None:
-    """A log has pushes and the ids that went; pulls, which keep rows young, are not in it."""
-    rng = np.random.default_rng(3)
-    live, replayed = make(kind="adagrad", max_rows=300), make(kind="adagrad", max_rows=300)
-    for step in range(1, 200):
-        ids = np.unique(rng.zipf(1.3, 100) % 2000).astype(np.int64)
-        live.pull(np.unique(rng.integers(0, 400, 50)))
-        grads = rng.standard_normal((len(ids), 4), dtype=np.float32)
-        live.push(ids, grads, 0.1, step)
-        replayed.push(ids, grads, 0.1, step)
-        replayed.remove(live.evict(step))
-    ids = np.arange(2000)
-    np.testing.assert_array_equal(rows(live, ids), rows(replayed, ids))
-    assert set(ids_of(replayed)) <= set(ids_of(live))  # the others were only pulled
-
-
 def test_a_snapshot_has_the_rows_that_go_while_it_is_written() -> None:
     table = make(max_rows=5000)
     ids = np.arange(5000)

@@ -6,18 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
+from tests.unit.tables.core_tables import any_ids
 from torch_edl import _core
-
-INT64 = np.iinfo(np.int64)
-
-
-any_ids = hnp.arrays(
-    np.int64,
-    st.integers(0, 300),
-    elements=st.one_of(st.integers(-5, 5), st.integers(INT64.min, INT64.max)),
-)
 
 
 @given(any_ids, st.integers(1, 7))

@@ -7,18 +7,8 @@ import threading
 import numpy as np
 import pytest
 
+from tests.unit.tables.core_tables import INT64, make, rows
 from torch_edl import _core
-
-INT64 = np.iinfo(np.int64)
-
-
-def make(dim: int = 4, kind: str = "sgd", **options: int) -> _core.Table:
-    rate = {"lr": 1.0} if kind == "sgd" else {}
-    return _core.Table("t", dim, "normal", {"std": 1.0}, 7, _core.Optimizer(kind, rate), **options)
-
-
-def rows(table: _core.Table, ids: np.ndarray, read_only: bool = True) -> np.ndarray:
-    return np.frombuffer(table.pull(ids, read_only), np.float32).reshape(len(ids), table.dim)
 
 
 def snapshot(table: _core.Table, max_rows: int = 1000) -> list[np.ndarray]:

@@ -158,14 +158,3 @@ def test_read_only_pulls_make_no_row() -> None:
     assert table.size == 0
     rows(table, np.arange(100), read_only=False)
     assert table.size == 100
-
-
-def test_a_row_is_trained_once_it_was_pushed_often_enough() -> None:
-    table = make(min_count=3)
-    ids, ones = np.array([1, 2]), np.ones((2, 4), np.float32)
-    start = rows(table, ids).copy()
-    for step in (1, 2):
-        table.push(ids, ones, 1.0, step)
-        assert (rows(table, ids) == start).all()
-    table.push(ids[:1], ones[:1], 1.0, 3)
-    np.testing.assert_array_equal(rows(table, ids), start - np.array([[1], [0]], np.float32))

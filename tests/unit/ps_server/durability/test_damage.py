@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.ps_server.journals import MINE, PAYLOADS, Server, write
+from tests.unit.ps_server.durability.journals import MINE, PAYLOADS, Server, write
 from torch_edl.errors import JournalDamagedError
 from torch_edl.ps_server.durability import disk as disk_module
 from torch_edl.ps_server.durability import segments

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.ps_server.journals import MINE, Server, on_disk, write
+from tests.unit.ps_server.durability.journals import MINE, Server, on_disk, write
 from torch_edl.errors import StaleIncarnationError, UsageError
 from torch_edl.ps_server.durability.records import HEAD_BYTES, Kind, LogEntry
 from torch_edl.ps_server.durability.segments import SegmentWriter

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.ps_server.crashes import Crash, crash_after
-from tests.unit.ps_server.journals import MINE, PAYLOADS, Server, on_disk, write
+from tests.unit.ps_server.durability.crashes import Crash, crash_after
+from tests.unit.ps_server.durability.journals import MINE, PAYLOADS, Server, on_disk, write
 from tests.waiting import HANG_S
 from torch_edl.errors import UsageError
 from torch_edl.ps_server.durability import disk as disk_module

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.ps_server.journals import MINE, Server, on_disk, write
+from tests.unit.ps_server.durability.journals import MINE, Server, on_disk, write
 from tests.waiting import HANG_S
 from torch_edl.errors import JournalDamagedError, StaleIncarnationError, UsageError
 from torch_edl.ps_server.durability import disk as disk_module

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.unit.ps_server.replicas import (
+from tests.unit.ps_server.durability.replicas import (
     TOKEN,
     Job,
     Owner,
