@@ -200,7 +200,7 @@ class PsClient:
                 ],
             )
 
-        return Pending(self._start(calls, known=known.incarnations if known else None), combine)
+        return Pending(self._call_all(calls, known=known.incarnations if known else None), combine)
 
     def push(
         self,
@@ -249,7 +249,7 @@ class PsClient:
             for entry, (table, gradients) in zip(request.tables, tables, strict=True):
                 call.put_floats(entry.values, gradients[table.ids.part(server)], self._dtype)
             calls.append(call)
-        futures = self._start(calls)
+        futures = self._call_all(calls)
         return Pending(futures, lambda answers: all(a.message.accepted for a in answers))
 
     def rows(self, table: str, dim: int) -> tuple[Ids, Floats]:
@@ -295,7 +295,7 @@ class PsClient:
         for connection in self._connections:
             connection.close(error)
 
-    def _start(
+    def _call_all(
         self,
         calls: Sequence[Any],
         *,
@@ -308,15 +308,15 @@ class PsClient:
             known: incarnations of the servers to whose state the calls refer.
         """
         return [
-            connection.start(call, timeout_s=timeout_s, known=incarnation)
+            connection.call(call, timeout_s=timeout_s, known=incarnation)
             for connection, call, incarnation in zip(
                 self._connections, calls, known or [-1] * self.servers, strict=True
             )
         ]
 
     def _ask(self, calls: Sequence[Any], **how: Any) -> list[Answer]:
-        """Start the calls as :meth:`_start` and wait for the answers; see :meth:`Pending.wait`."""
-        return Pending(self._start(calls, **how), list).wait()
+        """Make the calls and wait for the answers; see :meth:`Pending.wait`."""
+        return Pending(self._call_all(calls, **how), list).wait()
 
 
 def _described(
@@ -344,7 +344,7 @@ class _Scan:
 
     def start(self) -> Call:
         request = Framed(pb.ReadRowsRequest(name=self._table, cursor=self.cursor))
-        return self._connection.start(request, timeout_s=_TIMEOUT_S, known=self._incarnation)
+        return self._connection.call(request, timeout_s=_TIMEOUT_S, known=self._incarnation)
 
     def take(self, answer: Answer) -> None:
         if answer.incarnation != self._incarnation:

@@ -145,7 +145,7 @@ class ShardConnection:
         """Incarnation of the server that receives calls now."""
         return self._server.incarnation
 
-    def start(self, request: Any, *, timeout_s: float, known: int = -1) -> Call:
+    def call(self, request: Any, *, timeout_s: float, known: int = -1) -> Call:
         """Start a call.
 
         Args:
@@ -167,7 +167,7 @@ class ShardConnection:
         with self._lock:
             self._queued += 1
         try:
-            call = self._calls.submit(self._call, request, timeout_s, known)
+            call = self._calls.submit(self._answered, request, timeout_s, known)
         except RuntimeError:  # another thread has called close()
             call = Future()
             assert self._closed is not None
@@ -198,7 +198,7 @@ class ShardConnection:
             self._stub.close()
         self._calls.shutdown(wait=False)  # queued calls end as soon as they start
 
-    def _call(self, request: Any, timeout_s: float, known: int) -> Answer:
+    def _answered(self, request: Any, timeout_s: float, known: int) -> Answer:
         give_up, told = 0.0, False
         while True:
             self._require_open()

@@ -106,9 +106,9 @@ def connect() -> Iterator[Callable[..., ShardConnection]]:
 def test_a_call_to_a_dead_server_is_sent_to_its_successor(start, connect) -> None:
     master, first = Master(), start(3)
     connection = connect(first.server, master)
-    assert connection.start(ASK, timeout_s=HANG_S).result().incarnation == 3
+    assert connection.call(ASK, timeout_s=HANG_S).result().incarnation == 3
     first.send(signal.SIGKILL)
-    calls = [connection.start(ASK, timeout_s=HANG_S) for _ in range(3)]
+    calls = [connection.call(ASK, timeout_s=HANG_S) for _ in range(3)]
     for each in calls:
         each.settle()
     assert master.asked.wait(HANG_S)
@@ -121,27 +121,27 @@ def test_calls_to_a_dead_server_are_made_again_in_any_order(start, connect) -> N
     """In that in which their answers are asked for."""
     master, first = Master(), start(3)
     connection = connect(first.server, master)
-    connection.start(ASK, timeout_s=HANG_S).result()
+    connection.call(ASK, timeout_s=HANG_S).result()
     first.send(signal.SIGKILL)
-    calls = [connection.start(ASK, timeout_s=HANG_S) for _ in range(2)]
+    calls = [connection.call(ASK, timeout_s=HANG_S) for _ in range(2)]
     master.has(start(5).server)
     assert calls[1].result().incarnation == 5
     assert calls[0].result().incarnation == 5
-    assert connection.start(ASK, timeout_s=HANG_S).result().incarnation == 5
+    assert connection.call(ASK, timeout_s=HANG_S).result().incarnation == 5
 
 
 def test_a_call_to_a_hanging_server_is_sent_to_its_successor(start, connect) -> None:
     """At once, and not when its deadline is over."""
     master, first, second = Master(), start(3), start(5)
     connection = connect(first.server, master)
-    assert connection.start(ASK, timeout_s=HANG_S).result().incarnation == 3
+    assert connection.call(ASK, timeout_s=HANG_S).result().incarnation == 3
     first.send(signal.SIGSTOP)
-    call = connection.start(ASK, timeout_s=600)
+    call = connection.call(ASK, timeout_s=600)
     connection.moved(second.server)
     assert call.result().incarnation == 5
     connection.moved(first.server)  # word of it that came late
     first.send(signal.SIGCONT)
-    assert connection.start(ASK, timeout_s=HANG_S).result().incarnation == 5
+    assert connection.call(ASK, timeout_s=HANG_S).result().incarnation == 5
 
 
 def test_a_server_of_another_incarnation_at_the_same_address_is_not_called(start, connect) -> None:
@@ -151,7 +151,7 @@ def test_a_server_of_another_incarnation_at_the_same_address_is_not_called(start
     before.CopyFrom(now.server)
     before.incarnation = 3
     connection = connect(before, master)
-    call = connection.start(ASK, timeout_s=HANG_S)
+    call = connection.call(ASK, timeout_s=HANG_S)
     call.settle()
     assert master.asked.wait(HANG_S)
     assert not call.done()
@@ -163,12 +163,12 @@ def test_what_was_known_of_one_server_is_not_said_to_another(start, connect) -> 
     connection = connect(start(3).server)
     for known, version, cursor in ((3, 4, 2), (2, -1, 0), (-1, -1, 0)):
         pull = pb.PullRequest(dense=True, dense_version=4)
-        connection.start(Framed(pull), timeout_s=HANG_S, known=known).result()
+        connection.call(Framed(pull), timeout_s=HANG_S, known=known).result()
         assert pull.dense_version == version
         assert (pull.fence.job, pull.fence.incarnation) == ("j", 3)
         scan = pb.ReadRowsRequest(name="t", cursor=2)
         with pytest.raises(UsageError, match="unknown"):
-            connection.start(Framed(scan), timeout_s=HANG_S, known=known).result()
+            connection.call(Framed(scan), timeout_s=HANG_S, known=known).result()
         assert scan.cursor == cursor
 
 
@@ -176,7 +176,7 @@ def test_another_incarnation_of_the_model_ends_the_wait(start, connect) -> None:
     master, first = Master(), start(3)
     connection = connect(first.server, master)
     first.send(signal.SIGKILL)
-    call = connection.start(ASK, timeout_s=HANG_S)
+    call = connection.call(ASK, timeout_s=HANG_S)
     call.settle()
     assert master.asked.wait(HANG_S)
     master.has(master_pb2.Server(incarnation=5), model=MODEL + 1)
@@ -188,13 +188,13 @@ def test_calls_of_a_connection_that_is_closed_say_why(start, connect) -> None:
     master, first = Master(), start(3)
     connection = connect(first.server, master)
     first.send(signal.SIGKILL)
-    calls = [connection.start(ASK, timeout_s=HANG_S) for _ in range(3)]
+    calls = [connection.call(ASK, timeout_s=HANG_S) for _ in range(3)]
     for call in calls:
         call.settle()
     assert master.asked.wait(HANG_S)
     connection.close(ServersReplacedError)
     master.has(first.server)
-    for call in [*calls, connection.start(ASK, timeout_s=HANG_S)]:
+    for call in [*calls, connection.call(ASK, timeout_s=HANG_S)]:
         with pytest.raises(ServersReplacedError, match="was closed"):
             call.result()
 
@@ -204,7 +204,7 @@ def test_without_a_master_a_dead_server_is_an_error(start, connect) -> None:
     connection = connect(first.server)
     first.send(signal.SIGKILL)
     with pytest.raises(ServersLostError, match="UNAVAILABLE"):
-        connection.start(ASK, timeout_s=HANG_S).result()
+        connection.call(ASK, timeout_s=HANG_S).result()
 
 
 @pytest.mark.parametrize("endpoint", ["", "ipc:///of/another/container"])
@@ -212,17 +212,17 @@ def test_a_server_without_a_socket_in_sight_is_unavailable(start, connect, endpo
     server = start(3).server
     server.data_plane = endpoint
     with pytest.raises(ServersLostError, match="UNAVAILABLE: no connection to"):
-        connect(server).start(ASK, timeout_s=HANG_S).result()
+        connect(server).call(ASK, timeout_s=HANG_S).result()
 
 
 def test_closing_ends_the_wait(start, connect) -> None:
     master, first = Master(), start(3)
     connection = connect(first.server, master)
     first.send(signal.SIGKILL)
-    call = connection.start(ASK, timeout_s=HANG_S)
+    call = connection.call(ASK, timeout_s=HANG_S)
     call.settle()
     assert master.asked.wait(HANG_S)
     connection.close()
-    for each in (call, connection.start(ASK, timeout_s=HANG_S)):
+    for each in (call, connection.call(ASK, timeout_s=HANG_S)):
         with pytest.raises(ServersLostError, match="closed"):
             each.result()

@@ -44,8 +44,6 @@ class Disk:
         on_lost: called once, with the reason, when this journal can never acknowledge again: a
             later server has taken over, or the disk lost data. The process must end.
         repair: skip records that cannot be read, and read those behind them.
-        is_spilled: True for a journal that need not survive its process: nothing is forced to the
-            disk.
     """
 
     forces = True
@@ -62,14 +60,12 @@ class Disk:
         fsync: str = "interval",
         on_lost: Callable[[str], None] = lambda reason: None,
         repair: bool = False,
-        is_spilled: bool = False,
     ) -> None:
         assert fsync in FSYNC_MODES, fsync
         self._root, self._identity, self._incarnation = root, identity, incarnation
         self._fsync = fsync
         self._on_lost = on_lost
         self._repair = repair
-        self._is_spilled = is_spilled
         self.damage = Damage()
         """Records that the first :meth:`read` skipped."""
         self.problem = ""
@@ -157,7 +153,7 @@ class Disk:
         Raises:
             OSError: the disk lost a part of what an earlier server had written.
         """
-        if self._fsync != "never" and not self._is_spilled:
+        if self._fsync != "never":
             # The kernel may hold what an earlier server wrote and did not live to force out.
             with self._gone_means_lost():
                 sync_tree(self.folder)
@@ -194,7 +190,10 @@ class Disk:
 
     def _rotate(self) -> None:
         if self._writer is not None:
-            self._unsynced.append(self._writer)
+            if self._fsync == "never":
+                self._writer.close()
+            else:
+                self._unsynced.append(self._writer)
             self._writer = None
 
     # ---- durability ----
@@ -264,11 +263,8 @@ class Disk:
             complete, self._unsynced = self._unsynced, []
             current = self._writer
         for writer in complete:
-            if not self._is_spilled:
-                writer.sync()
+            writer.sync()
             writer.close()
-        if self._is_spilled:
-            return
         if current is not None:
             current.sync()
         # A complete segment may have been made since the names were forced.
@@ -288,7 +284,7 @@ class Disk:
                 synced = last
 
     def close(self) -> None:
-        """Force everything to the disk. Later appends fail."""
+        """Force everything to the disk, unless ``fsync`` is ``never``. Later appends fail."""
         self._closing.set()
         if self._syncer.is_alive():
             self._syncer.join()
@@ -329,5 +325,12 @@ class Disk:
                 self._written = self._durable = sequence
             for segment in covered:
                 segment.path.unlink()
+            kept = []
+            for writer in self._unsynced:  # an open file would keep its room on the disk
+                if writer.segment.path.exists():
+                    kept.append(writer)
+                else:
+                    writer.close()
+            self._unsynced = kept
         if old.path:
             shutil.rmtree(old.path)

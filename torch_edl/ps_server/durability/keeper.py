@@ -187,7 +187,7 @@ class ReplicaKeeper:
         )
         self._made += 1
         root = self._folder / f"journal-{self._made}"
-        log = ChangeLog(Disk(root, identity, 1, fsync="never", is_spilled=True))
+        log = ChangeLog(Disk(root, identity, 1, fsync="never"))
         for _ in log.records():
             raise AssertionError("a new log has no records")
         return log

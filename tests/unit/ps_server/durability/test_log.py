@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -110,12 +111,15 @@ def state(journal: ChangeLog) -> list[bytes]:
     return [*(c.encode() for c in before), *(r.payload for r in journal.records())]
 
 
-def test_a_snapshot_replaces_the_records_that_it_covers(server: Server) -> None:
-    journal = server.open()
+@pytest.mark.parametrize("fsync", ["never", "interval", "always"])
+def test_a_snapshot_replaces_the_records_that_it_covers(server: Server, fsync: str) -> None:
+    journal = server.open(fsync=fsync)
     write(journal, [b"a", b"b"])
     snapshot(journal, "ab")
     assert journal.bytes == 0
     assert not list(server.root.glob("*/*.log"))
+    opened = [os.readlink(fd) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
+    assert not [path for path in opened if path.startswith(str(server.root))], "room on the disk"
     write(journal, [b"c"])
     assert journal.bytes > 0
     journal = server.open()
