@@ -109,11 +109,8 @@ class MasterLink:
         self.beat()
 
     def leave(self, signals: Iterable[signal.Signals], *, within_s: float) -> None:
-        """Serve on, after a signal to end, for as long as the master wants or until another signal.
-
-        Args:
-            within_s: upper bound of the wait in seconds.
-        """
+        """Serve on, after a signal to end, for as long as the master wants, ``within_s`` seconds at
+        most, or until another signal."""
         self.leaving = True
         deadline = time.monotonic() + within_s
         while self.beat() and time.monotonic() < deadline:

@@ -56,11 +56,7 @@ class Push:
 
 
 def table_named(name: str, tables: Mapping[str, EmbeddingTable]) -> EmbeddingTable:
-    """Return the table of that name.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """Return the table of that name; raise UsageError if there is none."""
     table = tables.get(name)
     if table is None:
         raise UsageError(f"table {name!r}: unknown here; there are: {sorted(tables)}")
@@ -78,7 +74,6 @@ def decode(
     """Return the content of a push as views, fully checked: applying it cannot fail half-way.
 
     Args:
-        frames: frames of the message.
         for_mean: set parameters without a gradient to zero.
 
     Raises:

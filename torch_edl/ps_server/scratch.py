@@ -27,14 +27,8 @@ _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 class Scratch:
-    """A new folder ``path``; also removes the folders of processes that have ended.
-
-    Args:
-        name: prefix of the folder's name.
-
-    Raises:
-        UsageError: the folder cannot be made.
-    """
+    """A new folder ``path``, whose name begins with ``name``; also removes the folders of processes
+    that have ended. Raises UsageError if the folder cannot be made."""
 
     def __init__(self, name: str) -> None:
         parent = Path(tempfile.gettempdir())

@@ -36,12 +36,11 @@ _PAGE_BYTES = 16 << 20  # bytes of rows in one answer
 
 
 class PserverService:
-    """Answers RPCs for one shard.
+    """Answers RPCs for one shard, and compacts its log by snapshots.
 
     Args:
         fence: fence that every call must carry.
         stem: prefix of the names of this shard's files.
-        log: log of the shard, which the service compacts by snapshots.
         keeper: keeper of the copy of another shard.
     """
 

@@ -27,12 +27,7 @@ class PeerGoneError(Exception):
 
 
 class PeerConnection:
-    """The current peer. Callers hold ``condition`` unless a method's documentation says otherwise.
-
-    Args:
-        incarnation: incarnation of the calling server.
-        token: token of the job.
-    """
+    """The current peer. Callers hold ``condition``, unless the text of a method says otherwise."""
 
     def __init__(self, identity: JournalIdentity, incarnation: int, token: str) -> None:
         self._job = identity.job
@@ -103,9 +98,6 @@ class PeerConnection:
 
     def call(self, stub: PserverStub, request: Message | Framed) -> Framed:
         """Call the peer, unless it has changed; called without ``condition``.
-
-        Args:
-            request: a message, or one with frames.
 
         Raises:
             grpc.RpcError: the call failed.

@@ -85,13 +85,7 @@ class Disk:
     # ---- taking over ----
 
     def take_over(self) -> Base:
-        """Take the folder over from an earlier server, or begin a journal in an empty folder.
-
-        Raises:
-            StaleIncarnationError: a later server has taken over.
-            UsageError: the folder holds another journal, or cannot be used.
-            JournalDamagedError: the description of the journal is damaged.
-        """
+        """Take the folder over from an earlier server, or begin a journal in an empty folder."""
         try:
             self._owner = Ownership(self._root, self._identity, self._incarnation)
             self.folder = self._owner.folder
@@ -121,13 +115,7 @@ class Disk:
         return found[-1]
 
     def read(self, base: Base, after: int) -> Iterator[Record]:
-        """Yield the records after number ``after``.
-
-        Raises:
-            JournalDamagedError: a record is damaged or missing; the message names it, and the
-                number of records behind it.
-            UsageError: a segment is of another journal.
-        """
+        """Yield the records after number ``after``; see :meth:`ChangeLog.records` for errors."""
         with self._gone_means_lost():
             used, _ = segments.chain(self.folder, after)
             yield from self._read_chain(used, after)
@@ -165,7 +153,7 @@ class Disk:
     # ---- appending ----
 
     def write(self, sequence: int, entry: LogEntry) -> None:
-        """Append a record, see :meth:`torch_edl.ps_server.durability.log.ChangeLog.append`."""
+        """Append a record; see :meth:`ChangeLog.append` for errors."""
         with self._lock:
             self._require_kept()
             try:

@@ -46,8 +46,6 @@ class Peer:
     :meth:`heard` is called with each answer of the master.
 
     Args:
-        incarnation: incarnation of this server.
-        token: token of the job.
         folder: folder for a base in transfer; removed with the process.
         is_successor: True if an earlier server of the shard has left a copy, which is taken over.
         most_kept: maximum bytes of unsent records; beyond it, changes are rejected.
@@ -217,11 +215,7 @@ class Peer:
     # ---- taking over ----
 
     def take_over(self) -> Base:
-        """Exclude earlier servers, and fetch their base from their peer.
-
-        Raises:
-            StateLostError, StaleIncarnationError: the peer lacks it; this server has a successor.
-        """
+        """Exclude earlier servers, and fetch their base from their peer."""
         heard = -1
         while self._is_successor:
             stub, heard = self._peer.after(heard)
@@ -245,11 +239,7 @@ class Peer:
         return Base()
 
     def read(self, base: Base, after: int) -> Iterator[Record]:
-        """Yield the records after number ``after``, fetched from the peer.
-
-        Raises:
-            StateLostError: the peer was lost meanwhile.
-        """
+        """Yield the records after number ``after``, fetched from the peer."""
         heard = -1
         while self._source is not None:
             stub, heard = self._peer.after(heard)
@@ -274,12 +264,7 @@ class Peer:
     # ---- appending ----
 
     def write(self, sequence: int, entry: LogEntry) -> None:
-        """Keep a record in memory until it is sent, see
-        :meth:`torch_edl.ps_server.durability.log.ChangeLog.append`.
-
-        Raises:
-            UsageError: the record exceeds the size limit of a frame.
-        """
+        """Keep a record in memory until it is sent; raise UsageError if it exceeds a frame."""
         size = entry.size
         # A successor fetches the record as the last one of a frame.
         if size > MAX_FRAME_BYTES - transfer.PIECE_BYTES - HEAD_BYTES:
@@ -361,11 +346,7 @@ class Peer:
             shutil.rmtree(path, ignore_errors=True)
 
     def put_base(self, folder: Path, sequence: int) -> Path:
-        """Send the files of a folder to the peer, as its new base.
-
-        Raises:
-            OSError: there is no peer, or the peer was lost.
-        """
+        """Send the files of a folder to the peer, as its new base."""
         try:
             with self._condition:
                 stub = self._peer.stub

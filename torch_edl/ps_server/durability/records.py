@@ -69,11 +69,7 @@ class LogEntry:
 
     @classmethod
     def of(cls, kind: int, message: Piece, frames: Sequence[Piece] = ()) -> LogEntry:
-        """Return an entry with the checksum of its payload.
-
-        Args:
-            message: the encoded message.
-            frames: frames of the message; they must not change afterwards.
+        """Return an entry with the checksum of its payload. The frames must not change afterwards.
 
         Raises:
             UsageError: the change is too large for a record.
@@ -192,11 +188,8 @@ def read(pieces: Iterable[Piece]) -> Iterator[Record]:
 
 
 def last(content: Piece) -> int:
-    """Return the number of the last record in a message.
-
-    Raises:
-        UsageError: the bytes are not records.
-    """
+    """Return the number of the last record in a message; raise UsageError if it holds no
+    records."""
     number = at = 0
     while at < len(content):
         head = unpack_head(content[at : at + HEAD_BYTES])

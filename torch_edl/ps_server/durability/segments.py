@@ -122,11 +122,7 @@ def read(
 def read_segment(
     segment: Segment, identity: JournalIdentity, damage: Damage | None = None
 ) -> Iterator[tuple[Record, int]]:
-    """Yield the records of a segment, each with the byte at which it ends.
-
-    Raises:
-        JournalDamagedError, UsageError: see :func:`read`.
-    """
+    """Yield the records of a segment, each with the byte at which it ends; see :func:`read`."""
     with open(segment.path, "rb", buffering=1 << 20) as file:
         size = os.fstat(file.fileno()).st_size
         sequence: int | None = segment.first
@@ -308,11 +304,7 @@ class SegmentWriter:
             raise
 
     def append(self, sequence: int, entry: LogEntry) -> None:
-        """Append a whole record.
-
-        Raises:
-            OSError: the write failed; the segment ends with the previous record.
-        """
+        """Append a whole record. If the write fails, the segment ends with the previous one."""
         self._write(pack_head(sequence, entry), *entry.pieces)
 
     def _write(self, *buffers: Piece) -> None:
@@ -339,11 +331,8 @@ class SegmentWriter:
         self._torn = False
 
     def sync(self) -> None:
-        """Wait until all appended records are on the disk.
-
-        Raises:
-            OSError: the kernel has dropped data that it could not write.
-        """
+        """Wait until all appended records are on the disk. An OSError says that the kernel has
+        dropped data that it could not write."""
         os.fdatasync(self._fd)
 
     def close(self) -> None:

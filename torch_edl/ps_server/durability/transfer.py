@@ -28,11 +28,7 @@ Call = Callable[[Framed], Framed]
 
 
 class Unsent:
-    """Records that are not sent yet. Not thread-safe.
-
-    Args:
-        most: maximum bytes.
-    """
+    """Records that are not sent yet, at most ``most`` bytes. Not thread-safe."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -96,14 +92,8 @@ def send(call: Call, folder: Path, sequence: int) -> None:
 
 
 def fetch(call: Call, folder: Path, files: Mapping[str, int]) -> None:
-    """Make a folder with the files of the peer's base.
-
-    Args:
-        files: size in bytes by name.
-
-    Raises:
-        StateLostError: the peer sent less than it announced.
-    """
+    """Make a folder with the files of the peer's base, whose sizes in bytes it has announced; raise
+    StateLostError if it sends less."""
 
     def piece(path: Path, at: int) -> None:
         wanted = min(PIECE_BYTES, files[path.name] - at)
