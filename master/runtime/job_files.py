@@ -20,7 +20,6 @@ from torch_edl.config import JobConfig
 from torch_edl.config.parts import PREPROCESSING_FILE
 from torch_edl.errors import CheckpointError
 from torch_edl.launch.jobs.folder import JobFolder
-from torch_edl.ps_server.durability.identity import run_of
 from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -115,8 +114,8 @@ def journals_of(config: JobConfig, folder: JobFolder, token: str) -> Path:
     --journal-dir, which jobs of several machines may share."""
     parent = config.durability.journal_dir
     if not parent:
-        return folder.dir / "journal" / run_of(token)
-    return Path(parent) / config.name / run_of(token)
+        return folder.dir / "journal" / run_id(config.name, token)
+    return Path(parent) / config.name / run_id(config.name, token)
 
 
 def left_journals(config: JobConfig, own: Path) -> Sequence[str]:

@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from torch_edl import _core
+from torch_edl.checkpoint.claim import run_id
 from torch_edl.checkpoint.reader import CheckpointReader
 from torch_edl.config.environment import ENV_MASTER, ENV_TOKEN, own_host
 from torch_edl.config.parts import FSYNC_MODES
@@ -22,7 +23,7 @@ from torch_edl.config.training import SYNC_MODES, TrainConfig
 from torch_edl.errors import EdlError, JournalDamagedError, StateLostError, UsageError
 from torch_edl.processes.this_process import setup_logging
 from torch_edl.ps_server.durability.disk import Disk
-from torch_edl.ps_server.durability.identity import JournalIdentity, run_of
+from torch_edl.ps_server.durability.identity import JournalIdentity
 from torch_edl.ps_server.durability.keeper import ReplicaKeeper
 from torch_edl.ps_server.durability.log import ChangeLog
 from torch_edl.ps_server.durability.peer import Peer
@@ -118,7 +119,7 @@ def _run(args: argparse.Namespace) -> int:
         shard=args.shard,
         shards=args.shards,
         model=args.model_incarnation,
-        run=run_of(token),
+        run=run_id(args.job, token),
     )
     place: Peer | Disk | None = None
     keeper: ReplicaKeeper | None = None

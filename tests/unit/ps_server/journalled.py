@@ -14,8 +14,9 @@ import pytest
 from tests.unit.ps_server.conftest import framed, whole
 from tests.unit.ps_server.durability.journals import on_disk
 from tests.waiting import HANG_S
+from torch_edl.checkpoint.claim import run_id
 from torch_edl.config import TrainConfig
-from torch_edl.ps_server.durability.identity import JournalIdentity, run_of
+from torch_edl.ps_server.durability.identity import JournalIdentity
 from torch_edl.ps_server.durability.log import ChangeLog
 from torch_edl.ps_server.durability.records import Kind, LogEntry
 from torch_edl.ps_server.recovery import recover
@@ -25,7 +26,7 @@ from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import tensor_pb2 as tensor
 
-IDENTITY = JournalIdentity(job="job", shard=0, shards=1, model=1, run=run_of("secret"))
+IDENTITY = JournalIdentity(job="job", shard=0, shards=1, model=1, run=run_id("job", "secret"))
 DENSE = {"b": np.zeros(3, np.float32), "w": np.ones((20, 30), np.float32)}
 IDS = np.arange(-50, 50)
 ADAM = {"kind": "adam", "hyper": {"lr": 0.1}}

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import re
@@ -27,7 +26,6 @@ from torch_edl.checkpoint.durable import rename, sync_tree
 from torch_edl.errors import JournalDamagedError, StaleIncarnationError, UsageError
 
 FORMAT = 4
-_RUN_DIGITS = 16
 _IDENTITY = "journal.json"
 _TRIES = 1000  # each failure means that another server was faster
 _FOLDER = re.compile(r"incarnation-(\d+)")
@@ -44,11 +42,6 @@ def _checksum(content: Mapping[str, Any]) -> int:
     return crc32(json.dumps(content).encode())
 
 
-def run_of(token: str) -> str:
-    """Return a name of the run that does not reveal the token of its job."""
-    return hashlib.sha256(token.encode()).hexdigest()[:_RUN_DIGITS]
-
-
 @dataclass(frozen=True, kw_only=True)
 class JournalIdentity:
     """The identity of one journal: of one shard, for one incarnation of the model."""
@@ -59,8 +52,8 @@ class JournalIdentity:
     model: int
     """Incarnation of the model, which increases when the job returns to a checkpoint."""
     run: str = ""
-    """Name of the run, unique among jobs of the same name; empty if no other process reads the
-    journal."""
+    """Run of the job, see :func:`~torch_edl.checkpoint.claim.run_id`; empty if no other process
+    reads the journal."""
 
     def to_json(self) -> str:
         """Return the text that :meth:`require` reads."""

@@ -16,8 +16,7 @@ import pytest
 from master.runtime.store import SqliteStore
 from tests.unit.master.runtime.master_process import TOKEN, Master, alive, every_record, kept
 from tests.waiting import HANG_S, wait_for
-from torch_edl.checkpoint.claim import Claim
-from torch_edl.ps_server.durability.identity import run_of
+from torch_edl.checkpoint.claim import Claim, run_id
 from torch_edl.wire import master_pb2 as pb
 
 
@@ -61,14 +60,14 @@ def test_a_whole_job(start):
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_journals_of_a_run_stay_where_it_fails(start, tmp_path, fails):
     journals = tmp_path / "jobs" / "j" / "journal"
-    (journals / run_of(TOKEN)).mkdir(parents=True)
+    (journals / run_id("j", TOKEN)).mkdir(parents=True)
     (journals / "of-another-run").mkdir()
     master = start({"*": {"fail_task": 3}} if fails else {})
     assert master.end("failed" if fails else "finished") == f"exit code {int(fails)}"
     if fails:
         error = "ValueError: task 3; the task was tried 3 times"
         assert (master.status.error, master.status.traceback) == (error, "Traceback: in feed")
-    left = {run_of(TOKEN), "of-another-run"} if fails else {"of-another-run"}
+    left = {run_id("j", TOKEN), "of-another-run"} if fails else {"of-another-run"}
     assert {folder.name for folder in journals.iterdir()} == left
     assert ("journals of this job stay in" in master.log()) is fails
 
