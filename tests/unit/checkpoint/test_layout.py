@@ -13,36 +13,37 @@ from torch_edl.errors import CheckpointError
 from torch_edl.tables.watermarks import Watermarks
 
 
-def make(root: Path, *steps: int) -> None:
-    for step in steps:
-        folder = layout.step_dir(root, step)
-        folder.mkdir(parents=True)
-        (folder / layout.MANIFEST).touch()
-
-
-def test_the_newest_has_the_most_steps_however_many_digits_they_have(tmp_path: Path) -> None:
-    make(tmp_path, 9, 9_999_999_999, 10_000_000_000)
-    newest = layout.step_dir(tmp_path, 10_000_000_000)
-    assert layout.newest(tmp_path) == newest
-    layout.prune(newest, 1)
-    assert list(tmp_path.iterdir()) == [newest]
-
-
-def test_what_is_half_written_goes_unless_it_is_newer(tmp_path: Path) -> None:
-    make(tmp_path, 2, 4, 6)
-    for step in (1, 5, 7):
+@pytest.mark.parametrize(
+    ("complete", "half", "newest", "keep", "best", "left"),
+    [
+        pytest.param([9, 10**10 - 1, 10**10], [], 10**10, 1, None, [10**10], id="many digits"),
+        pytest.param([2, 4, 6], [1, 5, 7], 6, 2, None, [4, 6, 7], id="half written, 7 is newer"),
+        # 6 was committed, and the model lost before the job knew of it.
+        pytest.param([2, 4, 6], [], 4, 1, None, [4, 6], id="a lost model was further"),
+        pytest.param([2, 4, 6, 8], [], 8, 2, 2, [2, 6, 8], id="the best one"),
+    ],
+)
+def test_what_is_pruned(
+    tmp_path: Path,
+    complete: list[int],
+    half: list[int],
+    newest: int,
+    keep: int,
+    best: int | None,
+    left: list[int],
+) -> None:
+    for step in complete + half:
         layout.step_dir(tmp_path, step).mkdir()
+    for step in complete:
+        (layout.step_dir(tmp_path, step) / layout.MANIFEST).touch()
     (tmp_path / "step-best").mkdir()  # the user's copy
-    layout.prune(layout.step_dir(tmp_path, 6), 2)
-    kept = sorted(path.name for path in tmp_path.iterdir())
-    assert kept == ["step-0000000004", "step-0000000006", "step-0000000007", "step-best"]
+    assert layout.newest(tmp_path) == layout.step_dir(tmp_path, max(complete))
+    layout.prune(
+        layout.step_dir(tmp_path, newest), keep, layout.step_dir(tmp_path, best) if best else None
+    )
+    kept = {path.name for path in tmp_path.iterdir()}
+    assert kept == {"step-best", *(layout.step_dir(tmp_path, step).name for step in left)}
     assert layout.newest(tmp_path / "nothing") is None
-
-
-def test_the_one_to_go_back_to_stays_though_a_lost_model_was_further(tmp_path: Path) -> None:
-    make(tmp_path, 2, 4, 6)  # 6 was committed, and the model lost before the job knew of it
-    layout.prune(layout.step_dir(tmp_path, 4), 1)
-    assert layout.complete(tmp_path) == [layout.step_dir(tmp_path, step) for step in (4, 6)]
 
 
 def test_a_checkpoint_is_complete_or_absent(tmp_path: Path) -> None:
@@ -157,12 +158,6 @@ def test_a_fence_that_raises_commits_nothing(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="not any more"):
         layout.save(tmp_path, 1, write, fence=fence)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_best_one_stays_beyond_those_that_are_kept(tmp_path: Path) -> None:
-    make(tmp_path, 2, 4, 6, 8)
-    layout.prune(layout.step_dir(tmp_path, 8), 2, layout.step_dir(tmp_path, 2))
-    assert layout.complete(tmp_path) == [layout.step_dir(tmp_path, step) for step in (2, 6, 8)]
 
 
 def test_a_checkpoint_that_is_there_gets_the_metrics_of_its_evaluation(tmp_path: Path) -> None:

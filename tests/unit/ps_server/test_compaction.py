@@ -191,23 +191,3 @@ def test_there_is_no_snapshot_before_a_worker_asked_for_the_restored_tables(
     out = np.empty((len(IDS), 4), np.float32)
     successor.table("t").core.pull_into(IDS, out)
     assert out.tobytes() == rows
-
-
-@pytest.mark.slow
-def test_a_server_is_killed_while_it_compacts(start: Callable[..., Any], tmp_path: Path) -> None:
-    root = tmp_path / "journal"
-    server = begin(start, root, "async")
-    ids = np.arange(400_000)
-    rows = {"t": (ids, np.ones((len(ids), 4), np.float32))}
-    pushed = 0
-    for incarnation, pattern in enumerate(("*/.snapshot*", "*/snapshot*"), 4):
-        while not list(root.glob(pattern)):
-            server.push(7, pushed, pushed + 1, rows=rows)
-            pushed += 1
-            assert pushed < 200
-        before = server.pull("t", ids[:100]).tobytes()
-        kill(server)
-        (server,) = start(1, f"--journal={root}", f"--incarnation={incarnation}")
-        server.fence.incarnation = incarnation
-        assert server.status().version == pushed
-        assert server.pull("t", ids[:100]).tobytes() == before

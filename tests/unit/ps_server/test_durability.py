@@ -183,32 +183,3 @@ def test_a_move_takes_the_pushes_that_wait_for_their_quorum(
         )
     )
     assert answer.snapshot.version == 2
-
-
-def test_sync_mode_recovers_the_cut_of_a_checkpoint_and_a_flush(
-    start: Callable[..., Any], tmp_path: Path, save: Callable[..., Path]
-) -> None:
-    root = tmp_path / "journal"
-    server = begin(start, root, "sync")
-    worker = Worker(server)
-    for _ in range(4):  # an update of three, and one that waits
-        worker.push()
-    targets = Watermarks(0, {0: 8, 1: 8, 2: 8, 3: 8})
-    server.hold()
-    (tmp_path / "checkpoint").mkdir()
-    server.call(
-        pb.SnapshotRequest(
-            fence=server.fence, targets=targets.to_proto(), directory=str(tmp_path / "checkpoint")
-        )
-    )
-    worker.push()
-    server.call(pb.FlushRequest(fence=server.fence))
-    worker.push()
-    assert server.status().version == 3
-    dense, rows = server.dense().tobytes(), server.pull("t", IDS).tobytes()
-    kill(server)
-    found = reopened(root, "sync")
-    assert (found["version"], len(found["waiting"])) == (3, 1)
-    (again,) = start(1, f"--journal={root}", "--incarnation=2000", *ARGUMENTS["sync"])
-    again.fence.incarnation = 2000
-    assert (again.dense().tobytes(), again.pull("t", IDS).tobytes()) == (dense, rows)
