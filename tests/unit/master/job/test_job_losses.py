@@ -34,13 +34,16 @@ class TestWorkers:
     def test_a_worker_that_makes_no_step_is_declared_lost_too(self):
         w = running()
         w.lease(0)
-        for _ in range(59):
+        for second in range(1, 90):
             w.tick(1.0)
-            w.beat(0, phase="training")
+            asked = w.beat(0, phase="training", steps=int(second >= 30)).stacks_number
+            if asked:
+                w.beat(0, phase="training", steps=1, stacks="loop.py", stacks_number=asked)
             assert 0 in w.alive
         w.tick(2.0)
         assert 0 not in w.alive
         assert w.said("declared lost: no step for 60 s")
+        assert w.said("Its threads:\nloop.py")
 
     @pytest.mark.parametrize(("fatal", "times"), [(False, 3), (True, 1)])
     def test_failures_of_the_users_code_are_limited(self, fatal, times):
@@ -176,6 +179,14 @@ class TestGoingBack:
         w.actions.clear()
         w.work()
         assert w.counted == every_record()
+
+    def test_a_rollback_of_a_trained_model_trains_again(self):
+        w = running(dir="/ck")
+        w.work()
+        assert w.job.state == "finishing"
+        w.exit("ps", 0, signal=9)
+        w.all_up()
+        assert w.job.state == "running"
 
     def test_a_prediction_keeps_what_is_done(self):
         w = running(kind="predict", load="/m")

@@ -243,7 +243,7 @@ def test_rounds_answer_through_the_job() -> None:
     assert (look.over, look.waiting) == (False, 0)
     w.leave_round("a")
     w = w.restart()
-    assert w.join_round("a").place.round == 1
+    assert w.join_round("a").place == pb.Place(round=1, rank=0, nodes=2, store="a:1")
     w.close_rounds()
     assert w.join_round("c").closed
 
