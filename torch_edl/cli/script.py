@@ -186,9 +186,7 @@ def _run_ours(
         log.warning("--rdzv-conf %s: no effect on the agent of torch-edl", key)
     endpoint = rendezvous.meeting_point(args, config)
     if endpoint:
-        master = master_host.find_or_start(
-            lambda _: job, names=[job.name], endpoint=endpoint, follows=True
-        )
+        master = master_host.find_or_start(job, endpoint=endpoint, follows=True)
     else:
         master = master_host.start(job)
     if not agent_of_pod():

@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -84,16 +84,16 @@ def start(config: JobConfig, *, listen: str = ANY_PORT, follows: bool = True) ->
 
 
 def find_or_start(
-    config: Callable[[str], JobConfig], *, names: Sequence[str], endpoint: str, follows: bool
+    config: JobConfig, *, endpoint: str, follows: bool, names: Sequence[str] = ()
 ) -> JobMaster:
     """Return the master at ``endpoint``; start one if the endpoint is free and on this machine.
 
     If the master there belongs to an ended job, wait until it leaves.
 
     Args:
-        config: creates the configuration of a new job from its name.
-        names: possible names of the job; a new job gets the first free name.
         endpoint: ``host:port``, or :data:`ANY_PORT`.
+        names: possible names of the job; a new job gets the first free name. Empty: that of
+            ``config``.
 
     Raises:
         UsageError: the master cannot be started, its token is unknown or too weak, or it has
@@ -110,15 +110,17 @@ def find_or_start(
             endpoint,
             split(endpoint)[0],
         )
+    names = names or [config.name]
     place = names[0] if endpoint == ANY_PORT else f"port-{split(endpoint)[1]}"
     with folder.one_at_a_time(place):
         found = _find(endpoint, names)
         if isinstance(found, JobFolder):
-            found = _succeed(found, config(found.name), endpoint, follows=follows)
+            found = _succeed(found, config, endpoint, follows=follows)
         if found is None:
             with folder.one_at_a_time("start"):
                 free = [name for name in names if not JobFolder(name).is_running()]
-                found = start(config([*free, *names][0]), listen=endpoint, follows=follows)
+                new = dataclasses.replace(config, name=[*free, *names][0])
+                found = start(new, listen=endpoint, follows=follows)
         presence = JobFolder(found.job).take_part() if found.job else None
         return dataclasses.replace(found, presence=presence)
 

@@ -160,12 +160,9 @@ class MasterRendezvousHandler(RendezvousHandler):
         """Find or start the master."""
         port = split(self._endpoint)[1]
         try:
-            master = find_or_start(
-                lambda name: _job(self._parameters, name),
-                names=options.job_names(self._parameters.run_id, port),
-                endpoint=self._endpoint,
-                follows=False,
-            )
+            names = options.job_names(self._parameters.run_id, port)
+            job = _job(self._parameters, names[0])
+            master = find_or_start(job, endpoint=self._endpoint, follows=False, names=names)
             stub = Stub(services.ROUNDS, master.address, master.token)
         except (EdlError, OSError) as error:
             raise RendezvousConnectionError(f"--rdzv-endpoint {self._endpoint}: {error}") from error
