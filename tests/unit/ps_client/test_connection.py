@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.unit.ps_server.conftest import TOKEN, launch
 from tests.waiting import HANG_S
 from torch_edl.errors import ServersLostError, ServersReplacedError, UsageError
 from torch_edl.ps_client.connection import ShardConnection
@@ -18,7 +18,6 @@ from torch_edl.wire import master_pb2
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire.codec import Framed
 
-TOKEN = "connection-test"
 MODEL = 7
 ASK = Framed(pb.PullRequest(dense=True, dense_version=4))
 
@@ -54,13 +53,8 @@ class Started:
     """A server process."""
 
     def __init__(self, incarnation: int) -> None:
-        words = [sys.executable, "-m", "torch_edl.ps_server", "--job=j", "--shard=0", "--shards=1"]
-        self.process = subprocess.Popen(
-            [*words, f"--incarnation={incarnation}"],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "TORCH_EDL_TOKEN": TOKEN},
-        )
+        which = ("--job=j", "--shard=0", "--shards=1", f"--incarnation={incarnation}")
+        self.process = launch(*which, stdout=subprocess.PIPE)
         assert self.process.stdout is not None
         *_, endpoint, address = self.process.stdout.readline().split()
         self.server = master_pb2.Server(

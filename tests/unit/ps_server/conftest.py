@@ -37,6 +37,17 @@ def ones(ids: np.ndarray, dim: int = 4) -> np.ndarray:
     return np.full((len(ids), dim), -1, np.float32)  # SGD with rate 1 then adds one
 
 
+def launch(
+    *words: str, token: str = TOKEN, env: Mapping[str, str] | None = None, **more: Any
+) -> subprocess.Popen[str]:
+    """Starts the process of a server."""
+    base = {k: v for k, v in os.environ.items() if k != ENV_MASTER}
+    command = [sys.executable, "-m", "torch_edl.ps_server", *words]
+    return subprocess.Popen(
+        command, env={**base, ENV_TOKEN: token, **(env or {})}, text=True, **more
+    )
+
+
 @dataclass
 class Server:
     """One server process, spoken to without the client's conveniences."""
@@ -211,17 +222,12 @@ def start() -> Iterator[Start]:
     running: list[Server] = []
 
     def begin(shards: int, *args: str, env: Mapping[str, str] | None = None) -> list[Server]:
-        base = {k: v for k, v in os.environ.items() if k != ENV_MASTER}
         begun = []
         for shard in range(shards):
             log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed below)
             which = [f"--shard={shard}", f"--shards={shards}", "--incarnation=3"]
-            process = subprocess.Popen(
-                [sys.executable, "-m", "torch_edl.ps_server", "--job=job", *which, *args],
-                env={**base, ENV_TOKEN: TOKEN, **(env or {})},
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
+            process = launch(
+                "--job=job", *which, *args, env=env, stdout=subprocess.PIPE, stderr=log
             )
             begun.append((process, log))
         servers = []

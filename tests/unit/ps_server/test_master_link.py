@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.unit.ps_server.conftest import TOKEN, launch
 from tests.waiting import HANG_S
-from torch_edl.config.environment import ENV_MASTER, ENV_TOKEN
+from torch_edl.config.environment import ENV_MASTER
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.server import serve
-
-TOKEN = "link-test"
 
 
 class Master:
@@ -50,12 +47,9 @@ class Master:
         return pb.ServerHeartbeatResponse(known=self.known)
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "torch_edl.ps_server", "--job=j", "--shard=1", "--shards=2",
-             "--incarnation=5", *words],
-            env={**os.environ, ENV_TOKEN: TOKEN, ENV_MASTER: self.address},
-            stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        which = ("--job=j", "--shard=1", "--shards=2", "--incarnation=5")
+        env = {ENV_MASTER: self.address}
+        return launch(*which, *words, env=env, stderr=subprocess.PIPE)
 
 
 @pytest.fixture

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -18,9 +16,9 @@ import grpc
 import numpy as np
 import pytest
 
-from tests.unit.ps_server.conftest import TOKEN, Server
+from tests.unit.ps_server.conftest import TOKEN, Server, launch
 from tests.waiting import HANG_S
-from torch_edl.config.environment import ENV_MASTER, ENV_TOKEN
+from torch_edl.config.environment import ENV_MASTER
 from torch_edl.wire import master_pb2, services
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire.server import serve
@@ -94,17 +92,8 @@ class Master:
         log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed below)
         words = [f"--shard={shard}", f"--shards={self.shards}", f"--incarnation={incarnation}"]
         words += ["--job=job", "--replica", *(["--successor"] if successor else []), *self._args]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "torch_edl.ps_server", *words],
-            env={
-                **os.environ,
-                ENV_TOKEN: TOKEN,
-                ENV_MASTER: self._address,
-                "TMPDIR": str(home),
-            },
-            stderr=log,
-            text=True,
-        )
+        env = {ENV_MASTER: self._address, "TMPDIR": str(home)}
+        process = launch(*words, env=env, stderr=log)
         server = Server(process, log, "127.0.0.1:1", shard, self.shards, endpoint="")
         server.fence = pb.Fence(job="job", incarnation=incarnation)
         self._started.append(server)
