@@ -148,22 +148,15 @@ class Peer:
         with self._condition:
             self._catches_up, until = True, self._unsent.newest
         try:
-            if last < until:
-                last = self._send_kept(stub, last, until)
+            while last < until:
+                with self._condition:
+                    batch = self._unsent.batch(last, until)
+                last = self._peer.call(stub, Framed(pb.ReplicateRequest(), batch)).message.last
             return self._has(stub, last)
         finally:
             with self._condition:
                 self._catches_up = False
                 self._condition.notify_all()
-
-    def _send_kept(self, stub: PserverStub, after: int, until: int) -> int:
-        """Send the records in ``(after, until]``. Returns the number of the peer's last record."""
-        while True:
-            with self._condition:
-                batch = self._unsent.batch(after, until)
-            after = self._peer.call(stub, Framed(pb.ReplicateRequest(), batch)).message.last
-            if after >= until:
-                return after
 
     def _has(self, stub: PserverStub, last: int) -> bool:
         """Record the last record of the peer. Returns False if it has changed or lacks records."""
