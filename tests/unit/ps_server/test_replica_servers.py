@@ -37,9 +37,7 @@ class Master:
         self.addresses: dict[int, str] = {}  # by incarnation
         self.endpoints: dict[int, str] = {}
         self.keepers: dict[int, int] = {}  # of the server's copy, by incarnation
-        self.alone: set[int] = set()  # incarnations
         self.lost: dict[int, str] = {}
-        self.problems: list[str] = []
         self._started: list[Server] = []
         handlers: dict[str, Any] = {
             "RegisterServer": self._register,
@@ -65,12 +63,7 @@ class Master:
         with self._changed:
             known = self.current.get(request.shard) == request.incarnation
             self.keepers[request.incarnation] = request.keeper
-            if request.problem:
-                self.problems.append(request.problem)
             self._changed.notify_all()
-            if request.note:
-                change = self.alone.discard if request.has_copy else self.alone.add
-                change(request.incarnation)
             answer = master_pb2.ServerHeartbeatResponse(known=known, noted=request.note)
             peer = self.current.get((request.shard + 1) % self.shards, 0)
             if peer in self.addresses:
@@ -236,59 +229,6 @@ def test_a_killed_owner_has_all_that_it_acknowledged(job: Callable[..., Master])
     assert state(owner) == state(twin)
 
 
-@pytest.mark.slow
-def test_a_killed_peer_stops_no_one_for_long(job: Callable[..., Master]) -> None:
-    master = job(2)
-    owner, peer = master.start_all()
-    for server in (owner, peer):
-        initialize(server)
-        push(server, 0)
-    push(owner, 1)
-    before = state(peer)
-    master.kill(peer)
-    waiting = Pusher(owner, 2, 4)
-    waiting.join(HANG_S)
-    assert waiting.acknowledged == 4, "nobody has a copy, so there is nothing to wait for"
-    assert master.alone == {owner.fence.incarnation}
-    peer = master.start(1, successor=True)
-    assert state(peer) == before
-    master.wait(lambda: not master.alone)
-    # And when the copy of the peer is complete, too, the owner dies.
-    master.wait_kept(peer)
-    expected = state(owner)
-    owner = master.replace(owner)
-    assert state(owner) == expected
-    push(owner, 4)
-    push(peer, 1)
-    for _ in range(2):
-        for server in (owner, peer):
-            master.wait_kept(server)
-        expected = state(owner)
-        owner = master.replace(owner)
-        assert state(owner) == expected
-        for server in (owner, peer):
-            master.wait_kept(server)
-        expected = state(peer)
-        peer = master.replace(peer)
-        assert state(peer) == expected
-
-
-def test_both_killed_at_once_is_a_loss_that_is_reported(job: Callable[..., Master]) -> None:
-    master = job(2)
-    servers = master.start_all()
-    for server in servers:
-        initialize(server)
-        push(server, 0)
-    for server in servers:
-        server.process.kill()
-    for server in servers:
-        master.kill(server)
-    numbers = [master.launch(shard, successor=True) for shard in range(2)]
-    master.wait(lambda: bool(master.lost))
-    assert "is gone too" in next(iter(master.lost.values()))
-    assert not set(numbers) & set(master.addresses)
-
-
 def test_a_paused_owner_acknowledges_nothing_and_ends(job: Callable[..., Master]) -> None:
     master = job(3)
     servers = master.start_all()
@@ -310,27 +250,6 @@ def test_a_paused_owner_acknowledges_nothing_and_ends(job: Callable[..., Master]
     master.wait_kept(successor)
     expected = state(successor)
     assert state(master.replace(successor)) == expected
-
-
-@pytest.mark.slow
-def test_a_ring_of_three_loses_one_after_the_other(job: Callable[..., Master]) -> None:
-    master = job(3, "--mode=sync", "--grads-to-wait=2")
-    servers = master.start_all()
-    for server in servers:
-        initialize(server)
-    rng = random.Random(3)
-    for number in range(7):
-        for server in servers:
-            # Every other one waits for its quorum.
-            assert push(server, number, version=number // 2).accepted
-        for server in servers:
-            master.wait_kept(server)
-        place = rng.randrange(3)
-        expected = state(servers[place])
-        servers[place] = master.replace(servers[place])
-        assert state(servers[place]) == expected
-        for server in servers:
-            assert push(server, number).duplicate  # acknowledged: there is a copy again
 
 
 def test_a_successor_that_finds_nobody_ends_when_it_is_asked_to(job: Callable[..., Master]) -> None:

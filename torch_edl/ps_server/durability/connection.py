@@ -164,7 +164,7 @@ class CopyNote:
 
     def ask(self, has_copy: bool) -> None:
         """Make a new note, unless the newest one has the same content."""
-        if self.number == 0 or has_copy != self.has_copy:
+        if has_copy != self.has_copy:
             self.number += 1
             self.has_copy = has_copy
 
