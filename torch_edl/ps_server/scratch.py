@@ -1,13 +1,11 @@
 """Scratch folders of a process, for files that need not survive it: the replica of another shard, a
 socket.
 
-Other users share the folder for temporary files (``TMPDIR``) and may create anything there. All
-scratch folders of a user therefore lie in one folder with a random name that other users cannot
-enter. It is used only if it is a folder, belongs to this user, is closed to others, and has the
-mark of this module; all of this is checked on its open descriptor. Other folders are ignored.
-
-The folder of a killed process is removed by the next process that makes one: each process holds a
-lock on its folder as long as it runs. Nothing without the mark is removed.
+Other users share the folder for temporary files (``TMPDIR``) and may create anything there. A
+scratch folder has a random name, and other users cannot enter it. The folder of a killed process is
+removed by the next process that makes one: each process holds a lock on its folder as long as it
+runs. Only a folder is removed that belongs to this user, is closed to others, and has the mark of
+this module; all of this is checked on its open descriptor.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from pathlib import Path
 
 from torch_edl.errors import UsageError
 
-_MARK = ".torch-edl"
+_MARK = ".torch-edl-scratch"
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
@@ -33,12 +31,18 @@ class Scratch:
     def __init__(self, name: str) -> None:
         parent = Path(tempfile.gettempdir())
         try:
-            root = _root(parent)
-            _sweep(root)
-            self.path = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=root))
+            prefix = f"torch-edl-{os.getuid()}-"
+            for path in parent.glob(f"{prefix}*"):
+                if (found := _opened(path)) is not None:
+                    try:
+                        _remove(path, found)
+                    finally:
+                        os.close(found)
+            self.path = Path(tempfile.mkdtemp(prefix=f"{prefix}{name}-", dir=parent))
             self._held = os.open(self.path, _OPEN)
             fcntl.flock(self._held, fcntl.LOCK_SH)
-            _mark(self._held)  # last: unmarked folders are never removed
+            # Last: unmarked folders are never removed.
+            os.close(os.open(_MARK, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=self._held))
         except OSError as error:
             raise UsageError(
                 f"{error.filename or parent}: {error.strerror}; name a folder for temporary files "
@@ -53,42 +57,10 @@ class Scratch:
             os.close(self._held)
 
 
-def _root(parent: Path) -> Path:
-    """Return the parent of all scratch folders of this user. It is never removed, so no other user
-    can take its name."""
-    prefix = f"torch-edl-{os.getuid()}-"
-    for path in sorted(parent.glob(f"{prefix}*")):
-        if (found := _opened(path)) is not None:
-            os.close(found)
-            return path
-    path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-    made = os.open(path, _OPEN)
-    try:
-        _mark(made)
-    finally:
-        os.close(made)
-    return path
-
-
-def _sweep(root: Path) -> None:
-    """Remove the folders without a lock."""
-    for path in root.iterdir():
-        if (found := _opened(path)) is None:
-            continue
-        try:
-            _remove(path, found)
-        finally:
-            os.close(found)
-
-
 def _remove(path: Path, folder: int) -> None:
     with contextlib.suppress(BlockingIOError):
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _mark(folder: int) -> None:
-    os.close(os.open(_MARK, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder))
 
 
 def _opened(path: Path) -> int | None:
