@@ -33,7 +33,7 @@ from master.runtime.persistence import StateWriter, left_behind
 from master.runtime.scan import scan, watch_streams
 from master.runtime.service import Service
 from master.runtime.store import Lock, SqliteStore, acquire
-from master.state.job.job import Job
+from master.state.job.job import ManagedJob
 from master.state.job.restart import after_failure, from_state
 from master.state.scripts.script_fleet import ScriptFleet
 from master.state.workforce.fleet import Fleet
@@ -185,7 +185,7 @@ def _run_once(
             **options,
         )
     clock = Clock()
-    job = Job(
+    job = ManagedJob(
         config,
         fleet,
         folder=temporary,

@@ -18,7 +18,7 @@ from benchmarks.cluster.workers import Server, Speed, Watermarks, Worker
 from master.runtime.clock import of_notes, of_ticks
 from master.state.actions import DataScanned, Start, Started, Stop
 from master.state.calls import server_calls, worker_calls
-from master.state.job.job import Job
+from master.state.job.job import ManagedJob
 from master.state.job.restart import to_state
 from master.state.workforce.fleet import Fleet
 from master.state.workforce.processes import RUNNING as RUNS
@@ -116,9 +116,9 @@ class TrainingJob:
             servers=spec.servers,
             is_scheduled=True,
         )
-        self.job = Job(self.config, fleet, folder=Path("/job"))
+        self.job = ManagedJob(self.config, fleet, folder=Path("/job"))
         calls = worker_calls
-        self._handlers: dict[type, Callable[[Job, Any, float], Any]] = {
+        self._handlers: dict[type, Callable[[ManagedJob, Any, float], Any]] = {
             pb.RegisterRequest: calls.register,
             pb.ReportModelRequest: calls.report_model,
             pb.WaitUntilReadyRequest: calls.wait_until_ready,
@@ -280,7 +280,7 @@ class TrainingJob:
             self.leases += len(answer.leases)
         return answer
 
-    def _answer(self, name: str, rpc: Callable[[Job, Any, float], Any], request: Any) -> Any:
+    def _answer(self, name: str, rpc: Callable[[ManagedJob, Any, float], Any], request: Any) -> Any:
         return self._meter(name, rpc, self.job, request, self.clock.now)
 
     def wait(self, ask: Callable[[], bool]) -> None:

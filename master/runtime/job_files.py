@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from master.state.actions import Saved
-from master.state.job.job import Job
+from master.state.job.job import ManagedJob
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.claim import Claim, run_id
 from torch_edl.checkpoint.durable import replacing
@@ -129,16 +129,18 @@ def left_journals(config: JobConfig, own: Path) -> Sequence[str]:
     ]
 
 
-def _has_failed(job: Job) -> bool:
+def _has_failed(job: ManagedJob) -> bool:
     return job.lifecycle.outcome is None or job.lifecycle.outcome.state == "failed"
 
 
-def may_go_on(job: Job, journals: Path) -> bool:
+def may_go_on(job: ManagedJob, journals: Path) -> bool:
     """Return whether the user may continue a job that is over: it failed and kept journals."""
     return job.config.kind == "train" and _has_failed(job) and journals.exists()
 
 
-def tidy(job: Job, temporary: Path, journals: Path, claim: Claim | None, *, goes_on: bool) -> None:
+def tidy(
+    job: ManagedJob, temporary: Path, journals: Path, claim: Claim | None, *, goes_on: bool
+) -> None:
     """Remove the files of a job that is over, except the state of one that the user may
     continue."""
     failed = _has_failed(job)

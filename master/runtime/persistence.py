@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from master.runtime.store import Lock
-from master.state.job.job import Job
+from master.state.job.job import ManagedJob
 from master.state.job.restart import stored, to_state
 from torch_edl.errors import StoreConflictError
 from torch_edl.interfaces import Store
@@ -76,7 +76,7 @@ class StateWriter:
         other master can grant leases."""
         return self._lock.valid_until
 
-    def note(self, job: Job) -> Noted:
+    def note(self, job: ManagedJob) -> Noted:
         """Return a copy of the job's state. The caller must hold the lock of the job."""
         self._numbers += 1
         state = to_state(job)

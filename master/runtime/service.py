@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from master.runtime.persistence import Noted, StateWriter
 from master.state.actions import Note
 from master.state.calls import script_calls, server_calls, user_calls, worker_calls
-from master.state.job.job import Job, JobEvent
+from master.state.job.job import JobEvent, ManagedJob
 from torch_edl.errors import UsageError
 from torch_edl.processes.launcher import SharedLauncher
 from torch_edl.wire import master_pb2 as pb
@@ -37,7 +37,7 @@ _LARGEST = 1 << 53
 _UNCOUNTED = frozenset({"seed", "code", "mtime_ns"})
 
 Clock = Callable[[], float]
-Event = Callable[[Job, Any, float], Any]
+Event = Callable[[ManagedJob, Any, float], Any]
 """Maps (job, request, now) to the answer; None if there is no answer yet."""
 
 
@@ -55,7 +55,7 @@ class Service:
 
     def __init__(
         self,
-        job: Job,
+        job: ManagedJob,
         *,
         clock: Clock,
         log_path: user_calls.LogPath,
@@ -242,7 +242,7 @@ class Service:
         if (writer := self._writer) is None:
             return event
 
-        def guarded(job: Job, request: Any, now: float) -> Any:
+        def guarded(job: ManagedJob, request: Any, now: float) -> Any:
             return event(job, request, now) if time.monotonic() < writer.leases_until else None
 
         return guarded

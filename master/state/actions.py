@@ -1,8 +1,8 @@
 """Actions that the job requests, and events that report their results. Pure.
 
 An action is self-contained: :mod:`master.runtime` executes it without the lock of the job, and
-passes the resulting event to :meth:`master.state.job.job.Job.apply`. An ``incarnation`` is that of
-the model, and ``restored`` the checkpoint that the model was restored from; empty if there is none.
+passes the resulting event to :meth:`~master.state.job.job.ManagedJob.apply`. An ``incarnation`` is
+that of the model, ``restored`` the checkpoint that it was restored from; empty if there is none.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
@@ -58,18 +58,6 @@ class Stopping:
     def leave_by(self) -> float:
         """Time by which all workers must have left."""
         return self.began + LEAVE_WITHIN_S
-
-
-class StatefulPart(Protocol):
-    """A part of a job that a restarted master restores."""
-
-    def to_state(self) -> Any:
-        """Return the state for a restarted master, as JSON values."""
-        ...
-
-    def from_state(self, state: Any, now: float) -> None:
-        """Restore what :meth:`to_state` returned; every process counts as heard at ``now``."""
-        ...
 
 
 class EventLog:

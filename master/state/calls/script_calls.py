@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from master.state.job.job import Job
+from master.state.job.job import ManagedJob
 from master.state.work.progress import is_beyond, records_of
 from master.state.work.script_data import MOST_RECORDS
 from torch_edl.data.task_space import Shard, TaskSpace
@@ -12,14 +12,18 @@ from torch_edl.wire import master_pb2 as pb
 # ---- agents, including torchrun's; all raise UsageError if the job trains a model file ----
 
 
-def agent_report(job: Job, request: pb.AgentReportRequest, now: float) -> pb.AgentReportResponse:
+def agent_report(
+    job: ManagedJob, request: pb.AgentReportRequest, now: float
+) -> pb.AgentReportResponse:
     agents = job.script_workforce()
     job.apply_all(agents.agent_report(request, now), now)
     job.conclude(now)
     return agents.agent_answer(request.node)
 
 
-def join_round(job: Job, request: pb.JoinRoundRequest, now: float) -> pb.JoinRoundResponse | None:
+def join_round(
+    job: ManagedJob, request: pb.JoinRoundRequest, now: float
+) -> pb.JoinRoundResponse | None:
     workforce = job.script_workforce()
     rounds = workforce.rounds
     rounds.closed |= job.lifecycle.outcome is not None
@@ -30,18 +34,22 @@ def join_round(job: Job, request: pb.JoinRoundRequest, now: float) -> pb.JoinRou
     return answer
 
 
-def get_round(job: Job, request: pb.GetRoundRequest, now: float) -> pb.GetRoundResponse:
+def get_round(job: ManagedJob, request: pb.GetRoundRequest, now: float) -> pb.GetRoundResponse:
     return job.script_workforce().rounds.look(request.node, request.round, now)
 
 
-def leave_round(job: Job, request: pb.LeaveRoundRequest, now: float) -> pb.LeaveRoundResponse:
+def leave_round(
+    job: ManagedJob, request: pb.LeaveRoundRequest, now: float
+) -> pb.LeaveRoundResponse:
     workforce = job.script_workforce()
     workforce.rounds.leave(request.node)
     job.apply_all(workforce.node_left(request.node), now)
     return pb.LeaveRoundResponse()
 
 
-def close_rounds(job: Job, request: pb.CloseRoundsRequest, now: float) -> pb.CloseRoundsResponse:
+def close_rounds(
+    job: ManagedJob, request: pb.CloseRoundsRequest, now: float
+) -> pb.CloseRoundsResponse:
     workforce = job.script_workforce()
     workforce.rounds.closed = True
     workforce.torchrun_error = workforce.torchrun_error or request.error
@@ -51,7 +59,9 @@ def close_rounds(job: Job, request: pb.CloseRoundsRequest, now: float) -> pb.Clo
 # ---- the data of a script on servers; UsageError if the job trains a model file ----
 
 
-def report_data(job: Job, request: pb.ReportDataRequest, now: float) -> pb.ReportDataResponse:
+def report_data(
+    job: ManagedJob, request: pb.ReportDataRequest, now: float
+) -> pb.ReportDataResponse:
     """Record the data of a worker's loader; the first report makes the tasks, and later ones with
     other data raise UsageError."""
     job.script_workforce()
@@ -61,7 +71,7 @@ def report_data(job: Job, request: pb.ReportDataRequest, now: float) -> pb.Repor
 
 
 def fit_preprocessing(
-    job: Job, request: pb.FitPreprocessingRequest, now: float
+    job: ManagedJob, request: pb.FitPreprocessingRequest, now: float
 ) -> pb.FitPreprocessingResponse | None:
     """Answer a script that needs its preprocessing; the first call begins the fitting pass."""
     job.script_workforce()
@@ -82,7 +92,9 @@ def fit_preprocessing(
 # ---- loops over loaders, and values that scripts compute together ----
 
 
-def begin_pass(job: Job, request: pb.BeginPassRequest, now: float) -> pb.BeginPassResponse | None:
+def begin_pass(
+    job: ManagedJob, request: pb.BeginPassRequest, now: float
+) -> pb.BeginPassResponse | None:
     """Begin a script's loop over a loader; UsageError if its epochs have too many records."""
     if records_of(job.tasks.main, request.epochs) > MOST_RECORDS:
         raise UsageError(
@@ -97,14 +109,14 @@ def begin_pass(job: Job, request: pb.BeginPassRequest, now: float) -> pb.BeginPa
     return pb.BeginPassResponse(begun=True, over=_is_over(job, request.number))
 
 
-def meet(job: Job, request: pb.MeetRequest, now: float) -> pb.MeetResponse | None:
+def meet(job: ManagedJob, request: pb.MeetRequest, now: float) -> pb.MeetResponse | None:
     """Synchronize a script with the others on a value that they compute together."""
     if _leaves(job, request.worker_id):
         return pb.MeetResponse(leave=True)
     return job.meetings.meet(request, over=_is_over(job, request.passes))
 
 
-def _extend(job: Job, epochs: int) -> bool:
+def _extend(job: ManagedJob, epochs: int) -> bool:
     """Add the tasks of further epochs if a script loops more often than announced. Returns False
     while the final checkpoint of the earlier epochs is being written."""
     main = job.tasks.main
@@ -120,12 +132,12 @@ def _extend(job: Job, epochs: int) -> bool:
     return True
 
 
-def _is_over(job: Job, number: int) -> bool:
+def _is_over(job: ManagedJob, number: int) -> bool:
     """Return whether records of a later loop are done."""
     epochs = job.meetings.epochs.get(number)
     return epochs is not None and is_beyond(job.tasks.main, epochs)
 
 
-def _leaves(job: Job, worker: int) -> bool:
+def _leaves(job: ManagedJob, worker: int) -> bool:
     member = job.members.get(worker)
     return member is None or member.draining or job.lifecycle.ending

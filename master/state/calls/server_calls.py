@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from master.state.job.job import Job
+from master.state.job.job import ManagedJob
 from master.state.work.progress import in_both
 from master.state.workforce.processes import EXITED, STOPPING, ServerProcess, SpareProcess
 from torch_edl.errors import UsageError
@@ -10,7 +10,9 @@ from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 
 
-def register(job: Job, request: pb.RegisterServerRequest, now: float) -> pb.RegisterServerResponse:
+def register(
+    job: ManagedJob, request: pb.RegisterServerRequest, now: float
+) -> pb.RegisterServerResponse:
     """Register a server that listens; UsageError if another one has its shard."""
     shard = request.shard
     before = job.fleet.cluster()
@@ -35,7 +37,7 @@ def register(job: Job, request: pb.RegisterServerRequest, now: float) -> pb.Regi
     return pb.RegisterServerResponse()
 
 
-def _take_back(job: Job, server: ServerProcess, marks: Watermarks, now: float) -> None:
+def _take_back(job: ManagedJob, server: ServerProcess, marks: Watermarks, now: float) -> None:
     """Return records to the queue that a server acknowledged and lost, because its machine lost
     power before they were on the disk."""
     main = job.tasks.main
@@ -58,7 +60,7 @@ def _take_back(job: Job, server: ServerProcess, marks: Watermarks, now: float) -
     job.lifecycle.note("warning", f"{text}; they are trained again", now)
 
 
-def _note_ready(job: Job, now: float) -> None:
+def _note_ready(job: ManagedJob, now: float) -> None:
     cluster = job.fleet.cluster()
     if cluster is not None:
         count = len(cluster.servers)
@@ -67,7 +69,7 @@ def _note_ready(job: Job, now: float) -> None:
 
 
 def heartbeat(
-    job: Job, request: pb.ServerHeartbeatRequest, now: float
+    job: ManagedJob, request: pb.ServerHeartbeatRequest, now: float
 ) -> pb.ServerHeartbeatResponse:
     process = job.fleet.servers.heard(request.shard, request.incarnation, now)
     if process is None:
@@ -92,7 +94,7 @@ def heartbeat(
     return pb.ServerHeartbeatResponse(known=True, peer=peer, stay=stay, noted=noted)
 
 
-def _stays(job: Job, server: ServerProcess, now: float) -> bool:
+def _stays(job: ManagedJob, server: ServerProcess, now: float) -> bool:
     """Return whether a server that received SIGTERM stays until the model has moved, or other
     servers have copies: its shard would be lost with it."""
     mode, servers, begins = job.config.durability.mode, job.fleet.servers, False
@@ -115,7 +117,7 @@ def _stays(job: Job, server: ServerProcess, now: float) -> bool:
 
 
 def get_cluster(
-    job: Job, request: pb.GetClusterRequest, now: float
+    job: ManagedJob, request: pb.GetClusterRequest, now: float
 ) -> pb.GetClusterResponse | None:
     """Answer once the caller's server is superseded, or the job is over."""
     if job.lifecycle.outcome is not None or job.fleet.strategy != "ps":
@@ -125,7 +127,7 @@ def get_cluster(
     return cluster_now(job)
 
 
-def cluster_now(job: Job) -> pb.GetClusterResponse:
+def cluster_now(job: ManagedJob) -> pb.GetClusterResponse:
     """Return the answer to a call that saw no change for a while."""
     return pb.GetClusterResponse(cluster=job.fleet.cluster(starting=True))
 
@@ -139,7 +141,7 @@ def _repaired(server: int, shard: int, lost: int, damage: str) -> str:
 
 
 def await_place(
-    job: Job, request: pb.AwaitPlaceRequest, now: float
+    job: ManagedJob, request: pb.AwaitPlaceRequest, now: float
 ) -> pb.AwaitPlaceResponse | None:
     """Assign a worker slot or a server to a spare; None while neither is free."""
     process = job.fleet.process("worker", request.worker_id)
@@ -158,7 +160,7 @@ def await_place(
     return None
 
 
-def _spare_failed(job: Job, request: pb.AwaitPlaceRequest, now: float) -> None:
+def _spare_failed(job: ManagedJob, request: pb.AwaitPlaceRequest, now: float) -> None:
     spares = job.fleet.spares
     if spares.given_up:
         return

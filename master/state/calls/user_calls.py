@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from master.state.job.job import Job
+from master.state.job.job import ManagedJob
 from master.state.workforce.processes import EXITED, ServerProcess, WorkerProcess
 from torch_edl.config.job import check_servers
 from torch_edl.errors import UsageError
@@ -14,7 +14,7 @@ LogPath = Callable[[str, int], str]
 
 
 def describe(
-    job: Job, *, events_after: int, now: float, master: pb.ProcessStatus, log_path: LogPath
+    job: ManagedJob, *, events_after: int, now: float, master: pb.ProcessStatus, log_path: LogPath
 ) -> pb.GetStatusResponse:
     """Return the status of a job; ``log_path`` maps role and id of a process to its log."""
     lifecycle = job.lifecycle
@@ -83,7 +83,7 @@ def describe(
     return status
 
 
-def scale(job: Job, request: pb.ScaleRequest, now: float) -> pb.ScaleResponse:
+def scale(job: ManagedJob, request: pb.ScaleRequest, now: float) -> pb.ScaleResponse:
     """Set the number of workers, of servers, or both. If one is not possible, UsageError is raised
     and neither changes."""
     said = []
@@ -103,12 +103,12 @@ def scale(job: Job, request: pb.ScaleRequest, now: float) -> pb.ScaleResponse:
     return pb.ScaleResponse(text="; ".join(said))
 
 
-def stop(job: Job, request: pb.StopRequest, now: float) -> pb.StopResponse:
+def stop(job: ManagedJob, request: pb.StopRequest, now: float) -> pb.StopResponse:
     job.stop(request.reason or "asked to stop", now, at_once=request.at_once)
     return pb.StopResponse()
 
 
-def get_stacks(job: Job, request: pb.GetStacksRequest, now: float) -> pb.GetStacksResponse:
+def get_stacks(job: ManagedJob, request: pb.GetStacksRequest, now: float) -> pb.GetStacksResponse:
     """Request the stacks of all workers' threads. The answer has those received so far."""
     for member in job.members:
         if member.stacks_asked < request.number:
@@ -126,6 +126,6 @@ def get_stacks(job: Job, request: pb.GetStacksRequest, now: float) -> pb.GetStac
     )
 
 
-def add_events(job: Job, request: pb.AddEventsRequest, now: float) -> pb.AddEventsResponse:
+def add_events(job: ManagedJob, request: pb.AddEventsRequest, now: float) -> pb.AddEventsResponse:
     job.lifecycle.log.add_from(request.source, request.events)
     return pb.AddEventsResponse()

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import TypeVar
 
-from master.state.job.job import Job
+from master.state.job.job import ManagedJob
 from master.state.membership import Member
 from master.state.work.progress import is_at_next
 from master.state.work.task_scheduler import TaskEvent
@@ -26,7 +26,7 @@ _Ask = Callable[[int, int, int, str, float], pb.Ring | None]
 # ---- workers ----
 
 
-def register(job: Job, request: pb.RegisterRequest, now: float) -> pb.RegisterResponse:
+def register(job: ManagedJob, request: pb.RegisterRequest, now: float) -> pb.RegisterResponse:
     """Add a worker to the job; UsageError if it does not belong to it, or was declared lost."""
     worker, events = job.workforce.register(request)
     job.apply_all(events, now)
@@ -40,20 +40,22 @@ def register(job: Job, request: pb.RegisterRequest, now: float) -> pb.RegisterRe
     return pb.RegisterResponse(config_json=config, worker_id=worker, ring=ring)
 
 
-def report_model(job: Job, request: pb.ReportModelRequest, now: float) -> pb.ReportModelResponse:
+def report_model(
+    job: ManagedJob, request: pb.ReportModelRequest, now: float
+) -> pb.ReportModelResponse:
     job.prepare(job.preparation.model_reported(request, job.fleet.workers_wanted), now)
     return pb.ReportModelResponse()
 
 
 def report_failure(
-    job: Job, request: pb.ReportFailureRequest, now: float
+    job: ManagedJob, request: pb.ReportFailureRequest, now: float
 ) -> pb.ReportFailureResponse:
     job.lifecycle.fail(request.error, now, traceback=request.traceback, usage=not request.running)
     return pb.ReportFailureResponse()
 
 
 def wait_until_ready(
-    job: Job, request: pb.WaitUntilReadyRequest, now: float, *, cores: int = 1
+    job: ManagedJob, request: pb.WaitUntilReadyRequest, now: float, *, cores: int = 1
 ) -> pb.WaitUntilReadyResponse | None:
     """Return what the worker begins with; ``cores`` are divided among the workers."""
     if job.lifecycle.outcome is not None:
@@ -80,7 +82,7 @@ def wait_until_ready(
     return pb.WaitUntilReadyResponse(start=start)
 
 
-def heartbeat(job: Job, request: pb.HeartbeatRequest, now: float) -> pb.HeartbeatResponse:
+def heartbeat(job: ManagedJob, request: pb.HeartbeatRequest, now: float) -> pb.HeartbeatResponse:
     worker, ring = request.worker_id, job.ring
     member = job.members.get(worker)
     if member is None and (duty := job.fleet.servers.orders.get(worker)):
@@ -126,7 +128,7 @@ def heartbeat(job: Job, request: pb.HeartbeatRequest, now: float) -> pb.Heartbea
     )
 
 
-def _warn_of_loss(job: Job, request: pb.HeartbeatRequest, now: float) -> None:
+def _warn_of_loss(job: ManagedJob, request: pb.HeartbeatRequest, now: float) -> None:
     """Log the first non-finite loss of a script. Model files handle it with --on-nan."""
     loss = request.logged.get("loss", 0.0)
     if job.members.loss_warned or math.isfinite(loss):
@@ -140,7 +142,7 @@ def _warn_of_loss(job: Job, request: pb.HeartbeatRequest, now: float) -> None:
 # ---- tasks ----
 
 
-def lease(job: Job, request: pb.LeaseRequest, now: float) -> pb.LeaseResponse | None:
+def lease(job: ManagedJob, request: pb.LeaseRequest, now: float) -> pb.LeaseResponse | None:
     member = job.members.get(request.worker_id)
     if member is None:
         return _answer(job, pb.LeaseResponse.DRAIN)
@@ -186,12 +188,12 @@ def lease(job: Job, request: pb.LeaseRequest, now: float) -> pb.LeaseResponse | 
     return _answer(job, pb.LeaseResponse.LEASED, leases)
 
 
-def _has_model(job: Job, member: Member) -> bool:
+def _has_model(job: ManagedJob, member: Member) -> bool:
     """Return whether a worker has a model to evaluate or to save."""
     return not job.tasks.lockstep or job.ring.includes(member.id)
 
 
-def _may_snapshot(job: Job, member: Member) -> bool:
+def _may_snapshot(job: ManagedJob, member: Member) -> bool:
     """Return whether the model of a worker has all steps that the snapshot must contain."""
     main = job.tasks.main
     if not job.tasks.lockstep or main is None or not job.tasks.trained:
@@ -202,7 +204,7 @@ def _may_snapshot(job: Job, member: Member) -> bool:
 
 
 def _lease_fit(
-    job: Job, request: pb.LeaseRequest, member: Member, now: float
+    job: ManagedJob, request: pb.LeaseRequest, member: Member, now: float
 ) -> pb.LeaseResponse | None:
     if member.draining:
         return _answer(job, pb.LeaseResponse.DRAIN)
@@ -213,7 +215,7 @@ def _lease_fit(
 
 
 def lease_snapshot(
-    job: Job, request: pb.LeaseSnapshotRequest, now: float
+    job: ManagedJob, request: pb.LeaseSnapshotRequest, now: float
 ) -> pb.LeaseSnapshotResponse | None:
     """Lease the final snapshot to a leaving worker, if no other worker writes it."""
     member = job.members.get(request.worker_id)
@@ -232,43 +234,47 @@ def lease_snapshot(
     return pb.LeaseSnapshotResponse(lease=leases[0])
 
 
-def nothing_to_lease(job: Job) -> pb.LeaseResponse:
+def nothing_to_lease(job: ManagedJob) -> pb.LeaseResponse:
     """Return the answer to a call that found nothing to lease for a while."""
     return _answer(job, pb.LeaseResponse.WAIT)
 
 
 def _answer(
-    job: Job, next: pb.LeaseResponse.Next, leases: list[pb.LeaseMessage] | None = None
+    job: ManagedJob, next: pb.LeaseResponse.Next, leases: list[pb.LeaseMessage] | None = None
 ) -> pb.LeaseResponse:
     retired = job.tasks.retired_before
     return pb.LeaseResponse(next=next, retired_before=retired, leases=leases or ())
 
 
-def begin_task(job: Job, request: pb.BeginTaskRequest, now: float) -> pb.BeginTaskResponse:
+def begin_task(job: ManagedJob, request: pb.BeginTaskRequest, now: float) -> pb.BeginTaskResponse:
     _recognize(job, request.worker_id, request.lease_id, request.task, now)
     job.tasks.record_first(request)
     return pb.BeginTaskResponse()
 
 
-def complete_task(job: Job, request: pb.CompleteTaskRequest, now: float) -> pb.CompleteTaskResponse:
+def complete_task(
+    job: ManagedJob, request: pb.CompleteTaskRequest, now: float
+) -> pb.CompleteTaskResponse:
     known = _end_task(job, request, now, job.tasks.complete)
     if known:
         job.fleet.trained(request.worker_id)
     return pb.CompleteTaskResponse(known=known)
 
 
-def release_task(job: Job, request: pb.ReleaseTaskRequest, now: float) -> pb.ReleaseTaskResponse:
+def release_task(
+    job: ManagedJob, request: pb.ReleaseTaskRequest, now: float
+) -> pb.ReleaseTaskResponse:
     _end_task(job, request, now, job.tasks.release)
     return pb.ReleaseTaskResponse()
 
 
-def fail_task(job: Job, request: pb.FailTaskRequest, now: float) -> pb.FailTaskResponse:
+def fail_task(job: ManagedJob, request: pb.FailTaskRequest, now: float) -> pb.FailTaskResponse:
     _end_task(job, request, now, job.tasks.fail)
     return pb.FailTaskResponse(over=job.lifecycle.outcome is not None)
 
 
 def _end_task(
-    job: Job,
+    job: ManagedJob,
     request: _TaskEnd,
     now: float,
     end: Callable[[_TaskEnd, float], tuple[TaskQueue, TaskEvent | None] | None],
@@ -289,7 +295,9 @@ def _end_task(
     return True
 
 
-def _recognize(job: Job, worker: int, lease_id: int, task: pb.LeasedTask, now: float) -> None:
+def _recognize(
+    job: ManagedJob, worker: int, lease_id: int, task: pb.LeasedTask, now: float
+) -> None:
     if worker in job.members:
         job.tasks.recognize(worker, lease_id, task, job.fleet.model.incarnation, now)
 
@@ -297,17 +305,19 @@ def _recognize(job: Job, worker: int, lease_id: int, task: pb.LeasedTask, now: f
 # ---- the ring ----
 
 
-def join_ring(job: Job, request: pb.JoinRingRequest, now: float) -> pb.JoinRingResponse | None:
+def join_ring(
+    job: ManagedJob, request: pb.JoinRingRequest, now: float
+) -> pb.JoinRingResponse | None:
     return _next_ring(job, request, now, job.ring.ask, over=False)
 
 
-def stand_by(job: Job, request: pb.StandByRequest, now: float) -> pb.JoinRingResponse | None:
+def stand_by(job: ManagedJob, request: pb.StandByRequest, now: float) -> pb.JoinRingResponse | None:
     ring = job.ring
     return _next_ring(job, request, now, ring.stand_by, over=ring.finished)
 
 
 def _next_ring(
-    job: Job,
+    job: ManagedJob,
     request: pb.JoinRingRequest | pb.StandByRequest,
     now: float,
     ask: _Ask,
@@ -337,7 +347,7 @@ def _next_ring(
     return pb.JoinRingResponse(ring=formed)
 
 
-def leave_ring(job: Job, request: pb.LeaveRingRequest, now: float) -> pb.LeaveRingResponse:
+def leave_ring(job: ManagedJob, request: pb.LeaveRingRequest, now: float) -> pb.LeaveRingResponse:
     member = job.members.get(request.worker_id)
     if member is not None:
         ends = not member.draining
@@ -345,7 +355,9 @@ def leave_ring(job: Job, request: pb.LeaveRingRequest, now: float) -> pb.LeaveRi
     return pb.LeaveRingResponse()
 
 
-def _leave(job: Job, member: Member, now: float, *, finished: bool, ends: bool = False) -> None:
+def _leave(
+    job: ManagedJob, member: Member, now: float, *, finished: bool, ends: bool = False
+) -> None:
     if job.workforce.leave_ring(member.id, now, finished=finished, ends=ends):
         job.members.remove(member.id)
         job.tasks.drop_worker(member.id)
@@ -354,7 +366,7 @@ def _leave(job: Job, member: Member, now: float, *, finished: bool, ends: bool =
 
 
 def report_checkpoint(
-    job: Job, request: pb.ReportCheckpointRequest, now: float
+    job: ManagedJob, request: pb.ReportCheckpointRequest, now: float
 ) -> pb.ReportCheckpointResponse:
     """Record a checkpoint, of this or an earlier ring, if the worker is rank 0 of the newest ring.
     That of a former rank 0 is rejected: it may be older than the newest one, and removed."""

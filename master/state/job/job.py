@@ -1,6 +1,6 @@
 """The state machine of a job: each method is an event at time ``now``. Pure.
 
-:meth:`Job.tick` returns actions, and :meth:`Job.apply` receives their results.
+:meth:`ManagedJob.tick` returns actions, and :meth:`ManagedJob.apply` receives their results.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _Happened = PreparationEvent | TaskEvent | CutTaken | WorkforceEvent | FailoverE
 JobEvent = ActionEvent | StreamGrown | _Happened
 
 
-class Job:
+class ManagedJob:
     """One job.
 
     Args:

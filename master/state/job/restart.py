@@ -8,18 +8,29 @@ lease, and the watermarks of the engines prevent a second training of a task tha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from master.state.actions import Note
-from master.state.job.job import Job
-from master.state.lifecycle import StatefulPart
+from master.state.job.job import ManagedJob
 from master.state.workforce.processes import without_defaults
 
 # Upper bound on the leases that one master grants. Lease ids stay below 2**53, see the service.
 _LEASES_OF_A_MASTER = 1 << 32
 
 
-def to_state(job: Job) -> dict[str, Any]:
+class StatefulPart(Protocol):
+    """A part of a job that a restarted master restores."""
+
+    def to_state(self) -> Any:
+        """Return the state for a restarted master, as JSON values."""
+        ...
+
+    def from_state(self, state: Any, now: float) -> None:
+        """Restore what :meth:`to_state` returned; every process counts as heard at ``now``."""
+        ...
+
+
+def to_state(job: ManagedJob) -> dict[str, Any]:
     """Return the state for a restarted master, as JSON values."""
     own = {"reason": job.reason, "damaged": job.damaged, "restarts": job.restarts}
     return {"job": own, **{name: part.to_state() for name, part in _parts(job).items()}}
@@ -50,8 +61,8 @@ def after_failure(state: Mapping[str, Any]) -> dict[str, Any]:
     return {**state, **{name: {**state[name], **new} for name, new in changes.items()}}
 
 
-def from_state(job: Job, state: Mapping[str, Any], now: float) -> None:
-    """Restore what :func:`to_state` returned, before :meth:`Job.start`."""
+def from_state(job: ManagedJob, state: Mapping[str, Any], now: float) -> None:
+    """Restore what :func:`to_state` returned, before :meth:`ManagedJob.start`."""
     own = state["job"]
     job.reason, job.damaged, job.restarts = own["reason"], own["damaged"], own["restarts"] + 1
     job.compose(state["fleet"]["strategy"])
@@ -65,7 +76,7 @@ def from_state(job: Job, state: Mapping[str, Any], now: float) -> None:
     job.apply(Note("warning", f"the master was restarted: {count} {text}"), now)
 
 
-def _parts(job: Job) -> dict[str, StatefulPart]:
+def _parts(job: ManagedJob) -> dict[str, StatefulPart]:
     """Return the parts by name, in the order in which they are restored."""
     parts: dict[str, StatefulPart] = {
         "lifecycle": job.lifecycle,

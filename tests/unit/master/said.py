@@ -8,7 +8,7 @@ from typing import Any
 
 from master.state.actions import Saved
 from master.state.calls import script_calls, server_calls, user_calls, worker_calls
-from master.state.job.job import Job
+from master.state.job.job import ManagedJob
 from master.state.work.progress import steps_of
 from torch_edl.checkpoint.layout import step_dir
 from torch_edl.checkpoint.manifest import Manifest
@@ -27,7 +27,7 @@ class Said:
         spec: declaration of the model file's preprocessing.
     """
 
-    def __init__(self, job: Job, *, now: float, spec: str) -> None:
+    def __init__(self, job: ManagedJob, *, now: float, spec: str) -> None:
         self.job, self.now, self.spec = job, now, spec
         self.rings: dict[int, int] = {}
         """Ring in which each living worker trains; 0 before its first."""

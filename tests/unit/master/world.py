@@ -22,7 +22,7 @@ from master.state.actions import (
     Stop,
 )
 from master.state.calls import server_calls, worker_calls
-from master.state.job.job import Job
+from master.state.job.job import ManagedJob
 from master.state.job.restart import from_state, to_state
 from master.state.scripts.script_fleet import ScriptFleet
 from master.state.workforce.fleet import Fleet
@@ -116,7 +116,7 @@ class World(Said):
         fleet: dict[str, Any] = {"workers": workers, "servers": servers, "is_scheduled": cluster}
         if script and agents:
             fleet |= {"agents": agents, "workers_per_agent": 2, "agent_args": ["run", "train.py"]}
-        job = Job(
+        job = ManagedJob(
             self.config,
             (ScriptFleet(ServerCommand(job="j"), agent_grace_s=20.0, **fleet))
             if script

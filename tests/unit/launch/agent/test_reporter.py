@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from master.runtime.service import Service
-from master.state.job.job import Job
+from master.state.job.job import ManagedJob
 from master.state.scripts.script_fleet import ScriptFleet
 from master.state.workforce.servers import ServerCommand
 from tests.waiting import HANG_S, wait_for
@@ -33,7 +33,7 @@ def test_an_agent_that_shows_no_events_knows_how_the_job_is(
         checkpoint=CheckpointConfig(),
     )
     fleet = ScriptFleet(ServerCommand(job="j"), workers=1, servers=0)
-    job = Job(config, fleet, folder=Path("/job"))
+    job = ManagedJob(config, fleet, folder=Path("/job"))
     job.start(0.0)
     job.lifecycle.note("info", "an event", 0.0)
     service = Service(job, clock=time.monotonic, log_path=lambda role, id: "", cores=1)
