@@ -97,7 +97,7 @@ def heartbeat(
 def _stays(job: ManagedJob, server: ServerProcess, now: float) -> bool:
     """Return whether a server that received SIGTERM stays until the model has moved, or other
     servers have copies: its shard would be lost with it."""
-    mode, servers, begins = job.config.durability.mode, job.fleet.servers, False
+    mode, servers = job.config.durability.mode, job.fleet.servers
     if mode == "replica":
         server.released |= job.lifecycle.outcome is not None or servers.is_expendable(server)
         if server.released:
