@@ -23,6 +23,7 @@ from master.state.workforce.processes import (
 )
 from master.state.workforce.servers import ServerCommand
 from tests.unit.master.workforce.fleets import Processes, running
+from torch_edl.config import ClusterConfig, DurabilityConfig, JobConfig
 from torch_edl.config.job import check_workers
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
@@ -55,6 +56,33 @@ def test_servers_know_what_they_are_and_the_journal_of_their_shard():
         )
         assert (spec.module, spec.env) == ("torch_edl.ps_server", {"A": "b"})
         f.renew(restore="/ck/step-1")
+
+
+@pytest.mark.parametrize(
+    ("kind", "host", "durability", "args", "journals"),
+    [
+        ("train", "0.0.0.0", {}, "", ""),
+        ("script", "0.0.0.0", {}, "--host 0.0.0.0", ""),
+        ("script", "", {"mode": "replica"}, "--replica", ""),
+        ("train", "", {"mode": "journal"}, "--fsync interval", "/j"),
+        ("train", "", {"mode": "journal", "fsync": "always", "repair": True},
+         "--fsync always --repair", "/j"),
+    ],
+)  # fmt: skip
+def test_the_command_of_all_servers_follows_from_the_configuration(
+    kind, host, durability, args, journals
+):
+    config = JobConfig(
+        name="job",
+        kind=kind,
+        model_file="/m.py",
+        cluster=ClusterConfig(servers=2),
+        durability=DurabilityConfig(**durability),
+    )
+    command = ServerCommand.of(config, module="m", host=host, journals="/j")
+    common = "--mode async --staleness 0 --grads-to-wait 1"
+    assert " ".join(command.args) == f"{common} {args}".strip()
+    assert command.journals == journals
 
 
 def test_the_cluster_is_there_once_all_registered_in_shard_order():
