@@ -152,7 +152,11 @@ def lease(job: ManagedJob, request: pb.LeaseRequest, now: float) -> pb.LeaseResp
     if job.lifecycle.ending:
         return _answer(job, pb.LeaseResponse.DRAIN)
     if request.fit:
-        return _lease_fit(job, request, member, now)
+        leases = job.tasks.grant(request, now, draining=member.draining)
+        if leases:
+            job.lifecycle.began(now)
+        next = pb.LeaseResponse.DRAIN if member.draining else pb.LeaseResponse.LEASED
+        return _answer(job, next, leases)
     if not job.tasks.ready:
         return None
     if request.incarnation != job.fleet.model.incarnation:
@@ -169,13 +173,9 @@ def lease(job: ManagedJob, request: pb.LeaseRequest, now: float) -> pb.LeaseResp
     for lease_id, task in zip(request.held, request.tasks, strict=False):
         _recognize(job, request.worker_id, lease_id, task, now)
     leases = job.tasks.grant(
-        request.worker_id,
-        request.held,
+        request,
         now,
-        want=request.want,
-        ahead=request.ahead,
         workers=len(job.members),
-        epochs=request.epochs,
         draining=member.draining,
         snapshots=_may_snapshot(job, member),
     )
@@ -201,17 +201,6 @@ def _may_snapshot(job: ManagedJob, member: Member) -> bool:
     # The last step may have completed on some members only.
     at_end = member.heartbeat.position >= main.records_done
     return at_end and member.heartbeat.ring == job.ring.number
-
-
-def _lease_fit(
-    job: ManagedJob, request: pb.LeaseRequest, member: Member, now: float
-) -> pb.LeaseResponse | None:
-    if member.draining:
-        return _answer(job, pb.LeaseResponse.DRAIN)
-    leases = job.tasks.fitting.hand_out(member.id, request.held, now, want=request.want)
-    if leases:
-        job.lifecycle.began(now)
-    return _answer(job, pb.LeaseResponse.LEASED, leases)
 
 
 def lease_snapshot(

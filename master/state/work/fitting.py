@@ -8,7 +8,7 @@ checkpoints have it. A model file declares its preprocessing, and a script reque
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
@@ -150,18 +150,6 @@ class Fitting:
         """Record the result of writing the file. An error makes the job fail."""
         self._kept = not event.error
         return [Failure(f"the preprocessing cannot be kept: {event.error}")] * bool(event.error)
-
-    def hand_out(
-        self, worker: int, held: Iterable[int], now: float, *, want: int
-    ) -> list[pb.LeaseMessage]:
-        """Lease tasks of the pass to a worker, which already holds the leases ``held``."""
-        queue = self.queue
-        leases: list[pb.LeaseMessage] = []
-        if queue is not None:
-            queue.keep_only(worker, set(held), now)
-            while len(leases) < want and (lease := queue.take_next(worker, now)) is not None:
-                leases.append(queue.message(lease))
-        return leases
 
     # ---- a restart of the master ----
 

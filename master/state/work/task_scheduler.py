@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from master.state.actions import Failure, Note, Saved
@@ -189,28 +189,23 @@ class TaskScheduler:
 
     def grant(
         self,
-        worker: int,
-        held: Iterable[int],
+        request: pb.LeaseRequest,
         now: float,
         *,
-        want: int,
-        ahead: int = 0,
         workers: int = 1,
-        epochs: int = 0,
-        draining: bool,
+        draining: bool = False,
         snapshots: bool = True,
     ) -> list[pb.LeaseMessage]:
-        """Lease the most urgent tasks to a worker, which already holds the leases ``held``.
+        """Lease the most urgent tasks to a worker: as many as it wants, at least one if more urgent
+        than training, and training tasks ahead up to a fair share among the ``workers``.
 
         Args:
-            want: number of tasks to lease; at least one if more urgent than training.
-            ahead: number of further training tasks, limited to a fair share among the ``workers``.
-            epochs: lease training tasks of the first ``epochs`` epochs only; 0 for all.
             draining: the worker is leaving and gets no task.
             snapshots: the worker has a model that can be written.
         """
-        queues = [each for each in self.queues() if each is not self.fitting.queue]
-        held = set(held)
+        worker, want = request.worker_id, request.want
+        queues = [each for each in self.queues() if (each is self.fitting.queue) == request.fit]
+        held = set(request.held)
         for each in queues:
             each.keep_only(worker, held, now)
         leases: list[pb.LeaseMessage] = []
@@ -218,9 +213,9 @@ class TaskScheduler:
             limit = max(1, want)
             if each is self.main:
                 share = each.todo // (2 * workers) - len(each.held_by(worker))
-                limit = max(want, min(want + ahead, len(leases) + share))
+                limit = max(want, min(want + request.ahead, len(leases) + share))
             while len(leases) < limit and (snapshots or each is not self.snapshot.queue):
-                lease = self._grant_next(each, worker, now, epochs)
+                lease = self._grant_next(each, worker, now, request.epochs)
                 if lease is None:
                     break
                 leases.append(lease)

@@ -51,7 +51,7 @@ class Stream:
 
     def lease(self, worker: int = 1) -> list[pb.LeaseMessage]:
         held = [lease.id for lease in self.main.held_by(worker)]
-        return self.tasks.grant(worker, held, 0.0, want=1, draining=False)
+        return self.tasks.grant(pb.LeaseRequest(worker_id=worker, held=held, want=1), 0.0)
 
     def spans(self, worker: int = 1) -> list[tuple[int, int, int]]:
         return [(lease.task_id, lease.start, lease.end) for lease in self.lease(worker)]

@@ -51,7 +51,9 @@ def test_records_and_steps_are_those_of_a_walk_over_all_workers(seed: int) -> No
         assert member is not None
         match rng.randrange(9):
             case 0 | 1 | 2:
-                tasks.grant(worker, [x.id for x in held], now, want=2, draining=False)
+                tasks.grant(
+                    pb.LeaseRequest(worker_id=worker, held=[x.id for x in held], want=2), now
+                )
             case 3 | 4 if held:
                 main.complete_lease(held[0].id, now)
                 records, steps = held[0].open_records, space.steps_of(held[0].task.records)
