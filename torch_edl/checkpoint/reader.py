@@ -33,7 +33,8 @@ _INIT_ROWS = 1 << 16
 
 @dataclass
 class SavedTable:
-    """A table on the disk, with the parts of all shards."""
+    """A table on the disk, with the parts of all shards. Reading a damaged part raises
+    CheckpointError."""
 
     name: str
     info: dict[str, Any]
@@ -69,7 +70,6 @@ class SavedTable:
 
         Raises:
             UsageError: the table has no bound.
-            CheckpointError: a part is damaged.
         """
         count, begins = self.bound, self.info["initializer"]
         if not count:
@@ -93,11 +93,7 @@ class SavedTable:
         return int(self.info["num_embeddings"])
 
     def rows(self) -> Iterator[tuple[Path, TableRows]]:
-        """Yield the path and the rows of each part.
-
-        Raises:
-            CheckpointError: a part is damaged.
-        """
+        """Yield the path and the rows of each part."""
         if self._weight is not None:
             n = len(self._weight)
             none, slots = np.zeros(n, np.int64), np.empty((n, 0, self._weight.shape[1]), np.float32)
@@ -119,11 +115,7 @@ class SavedTable:
             yield path, TableRows(ids, vectors, slots, last_used, count)
 
     def ids(self) -> Iterator[npt.NDArray[np.int64]]:
-        """Yield the ids of each part, without reading the rest of the part.
-
-        Raises:
-            CheckpointError: a part is damaged.
-        """
+        """Yield the ids of each part, without reading the rest of the part."""
         for path in self.parts:
             try:
                 yield tensor_files.read(path, {"ids"})["ids"]
@@ -131,20 +123,12 @@ class SavedTable:
                 raise CheckpointError(f"{path}: no tensor {error}; it is damaged") from None
 
     def vectors(self, rows: int) -> Iterator[Floats]:
-        """Yield the vectors in the order of :meth:`ids`, at most ``rows`` at a time.
-
-        Raises:
-            CheckpointError: a part is damaged.
-        """
+        """Yield the vectors in the order of :meth:`ids`, at most ``rows`` at a time."""
         for path in self.parts:
             yield from tensor_files.read_rows(path, "vectors", rows)
 
     def counts(self) -> Iterator[tuple[Path, AdmissionCounts]]:
-        """Yield the path and the counted ids without a row of each part.
-
-        Raises:
-            CheckpointError: a part is damaged.
-        """
+        """Yield the path and the counted ids without a row of each part."""
         for path in self.counts_parts:
             tensors = tensor_files.read(path)
             try:
@@ -197,7 +181,7 @@ class CheckpointReader:
             a worker; ignored with ``values_only``.
 
     Raises:
-        CheckpointError: the folder holds neither, or is damaged.
+        CheckpointError: the folder holds neither, or is damaged; also raised by all methods.
     """
 
     def __init__(
@@ -286,11 +270,7 @@ class CheckpointReader:
             raise CheckpointError(f"{path}: {error}; export it again") from None
 
     def dense(self) -> tuple[dict[str, tensor_files.Array], int]:
-        """Return dense parameters, slots and steps of all shards by name, and the largest step.
-
-        Raises:
-            CheckpointError: a file is damaged.
-        """
+        """Return dense parameters, slots and steps of all shards by name, and the largest step."""
         values: dict[str, tensor_files.Array] = {}
         step = 0
         for path in self._dense:
@@ -309,7 +289,6 @@ class CheckpointReader:
 
         Raises:
             UsageError: the saved model lacks the table, or has it in another dimension.
-            CheckpointError: a part is damaged.
         """
         saved = self.tables.get(info.name)
         if saved is None:

@@ -158,7 +158,6 @@ class EmbeddingTable:
         self.core.push(ids, gradient, rates[self.info.group], self._next_step())
 
     def _is_round(self, step: int) -> bool:
-        """Return True if this update starts an eviction round for ``max_age``."""
         # A round visits every row. A row stays at most a quarter of max_age too long.
         max_age = self.info.max_age
         return max_age > 0 and step % max(1, max_age // 4) == 0
@@ -184,11 +183,8 @@ class EmbeddingTable:
             self.core.end_snapshot()
 
     def load(self, rows: TableRows, slot_names: Sequence[str]) -> None:
-        """Set rows. Slots are matched by name; missing slots get their initial values.
-
-        Raises:
-            ValueError: the shapes do not fit each other or the table.
-        """
+        """Set rows; raise ValueError if their shapes do not fit. Slots are matched by name, and
+        missing slots get their initial values."""
         slots = np.empty((len(rows.ids), len(self.slot_names), self.dim), np.float32)
         for k, (name, initial) in enumerate(zip(self.slot_names, self.slot_initial, strict=True)):
             if name in slot_names:
@@ -198,11 +194,8 @@ class EmbeddingTable:
         self.core.load(rows.ids, rows.vectors, slots, rows.last_used, rows.count)
 
     def load_counts(self, counts: AdmissionCounts) -> None:
-        """Set the counts of ids without a row. Without ``min_count`` there are no counts.
-
-        Raises:
-            ValueError: the shapes do not fit each other or the table.
-        """
+        """Set the counts of ids without a row; raise ValueError if their shapes do not fit. Without
+        ``min_count`` there are no counts."""
         self.core.load_counts(counts.ids, counts.count, counts.last_used)
 
     def fit(self) -> None:
