@@ -196,3 +196,15 @@ def test_the_name_of_a_complete_segment_is_forced_to_the_disk(
     journal.rotate()
     journal.wait_durable()
     assert server.segment().parent.stat().st_ino in forced
+
+
+def test_a_journal_that_is_never_forced_waits_for_no_disk(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer spills the log of another server this way."""
+    monkeypatch.setattr(SegmentWriter, "sync", lambda _: pytest.fail("it was forced"))
+    journal = server.open(fsync="never")
+    write(journal, [b"a"])
+    journal.rotate()
+    journal.append(LogEntry.of(Kind.FLUSH, b""))
+    journal.close()
