@@ -178,7 +178,8 @@ def test_another_incarnation_of_the_model_ends_the_wait(start, connect) -> None:
         call.result()
 
 
-def test_calls_of_a_connection_that_is_closed_say_why(start, connect) -> None:
+@pytest.mark.parametrize("error", [ServersLostError, ServersReplacedError])
+def test_calls_of_a_connection_that_is_closed_say_why(start, connect, error) -> None:
     master, first = Master(), start(3)
     connection = connect(first.server, master)
     first.send(signal.SIGKILL)
@@ -186,10 +187,10 @@ def test_calls_of_a_connection_that_is_closed_say_why(start, connect) -> None:
     for call in calls:
         call.settle()
     assert master.asked.wait(HANG_S)
-    connection.close(ServersReplacedError)
+    connection.close(error)
     master.has(first.server)
     for call in [*calls, connection.call(ASK, timeout_s=HANG_S)]:
-        with pytest.raises(ServersReplacedError, match="was closed"):
+        with pytest.raises(error, match="was closed"):
             call.result()
 
 
@@ -207,16 +208,3 @@ def test_a_server_without_a_socket_in_sight_is_unavailable(start, connect, endpo
     server.data_plane = endpoint
     with pytest.raises(ServersLostError, match="UNAVAILABLE: no connection to"):
         connect(server).call(ASK, timeout_s=HANG_S).result()
-
-
-def test_closing_ends_the_wait(start, connect) -> None:
-    master, first = Master(), start(3)
-    connection = connect(first.server, master)
-    first.send(signal.SIGKILL)
-    call = connection.call(ASK, timeout_s=HANG_S)
-    call.settle()
-    assert master.asked.wait(HANG_S)
-    connection.close()
-    for each in (call, connection.call(ASK, timeout_s=HANG_S)):
-        with pytest.raises(ServersLostError, match="closed"):
-            each.result()
