@@ -10,9 +10,6 @@ from typing import Protocol, runtime_checkable
 
 from torch_edl.wire import master_pb2 as pb
 
-# Clusters and cloud providers usually send SIGTERM first, then SIGKILL.
-_PREEMPTIONS = (signal.SIGTERM, signal.SIGKILL)
-
 
 def ended_by(code: int, *signals: int) -> bool:
     """Return True if one of these signals ended a process.
@@ -22,11 +19,6 @@ def ended_by(code: int, *signals: int) -> bool:
             signal, exits with 128 + N.
     """
     return any(code in (-number, 128 + number) for number in signals)
-
-
-def was_preempted(code: int) -> bool:
-    """Return True if the exit code means that the process was preempted, which is no failure."""
-    return ended_by(code, *_PREEMPTIONS)
 
 
 @dataclass(frozen=True, kw_only=True)

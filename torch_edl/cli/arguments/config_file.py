@@ -98,7 +98,7 @@ def _words(flag: str, action: argparse.Action, value: Any, where: str) -> list[s
     repeats = action.nargs == "+" or isinstance(action, argparse._AppendAction)
     if isinstance(value, list):
         if not repeats:
-            raise UsageError(f"{where}: a list, and {flag} takes one value; write {key_of(flag)}: "
+            raise UsageError(f"{where}: a list, and {flag} takes one value; write {flag[2:]}: "
                              f"{action.metavar}")  # fmt: skip
         texts = [_text(each, where) for each in value]
     else:
@@ -106,11 +106,6 @@ def _words(flag: str, action: argparse.Action, value: Any, where: str) -> list[s
     for text in texts:
         _check(action, text, where)
     return [f"{flag}={text}" for text in texts]
-
-
-def key_of(flag: str) -> str:
-    """Return the key of an option."""
-    return flag.removeprefix("--")
 
 
 def _text(value: Any, where: str) -> str:
@@ -141,7 +136,7 @@ def _check(action: argparse.Action, text: str, where: str) -> None:
 
 
 def _unknown(key: str, flags: list[str]) -> str:
-    known = [key_of(flag) for flag in flags if flag.startswith("--") and flag != FLAG]
+    known = [flag[2:] for flag in flags if flag.startswith("--") and flag != FLAG]
     close = difflib.get_close_matches(key.replace("_", "-"), known, n=1, cutoff=0.7)
     hint = f"did you mean {close[0]}?" if close else "see torch-edl run --help"
     return f"no such option; {hint}"

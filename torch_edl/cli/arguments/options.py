@@ -309,7 +309,9 @@ def platform_of(args: argparse.Namespace) -> str:
     Raises:
         UsageError: the options name two platforms.
     """
-    given = [(name, option.flags[0]) for name, option in _locators() if _value_of(args, option)]
+    given = [
+        (name, option.flags[0]) for name, option in _locators() if getattr(args, _dest(option))
+    ]
     for name, flag in given:
         if args.platform not in ("", name):
             raise UsageError(
@@ -321,7 +323,7 @@ def platform_of(args: argparse.Namespace) -> str:
 def locators(args: argparse.Namespace, name: str) -> dict[str, str]:
     """Return the values of the options by which a platform finds a job, by their names."""
     options = (option for of, option in _locators() if of == name)
-    return {_dest(option): _value_of(args, option) for option in options}
+    return {_dest(option): getattr(args, _dest(option)) for option in options}
 
 
 def _locators() -> Iterator[tuple[str, Option]]:
@@ -330,10 +332,6 @@ def _locators() -> Iterator[tuple[str, Option]]:
         for field in dataclasses.fields(each.config) if each.config is not None else ():
             if field.name in each.locators:
                 yield name, options_of(field)[0]
-
-
-def _value_of(args: argparse.Namespace, option: Option) -> Any:
-    return getattr(args, _dest(option))
 
 
 # ---- types of values; the configuration checks their ranges ----

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from torch_edl.launch.agent.workers import LocalWorker, Placement, Workers
-from torch_edl.processes.launcher import ended_by, was_preempted
+from torch_edl.processes.launcher import ended_by
 from torch_edl.processes.signals import describe_exit
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,8 @@ class RestartPolicy:
             return RestartDecision.DONE
         if stopping:
             return RestartDecision.STOPPED
-        if was_preempted(code):
+        # Clusters and cloud providers usually send SIGTERM first, then SIGKILL.
+        if ended_by(code, signal.SIGTERM, signal.SIGKILL):
             self.lost_in_a_row = 1 if steps > self._steps else self.lost_in_a_row + 1
             self._steps = max(steps, self._steps)
             # A script that does not use torch_edl reports no steps.

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
+
+from google.protobuf.message import Message
 
 from torch_edl.wire import master_pb2 as pb
 
@@ -34,16 +37,15 @@ def as_dict(status: pb.GetStatusResponse) -> dict[str, Any]:
             "doing": status.tasks_doing,
             "done": status.tasks_done,
         },
-        "processes": [
-            {name: getattr(process, name) for name in process.DESCRIPTOR.fields_by_name}
-            for process in status.processes
-        ],
-        "rates": {name: finite(rate) for name, rate in sorted(status.rates.items())},
+        "processes": [_fields(process) for process in status.processes],
+        "rates": _finite(status.rates),
         "steps": status.steps,
-        "loss": finite(status.loss) if status.steps else None,
-        "logged": {name: finite(value) for name, value in sorted(status.logged.items())},
-        "evaluations": [{"steps": e.steps, "metrics": metrics_of(e)} for e in status.evaluations],
-        "best": best_of(status),
+        "loss": status.loss if status.steps and math.isfinite(status.loss) else None,
+        "logged": _finite(status.logged),
+        "evaluations": [
+            {"steps": e.steps, "metrics": _finite(e.metrics)} for e in status.evaluations
+        ],
+        "best": _fields(status.best) if status.best.metric else None,
         "workers_wanted": status.workers_wanted,
         "servers_wanted": status.servers_wanted,
         "checkpoint": status.checkpoint,
@@ -57,19 +59,10 @@ def as_dict(status: pb.GetStatusResponse) -> dict[str, Any]:
     }
 
 
-def metrics_of(evaluation: pb.EvaluationResult) -> dict[str, float | None]:
-    """Return the metric values by name."""
-    return {name: finite(value) for name, value in sorted(evaluation.metrics.items())}
+def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
+    """Return the values by sorted name; one that is not finite is None, because JSON has no NaN."""
+    return {name: v if math.isfinite(v) else None for name, v in sorted(values.items())}
 
 
-def best_of(status: pb.GetStatusResponse) -> dict[str, Any] | None:
-    """Return the best checkpoint by ``--keep-best``; None if there is none."""
-    best = status.best
-    if not best.metric:
-        return None
-    return {name: getattr(best, name) for name in best.DESCRIPTOR.fields_by_name}
-
-
-def finite(value: float) -> float | None:
-    """Return the number, or None if it is not finite, because JSON has no NaN."""
-    return value if math.isfinite(value) else None
+def _fields(message: Message) -> dict[str, Any]:
+    return {name: getattr(message, name) for name in message.DESCRIPTOR.fields_by_name}
