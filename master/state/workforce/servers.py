@@ -13,6 +13,9 @@ from torch_edl.wire import master_pb2 as pb
 
 # Seconds until the first heartbeat of a server, whose machine may be busy.
 _FIRST_WORD_S = 180.0
+# Attributes in the stored state; the second ones are dictionaries.
+_KEPT = ("made", "shards", "wanted", "moving", "_of_earlier_models")
+_KEPT_BY_NUMBER = ("orders", "_copies", "_notes", "_lost")
 
 
 @dataclass
@@ -295,30 +298,21 @@ class Servers:
     def to_state(self) -> dict[str, Any]:
         """Return the state for a restarted master, as JSON values."""
         return {
-            "made": self.made,
-            "shards": self.shards,
-            "wanted": self.wanted,
-            "moving": self.moving,
-            "of_earlier_models": self._of_earlier_models,
-            "copies": sorted(self._copies.items()),
-            "notes": sorted(self._notes.items()),
-            "lost": sorted(self._lost.items()),
-            "orders": sorted(self.orders.items()),
+            **{name: getattr(self, name) for name in _KEPT},
+            # JSON has no numbers as keys.
+            **{name: sorted(getattr(self, name).items()) for name in _KEPT_BY_NUMBER},
             "ids": [process.id for process in self],
         }
 
     def from_state(self, state: Mapping[str, Any], processes: Sequence[Process]) -> None:
         """Restore what :meth:`to_state` returned, with the servers that still run."""
-        self.made, self._of_earlier_models = state["made"], state["of_earlier_models"]
-        self.shards, self.wanted = state["shards"], state["wanted"]
-        self.moving = state["moving"]
+        for name in _KEPT:
+            setattr(self, name, state[name])
+        for name in _KEPT_BY_NUMBER:
+            setattr(self, name, dict(map(tuple, state[name])))
         self._by_shard = {
             p.shard: p for p in processes if isinstance(p, ServerProcess) and p.id in state["ids"]
         }
-        self._copies = dict(map(tuple, state["copies"]))
-        self._notes = dict(map(tuple, state["notes"]))
-        self._lost = dict(map(tuple, state["lost"]))
-        self.orders = dict(map(tuple, state["orders"]))
 
 
 def _known(server: ServerProcess) -> pb.Server:
