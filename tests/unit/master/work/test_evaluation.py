@@ -77,10 +77,10 @@ class TestMetricStates:
             MetricStates().add(0, [tensors(s=("median", [1.0]))])
 
 
-def evaluations(every: int = 0, records: int = 4, *, per_epoch: bool = False) -> Evaluations:
+def evaluations(every: int = 0, records: int = 4) -> Evaluations:
     space = TaskSpace([Shard("test", records)], 2)
     new_queue = functools.partial(TaskQueue, lease_ids=itertools.count(1), timeout_s=10)
-    return Evaluations(space, every=every, new_queue=new_queue, per_epoch=per_epoch)
+    return Evaluations(space, every=every, new_queue=new_queue)
 
 
 def finish(e: Evaluations, value: float) -> None:
@@ -92,21 +92,6 @@ def finish(e: Evaluations, value: float) -> None:
 
 
 class TestEvaluations:
-    def test_only_at_the_end_unless_asked(self):
-        e = evaluations()
-        for steps in range(0, 1000, 100):
-            e.tick(steps, trained=False)
-            assert e.queues() == []
-        e.tick(1000, trained=True)
-        assert len(e.queues()) == 1
-        assert not e.complete
-        finish(e, 0.5)
-        result = e.tick(1000, trained=True)
-        assert (result.steps, result.metrics) == (1000, {"loss": 0.5})
-        assert e.complete
-        assert e.tick(1000, trained=True) is None
-        assert len(e.results) == 1
-
     def test_each_crossing_once_and_missed_ones_are_one(self):
         e = evaluations(every=10)
         began = []
@@ -163,32 +148,6 @@ class TestEvaluations:
         assert e.queues() == []
         e.tick(20, trained=False)
         assert len(e.queues()) == 1
-
-    def test_one_at_the_end_of_each_epoch_and_none_more_at_the_end(self):
-        e = evaluations(per_epoch=True)
-        e.tick(7, trained=False, epochs=0)
-        assert e.queues() == []
-        for epoch in (1, 2, 3):
-            trained = epoch == 3
-            e.tick(10 * epoch, trained=trained, epochs=epoch)
-            finish(e, 1.0)
-            assert e.tick(10 * epoch, trained=trained, epochs=epoch).steps == 10 * epoch
-            assert e.epochs_over == epoch
-        assert e.tick(30, trained=True, epochs=3) is None
-        assert e.queues() == []
-        assert e.complete
-        e.restore(25, 2)
-        assert e.epochs_over == 2
-        assert not e.complete
-
-    def test_an_epoch_that_a_limit_cut_is_evaluated_too(self):
-        e = evaluations(per_epoch=True)
-        e.restore(10, 1)  # a job that continues after its first epoch
-        assert e.epochs_over == 1
-        e.tick(15, trained=True, epochs=1)
-        finish(e, 1.0)
-        assert e.tick(15, trained=True, epochs=1).steps == 15
-        assert e.complete
 
 
 @pytest.mark.parametrize(
