@@ -18,8 +18,7 @@ from tf_compat.trained import TrainedModel
 from torch_edl.data.batch import slice_tensors
 from torch_edl.errors import EdlError, UserCodeError, describe_error
 from torch_edl.interfaces import Batch, Engine
-from torch_edl.training.layer_log import LayerLog
-from torch_edl.training.not_finite import not_finite, the_one
+from torch_edl.training.diagnostics import LayerLog, not_finite, the_one
 
 Backward = Callable[[], list[Any]]
 

@@ -36,7 +36,7 @@ from torch_edl.interfaces import Engine, Update
 from torch_edl.master_client.leases import HeldLease, LeaseClient, TaskResult
 from torch_edl.master_client.session import MasterSession
 from torch_edl.training.contract.source_files import user_traceback
-from torch_edl.training.not_finite import WITHOUT, cause
+from torch_edl.training.diagnostics import WITHOUT, cause
 from torch_edl.training.task_results import (
     TaskMetrics,
     TaskPredictions,

@@ -1,8 +1,11 @@
-"""Messages about a loss that is not finite."""
+"""Diagnostics of training steps: causes of a loss that is not finite, and statistics of the outputs
+of layers (``--log-layers``)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import fnmatch
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,8 @@ from torch_edl.data.batch import is_tensor
 from torch_edl.errors import NanLossError
 from torch_edl.interfaces import Batch
 
+_layers = logging.getLogger("torch_edl.layers")
+
 WITHOUT = (
     "let feed leave such records out, or put a number in the place (--on-nan skip leaves out whole "
     "minibatches, in training alone)"
@@ -18,6 +23,7 @@ WITHOUT = (
 """Advice for an input that is not finite, in training or in an evaluation."""
 
 _MOST_SAMPLES = 10_000
+_LOG_EVERY = 50  # minibatches
 
 
 def not_finite(
@@ -95,3 +101,36 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, tuple | list):
         for number, part in enumerate(value):
             yield from _tensors(f"{name}[{number}]", part)
+
+
+class LayerLog:
+    """Logs statistics of the outputs of layers, once every 50 minibatches.
+
+    Args:
+        pattern: glob pattern of names; empty: no layer matches.
+        names: names of all layers.
+    """
+
+    def __init__(self, pattern: str, names: Sequence[str]) -> None:
+        self.watched = [name for name in names if fnmatch.fnmatch(name, pattern)]
+        """Names of the layers that match."""
+        self.count = 0
+        """Number of the current minibatch; 0 before the first. The framework sets the number."""
+        if pattern and not self.watched:
+            known = ", ".join(names)
+            _layers.warning("--log-layers %s: no module matches; there are %s", pattern, known)
+
+    @property
+    def due(self) -> bool:
+        """Whether the outputs of the current minibatch are logged."""
+        return self.count % _LOG_EVERY == 1
+
+    def log(self, name: str, shape: Sequence[int], *figures: float) -> None:
+        """Log the mean, standard deviation, minimum and maximum of a layer's output."""
+        _layers.info(
+            "step %d %s %s: mean %.4g std %.4g min %.4g max %.4g",
+            self.count,
+            name,
+            tuple(shape),
+            *figures,
+        )

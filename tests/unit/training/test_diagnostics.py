@@ -9,7 +9,7 @@ import torch
 
 from torch_edl.interfaces import Batch
 from torch_edl.pytorch.contract import TorchValues
-from torch_edl.training.not_finite import cause
+from torch_edl.training.diagnostics import cause
 
 X = torch.zeros(4, 3)
 BAD = X.clone()
