@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torch_edl.interfaces import Signature
-from torch_edl.training.contract.signatures import FOR_ALL
+from torch_edl.training.contract.loading import FOR_ALL
 
 SIGNATURES: Mapping[str, Signature] = {
     "model": Signature(

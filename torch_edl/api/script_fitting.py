@@ -18,7 +18,7 @@ from torch_edl.interfaces.preprocessing import Fittable
 from torch_edl.master_client.leases import HeldLease
 from torch_edl.master_client.session import MasterSession
 from torch_edl.pytorch.batches import as_rows, is_paths, open_sources, samples
-from torch_edl.training.fitting import fit
+from torch_edl.training.one_off import fit
 from torch_edl.wire import master_pb2 as pb
 
 _DATASET = "dataset"

@@ -58,7 +58,7 @@ class Backend(ABC):
     """Name of the framework in messages."""
     signatures: Mapping[str, Signature]
     """Signatures of the functions of a model file by their documented names, at least ``model``,
-    ``loss``, ``optimizer`` and ``feed``; ``torch_edl.training.contract.signatures.FOR_ALL`` has
+    ``loss``, ``optimizer`` and ``feed``; ``torch_edl.training.contract.loading.FOR_ALL`` has
     those that are the same for all frameworks."""
     options: frozenset[str] = frozenset()
     """Options of the command line that only some frameworks support, and this one does."""

@@ -1,7 +1,8 @@
 """One-off tasks, which the master leases to a worker besides training, and their reports.
 
 Evaluations and predictions process records. A summary computes metrics from the states of earlier
-evaluations. A snapshot writes a model that a worker holds.
+evaluations. A snapshot writes a model that a worker holds. Fitting collects the statistics of the
+preprocessing, before training.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from torch_edl.errors import (
     describe_error,
 )
 from torch_edl.interfaces import Engine, Update
+from torch_edl.interfaces.preprocessing import Fittable
 from torch_edl.master_client.leases import HeldLease, LeaseClient, TaskResult
 from torch_edl.master_client.session import MasterSession
 from torch_edl.training.contract.source_files import user_traceback
@@ -55,6 +57,48 @@ def comes_again(error: BaseException) -> bool:
     if isinstance(error, FeedError | UserCodeError):
         return error.__cause__ is None or isinstance(error.__cause__, UsageError)
     return isinstance(error, UsageError | NanLossError)
+
+
+def fit(columns: Fittable, read: Callable[[HeldLease], Any], master: MasterSession) -> None:
+    """Lease fitting tasks and report their statistics, until no task is left or this worker
+    leaves.
+
+    Args:
+        columns: the preprocessing to fit.
+        read: returns the records of a task.
+
+    Raises:
+        UsageError: the records do not match the columns.
+        UserCodeError: user code that parses records raised.
+        MasterLostError: the master does not answer.
+    """
+    master.progress.phase = "fitting"
+    leases = LeaseClient(master.master, master.worker_id)
+    heartbeat = master.heartbeat
+    while not heartbeat.lost.is_set():
+        answer = leases.lease(fit=True)
+        if answer.next != pb.LeaseResponse.LEASED or not answer.leases:
+            break
+        for message in answer.leases:
+            lease = HeldLease.from_proto(message)
+            if heartbeat.draining.is_set():
+                leases.release(lease)
+            else:
+                leases.complete(lease, _observed(columns, read, lease))
+    master.progress.phase = "waiting"
+
+
+def _observed(columns: Fittable, read: Callable[[HeldLease], Any], lease: HeldLease) -> TaskResult:
+    """Return the statistics of a task's records."""
+    records = read(lease)
+    statistics = columns.statistics()
+    try:
+        statistics.observe(records)
+    except EdlError:
+        raise
+    except Exception as error:
+        raise UserCodeError(f"the preprocessing raised {describe_error(error)}") from error
+    return TaskResult(records=lease.end - lease.start, statistics=statistics.to_bytes())
 
 
 class OneOffTasks:

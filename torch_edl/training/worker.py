@@ -147,7 +147,7 @@ def _work(master: MasterSession, functions: UserFunctions | None) -> int:
     master.progress.phase = "importing"
     from torch_edl.data.feeder import FeedError
     from torch_edl.training.contract.source_files import user_traceback
-    from torch_edl.training.fitting import fit
+    from torch_edl.training.one_off import fit
     from torch_edl.training.run_file import run
 
     config = master.config

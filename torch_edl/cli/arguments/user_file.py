@@ -16,7 +16,7 @@ from pathlib import Path
 from torch_edl.errors import ContractError, UsageError
 from torch_edl.interfaces import Signature
 from torch_edl.training.contract.backends import TORCH, backend_of, named
-from torch_edl.training.contract.signatures import missing, takes_others
+from torch_edl.training.contract.loading import missing, takes_others
 from torch_edl.training.contract.source_files import imported, local_trees, starred
 
 # A file that uses one of these names has its own loop, whatever else the file defines.

@@ -18,7 +18,16 @@ from torch_edl.errors import ContractError, describe_error
 from torch_edl.interfaces import Signature
 from torch_edl.interfaces.preprocessing import Fittable, is_fittable
 from torch_edl.training.contract.argument_order import called_by, labels_first, refuse_class
-from torch_edl.training.contract.signatures import PROCESSORS, missing, takes_others
+
+FOR_ALL: Mapping[str, Signature] = {
+    "eval_metrics_fn": Signature("def eval_metrics_fn(): return {'accuracy': accuracy}"),
+    "callbacks": Signature("def callbacks(): return [MyCallback()]"),
+    "data_source": Signature("def data_source(paths): return MySource(paths)", 1),
+}
+"""Signatures that all backends have, by the documented name of the function."""
+
+PROCESSORS = ("prediction_outputs_processor", "PredictionOutputsProcessor")
+"""Names of the function or class that processes the outputs of a prediction."""
 
 
 def load_functions(
@@ -164,3 +173,29 @@ def _check_arguments(
         signature.bind(*range(expected.arguments))
     except TypeError:
         raise ContractError(takes_others(path, name, f"{bound}{signature}", expected)) from None
+
+
+def missing(path: str, name: str, found: Signature) -> str:
+    """Return the message for a file that lacks a required function."""
+    other = f" (or {', '.join(map(repr, found.others))})" if found.others else ""
+    return f"{path}: no function {name!r}{other}: add for example:\n    {found.example}"
+
+
+def takes_others(path: str, name: str, shown: str, found: Signature) -> str:
+    """Return the message for a function that takes other arguments.
+
+    Args:
+        name: documented name of the function.
+        shown: name and signature of the function in the file.
+    """
+    if name == "model":
+        return (
+            f"{path}: {shown} is called without arguments; give them defaults, or let the file "
+            "read them from sys.argv (argparse) while it is loaded and pass them behind --: "
+            f"torch-edl run {Path(path).name} ... -- ARGUMENTS"
+        )
+    count = found.arguments
+    return (
+        f"{path}: {shown} does not take {count} argument{'s' * (count != 1)}; write for example:\n"
+        f"    {found.example}"
+    )
