@@ -20,8 +20,7 @@ import numpy as np
 
 from torch_edl.data.sources.base import concat, cut, is_url
 from torch_edl.data.sources.files.index import Index
-from torch_edl.data.sources.storage.data_file import DataFile, fingerprint
-from torch_edl.data.sources.storage.open_files import give_back, take
+from torch_edl.data.sources.storage.data_file import DataFile, fingerprint, give_back, take
 from torch_edl.errors import DataError
 from torch_edl.interfaces import Metadata, Records
 from torch_edl.interfaces.source import Stamp

@@ -21,8 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from torch_edl.data.sources.files.blocks import BlockSource, Reading
-from torch_edl.data.sources.storage.data_file import DataFile
-from torch_edl.data.sources.storage.open_files import opened
+from torch_edl.data.sources.storage.data_file import DataFile, opened
 from torch_edl.interfaces import Records
 
 SPILL_BYTES = 1 << 30

@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from torch_edl.data.sources.storage import open_files
-from torch_edl.data.sources.storage.data_file import DataFile
-from torch_edl.data.sources.storage.open_files import opened
+from torch_edl.data.sources.storage import data_file
+from torch_edl.data.sources.storage.data_file import DataFile, opened
 from torch_edl.errors import DataError
 
 
 @pytest.fixture(autouse=True)
 def idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_files, "_idle", open_files.OrderedDict())
+    monkeypatch.setattr(data_file, "_idle", data_file.OrderedDict())
 
 
 def file(folder: Path, name: str) -> DataFile:
@@ -35,7 +34,7 @@ def test_the_next_reader_has_the_same_file_and_a_second_one_its_own(tmp_path: Pa
 
 
 def test_few_files_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_files, "MAX_OPEN", 2)
+    monkeypatch.setattr(data_file, "MAX_OPEN", 2)
     found = [file(tmp_path, f"{n}") for n in range(5)]
     for each in found:
         with opened(each.path, each.stamp):
