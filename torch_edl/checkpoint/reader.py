@@ -12,18 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from torch_edl import _core
 from torch_edl.checkpoint import layout, tensor_files
 from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.tables.optimizers import Optimizers
-from torch_edl.tables.table import AdmissionCounts, EmbeddingTable, TableRows, is_table_name
+from torch_edl.tables.table import (
+    AdmissionCounts,
+    EmbeddingTable,
+    Floats,
+    Ids,
+    TableRows,
+    is_table_name,
+)
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
-
-Floats = npt.NDArray[np.float32]
 
 FORMAT = 1
 """Version of the format of an exported model."""
@@ -114,7 +118,7 @@ class SavedTable:
             last_used, count = tensors.get("last_used", none), tensors.get("count", none)
             yield path, TableRows(ids, vectors, slots, last_used, count)
 
-    def ids(self) -> Iterator[npt.NDArray[np.int64]]:
+    def ids(self) -> Iterator[Ids]:
         """Yield the ids of each part, without reading the rest of the part."""
         for path in self.parts:
             try:

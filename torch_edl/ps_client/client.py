@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from torch_edl.errors import ServersLostError, ServersReplacedError
 from torch_edl.ps_client.connection import Answer, Call, Resolve, ShardConnection
@@ -28,9 +27,8 @@ from torch_edl.ps_client.partition import (
 )
 from torch_edl.wire import cluster_pb2, codec, tensor_pb2
 from torch_edl.wire import pserver_pb2 as pb
-from torch_edl.wire.codec import Framed
+from torch_edl.wire.codec import Array, Framed
 
-Array = npt.NDArray[Any]
 T = TypeVar("T")
 
 BUFFER_GROUP = -2

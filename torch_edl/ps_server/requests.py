@@ -5,22 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from torch_edl import _core
 from torch_edl.errors import UsageError
-from torch_edl.tables.dense import DenseShard
-from torch_edl.tables.table import EmbeddingTable, storage_dtype
+from torch_edl.tables.dense import Array, DenseShard
+from torch_edl.tables.table import EmbeddingTable, Floats, Ids, storage_dtype
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire.codec import Framed
-
-Ids = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -36,7 +31,7 @@ class Gradients:
     untouched: frozenset[int] = frozenset()
     """Indices of dense parameters without a gradient; ``dense`` is zero there in sync mode, and
     undefined otherwise."""
-    exact: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    exact: Mapping[str, Array] = field(default_factory=dict)
     """New values of buffers that are not float32, by name."""
 
 

@@ -21,11 +21,11 @@ import numpy.typing as npt
 from torch_edl import _core
 from torch_edl.errors import UsageError
 from torch_edl.tables.optimizers import BUFFER, Optimizers
+from torch_edl.tables.table import Floats
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 
 Array = npt.NDArray[Any]
-Floats = npt.NDArray[np.float32]
 
 PIECE = 1 << 18
 """Number of values that are copied under one lock, which takes less than a millisecond."""

@@ -160,14 +160,6 @@ def test_what_is_wrong_is_named_and_changes_nothing(start: Callable[..., Any]) -
     assert server.push(0, 0, 64, rows=good).version == 1  # and it still serves
 
 
-def test_repeated_ids_from_a_bad_client_are_summed(start: Callable[..., Any]) -> None:
-    (server,) = start(1)
-    server.initialize({}, {"t": 4})
-    ids = np.array([1, 2, 1, 1])
-    server.push(0, 0, 1, rows={"t": (ids, ones(ids))})
-    assert server.pull("t", np.array([1, 2]))[:, 0].tolist() == [3, 1]
-
-
 def test_callers_of_another_life_or_job_or_without_the_token(start: Callable[..., Any]) -> None:
     (server,) = start(1)
     server.initialize(DENSE, {"t": 4})
