@@ -23,7 +23,7 @@ from torch_edl.data.resuming import (
 )
 from torch_edl.data.stream_space import AnySpace, StreamSpace
 from torch_edl.data.task_space import Shard, TaskSpace
-from torch_edl.engine.choose_strategy import Choice, choose
+from torch_edl.engine.choose_strategy import choose
 from torch_edl.errors import DataError, UsageError
 from torch_edl.wire import master_pb2 as pb
 
@@ -108,7 +108,17 @@ class Preparation:
         if self._model is not None:
             return
         self._model, self._state = model, None
-        choice = self._choose(model, workers)
+        config = self.config
+        choice = choose(
+            config.train.strategy,
+            model.embeddings,
+            max_workers=workers,
+            large_embedding=config.train.large_embedding,
+            # Nothing is optimized in an evaluation or a prediction.
+            optimizer_error=model.optimizer_error if config.trains else "",
+            trains=config.trains,
+            script=config.kind == "script",
+        )
         reason = choice.reason
         if self._resumed is not None:
             reason = f"continues a checkpoint of the strategy {self._resumed.manifest.strategy}"
@@ -129,19 +139,6 @@ class Preparation:
             check_same(self._data, data)
             return ()
         return self._make_script_tasks(with_data(self.config, data), data)
-
-    def _choose(self, model: pb.ReportModelRequest, workers: int) -> Choice:
-        config = self.config
-        return choose(
-            config.train.strategy,
-            model.embeddings,
-            max_workers=workers,
-            large_embedding=config.train.large_embedding,
-            # Nothing is optimized in an evaluation or a prediction.
-            optimizer_error=model.optimizer_error if config.trains else "",
-            trains=config.trains,
-            script=config.kind == "script",
-        )
 
     def _make_tasks(self) -> Iterator[PreparationEvent]:
         """Make the tasks of a model file, once the model and the data are known."""
