@@ -277,14 +277,6 @@ class TestAWorkerThatBecomesAServer:
         assert starts(w.tick(1)) == ["worker-3"]
         assert w.outcome is None
 
-    def test_serves_where_a_process_does_not_come_to_run(self):
-        w = world(workers=2)
-        w.exit("ps", 0, signal=9)
-        w.silent.add(2)
-        w.tick()
-        w.pass_time(15)
-        assert Become(worker=1, server=3) in w.actions
-
     def test_that_dies_before_is_followed_by_another(self):
         w = world(workers=3, failover="worker")
         w.exit("ps", 1, signal=9)

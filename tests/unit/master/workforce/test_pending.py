@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from master.state.actions import Become, Failure, Start, Stop
-from master.state.workforce.deaths import Gone
 from master.state.workforce.failover import Failover
 from master.state.workforce.starts import Machines
 from master.state.workforce.waiting import Census, Waiting
@@ -64,16 +63,6 @@ def test_fewer_workers_wanted_ends_those_first_that_do_not_run() -> None:
     assert [p.id for p in f.alive("worker") if p.state == "running"] == [0, 2, 3]
 
 
-def test_preempted_workers_are_replaced_without_limit() -> None:
-    f = started(2)
-    for round in range(200):
-        now = float(round)
-        id = max(p.id for p in f.alive("worker"))
-        f.runs("worker", id, now)
-        assert isinstance(f.taken("worker", id, now), Gone)
-        assert f.did(now) == [f"start worker-{id + 1}"]
-
-
 def test_pods_that_machines_refuse_at_once_are_asked_for_ever_more_slowly() -> None:
     f = started(1)
     now, times = 0.0, []
@@ -97,14 +86,6 @@ def test_crashes_of_user_code_and_of_memory_stay_bounded(code: int, why: str) ->
         found = f.ends("worker", id, 100.0 * id, code=code, why=why, own_fault=True)
     assert isinstance(found, Failure)
     assert why in found.error
-
-
-def test_a_slot_is_taken_again_when_it_is_free() -> None:
-    f = fleet(3)
-    assert [a.spec.slot for a in f.plan(0.0)] == [0, 1, 2]
-    f.registered(1)
-    f.taken("worker", 1, 1.0)
-    assert [a.spec.slot for a in f.plan(1.0)] == [1]
 
 
 # ---- servers ----

@@ -6,7 +6,7 @@ import pytest
 
 from master.state.actions import Become, NotStarted, Start, Started
 from master.state.calls import worker_calls
-from tests.unit.master.world import World, every_record, running
+from tests.unit.master.world import World, running
 from torch_edl.wire import master_pb2 as pb
 
 
@@ -136,15 +136,6 @@ class TestSlots:
         w.scale(4)
         assert starts(w.tick()) == [3]
         assert w.poll(spare).place
-
-    def test_the_records_of_all_count_once(self):
-        w, _ = ready(epochs=3)
-        w.work(tasks=3)
-        w.kill(0)
-        w.up()
-        assert 2 in w.alive
-        w.work()
-        assert w.counted == every_record(3)
 
     @pytest.mark.parametrize("strategy", ["local", "allreduce"])
     def test_every_strategy(self, strategy):
