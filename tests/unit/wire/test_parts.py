@@ -9,16 +9,17 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from torch_edl.errors import UsageError
-from torch_edl.wire import data_plane_pb2, parts
+from torch_edl.wire import data_plane_pb2
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import pserver_pb2 as ps
+from torch_edl.wire.server import MOST_PARTS, require_few
 
-HALF = parts.MOST // 2
+HALF = MOST_PARTS // 2
 PAD = "x" * (1 << 16)  # a small request is not looked at
 
 
 def counted(message: Any) -> None:
-    parts.require_few(message.DESCRIPTOR, message.SerializeToString())
+    require_few(message.DESCRIPTOR, message.SerializeToString())
 
 
 @pytest.mark.parametrize(
@@ -44,14 +45,14 @@ def test_parts_are_counted_wherever_they_are(message: Any) -> None:
 
 def test_parts_of_a_part_count() -> None:
     deep = data_plane_pb2.DataRequest()
-    deep.pull.tables.extend([ps.TableIds()] * parts.MOST)
+    deep.pull.tables.extend([ps.TableIds()] * MOST_PARTS)
     with pytest.raises(UsageError, match="DataRequest: more than 262144 parts"):
         counted(deep)
 
 
 def test_the_contents_of_tensors_are_no_parts() -> None:
     push = ps.PushGradientsRequest()
-    push.dense.tensor_content = bytes(10 * parts.MOST)
+    push.dense.tensor_content = bytes(10 * MOST_PARTS)
     counted(push)
 
 
@@ -60,4 +61,4 @@ def test_bytes_of_chance_end_in_an_error_or_are_few() -> None:
     for _ in range(200):
         raw = chance.randbytes(1 << 17)
         with pytest.raises((DecodeError, UsageError)):
-            parts.require_few(pb.AgentReportRequest.DESCRIPTOR, raw)
+            require_few(pb.AgentReportRequest.DESCRIPTOR, raw)

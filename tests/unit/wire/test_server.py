@@ -17,11 +17,11 @@ import pytest
 from tests.waiting import HANG_S
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
-from torch_edl.wire import parts, services
+from torch_edl.wire import services
 from torch_edl.wire.channel import MAX_MESSAGE_BYTES, Stub, request_limit
 from torch_edl.wire.security import certificates
 from torch_edl.wire.security.keys import call_key
-from torch_edl.wire.server import MAX_CALLS_OF_CONNECTION, MAX_WAITING_CALLS
+from torch_edl.wire.server import MAX_CALLS_OF_CONNECTION, MAX_WAITING_CALLS, MOST_PARTS
 
 THREADS = 2
 METHOD = "/torch_edl.Control/Stop"
@@ -166,7 +166,7 @@ def test_a_request_of_many_empty_parts_is_rejected_before_it_is_decoded(
         )
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert caught.value.details() == (
-        f"AddEventsRequest: more than {parts.MOST} parts; send fewer at once"
+        f"AddEventsRequest: more than {MOST_PARTS} parts; send fewer at once"
     )
     assert server.peak_mib - before < 60
     assert friend.call(pb.GetStatusRequest(), timeout_s=HANG_S).job == "j"
