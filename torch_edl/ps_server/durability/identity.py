@@ -71,11 +71,9 @@ class JournalIdentity:
             found = json.loads(text)
         except ValueError as error:
             raise TypeError(f"not JSON: {error}") from None
-        format = found["format"]
-        if format != 1 or "crc32" in found:  # format 1 has no checksum
-            crc = found.pop("crc32")
-            if crc != _checksum(found):
-                raise TypeError("its content does not match its checksum")
+        format, crc = found["format"], found.pop("crc32")
+        if crc != _checksum(found):
+            raise TypeError("its content does not match its checksum")
         if format != FORMAT:
             raise UsageError(
                 f"{where}: a journal of format {format}; this version of torch-edl reads "
