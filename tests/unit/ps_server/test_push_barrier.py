@@ -37,22 +37,34 @@ class Push(threading.Thread):
         assert not self.is_alive()
 
 
+@pytest.fixture
+def gate() -> PushBarrier:
+    return PushBarrier()
+
+
+def move(gate: PushBarrier, number: int) -> None:
+    """The model moves to other servers."""
+    gate.hold(10, move=number)
+    with gate.cut(Watermarks(), lambda: True, move=number):
+        pass
+
+
 def in_thread(call: Callable[[], object]) -> threading.Thread:
     thread = threading.Thread(target=call)
     thread.start()
     return thread
 
 
-def test_pushes_pass_side_by_side() -> None:
-    gate = PushBarrier()
+def test_pushes_pass_side_by_side(gate: PushBarrier) -> None:
     pushes = [Push(gate, 0, 1), Push(gate, 1, 1)]
     assert all(p.inside.wait(WAIT_S) for p in pushes)
     for p in pushes:
         p.finish()
 
 
-def test_a_hold_waits_for_those_inside_and_keeps_others_out_until_release() -> None:
-    gate = PushBarrier()
+def test_a_hold_waits_for_those_inside_and_keeps_others_out_until_release(
+    gate: PushBarrier,
+) -> None:
     inside = Push(gate, 0, 1)
     assert inside.inside.wait(WAIT_S)
     holding = in_thread(lambda: gate.hold(60))
@@ -68,8 +80,7 @@ def test_a_hold_waits_for_those_inside_and_keeps_others_out_until_release() -> N
     outside.finish()
 
 
-def test_a_hold_ends_by_itself() -> None:
-    gate = PushBarrier()
+def test_a_hold_ends_by_itself(gate: PushBarrier) -> None:
     gate.hold(0.05)
     push = Push(gate, 0, 1)
     assert push.inside.wait(WAIT_S)
@@ -78,8 +89,7 @@ def test_a_hold_ends_by_itself() -> None:
         pass
 
 
-def test_a_cut_lets_in_what_it_names_and_runs_alone() -> None:
-    gate = PushBarrier()
+def test_a_cut_lets_in_what_it_names_and_runs_alone(gate: PushBarrier) -> None:
     gate.hold(60)
     done = threading.Event()
     named, other = Push(gate, 7, 64), Push(gate, 7, 128)
@@ -101,8 +111,7 @@ def test_a_cut_lets_in_what_it_names_and_runs_alone() -> None:
     other.finish()
 
 
-def test_a_cut_gives_up_when_the_time_of_the_hold_is_up() -> None:
-    gate = PushBarrier()
+def test_a_cut_gives_up_when_the_time_of_the_hold_is_up(gate: PushBarrier) -> None:
     gate.hold(0.05)
     with (
         pytest.raises(HoldEndedError, match="timed out"),
@@ -114,8 +123,7 @@ def test_a_cut_gives_up_when_the_time_of_the_hold_is_up() -> None:
     push.finish()
 
 
-def test_closing_refuses_those_that_wait() -> None:
-    gate = PushBarrier()
+def test_closing_refuses_those_that_wait(gate: PushBarrier) -> None:
     gate.hold(60)
     push = Push(gate, 0, 1)
     assert not push.inside.wait(0.02)
@@ -167,8 +175,7 @@ def test_a_push_sleeps_through_a_cut_that_outlasts_the_hold() -> None:
 # ---- a move of the model to other servers ----
 
 
-def test_no_push_passes_after_the_cut_of_a_move() -> None:
-    gate = PushBarrier()
+def test_no_push_passes_after_the_cut_of_a_move(gate: PushBarrier) -> None:
     gate.hold(10, move=5)
     waiting = Push(gate, 7, 64)
     with gate.cut(Watermarks(), lambda: True, move=5):
@@ -182,11 +189,8 @@ def test_no_push_passes_after_the_cut_of_a_move() -> None:
         pass
 
 
-def test_what_comes_late_opens_no_seal() -> None:
-    gate = PushBarrier()
-    gate.hold(10, move=5)
-    with gate.cut(Watermarks(), lambda: True, move=5):
-        pass
+def test_what_comes_late_opens_no_seal(gate: PushBarrier) -> None:
+    move(gate, 5)
     gate.release()
     gate.release(move=4)
     gate.hold(10)
@@ -196,22 +200,16 @@ def test_what_comes_late_opens_no_seal() -> None:
         pass
 
 
-def test_a_move_that_came_to_nothing_opens_the_barrier() -> None:
-    gate = PushBarrier()
-    gate.hold(10, move=5)
-    with gate.cut(Watermarks(), lambda: True, move=5):
-        pass
+def test_a_move_that_came_to_nothing_opens_the_barrier(gate: PushBarrier) -> None:
+    move(gate, 5)
     gate.release(move=5)
     with gate.passing():
         pass
 
 
-def test_the_cut_of_the_next_move_admits_what_it_names() -> None:
+def test_the_cut_of_the_next_move_admits_what_it_names(gate: PushBarrier) -> None:
     """Another server may have gone on after the move that failed."""
-    gate = PushBarrier()
-    gate.hold(10, move=5)
-    with gate.cut(Watermarks(), lambda: True, move=5):
-        pass
+    move(gate, 5)
     gate.hold(10, move=6)
     push = Push(gate, 7, 64)
     push.go.set()
@@ -223,8 +221,7 @@ def test_the_cut_of_the_next_move_admits_what_it_names() -> None:
         pass
 
 
-def test_a_cut_of_an_earlier_move_seals_nothing() -> None:
-    gate = PushBarrier()
+def test_a_cut_of_an_earlier_move_seals_nothing(gate: PushBarrier) -> None:
     gate.hold(10, move=6)
     with pytest.raises(HoldEndedError), gate.cut(Watermarks(), lambda: True, move=5):
         pytest.fail("it was cut")
@@ -233,8 +230,7 @@ def test_a_cut_of_an_earlier_move_seals_nothing() -> None:
         pass
 
 
-def test_a_cut_that_fails_seals_nothing() -> None:
-    gate = PushBarrier()
+def test_a_cut_that_fails_seals_nothing(gate: PushBarrier) -> None:
     gate.hold(10, move=5)
     with pytest.raises(OSError, match="full"), gate.cut(Watermarks(), lambda: True, move=5):
         raise OSError("full")
