@@ -26,9 +26,7 @@ FILES = {"a.csv": 23, "b.csv": 9}
 class Master:
     """One master process of a job in a temporary home."""
 
-    def __init__(
-        self, home: Path, *, plan: dict[str, object], program: str = "run_master", **config
-    ) -> None:
+    def __init__(self, home: Path, *, plan: dict[str, object], **config) -> None:
         self.home = home
         self.folder = home / "jobs" / "j"
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -52,15 +50,15 @@ class Master:
         self.launcher = LocalLauncher(self.folder / "logs")
         self.status = pb.GetStatusResponse()
         self._stub: Stub | None = None
-        self.pid = self.start(module=program)
+        self.pid = self.start()
 
-    def start(self, id: int = 0, module: str = "run_master") -> int:
+    def start(self, id: int = 0) -> int:
         return self.launcher.start(
             ProcessSpec(
-                role="master" if module == "run_master" else "client",
+                role="master",
                 id=id,
-                module=module,
-                args=["--job", "j"] if module == "run_master" else [str(self.folder / "logs")],
+                module="run_master",
+                args=["--job", "j"],
                 end_with_parent=signal.SIGTERM,
                 env={
                     "PYTHONPATH": str(PROGRAMS),

@@ -159,16 +159,6 @@ def events(master: Master) -> list[str]:
     return (master.folder / "events.jsonl").read_text().splitlines()
 
 
-def test_a_master_whose_client_is_killed_ends_its_job(start):
-    master = start({"*": {"wait_at": 1}}, program="client")
-    client = master.pid
-    master.until(lambda s: s.tasks_done >= 2, "some tasks")
-    os.kill(client, signal.SIGKILL)
-    wait_for(lambda: not alive(master.pid), "the end of the master")
-    assert not any(alive(p.pid) for p in master.children())
-    assert kept(master)["state"] == "stopped"
-
-
 def test_local_checkpoints_survive_the_death_of_the_worker_and_a_resume(start, tmp_path):
     local = {"max_workers": 1}
     keep = {"dir": str(tmp_path / "ck"), "every": 4}
