@@ -80,6 +80,7 @@ def test_a_model_file_that_is_no_use(place: Any, way: str, code_line: str, messa
             r"loss raised ValueError: .*\(labels \(20,\) float32, predictions \(20, 1\) float32\)",
         ),
         ("float ids", "self.rows(ids)", r"rows: ids are .*int64: .* ids.long\(\)"),
+        pytest.param("range", "self.rows(ids)", "id .* is outside .0, 100", marks=pytest.mark.slow),
     ],
 )
 def test_user_code_that_fails_at_work(place: Any, way: str, code_line: str, message: str) -> None:
@@ -99,9 +100,12 @@ def named(line: str) -> list[int]:
     return list(range(int(first), int(last) + 1)) if last else [*map(int, first.split(", "))]
 
 
+@pytest.mark.parametrize(
+    "strategy", ["local", pytest.param("allreduce --workers 2", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("way", ["one label", "one class"])
-def test_the_row_of_a_label_is_named(place: Any, way: str) -> None:
-    flags = RUN.replace(" --ps 2", " --strategy local")
+def test_the_row_of_a_label_is_named(place: Any, way: str, strategy: str) -> None:
+    flags = RUN.replace(" --ps 2", f" --strategy {strategy}")
     said = failed(place, f"{flags} --output never --", way)
     assert named(said.split("error: ")[-1].splitlines()[0]) == [333], said
 
