@@ -11,7 +11,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from torch_edl.checkpoint.reader import CheckpointReader
-from torch_edl.engine.servers.plan import Ids, LastLookup, PullRows, RowLookup, RowPlan
+from torch_edl.engine.servers.served import Ids, LastLookup, PullRows, RowLookup, RowPlan
 from torch_edl.tables.optimizers import FROZEN, Optimizers
 from torch_edl.tables.options import TableOptions
 from torch_edl.tables.table import EmbeddingTable, RowBlock, look_up, update
@@ -147,7 +147,7 @@ def check_range(layer: TableLayer, ids: Ids) -> None:
 
 @dataclass
 class KerasCall(RowLookup):
-    """Implements :class:`~torch_edl.engine.servers.plan.RowLookup`."""
+    """Implements :class:`~torch_edl.engine.servers.served.RowLookup`."""
 
     layer: Any
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tf_compat.names import VariableName
 from tf_compat.rows import KerasPlan, KerasServerRows
 from tf_compat.trained import TrainedModel, dense, learning_rates, optimizer_config
-from torch_edl.engine.servers.plan import PullRows
+from torch_edl.engine.servers.served import PullRows
 from torch_edl.errors import EdlError, UsageError, UserCodeError, describe_error
 from torch_edl.ps_client.client import BUFFER_GROUP, DenseGradient
 from torch_edl.ps_client.partition import DenseSegment, Floats

@@ -24,8 +24,7 @@ from torch_edl.master_client.session import MasterSession
 from torch_edl.pytorch.batches import Batches, StreamBatches, open_batches
 from torch_edl.pytorch.state_dict import copied
 from torch_edl.training.lockstep import PositionUpdates
-from torch_edl.training.loop import loop
-from torch_edl.training.metrics import Meter
+from torch_edl.training.loop import Meter, loop
 
 log = logging.getLogger(__name__)
 

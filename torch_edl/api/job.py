@@ -39,7 +39,7 @@ from torch_edl.pytorch.contract import report_model
 from torch_edl.pytorch.replica import Replica
 from torch_edl.pytorch.ring.process_group import StoreServer
 from torch_edl.pytorch.ring.reducer import ReplicatedTorchModel
-from torch_edl.training.metrics import Meter
+from torch_edl.training.loop import Meter
 
 if TYPE_CHECKING:
     from torch_edl.api.on_servers import ScriptOnServers

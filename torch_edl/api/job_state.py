@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_edl.api.in_ring import ScriptInRing
 from torch_edl.master_client.session import MasterSession
-from torch_edl.training.metrics import Meter
+from torch_edl.training.loop import Meter
 
 if TYPE_CHECKING:
     from torch_edl.api.on_servers import ScriptOnServers

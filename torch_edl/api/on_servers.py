@@ -33,8 +33,7 @@ from torch_edl.nn.model_tables import set_defaults, swap_large
 from torch_edl.pytorch.batches import Batches, is_paths, open_batches
 from torch_edl.pytorch.servers.served import ServedTorchModel
 from torch_edl.training.leased import LeasedUpdates, servers_lost_level
-from torch_edl.training.loop import loop
-from torch_edl.training.metrics import Meter
+from torch_edl.training.loop import Meter, loop
 from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)

@@ -20,9 +20,9 @@ import torch
 import torch.distributed
 from torch import nn
 
-from torch_edl.engine.servers.plan import Floats
 from torch_edl.errors import UsageError
 from torch_edl.nn.embedding import TableWeight
+from torch_edl.ps_client.partition import Floats
 
 # The compiled parts of torch.distributed have no types.
 dist: Any = torch.distributed

@@ -16,8 +16,7 @@ from torch_edl.master_client.leases import HeldLease, LeaseClient
 from torch_edl.master_client.session import MasterSession
 from torch_edl.training.leased import LeasedUpdates
 from torch_edl.training.lockstep import FileUpdates
-from torch_edl.training.loop import loop, run_body
-from torch_edl.training.metrics import Meter
+from torch_edl.training.loop import Meter, loop, run_body
 from torch_edl.training.one_off import OneOffTasks
 from torch_edl.training.user_model import UserModel
 from torch_edl.wire import master_pb2 as pb

@@ -21,8 +21,7 @@ import numpy as np
 
 from torch_edl.checkpoint.manifest import Snapshot
 from torch_edl.config import JobConfig
-from torch_edl.engine.servers.plan import RowPlan
-from torch_edl.engine.servers.served import PlannedUpdate, ServedModel
+from torch_edl.engine.servers.served import PlannedUpdate, RowPlan, ServedModel
 from torch_edl.errors import ServersLostError, ServersReplacedError, UsageError
 from torch_edl.interfaces import Minibatch, Update
 from torch_edl.master_client.heartbeat import WorkerStatus
@@ -128,7 +127,10 @@ class ServersEngine:
 
     def prefetch(self, update: Update) -> None:
         """Plan an update, and start its pull as soon as the staleness permits."""
-        self._ahead.append(PlannedUpdate(update, self._plan(update)))
+        batches = [minibatch.batch for minibatch in update.minibatches]
+        if not self._served.is_script:
+            batches = [batch.features for batch in batches]
+        self._ahead.append(PlannedUpdate(update, self._served.plan(batches)))
         self._pull_ahead()
 
     def begin(self, update: Update, minibatch: Minibatch) -> Any:
@@ -290,11 +292,6 @@ class ServersEngine:
                 log.info("rows cannot be pulled: %s", error)
                 self._lost = error
         return [np.zeros((len(t.ids.unique), t.dim), np.float32) for t in tables]
-
-    def _plan(self, update: Update) -> RowPlan[Any, Any]:
-        batches = [minibatch.batch for minibatch in update.minibatches]
-        is_script = self._served.is_script
-        return self._served.plan(batches if is_script else [b.features for b in batches])
 
     def _load(self, result: PullResult) -> None:
         self._served.load(result.dense)

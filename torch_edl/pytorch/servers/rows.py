@@ -25,11 +25,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from torch_edl.engine.servers.plan import Floats, Ids, LastLookup, PullRows, RowLookup, RowPlan
+from torch_edl.engine.servers.served import Ids, LastLookup, PullRows, RowLookup, RowPlan
 from torch_edl.errors import UsageError
 from torch_edl.nn.embedding import Table
 from torch_edl.nn.model_tables import tables_of
 from torch_edl.nn.rows import DeviceBlock, lookup
+from torch_edl.ps_client.partition import Floats
 from torch_edl.pytorch.servers.id_prediction import IdPrediction, Lookup, shares_memory
 from torch_edl.pytorch.torch_internals import change_count, show_row_gradients
 

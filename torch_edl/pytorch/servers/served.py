@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_edl.engine.servers.plan import PullRows
-from torch_edl.engine.servers.served import Array
+from torch_edl.engine.servers.served import Array, PullRows
 from torch_edl.errors import EdlError, UsageError, UserCodeError, describe_error
 from torch_edl.optim import group_of, hyperparameters, optimizer_config
 from torch_edl.ps_client.client import DenseGradient, PsClient

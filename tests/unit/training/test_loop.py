@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torch_edl.errors import UsageError
-from torch_edl.training.metrics import Meter
+from torch_edl.training.loop import Meter
 
 
 def test_means_are_weighted_by_records() -> None:
