@@ -119,6 +119,25 @@ class Job:
         for pid in self.pids(role)[:count]:
             os.kill(pid, signal.SIGKILL)
 
+    def kill_master(self, meanwhile: Callable[[], object] = lambda: None) -> None:
+        """SIGKILL, and a word of the next one."""
+        (pid,) = self.pids("master")
+        os.kill(pid, signal.SIGKILL)
+        meanwhile()
+        self.wait_for(lambda: self.status().processes and self.status().processes[0].pid != pid)
+
+    def pause_master(self, pause_s: float) -> None:
+        """SIGSTOP, and SIGCONT so much later."""
+        (pid,) = self.pids("master")
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(pause_s)
+        os.kill(pid, signal.SIGCONT)
+
+    def require_same_processes(self, before: set[int]) -> None:
+        """None of them ended, none was started, and nothing was rolled back."""
+        assert set(self.pids("worker") + self.pids("ps")) == before, self.report()
+        assert self.status().rollbacks == 0, self.report()
+
     def wait_for(self, condition: Callable[[], object], timeout_s: float = 60) -> None:
         """Until it is true."""
         deadline = time.monotonic() + timeout_s
@@ -133,6 +152,16 @@ class Job:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             pytest.fail(f"still running after {timeout_s} s:\n{self.report()}")
+
+    def end_well(self) -> None:
+        """The data go on, and the exit code is 0."""
+        self.go_on()
+        assert self.finish() == 0, self.report()
+
+    def rolled_back(self) -> int:
+        """How often the model of the ended job went back to a checkpoint."""
+        noted = json.loads((self.folder / "status.json").read_text())
+        return int(noted["rolled_back"]["times"])
 
     def report(self) -> str:
         """The logs, for who looks for what went wrong."""
@@ -211,10 +240,12 @@ class ModelJob(Job):
         """What `--summary` wrote."""
         return json.loads(self.summary_file.read_text())  # type: ignore[no-any-return]
 
-    def check(self) -> None:
-        """It ends well, and every record was counted exactly once."""
-        assert self.finish() == 0, self.report()
+    def check(self, *, rolled_back: int | None = None) -> None:
+        """It ends well, every record was counted exactly once, and the model went back to a
+        checkpoint so often; None: any number of times."""
+        self.end_well()
         self.check_counts()
+        assert rolled_back in (None, self.rolled_back()), self.report()
 
     def check_counts(self) -> None:
         """The output has counted every record exactly once, by dense and by rows."""

@@ -137,6 +137,5 @@ def test_jobs_that_cannot_be_hurt(start_job: Start, home: dict[str, str]) -> Non
     assert "--kill ps: the job has no parameter servers, its strategy is local" in refused(
         job.name, "ps"
     )
-    job.go_on()
     job.check()
     assert "count: the job is over, it is finished" in refused(job.name, "worker")

@@ -64,7 +64,6 @@ def test_a_damaged_journal_is_named_and_the_model_restored(
     job.wait_for(lambda: said(job, "cannot restore shard 0.* the servers restart from .*step-"))
     if name.endswith("log"):
         assert said(job, r"record \d+, at byte .*; 1 record cannot be read, \d+ behind .*--repair")
-    job.go_on()
     job.check()
     assert list(journals.iterdir()) == [other]
     assert f"{other}: journals of another run" in job.log.read_text()
@@ -86,7 +85,6 @@ def test_a_bit_that_flips_anywhere_costs_no_record(
     damage(job, shard, name, chance.randrange(8), chance.uniform(0, 0.9))
     job.wait_for(lambda: said(job, "cannot restore shard 0"))
     job.wait_for(lambda: len(job.running("ps") - before) == 2)
-    job.go_on()
     job.check()
 
 
@@ -105,8 +103,7 @@ def test_a_repaired_server_lacks_one_update_and_counts_none_twice(
     job.kill("ps", 2)
     job.kill("master")
     job.wait_for(lambda: len(job.running("ps") - before) == 2)
-    job.go_on()
-    assert job.finish() == 0, job.report()
+    job.end_well()
     assert job.summary()["updates_lost"] == 1, job.report()
     assert "updates lost in damaged journals: 1" in job.log.read_text()
     assert "restart from" not in job.log.read_text()

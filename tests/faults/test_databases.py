@@ -47,7 +47,6 @@ def test_processes_and_the_database_are_killed(
     postgres.start()
     job.wait_for(lambda: job.done() > 1200)
     job.kill("ps")
-    job.go_on()
     job.check()
     assert PASSWORD not in job.report()
 
@@ -66,7 +65,6 @@ def test_processes_are_killed_that_read_a_partition_of_maxcompute(
         job.kill(role)
         if not server.is_real:
             server.expire()
-    job.go_on()
     job.check()
     assert "hush" not in job.report()
     server.stop()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.etcd_server import Etcd
-from tests.faults.test_master_kills import FLAGS, RECORDS, kill_master, require_same_processes
+from tests.faults.test_master_kills import FLAGS, RECORDS
 from torch_edl.plugins.etcd.store import EtcdStore
 
 KEYS = "/torch-edl/jobs/count"
@@ -34,7 +34,7 @@ def test_master_and_etcd_are_killed(
     job = start_job(3 * RECORDS, *FLAGS, "--store", f"etcd://{etcd.endpoint}", delay_s=0.2)
     job.wait_for(lambda: job.done() > 50)
     before = set(job.pids("worker") + job.pids("ps"))
-    kill_master(job)
+    job.kill_master()
     etcd.kill()
     done = job.done()
     job.wait_for(lambda: job.done() > done + 100)  # with what is leased, and more
@@ -42,10 +42,9 @@ def test_master_and_etcd_are_killed(
     kept = store.get("state").revision
     job.wait_for(lambda: store.get("state").revision > kept)
     etcd.kill()
-    kill_master(job, etcd.start)  # the next one waits for its state
-    require_same_processes(job, before)
+    job.kill_master(etcd.start)  # the next one waits for its state
+    job.require_same_processes(before)
     assert not (job.folder / "state.sqlite").exists()
-    job.go_on()
     job.check()
     require_nothing_left(store)
 
@@ -65,9 +64,8 @@ def test_a_master_is_killed_that_reaches_etcd_by_tls(
         job = start_job(RECORDS, *FLAGS, "--store", f"etcds://{locked.endpoint}", delay_s=0.03)
         job.wait_for(lambda: job.done() > 50)
         before = set(job.pids("worker") + job.pids("ps"))
-        kill_master(job)
-        require_same_processes(job, before)
-        job.go_on()
+        job.kill_master()
+        job.require_same_processes(before)
         job.check()
         assert not (job.folder / "state.sqlite").exists()
         assert "secret" not in (job.folder / "job.json").read_text()
@@ -104,8 +102,7 @@ def test_etcd_is_away(
         events = (job.folder / "events.jsonl").read_text()
         assert f"etcd at http://{etcd.endpoint} does not answer" in events
         assert "the state of the job is kept again" in events
-    require_same_processes(job, before)
-    job.go_on()
+    job.require_same_processes(before)
     job.check()
     require_nothing_left(store)
 

@@ -4,7 +4,6 @@ and the model never returns to a checkpoint."""
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import signal
@@ -25,14 +24,6 @@ MODES = {
 }
 
 
-def nothing_rolled_back(job: Any) -> None:
-    """Every server took over its shard where its predecessor had left it."""
-    job.go_on()
-    job.check()
-    status = json.loads((job.folder / "status.json").read_text())
-    assert status["rolled_back"]["times"] == 0, job.report()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 5))
 @pytest.mark.parametrize("mode", MODES)
@@ -48,7 +39,7 @@ def test_servers_are_killed_at_random(start_job: Callable[..., Any], mode: str, 
         for pid in chance.sample(pids := job.pids("ps"), min(len(pids), chance.choice([1, 1, 2]))):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-    nothing_rolled_back(job)
+    job.check(rolled_back=0)
 
 
 @pytest.mark.slow
@@ -59,7 +50,7 @@ def test_a_server_that_hangs_is_replaced_and_fenced(start_job: Callable[..., Any
     victim = job.pids("ps")[0]
     os.kill(victim, signal.SIGSTOP)
     job.wait_for(lambda: any("declared lost" in e.text for e in job.status().events))
-    nothing_rolled_back(job)
+    job.check(rolled_back=0)
 
 
 def test_a_worker_becomes_the_server(start_job: Callable[..., Any]) -> None:
@@ -74,7 +65,7 @@ def test_a_worker_becomes_the_server(start_job: Callable[..., Any]) -> None:
     (became,) = workers & set(job.pids("ps"))
     os.kill(became, signal.SIGKILL)
     job.wait_for(lambda: became not in job.running("ps") and len(job.running("ps")) == 2)
-    nothing_rolled_back(job)
+    job.check(rolled_back=0)
     processes = job.summary()["processes"]
     assert [p["exit"] for p in processes if p["role"] == "worker"].count("became ps-2") == 1
 
@@ -92,4 +83,4 @@ def test_the_master_is_killed_while_a_worker_becomes_the_server(
     os.kill(master, signal.SIGKILL)
     job.wait_for(lambda: job.pids("master") not in ([], [master]))
     job.wait_for(lambda: len(job.running("ps")) == 2)
-    nothing_rolled_back(job)
+    job.check(rolled_back=0)

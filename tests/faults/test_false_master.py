@@ -38,5 +38,4 @@ def test_a_false_master_is_told_nothing_and_ends_nothing(
     assert b"torch_edl." not in told  # the name of a method: nothing was asked
     job.wait_for(lambda: job.running("worker") == workers)
     assert job.running("ps") == servers
-    job.go_on()
     job.check()

@@ -34,7 +34,6 @@ def test_workers_and_the_master_are_killed_in_the_pass(
     job.kill("master")
     job.wait_for(lambda: set(job.pids("master")) - set(masters) and job.status().tasks_doing == 1)
     assert job.done() == 0
-    job.go_on()
     job.check()
     fitted = Columns.open(job.output)
     data = pa.concat_tables(pq.read_table(f) for f in sorted(tmp_path.glob("data-*.parquet")))

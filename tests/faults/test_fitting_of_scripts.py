@@ -39,7 +39,7 @@ class FittingJob(Job):
         return {int(file.name.partition("-")[2]) for file in self.told.glob("waits-*")}
 
     def check(self, expected: bytes, workers: int = 2) -> None:
-        assert self.finish() == 0, self.report()
+        self.end_well()
         told = [file.read_bytes() for file in self.told.glob("fitted-*")]
         newest = layout.newest(self.checkpoints)
         assert newest is not None
@@ -76,7 +76,6 @@ def test_a_worker_and_the_master_are_killed_in_the_pass(start: Callable[..., Fit
     os.kill(worker, signal.SIGKILL)
     job.kill("master")
     job.wait_for(lambda: job.waits() - {worker} and job.pids("master") != [master])
-    job.go_on()
     job.check(whole(), workers=1)
     assert "fitted by 1,000 records" in job.log.read_text()
 
@@ -94,9 +93,7 @@ def test_a_job_that_resumes_takes_what_was_fitted(
     for pid in before:
         os.kill(pid, signal.SIGKILL)
     job.wait_for(lambda: job.waits() - set(before))
-    job.go_on()
     job.check(whole())
     resumed = start("resumed", *flags, "--resume")
-    resumed.go_on()
     resumed.check(whole())
     assert "fitted by" not in resumed.log.read_text()

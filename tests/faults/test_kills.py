@@ -24,7 +24,6 @@ def test_a_killed_server(start_job: Callable[..., Any], checkpoints: bool) -> No
     job = start_job(RECORDS, *FLAGS, *(KEEP if checkpoints else []))
     job.wait_for(lambda: job.done() > 300 and bool(job.status().checkpoint) == checkpoints)
     job.kill("ps")
-    job.go_on()
     job.check()
     assert len([p for p in job.summary()["processes"] if p["role"] == "ps"]) == 4
 
@@ -35,7 +34,6 @@ def test_the_local_worker_is_killed(start_job: Callable[..., Any]) -> None:
     job = start_job(RECORDS, "--strategy", "local", "--no-shuffle", *TASKS, *KEEP)
     job.wait_for(lambda: job.done() > 300 and job.status().checkpoint)
     job.kill("worker")
-    job.go_on()
     job.check()
 
 
@@ -56,7 +54,6 @@ def test_a_stopped_job_goes_on_from_its_checkpoint(start_job: Callable[..., Any]
     first.process.send_signal(signal.SIGINT)
     assert first.finish(20) == 130
     second = start_job(RECORDS, "--ps", "3", *TASKS, *KEEP, "--resume", name="second")
-    second.go_on()
     second.check()
 
 
@@ -67,7 +64,6 @@ def test_scaling_while_it_trains(start_job: Callable[..., Any]) -> None:
     for workers in (1, 2):
         job.scale("--workers", workers)
         job.wait_for(lambda n=workers: len(job.pids("worker")) == n)
-    job.go_on()
     job.check()
 
 
@@ -77,5 +73,4 @@ def test_a_worker_dies_between_its_last_push_and_its_report(start_job: Callable[
     job = start_job(RECORDS // 2, *flags, "--no-shuffle", delay_s=0.05)
     job.wait_for(lambda: job.done() > 40)
     job.kill("worker")
-    job.go_on()
     job.check()

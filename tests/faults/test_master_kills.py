@@ -24,20 +24,6 @@ TASKS = ["--batch-size", "8", "--records-per-task", "32"]
 FLAGS = ["--workers", "2", "--ps", "2", *TASKS]
 
 
-def kill_master(job: Any, meanwhile: Callable[[], object] = lambda: None) -> None:
-    """SIGKILL, and a word of the next one."""
-    (pid,) = job.pids("master")
-    os.kill(pid, signal.SIGKILL)
-    meanwhile()
-    job.wait_for(lambda: job.status().processes and job.status().processes[0].pid != pid)
-
-
-def require_same_processes(job: Any, before: set[int]) -> None:
-    """None of them ended, none was started, and nothing was rolled back."""
-    assert set(job.pids("worker") + job.pids("ps")) == before, job.report()
-    assert job.status().rollbacks == 0
-
-
 @pytest.mark.parametrize(
     "flags",
     [
@@ -51,12 +37,11 @@ def test_twice_in_training(start_job: Callable[..., Any], flags: list[str]) -> N
     job = start_job(RECORDS, *flags, delay_s=0.02)
     job.wait_for(lambda: job.done() > 100)
     before = set(job.pids("worker") + job.pids("ps"))
-    kill_master(job)
-    kill_master(job)  # in the middle of what it recovers
+    job.kill_master()
+    job.kill_master()  # in the middle of what it recovers
     job.wait_for(lambda: job.done() > 300)
-    kill_master(job)
-    require_same_processes(job, before)
-    job.go_on()
+    job.kill_master()
+    job.require_same_processes(before)
     job.check()
     assert job.summary()["records"] == RECORDS
 
@@ -75,10 +60,9 @@ def test_while_it_takes_checkpoints(start_job: Callable[..., Any], tmp_path: Pat
     for more in (0, 150):
         job.wait_for(lambda n=more: job.done() > n)
         job.wait_for(under_way)
-        kill_master(job)
+        job.kill_master()
     job.wait_for(lambda: job.status().checkpoint > newest)  # it is taken again, or committed
     job.kill("ps")  # so that one of them counts
-    job.go_on()
     job.check()
 
 
@@ -90,7 +74,7 @@ def test_at_the_end(start_job: Callable[..., Any], tmp_path: Path) -> None:
     job.wait_for(lambda: job.done() > 400)
     job.go_on()
     job.wait_for(lambda: job.done() == RECORDS)
-    kill_master(job)
+    job.kill_master()
     job.check()
     assert len(job.summary()["evaluations"]) == 1
 
@@ -133,7 +117,7 @@ def test_evaluations_and_predictions_are_complete(tmp_path: Path, jobs: Any) -> 
         job = start(verb, *rest, *flags)
         for done in (100, 300):
             job.wait_for(lambda n=done, job=job: job.done() > n)
-            kill_master(job)
+            job.kill_master()
         assert job.finish() == 0, job.report()
     summary = json.loads((tmp_path / "e.json").read_text())
     assert summary["records"] == RECORDS

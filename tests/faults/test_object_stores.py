@@ -56,7 +56,6 @@ def test_a_worker_is_killed(s3: S3Server, start_job: Callable[..., Any]) -> None
     job = start_job(RECORDS, *FLAGS, data="s3://numbers/day=*/*")
     job.wait_for(lambda: job.done() > 300)
     job.kill("worker")
-    job.go_on()
     job.check()
     assert "PUT" not in "".join(request for request in s3.requests() if "edl-index" in request)
     secret = s3.environment["AWS_SECRET_ACCESS_KEY"]
@@ -73,7 +72,6 @@ def test_connections_break_and_a_worker_is_killed(
         job = start_job(RECORDS, *FLAGS, data="s3://numbers/day=*/*")
         job.wait_for(lambda: job.done() > 300)
         job.kill("worker")
-        job.go_on()
         job.check()
         assert link.breaks > 10
 
@@ -88,5 +86,4 @@ def test_everybody_is_killed_and_the_store_pauses(
         s3.pause()
         job.kill(role)
         s3.resume()
-    job.go_on()
     job.check()

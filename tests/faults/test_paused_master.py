@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.test_failover import nothing_rolled_back
-from tests.faults.test_master_kills import RECORDS, TASKS, require_same_processes
+from tests.faults.test_master_kills import RECORDS, TASKS
 
 PAUSE_S = 6.0
 
@@ -28,14 +27,10 @@ def test_nobody_is_declared_lost(start_job: Callable[..., Any], durability: str)
     job = start_job(RECORDS, *flags, "--durability", durability, delay_s=0.02)
     job.wait_for(lambda: job.done() > 100)
     before = set(job.pids("worker") + job.pids("ps"))
-    (master,) = job.pids("master")
-    os.kill(master, signal.SIGSTOP)
-    time.sleep(PAUSE_S)
-    os.kill(master, signal.SIGCONT)
+    job.pause_master(PAUSE_S)
     done = job.done()
     job.wait_for(lambda: job.done() > min(done + 50, RECORDS - 100))
-    require_same_processes(job, before)
-    job.go_on()
+    job.require_same_processes(before)
     job.check()
 
 
@@ -63,11 +58,7 @@ def test_two_at_once(start_job: Callable[..., Any], durability: str, seed: int) 
         time.sleep(chance.choice([0.05, 0.5, 1.5, 4]))
     for wake in wakes:
         wake.join()
-    if durability == "journal":
-        nothing_rolled_back(job)
-    else:
-        job.go_on()
-        job.check()
+    job.check(rolled_back=0 if durability == "journal" else None)
 
 
 def send(pid: int, number: signal.Signals) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.faults.ring_jobs import RingJob
-from tests.faults.test_master_kills import kill_master
 
 PAUSE_S = 15.0  # more than the timeout of heartbeats
 MODEL = Path(__file__).with_name("counting_ring_model.py")
@@ -29,7 +27,7 @@ def test_the_master_is_killed(ring: RingJob) -> None:
     ring.trains()
     before = set(ring.pids("worker"))
     for _ in range(2):
-        kill_master(ring)
+        ring.kill_master()
         done = ring.done()
         ring.wait_for(lambda n=done: ring.done() > n)
     assert set(ring.pids("worker")) == before, ring.report()
@@ -41,13 +39,9 @@ def test_the_master_is_paused(ring: RingJob) -> None:
     """For longer than members may be silent: they wait for its word, and no model is lost."""
     ring.trains()
     before = set(ring.pids("worker"))
-    (master,) = ring.pids("master")
-    os.kill(master, signal.SIGSTOP)
-    time.sleep(PAUSE_S)
-    os.kill(master, signal.SIGCONT)
+    ring.pause_master(PAUSE_S)
     ring.trains()
-    assert set(ring.pids("worker")) == before, ring.report()
-    assert ring.status().rollbacks == 0, ring.report()
+    ring.require_same_processes(before)
     ring.check()
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.faults.conftest import EDL, Job, ModelJob
-from tests.waiting import HANG_S
 
 FLAGS = ["--workers", "2", "--batch-size", "8", "--records-per-task", "64"]
 STORM = """
@@ -57,7 +54,6 @@ def test_a_spare_takes_the_place_of_a_killed_worker(start_job: Callable[..., Mod
     job.wait_for(lambda: spare in job.running("worker"))
     assert job.running("worker") == workers - {victim} | {spare}
     assert "spare-2 takes the place of a worker" in texts(job)
-    job.go_on()
     job.check()
     assert ("worker", 2) in {(p["role"], p["id"]) for p in job.summary()["processes"]}
 
@@ -75,7 +71,6 @@ def test_a_spare_becomes_a_server(start_job: Callable[..., ModelJob]) -> None:
     os.kill(spare, signal.SIGKILL)
     job.wait_for(lambda: spare not in job.running("ps") and len(job.running("ps")) == 2)
     assert job.status().rollbacks == 0
-    job.go_on()
     job.check()
 
 
@@ -90,21 +85,13 @@ def test_a_storm_of_kills_of_workers_and_spares(
     job.wait_for(lambda: len(job.running("spare")) == 2, 120)
     plan = job.log.with_name("storm.toml")
     plan.write_text(STORM)
-    chaos = subprocess.Popen(
-        [*EDL, "chaos", job.name, "--plan", str(plan), "--json"],
-        env=job.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    events = job.folder / "events.jsonl"
-    over = "the last fault is over"
-    job.wait_for(lambda: over in events.read_text() or chaos.poll() is not None, 120)
-    job.go_on()
-    out, told = chaos.communicate(timeout=HANG_S)
-    assert chaos.returncode == 0, f"{out}{told}\n{job.report()}"
-    verdict = json.loads(out)
+    with job.storm("--plan", str(plan)) as storming:
+        pass
+    verdict = storming.verdict
     assert verdict["kills"]["worker"] >= 5
     assert verdict["kills"]["spare"] >= 1  # a busy machine has no other one in time
     assert verdict["rolled_back"]["times"] == 0
-    assert " takes the place of a worker" in events.read_text()
+    assert " takes the place of a worker" in (job.folder / "events.jsonl").read_text()
     job.check()
 
 
@@ -148,6 +135,5 @@ def test_a_model_file_that_a_spare_cannot_load(tmp_path: Path, jobs: contextlib.
     job.wait_for(lambda: not any(p.role == "spare" and p.state != "exited"
                                  for p in job.status().processes))  # fmt: skip
     assert sum(said in text for text in texts(job)) == 1
-    job.go_on()
-    assert job.finish() == 0, job.report()
+    job.end_well()
     assert "somebody edits this file" in job.log.read_text()
