@@ -1,14 +1,19 @@
-"""How members leave: at the end of the script, or asked to; the model is not lost with them."""
+"""How processes end: at the end of the script, asked to leave, or by Ctrl-C; the model is not lost
+with them."""
 
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import torch_edl
 from tests.unit.api.counting import counted, numbers, train
 from tests.unit.engine.ring.rings import Member, office
 from tests.waiting import HANG_S, wait_for
@@ -166,3 +171,36 @@ def test_an_error_of_an_earlier_cell_is_none_of_this_job(monkeypatch: pytest.Mon
     monkeypatch.setattr(sys, "last_value", EdlError("of this one"), raising=False)
     one._at_exit()
     assert not one.finished
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_ends_after_the_update_with_a_checkpoint(tmp_path: Path, times: int) -> None:
+    job = torch_edl.init(checkpoint_dir=tmp_path)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    job.prepare(model, optimizer)
+    data = torch.arange(32.0)[:, None]
+    came = 0
+
+    def train() -> None:
+        nonlocal came
+        for x in job.loader(data, batch_size=4):
+            came += 1
+            if came == 3:
+                for _ in range(times):
+                    os.kill(os.getpid(), signal.SIGINT)
+            loss = model(x).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train()
+    finally:
+        job.ending.finished = False
+        job.close()
+    assert came == 3
+    found = [path.name for path in layout.complete(tmp_path)]
+    assert found == ([layout.step_dir(tmp_path, 3).name] if times == 1 else [])
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

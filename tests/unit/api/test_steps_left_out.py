@@ -56,15 +56,18 @@ def test_a_batch_left_out_by_one_leaves_all_equal() -> None:
     assert weights[32:] == pytest.approx([0.125] * 8)
 
 
-def by_hand(member: Member) -> None:
-    job = member.job()
+def by_hand(job: Any, **options: Any) -> None:
     model, optimizer = counted(40, 8, job)
+    for number, (batch,) in enumerate(job.loader(numbers(40), batch_size=4, **options)):
+        model(batch).backward()
+        if number % 4 == 3:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def member_by_hand(member: Member) -> None:
     try:
-        for number, (batch,) in enumerate(job.loader(numbers(40), batch_size=4)):
-            model(batch).backward()
-            if number % 2:
-                optimizer.step()
-                optimizer.zero_grad()
+        by_hand(member.job())
     except UsageError as error:
         member.tell(str(error))
 
@@ -72,8 +75,17 @@ def by_hand(member: Member) -> None:
 @pytest.mark.parametrize("world", [1, 2])
 def test_gathering_by_hand_is_refused_where_a_ring_may_change(world: int) -> None:
     with office(world) as one:
-        for each in [one.start(by_hand) for _ in range(world)]:
+        for each in [one.start(member_by_hand) for _ in range(world)]:
             assert "accumulate=N" in each.hear()
+
+
+@pytest.mark.parametrize("options", [{}, {"global_batch_size": 8}])
+def test_gathering_by_hand_is_refused_in_a_plain_process_too(
+    jobs: Any, options: dict[str, int]
+) -> None:
+    """Each batch would be a step: of the job, of its checkpoints, of ``global_batch_size``."""
+    with pytest.raises(UsageError, match="accumulate=N"):
+        by_hand(jobs(), **options)
 
 
 def zeroing(member: Member, keep: bool) -> None:
@@ -96,39 +108,6 @@ def test_a_step_left_out_by_all_is_no_gathering(keep: bool, world: int) -> None:
         for each in [one.start(zeroing, keep) for _ in range(world)]:
             weights = each.hear()
             assert weights == [1.0] * 8 + [0.0] * 8 + [1.0] * 8 + [0.0] * 8 + [1.0] * 8
-
-
-def test_gathering_by_hand_beside_ours_is_refused(jobs: Any) -> None:
-    job = jobs()
-    model, optimizer = counted(40, 8, job)
-
-    def loop() -> None:
-        for number, (batch,) in enumerate(
-            job.loader(numbers(40), batch_size=4, global_batch_size=8)
-        ):
-            model(batch).backward()
-            if number % 4 == 3:
-                optimizer.step()
-                optimizer.zero_grad()
-
-    with pytest.raises(UsageError, match="accumulate=N"):
-        loop()
-
-
-def test_gathering_by_hand_is_refused_in_a_plain_process_too(jobs: Any) -> None:
-    """Each batch would be a step: of the job, of its checkpoints, of ``global_batch_size``."""
-    job = jobs()
-    model, optimizer = counted(40, 4, job)
-
-    def loop() -> None:
-        for number, (batch,) in enumerate(job.loader(numbers(40), batch_size=4)):
-            model(batch).backward()
-            if number % 2:
-                optimizer.step()
-                optimizer.zero_grad()
-
-    with pytest.raises(UsageError, match="accumulate=N"):
-        loop()
 
 
 @pytest.mark.parametrize("keep", [False, True])

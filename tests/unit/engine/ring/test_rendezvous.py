@@ -1,7 +1,9 @@
-"""Who is refused a ring: since the job is over, or since the master took it for lost."""
+"""Who is refused a ring: since the job is over, since the master took it for lost, or since neither
+torchrun nor torch-edl run started it."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -9,8 +11,8 @@ from typing import Any
 import pytest
 
 from torch_edl.config import JobConfig
-from torch_edl.engine.ring.rendezvous import MasterRendezvous
-from torch_edl.errors import DeclaredLostError, DismissedError
+from torch_edl.engine.ring.rendezvous import MasterRendezvous, TorchrunRendezvous
+from torch_edl.errors import DeclaredLostError, DismissedError, JobFailedError, UsageError
 from torch_edl.master_client.heartbeat import Heartbeat, WorkerStatus
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
@@ -55,3 +57,17 @@ def test_one_that_is_not_wanted_leaves(refused: Callable[[bool], MasterRendezvou
     with pytest.raises(DismissedError) as caught:
         refused(True).next(1, 5)
     assert not isinstance(caught.value, DeclaredLostError)
+
+
+def test_a_launcher_that_serves_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    for name, value in {"RANK": 0, "WORLD_SIZE": 2, "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(UsageError, match=r"\['MASTER_ADDR'\] not: .* by torchrun or torch-edl run"):
+        TorchrunRendezvous()
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    rendezvous = TorchrunRendezvous()
+    with pytest.raises(JobFailedError, match=f"nobody answers at .*=127.0.0.1:{port} .*refused"):
+        rendezvous.next(0, -1)
