@@ -8,6 +8,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -31,6 +32,15 @@ from torch_edl.wire.data_plane.stub import CALLS, DataStub
 
 TOKEN = "secret"
 DIM = 4
+
+
+@contextmanager
+def refused(match: str, code: grpc.StatusCode = grpc.StatusCode.INVALID_ARGUMENT) -> Iterator[None]:
+    """A server refuses the call in the block."""
+    with pytest.raises(grpc.RpcError) as caught:
+        yield
+    assert caught.value.code() == code, caught.value.details()
+    assert match in caught.value.details()
 
 
 def ones(ids: np.ndarray, dim: int = 4) -> np.ndarray:

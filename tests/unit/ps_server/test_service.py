@@ -8,9 +8,8 @@ from typing import Any
 
 import grpc
 import numpy as np
-import pytest
 
-from tests.unit.ps_server.conftest import ones
+from tests.unit.ps_server.conftest import ones, refused
 from tests.waiting import HANG_S
 from torch_edl.wire import codec, services
 from torch_edl.wire import pserver_pb2 as pb
@@ -121,26 +120,24 @@ def test_what_is_wrong_is_named_and_changes_nothing(start: Callable[..., Any]) -
     bad_flat = flat.copy()
     bad_flat[4] = np.inf
 
-    def refused(match: str, **push: Any) -> None:
-        with pytest.raises(grpc.RpcError) as caught:
+    def rejected(match: str, **push: Any) -> None:
+        with refused(match):
             server.push(**{"task_id": 0, "first": 0, "last": 64, "rows": good, **push})
-        assert caught.value.code() == INVALID, caught.value.details()
-        assert match in caught.value.details()
 
-    refused("gap", first=64, last=128)
-    refused("empty", last=0)
-    refused("'nothere'", rows={"t": good["t"], "nothere": good["t"]})
-    refused("the gradient of id 2", rows={"t": (ids, nan)})
-    refused("id 100 is outside [0, 100)", rows={"t": (np.array([1, 100, 2]), ones(ids))})
-    refused("id -1 is outside", rows={"t": (np.array([1, -1, 2]), ones(ids))})
-    refused("shape (3, 5)", rows={"t": (ids, ones(ids, 5))})
-    refused("shape (3, 4)", rows={"t": (ids[:2], ones(ids))})
-    refused("gradient of float64", rows={"t": (ids, ones(ids).astype(np.float64))})
-    refused("6 values", dense=flat[:6])
-    refused("parameter w", dense=bad_flat)
-    refused("2 learning rates", learning_rates=[0.1, 0.2])
+    rejected("gap", first=64, last=128)
+    rejected("empty", last=0)
+    rejected("'nothere'", rows={"t": good["t"], "nothere": good["t"]})
+    rejected("the gradient of id 2", rows={"t": (ids, nan)})
+    rejected("id 100 is outside [0, 100)", rows={"t": (np.array([1, 100, 2]), ones(ids))})
+    rejected("id -1 is outside", rows={"t": (np.array([1, -1, 2]), ones(ids))})
+    rejected("shape (3, 5)", rows={"t": (ids, ones(ids, 5))})
+    rejected("shape (3, 4)", rows={"t": (ids[:2], ones(ids))})
+    rejected("gradient of float64", rows={"t": (ids, ones(ids).astype(np.float64))})
+    rejected("6 values", dense=flat[:6])
+    rejected("parameter w", dense=bad_flat)
+    rejected("2 learning rates", learning_rates=[0.1, 0.2])
     # The last table of a push is bad: the first must not be touched.
-    refused("the gradient of id 2", rows={"t": good["t"], "bounded": (ids, nan)}, dense=flat - 1)
+    rejected("the gradient of id 2", rows={"t": good["t"], "bounded": (ids, nan)}, dense=flat - 1)
 
     request = pb.PushGradientsRequest(fence=server.fence, range=pb.RecordRange(last=64))
     entry = request.tables.add(name="t", ids=ids.tobytes()[:-1], values=codec.to_proto(ones(ids)))
@@ -181,9 +178,8 @@ def test_callers_of_another_life_or_job_or_without_the_token(start: Callable[...
             assert code == grpc.StatusCode.FAILED_PRECONDITION, request
             assert "ask the master" in text
     stranger = Stub(services.PSERVER, server.address, "guess")
-    with pytest.raises(grpc.RpcError) as caught:
+    with refused("", grpc.StatusCode.UNAUTHENTICATED):
         stranger.call(pb.PserverStatusRequest(), timeout_s=HANG_S)
-    assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
     stranger.close()
     assert server.status().version == 0
 
@@ -202,10 +198,8 @@ def test_the_first_worker_says_what_to_hold(start: Callable[..., Any]) -> None:
         ({"groups": {"w": -1}}, "'w'"),
     ):
         arguments: dict[str, Any] = {"dense": DENSE, "tables": {"t": 4}, **change}
-        with pytest.raises(grpc.RpcError) as caught:
+        with refused(match):
             server.initialize(**arguments)
-        assert caught.value.code() == INVALID
-        assert match in caught.value.details()
 
 
 def test_models_that_make_no_sense_are_refused(start: Callable[..., Any]) -> None:
@@ -222,9 +216,8 @@ def test_models_that_make_no_sense_are_refused(start: Callable[..., Any]) -> Non
     ]
     for change, match in cases:
         arguments: dict[str, Any] = {"dense": DENSE, "tables": {}, **change}
-        with pytest.raises(grpc.RpcError) as caught:
+        with refused(match):
             server.initialize(**arguments)
-        assert match in caught.value.details()
     assert not server.call(pb.PullRequest(fence=server.fence)).initialized
     tables: list[tuple[dict[str, Any], str]] = [
         ({"tables": {"t": 0}}, "dim 0"),
@@ -234,9 +227,8 @@ def test_models_that_make_no_sense_are_refused(start: Callable[..., Any]) -> Non
         ({"tables": {"t": 4}, "min_count": -1}, "min_count"),
     ]
     for change, match in tables:
-        with pytest.raises(grpc.RpcError) as caught:
+        with refused(match):
             server.initialize(DENSE, **change)
-        assert match in caught.value.details()
     assert not server.status().rows
 
 
