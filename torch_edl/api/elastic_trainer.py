@@ -19,7 +19,6 @@ from torch_edl.api.inputs import OwnLoss, features_of, labelled, moved, required
 from torch_edl.api.job import Job
 from torch_edl.api.loader import Loader
 from torch_edl.api.opening import JobOptions, adopted, check_options, is_plain
-from torch_edl.api.progress import Epochs
 from torch_edl.api.user_parts import (
     Schedule,
     check_function,
@@ -194,7 +193,7 @@ class ElasticTrainer:
             **options,
         )
         loader.passes = epochs
-        shown = Epochs(epochs, bar=verbose and is_plain())
+        shown = evaluate.Epochs(epochs, bar=verbose and is_plain())
         history: list[Figures] = []
         self._stopped = False
         self._tell("on_train_begin", self.model)
@@ -230,7 +229,7 @@ class ElasticTrainer:
 
         return bool(self.job.collect(own, any))
 
-    def _epoch(self, loader: Loader, shown: Epochs) -> bool:
+    def _epoch(self, loader: Loader, shown: evaluate.Epochs) -> bool:
         """Train for one epoch; return True if this process trained a batch."""
         self.model.train()
         step, loss = self.job.step, None

@@ -24,14 +24,13 @@ from torch_edl.errors import (
     DismissedError,
     EdlError,
     MasterLostError,
-    MinibatchError,
     ServersLostError,
     ServersReplacedError,
 )
 from torch_edl.interfaces import LeasedEngine, Update
 from torch_edl.master_client.leases import HeldLease, LeaseClient, TaskResult
 from torch_edl.master_client.session import MasterSession
-from torch_edl.training.one_off import OneOffTasks
+from torch_edl.training.one_off import OneOffTasks, failed_records
 from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -331,10 +330,7 @@ class LeasedUpdates:
             log.warning("the updates before the failure: %s", lost)
         _, done = self._open.get(lease.lease_id, (lease, TaskResult(offset=lease.offset)))
         others = [held for held in self._forget() if held[0].lease_id != lease.lease_id]
-        where = ""
-        if update is not None and not isinstance(error, FeedError):
-            where = update.where(error.sample if isinstance(error, MinibatchError) else None)
-        self._one_off.fail(lease, error, where=where, done=done)
+        self._one_off.fail(lease, error, where=failed_records(update, error), done=done)
         self._give_back(others)
 
     # ---- leaving ----

@@ -59,6 +59,14 @@ def comes_again(error: BaseException) -> bool:
     return isinstance(error, UsageError | NanLossError)
 
 
+def failed_records(update: Update | None, error: BaseException) -> str:
+    """Return the names of the records of a failed update for messages; empty if they are unknown,
+    or if the error names them."""
+    if update is None or isinstance(error, FeedError):
+        return ""
+    return update.where(error.sample if isinstance(error, MinibatchError) else None)
+
+
 def fit(columns: Fittable, read: Callable[[HeldLease], Any], master: MasterSession) -> None:
     """Lease fitting tasks and report their statistics, until no task is left or this worker
     leaves.
@@ -89,7 +97,6 @@ def fit(columns: Fittable, read: Callable[[HeldLease], Any], master: MasterSessi
 
 
 def _observed(columns: Fittable, read: Callable[[HeldLease], Any], lease: HeldLease) -> TaskResult:
-    """Return the statistics of a task's records."""
     records = read(lease)
     statistics = columns.statistics()
     try:
@@ -146,17 +153,11 @@ class OneOffTasks:
             self._leases.release(lease)
             raise
         except (Exception, SystemExit) as error:
-            self._fail(lease, error, self._where(error))
+            self._fail(lease, error, failed_records(self._at_work, error))
             return
         finally:
             self._at_work = None
         self._leases.complete(lease, result)
-
-    def _where(self, error: BaseException) -> str:
-        """Return the names of the records of the current update for messages; empty: unknown."""
-        if self._at_work is None or isinstance(error, FeedError):
-            return ""
-        return self._at_work.where(error.sample if isinstance(error, MinibatchError) else None)
 
     def _fail(self, lease: HeldLease, error: BaseException, where: str = "") -> None:
         """Report a task as failed, or return it to the master if this worker was asked to leave."""

@@ -13,7 +13,7 @@ from tests.unit.api.counting import OPTIONS, counted, counting, finish, numbers,
 from tests.unit.engine.ring.rings import Member, office
 from tests.waiting import wait_for
 from torch_edl.checkpoint import layout
-from torch_edl.engine.ring.control_flags import DivergedError
+from torch_edl.engine.ring.membership import DivergedError
 from torch_edl.errors import UsageError
 
 # Nothing that the others do not cover as well, with other members.

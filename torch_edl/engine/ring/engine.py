@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_edl.checkpoint.manifest import Snapshot
-from torch_edl.engine.ring.control_flags import UNAUTHORIZED, ControlFlags
-from torch_edl.engine.ring.membership import RingMembership
+from torch_edl.engine.ring.membership import UNAUTHORIZED, ControlFlags, RingMembership
 from torch_edl.engine.ring.rendezvous import RingRendezvous
 from torch_edl.engine.ring.replicated import Phase, Replicated, RingBrokenError
 from torch_edl.errors import DismissedError, UsageError
