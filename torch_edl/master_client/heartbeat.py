@@ -55,7 +55,6 @@ class WorkerStatus:
     """Records of the passes before the current pass."""
     records_to_come: int = 0
     """Records of the passes after the current pass, as far as known."""
-    """Records of the passes after this one, as far as known."""
     leaving: bool = False
     """True if the worker received SIGTERM and leaves after its current work."""
     stacks: str = ""

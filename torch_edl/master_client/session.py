@@ -30,6 +30,7 @@ _CALL_S = 30.0
 _FAREWELL_S = 20.0
 # Longer than the master's long poll of 2 s.
 _RESOLVE_S = 6.0
+_PLACE_S = 10.0
 
 
 class MasterSession:
@@ -126,8 +127,7 @@ class MasterSession:
                 return answer.fitted  # type: ignore[no-any-return]
             if answer.fit:
                 fit()
-            if answer.leave or self.heartbeat.draining.is_set() or self.heartbeat.lost.is_set():
-                raise DismissedError("the job continues without this process, or is over")
+            self._leave_if_asked(answer)
 
     def report_data(self, data: pb.ScriptData) -> pb.Start:
         """Report the data that the loader of a script reads, then wait for the servers.
@@ -135,20 +135,19 @@ class MasterSession:
         Raises:
             DismissedError: the job ended, or continues without this process.
             UsageError: another process reported different data.
-            UsageError: another process reported other data.
         """
         self._ask(pb.ReportDataRequest(data=data))
         return self.wait_until_ready()
 
     def begin_pass(self, number: int, epochs: int) -> bool:
-        """Waits until all scripts that were in the loop before have come to this one.
+        """Wait until all scripts that were in the previous loop have reached this loop.
 
         Args:
-            number: of the loop; 1 for the first.
-            epochs: of the data, in this loop and in the loops before.
+            number: number of the loop, from 1.
+            epochs: number of epochs of this loop and all previous loops.
 
         Returns:
-            Whether the training is beyond this loop.
+            True if the other processes have completed this loop.
 
         Raises:
             DismissedError: the job continues without this process, or is over.
@@ -165,16 +164,16 @@ class MasterSession:
         make: Callable[[int, int], bytes],
         merge: Callable[[list[bytes]], str],
     ) -> str:
-        """Computes a value with all scripts that are at the same point.
+        """Compute a value with all scripts that are at the same point.
 
         Args:
             passes: loops over loaders that this script has begun.
-            number: of the value since then; 1 for the first.
-            make: from (rank, world size) to the part of this process.
-            merge: from the parts, in the order of ranks, to the value as JSON.
+            number: number of the value in the newest loop, from 1.
+            make: function from (rank, world size) to the part of this process.
+            merge: function from the parts, in the order of ranks, to the value as JSON.
 
         Returns:
-            The value as JSON, the same in all processes; ``null`` if the training is beyond this
+            The value as JSON, the same in all processes; ``null`` if the others have passed this
             point.
 
         Raises:
@@ -193,9 +192,12 @@ class MasterSession:
 
     def _meeting(self, request: Message) -> Any:
         answer = self._ask(request)
+        self._leave_if_asked(answer)
+        return answer
+
+    def _leave_if_asked(self, answer: Any) -> None:
         if answer.leave or self.heartbeat.draining.is_set() or self.heartbeat.lost.is_set():
             raise DismissedError("the job continues without this process, or is over")
-        return answer
 
     def wait_until_ready(self) -> pb.Start:
         """Wait until the strategy is known and its servers run.
@@ -207,15 +209,13 @@ class MasterSession:
             # Repeated each time: the master may have been killed before it saved the report.
             if self._model is not None:
                 self._ask(self._model)
-            request = pb.WaitUntilReadyRequest(worker_id=self.worker_id)
-            answer = self._ask(request)
+            answer = self._ask(pb.WaitUntilReadyRequest(worker_id=self.worker_id))
             if answer.HasField("start"):
                 self.cluster = answer.start.cluster
                 return answer.start  # type: ignore[no-any-return]
             if answer.fit and self._fit is not None:
                 self._fit()
-            if answer.leave or self.heartbeat.draining.is_set() or self.heartbeat.lost.is_set():
-                raise DismissedError("the job ended before it began")
+            self._leave_if_asked(answer)
 
     def resolve(self, shard: int, incarnation: int) -> pb.Cluster:
         """Wait some seconds for a later server of a shard, and return the current servers.
@@ -278,10 +278,6 @@ class MasterSession:
         self.heartbeat.beat()  # tells the master to lease no more tasks to this process
 
 
-# Longer than the master's long poll of 2 s.
-_CALL_S = 10.0
-
-
 class SpareSession:
     """Waits at the master, which the environment names, until a worker slot is free.
 
@@ -335,7 +331,7 @@ class SpareSession:
         )
         try:
             answer: pb.AwaitPlaceResponse = self._master.insist(
-                request, timeout_s=_CALL_S, away_s=MASTER_AWAY_S
+                request, timeout_s=_PLACE_S, away_s=MASTER_AWAY_S
             )
         except grpc.RpcError as error:
             raise MasterLostError(f"{error.code().name}: {error.details()}") from None
