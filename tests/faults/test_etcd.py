@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.etcd_server import Etcd
-from tests.faults.test_master_kills import FLAGS, RECORDS
+from tests.faults.test_masters import FLAGS, RECORDS
 from torch_edl.plugins.etcd.store import EtcdStore
 
 KEYS = "/torch-edl/jobs/count"

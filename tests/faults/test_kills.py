@@ -37,15 +37,6 @@ def test_the_local_worker_is_killed(start_job: Callable[..., Any]) -> None:
     job.check()
 
 
-@pytest.mark.slow  # tests/unit/cli/test_submit.py does it with fewer processes
-def test_nothing_outlives_the_client(start_job: Callable[..., Any]) -> None:
-    """The check for orphans is the fixture's."""
-    job = start_job(RECORDS, *FLAGS)
-    job.wait_for(lambda: job.done() > 0)
-    job.process.kill()
-    assert job.finish(20) != 0
-
-
 @pytest.mark.slow
 def test_a_stopped_job_goes_on_from_its_checkpoint(start_job: Callable[..., Any]) -> None:
     """Stopped by Ctrl-C, then resumed with another number of servers and workers."""
@@ -55,16 +46,6 @@ def test_a_stopped_job_goes_on_from_its_checkpoint(start_job: Callable[..., Any]
     assert first.finish(20) == 130
     second = start_job(RECORDS, "--ps", "3", *TASKS, *KEEP, "--resume", name="second")
     second.check()
-
-
-@pytest.mark.slow  # who is told to leave does as at a SIGTERM; the README scales, too
-def test_scaling_while_it_trains(start_job: Callable[..., Any]) -> None:
-    job = start_job(RECORDS, "--workers", "1:2", "--ps", "2", *TASKS)
-    job.wait_for(lambda: job.done() > 0)
-    for workers in (1, 2):
-        job.scale("--workers", workers)
-        job.wait_for(lambda n=workers: len(job.pids("worker")) == n)
-    job.check()
 
 
 def test_a_worker_dies_between_its_last_push_and_its_report(start_job: Callable[..., Any]) -> None:

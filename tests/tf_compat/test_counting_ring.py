@@ -11,7 +11,6 @@ import psutil
 import pytest
 
 from tests.faults.ring_jobs import RingJob
-from tests.faults.test_master_kills import kill_master
 from tests.tf_compat import installed
 
 __all__ = ["installed"]
@@ -48,7 +47,7 @@ def test_members_of_a_ring_are_killed_again_and_again_with_their_master(tmp_path
             job.trains()
             job.hurt(signal.SIGKILL, job.pids("worker")[number])
         job.trains()
-        kill_master(job)
+        job.kill_master()
         job.trains()
         job.hurt(signal.SIGTERM, job.pids("worker")[0])
         job.trains()

@@ -1,12 +1,16 @@
-"""The master of a model file's job is killed: nothing is lost or repeated, and the processes that
-it had started continue."""
+"""The master of a model file's job is killed, paused for longer than any process may be silent, or
+followed on its port by another user of the machine. Nothing is lost or repeated, and the processes
+that it had started continue."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import random
 import signal
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,10 +20,13 @@ import psutil
 import pytest
 from safetensors.numpy import load_file
 
-from tests.faults.conftest import EDL, Job
+from tests.faults.conftest import EDL, Job, ModelJob
+from tests.other_user import false_listener, needs_root
 from tests.waiting import HANG_S
+from torch_edl.wire.endpoint import split
 
 RECORDS = 800
+PAUSE_S = 6.0  # more than the timeout of heartbeats
 TASKS = ["--batch-size", "8", "--records-per-task", "32"]
 FLAGS = ["--workers", "2", "--ps", "2", *TASKS]
 
@@ -140,3 +147,76 @@ def test_nothing_outlives_client_and_master(start_job: Callable[..., Any]) -> No
     assert [p for p in left if p.is_running()], "nobody ends them"
     _, alive = psutil.wait_procs(left, timeout=HANG_S)
     assert not alive
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("durability", ["checkpoint", "journal", "replica"])
+def test_nobody_is_declared_lost(start_job: Callable[..., Any], durability: str) -> None:
+    """By a master that was paused: nobody was silent to anybody who listened."""
+    flags = ["--workers", "2", "--ps", "2", *TASKS, "--heartbeat-timeout", "3"]
+    job = start_job(RECORDS, *flags, "--durability", durability, delay_s=0.02)
+    job.wait_for(lambda: job.done() > 100)
+    before = set(job.pids("worker") + job.pids("ps"))
+    job.pause_master(PAUSE_S)
+    done = job.done()
+    job.wait_for(lambda: job.done() > min(done + 50, RECORDS - 100))
+    job.require_same_processes(before)
+    job.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("durability", ["journal", "replica"])
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_two_at_once(start_job: Callable[..., Any], durability: str, seed: int) -> None:
+    """Masters, servers and workers are killed, or paused for shorter or longer than they may be
+    silent, while others are: only with replicas may that lose the model, which has checkpoints."""
+    chance = random.Random(f"{durability} {seed}")
+    flags = ["--workers", "3", "--ps", "2", *TASKS, "--heartbeat-timeout", "4"]
+    flags += ["--durability", durability, "--checkpoint-every", "40", "--checkpoint-dir", "DIR"]
+    job = start_job(4 * RECORDS, *flags, "--staleness", chance.choice("02"))
+    job.wait_for(lambda: job.done() > 100)
+    wakes: list[threading.Timer] = []
+    for _ in range(9):
+        role = chance.choice(["worker", "ps", "master"])
+        hurt, pause_s = chance.choice([signal.SIGKILL, signal.SIGSTOP]), chance.uniform(0.3, 7)
+        if pids := job.pids(role):
+            pid = chance.choice(pids)
+            send(pid, hurt)
+            if hurt == signal.SIGSTOP:
+                wakes.append(threading.Timer(pause_s, send, (pid, signal.SIGCONT)))
+                wakes[-1].start()
+        time.sleep(chance.choice([0.05, 0.5, 1.5, 4]))
+    for wake in wakes:
+        wake.join()
+    job.check(rolled_back=0 if durability == "journal" else None)
+
+
+def send(pid: int, number: signal.Signals) -> None:
+    """A signal to a process, unless that has ended."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+@needs_root
+@pytest.mark.slow
+def test_a_false_master_is_told_nothing_and_ends_nothing(
+    start_job: Callable[..., ModelJob],
+) -> None:
+    """Another user of the machine takes the port of a master that was killed."""
+    job = start_job(6_000, "--ps", "2", "--workers", "2")
+    job.wait_for(lambda: job.done() > 200)
+    where = json.loads((job.folder / "master.json").read_text())
+    workers, servers = job.running("worker"), job.running("ps")
+    os.kill(job.process.pid, signal.SIGSTOP)  # it would start the next master at once
+    try:
+        job.kill("master")
+        with false_listener(split(where["address"])[1]) as received:
+            job.wait_for(lambda: len(received) > 8)
+    finally:
+        os.kill(job.process.pid, signal.SIGCONT)
+    told = b"".join(received)
+    assert where["token"].encode() not in told
+    assert b"torch_edl." not in told  # the name of a method: nothing was asked
+    job.wait_for(lambda: job.running("worker") == workers)
+    assert job.running("ps") == servers
+    job.check()
