@@ -1,4 +1,4 @@
-"""What scripts read of a DataLoader, and loaders that are left half-read."""
+"""What scripts read of a DataLoader, loops that are left, and loops within loops."""
 
 from __future__ import annotations
 
@@ -22,6 +22,12 @@ def prepared(job: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     job.prepare(model, optimizer)
     return model, optimizer
+
+
+def train(model: nn.Module, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
 
 
 def test_a_loader_has_what_scripts_read_of_a_dataloader(jobs: Any) -> None:
@@ -69,9 +75,7 @@ def test_a_loader_that_was_left_half_read_counts_its_last_update(jobs: Any, tmp_
     model, optimizer = prepared(job)
     batches = iter(job.loader(DATA, batch_size=4))
     for x, y in batches:
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        train(model, optimizer, x, y)
         if job.step == 2:
             break
     job.close()
@@ -79,3 +83,46 @@ def test_a_loader_that_was_left_half_read_counts_its_last_update(jobs: Any, tmp_
     assert newest is not None
     assert layout.read(newest).data == {"pass": 0, "records": 8}
     assert next(batches, None) is None
+
+
+def test_a_loop_that_was_interrupted_does_not_stand_in_the_way(jobs: Any) -> None:
+    """The traceback of an interrupt keeps the iterator alive, in the middle of an update."""
+    job = jobs()
+    model, optimizer = prepared(job)
+    kept = iter(job.loader(DATA, batch_size=4))
+    x, y = next(kept)
+    train(model, optimizer, x, y)
+    next(kept)
+    before = model.weight.detach().clone()
+    batches = 0
+    for x, y in job.loader(DATA, batch_size=4, epochs=2):
+        train(model, optimizer, x, y)
+        batches += 1
+    assert batches == 12
+    assert job.step == 13
+    assert not torch.equal(before, model.weight)
+    kept.close()
+    assert job.step == 13
+
+
+def test_a_loop_within_a_loop_is_refused(jobs: Any) -> None:
+    job = jobs()
+    model, optimizer = prepared(job)
+    outer = iter(job.loader(DATA, batch_size=4))
+    train(model, optimizer, *next(outer))
+    for x, y in job.loader(DATA, batch_size=12):
+        train(model, optimizer, x, y)
+    with pytest.raises(UsageError, match="inside this loop"):
+        next(outer)
+
+
+def test_what_is_gathered_is_kept_for_those_who_come_later(jobs: Any) -> None:
+    job = jobs()
+    prepared(job)
+    assert job.collect(lambda rank, world: b"%d/%d" % (rank, world), len) == 1
+    assert job.gather(lambda rank, world: b"part") == [b"part"]
+    engine = job._part.engine
+    assert engine is not None
+    assert engine.replica.position.results == {"0": 1, "1": None}
+    assert engine.replica.position.progress == 2
+    assert job.step == 0
