@@ -16,7 +16,9 @@ dist.all_reduce(reached)
 name = f"{os.environ['TORCHELASTIC_RUN_ID']}-{os.getpid()}"
 (folder / f"{name}.part").write_text(json.dumps(dict(os.environ)))
 os.replace(folder / f"{name}.part", folder / f"{name}.json")
-print(f"rank {dist.get_rank()} of {int(reached)}: {sys.argv[2:]}", flush=True)
+# One write for the line and its end: another rank writes to the same pipe.
+sys.stdout.write(f"rank {dist.get_rank()} of {int(reached)}: {sys.argv[2:]}\n")
+sys.stdout.flush()
 if "fail" in sys.argv:
     if dist.get_rank() == dist.get_world_size() - 1:
         # Not sys.exit: an interpreter that ends while Gloo's threads live is aborted now and then.
