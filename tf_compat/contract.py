@@ -16,6 +16,7 @@ from tf_compat.signatures import SIGNATURES
 from torch_edl.errors import ContractError
 from torch_edl.training.contract.functions import UserFunctions
 from torch_edl.training.contract.loading import load_functions
+from torch_edl.training.diagnostics import describe_parts
 
 _DATASET_NAMES = ("dataset", "ds")
 
@@ -174,8 +175,4 @@ def describe(value: Any) -> str:
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         dtype = getattr(value.dtype, "name", value.dtype)
         return f"{tuple(value.shape)} {dtype}"
-    if isinstance(value, tuple | list):
-        return f"({', '.join(describe(v) for v in value)})"
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{name}: {describe(v)}' for name, v in value.items())}}}"
-    return type(value).__name__
+    return describe_parts(value, describe)

@@ -18,6 +18,7 @@ from torch_edl.optim import optimizer_config
 from torch_edl.pytorch.signatures import SIGNATURES
 from torch_edl.training.contract.functions import UserFunctions
 from torch_edl.training.contract.loading import load_functions
+from torch_edl.training.diagnostics import describe_parts
 from torch_edl.wire import master_pb2 as pb
 
 
@@ -135,15 +136,10 @@ class TorchValues:
 
 
 def describe(value: Any) -> str:
-    """Return the shape and dtype of a tensor, or the type of any other value, for messages. The
-    parts of tuples, lists and mappings are described one by one."""
+    """Return the shape and dtype of a tensor, or the type of any other value, for messages."""
     if isinstance(value, torch.Tensor):
         return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
-    if isinstance(value, tuple | list):
-        return f"({', '.join(describe(v) for v in value)})"
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{name}: {describe(v)}' for name, v in value.items())}}}"
-    return type(value).__name__
+    return describe_parts(value, describe)
 
 
 def _is_torchmetric(metric: Any) -> bool:

@@ -1,5 +1,5 @@
-"""Diagnostics of training steps: causes of a loss that is not finite, and statistics of the outputs
-of layers (``--log-layers``)."""
+"""Diagnostics of training steps: causes of a loss that is not finite, statistics of the outputs of
+layers (``--log-layers``), and the form of values in messages."""
 
 from __future__ import annotations
 
@@ -134,3 +134,13 @@ class LayerLog:
             tuple(shape),
             *figures,
         )
+
+
+def describe_parts(value: Any, describe: Callable[[Any], str]) -> str:
+    """Return the type of a value that is no tensor, for messages; ``describe`` is called for each
+    part of a tuple, a list or a mapping."""
+    if isinstance(value, tuple | list):
+        return f"({', '.join(map(describe, value))})"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name}: {describe(part)}' for name, part in value.items())}}}"
+    return type(value).__name__
