@@ -117,6 +117,13 @@ class Job:
         beat(log, peer)
         return log
 
+    def settled(self, **more: Any) -> tuple[Owner, Peer]:
+        """A first server, and the peer that keeps its log, as the master knows."""
+        peer = self.peer()
+        log = self.first(peer, **more)
+        settle(log, peer)
+        return log, peer
+
     def close(self) -> None:
         for log in self._logs:
             log.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,15 +31,11 @@ from torch_edl.ps_server.durability.records import (
     HEAD_BYTES,
     Kind,
     LogEntry,
-    Record,
     pack,
-    read,
-    unpack,
 )
 from torch_edl.wire import pserver_pb2
 from torch_edl.wire import replica_pb2 as pb
 from torch_edl.wire.codec import Framed
-from torch_edl.wire.data_plane.server import MOST_FRAMES
 from torch_edl.wire.data_plane.stub import DataStub
 
 
@@ -51,50 +46,8 @@ def job(tmp_path: Path) -> Iterator[Job]:
     made.close()
 
 
-def test_records_travel_as_they_stand_in_a_segment() -> None:
-    entries = [(n, LogEntry.of(Kind.GRADIENTS, os.urandom(n * 7))) for n in range(1, 5)]
-    content = b"".join(pack(*entry) for entry in entries)
-    unsent = transfer.Unsent(1 << 20)
-    for entry in entries:
-        unsent.append(*entry)
-    pieces = unsent.batch(after=0, until=4)
-    assert b"".join(pieces) == content
-    for given in (pieces, [content], [pack(*entries[0]), *pieces[2:]]):
-        assert list(unpack(given)) == entries
-    for place in range(len(content)):
-        damaged = bytearray(content)
-        damaged[place] ^= 1
-        with pytest.raises(UsageError, match="records:"):
-            list(unpack([bytes(damaged)]))
-    for cut in (1, 27, len(content) - 1):
-        with pytest.raises(UsageError, match="records:"):
-            list(unpack([content[:cut]]))
-    with pytest.raises(UsageError, match="record 4 is cut off"):
-        list(unpack(pieces[:-1]))
-
-
-def test_a_record_has_the_message_and_the_frames_of_a_call() -> None:
-    contents = [os.urandom(size) for size in (3, 70_000, 0, 40_000, 50, 9)]
-    for frames in (contents, contents * 400, contents[:1], []):
-        entry = LogEntry.of(Kind.GRADIENTS, b"message", frames)
-        unsent = transfer.Unsent(1 << 20)
-        unsent.append(7, entry)
-        pieces = unsent.batch(after=6, until=7)
-        assert b"".join(pieces) == pack(7, entry)
-        assert len(pieces) < MOST_FRAMES
-        for given in (pieces, [pack(7, entry)]):
-            (record,) = read(given)
-            assert record.parts() == (b"message", frames)
-            assert record.packed() == pack(7, entry)
-    short = Record(7, Kind.GRADIENTS, b"\x09\0\0\0message", 1)
-    with pytest.raises(UsageError, match="record 7: its frames are longer than the record"):
-        short.parts()
-
-
 def test_a_successor_finds_what_was_acknowledged(job: Job) -> None:
-    peer = job.peer()
-    log = job.first(peer)
-    settle(log, peer)
+    log, peer = job.settled()
     push(log, b"a", b"", b"c" * 3_000_000)
     assert recovered(job.owner(), peer) == ({}, [b"a", b"", b"c" * 3_000_000])
 
@@ -130,9 +83,7 @@ def test_pushes_wait_for_a_peer_and_memory_is_bounded(job: Job) -> None:
 
 
 def test_one_call_takes_what_came_meanwhile(job: Job) -> None:
-    peer = job.peer()
-    log = job.first(peer)
-    settle(log, peer)
+    log, peer = job.settled()
     peer.calls.clear()
     peer.gate.clear()
     threads = [pushing(log, bytes([n])) for n in range(20)]
@@ -145,9 +96,7 @@ def test_one_call_takes_what_came_meanwhile(job: Job) -> None:
 
 
 def test_a_new_peer_gets_a_base_while_changes_go_on(job: Job) -> None:
-    old = job.peer()
-    log = job.first(old)
-    settle(log, old)
+    log, old = job.settled()
     push(log, b"1", b"2")
     old.die()
     thread = pushing(log, b"3")
@@ -170,9 +119,7 @@ def test_a_new_peer_gets_a_base_while_changes_go_on(job: Job) -> None:
 
 
 def test_a_server_whose_copy_is_gone_goes_on_alone_once_the_master_knows(job: Job) -> None:
-    old = job.peer()
-    log = job.first(old)
-    settle(log, old)
+    log, old = job.settled()
     push(log, b"1")
     old.die()
     thread = pushing(log, b"2")
@@ -198,9 +145,7 @@ def test_a_server_whose_copy_is_gone_goes_on_alone_once_the_master_knows(job: Jo
 
 def test_a_server_whose_peer_is_out_of_reach_waits(job: Job) -> None:
     """The copy is there, and may be needed: nothing must be acknowledged that it lacks."""
-    peer = job.peer()
-    log = job.first(peer)
-    settle(log, peer)
+    log, peer = job.settled()
     push(log, b"1")
     peer.die()
     thread = pushing_until_closed(log, b"2")
@@ -248,9 +193,7 @@ def test_a_server_that_is_alone_goes_on_when_a_base_fails(job: Job) -> None:
 
 def alone(job: Job, **more: Any) -> Owner:
     """A server whose copy was lost, as the master knows."""
-    peer = job.peer()
-    log = job.first(peer, **more)
-    settle(log, peer)
+    log, peer = job.settled(**more)
     push(log, b"0")
     peer.die()
     beat(log, None)
@@ -273,9 +216,7 @@ def test_a_peer_that_has_half_a_base_has_nothing(job: Job) -> None:
 
 
 def test_a_base_replaces_the_log_that_it_covers(job: Job, tmp_path: Path) -> None:
-    peer = job.peer()
-    log = job.first(peer)
-    settle(log, peer)
+    log, peer = job.settled()
     for n in range(5):
         push(log, bytes([n]) * 1000)
         snapshot(log, {"state": bytes([n])})
@@ -287,9 +228,7 @@ def test_a_base_replaces_the_log_that_it_covers(job: Job, tmp_path: Path) -> Non
 
 
 def test_a_successor_continues_the_log_and_has_a_successor(job: Job) -> None:
-    peer = job.peer()
-    log = job.first(peer)
-    settle(log, peer)
+    log, peer = job.settled()
     push(log, b"1")
     snapshot(log, {"state": b"1"})
     push(log, b"2")
@@ -310,9 +249,7 @@ def test_a_successor_continues_the_log_and_has_a_successor(job: Job) -> None:
 
 
 def test_a_server_that_was_only_paused_acknowledges_nothing_more(job: Job) -> None:
-    peer = job.peer()
-    paused = job.first(peer)
-    settle(paused, peer)
+    paused, peer = job.settled()
     push(paused, b"1")
     successor = job.owner()
     assert recovered(successor, peer) == ({}, [b"1"])
@@ -344,9 +281,7 @@ class pushing_until_closed(threading.Thread):
 
 
 def test_owner_and_peer_that_are_gone_mean_that_the_state_is_lost(job: Job) -> None:
-    old = job.peer()
-    log = job.first(old)
-    settle(log, old)
+    log, _ = job.settled()
     push(log, b"1")
     none, fresh = job.owner(), job.owner()
     beat(none, None)
@@ -359,9 +294,7 @@ def test_owner_and_peer_that_are_gone_mean_that_the_state_is_lost(job: Job) -> N
 
 
 def test_a_peer_that_dies_while_it_gives_means_that_the_state_is_lost(job: Job) -> None:
-    old = job.peer()
-    log = job.first(old)
-    settle(log, old)
+    log, old = job.settled()
     push(log, b"1")
     successor = job.owner()
     beat(successor, old)
@@ -392,9 +325,7 @@ def test_a_call_that_fails_is_repeated_after_the_next_heartbeat(job: Job) -> Non
 
 
 def test_a_first_server_drops_the_copy_of_one_that_acknowledged_nothing(job: Job) -> None:
-    peer = job.peer()
-    log = job.first(peer)
-    settle(log, peer)
+    log, peer = job.settled()
     push(log, b"of the first")
     second = job.first(peer)
     settle(second, peer)
@@ -403,9 +334,7 @@ def test_a_first_server_drops_the_copy_of_one_that_acknowledged_nothing(job: Job
 
 
 def test_what_does_not_belong_here_is_refused(job: Job, tmp_path: Path) -> None:
-    peer = job.peer()
-    log = job.first(peer)
-    settle(log, peer)
+    log, peer = job.settled()
     push(log, b"1")
     stub = DataStub(peer.data.endpoint, TOKEN)
     fence = pserver_pb2.Fence(job="job", incarnation=peer.server.incarnation)
@@ -444,9 +373,7 @@ def test_what_does_not_belong_here_is_refused(job: Job, tmp_path: Path) -> None:
 def test_a_successor_takes_a_whole_base_while_another_is_put_into_force(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    peer = job.peer()
-    log = job.first(peer)
-    settle(log, peer)
+    log, peer = job.settled()
     push(log, b"a")
     snapshot(log, {"state": b"old"})
     push(log, b"b")
@@ -480,9 +407,7 @@ def test_a_change_is_refused_that_a_successor_could_not_fetch(
     """A successor fetches a record in one frame with up to 4 MiB of the records before."""
     limit = transfer.PIECE_BYTES + 100_000
     monkeypatch.setattr(peer_log, "MAX_FRAME_BYTES", limit)
-    peer = job.peer()
-    log = job.first(peer)
-    settle(log, peer)
+    log, _ = job.settled()
     with pytest.raises(UsageError, match="use more --ps"):
         push(log, b"a" * 100_001)
     push(log, b"a" * 99_900)
