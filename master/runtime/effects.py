@@ -131,9 +131,7 @@ class Effects:
                 self.flush(effect)
                 return Flushed(effect.incarnation, success=True)
             case Release():
-                with contextlib.closing(
-                    _Servers(effect.servers, effect.job, self._token)
-                ) as servers:
+                with self._connected(effect.servers, effect.job) as servers:
                     servers.call(ps.ReleaseRequest(), _CALL_S)
             case WriteOutput():
                 # Imported here: the module imports the file formats.
