@@ -12,9 +12,11 @@ import os
 import re
 import socket
 import threading
+import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,6 +30,14 @@ dist: Any = torch.distributed
 
 # Source location in a message: ``[/__w/pytorch/gloo/transport/tcp/pair.cc:553] ``
 _SOURCE = re.compile(r"\[\S+:\d+\] (?=\S)")
+
+# Gloo never ends an operation if the connection broke in the middle of a message. So a wait is cut
+# into slices, and given up some time after the ring was interrupted.
+_SLICE_S = 0.2
+_GRACE_S = 1.0
+
+Wait = Callable[[], Any]
+"""Waits for a started collective."""
 
 _open_groups: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
 
@@ -92,8 +102,11 @@ class ProcessGroup:
         self.ring = ring
         self.rank = rank
         self.size = size
+        self.stuck = False
+        """True if Gloo did not end an operation. It may still write to the tensors."""
         self._lock = threading.Lock()
-        self._interrupted = False
+        self._interrupted_at: float | None = None
+        self._works: list[Any] = []  # collectives of Gloo that nobody has waited for
         self._names: dict[int, str] = {}  # identity of each connection, by file descriptor
         self._listening: dict[int, str] = {}
         before = torch_internals.sockets()
@@ -118,16 +131,15 @@ class ProcessGroup:
                     self._names[fd] = name
         _open_groups.add(self)
 
-    def allreduce(self, tensor: torch.Tensor) -> Any:
+    def allreduce(self, tensor: torch.Tensor) -> Wait:
         """Start to sum ``tensor`` over all members in place; pass the result to :meth:`wait`."""
-        with _broken_ring():
-            return self._of(tensor).allreduce([tensor])
+        return self._start(tensor, lambda group: group.allreduce([tensor]))
 
-    def wait(self, works: Sequence[Any]) -> None:
+    def wait(self, waits: Sequence[Wait]) -> None:
         """Wait for started collectives. If one fails, the contents of all tensors are undefined."""
         with _broken_ring():
-            for work in works:
-                work.wait()
+            for wait in waits:
+                wait()
         self._require_whole()
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
@@ -135,19 +147,17 @@ class ProcessGroup:
         options = dist.BroadcastOptions()
         options.rootRank = source
         options.rootTensor = 0
-        with _broken_ring():
-            self._of(tensor).broadcast([tensor], options).wait()
-        self._require_whole()
+        self.wait([self._start(tensor, lambda group: group.broadcast([tensor], options))])
 
     def send(self, content: Bytes, to: int) -> None:
         tensor = torch.from_numpy(content)
         with _broken_ring():
-            self._of(tensor).send([tensor], to, 0).wait()
+            self._wait_beside(self._of(tensor).send([tensor], to, 0))
 
     def receive(self, into: Bytes, source: int) -> None:
         tensor = torch.from_numpy(into)
         with _broken_ring():
-            self._of(tensor).recv([tensor], source, 0).wait()
+            self._wait_beside(self._of(tensor).recv([tensor], source, 0))
 
     def gather(self, payload: bytes) -> list[bytes]:
         sizes = torch.zeros(self.size, dtype=torch.int64)
@@ -168,9 +178,9 @@ class ProcessGroup:
     def interrupt(self) -> None:
         # Shut down a socket only if its descriptor has not been reused.
         with self._lock:
-            if self._interrupted:
+            if self._interrupted_at is not None:
                 return
-            self._interrupted = True
+            self._interrupted_at = time.monotonic()
             for fd in torch_internals.still_open(self._names):
                 with contextlib.suppress(OSError):
                     torch_internals.shut_down(fd)
@@ -179,11 +189,14 @@ class ProcessGroup:
 
     def close(self) -> None:
         self.interrupt()
-        self._gloo = None
+        # The end of a group of NCCL waits for its watchdog, which may be writing a report of an
+        # error. That of Gloo waits for all its operations.
         if self._nccl is not None:
             nccl, self._nccl = [self._nccl], None
-            # The end of a group waits for its watchdog, which may be writing a report of an error.
             threading.Thread(target=nccl.clear, name="nccl-end", daemon=True).start()
+        gloo, self._gloo = [self._gloo], None
+        if not all(work.is_completed() for work in self._works):
+            threading.Thread(target=gloo.clear, name="gloo-end", daemon=True).start()
         _open_groups.discard(self)
 
     def forget(self) -> None:
@@ -203,7 +216,47 @@ class ProcessGroup:
             return
         with _broken_ring():
             torch.cuda.current_stream(self._device).synchronize()
-        if self._interrupted:
+        if self._interrupted_at is not None:
+            raise RingBrokenError("the ring was interrupted")
+
+    def _start(self, tensor: torch.Tensor, start: Callable[[Any], Any]) -> Wait:
+        with _broken_ring():
+            work = start(self._of(tensor))
+        if tensor.is_cuda:
+            return work.wait  # type: ignore[no-any-return]
+        self._works.append(work)
+        return partial(self._wait_in_slices, work)
+
+    def _wait_in_slices(self, work: Any) -> None:
+        while not work.is_completed():
+            try:
+                work.wait(timedelta(seconds=_SLICE_S))
+            except RuntimeError:
+                self._check_progress()
+        self._works.remove(work)
+        work.wait()
+
+    def _wait_beside(self, work: Any) -> None:
+        """Wait in another thread: Gloo breaks the ring if the wait for a transfer is cut short."""
+        ended, failures = threading.Event(), []
+
+        def wait() -> None:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                failures.append(error)
+            ended.set()
+
+        threading.Thread(target=wait, name="ring-transfer", daemon=True).start()
+        while not ended.wait(_SLICE_S):
+            self._check_progress()
+        if failures:
+            raise failures[0]
+
+    def _check_progress(self) -> None:
+        at = self._interrupted_at
+        if at is not None and time.monotonic() - at > _GRACE_S:
+            self.stuck = True
             raise RingBrokenError("the ring was interrupted")
 
     def _of(self, tensor: torch.Tensor) -> Any:

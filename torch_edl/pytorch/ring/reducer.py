@@ -20,7 +20,7 @@ from torch_edl.errors import UsageError
 from torch_edl.pytorch.gradient_hooks import ManualAccumulation, on_step, weak_hook
 from torch_edl.pytorch.replica import Replica
 from torch_edl.pytorch.ring.buckets import Bucket, RunningStatistics, make_buckets
-from torch_edl.pytorch.ring.process_group import ProcessGroup
+from torch_edl.pytorch.ring.process_group import ProcessGroup, Wait
 from torch_edl.pytorch.torch_internals import after_backward
 
 # Threshold for a sum of shares that should be 1, with rounding errors.
@@ -66,7 +66,7 @@ class Reducer(GradientReducer):
         """Indices of the parameters that received a gradient in the current backward."""
         self._accumulated: set[int] = set()
         """Indices of the parameters with accumulated gradients of earlier minibatches."""
-        self._works: list[Any] = []
+        self._waits: list[Wait] = []
         self._buckets: list[Bucket] = []
         self._places: list[tuple[Bucket, torch.Tensor]] = []
         self._next = 0  # index of the bucket to be reduced next
@@ -105,6 +105,8 @@ class Reducer(GradientReducer):
         self.clear_gradients()
 
     def use(self, group: ProcessGroup | None) -> None:
+        if self._group is not None and self._group.stuck:
+            self._buckets, self._places = [], []
         self._group = group
         self._reset()
 
@@ -147,7 +149,7 @@ class Reducer(GradientReducer):
     def _clear_buckets(self) -> None:
         self._accumulated.clear()
         self._share_before = 0.0
-        self._works.clear()
+        self._waits.clear()
         self._next = 0
         for bucket in self._buckets:
             bucket.reset()
@@ -282,7 +284,7 @@ class Reducer(GradientReducer):
         while self._next < len(self._buckets) and self.phase is not Phase.BROKEN:
             self._launch(group)
         try:
-            group.wait(self._works)
+            group.wait(self._waits)
         except RingBrokenError as error:
             self.fail(str(error))
         if self.phase is Phase.BROKEN:
@@ -299,7 +301,7 @@ class Reducer(GradientReducer):
 
     def _launch(self, group: ProcessGroup) -> None:
         try:
-            self._works.append(group.allreduce(self._buckets[self._next].flat))
+            self._waits.append(group.allreduce(self._buckets[self._next].flat))
         except RingBrokenError as error:
             self.fail(str(error))
         self._next += 1

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import sys
+import termios
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -118,6 +122,77 @@ def test_interrupt_ends_a_collective_with_a_stopped_peer() -> None:
             each.tell("continue")
         for each in members[:2]:
             assert each.hear() == "closed"
+
+
+def half_sent(member: Member) -> None:
+    """Rank 1 is stopped before it reads what rank 0 sends."""
+    group = formed(member, member.next(0, -1))
+    content = np.ones(64 << 20, np.uint8)
+    before = {fd for fd in group._names if os.path.exists(f"/proc/self/fd/{fd}")}
+    if group.rank == 0:
+        member.tell(0)
+        threading.Thread(target=tell_when_full, args=(member, group, before)).start()
+        with pytest.raises(RingBrokenError):
+            group.send(content, 1)
+    else:
+        work = group._of(torch.from_numpy(content)).recv([torch.from_numpy(content)], 0, 0)
+        threading.Thread(target=interrupt_when_told, args=(member, group)).start()
+        member.tell(1)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        with pytest.raises(RingBrokenError):
+            group._wait_beside(work)
+    group.close()
+    member.tell("over")
+    member.hear()
+
+
+def tell_when_full(member: Member, group: ProcessGroup, fds: set[int]) -> None:
+    def unsent(fd: int) -> int:
+        return int.from_bytes(fcntl.ioctl(fd, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+
+    wait_for(lambda: any(unsent(fd) for fd in fds))
+    member.tell("full")
+    interrupt_when_told(member, group)
+
+
+def interrupt_when_told(member: Member, group: ProcessGroup) -> None:
+    member.hear()
+    group.interrupt()
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_interrupt_ends_a_transfer_that_was_cut_in_the_middle(killed: int) -> None:
+    """The remedy: ``ProcessGroup._wait_beside``. Gloo's own wait never ends."""
+    with office(2) as one:
+        members = started(one, 2, half_sent)
+        ranks = {each.hear(): each for each in members}
+        assert ranks[0].hear() == "full"
+        ranks[killed].kill()
+        survivor = ranks[1 - killed]
+        survivor.signal(signal.SIGCONT)
+        survivor.tell("interrupt")
+        assert survivor.hear() == "over"
+        survivor.tell("end")
+        survivor.process.join(HANG_S)
+        assert survivor.process.exitcode == 0
+
+
+def late(member: Member) -> None:
+    group = formed(member, member.next(0, -1))
+    group.gather(b"x")
+    group.interrupt()
+    with pytest.raises(RingBrokenError):
+        group.gather(b"x")
+    group.close()
+    member.tell("over")
+
+
+@pytest.mark.parametrize("attempt", range(4))
+def test_a_collective_after_an_interrupt_ends(attempt: int) -> None:
+    """The remedy: ``ProcessGroup._wait_in_slices``. Gloo's own wait often does not end."""
+    with office(2) as one:
+        for each in started(one, 2, late):
+            assert each.hear() == "over"
 
 
 def killed_peer(member: Member) -> None:
