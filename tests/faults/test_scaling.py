@@ -93,7 +93,7 @@ def test_a_process_is_killed_in_the_middle_of_a_move(
     job.wait_for(lambda: job.done() > 50)
     (process, *_) = job.pids(victim)
     scale(job, "--ps", 3)
-    job.wait_for(lambda: list((job.folder / "final").iterdir()))
+    job.wait_for(lambda: list(job.folder.glob("final/*")))
     with contextlib.suppress(ProcessLookupError):  # a server that has just been replaced
         os.kill(process, signal.SIGKILL)
     moved(job, 3)
@@ -116,7 +116,7 @@ def test_many_moves_leave_nothing_on_the_disk(start_job: Callable[..., ModelJob]
                 [folder.name for folder in job.folder.glob("journal/*/*")] == [f"model-{move + 1}"]
             )
         )
-        job.wait_for(lambda: len(list((job.folder / "final").iterdir())) == 1)
+        job.wait_for(lambda: len(list(job.folder.glob("final/*"))) == 1)
     check(job)
 
 
