@@ -238,7 +238,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
     args = parser.parse_args()
-    blocks.CACHE_BYTES = 0
+    blocks.cache.limit = 0
     figures = {}
     for database in (postgres, sqlite, duck):
         with database(args.rows) as (url, mark, bare):

@@ -17,7 +17,7 @@ from tests.gcs_server import GcsServer
 from tests.http_server import HttpServer
 from tests.s3_server import S3Server
 from torch_edl.data.sources import expand, open_source
-from torch_edl.data.sources.storage.data_file import DataFile
+from torch_edl.data.sources.data_file import DataFile
 from torch_edl.data.task_space import Shard
 from torch_edl.errors import DataError, UsageError
 from torch_edl.plugins.object_stores import attempts, objects

@@ -29,7 +29,7 @@ from tests.contract.source_cases import (
 )
 from tests.waiting import HANG_S
 from torch_edl.data.sources import Source, concat, open_source, take
-from torch_edl.data.sources.files import index as index_module
+from torch_edl.data.sources.files import blocks
 from torch_edl.errors import DataError
 
 every_file = pytest.mark.parametrize("case", FILES, ids=lambda case: case.name)
@@ -149,7 +149,7 @@ def test_threads_share_a_source(case: Case, tmp_path: Path) -> None:
 @pytest.fixture
 def caching(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small files are cached too."""
-    monkeypatch.setattr(index_module, "MIN_CACHED_BYTES", 0)
+    monkeypatch.setattr(blocks, "MIN_CACHED_BYTES", 0)
 
 
 cached = pytest.mark.usefixtures("caching")

@@ -10,8 +10,8 @@ import fsspec
 import pytest
 
 from torch_edl.data.sources import expand, open_source
+from torch_edl.data.sources.files import blocks
 from torch_edl.data.sources.files import csv as csv_module
-from torch_edl.data.sources.files import index
 from torch_edl.errors import DataError, UsageError
 from torch_edl.plugins.object_stores import attempts, objects
 
@@ -67,7 +67,7 @@ def test_a_store_that_names_no_content_is_asked_once_for_each_task(
 def test_the_index_of_an_object_is_cached_at_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(index, "MIN_CACHED_BYTES", 0)
+    monkeypatch.setattr(blocks, "MIN_CACHED_BYTES", 0)
     url = put("memory://data/a.csv", numbers(100))
     assert open_source(url).count == 100
     assert [path.parent.name for path in tmp_path.rglob("*.edl-index")] == ["cache"]

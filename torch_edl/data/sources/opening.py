@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from torch_edl.config.extensions import MAGIC, installed, load
 from torch_edl.data.sources.base import is_url
+from torch_edl.data.sources.data_file import DataFile
 from torch_edl.data.sources.kinds import (
     file_type,
     formats,
@@ -17,7 +18,6 @@ from torch_edl.data.sources.kinds import (
     url_type,
 )
 from torch_edl.data.sources.paths import local
-from torch_edl.data.sources.storage.data_file import DataFile
 from torch_edl.errors import DataError
 from torch_edl.interfaces import Source
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch_edl.data.sources.base import is_url
+from torch_edl.data.sources.data_file import DataFile
 from torch_edl.data.sources.kinds import storage_of, url_type
-from torch_edl.data.sources.storage.data_file import DataFile
 from torch_edl.errors import DataError, UsageError
 
 

@@ -20,13 +20,11 @@ import pyarrow as pa
 from pyarrow import types
 
 from torch_edl import _core
-from torch_edl.data.sources.base import is_url
-from torch_edl.data.sources.files.blocks import Reading
-from torch_edl.data.sources.files.index import Index, cached
+from torch_edl.data.sources.data_file import DataFile
+from torch_edl.data.sources.files.blocks import Index
 from torch_edl.data.sources.files.sliced import SlicedSource
-from torch_edl.data.sources.storage.data_file import DataFile
 from torch_edl.errors import DataError
-from torch_edl.interfaces import Metadata, Records
+from torch_edl.interfaces import Records
 from torch_edl.plugins.formats.arrow_messages import FILE_MAGIC, ArrowMessage, messages
 
 _FEW_ROWS = 4000  # with fewer rows, Arrow's validation is as fast
@@ -93,36 +91,23 @@ _ONE_THREAD = pa.ipc.IpcReadOptions(use_threads=False)
 
 
 class ArrowSource(SlicedSource):
-    """The rows of a file of Arrow's IPC formats."""
+    """The rows of a file of Arrow's IPC formats. With ``skip_damaged``, damaged batches are left
+    out."""
 
-    def __init__(self, path: str, *, skip_damaged: bool = False) -> None:
-        """Open ``path`` (absolute, or a URL) and find its batches.
+    kind = "arrow"
+    is_scanned_in_order = False  # one request per header, none for the bodies
+    schema = pa.schema([])
+    _is_sliceable = False
 
-        Raises:
-            DataError: the file is unreadable or damaged. With ``skip_damaged``, every batch is
-                decoded once, and batches that cannot be decoded are left out.
-        """
-        self._skip_damaged = skip_damaged
-        self._is_sliceable = False
-        self._check = RowCheck(pa.schema([]))
-        self.schema = pa.schema([])
-        # Access is not sequential: one request per header, none for the bodies.
-        index, stamp = cached(path, "arrow", skip_damaged, self._scan, sequential=False)
-        self._open(path, index.details)
-        super().__init__(stamp, index, Metadata.of(path, self.schema))
-
-    def part(self, reading: Reading, block: int, start: int, end: int) -> Records:
-        """Return the rows ``start .. end - 1``, at least one, of a block of the index."""
+    def fetch(
+        self, file: DataFile, block: tuple[int, int, int], start: int, end: int
+    ) -> tuple[Records, Any]:
         if not self._is_sliceable:
-            return super().part(reading, block, start, end)
-        file = reading.file(block)
-        offset, length, count = self._blocks[block].tolist()
-        batch = self._batch(file, offset, length, count)
-        rows = self._validated(file, offset, batch.slice(start, end - start))
-        return pa.Table.from_batches([rows])
+            return super().fetch(file, block, start, end)
+        rows = self._batch(file, *block).slice(start, end - start)
+        return pa.Table.from_batches([self._validated(file, block[0], rows)]), None
 
     def slices(self, file: DataFile, offset: int, length: int, count: int) -> Iterator[Any]:
-        """Yield the rows of the batch at byte ``offset``, in slices."""
         batch = self._validated(file, offset, self._batch(file, offset, length, count))
         rows = max(1, SLICE_BYTES * count // max(length, 1))
         for start in range(0, count, rows):
@@ -184,8 +169,7 @@ class ArrowSource(SlicedSource):
                 places.append((offset, length))
         return [place for places in live.values() for place in places]
 
-    def _open(self, path: str, details: dict[str, Any]) -> None:
-        """Set the schema and dictionaries from the details of the scan."""
+    def prepare(self, details: dict[str, Any]) -> None:
         self._is_file: bool = details["is_file"]
         self._dictionaries: list[tuple[int, int, int, bool]] = details["dictionaries"]
         self._head = base64.b64decode(details["schema"])
@@ -198,20 +182,20 @@ class ArrowSource(SlicedSource):
             self.schema = pa.ipc.open_stream(pa.py_buffer(self._head)).schema
             names = self.schema.names
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise DataError(path, f"the schema cannot be read: {error}") from error
+            raise DataError(self.name, f"the schema cannot be read: {error}") from error
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise DataError(path, f"column {twice[0]!r} appears twice")
+            raise DataError(self.name, f"column {twice[0]!r} appears twice")
         self._check = RowCheck(self.schema)
         # For a nested column, validation of any slice would read the whole batch.
         self._is_sliceable = (
-            not is_url(path)
+            not self.is_far
             and not details["is_compressed"]
             and self._check.is_flat
             and stored.equals(self.schema)
         )
 
-    def _scan(self, file: DataFile) -> Index:
+    def scan(self, file: DataFile) -> Index:
         found = list(messages(file))
         schemas = [m for m in found if m.kind == "schema"]
         if found and (len(schemas) != 1 or found[0].kind != "schema"):
@@ -229,8 +213,8 @@ class ArrowSource(SlicedSource):
         }
         batches = [m for m in found if m.kind == "batch"]
         damaged = 0
-        if self._skip_damaged:
-            self._open(file.path, details)
+        if self.skip_damaged:
+            self.prepare(details)
             kept = [m for m in batches if self._is_sound(file, m)]
             damaged = sum(m.rows for m in batches) - sum(m.rows for m in kept)
             batches = kept

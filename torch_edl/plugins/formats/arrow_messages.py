@@ -11,8 +11,8 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from torch_edl.data.sources.data_file import DataFile
 from torch_edl.data.sources.files.blocks import MAX_BLOCK_RECORDS
-from torch_edl.data.sources.storage.data_file import DataFile
 from torch_edl.errors import DataError
 
 FILE_MAGIC = b"ARROW1"

@@ -8,15 +8,15 @@ from __future__ import annotations
 import base64
 import io
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from torch_edl.data.sources.files.blocks import MAX_RECORD_BYTES, BlockSource
-from torch_edl.data.sources.files.index import Index, cached
-from torch_edl.data.sources.storage.data_file import DataFile
+from torch_edl.data.sources.data_file import DataFile
+from torch_edl.data.sources.files.blocks import MAX_RECORD_BYTES, BlockSource, Index
 from torch_edl.errors import DataError, UsageError
-from torch_edl.interfaces import Metadata, Records
+from torch_edl.interfaces import Records
 from torch_edl.plugins.formats.avro_schema import arrow_schema
 
 try:
@@ -32,29 +32,26 @@ _SYNC_BYTES = 16
 
 
 class AvroSource(BlockSource):
-    """The records of an Avro container file."""
+    """The records of an Avro container file. With ``skip_damaged``, blocks that cannot be decoded
+    are left out, and a block of a wrong size ends the file."""
 
-    def __init__(self, path: str, *, skip_damaged: bool = False) -> None:
-        """Open ``path`` (absolute, or a URL) and find its blocks.
+    kind = "avro"
+    schema = pa.schema([])
+    _texts: Sequence[str] = ()
 
-        Raises:
-            DataError: the file is unreadable or no complete Avro file, or has a type that Arrow
-                lacks. With ``skip_damaged``, every block is decoded once, blocks that cannot be
-                decoded are left out, and a block of a wrong size ends the file.
-        """
-        self._skip_damaged = skip_damaged
-        self.schema: Any = pa.schema([])
-        self._texts: list[str] = []
-        index, stamp = cached(path, "avro", skip_damaged, self._scan)
-        self._open(path, base64.b64decode(index.details["head"]))
-        super().__init__(stamp, index, Metadata.of(path, self.schema))
-
-    def empty(self) -> Records:
-        """Return a table without rows that has the columns of the file."""
-        return self.schema.empty_table()
+    def prepare(self, details: dict[str, Any]) -> None:
+        self._head = base64.b64decode(details["head"])
+        if not self._head:
+            return
+        try:
+            schema = fastavro.block_reader(io.BytesIO(self._head)).writer_schema
+            self.schema, self._texts = arrow_schema(schema)
+        except UsageError as error:
+            raise DataError(self.name, str(error)) from error
+        except Exception as error:  # fastavro checks few parts of a schema
+            raise DataError(self.name, f"the schema cannot be read: {error!r}") from error
 
     def decode(self, file: DataFile, offset: int, length: int, count: int) -> Records:
-        """Return the records of a block as a table."""
         data = self._head + file.read_at(offset, length)
         try:
             records: list[Any] = list(fastavro.reader(io.BytesIO(data)))
@@ -69,21 +66,9 @@ class AvroSource(BlockSource):
             raise DataError(file.path, f"{len(rows)} records, the scan saw {count}", offset)
         return rows
 
-    def _open(self, path: str, head: bytes) -> None:
-        """Set the schema from the header of the file."""
-        self._head = head
-        if not head:
-            return
-        try:
-            schema = fastavro.block_reader(io.BytesIO(head)).writer_schema
-            self.schema, self._texts = arrow_schema(schema)
-        except UsageError as error:
-            raise DataError(path, str(error)) from error
-        except Exception as error:  # fastavro checks few parts of a schema
-            raise DataError(path, f"the schema cannot be read: {error!r}") from error
-
-    def _scan(self, file: DataFile) -> Index:
-        self._open(file.path, _head(file))
+    def scan(self, file: DataFile) -> Index:
+        details = {"head": base64.b64encode(_head(file)).decode()}
+        self.prepare(details)
         blocks: list[tuple[int, int, int]] = []
         damaged = records = 0
         first = offset = len(self._head)
@@ -91,10 +76,10 @@ class AvroSource(BlockSource):
         while offset < file.size:
             try:
                 end, found = self._block_at(file, offset)
-                if self._skip_damaged:
+                if self.skip_damaged:
                     self.decode(file, offset, end - offset, found)
             except DataError as error:
-                if not self._skip_damaged:
+                if not self.skip_damaged:
                     raise DataError(
                         file.path, f"record {records:,}: {error.reason}", offset
                     ) from error
@@ -113,7 +98,7 @@ class AvroSource(BlockSource):
                 blocks.append((first, offset - first, count))
                 first, count = offset, 0
         blocks.append((first, offset - first, count))
-        return Index.of(blocks, damaged, head=base64.b64encode(self._head).decode())
+        return Index.of(blocks, damaged, **details)
 
     def _block_at(self, file: DataFile, offset: int) -> tuple[int, int]:
         """Return the end of the Avro block at ``offset``, and its number of records.

@@ -33,12 +33,9 @@ _BOM = b"\xef\xbb\xbf"
 class JsonLinesSource(LineSource):
     """The records of a file of JSON lines."""
 
-    def __init__(self, path: str, *, skip_damaged: bool = False) -> None:
-        """See :class:`LineSource`."""
-        super().__init__(path, "jsonl", skip_damaged=skip_damaged)
+    kind = "jsonl"
 
     def inferred(self, block: bytes) -> Any:
-        """See :meth:`LineSource.inferred`."""
         _check_text(block)
         lines = _lines(block)
         _check_nesting(lines)
@@ -50,11 +47,9 @@ class JsonLinesSource(LineSource):
         return rows
 
     def parsed(self, block: bytes) -> Any:
-        """See :meth:`LineSource.parsed`."""
         return _read(block, self.schema)
 
     def merged(self, before: Any, found: Any) -> Any:
-        """See :meth:`LineSource.merged`."""
         return pa.schema(list(_wider("", pa.struct(list(before)), pa.struct(list(found)))))
 
 

@@ -24,14 +24,10 @@ _EXACT = 2.0**53  # doubles above this value do not represent all integers
 class LibSvmSource(LineSource):
     """The records of a LibSVM file."""
 
+    kind = "libsvm"
     has_comments = True
 
-    def __init__(self, path: str, *, skip_damaged: bool = False) -> None:
-        """See :class:`LineSource`."""
-        super().__init__(path, "libsvm", skip_damaged=skip_damaged)
-
     def inferred(self, block: bytes) -> Any:
-        """See :meth:`LineSource.inferred`."""
         block = _COMMENT.sub(b"", block) if b"#" in block else block
         qids = None
         if b"qid:" in block:
@@ -49,11 +45,9 @@ class LibSvmSource(LineSource):
         return pa.table(columns)
 
     def parsed(self, block: bytes) -> Any:
-        """See :meth:`LineSource.parsed`."""
         return self.inferred(block)
 
     def merged(self, before: Any, found: Any) -> Any:
-        """See :meth:`LineSource.merged`."""
         if before != found:
             raise MalformedError("some records have a qid, and some have none")
         return before

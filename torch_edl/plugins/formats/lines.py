@@ -14,11 +14,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from torch_edl.data.sources.files.blocks import BlockSource
-from torch_edl.data.sources.files.index import Index, cached
-from torch_edl.data.sources.storage.data_file import DataFile
+from torch_edl.data.sources.data_file import DataFile
+from torch_edl.data.sources.files.blocks import BlockSource, Index
 from torch_edl.errors import DataError
-from torch_edl.interfaces import Metadata, Records
+from torch_edl.interfaces import Records
 
 BLOCK_BYTES = 512 << 10
 
@@ -40,28 +39,15 @@ class MalformedError(Exception):
 
 
 class LineSource(BlockSource):
-    """The base of formats with one record per line; a subclass turns lines into a table.
+    """The base of formats with one record per line; a subclass turns lines into a table. With
+    ``skip_damaged``, malformed records are left out."""
 
-    Attributes:
-        schema: ``pyarrow.Schema`` of all records.
-    """
-
-    schema: Any
     has_comments = False
     """True if lines that begin with ``#`` are comments."""
 
-    def __init__(self, path: str, kind: str, *, skip_damaged: bool = False) -> None:
-        """Open and scan ``path`` (absolute, or a URL).
-
-        Raises:
-            DataError: the file is unreadable or has a malformed record. With ``skip_damaged``,
-                malformed records are left out.
-        """
-        self._skip_damaged = skip_damaged
-        index, stamp = cached(path, kind, skip_damaged, self._scan)
-        serialized = base64.b64decode(index.details["schema"])
+    def prepare(self, details: dict[str, Any]) -> None:
+        serialized = base64.b64decode(details["schema"])
         self.schema = pa.ipc.read_schema(pa.py_buffer(serialized))
-        super().__init__(stamp, index, Metadata.of(path, self.schema))
 
     @abstractmethod
     def inferred(self, block: bytes) -> Any:
@@ -87,21 +73,13 @@ class LineSource(BlockSource):
             MalformedError: there is no such schema.
         """
 
-    def empty(self) -> Records:
-        """Return a table without rows that has the columns of the file."""
-        return self.schema.empty_table()
-
     def decode(self, file: DataFile, offset: int, length: int, count: int) -> Records:
-        """Return the records of a block as a table."""
         try:
-            rows = self._sound(file.read_at(offset, length), self.parsed)[0]
+            return self._sound(file.read_at(offset, length), self.parsed)[0]
         except MalformedError as error:
             raise DataError(file.path, str(error), offset) from error
-        if len(rows) != count:
-            raise DataError(file.path, f"{len(rows)} records, the scan saw {count}", offset)
-        return rows
 
-    def _scan(self, file: DataFile) -> Index:
+    def scan(self, file: DataFile) -> Index:
         schema = None
         blocks = []
         damaged = count = lines = 0
@@ -144,7 +122,7 @@ class LineSource(BlockSource):
         try:
             return parse(block), 0
         except MalformedError:
-            if not self._skip_damaged:
+            if not self.skip_damaged:
                 raise
         lines = [line for line in block.splitlines(keepends=True) if line.strip()]
         kept = [line for line in lines if self._is_sound(line)]

@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from torch_edl.data.sources.files.blocks import MAX_RECORD_BYTES, BlockSource
-from torch_edl.data.sources.files.index import Index, cached
-from torch_edl.data.sources.storage.data_file import DataFile
+from torch_edl.data.sources.data_file import DataFile
+from torch_edl.data.sources.files.blocks import MAX_RECORD_BYTES, BlockSource, Index
 from torch_edl.errors import DataError
-from torch_edl.interfaces import Metadata, Records
+from torch_edl.interfaces import Records
 
 log = logging.getLogger(__name__)
 
@@ -87,34 +86,19 @@ def _check_sparse(header: tarfile.TarInfo, end: int) -> None:
 
 
 class WebDatasetSource(BlockSource):
-    """The samples of a tar file."""
+    """The samples of a tar file. With ``skip_damaged``, a damaged header ends the file."""
 
-    def __init__(self, path: str, *, skip_damaged: bool = False) -> None:
-        """Open ``path`` (absolute, or a URL) and find its members.
+    kind = "webdataset"
 
-        Raises:
-            DataError: the file is unreadable, is no complete tar file, or has a sample with two
-                members of one extension. With ``skip_damaged``, a damaged header ends the file.
-        """
+    def scan(self, file: DataFile) -> Index:
+        return _scan(file, self.skip_damaged)
 
-        def scan(file: DataFile) -> Index:
-            return _scan(file, skip_damaged)
-
-        index, stamp = cached(path, "webdataset", skip_damaged, scan)
-        self._schema: Any = pa.schema(
-            [(KEY, pa.string()), *((name, pa.large_binary()) for name in index.details["columns"])]
-            if len(index.blocks)
-            else []
-        )
-        super().__init__(stamp, index, Metadata.of(path, self._schema))
-
-    def empty(self) -> Records:
-        """Return a table without rows that has the columns of the file."""
-        return self._schema.empty_table()
+    def prepare(self, details: dict[str, Any]) -> None:
+        columns = [(name, pa.large_binary()) for name in details["columns"]]
+        self.schema = pa.schema([(KEY, pa.string()), *columns] if columns else [])
 
     def decode(self, file: DataFile, offset: int, length: int, count: int) -> Records:
-        """Return the samples of a block as a table."""
-        columns: dict[str, list[Any]] = {name: [None] * count for name in self._schema.names}
+        columns: dict[str, list[Any]] = {name: [None] * count for name in self.schema.names}
         keys = columns[KEY]
         data = file.read_at(offset, length)
         row, last = -1, None
@@ -127,7 +111,7 @@ class WebDatasetSource(BlockSource):
             columns[member.extension][row] = member.content(data)
         if row != count - 1:
             raise DataError(file.path, f"{row + 1} samples, the scan saw {count}", offset)
-        return pa.table(columns, self._schema)
+        return pa.table(columns, self.schema)
 
 
 def _members(file: DataFile, data: bytes | None = None, offset: int = 0) -> Iterator[TarMember]:
@@ -214,4 +198,5 @@ def _scan(file: DataFile, skip_damaged: bool) -> Index:
         if end + _TAR_BLOCK > file.size or count:
             end = min(end, error.offset)
     blocks.append((begin, end - begin, count))
-    return Index.of(blocks, damaged, columns=list(columns))
+    found = any(block[2] for block in blocks)
+    return Index.of(blocks, damaged, columns=list(columns) if found else [])

@@ -17,11 +17,10 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv
 
-from torch_edl.data.sources.files.blocks import BlockSource
-from torch_edl.data.sources.files.index import Index, cached
-from torch_edl.data.sources.storage.data_file import DataFile
+from torch_edl.data.sources.data_file import DataFile
+from torch_edl.data.sources.files.blocks import BlockSource, Index
 from torch_edl.errors import DataError
-from torch_edl.interfaces import Metadata, Records
+from torch_edl.interfaces import Records
 
 BLOCK_BYTES = 1 << 20
 """Size of a block. Half of this size parses at three quarters of the speed, because of the cost of
@@ -71,40 +70,30 @@ _WIDER = {
 
 
 class CsvSource(BlockSource):
-    """The rows of a CSV file, or of a TSV file with the suffix ``.tsv`` or ``.tab``."""
+    """The rows of a CSV file, or of a TSV file with the suffix ``.tsv`` or ``.tab``.
+
+    With ``skip_damaged``, rows with another number of fields than the header are left out.
+    """
+
+    kind = "csv"
 
     def __init__(self, path: str, *, skip_damaged: bool = False) -> None:
-        """Open and scan ``path`` (absolute).
-
-        Raises:
-            DataError: the file is unreadable or compressed, or has no valid header; a column has
-                integers that do not fit int64; or a row has another number of fields than the
-                header (with ``skip_damaged`` such rows are left out).
-        """
-        self._skip_damaged = skip_damaged
         self._delimiter = "\t" if path.endswith((".tsv", ".tab")) else ","
         # Tokens that determine row borders: a quoted part, which begins at the start of a field
         # (group 1 is empty if the quote is not closed), or the end of a row.
         self._token = re.compile(
             rb'(?:\A|(?<=[%s\r\n]))"[^"]*(?:""[^"]*)*("?)|\r\n?|\n' % self._delimiter.encode()
         )
-        index, stamp = cached(path, "csv", skip_damaged, self._scan)
-        self._types = {name: _TYPES[kind] for name, kind in index.details["columns"]}
-        self._schema: Any = pa.schema(list(self._types.items()))
-        super().__init__(stamp, index, Metadata.of(path, self._schema))
+        super().__init__(path, skip_damaged=skip_damaged)
 
-    def empty(self) -> Records:
-        """Return a table without rows, with the columns of the file."""
-        return self._schema.empty_table()
+    def prepare(self, details: dict[str, Any]) -> None:
+        self._types = {name: _TYPES[kind] for name, kind in details["columns"]}
+        self.schema = pa.schema(list(self._types.items()))
 
     def decode(self, file: DataFile, offset: int, length: int, count: int) -> Records:
-        """Return the rows of a block as a table."""
-        rows, _ = self._parse(file, offset, length, list(self._types), self._types)
-        if len(rows) != count:
-            raise DataError(file.path, f"{len(rows)} rows, the scan saw {count}", offset)
-        return rows
+        return self._parse(file, offset, length, list(self._types), self._types)[0]
 
-    def _scan(self, file: DataFile) -> Index:
+    def scan(self, file: DataFile) -> Index:
         """Count the rows and find the types of the columns, in one pass."""
         if file.size == 0:
             return Index.of([], columns=[])
@@ -185,7 +174,7 @@ class CsvSource(BlockSource):
                 start += end
                 continue
             # No row ends: a quote is not closed, or the row is too long.
-            if not self._skip_damaged:
+            if not self.skip_damaged:
                 if unclosed is None:
                     raise DataError(file.path, f"a row longer than {MAX_ROW_BYTES} bytes", start)
                 raise DataError(file.path, "a quoted field is not closed", start + unclosed)
@@ -236,12 +225,12 @@ class CsvSource(BlockSource):
 
         def on_ragged(row: Any) -> str:
             ragged.append(row)
-            return "skip" if self._skip_damaged else "error"
+            return "skip" if self.skip_damaged else "error"
 
         # pyarrow passes only rows in valid UTF-8 to the handler. Another block is therefore parsed
         # twice: in an encoding of all bytes, to find ragged rows, and then without these rows.
         # After a scan without skip_damaged, a block has no ragged rows.
-        may_be_ragged = types is None or self._skip_damaged
+        may_be_ragged = types is None or self.skip_damaged
         encoding = "latin-1" if may_be_ragged and not _is_utf8(block) else "utf-8"
         try:
             table = self._read(block, names, types, on_ragged, encoding)

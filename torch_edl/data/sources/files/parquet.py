@@ -15,13 +15,12 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
+from torch_edl.data.sources.data_file import DataFile
 from torch_edl.data.sources.files import sliced
-from torch_edl.data.sources.files.blocks import MAX_BLOCK_RECORDS
-from torch_edl.data.sources.files.index import Index, cached
+from torch_edl.data.sources.files.blocks import MAX_BLOCK_RECORDS, Index
 from torch_edl.data.sources.files.sliced import SlicedSource
-from torch_edl.data.sources.storage.data_file import DataFile
 from torch_edl.errors import DataError
-from torch_edl.interfaces import Metadata
+from torch_edl.interfaces.source import Stamp
 
 log = logging.getLogger(__name__)
 
@@ -42,47 +41,34 @@ _THRIFT_CONTAINER_ITEMS = 10_000_000
 
 
 class ParquetSource(SlicedSource):
-    """The rows of a Parquet file."""
+    """The rows of a Parquet file. With ``skip_damaged``, damaged row groups are left out."""
 
-    def __init__(self, path: str, *, skip_damaged: bool = False) -> None:
-        """Open ``path`` (absolute) and read its footer.
+    kind = "parquet"
+    is_scanned_in_order = False
+    schema = pa.schema([])
+    _footer: Any = None
 
-        With ``skip_damaged`` every row group is decoded once, and damaged row groups are left out.
-
-        Raises:
-            DataError: the file is unreadable, or not a complete Parquet file.
-        """
-        self._footer: Any = None
-        self.schema = pa.schema([])
-
-        def scan(file: DataFile) -> Index:
-            return self._scan(file, skip_damaged)
-
-        with DataFile(path) as file:
-            stamp = file.stamp
+    def find_blocks(self) -> tuple[Index, Stamp]:
+        with DataFile(self.name) as file:
             self._read_footer(file)
-            index = Index.of([])
-            if self._footer is not None:
-                # Without decoding, the index follows from the footer and needs no cache.
-                if skip_damaged:
-                    index = cached(path, "parquet", True, scan, sequential=False)[0]
-                else:
-                    index = scan(file)
-        super().__init__(stamp, index, Metadata.of(path, self.schema))
+            # Without decoding, the index follows from the footer and needs no cache.
+            decodes = self.skip_damaged and self._footer is not None
+            index = super().find_blocks()[0] if decodes else self.scan(file)
         longest = index.blocks[:, 1].max(initial=0)
         if longest > LARGE_ROW_GROUP_BYTES:
             log.warning(
                 "%s: row groups of %d MB; each task reads whole ones, so training will wait for "
                 "data: write the file with a smaller row_group_size",
-                path,
+                self.name,
                 longest >> 20,
             )
+        return index, file.stamp
 
-    def announce(self, file: DataFile, first: int, last: int) -> None:
+    def announce(self, file: DataFile, start: int, end: int) -> None:
         """Do nothing: the columns of a row group are read in parallel, not in order."""
 
     def slices(self, file: DataFile, offset: int, length: int, count: int) -> Iterator[Any]:
-        """Yield all rows of the row group with number ``offset``, in slices."""
+        # ``offset`` is the number of the row group.
         size = max(1, SLICE_BYTES * count // max(length, 1))
         found = 0
         with _as_data_error(file.path, f"row group {offset}"):
@@ -97,16 +83,16 @@ class ParquetSource(SlicedSource):
         if found != count:
             raise DataError(file.path, f"row group {offset}: {found} rows, the footer says {count}")
 
-    def _scan(self, file: DataFile, skip_damaged: bool) -> Index:
+    def scan(self, file: DataFile) -> Index:
         blocks = []
         damaged = 0
-        for number in range(self._footer.num_row_groups):
+        for number in range(self._footer.num_row_groups if self._footer is not None else 0):
             group = self._footer.row_group(number)
             if not 0 <= group.num_rows <= MAX_BLOCK_RECORDS:
                 raise DataError(file.path, f"row group {number}: {group.num_rows} rows")
             block = (number, group.total_byte_size, group.num_rows)
             try:
-                if skip_damaged:
+                if self.skip_damaged:
                     for _ in self.slices(file, *block):
                         pass
             except DataError as error:

@@ -18,15 +18,15 @@ import os
 import struct
 import zlib
 from dataclasses import dataclass
+from typing import Any
 
 import cramjam
 import google_crc32c
 
-from torch_edl.data.sources.files.blocks import MAX_RECORD_BYTES, BlockSource
-from torch_edl.data.sources.files.index import Index, cached
-from torch_edl.data.sources.storage.data_file import DataFile, WholeFile
+from torch_edl.data.sources.data_file import DataFile, WholeFile
+from torch_edl.data.sources.files.blocks import MAX_RECORD_BYTES, BlockSource, Index
 from torch_edl.errors import DataError, UsageError
-from torch_edl.interfaces import Metadata, Records
+from torch_edl.interfaces import Records
 
 log = logging.getLogger(__name__)
 
@@ -81,27 +81,18 @@ class _Header:
 
 
 class RecordIOSource(BlockSource):
-    """The records of a RecordIO file of either dialect.
+    """The records of a RecordIO file of either dialect."""
 
-    Attributes:
-        dialect: layout of the headers: ``go`` or ``python``.
-    """
+    kind = "recordio"
 
-    def __init__(self, path: str, *, skip_damaged: bool = False) -> None:
-        """Open ``path`` (absolute) and find its chunks.
+    def scan(self, file: DataFile) -> Index:
+        return _scan_skipping(file) if self.skip_damaged else _scan(file)
 
-        With ``skip_damaged`` every payload is verified, and damaged chunks are left out.
-
-        Raises:
-            DataError: the file is unreadable or not a RecordIO file, or a header is damaged.
-        """
-        scan = _scan_skipping if skip_damaged else _scan
-        index, stamp = cached(path, "recordio", skip_damaged, scan)
-        self.dialect = str(index.details.get("dialect", "go"))
-        super().__init__(stamp, index, Metadata(path))
+    def prepare(self, details: dict[str, Any]) -> None:
+        self.dialect = str(details.get("dialect", "go"))
+        """Layout of the headers: ``go`` or ``python``."""
 
     def decode(self, file: DataFile, offset: int, length: int, count: int) -> Records:
-        """Return the records of the chunk at byte ``offset``."""
         return _read_chunk(file, offset, self.dialect)[1]
 
 

@@ -12,11 +12,10 @@ import struct
 
 import google_crc32c
 
-from torch_edl.data.sources.files.blocks import MAX_RECORD_BYTES, BlockSource
-from torch_edl.data.sources.files.index import Index, cached
-from torch_edl.data.sources.storage.data_file import DataFile, WholeFile
+from torch_edl.data.sources.data_file import DataFile, WholeFile
+from torch_edl.data.sources.files.blocks import MAX_RECORD_BYTES, BlockSource, Index
 from torch_edl.errors import DataError, UsageError
-from torch_edl.interfaces import Metadata, Records
+from torch_edl.interfaces import Records
 
 log = logging.getLogger(__name__)
 
@@ -41,24 +40,53 @@ def is_header(raw: bytes) -> bool:
 
 
 class TFRecordSource(BlockSource):
-    """The records of a TFRecord file that is not compressed."""
+    """The records of a TFRecord file that is not compressed.
 
-    def __init__(self, path: str, *, skip_damaged: bool = False) -> None:
-        """Open ``path`` (absolute) and find its records.
+    With ``skip_damaged``, a damaged record is left out; at a damaged length, the rest of the file
+    is left out.
+    """
 
-        With ``skip_damaged`` all data is verified. A damaged record is left out; at a damaged
-        length, the rest of the file is left out.
+    kind = "tfrecord"
 
-        Raises:
-            DataError: the file is unreadable or compressed, or a length is damaged.
-        """
-        index, stamp = cached(
-            path, "tfrecord", skip_damaged, lambda file: _scan(file, skip_damaged)
-        )
-        super().__init__(stamp, index, Metadata(path))
+    def scan(self, file: DataFile) -> Index:
+        head = file.read_at(0, min(HEADER_BYTES, file.size))
+        if head.startswith(b"\x1f\x8b\x08") and not is_header(head):
+            raise DataError(file.path, "is compressed and cannot be read by index; gunzip it first")
+        blocks = []
+        damaged = 0
+        first = offset = count = 0  # start, end and records of the current block
+        while offset < file.size:
+            try:
+                header = file.read_at(offset, min(HEADER_BYTES, file.size - offset))
+                size = _length_of(file.path, header, offset)
+                end = offset + HEADER_BYTES + size + _FOOTER_BYTES
+                if end > file.size:
+                    raise DataError(
+                        file.path, f"a record of {size} bytes, the file ends before", offset
+                    )
+            except DataError as error:
+                if not self.skip_damaged:
+                    raise
+                log.warning("left out, with what follows: %s", error)
+                damaged += 1
+                break
+            if self.skip_damaged and not _is_good(
+                file.read_at(offset + HEADER_BYTES, size), file.read_at(end - _FOOTER_BYTES, 4)
+            ):
+                log.warning("left out: %s at byte %d: %s", file.path, offset, _BAD_DATA)
+                damaged += 1
+                blocks.append((first, offset - first, count))
+                first, count = end, 0
+            else:
+                count += 1
+                if end - first >= BLOCK_BYTES:
+                    blocks.append((first, end - first, count))
+                    first, count = end, 0
+            offset = end
+        blocks.append((first, offset - first, count))
+        return Index.of(blocks, damaged)
 
     def decode(self, file: DataFile, offset: int, length: int, count: int) -> Records:
-        """Return the records of a block, after verifying their checksums."""
         data = file.read_at(offset, length)
         records: list[bytes] = []
         place = 0
@@ -70,8 +98,6 @@ class TFRecordSource(BlockSource):
                 raise DataError(file.path, _BAD_DATA, offset + place)
             records.append(record)
             place = end + _FOOTER_BYTES
-        if len(records) != count:
-            raise DataError(file.path, f"{len(records)} records, the scan saw {count}", offset)
         return records
 
 
@@ -92,45 +118,6 @@ def _length_of(path: str, header: bytes, offset: int) -> int:
     if size > MAX_RECORD_BYTES:
         raise DataError(path, f"a record of {size} bytes, {MAX_RECORD_BYTES} is the limit", offset)
     return int(size)
-
-
-def _scan(file: DataFile, skip_damaged: bool) -> Index:
-    head = file.read_at(0, min(HEADER_BYTES, file.size))
-    if head.startswith(b"\x1f\x8b\x08") and not is_header(head):
-        raise DataError(file.path, "is compressed and cannot be read by index; gunzip it first")
-    blocks = []
-    damaged = 0
-    first = offset = count = 0  # start, end and records of the current block
-    while offset < file.size:
-        try:
-            header = file.read_at(offset, min(HEADER_BYTES, file.size - offset))
-            size = _length_of(file.path, header, offset)
-            end = offset + HEADER_BYTES + size + _FOOTER_BYTES
-            if end > file.size:
-                raise DataError(
-                    file.path, f"a record of {size} bytes, the file ends before", offset
-                )
-        except DataError as error:
-            if not skip_damaged:
-                raise
-            log.warning("left out, with what follows: %s", error)
-            damaged += 1
-            break
-        if skip_damaged and not _is_good(
-            file.read_at(offset + HEADER_BYTES, size), file.read_at(end - _FOOTER_BYTES, 4)
-        ):
-            log.warning("left out: %s at byte %d: %s", file.path, offset, _BAD_DATA)
-            damaged += 1
-            blocks.append((first, offset - first, count))
-            first, count = end, 0
-        else:
-            count += 1
-            if end - first >= BLOCK_BYTES:
-                blocks.append((first, end - first, count))
-                first, count = end, 0
-        offset = end
-    blocks.append((first, offset - first, count))
-    return Index.of(blocks, damaged)
 
 
 class TFRecordWriter(WholeFile):

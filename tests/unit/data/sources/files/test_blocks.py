@@ -7,22 +7,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from torch_edl.data.sources.data_file import DataFile
 from torch_edl.data.sources.files import blocks
-from torch_edl.data.sources.files.blocks import BlockSource
-from torch_edl.data.sources.files.index import Index
-from torch_edl.data.sources.storage.data_file import DataFile
-from torch_edl.interfaces import Metadata, Records
+from torch_edl.data.sources.files.blocks import BlockCache, BlockSource, Index
+from torch_edl.interfaces import Records
 
 
 class Lines(BlockSource):
     """Blocks of ten records of 1,000 bytes; counts what it decodes."""
 
+    kind = "lines"
+
     def __init__(self, path: Path) -> None:
-        with DataFile(str(path)) as file:
-            stamp = file.stamp
-        index = Index.of((start, 10_000, 10) for start in range(0, 100_000, 10_000))
-        super().__init__(stamp, index, Metadata(str(path)))
+        super().__init__(str(path))
         self.decoded: list[int] = []
+
+    def scan(self, file: DataFile) -> Index:
+        return Index.of((start, 10_000, 10) for start in range(0, 100_000, 10_000))
 
     def decode(self, file: DataFile, offset: int, length: int, count: int) -> Records:
         self.decoded.append(offset // length)
@@ -32,7 +33,7 @@ class Lines(BlockSource):
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(blocks, "cache", blocks.BlockCache())
+    monkeypatch.setattr(blocks, "cache", BlockCache(1 << 20, releases=True))
     path = tmp_path / "lines"
     path.write_bytes(np.repeat(np.arange(100, dtype=np.uint8), 1000).tobytes())
     return path
@@ -57,7 +58,7 @@ def test_a_range_decodes_no_block_beside_it(path: Path) -> None:
 def test_the_budget_holds_and_the_last_used_stay(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "CACHE_BYTES", 35_000)  # Three blocks.
+    monkeypatch.setattr(blocks.cache, "limit", 35_000)  # Three blocks.
     source = Lines(path)
     for block in (0, 1, 2, 0, 3):
         source.read(block * 10, block * 10 + 1)
@@ -71,25 +72,21 @@ def test_the_budget_holds_and_the_last_used_stay(
 def test_a_block_beyond_the_budget_is_still_kept_while_it_is_the_newest(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "CACHE_BYTES", 1)
+    monkeypatch.setattr(blocks.cache, "limit", 1)
     source = Lines(path)
     source.read(0, 4)
     source.read(4, 10)
     assert source.decoded == [0]
 
 
-def test_a_block_is_let_go_when_all_of_it_was_read(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache = blocks.BlockCache()
-    monkeypatch.setattr(blocks, "cache", cache)
+def test_a_block_is_let_go_when_all_of_it_was_read(path: Path) -> None:
     source = Lines(path)
     source.read(5, 40)  # half of the first block is left
     assert source.decoded == [0, 1, 2, 3]
-    assert cache.bytes == 10 * (1000 + 64)
+    assert blocks.cache.bytes == 10 * (1000 + 64)
     source.read(0, 5)
     assert source.decoded == [0, 1, 2, 3]
-    assert cache.bytes == 0
+    assert blocks.cache.bytes == 0
     assert source.read(0, 40) == source.read(0, 40)
 
 

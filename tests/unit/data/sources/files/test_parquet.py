@@ -17,6 +17,7 @@ from pyarrow import parquet
 
 from torch_edl.data.sources.files import parquet as module
 from torch_edl.data.sources.files import sliced
+from torch_edl.data.sources.files.blocks import BlockCache
 from torch_edl.data.sources.files.parquet import ParquetSource
 from torch_edl.errors import DataError
 
@@ -168,8 +169,7 @@ def test_what_is_on_disk_is_bounded(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(sliced, "SPILL_ABOVE_BYTES", 0)
-    monkeypatch.setattr(sliced, "SPILL_BYTES", 1)
-    monkeypatch.setattr(sliced, "_spills", sliced.Spills())
+    monkeypatch.setattr(sliced, "_spills", BlockCache(1, releases=False))
     source = ParquetSource(str(file))
     for _ in range(2):
         assert source.read(0, source.count).equals(TABLE)

@@ -12,8 +12,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from torch_edl.data.sources import open_source
-from torch_edl.data.sources.storage import unpacking
+from torch_edl.data.sources import open_source, unpacking
 from torch_edl.errors import DataError
 
 TEXT = b"n\n" + b"".join(b"%d\n" % n for n in range(1000))

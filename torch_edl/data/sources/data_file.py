@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from typing import Any, Self
 
 from torch_edl.checkpoint.durable import replacing
+from torch_edl.data.sources import unpacking
 from torch_edl.data.sources.base import CHANGED, is_url
 from torch_edl.data.sources.kinds import storage_of
-from torch_edl.data.sources.storage import unpacking
-from torch_edl.data.sources.storage.unpacking import RandomAccess
+from torch_edl.data.sources.unpacking import RandomAccess
 from torch_edl.errors import DataError
 from torch_edl.interfaces.source import Stamp, StoredBytes
 
@@ -273,34 +273,20 @@ _idle: OrderedDict[tuple[str, Stamp], DataFile] = OrderedDict()  # each operatio
 
 @contextlib.contextmanager
 def opened(path: str, expect: Stamp) -> Iterator[DataFile]:
-    """Return a context with an open file for one reader; see :func:`take` and :func:`give_back`."""
-    file = take(path, expect)
+    """Return a context with an open file for one reader. Local files stay open for the next one.
+
+    Raises:
+        DataError: the file cannot be opened, has another stamp, or is an object in a store that
+            has changed at the end of the context.
+    """
+    file = _idle.pop((path, expect), None)
+    if file is None or not file.is_current():
+        file = DataFile(path, expect=expect)
     try:
         yield file
     except BaseException:
         file.close()
         raise
-    give_back(file)
-
-
-def take(path: str, expect: Stamp) -> DataFile:
-    """Return an open file for one reader, which must call :func:`give_back` or close the file.
-
-    Raises:
-        DataError: the file cannot be opened, or has another stamp.
-    """
-    file = _idle.pop((path, expect), None)
-    if file is not None and file.is_current():
-        return file
-    return DataFile(path, expect=expect)
-
-
-def give_back(file: DataFile) -> None:
-    """Return a file to the cache if it is local; close it otherwise.
-
-    Raises:
-        DataError: the file is an object in a store that has changed.
-    """
     if not file.is_mapped:
         file.close()
         return

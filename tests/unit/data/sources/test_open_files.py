@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from torch_edl.data.sources.storage import data_file
-from torch_edl.data.sources.storage.data_file import DataFile, opened
+from torch_edl.data.sources import data_file
+from torch_edl.data.sources.data_file import DataFile, opened
 from torch_edl.errors import DataError
 
 
