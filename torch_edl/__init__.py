@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch_edl.api.elastic_trainer import ElasticTrainer
     from torch_edl.api.job import Job
     from torch_edl.api.opening import current_job, init
-    from torch_edl.data.mode import Mode
+    from torch_edl.data.batch import Mode
 
 __version__ = "0.1.0"
 __all__ = [
@@ -38,7 +38,7 @@ _LAZY = {
     "ElasticTrainer": ("torch_edl.api.elastic_trainer", "ElasticTrainer"),
     "current_job": ("torch_edl.api.opening", "current_job"),
     "init": ("torch_edl.api.opening", "init"),
-    "Mode": ("torch_edl.data.mode", "Mode"),
+    "Mode": ("torch_edl.data.batch", "Mode"),
     "Job": ("torch_edl.api.job", "Job"),
 }
 

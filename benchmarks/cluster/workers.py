@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 from benchmarks.cluster.events import Clock, Event
 from benchmarks.cluster.machines import Pod
-from torch_edl.data.leases_ahead import AHEAD_S, TaskDuration
 from torch_edl.data.task_space import TaskSpace
+from torch_edl.data.tasks import AHEAD_S, TaskDuration
 from torch_edl.master_client.leases import HeldLease, LeaseClient, TaskResult
 from torch_edl.wire import master_pb2 as pb
 
@@ -271,7 +271,7 @@ class Worker:
         return max(0, self._pace.tasks(AHEAD_S) - len(self._queue))
 
     def _fill(self) -> None:
-        """Leases what is missing, as :class:`torch_edl.data.leases_ahead.LeasesAhead` does."""
+        """Leases what is missing, as :class:`torch_edl.data.tasks.LeasedTasks` does."""
         if not self._asking and not self._sated and self._missing() > 0:
             self._asking = True
             self._host.wait(self._is_answered)

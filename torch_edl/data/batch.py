@@ -1,4 +1,4 @@
-"""A minibatch, and an update, which consists of the minibatches of one commit.
+"""What ``feed`` returns: the features and labels of a minibatch, or a dataset of a framework.
 
 A tensor is any object with a shape and a dtype: of numpy, torch or TensorFlow.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,12 +15,29 @@ import numpy as np
 from torch_edl.data.randomness import Generator, TaskRandom
 from torch_edl.errors import EdlError, UsageError, describe_error
 from torch_edl.interfaces import Damaged
+from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
 
 LABEL_KEYS = ("labels", "label")
 
 SKIP = "--skip-damaged leaves it out"
+
+
+class Mode(StrEnum):
+    """The argument ``mode`` of ``feed``, which equals its text: ``mode == "training"``."""
+
+    TRAINING = "training"
+    EVALUATION = "evaluation"
+    PREDICTION = "prediction"
+
+
+MODES = {
+    pb.TASK_TRAIN: Mode.TRAINING,
+    pb.TASK_EVALUATE: Mode.EVALUATION,
+    pb.TASK_PREDICT: Mode.PREDICTION,
+}
+"""Mode by kind of task, for all kinds of tasks that read records."""
 
 
 class BatchError(UsageError):

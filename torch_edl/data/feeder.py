@@ -13,6 +13,7 @@ from typing import Any
 
 from torch_edl.config import JobConfig
 from torch_edl.data.batch import (
+    MODES,
     SKIP,
     BatchError,
     Datasets,
@@ -22,7 +23,6 @@ from torch_edl.data.batch import (
     slice_tensors,
     split,
 )
-from torch_edl.data.mode import MODES
 from torch_edl.data.randomness import Generators, TaskRandom, order_of
 from torch_edl.data.sources import Records, Source, open_source
 from torch_edl.data.task_reader import TaskReader, named

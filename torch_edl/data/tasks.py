@@ -1,23 +1,60 @@
-"""The leased tasks of a worker, with prepared records."""
+"""The leased tasks of a worker, leased in advance so that training continues while the master does
+not answer.
+
+The number of leased tasks depends on their duration: a worker holds work for about ten seconds,
+which is longer than the restart of a master. The master grants fewer tasks when few are left, so
+that the last tasks are distributed evenly.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import math
 import queue
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple
 
+from torch_edl.data.batch import MODES
 from torch_edl.data.feeder import Updates
-from torch_edl.data.leases_ahead import (
-    LeasesAhead,
-    MasterLost,
-    NoMoreTasks,
-    PassOver,
-    ServersChanged,
-)
-from torch_edl.data.mode import MODES
 from torch_edl.master_client.leases import HeldLease, LeaseClient
+from torch_edl.wire import master_pb2 as pb
+
+# Seconds of work to lease in advance; a master that died is restarted within one to four seconds.
+AHEAD_S = 10.0
+# Maximum number of tasks leased in advance; each request lists all leases of the worker.
+MAX_AHEAD = 256
+# Weight of the newest task in the moving average of task durations.
+_NEWEST = 0.3
+# Kinds of tasks that follow the order of the data; all other tasks are taken before them.
+_IN_ORDER = (pb.TASK_TRAIN, pb.TASK_PREDICT)
+
+
+@dataclass(frozen=True)
+class ServersChanged:
+    """The servers were replaced, or have a new incarnation."""
+
+    cluster: pb.Cluster
+    """The current servers."""
+
+
+@dataclass(frozen=True)
+class NoMoreTasks:
+    """The master has no more work for this worker."""
+
+    leave: bool
+    """True if the job continues without this worker; False if the job is over."""
+
+
+@dataclass(frozen=True)
+class PassOver:
+    """All tasks of the first ``epochs`` epochs are done."""
+
+    epochs: int
+    """Number of finished epochs."""
 
 
 @dataclass(frozen=True)
@@ -52,54 +89,76 @@ Prepare = Callable[[HeldLease], Updates]
 """Function that reads the records of a task and returns its updates."""
 
 
-class Tasks(Protocol):
-    """The tasks of a training loop."""
+class _Leased(NamedTuple):
+    """A leased task, and the incarnation of the servers when it was leased."""
 
-    def poll(self) -> Item | None:
-        """Return the next item without waiting; None if no item is ready."""
-        ...
+    lease: HeldLease
+    incarnation: int
 
-    def get(self, timeout_s: float) -> Item | None:
-        """Return the next item; None after about ``timeout_s`` seconds without one."""
-        ...
 
-    def give_up(self) -> None:
-        """Return all tasks that were leased in advance to the master, and lease none until the next
-        item is requested.
+class TaskDuration:
+    """A moving average of the time from taking a task until asking for the next one. Pure."""
 
-        Raises:
-            MasterLostError: the master does not answer.
-        """
-        ...
+    def __init__(self) -> None:
+        self._given: float | None = None
+        self._mean: float | None = None
 
-    def stop(self) -> None:
-        """Stop leasing tasks."""
-        ...
+    def asked(self, now: float) -> None:
+        """Record that the worker asks for its next task at time ``now``, in seconds."""
+        if self._given is None:
+            return
+        took, self._given = now - self._given, None
+        self._mean = took if self._mean is None else self._mean + _NEWEST * (took - self._mean)
+
+    def given(self, now: float) -> None:
+        """Record that the worker takes a task at time ``now``, in seconds."""
+        self._given = now
+
+    def tasks(self, seconds: float) -> int:
+        """Return the number of tasks for some seconds of work; 1 until the first task is done."""
+        if self._mean is None:
+            return 1
+        if self._mean * MAX_AHEAD <= seconds:
+            return MAX_AHEAD
+        return max(1, math.ceil(seconds / self._mean))
 
 
 class LeasedTasks:
-    """Tasks that are leased in advance, and prepared in the thread that requests them."""
+    """Tasks that a thread leases in advance. They are prepared in the thread that takes them."""
 
-    def __init__(self, leases: LeaseClient, prepare: Prepare) -> None:
-        self._ahead = LeasesAhead(leases)
+    def __init__(
+        self, leases: LeaseClient, prepare: Prepare, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._leases = leases
         self._prepare = prepare
+        self._clock = clock
+        self._changed = threading.Condition()  # guards the attributes below
+        self._answers: deque[_Leased | Item] = deque()
+        self._pace = TaskDuration()
+        self._sated = False  # the master granted fewer tasks than requested
+        self._idle = True  # no tasks are wanted
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="leases-ahead", daemon=True)
 
     def poll(self) -> Item | None:
+        """Return the next item without waiting; None if no item is ready."""
         return self.get(0)
 
     def get(self, timeout_s: float) -> Item | None:
-        answer = self._ahead.take(timeout_s)
-        if isinstance(answer, MasterLost):
-            return TaskFailed(answer.error, None)
-        if answer is None or isinstance(answer, NoMoreTasks | PassOver | ServersChanged):
-            return answer
-        return self._prepared(answer.lease, answer.incarnation)
-
-    def give_up(self) -> None:
-        self._ahead.give_up()
-
-    def stop(self) -> None:
-        self._ahead.stop()
+        """Return the next item; None after about ``timeout_s`` seconds without one."""
+        with self._changed:
+            if self._thread.ident is None and not self._stopped:
+                self._thread.start()
+            self._pace.asked(self._clock())
+            self._idle = self._sated = False
+            self._changed.notify_all()
+            if not self._changed.wait_for(lambda: self._answers, timeout_s):
+                return None
+            answer = self._answers.popleft()
+            if isinstance(answer, _Leased):
+                self._pace.given(self._clock())
+            self._changed.notify_all()
+        return self._prepared(*answer) if isinstance(answer, _Leased) else answer
 
     def _prepared(self, lease: HeldLease, incarnation: int) -> Item:
         if lease.kind not in MODES:
@@ -109,6 +168,92 @@ class LeasedTasks:
         except Exception as error:
             return TaskFailed(error, lease)
 
+    def give_up(self) -> None:
+        """Return all tasks that were not taken to the master, and lease none until the next
+        :meth:`get`.
+
+        Raises:
+            MasterLostError: the master does not answer.
+        """
+        with self._changed:
+            self._idle = True
+            dropped = self._drop()
+        self._leases.decline(dropped)
+
+    def stop(self) -> None:
+        """End the thread, without waiting for a request in progress."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def _drop(self) -> list[HeldLease]:
+        dropped = [each.lease for each in self._answers if isinstance(each, _Leased)]
+        self._answers = deque(each for each in self._answers if not isinstance(each, _Leased))
+        return dropped
+
+    def _run(self) -> None:
+        more = True
+        while more:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopped or self._missing() > 0)
+                if self._stopped:
+                    return
+                missing, want = self._missing(), int(not self._answers)
+            try:
+                epochs = self._leases.epochs
+                answer = self._leases.lease(want, missing - want)
+                more = self._answered(answer, missing, epochs)
+            except Exception as error:
+                self._put(TaskFailed(error, None))
+
+    def _missing(self) -> int:
+        """Return the number of tasks to request now."""
+        leased = sum(isinstance(each, _Leased) for each in self._answers)
+        if self._idle or self._sated or leased < len(self._answers):
+            return 0
+        return max(0, self._pace.tasks(AHEAD_S) - leased)
+
+    def _answered(self, response: pb.LeaseResponse, missing: int, epochs: int) -> bool:
+        """Store an answer of the master; return False if it was the last one."""
+        if response.next in (pb.LeaseResponse.FINISHED, pb.LeaseResponse.DRAIN):
+            self._put(NoMoreTasks(leave=response.next == pb.LeaseResponse.DRAIN))
+            return False
+        if response.next == pb.LeaseResponse.CLUSTER_CHANGED:
+            self._put(ServersChanged(response.cluster))
+            return True
+        if response.next == pb.LeaseResponse.PASS_OVER:
+            self._put(PassOver(epochs))
+            return True
+        leases = [HeldLease.from_proto(message) for message in response.leases]
+        with self._changed:
+            if not self._idle:
+                for lease in leases:
+                    self._insert(_Leased(lease, self._leases.incarnation))
+                self._sated = bool(self._answers) and len(leases) < missing
+                self._changed.notify_all()
+                return True
+        self._leases.decline(leases)  # give_up() was called meanwhile
+        return True
+
+    def _insert(self, leased: _Leased) -> None:
+        """Insert a task: tasks in the order of the data at the end, all others before them."""
+        place = len(self._answers)
+        if leased.lease.kind not in _IN_ORDER:
+            kinds = [each.lease.kind for each in self._answers if isinstance(each, _Leased)]
+            place -= sum(kind in _IN_ORDER for kind in kinds)
+        self._answers.insert(place, leased)
+
+    def _put(self, answer: ServersChanged | NoMoreTasks | PassOver | TaskFailed) -> None:
+        """Append an answer that is not a task. All answers but the loss of the master invalidate
+        the tasks that were leased in advance."""
+        with self._changed:
+            if isinstance(answer, PassOver):
+                self._idle = True  # until the next pass
+            if not isinstance(answer, TaskFailed):
+                self._drop()
+            self._answers.append(answer)
+            self._changed.notify_all()
+
 
 _THREAD = "task-prefetcher"
 # Seconds to wait for a running feed when the worker leaves; see `is_preparing`.
@@ -116,37 +261,24 @@ _PREPARED_S = 2.0
 _LOOK_S = 0.2  # seconds between two checks of the stop event
 
 
-class TaskPrefetcher:
-    """A thread that prepares one task in advance, also while the servers are lost."""
+class TaskPrefetcher(LeasedTasks):
+    """A second thread prepares one task in advance, also while the servers are lost."""
 
     def __init__(self, leases: LeaseClient, prepare: Prepare) -> None:
-        self._leased = LeasedTasks(leases, self._prepare_unless_stopped)
-        self._prepare = prepare
+        super().__init__(leases, prepare)
         self._items: queue.Queue[Item] = queue.Queue(maxsize=1)
-        self._stop = threading.Event()
         self._preparing = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name=_THREAD, daemon=True)
+        self._preparer = threading.Thread(target=self._prepare_all, name=_THREAD, daemon=True)
 
     def start(self) -> None:
         """Start the thread, which leases and prepares tasks."""
-        self._thread.start()
-
-    def poll(self) -> Item | None:
-        """Return the next item if it is prepared; None otherwise."""
-        try:
-            return self._items.get_nowait()
-        except queue.Empty:
-            return None
+        self._preparer.start()
 
     def get(self, timeout_s: float) -> Item | None:
-        """Return the next item as soon as it is prepared; None after ``timeout_s`` seconds."""
         try:
             return self._items.get(timeout=timeout_s)
         except queue.Empty:
             return None
-
-    def give_up(self) -> None:
-        self._leased.give_up()
 
     def stop(self) -> None:
         """End the thread, and wait for at most 2 s until a task in preparation is prepared.
@@ -154,10 +286,9 @@ class TaskPrefetcher:
         An interpreter that exits while one of its threads computes in torch aborts the process
         ("terminate called without an active exception").
         """
-        if self._stop.is_set():
+        if self._stopped:
             return
-        self._stop.set()
-        self._leased.stop()
+        super().stop()
         if self._preparing.acquire(timeout=_PREPARED_S):
             self._preparing.release()
 
@@ -167,23 +298,17 @@ class TaskPrefetcher:
         interpreter must not exit."""
         return any(thread.name == _THREAD for thread in threading.enumerate())
 
-    def _run(self) -> None:
+    def _prepare_all(self) -> None:
         item: Item | None = None
-        while not self._stop.is_set() and not isinstance(item, NoMoreTasks):
-            item = self._leased.get(_LOOK_S)
-            if item is not None:
-                self._put(item)
+        while not self._stopped and not isinstance(item, NoMoreTasks):
+            item = super().get(_LOOK_S)
+            while item is not None and not self._stopped:
+                with contextlib.suppress(queue.Full):
+                    self._items.put(item, timeout=_LOOK_S)
+                    break
 
-    def _put(self, item: Item) -> None:
-        while not self._stop.is_set():
-            try:
-                self._items.put(item, timeout=_LOOK_S)
-                return
-            except queue.Full:
-                continue
-
-    def _prepare_unless_stopped(self, lease: HeldLease) -> Updates:
+    def _prepared(self, lease: HeldLease, incarnation: int) -> Item:
         with self._preparing:
-            if self._stop.is_set():
-                raise RuntimeError("nobody takes this task any more")
-            return self._prepare(lease)
+            if self._stopped:
+                return TaskFailed(RuntimeError("nobody takes this task any more"), lease)
+            return super()._prepared(lease, incarnation)

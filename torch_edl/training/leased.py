@@ -17,9 +17,17 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn, TypeGuard
 
 from torch_edl.data.feeder import FeedError
-from torch_edl.data.leases_ahead import NoMoreTasks, PassOver, ServersChanged
 from torch_edl.data.randomness import is_same_order
-from torch_edl.data.tasks import Item, ModelTask, RecordTask, TaskFailed, Tasks
+from torch_edl.data.tasks import (
+    Item,
+    LeasedTasks,
+    ModelTask,
+    NoMoreTasks,
+    PassOver,
+    RecordTask,
+    ServersChanged,
+    TaskFailed,
+)
 from torch_edl.errors import (
     DismissedError,
     EdlError,
@@ -57,7 +65,7 @@ class LeasedUpdates:
     def __init__(
         self,
         engine: LeasedEngine,
-        tasks: Tasks,
+        tasks: LeasedTasks,
         leases: LeaseClient,
         session: MasterSession,
         *,

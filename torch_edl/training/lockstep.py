@@ -12,11 +12,10 @@ from typing import Any
 
 from torch_edl.data.batch import SKIP, note
 from torch_edl.data.feeder import FeedError
-from torch_edl.data.leases_ahead import NoMoreTasks
 from torch_edl.data.passes import Pass, Span
 from torch_edl.data.task_records import TaskRecords
 from torch_edl.data.task_space import TaskSpace
-from torch_edl.data.tasks import ModelTask, RecordTask, TaskFailed, Tasks
+from torch_edl.data.tasks import LeasedTasks, ModelTask, NoMoreTasks, RecordTask, TaskFailed
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.errors import DismissedError, MinibatchError
 from torch_edl.interfaces import Batch, Minibatch, Update
@@ -96,7 +95,7 @@ class FileUpdates(PositionUpdates):
         file: UserModel,
         engine: RingEngine,
         space: TaskSpace,
-        tasks: Tasks,
+        tasks: LeasedTasks,
         one_off: OneOffTasks,
         session: MasterSession,
     ) -> None:

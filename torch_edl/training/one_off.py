@@ -17,8 +17,8 @@ from typing import Any
 
 from torch_edl.checkpoint import layout
 from torch_edl.config.training import EarlyStop, Objective
+from torch_edl.data.batch import MODES
 from torch_edl.data.feeder import FeedError, Updates
-from torch_edl.data.mode import MODES
 from torch_edl.data.task_reader import named
 from torch_edl.data.tasks import ModelTask, RecordTask, TaskFailed
 from torch_edl.errors import (

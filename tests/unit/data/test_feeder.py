@@ -373,7 +373,7 @@ def test_a_prefetcher_that_is_stopped_prepares_nothing_any_more() -> None:
     assert started.wait(HANG_S)
     tasks.stop()
     told.append("stopped")
-    tasks._thread.join(HANG_S)
+    tasks._preparer.join(HANG_S)
     assert told[:2] == ["prepared", "stopped"]
     assert told[-1] == "stopped"
 

@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.waiting import HANG_S
-from torch_edl.data.leases_ahead import (
+from torch_edl.data.tasks import (
     MAX_AHEAD,
-    Answer,
-    Leased,
-    LeasesAhead,
-    MasterLost,
+    Item,
+    LeasedTasks,
     NoMoreTasks,
     PassOver,
+    RecordTask,
     ServersChanged,
     TaskDuration,
+    TaskFailed,
 )
 from torch_edl.errors import MasterLostError
 from torch_edl.master_client.leases import HeldLease
@@ -25,7 +25,7 @@ from torch_edl.wire import master_pb2 as pb
 
 
 class Master:
-    """Answers each request with what the test has put; keeps what was asked and declined."""
+    """Items each request with what the test has put; keeps what was asked and declined."""
 
     def __init__(self) -> None:
         self.incarnation = 1
@@ -65,30 +65,30 @@ def master() -> Master:
 
 
 @pytest.fixture
-def tasks(master: Master) -> Iterator[LeasesAhead]:
-    tasks = LeasesAhead(master, clock=lambda: 0.0)  # type: ignore[arg-type]
+def tasks(master: Master) -> Iterator[LeasedTasks]:
+    tasks = LeasedTasks(master, lambda lease: lambda offset: iter(()), clock=lambda: 0.0)  # type: ignore[arg-type]
     yield tasks
     tasks.stop()
     master.answers.put(pb.LeaseResponse())
 
 
-def taken(tasks: LeasesAhead) -> Answer:
-    answer = tasks.take(HANG_S)
+def taken(tasks: LeasedTasks) -> Item:
+    answer = tasks.get(HANG_S)
     assert answer is not None
     return answer
 
 
-def until(tasks: LeasesAhead, there: Callable[[], bool]) -> None:
+def until(tasks: LeasedTasks, there: Callable[[], bool]) -> None:
     with tasks._changed:
         assert tasks._changed.wait_for(there, HANG_S)
 
 
-def lease_id(answer: Answer) -> int:
-    assert isinstance(answer, Leased)
+def lease_id(answer: Item) -> int:
+    assert isinstance(answer, RecordTask)
     return answer.lease.lease_id
 
 
-def begin(master: Master, tasks: LeasesAhead, *kinds: pb.TaskKind) -> list[int]:
+def begin(master: Master, tasks: LeasedTasks, *kinds: pb.TaskKind) -> list[int]:
     """Takes the first task; short as it was, many are asked for, of which ``kinds`` are granted."""
     (first,) = master.grant(pb.TASK_TRAIN)
     assert lease_id(taken(tasks)) == first
@@ -118,7 +118,7 @@ def test_tasks_that_take_no_time_are_leased_up_to_a_limit() -> None:
     assert pace.tasks(10) == MAX_AHEAD
 
 
-def test_what_is_missing_is_asked_for_once(master: Master, tasks: LeasesAhead) -> None:
+def test_what_is_missing_is_asked_for_once(master: Master, tasks: LeasedTasks) -> None:
     first, second, third = begin(master, tasks, *[pb.TASK_TRAIN] * 3)
     assert lease_id(taken(tasks)) == first
     assert master.expect() == (0, MAX_AHEAD - 2)  # two are in hand
@@ -132,7 +132,7 @@ def test_what_is_missing_is_asked_for_once(master: Master, tasks: LeasesAhead) -
     assert master.expect() == (1, MAX_AHEAD - 1)
 
 
-def test_nothing_is_asked_between_two_passes(master: Master, tasks: LeasesAhead) -> None:
+def test_nothing_is_asked_between_two_passes(master: Master, tasks: LeasedTasks) -> None:
     """The end of a pass names the epochs that it is the end of."""
     master.epochs = 2
     master.answers.put(pb.LeaseResponse(next=pb.LeaseResponse.PASS_OVER))
@@ -146,15 +146,15 @@ def test_nothing_is_asked_between_two_passes(master: Master, tasks: LeasesAhead)
 
 
 def test_tasks_in_hand_are_given_while_no_master_answers(
-    master: Master, tasks: LeasesAhead
+    master: Master, tasks: LeasedTasks
 ) -> None:
     ids = begin(master, tasks, *[pb.TASK_TRAIN] * 5)
     assert [lease_id(taken(tasks)) for _ in ids] == ids
     master.expect()  # in vain
-    assert tasks.take(0.1) is None
+    assert tasks.get(0.1) is None
 
 
-def test_what_is_more_urgent_than_training_comes_first(master: Master, tasks: LeasesAhead) -> None:
+def test_what_is_more_urgent_than_training_comes_first(master: Master, tasks: LeasedTasks) -> None:
     train, *_ = begin(master, tasks, pb.TASK_TRAIN, pb.TASK_TRAIN, pb.TASK_TRAIN)
     assert lease_id(taken(tasks)) == train
     master.expect()
@@ -164,7 +164,7 @@ def test_what_is_more_urgent_than_training_comes_first(master: Master, tasks: Le
     assert [lease_id(taken(tasks)) for _ in order] == order
 
 
-def test_other_servers_make_what_was_leased_void(master: Master, tasks: LeasesAhead) -> None:
+def test_other_servers_make_what_was_leased_void(master: Master, tasks: LeasedTasks) -> None:
     begin(master, tasks, *[pb.TASK_TRAIN] * 2)
     taken(tasks)
     master.expect()
@@ -178,7 +178,7 @@ def test_other_servers_make_what_was_leased_void(master: Master, tasks: LeasesAh
 
 
 def test_tasks_that_are_given_up_are_returned_and_no_more_leased(
-    master: Master, tasks: LeasesAhead
+    master: Master, tasks: LeasedTasks
 ) -> None:
     first, second, third = begin(master, tasks, *[pb.TASK_TRAIN] * 3)
     assert lease_id(taken(tasks)) == first
@@ -192,10 +192,10 @@ def test_tasks_that_are_given_up_are_returned_and_no_more_leased(
     assert lease_id(taken(tasks)) == again
 
 
-def test_an_end_and_an_error_are_told(master: Master, tasks: LeasesAhead) -> None:
+def test_an_end_and_an_error_are_told(master: Master, tasks: LeasedTasks) -> None:
     error = MasterLostError("gone")
     master.answers.put(error)
-    assert taken(tasks) == MasterLost(error)
+    assert taken(tasks) == TaskFailed(error, None)
     master.answers.put(pb.LeaseResponse(next=pb.LeaseResponse.DRAIN))
     assert taken(tasks) == NoMoreTasks(leave=True)
     tasks._thread.join(HANG_S)
