@@ -100,7 +100,7 @@ def count(config: JobConfig, opened: Opened = lambda name, done: None) -> DataSc
 
 def _check_streams(topics: Sequence[str]) -> None:
     """Raise DataError unless all topics exist and can be read as streams."""
-    from torch_edl.data.sources.kinds import url_type
+    from torch_edl.data.sources.opening import url_type
 
     for topic in topics:
         url_type(topic).check_stream(topic)
@@ -133,7 +133,7 @@ def watch_streams(
     """Poll the brokers of streams for new records until the job has ended. The offsets of the
     partitions are passed to ``apply``, and the first error and the first answer after it."""
     # Imported here: the module may import pyarrow.
-    from torch_edl.data.sources.kinds import url_type
+    from torch_edl.data.sources.opening import url_type
 
     silent = False
     while not ended.is_set():

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from torch_edl.data.sources import check_source, expand, open_source
-from torch_edl.data.sources.kinds import url_type
+from torch_edl.data.sources.opening import url_type
 from torch_edl.errors import DataError, UsageError
 from torch_edl.plugins.sql import source as module
 from torch_edl.plugins.sql.name import connection_url, parse

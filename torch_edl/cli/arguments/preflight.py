@@ -167,7 +167,7 @@ def _of_job(named: str, option: str) -> Path | None:
 
 def _expand_data(config: JobConfig) -> DataConfig:
     from torch_edl.data.sources import check_source, expand
-    from torch_edl.data.sources.kinds import formats
+    from torch_edl.data.sources.opening import formats
 
     data = config.data
     wanted = {"train": data.train, "evaluate": data.eval, "predict": data.predict}[config.kind]
@@ -188,7 +188,7 @@ def _expand_data(config: JobConfig) -> DataConfig:
     check_streams(data)
     train = files(data.train)
     if data.streams:
-        from torch_edl.data.sources.kinds import url_type
+        from torch_edl.data.sources.opening import url_type
 
         for url in train:
             url_type(url).check_stream(url)
@@ -203,7 +203,7 @@ def _expand_data(config: JobConfig) -> DataConfig:
 
 def check_streams(data: DataConfig) -> None:
     """Raise UsageError if a stream is requested and the data have an end."""
-    from torch_edl.data.sources.kinds import is_stream
+    from torch_edl.data.sources.opening import is_stream
 
     for path in data.train if data.streams else ():
         if not is_stream(path):

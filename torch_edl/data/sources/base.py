@@ -1,7 +1,8 @@
-"""Operations on records in memory, and a source of records in memory."""
+"""Records in memory: operations and a source; and names of data: paths and URLs."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,15 @@ _URL = re.compile(r"[a-z][a-z0-9+.\-]*://", re.IGNORECASE)
 def is_url(path: str) -> bool:
     """Return True for a URL, False for a local path."""
     return _URL.match(path) is not None
+
+
+def local(path: str) -> str:
+    """Return the path of a ``file://`` URL, or a path with ``~`` expanded; return any other URL
+    unchanged."""
+    scheme, mark, rest = path.partition("://")
+    if mark and scheme.lower() in ("file", "local"):
+        return os.path.abspath(rest)
+    return path if mark and is_url(path) else os.path.expanduser(path)
 
 
 def take(records: Records, indices: Indices) -> Records:

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from typing import Any, Self
 
 from torch_edl.checkpoint.durable import replacing
+from torch_edl.config.extensions import STORAGES, installed, load
 from torch_edl.data.sources import unpacking
 from torch_edl.data.sources.base import CHANGED, is_url
-from torch_edl.data.sources.kinds import storage_of
 from torch_edl.data.sources.unpacking import RandomAccess
 from torch_edl.errors import DataError
-from torch_edl.interfaces.source import Stamp, StoredBytes
+from torch_edl.interfaces.source import Stamp, Storage, StoredBytes
 
 KEPT_MAP_BYTES = 256 << 20
 """Size of a file above which each view has its own mapping, since pages of a kept mapping count as
@@ -144,6 +144,22 @@ def fingerprint(path: str, stamp: Stamp) -> str:
         block = min(_FINGERPRINT_BYTES, file.size)
         ends = file.read_at(0, block) + file.read_at(file.size - block, block)
     return hashlib.blake2b(ends, digest_size=8).hexdigest()
+
+
+def storage_of(url: str) -> Storage:
+    """Return the kind of store that has the file of a URL.
+
+    Raises:
+        UsageError: no installed package knows the store.
+    """
+    name = storage_name(url)
+    return load(STORAGES, name, f"data of {name}://...")  # type: ignore[no-any-return]
+
+
+def storage_name(url: str) -> str:
+    """Return the name of the entry point for the store of a URL."""
+    scheme = url.partition("://")[0].lower()
+    return scheme if scheme in installed(STORAGES) else "*"
 
 
 def _stored(path: str, expect: Stamp | None) -> StoredBytes:

@@ -1,34 +1,121 @@
-"""Opening of sources by path or URL; the suffix or the first bytes of a file tell its format."""
+"""Kinds of data, and opening of sources by path or URL.
+
+The suffix of a file tells its format, else its first bytes do; the scheme of a URL tells whether
+the data is in files. Four formats are built in. All other kinds are entry points
+(:mod:`torch_edl.interfaces`).
+"""
 
 from __future__ import annotations
 
+import importlib
 import os
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from torch_edl.config.extensions import MAGIC, installed, load
-from torch_edl.data.sources.base import is_url
-from torch_edl.data.sources.data_file import DataFile
-from torch_edl.data.sources.kinds import (
-    file_type,
-    formats,
-    is_object,
-    suffix_of,
-    url_type,
-)
-from torch_edl.data.sources.paths import local
-from torch_edl.errors import DataError
-from torch_edl.interfaces import Source
+from torch_edl.config.extensions import MAGIC, SOURCES, STORAGES, extras_of, installed, load
+from torch_edl.data.sources.base import is_url, local
+from torch_edl.data.sources.data_file import DataFile, storage_name
+from torch_edl.errors import DataError, UsageError
+from torch_edl.interfaces import Source, SourceType
 
+_BUILT_IN = {
+    "recordio": "recordio.RecordIOSource",
+    "rio": "recordio.RecordIOSource",
+    "tfrecord": "tfrecord.TFRecordSource",
+    "tfrecords": "tfrecord.TFRecordSource",
+    "csv": "csv.CsvSource",
+    "tsv": "csv.CsvSource",
+    "tab": "csv.CsvSource",
+    "parquet": "parquet.ParquetSource",
+    "pq": "parquet.ParquetSource",
+}
 _MAGIC = {b"PAR1": "parquet", b"\x04\x03\x02\x01": "recordio"}
 _HEAD_BYTES = 512
 """Number of bytes at the start of a file in which formats look for their magic numbers."""
+
+_ANY_SCHEME = "*"
+"""Name of an entry point for URLs of all schemes: ``(url) -> SourceType | None``, or a store."""
 
 REQUESTS = 16
 """Number of parallel requests to a store."""
 
 T = TypeVar("T")
+
+
+def formats() -> list[str]:
+    """Return the suffixes of all installed formats, which are the values of ``--format``."""
+    return [*_BUILT_IN, *(name[1:] for name in installed(SOURCES) if name.startswith("."))]
+
+
+def suffix_of(path: str) -> str:
+    """Return the last suffix in a name that is a known format; empty: none.
+
+    The suffix need not be at the end: train.tfrecord-00000-of-00010, part-0.snappy.parquet,
+    day.csv.1.
+    """
+    parts = re.split(r"[.\-]", os.path.basename(path).lower())[1:]
+    return next((p for p in reversed(parts) if p in _BUILT_IN or f".{p}" in installed(SOURCES)), "")
+
+
+def file_type(format: str) -> SourceType:
+    """Import and return the type of sources of a format. Formats are imported at their first use,
+    since importing pyarrow takes 0.2 s.
+
+    Raises:
+        UsageError: the format is unknown, or a library is missing.
+    """
+    if built_in := _BUILT_IN.get(format):
+        module, _, name = built_in.partition(".")
+        found = importlib.import_module(f"torch_edl.data.sources.files.{module}")
+        return getattr(found, name)  # type: ignore[no-any-return]
+    if f".{format}" not in installed(SOURCES):
+        raise UsageError(f"data format {format!r}: choose one of auto, {', '.join(formats())}")
+    return load(SOURCES, f".{format}", f"data format {format}")  # type: ignore[no-any-return]
+
+
+def url_type(url: str) -> Any:
+    """Return the type of the sources of a URL, see :class:`~torch_edl.interfaces.UrlSource`; None
+    if the data is in files.
+
+    Raises:
+        UsageError: a library is missing.
+    """
+    name = _source_name(url)
+    if name == _ANY_SCHEME:
+        return load(SOURCES, name, url)(url)
+    return load(SOURCES, name, f"data of {url.partition('://')[0]}://...") if name else None
+
+
+def is_stream(path: str) -> bool:
+    """Return True if a path is the URL of an endless stream."""
+    found = url_type(path)
+    return found is not None and found.endless
+
+
+def is_object(path: str) -> bool:
+    """Return True if a path is the URL of one file or several."""
+    name = _source_name(path)
+    return is_url(path) and (not name or (name == _ANY_SCHEME and url_type(path) is None))
+
+
+def extras(path: str) -> set[str]:
+    """Return the extras of torch-edl with the packages that read a path."""
+    if not is_url(path):
+        return extras_of(SOURCES, f".{suffix_of(path)}")
+    if not is_object(path):
+        return extras_of(SOURCES, _source_name(path))
+    return extras_of(SOURCES, f".{suffix_of(path)}") | extras_of(STORAGES, storage_name(path))
+
+
+def _source_name(url: str) -> str:
+    """Return the name of the entry point that may know the data of a URL; empty: there is none."""
+    scheme, separator, _ = url.partition("://")
+    name = scheme.partition("+")[0]
+    if not separator or name in installed(SOURCES):
+        return name if separator else ""
+    return _ANY_SCHEME if _ANY_SCHEME in installed(SOURCES) else ""
 
 
 def open_source(path: str, *, format: str = "auto", skip_damaged: bool = False) -> Source:

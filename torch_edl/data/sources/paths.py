@@ -8,9 +8,9 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torch_edl.data.sources.base import is_url
-from torch_edl.data.sources.data_file import DataFile
-from torch_edl.data.sources.kinds import storage_of, url_type
+from torch_edl.data.sources.base import is_url, local
+from torch_edl.data.sources.data_file import DataFile, storage_of
+from torch_edl.data.sources.opening import url_type
 from torch_edl.errors import DataError, UsageError
 
 
@@ -64,15 +64,6 @@ def expand(paths: Sequence[str]) -> list[str]:
                 ) from error
             found[path] = None
     return list(found)
-
-
-def local(path: str) -> str:
-    """Return the path of a ``file://`` URL, or a path with ``~`` expanded; return any other URL
-    unchanged."""
-    scheme, mark, rest = path.partition("://")
-    if mark and scheme.lower() in ("file", "local"):
-        return os.path.abspath(rest)
-    return path if mark and is_url(path) else os.path.expanduser(path)
 
 
 def parts(paths: Sequence[str]) -> list[str]:

@@ -18,7 +18,7 @@ from tests.waiting import HANG_S
 from torch_edl.data.sources import expand, open_source
 from torch_edl.data.sources.files.recordio import RecordIOWriter
 from torch_edl.data.sources.files.tfrecord import TFRecordWriter
-from torch_edl.data.sources.kinds import url_type
+from torch_edl.data.sources.opening import url_type
 from torch_edl.errors import DataError, UsageError
 from torch_edl.plugins.sql import dialects
 

@@ -15,7 +15,7 @@ from torch_edl import __version__
 from torch_edl.checkpoint.durable import write_text
 from torch_edl.cli.terminal import stdout
 from torch_edl.config import extensions
-from torch_edl.data.sources import kinds
+from torch_edl.data.sources import opening
 from torch_edl.errors import UsageError
 from torch_edl.training.contract.backends import package_of
 
@@ -81,7 +81,7 @@ def _extras(model_file: str, data: Sequence[str], named: Sequence[str]) -> list[
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
             raise UsageError(f"--extra {name}: no extra of torch-edl; {hint}")
-    found = set(named).union(*map(kinds.extras, data))
+    found = set(named).union(*map(opening.extras, data))
     if model_file:
         if not Path(model_file).is_file():
             raise UsageError(f"{model_file}: no such file; name a model file")

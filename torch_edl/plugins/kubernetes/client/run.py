@@ -19,7 +19,7 @@ from torch_edl.cli.arguments.options import model_file_job
 from torch_edl.cli.progress import Display
 from torch_edl.config import JobConfig
 from torch_edl.config.option import TRAINING
-from torch_edl.data.sources.kinds import is_object, url_type
+from torch_edl.data.sources.opening import is_object, url_type
 from torch_edl.errors import UsageError
 from torch_edl.interfaces.platform import JobOutcome
 from torch_edl.launch.jobs.observers import Observers
