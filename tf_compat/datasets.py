@@ -17,6 +17,22 @@ from torch_edl.interfaces import Damaged
 Feed = Callable[[Any, str, Any], Any]
 
 
+def _state() -> Any:
+    # TensorFlow has no public way to read the state of the seeds of operations. Layers of Keras
+    # have their own generators.
+    eager = context.context()
+    # The generator does not exist before the first seed.
+    return None if eager._seed is None else (eager._seed, eager._rng.getstate())
+
+
+def _restore(state: Any) -> None:
+    eager = context.context()
+    eager._seed = None
+    if state is not None:
+        eager._seed = state[0]
+        eager._rng.setstate(state[1])
+
+
 class TensorFlowDatasets:
     """Implements :class:`~torch_edl.data.batch.Datasets`.
 
@@ -25,10 +41,10 @@ class TensorFlowDatasets:
 
     name = "a tf.data.Dataset"
     framework = "tensorflow"
+    generator = Generator(seed=tf.random.set_seed, state=_state, restore=_restore)
 
     def __init__(self, batch_size: int) -> None:
         self._batch_size = batch_size
-        self.generator: Generator = TensorFlowGenerator()
 
     def is_dataset(self, fed: Any) -> bool:
         return isinstance(fed, tf.data.Dataset)
@@ -59,29 +75,6 @@ class TensorFlowDatasets:
                 yield batch, ()
         except (tf.errors.OpError, TypeError, ValueError) as error:
             raise SampleError(error, None) from error
-
-
-class TensorFlowGenerator:
-    """Implements :class:`~torch_edl.data.randomness.Generator` for the seeds of operations.
-
-    TensorFlow has :func:`tf.random.set_seed`, but no public way to read the state. Layers of Keras
-    have their own generators.
-    """
-
-    def seed(self, seed: int) -> None:
-        tf.random.set_seed(seed)
-
-    def state(self) -> Any:
-        eager = context.context()
-        # The generator does not exist before the first seed.
-        return None if eager._seed is None else (eager._seed, eager._rng.getstate())
-
-    def restore(self, state: Any) -> None:
-        eager = context.context()
-        eager._seed = None
-        if state is not None:
-            eager._seed = state[0]
-            eager._rng.setstate(state[1])
 
 
 def of_dataset(dataset_fn: Feed) -> Feed:

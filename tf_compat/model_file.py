@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_compat.batches import TaskBatches
 from tf_compat.contract import KerasContract, TensorFlowValues
 from tf_compat.datasets import TensorFlowDatasets
 from tf_compat.embedding import set_defaults, swap_large, tables_of
@@ -25,7 +26,7 @@ from tf_compat.trained import TrainedModel, optimizer_config
 from torch_edl.config import JobConfig
 from torch_edl.config.environment import ENV_TOKEN
 from torch_edl.data.passes import Pass
-from torch_edl.data.task_records import TaskBatches, TaskRecords
+from torch_edl.data.task_reader import TaskRecords
 from torch_edl.data.task_space import TaskSpace
 from torch_edl.engine.local import LocalEngine
 from torch_edl.engine.ring.engine import RingEngine

@@ -7,7 +7,6 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -108,15 +107,19 @@ class Feeder:
         records = self.records(lease)
         count = len(records)
         if not self._is_whole(lease, count) or not count:  # offsets of a stream without messages
-            return lambda offset: self._group(iter(()), lease, offset, False)
+            return lambda offset: self._group(iter(()), None, lease, offset, False)
         random = self.generators.of_task(self._config.train.seed, lease.epoch, lease.task_id)
         with self._blamed(records), random.of_feed(trains=_trains(lease)):
             fed = self._feed(records, MODES[lease.kind], self.reader.source(lease.shard).metadata)
         same = self._samples(fed, MODES[lease.kind]) == count
         is_by_record = same and not random.is_drawn
-        return lambda offset: self._group(
-            self._batches(fed, lease, offset, random, count), lease, offset, is_by_record
-        )
+
+        def updates(offset: int) -> Iterator[Update]:
+            batches, first = self._batches(fed, lease, offset, random)
+            known = self._first_records(first, lease, count)
+            yield from self._group(batches, known, lease, offset, is_by_record)
+
+        return updates
 
     def _samples(self, fed: Any, mode: str) -> int | None:
         """Return the number of samples that ``feed`` returned; None: unknown."""
@@ -171,7 +174,10 @@ class Feeder:
 
     def cut(self, batch: Batch, first: int, last: int) -> Batch:
         """Return the samples ``first .. last - 1`` of a minibatch."""
-        features, labels = (self._slice(p, first, last) for p in (batch.features, batch.labels))
+        features, labels = (
+            None if part is None else slice_tensors(part, first, last, self._datasets.tensor)
+            for part in (batch.features, batch.labels)
+        )
         return Batch(features, labels, last - first)
 
     def _collated(self, dataset: Any, records: int) -> tuple[Any, Sequence[Damaged]]:
@@ -186,17 +192,38 @@ class Feeder:
             raise FeedError(f"the dataset of {self._name} {error}", index) from error.__cause__
 
     def _group(
-        self, batches: Iterator[Batch], lease: HeldLease, offset: int, is_by_record: bool
+        self,
+        batches: Iterator[Batch],
+        known: pb.FirstRecords | None,
+        lease: HeldLease,
+        offset: int,
+        is_by_record: bool,
     ) -> Iterator[Update]:
+        """Yield the updates of some minibatches; ``known`` becomes a part of the first one."""
         length, size = lease.end - lease.start, self._config.data.batch_size
         each = self._config.train.local_steps if _trains(lease) else 1
+
+        def update(first: int, last: int, batches: Sequence[Batch]) -> Update:
+            # A batch whose samples are all damaged is left out.
+            kept = [(n, b) for n, b in enumerate(batches) if b.size or not b.damaged]
+            damaged = sum(len(batch.damaged) for batch in batches)
+            return Update(
+                first=first,
+                last=last,
+                minibatches=[
+                    Minibatch(number, min(first + n * size, last), batch.size, batch)
+                    for number, (n, batch) in enumerate(kept)
+                ],
+                count=len(kept),
+                records=last - first,
+                lease=lease,
+                damaged=damaged,
+                first_records=known if batches else None,
+                name=partial(self._named, lease),
+                is_by_record=is_by_record and not damaged,
+            )
+
         taken: list[Batch] = []
-
-        def with_name(update: Update) -> Update:
-            update.name = partial(self._named, lease)
-            update.is_by_record = is_by_record and not update.damaged
-            return update
-
         for batch in batches:
             if len(taken) == each:
                 end = offset + each * size
@@ -205,11 +232,11 @@ class Feeder:
                         f"{self._name} made more samples than the {length} records it was given; "
                         "it may leave records out, not add any"
                     )
-                yield with_name(_update(lease, offset, end, size, taken))
-                offset, taken = end, []
+                yield update(offset, end, taken)
+                offset, taken, known = end, [], None
             taken.append(batch)
         # The last update covers all remaining records, including those that feed left out.
-        yield with_name(_update(lease, offset, length, size, taken))
+        yield update(offset, length, taken)
 
     def _named(self, lease: HeldLease, first: int, last: int) -> str:
         """Return the name of the records between two offsets of a task, for messages."""
@@ -217,51 +244,35 @@ class Feeder:
         return named(rows, lease.shard)
 
     def _batches(
-        self, fed: Any, lease: HeldLease, offset: int, random: TaskRandom, records: int
-    ) -> Iterator[Batch]:
+        self, fed: Any, lease: HeldLease, offset: int, random: TaskRandom
+    ) -> tuple[Iterator[Batch], Batch | None]:
+        """Return the minibatches from an offset in the task on, and the first samples of the task;
+        None: it has none."""
         mode, size = MODES[lease.kind], self._config.data.batch_size
         if self._datasets.is_dataset(fed):
-            skip = offset // size
-            batches = self._dataset_batches(fed, mode, skip, lease, random)
+            batches = self._dataset_batches(fed, mode, offset // size, lease, random)
             first = next(batches, None)
-            known = None if first is None else self._first_records(first, lease)
-            if first is not None and not skip:
+            if first is not None and not offset // size:
                 batches = itertools.chain([first], batches)
-        else:
-            batches, known = self._tensor_batches(fed, mode, lease, offset)
-        for batch in batches:
-            if known is not None:
-                known.records = records
-            yield replace(batch, first=known)
-            known = None
-
-    def _tensor_batches(
-        self, fed: Any, mode: str, lease: HeldLease, offset: int
-    ) -> tuple[Iterator[Batch], pb.FirstRecords | None]:
+            return batches, first
         features, labels = self._split(fed, mode)
-        count, size = self._length(features), self._config.data.batch_size
+        count = self._length(features)
         if labels is not None and (labelled := self._length(labels)) != count:
             raise FeedError(f"{self._name} returned {count} samples with {labelled} labels")
+        whole = Batch(features, labels, count)
+        starts = range(offset, count, size)
+        return (self.cut(whole, start, min(start + size, count)) for start in starts), whole
 
-        def batches() -> Iterator[Batch]:
-            for start in range(offset, count, size):
-                end = min(start + size, count)
-                part = None if labels is None else self._slice(labels, start, end)
-                yield Batch(self._slice(features, start, end), part, end - start)
-
-        return batches(), self._first_records(Batch(features, labels, count), lease)
-
-    def _first_records(self, batch: Batch, lease: HeldLease) -> pb.FirstRecords | None:
+    def _first_records(
+        self, first: Batch | None, lease: HeldLease, records: int
+    ) -> pb.FirstRecords | None:
         """Return the summary of the first records of a training task; None for other tasks."""
-        if not _trains(lease):
+        if first is None or not _trains(lease):
             return None
-        if not batch.size or batch.damaged:
-            return pb.FirstRecords()
-        order = order_of(batch.features, batch.labels)
-        return pb.FirstRecords(framework=self._datasets.framework, order=order)
-
-    def _slice(self, value: Any, start: int, end: int) -> Any:
-        return slice_tensors(value, start, end, self._datasets.tensor)
+        if not first.size or first.damaged:
+            return pb.FirstRecords(records=records)
+        order = order_of(first.features, first.labels)
+        return pb.FirstRecords(framework=self._datasets.framework, order=order, records=records)
 
     def _dataset_batches(
         self, dataset: Any, mode: str, skip: int, lease: HeldLease, random: TaskRandom
@@ -328,24 +339,6 @@ def _trains(lease: HeldLease) -> bool:
 
 def _task(lease: HeldLease) -> Task:
     return Task(lease.task_id, lease.epoch, lease.shard, lease.start, lease.end)
-
-
-def _update(lease: HeldLease, first: int, last: int, size: int, batches: Sequence[Batch]) -> Update:
-    """Return an update of some batches. A batch whose samples are all damaged is left out."""
-    kept = [(n, b) for n, b in enumerate(batches) if b.size or not b.damaged]
-    return Update(
-        first=first,
-        last=last,
-        minibatches=[
-            Minibatch(number, min(first + n * size, last), batch.size, batch)
-            for number, (n, batch) in enumerate(kept)
-        ],
-        count=len(kept),
-        records=last - first,
-        lease=lease,
-        damaged=sum(len(batch.damaged) for batch in batches),
-        first_records=batches[0].first if batches else None,
-    )
 
 
 def _what_records_are(records: Records, error: BaseException) -> str:

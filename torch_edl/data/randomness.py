@@ -14,9 +14,10 @@ import math
 import pickle
 import random
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -27,42 +28,22 @@ _TOLERANCE = 1e-4
 """Largest difference by rounding on other processors; another order differs by about 1."""
 
 
-class Generator(Protocol):
+@dataclass(frozen=True)
+class Generator:
     """A global generator of random numbers."""
 
-    def seed(self, seed: int) -> None:
-        """Seed the generator; ``seed`` has 63 bits."""
-        ...
-
-    def state(self) -> Any:
-        """Return the state of the generator; states are equal if nothing was drawn in between."""
-        ...
-
-    def restore(self, state: Any) -> None:
-        """Set the state of the generator to a value of :meth:`state`."""
-        ...
+    seed: Callable[[int], Any]
+    """Seeds the generator with 63 bits."""
+    state: Callable[[], Any]
+    """Returns the state of the generator; states are equal if nothing was drawn in between."""
+    restore: Callable[[Any], Any]
+    """Sets the state of the generator to a value of ``state``."""
 
 
-class _Python:
-    def seed(self, seed: int) -> None:
-        random.seed(seed)
-
-    def state(self) -> Any:
-        return random.getstate()
-
-    def restore(self, state: Any) -> None:
-        random.setstate(state)
-
-
-class _Numpy:
-    def seed(self, seed: int) -> None:
-        np.random.seed(seed % 2**32)
-
-    def state(self) -> Any:
-        return np.random.get_state()
-
-    def restore(self, state: Any) -> None:
-        np.random.set_state(state)
+_PYTHON = Generator(random.seed, random.getstate, random.setstate)
+_NUMPY = Generator(
+    lambda seed: np.random.seed(seed % 2**32), np.random.get_state, np.random.set_state
+)
 
 
 class Generators:
@@ -78,7 +59,7 @@ class Generators:
     """
 
     def __init__(self, framework: Generator) -> None:
-        self._all: list[Generator] = [_Python(), _Numpy(), framework]
+        self._all: list[Generator] = [_PYTHON, _NUMPY, framework]
         self._framework = framework
         self._lock = threading.RLock()
         self._is_drawn: bool | None = None
@@ -98,62 +79,52 @@ class Generators:
 
     @contextmanager
     def of_feed(
-        self, seed: int, *, trains: bool
-    ) -> Iterator[tuple[dict[Generator, Any], dict[Generator, Any]]]:
-        """Return a context for a call of ``feed``, in which the generators are seeded. The
-        generators are restored afterwards.
-
-        Yields two dicts by generator: the states at the start, and the states at the end, which
-        are added when the context ends.
+        self, seed: int, states: dict[Generator, Any], *, trains: bool
+    ) -> Iterator[dict[Generator, Any]]:
+        """Return a context for a call of ``feed``, in which the generators are seeded; see
+        :meth:`continued`.
 
         Args:
             trains: True for a training task. Other tasks do not show whether ``feed`` uses the
                 framework's generator, since it may draw random numbers only in training.
         """
-        states: dict[Generator, Any] = {}
         with self._lock:
             judges = trains and self._is_drawn is None
             uses_framework = judges or self._is_drawn is True
             used = [g for g in self._all if g is not self._framework or uses_framework]
-            with _restored(used):
-                for generator in used:
-                    generator.seed(seed)
-                begun = {generator: generator.state() for generator in used}
+            with self.continued(seed, states, used) as begun:
                 try:
-                    yield begun, states
+                    yield begun
                 finally:
-                    states |= {generator: generator.state() for generator in used}
                     if judges:
-                        self._is_drawn = states[self._framework] != begun[self._framework]
+                        self._is_drawn = self._framework.state() != begun[self._framework]
 
     @contextmanager
-    def continued(self, seed: int, states: dict[Generator, Any]) -> Iterator[None]:
-        """Return a context in which the generators continue from ``states``. ``states`` is updated
-        at the end, and the generators are restored.
+    def continued(
+        self, seed: int, states: dict[Generator, Any], used: Sequence[Generator] = ()
+    ) -> Iterator[dict[Generator, Any]]:
+        """Return a context in which generators continue from ``states``, which is updated at the
+        end, when the generators are restored. The value of the context is their states at the
+        start.
 
         Args:
             seed: seed of generators without a state.
+            used: the generators; empty: all.
         """
-        with self._lock, _restored(self._all):
-            for generator in self._all:
-                if generator in states:
-                    generator.restore(states[generator])
-                else:
-                    generator.seed(seed)
+        used = used or self._all
+        with self._lock:
+            outside = [generator.state() for generator in used]
             try:
-                yield
+                for generator in used:
+                    if generator in states:
+                        generator.restore(states[generator])
+                    else:
+                        generator.seed(seed)
+                yield {generator: generator.state() for generator in used}
             finally:
-                states |= {generator: generator.state() for generator in self._all}
-
-
-@contextmanager
-def _restored(generators: list[Generator]) -> Iterator[None]:
-    outside = [generator.state() for generator in generators]
-    try:
-        yield
-    finally:
-        for generator, state in zip(generators, outside, strict=True):
-            generator.restore(state)
+                states |= {generator: generator.state() for generator in used}
+                for generator, state in zip(used, outside, strict=True):
+                    generator.restore(state)
 
 
 class TaskRandom:
@@ -173,7 +144,7 @@ class TaskRandom:
     @contextmanager
     def of_feed(self, *, trains: bool) -> Iterator[None]:
         """Return a context for a call of ``feed``; ``trains`` is True for a training task."""
-        with self._generators.of_feed(self.seed, trains=trains) as (begun, self._states):
+        with self._generators.of_feed(self.seed, self._states, trains=trains) as begun:
             yield
         self.is_drawn = any(map(_differ, begun.values(), map(self._states.get, begun)))
 

@@ -1,4 +1,4 @@
-"""Reading of the records of tasks, and the row numbers of these records."""
+"""The records of tasks: reading, row numbers, and lookup by position in the order of tasks."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from torch_edl.data.sources import Records, Source, take
-from torch_edl.data.task_space import Shard, Task
+from torch_edl.data.sources import Records, Source, concat, cut, take
+from torch_edl.data.task_space import Piece, Shard, Task, TaskSpace
 from torch_edl.errors import DataError
 
 KEPT_SOURCES = 256
 """Maximum number of open sources of a reader; a Parquet file of 40 columns and 10 row groups takes
 0.4 MB."""
 
+_KEPT_TASKS = 2  # number of tasks in memory; a minibatch may span two tasks
 _NAMED = 100  # maximum number of records in a message
 
 
@@ -109,3 +110,51 @@ class TaskReader:
         digest = hashlib.blake2b(f"{seed}/{task.id}".encode(), digest_size=8).digest()
         random = np.random.default_rng(int.from_bytes(digest, "little"))
         return end, random.permutation(end - task.start)[: task.end - task.start]
+
+
+class TaskRecords:
+    """Records by piece of a task, as a dataset with ``__getitems__``.
+
+    Args:
+        space: the training tasks.
+        reader: reader of the records of ``space``.
+    """
+
+    def __init__(self, space: TaskSpace, reader: TaskReader) -> None:
+        self._space = space
+        self._reader = reader
+        self._kept: OrderedDict[int, Records] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Return the number of records of an epoch."""
+        return self._space.records_before(min(self._space.tasks_per_epoch, self._space.total))
+
+    def __getitems__(self, pieces: list[Piece]) -> Records:
+        """Return the records of some pieces, concatenated: a list, or a ``pyarrow.Table``."""
+        return concat([cut(self._task(task), first, last) for task, first, last in pieces])
+
+    def name(self, pieces: Sequence[Piece], index: int) -> str:
+        """Return the name of the record at ``index`` of some pieces, for messages."""
+        for number, first, last in pieces:
+            if index < last - first:
+                return self._reader.name(self._space.task(number), first + index)
+            index -= last - first
+        raise IndexError(index)
+
+    def names(self, pieces: Sequence[Piece]) -> str:
+        """Return the name of all records of some pieces, for messages."""
+        rows: dict[str, list[int]] = {}
+        for number, first, last in pieces:
+            task = self._space.task(number)
+            rows.setdefault(task.shard, []).extend(self._reader.rows(task, first, last))
+        return "; ".join(named(each, shard) for shard, each in rows.items())
+
+    def _task(self, number: int) -> Records:
+        records = self._kept.get(number)
+        if records is None:
+            task = self._space.task(number)
+            records = self._reader.read(task, self._space.shard(task.shard))
+            self._kept[number] = records
+            if len(self._kept) > _KEPT_TASKS:
+                self._kept.popitem(last=False)
+        return records

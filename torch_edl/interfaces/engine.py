@@ -56,9 +56,6 @@ class Batch:
     """Number of samples."""
     damaged: Sequence[Damaged] = ()
     """Damaged samples, which were left out."""
-    first: pb.FirstRecords | None = None
-    """Summary of the first records of the task; None unless this is the first minibatch of an
-    attempt on a training task."""
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from torch_edl.data.passes import Pass, Span
 from torch_edl.data.sources import Source, as_table, expand, of_each, open_source, parts, take
-from torch_edl.data.task_reader import TaskReader
-from torch_edl.data.task_records import TaskRecords
+from torch_edl.data.task_reader import TaskReader, TaskRecords
 from torch_edl.data.task_space import Shard, TaskSpace, digest
 from torch_edl.errors import UsageError
 from torch_edl.interfaces import ENDLESS

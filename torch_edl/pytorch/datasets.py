@@ -20,15 +20,24 @@ from torch_edl.errors import describe_error
 from torch_edl.interfaces import Damaged
 
 
+def _restore(state: bytes) -> None:
+    kept = np.frombuffer(state, np.uint8).copy()
+    torch.default_generator.set_state(torch.from_numpy(kept))
+
+
 class TorchDatasets:
     """Datasets of torch; see :class:`~torch_edl.data.batch.Datasets`."""
 
     name = "a torch Dataset"
     framework = "torch"
+    generator = Generator(
+        seed=torch.default_generator.manual_seed,
+        state=lambda: torch.default_generator.get_state().numpy().tobytes(),
+        restore=_restore,
+    )
 
     def __init__(self, config: DataConfig) -> None:
         self._config = config
-        self.generator: Generator = TorchGenerator()
 
     def is_dataset(self, fed: Any) -> bool:
         return isinstance(fed, Dataset)
@@ -60,24 +69,6 @@ class TorchDatasets:
         if isinstance(dataset, IterableDataset):
             return collate(list(dataset)), ()
         return collate_sound(collate, read_all(dataset, range(len(dataset)), tolerant=tolerant))
-
-
-class TorchGenerator:
-    """The default generator of torch on the CPU; see :class:`~torch_edl.data.randomness.Generator`.
-
-    A ``feed`` that does not use the generator leaves its state unchanged, so that the dropout of a
-    model does not depend on the time at which ``feed`` runs.
-    """
-
-    def seed(self, seed: int) -> None:
-        torch.default_generator.manual_seed(seed)
-
-    def state(self) -> bytes:
-        return torch.default_generator.get_state().numpy().tobytes()
-
-    def restore(self, state: bytes) -> None:
-        kept = np.frombuffer(state, np.uint8).copy()
-        torch.default_generator.set_state(torch.from_numpy(kept))
 
 
 class _Tolerant(Dataset[Any]):

@@ -14,7 +14,7 @@ import torch
 from torch_edl.config import JobConfig
 from torch_edl.config.environment import ENV_TOKEN
 from torch_edl.data.passes import Pass
-from torch_edl.data.task_records import TaskRecords
+from torch_edl.data.task_reader import TaskRecords
 from torch_edl.data.task_space import TaskSpace
 from torch_edl.engine.local import LocalEngine
 from torch_edl.engine.ring.engine import RingEngine

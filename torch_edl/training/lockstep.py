@@ -13,7 +13,7 @@ from typing import Any
 from torch_edl.data.batch import SKIP, note
 from torch_edl.data.feeder import FeedError
 from torch_edl.data.passes import Pass, Span
-from torch_edl.data.task_records import TaskRecords
+from torch_edl.data.task_reader import TaskRecords
 from torch_edl.data.task_space import TaskSpace
 from torch_edl.data.tasks import LeasedTasks, ModelTask, NoMoreTasks, RecordTask, TaskFailed
 from torch_edl.engine.ring.engine import RingEngine

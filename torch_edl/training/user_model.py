@@ -12,7 +12,7 @@ from torch_edl.config import JobConfig
 from torch_edl.data.batch import Datasets
 from torch_edl.data.feeder import Feeder
 from torch_edl.data.passes import Pass, Span
-from torch_edl.data.task_records import TaskRecords
+from torch_edl.data.task_reader import TaskRecords
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.errors import ContractError, describe_error

@@ -20,8 +20,7 @@ from torch_edl.config import DataConfig, JobConfig, TrainConfig
 from torch_edl.data import task_reader
 from torch_edl.data.feeder import Feeder, FeedError
 from torch_edl.data.sources import IndexedSource, open_source
-from torch_edl.data.task_reader import TaskReader
-from torch_edl.data.task_records import TaskRecords
+from torch_edl.data.task_reader import TaskReader, TaskRecords
 from torch_edl.data.task_space import Shard, Task, TaskSpace
 from torch_edl.data.tasks import TaskPrefetcher
 from torch_edl.errors import DataError

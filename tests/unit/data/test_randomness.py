@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset
 
 from tests.unit.data.test_feeder import config, feeder, lease, values
 from torch_edl.data.randomness import Generators, is_same_order, order_of
-from torch_edl.pytorch.datasets import TorchGenerator
+from torch_edl.pytorch.datasets import TorchDatasets
 from torch_edl.wire import master_pb2 as pb
 
 RECORDS = 60
@@ -110,7 +110,7 @@ def test_what_training_draws_does_not_depend_on_feed() -> None:
 
 def test_the_generator_of_torch_is_left_alone_if_feed_does_not_use_it() -> None:
     """Else a dropout that runs beside ``feed`` would draw other numbers in each run."""
-    generators = Generators(TorchGenerator())
+    generators = Generators(TorchDatasets.generator)
     for task in range(2):
         with generators.of_task(0, 0, task).of_feed(trains=True):
             pass

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tf_compat.batches import TaskBatches
 from torch_edl.data.feeder import FeedError
 from torch_edl.data.passes import Pass, Span
-from torch_edl.data.task_reader import TaskReader
-from torch_edl.data.task_records import TaskBatches, TaskRecords
+from torch_edl.data.task_reader import TaskReader, TaskRecords
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.interfaces import Batch
 

@@ -1,73 +1,23 @@
-"""The records of a job's training tasks, by position in the order of tasks."""
+"""The minibatches of one member of a ring, made in the training process."""
 
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from torch_edl.data.feeder import FeedError
 from torch_edl.data.passes import Pass, Span
 from torch_edl.data.randomness import is_same_order, order_of
-from torch_edl.data.sources import Records, concat, cut
-from torch_edl.data.task_reader import TaskReader, named
-from torch_edl.data.task_space import Piece, TaskSpace
+from torch_edl.data.sources import Records
+from torch_edl.data.task_reader import TaskRecords
+from torch_edl.data.task_space import TaskSpace
 from torch_edl.interfaces import Batch
 
 _AHEAD = 16  # number of minibatches that are made at once
-_KEPT = 2  # number of tasks in memory; a minibatch may span two tasks
-
-
-class TaskRecords:
-    """Records by piece of a task, as a dataset with ``__getitems__``.
-
-    Args:
-        space: the training tasks.
-        reader: reader of the records of ``space``.
-    """
-
-    def __init__(self, space: TaskSpace, reader: TaskReader) -> None:
-        self._space = space
-        self._reader = reader
-        self._kept: OrderedDict[int, Records] = OrderedDict()
-
-    def __len__(self) -> int:
-        """Return the number of records of an epoch."""
-        return self._space.records_before(min(self._space.tasks_per_epoch, self._space.total))
-
-    def __getitems__(self, pieces: list[Piece]) -> Records:
-        """Return the records of some pieces, concatenated: a list, or a ``pyarrow.Table``."""
-        return concat([cut(self._task(task), first, last) for task, first, last in pieces])
-
-    def name(self, pieces: Sequence[Piece], index: int) -> str:
-        """Return the name of the record at ``index`` of some pieces, for messages."""
-        for number, first, last in pieces:
-            if index < last - first:
-                return self._reader.name(self._space.task(number), first + index)
-            index -= last - first
-        raise IndexError(index)
-
-    def names(self, pieces: Sequence[Piece]) -> str:
-        """Return the name of all records of some pieces, for messages."""
-        rows: dict[str, list[int]] = {}
-        for number, first, last in pieces:
-            task = self._space.task(number)
-            rows.setdefault(task.shard, []).extend(self._reader.rows(task, first, last))
-        return "; ".join(named(each, shard) for shard, each in rows.items())
-
-    def _task(self, number: int) -> Records:
-        records = self._kept.get(number)
-        if records is None:
-            task = self._space.task(number)
-            records = self._reader.read(task, self._space.shard(task.shard))
-            self._kept[number] = records
-            if len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
-        return records
 
 
 class TaskBatches:
-    """The minibatches of one member of a ring, made in the training process.
+    """The minibatches of one member of a ring.
 
     Several minibatches are made at once if ``make`` returns one sample for each record. The cost of
     each call, such as building a graph, exceeds the cost of each record.
