@@ -12,13 +12,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_compat.batches import TaskBatches
 from tf_compat.contract import KerasContract, TensorFlowValues
 from tf_compat.datasets import TensorFlowDatasets
 from tf_compat.embedding import set_defaults, swap_large, tables_of
 from tf_compat.names import layers
 from tf_compat.replica import KerasReplica
 from tf_compat.ring import ReplicatedKerasModel as ReplicatedModel
+from tf_compat.ring import TaskBatches
 from tf_compat.rows import TableLayer
 from tf_compat.servers import ServedKerasModel
 from tf_compat.step import KerasStep, body

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tf_compat.batches import TaskBatches
+from tf_compat.ring import TaskBatches
 from torch_edl.data.feeder import FeedError
 from torch_edl.data.passes import Pass, Span
 from torch_edl.data.task_reader import TaskReader, TaskRecords

@@ -82,11 +82,6 @@ def as_values(found: Any, name: str) -> Values:
         raise UsageError(f"column {name!r}: not texts, nor numbers: {error}") from None
 
 
-def length(values: Values) -> int:
-    """Return the number of records."""
-    return len(values)
-
-
 def is_text(values: Values) -> bool:
     """Return True for texts or bytes, False for numbers."""
     return isinstance(values, pa.Array) and _is_text(values.type)

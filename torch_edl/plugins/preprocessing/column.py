@@ -121,7 +121,7 @@ class Column:
     def _with(self, step: ColumnStep) -> Column:
         if self.gives_ids:
             raise UsageError(f"{self}: {self.steps[-1].name} makes ids; no step can follow it")
-        if step.fitted and any(each.fitted for each in self.steps):
+        if step.result is not None and any(each.result is not None for each in self.steps):
             raise UsageError(
                 f"{self}.{step.name}: two fitted steps would take two passes over the data; "
                 "leave one of them out"
@@ -155,7 +155,7 @@ class Column:
     @property
     def fitted_step(self) -> ColumnStep | None:
         """The step that needs a statistic; None if there is none."""
-        return next((step for step in self.steps if step.fitted), None)
+        return next((step for step in self.steps if step.result is not None), None)
 
     def apart(self) -> Column:
         """Return the column such that its ids differ from those of other columns.
@@ -184,7 +184,7 @@ class Column:
         """Return the input of the fitted step: values of parsed records after the earlier steps."""
         assert isinstance(self.source, str), "a cross is hashed"
         found = arrays.take(records, self.source)
-        for step in itertools.takewhile(lambda each: not each.fitted, self.steps):
+        for step in itertools.takewhile(lambda each: each.result is None, self.steps):
             found = step.apply(found, None, self.name)
         return found
 
@@ -201,7 +201,7 @@ class Column:
             parts = enumerate(source)
             found = [part.values(records, f"{path}.{number}", fitted) for number, part in parts]
         for step in self.steps:
-            if step.fitted and own is None:
+            if step.result is not None and own is None:
                 raise UsageError(
                     f"{self}: {step.name} is not fitted; call fit(records) or load(path) first"
                 )

@@ -16,9 +16,9 @@ from torch_edl.checkpoint.durable import replacing
 from torch_edl.config.parts import PREPROCESSING_FILE
 from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.plugins.preprocessing import arrays
-from torch_edl.plugins.preprocessing.arrays import length, texts
+from torch_edl.plugins.preprocessing.arrays import texts
 from torch_edl.plugins.preprocessing.column import Column, Shared
-from torch_edl.plugins.preprocessing.fitted import Boundaries, Fitted, Scale, Words
+from torch_edl.plugins.preprocessing.fitted import Fitted, Words
 from torch_edl.plugins.preprocessing.group import Group, Output
 from torch_edl.plugins.preprocessing.statistic import Statistics
 from torch_edl.plugins.preprocessing.steps import Missing
@@ -55,7 +55,7 @@ class UnknownValues:
             if not isinstance(words, Words):
                 continue
             found = each.observed(records)
-            seen, missing = length(found), int(Missing().apply(found, None, each.name).sum())
+            seen, missing = len(found), int(Missing().apply(found, None, each.name).sum())
             lacks = int((words.find(texts(found, each.name)) < 0).sum()) - missing
             values, unknown = self._counts.get(path, (0, 0))
             self._counts[path] = values + seen - missing, unknown + lacks
@@ -78,7 +78,6 @@ class UnknownValues:
 
 _FORMAT = 1
 _ABOUT = "preprocessing"
-_FITTED = {"normalize": Scale, "quantiles": Boundaries, "vocabulary": Words}
 
 
 class Columns:
@@ -292,7 +291,7 @@ class Columns:
             found.setdefault(path, {})[part] = array
         try:
             self._fitted = {
-                path: _FITTED[each.fitted_step.name].from_arrays(found[path])  # type: ignore[attr-defined]
+                path: each.fitted_step.result.from_arrays(found[path])
                 for path, each in self.walk()
                 if each.fitted_step is not None and found
             }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,14 +13,6 @@ import numpy.typing as npt
 from torch_edl import _core
 
 Arrays = Mapping[str, npt.NDArray[Any]]
-
-
-class Fitted(Protocol):
-    """The result of fitting one step."""
-
-    def arrays(self) -> Arrays:
-        """Return the arrays in which the result is saved."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -102,3 +94,7 @@ class Words:
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> Words:
         return cls(*(arrays[key] for key in cls._KEYS))
+
+
+Fitted = Scale | Boundaries | Words
+"""The result of fitting one step. It is saved as the arrays of ``arrays()``."""

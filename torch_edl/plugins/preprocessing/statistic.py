@@ -11,7 +11,7 @@ import bisect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,35 +28,6 @@ from torch_edl.plugins.preprocessing.steps import ColumnStep, Normalize, Quantil
 
 MOST_TEXT_BYTES = 1 << 30
 """Largest total size of the distinct values of one column, bytes."""
-
-
-class Statistic(Protocol):
-    """The statistic of one column."""
-
-    def observe(self, values: Values, name: str) -> None:
-        """Add records.
-
-        Raises:
-            UsageError: the values have a wrong type, or there are too many distinct ones.
-        """
-        ...
-
-    def merge(self, arrays: Arrays, name: str) -> None:
-        """Add the records of another statistic, given by its :meth:`arrays`."""
-        ...
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the content in bytes, without overhead."""
-        ...
-
-    def arrays(self) -> Arrays:
-        """Return the complete content."""
-        ...
-
-    def finish(self) -> Fitted:
-        """Return the result of the fit."""
-        ...
 
 
 class Moments:
@@ -267,6 +238,11 @@ class ValueCounts:
         kept = self._counts.ranked(step.size - step.oov, step.min_count)
         return Words(*kept, total=np.array([self._counts.total]))
 
+
+Statistic = Moments | Histogram | ValueCounts
+"""The statistic of one column. ``observe`` adds records; ``merge`` adds another statistic of the
+step, given by its ``arrays()``; both raise UsageError if there are too many distinct values.
+``nbytes`` is the size of the content without overhead; ``finish`` returns the result of the fit."""
 
 _STATISTICS: Mapping[type[ColumnStep], Callable[[Any], Statistic]] = {
     Normalize: Moments,

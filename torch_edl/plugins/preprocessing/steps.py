@@ -35,8 +35,9 @@ class ColumnStep(ABC):
     name: ClassVar[str]
     gives_ids: ClassVar[bool] = False
     """True if the step makes int64 ids, after which no other step is possible."""
-    fitted: ClassVar[bool] = False
-    """True if the step needs a statistic of the column."""
+    result: ClassVar[Any] = None
+    """Type of the fitted values of a step that needs a statistic of the column; None: it needs
+    none."""
 
     @property
     def buckets(self) -> int:
@@ -116,7 +117,7 @@ class Normalize(ColumnStep):
     """Scales to mean 0 and variance 1 over all records that have a value."""
 
     name: ClassVar[str] = "normalize"
-    fitted: ClassVar[bool] = True
+    result: ClassVar[Any] = Scale
 
     def apply(self, values: Values, fitted: Scale, name: str) -> Numbers:
         found = numbers(values, name)
@@ -190,7 +191,7 @@ class Vocabulary(ColumnStep):
 
     name: ClassVar[str] = "vocabulary"
     gives_ids: ClassVar[bool] = True
-    fitted: ClassVar[bool] = True
+    result: ClassVar[Any] = Words
     size: int
     min_count: int = 1
     oov: int = 1
@@ -256,7 +257,7 @@ class Quantiles(ColumnStep):
 
     name: ClassVar[str] = "quantiles"
     gives_ids: ClassVar[bool] = True
-    fitted: ClassVar[bool] = True
+    result: ClassVar[Any] = Boundaries
     count: int
     cells: int = 1 << 16
 

@@ -13,7 +13,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -31,16 +31,6 @@ MOST_ROWS = 1 << 24
 
 _SHOWN = 500  # maximum length of a driver's error text
 _STATEMENT = ("query:", "[SQL:")  # where a driver's error text continues with the statement
-
-
-class Connection(Protocol):
-    """One connection, used by one thread at a time."""
-
-    def execute(self, statement: sa.Select[Any], values: Mapping[str, Any], most: int) -> pa.Table:
-        """Return the rows of a statement, with values for its parameters; ``most`` are expected."""
-
-    def close(self) -> None:
-        """Close the connection."""
 
 
 class _Compiled:
@@ -63,7 +53,27 @@ def _compiled(
     return str(compiled), tuple(compiled.positiontup or ()), compiled.params
 
 
-class _Postgres(_Compiled):
+class _Adbc(_Compiled):
+    """A connection of ADBC with one cursor, which prepares a statement again only if its text
+    differs from the last one."""
+
+    def __init__(self, connection: Any) -> None:
+        self._adbc = connection
+        self._cursor = connection.cursor()
+
+    def execute(self, statement: sa.Select[Any], values: Mapping[str, Any], most: int) -> pa.Table:
+        return self.fetch(*self.text(statement, values))
+
+    def fetch(self, text: str, values: list[Any]) -> pa.Table:
+        self._cursor.execute(text, values or None)
+        return self._cursor.fetch_arrow_table()
+
+    def close(self) -> None:
+        self._cursor.close()
+        self._adbc.close()
+
+
+class _Postgres(_Adbc):
     driver = "adbc_driver_postgresql.dbapi"
     typed = True
     dialect = postgresql.dialect(paramstyle="numeric_dollar")  # type: ignore[no-untyped-call]
@@ -71,18 +81,11 @@ class _Postgres(_Compiled):
     def __init__(self, url: sa.URL) -> None:
         from adbc_driver_postgresql import dbapi
 
-        self._adbc = dbapi.connect(url.render_as_string(hide_password=False), autocommit=True)
-        self._cursor = self._adbc.cursor()
-
-    def execute(self, statement: sa.Select[Any], values: Mapping[str, Any], most: int) -> pa.Table:
-        return _fetch(self._cursor, *self.text(statement, values))
-
-    def close(self) -> None:
-        self._cursor.close()
-        self._adbc.close()
+        text = url.render_as_string(hide_password=False)
+        super().__init__(dbapi.connect(text, autocommit=True))
 
 
-class _Sqlite(_Compiled):
+class _Sqlite(_Adbc):
     driver = "adbc_driver_sqlite.dbapi"
     typed = False
     dialect = sqlite.dialect(paramstyle="qmark")
@@ -95,26 +98,15 @@ class _Sqlite(_Compiled):
             os.stat(path)  # the driver reports a missing file as out of memory
         # Read only, since SQLite would create a missing file otherwise.
         uri = path if path.startswith("file:") else f"file:{quote(path)}?mode=ro"
-        self._adbc = dbapi.connect(uri, autocommit=True)
-        self._cursor = self._adbc.cursor()
-        _fetch(self._cursor, f"PRAGMA busy_timeout = {BUSY_MS:d}", [])
+        super().__init__(dbapi.connect(uri, autocommit=True))
+        self.fetch(f"PRAGMA busy_timeout = {BUSY_MS:d}", [])
 
     def execute(self, statement: sa.Select[Any], values: Mapping[str, Any], most: int) -> pa.Table:
         # The driver derives the types of the columns from the first batch, so all rows must be in
         # one batch. It reserves memory for ``most`` rows.
         options = {"adbc.sqlite.query.batch_rows": str(most)}
         self._cursor.adbc_statement.set_options(**options)
-        return _fetch(self._cursor, *self.text(statement, values))
-
-    def close(self) -> None:
-        self._cursor.close()
-        self._adbc.close()
-
-
-def _fetch(cursor: Any, text: str, values: list[Any]) -> pa.Table:
-    # The cursor prepares a statement again only if its text differs from the last one.
-    cursor.execute(text, values or None)
-    return cursor.fetch_arrow_table()
+        return super().execute(statement, values, most)
 
 
 class _DuckDb(_Compiled):
@@ -151,6 +143,9 @@ class _SqlAlchemy:
     def close(self) -> None:
         self._connection.close()
 
+
+Connection = _Adbc | _DuckDb | _SqlAlchemy
+"""One connection, used by one thread at a time."""
 
 _DRIVERS: dict[str, Any] = {"postgresql": _Postgres, "sqlite": _Sqlite, "duckdb": _DuckDb}
 
