@@ -122,7 +122,6 @@ class Feeder:
         return updates
 
     def _samples(self, fed: Any, mode: str) -> int | None:
-        """Return the number of samples that ``feed`` returned; None: unknown."""
         if self._datasets.is_dataset(fed):
             is_indexed = hasattr(fed, "__len__") and hasattr(fed, "__getitem__")
             return self._datasets.size(fed) if is_indexed else None
@@ -131,14 +130,8 @@ class Feeder:
         return None
 
     def _is_whole(self, lease: HeldLease, count: int) -> bool:
-        """Return True if a task has as many records as in the previous attempt.
-
-        Offsets in a task count its records. If records were removed, the untrained records are
-        unknown.
-
-        Raises:
-            DataError: records were removed, and damaged records may not be skipped.
-        """
+        """Return True if a task has as many records as in the previous attempt. Otherwise the
+        untrained records are unknown, since offsets in a task count its records."""
         before = lease.first.records
         if not before or before == count:
             return True
@@ -181,7 +174,6 @@ class Feeder:
         return Batch(features, labels, last - first)
 
     def _collated(self, dataset: Any, records: int) -> tuple[Any, Sequence[Damaged]]:
-        """Return the dataset of a minibatch as one batch, and its damaged samples."""
         tolerant = self._config.data.skip_damaged
         try:
             return self._datasets.collated(dataset, tolerant=tolerant)
@@ -239,7 +231,6 @@ class Feeder:
         yield update(offset, length, taken)
 
     def _named(self, lease: HeldLease, first: int, last: int) -> str:
-        """Return the name of the records between two offsets of a task, for messages."""
         rows = self.reader.rows(_task(lease), first, last, shuffled=_trains(lease))
         return named(rows, lease.shard)
 
@@ -300,14 +291,12 @@ class Feeder:
             raise FeedError(f"the dataset of {self._name} {error}{where}") from error.__cause__
 
     def _batch(self, item: Any, mode: str, damaged: Sequence[Damaged]) -> Batch:
-        """Return a collated minibatch without its damaged samples."""
         if item is None and damaged:
             return Batch(None, None, 0, damaged)
         features, labels = self._split(item, mode)
         return Batch(features, labels, self._length(features), damaged)
 
     def _split(self, fed: Any, mode: str) -> tuple[Any, Any]:
-        """Return the features and labels of a result of ``feed``, or of a batch of its dataset."""
         if mode == "prediction":
             return (dict(fed) if isinstance(fed, Mapping) else fed), None
         try:

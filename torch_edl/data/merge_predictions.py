@@ -64,7 +64,6 @@ def merge(parts: Path, output: Path, *, tasks: int) -> int:
 
 
 def _survey(files: Sequence[Path]) -> tuple[list[_Column], int]:
-    """Return the outputs over all parts, and the number of rows."""
     columns: dict[str, _Column] = {}
     rows = 0
     for file in files:
@@ -112,7 +111,6 @@ def _survey_kept(files: Sequence[Path]) -> Any:
 
 
 def _read_kept(file: Path, schema: Any) -> dict[str, Any]:
-    """Return the kept columns of a part, by name."""
     if schema is None:
         return {}
     try:
@@ -175,7 +173,6 @@ def _nested(column: _Column, array: Array) -> dict[str, Any]:
 
 
 def _flat(column: _Column, array: Array) -> dict[str, Any]:
-    """Return one column for each element of a row."""
     if not column.shape:
         return {column.name: pa.array(array)}
     wide = array.reshape(len(array), -1)

@@ -207,11 +207,8 @@ def _parts(value: Any) -> Iterator[Any]:
 
 
 def _array(part: Any, kinds: str) -> np.ndarray[Any, Any] | None:
-    """Return a dense, non-empty CPU tensor as an array; None for other values.
-
-    Args:
-        kinds: accepted kinds of dtypes, as in ``numpy.dtype.kind``.
-    """
+    """Return a dense, non-empty CPU tensor as an array; None for other values, or if its
+    ``dtype.kind`` is not in ``kinds``."""
     try:
         array = np.asarray(part)
     except (TypeError, ValueError, RuntimeError):

@@ -74,7 +74,6 @@ def continued(config: JobConfig, path: Path, manifest: Manifest) -> JobConfig:
 
 
 def _check_ring(path: Path, manifest: Manifest) -> None:
-    """Raise UsageError unless a ring can continue the checkpoint of a single worker."""
     if manifest.has_tables:
         raise UsageError(
             f"--resume {path}: one worker trained embedding tables of torch-edl, which a ring does "
@@ -159,7 +158,6 @@ def check_data(path: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> N
 
 
 def _check_contents(path: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise UsageError with the first difference, unless the files have the same contents."""
     for was, has in _pairs(then, now):
         # A copied file has another time. A table has no fingerprint, so its time is compared.
         same_time = has.fingerprint or was.mtime_ns == has.mtime_ns

@@ -207,7 +207,6 @@ class LeasedTasks:
                 self._put(TaskFailed(error, None))
 
     def _missing(self) -> int:
-        """Return the number of tasks to request now."""
         leased = sum(isinstance(each, _Leased) for each in self._answers)
         if self._idle or self._sated or leased < len(self._answers):
             return 0

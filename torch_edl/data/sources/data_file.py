@@ -26,34 +26,22 @@ _FINGERPRINT_BYTES = 64 << 10  # size of the first and of the last block of a fi
 
 
 class DataFile:
-    """An open data file without a position, so that threads can share it.
-
-    Attributes:
-        path: path or URL.
-        reader: reader that a format has opened for this file, valid while the file is open; None:
-            none.
-        stamp: stamp of the stored file, which may be compressed.
-        size: size of the content in bytes, after unpacking.
-    """
+    """An open data file without a position, so that threads can share it."""
 
     def __init__(self, path: str, expect: Stamp | None = None) -> None:
-        """Open ``path``.
-
-        Args:
-            expect: expected stamp of the file; None: any.
-
-        Raises:
-            DataError: the file cannot be opened, or has another stamp.
-        """
+        """Open a path or URL; raise DataError if this fails, or the stamp is not ``expect``."""
         self.path = path
         self.reader: Any = None
+        """Reader that a format has opened for this file, valid while the file is open."""
         codec = unpacking.codec_of(path)
         if codec is None:
             self._bytes = _stored(path, expect)
         else:
             self._bytes = _unpacked(path, codec, expect)
         self.stamp = self._bytes.stamp
+        """Stamp of the stored file, which may be compressed."""
         self.size = self._bytes.size
+        """Size of the content in bytes, after unpacking."""
 
     def stream(self) -> RandomAccess:
         """Return a new file object over the content, for libraries that need one."""
@@ -87,23 +75,16 @@ class DataFile:
         self._bytes.will_read(start, end)
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Return exactly ``size`` bytes from ``offset``. The range is checked before memory is
-        allocated.
-
-        Raises:
-            DataError: the range is not in the file, or the disk or the store failed.
-        """
+        """Return exactly ``size`` bytes from ``offset``; raise DataError if the range is not in the
+        file (before memory is allocated), or the disk or the store failed."""
         self._check(offset, size)
         return self._bytes.read_at(offset, size)
 
     def view_at(self, offset: int, size: int) -> memoryview:
-        """Return ``size`` bytes from ``offset`` without a copy if the file is local.
+        """Return the bytes of :meth:`read_at`, without a copy if the file is local.
 
         If a local file is truncated while it is in use, the process is killed by SIGBUS; the next
         process reports that the file has changed.
-
-        Raises:
-            DataError: see :meth:`read_at`.
         """
         self._check(offset, size)
         return self._bytes.view_at(offset, size)
@@ -119,25 +100,14 @@ class DataFile:
         self.close()
 
     def close(self) -> None:
-        """Close the file.
-
-        Raises:
-            DataError: the file is an object in a store that has changed since it was opened.
-        """
+        """Close the file; raise DataError if it is an object in a store that has changed."""
         self.reader = None
         self._bytes.close()
 
 
 def fingerprint(path: str, stamp: Stamp) -> str:
     """Return a fingerprint of a file's content: the tag of an object in its store, or a digest of
-    the first and the last block.
-
-    Args:
-        stamp: expected stamp of the file.
-
-    Raises:
-        DataError: the file cannot be read, or has another stamp.
-    """
+    the first and the last block. A file with another stamp raises DataError."""
     if is_url(path) and stamp.inode:
         return f"tag {stamp.inode:08x}"
     with DataFile(path, stamp) as file:

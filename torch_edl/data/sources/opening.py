@@ -195,7 +195,6 @@ def _by_first_bytes(path: str) -> str:
 
 
 def _format_of(head: bytes) -> str:
-    """Return the suffix of the format of a file that begins with some bytes; empty: unknown."""
     for magic, format in _MAGIC.items():
         if head.startswith(magic):
             return format

@@ -116,7 +116,6 @@ class _Table:
 
     @classmethod
     def root(cls, data: bytes) -> _Table:
-        """Return the root table of a message."""
         (place,) = struct.unpack_from("<I", data)
         return cls(data, place)
 
@@ -127,14 +126,12 @@ class _Table:
         return self._at(kind, place) if place else 0
 
     def table(self, field: int) -> _Table:
-        """Return a field that is a table."""
         place = self._place_of(field)
         if not place:
             raise struct.error("no header")
         return _Table(self._data, place + self._at("<I", place))
 
     def has(self, field: int) -> bool:
-        """Return True if the field is present."""
         return self._place_of(field) > 0
 
     def _place_of(self, field: int) -> int:

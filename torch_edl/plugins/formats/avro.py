@@ -124,11 +124,8 @@ class AvroSource(BlockSource):
         return Index.of(blocks, damaged, **details)
 
     def _block_at(self, file: DataFile, offset: int) -> tuple[int, int]:
-        """Return the end of the Avro block at ``offset``, and its number of records.
-
-        Raises:
-            DataError: without an offset, if no block begins here or its end mark is missing.
-        """
+        """Return the end of the Avro block at ``offset``, and its number of records; raise
+        DataError without an offset if there is no whole block."""
         reader: Any = file.stream()
         reader.seek(offset)
         try:
@@ -157,14 +154,9 @@ def _head(file: DataFile) -> bytes:
 
 
 def _arrow_schema(schema: Any) -> tuple[Any, list[str]]:
-    """Return the ``pyarrow.Schema`` of a parsed Avro schema, and the names of columns of UUIDs.
-
-    Arrow has UUIDs as texts.
-
-    Raises:
-        UsageError: the schema is no record, has a type that Arrow lacks, or has a type of which a
-            few bytes may hold any number of values.
-    """
+    """Return the ``pyarrow.Schema`` of a parsed Avro schema, and the names of columns of UUIDs,
+    which Arrow has as texts. Types that Arrow lacks, and types of which a few bytes may hold any
+    number of values, raise UsageError."""
     if not isinstance(schema, dict) or schema["type"] != "record":
         raise UsageError("the Avro schema is no record; write records with named fields")
     named: dict[str, Any] = {}

@@ -98,7 +98,6 @@ def _check_nesting(lines: list[bytes]) -> None:
 
 
 def _depth(text: bytes) -> int:
-    """Return the largest number of objects and arrays that are open at once."""
     letters = np.frombuffer(_TEXT.sub(b"", text), dtype=np.uint8) | 0x20  # maps [ to {, and ] to }
     steps = (letters == ord("{")).astype(np.int32) - (letters == ord("}"))
     return int(steps.cumsum().max(initial=0))

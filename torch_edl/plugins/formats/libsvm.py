@@ -56,13 +56,8 @@ class LibSvmSource(LineSource):
 def _parse(
     block: bytes,
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int32], npt.NDArray[np.float64]]:
-    """Return labels, offsets of the pairs of each record with a final end, and pairs.
-
-    A pair is an index and a value.
-
-    Raises:
-        MalformedError: a record is malformed; the error names the first one.
-    """
+    """Return labels, offsets of the pairs of each record with a final end, and pairs of an index
+    and a value; raise MalformedError with the first malformed record."""
     text = np.frombuffer(block, dtype=np.uint8)
     blank = text <= _SPACE
     begins = np.flatnonzero(~blank & np.concatenate(([True], blank[:-1])))  # starts of fields

@@ -107,7 +107,6 @@ class LineSource(BlockSource):
         return Index.of(blocks, damaged, schema=serialized)
 
     def _line_of(self, block: bytes, row: int) -> int:
-        """Return the line of a block, from 1, that contains a record."""
         texts = (line.strip() for line in block.split(b"\n"))
         full = [
             number
@@ -118,7 +117,6 @@ class LineSource(BlockSource):
         return full[min(row, len(full) - 1)]
 
     def _sound(self, block: bytes, parse: Callable[[bytes], Any]) -> tuple[Any, int]:
-        """Return the table of a block, and the number of malformed records that were left out."""
         try:
             return parse(block), 0
         except MalformedError:
@@ -137,7 +135,6 @@ class LineSource(BlockSource):
 
 
 def _line_blocks(file: DataFile) -> Iterator[tuple[int, bytes]]:
-    """Yield offset and content of blocks of whole lines."""
     start = 0
     while start < file.size:
         size = BLOCK_BYTES

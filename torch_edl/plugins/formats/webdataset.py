@@ -115,11 +115,7 @@ class WebDatasetSource(BlockSource):
 
 
 def _members(file: DataFile, data: bytes | None = None, offset: int = 0) -> Iterator[TarMember]:
-    """Yield the members of samples, of a file or of ``data`` at ``offset`` of the file.
-
-    Raises:
-        DataError: a header is damaged, or the file ends within a member.
-    """
+    """Yield the members of samples, of a file or of ``data`` at ``offset`` of the file."""
     source: Any = file.stream() if data is None else io.BytesIO(data)
     size = file.size if data is None else len(data)
     if not size:

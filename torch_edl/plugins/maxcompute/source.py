@@ -72,19 +72,9 @@ _SHOWN = 500  # maximum length of an error text
 
 
 class MaxComputeSource(UrlSource):
-    """The rows of a table without partitions, or of one partition.
-
-    Attributes:
-        stamp: size in bytes and modification time in ns of the table or partition.
-
-    Args:
-        name: ``odps://project/table#partition=...``; the endpoint and the credentials come from the
-            environment variables of pyodps (``ODPS_ENDPOINT``, ``ODPS_STS_ACCESS_KEY_ID`` ...).
-
-    Raises:
-        UsageError: the name is invalid, or an environment variable is missing.
-        DataError: the table cannot be read.
-    """
+    """The rows of a table without partitions, or of one partition. The endpoint and the
+    credentials come from the environment variables of pyodps (``ODPS_ENDPOINT``,
+    ``ODPS_STS_ACCESS_KEY_ID`` ...)."""
 
     def __init__(self, name: str, *, skip_damaged: bool = False) -> None:
         self._name = parse(name)
@@ -111,12 +101,7 @@ class MaxComputeSource(UrlSource):
             _stamp(_client(name), name)
 
     def read(self, start: int, end: int) -> Records:
-        """Return the rows ``start .. end - 1`` as a ``pyarrow.Table``.
-
-        Raises:
-            DataError: the range is not within ``0 .. count``, the tunnel does not answer, or the
-                session expired and the table has changed since it was opened.
-        """
+        """Return the rows ``start .. end - 1`` as a ``pyarrow.Table``."""
         if not 0 <= start <= end <= self.count:
             raise DataError(self.name, f"asked for records {start} to {end} of {self.count}")
         if start == end:
@@ -137,7 +122,6 @@ class MaxComputeSource(UrlSource):
             return reader.read()
 
     def _open(self) -> tuple[Any, tuple[int, int]]:
-        """Open a session, and return it with the stamp of its table."""
         before = _stamp(self._odps, self._name)
         tunnel = TableTunnel(self._odps, project=self._name.project)
         session = tunnel.create_download_session(
@@ -160,7 +144,6 @@ class MaxComputeSource(UrlSource):
 
 
 def _stamp(client: Any, name: MaxComputeName) -> tuple[int, int]:
-    """Return size in bytes and modification time in ns of a table or partition."""
     place = client.get_table(name.table, project=name.project)
     if name.partition:
         place = place.get_partition(name.partition)

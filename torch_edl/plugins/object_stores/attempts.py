@@ -78,7 +78,6 @@ def is_denied(error: BaseException) -> bool:
 
 
 def _may_pass(error: Exception) -> bool:
-    """Return True if an error may be temporary."""
     cause = _cause(error)
     if _is_broken(cause):
         return True
@@ -89,7 +88,6 @@ def _may_pass(error: Exception) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    """Return the description of an error, with its fix if known."""
     cause = _cause(error)
     status = _status(cause)
     if status == 416:  # the range is beyond the end
@@ -124,7 +122,6 @@ def _is_broken(error: BaseException) -> bool:
 
 
 def _status(error: BaseException) -> int | None:
-    """Return the HTTP status of an error; None: it has none."""
     response = getattr(error, "response", None)  # of botocore
     if isinstance(response, dict):
         code = response.get("ResponseMetadata", {}).get("HTTPStatusCode")

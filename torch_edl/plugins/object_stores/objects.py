@@ -95,7 +95,6 @@ def stamp_of(url: str, system: Any, path: str) -> Stamp:
 
 
 def _tag_of(about: Mapping[str, Any]) -> str:
-    """Return the tag of an object's content in its store; empty: unknown."""
     return next((str(about[key]) for key in _TAGS if about.get(key)), "")
 
 
@@ -123,24 +122,15 @@ _EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)
 
 
 def open_object(url: str, expect: Stamp | None = None) -> ObjectBytes:
-    """Return the bytes of an object; see :class:`ObjectBytes`."""
+    """Implements :meth:`torch_edl.interfaces.Storage.open_object`."""
     return ObjectBytes(url, expect)
 
 
 class ObjectBytes:
-    """The bytes of an object. Bytes that were read are known to match the stamp only after
-    :meth:`close` has returned."""
+    """Implements :class:`~torch_edl.interfaces.source.StoredBytes`. Bytes that were read are known
+    to match the stamp only after :meth:`close` has returned."""
 
     def __init__(self, url: str, expect: Stamp | None = None) -> None:
-        """Connect to the store.
-
-        Args:
-            expect: expected stamp of the object; None: the current stamp is requested.
-
-        Raises:
-            UsageError: see :func:`connect`.
-            DataError: see :func:`stamp_of`.
-        """
         self._url = url
         self._system, self._path = connect(url)
         self.stamp = expect or stamp_of(url, self._system, self._path)
@@ -150,15 +140,9 @@ class ObjectBytes:
         self._is_checked = True  # True if nothing was read since the last check
 
     def will_read(self, start: int, end: int) -> None:
-        """Announce that these bytes will be read in order, so that requests may be large."""
         self._soon = (start, end)
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Return ``size`` bytes from ``offset``; the range must be within the object.
-
-        Raises:
-            DataError: the request failed, or the object has changed.
-        """
         begin, window = self._window
         if not begin <= offset <= offset + size <= begin + len(window):
             first, end = self._soon
@@ -169,7 +153,6 @@ class ObjectBytes:
         return window[offset - begin : offset - begin + size]
 
     def view_at(self, offset: int, size: int) -> memoryview:
-        """Return the bytes of :meth:`read_at` as a view."""
         return memoryview(self.read_at(offset, size))
 
     def _fetch(self, start: int, end: int) -> bytes:
@@ -185,11 +168,6 @@ class ObjectBytes:
         return bytes(got)
 
     def check(self) -> None:
-        """Check that the object has not changed since it was opened, if any bytes were read.
-
-        Raises:
-            DataError: the object has another stamp.
-        """
         if self._is_checked:
             return
         self._is_checked = True
@@ -197,17 +175,11 @@ class ObjectBytes:
             raise DataError(self._url, CHANGED)
 
     def close(self) -> None:
-        """Check that the object has not changed; see :meth:`check`."""
         self.check()
 
 
 def matching(pattern: str) -> list[str]:
-    """Return the sorted URLs of the objects that a URL, a folder or a pattern names.
-
-    Raises:
-        UsageError: see :func:`connect`.
-        DataError: the store cannot be listed.
-    """
+    """Implements :meth:`torch_edl.interfaces.Storage.matching`."""
     system, path = connect(pattern)
 
     def listed() -> list[str]:

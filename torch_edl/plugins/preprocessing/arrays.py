@@ -152,7 +152,6 @@ def numbers(values: Values, name: str) -> Numbers:
 
 
 def _plain(values: pa.Array, name: str) -> npt.NDArray[Any]:
-    """Return a numpy array of numbers; missing values are NaN."""
     kind = values.type
     if pa.types.is_boolean(kind):
         values = values.cast(pa.int8())

@@ -354,7 +354,6 @@ def _spec_of(content: bytes, source: str) -> str:
 
 
 def _differ(saved: str, declared: str) -> str:
-    """Return the first output that differs, as text."""
     before, now = json.loads(saved), json.loads(declared)
     for name in [*now, *before]:
         if before.get(name) != now.get(name):

@@ -39,7 +39,6 @@ class _Compiled:
     dialect: Any
 
     def text(self, statement: sa.Select[Any], values: Mapping[str, Any]) -> tuple[str, list[Any]]:
-        """Return the statement in the dialect of the database, and its values in order."""
         text, names, own = _compiled(statement, self.dialect)
         bound = {**own, **values}
         return text, [bound[name] for name in names]
@@ -154,7 +153,6 @@ _PACKAGES = {"MySQLdb": "mysqlclient", "psycopg2": "psycopg2-binary"}
 
 
 def _package(url: sa.URL, error: ImportError) -> str:
-    """Return what to install with pip for a database whose driver is missing."""
     module = (error.name or url.drivername).partition(".")[0]
     return "'torch-edl[sql]'" if url.drivername in _DRIVERS else _PACKAGES.get(module, module)
 
@@ -218,7 +216,6 @@ class Connections:
         self._begin()
 
     def _begin(self) -> None:
-        """Start an empty pool for this process."""
         self._process = os.getpid()
         self._idle: list[Connection] = []
         # Also called at the end of the process: ADBC warns about connections that are not closed.

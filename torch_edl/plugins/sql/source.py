@@ -102,7 +102,6 @@ def _of_value(database: Connections, rows: Any, name: str) -> Any:
 
 
 def _tables(database: Connections, rows: Any) -> str:
-    """Return a hint with the existing tables, for the message about a missing table."""
     if not isinstance(rows, sa.TableClause):
         return ""
     try:
@@ -146,13 +145,6 @@ class SqlSource(UrlSource):
     """
 
     def __init__(self, name: str, *, skip_damaged: bool = False) -> None:
-        """Open and count the rows of ``name`` (:mod:`~torch_edl.plugins.sql.name`).
-
-        Raises:
-            UsageError: the name is invalid, or a driver is missing.
-            DataError: no connection, no such table or column, a key that is duplicate or NULL, or
-                keys that differ from those of the name.
-        """
         wanted = parse(name)
         self.name = str(wanted)
         self.damaged = 0
@@ -196,12 +188,8 @@ class SqlSource(UrlSource):
         columns(Connections(name), name)
 
     def read(self, start: int, end: int) -> Records:
-        """Return the rows ``start .. end - 1``, in the order of the key, as a ``pyarrow.Table``.
-
-        Raises:
-            DataError: the range is not within ``0 .. count``, the database does not answer, or rows
-                in the blocks of the range were added or deleted since they were counted.
-        """
+        """Return the rows ``start .. end - 1``, in the order of the key, as a ``pyarrow.Table``;
+        raise DataError if rows among them were added or deleted since they were counted."""
         if not 0 <= start <= end <= self.count:
             raise DataError(self.name, f"asked for records {start} to {end} of {self.count}")
         if start == end:
@@ -258,7 +246,6 @@ class SqlSource(UrlSource):
             ) from error
 
     def _count(self, last: str) -> None:
-        """Find the blocks of the rows up to the key ``last``."""
         lengths = []
         for block in self._key_blocks(last):
             lengths.append(len(block))

@@ -213,11 +213,8 @@ class CsvSource(BlockSource):
         names: list[str],
         types: dict[str, Any] | None,
     ) -> tuple[Any, int]:
-        """Return the table of a block of whole rows, and the number of ragged rows left out.
-
-        Args:
-            types: types of columns by name; None: infer all types from this block.
-        """
+        """Return the table of a block of whole rows, and the number of ragged rows left out. If
+        ``types`` is None, all types are inferred from the block."""
         block = file.view_at(offset, length)
         if _BLANK.fullmatch(block):
             return pa.table({name: pa.nulls(0) for name in names}), 0
@@ -257,7 +254,6 @@ class CsvSource(BlockSource):
             start = end
 
     def _find_row(self, block: memoryview, text: bytes) -> int:
-        """Return the offset in the block of the first row with a text."""
         start = 0
         for row in self._rows(block):
             if row.rstrip(b"\r\n") == text:

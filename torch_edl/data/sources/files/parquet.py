@@ -114,7 +114,6 @@ class ParquetSource(SlicedSource):
             raise DataError(file.path, f"column {twice[0]!r} appears twice")
 
     def _reader(self, file: DataFile, length: int) -> Any:
-        """Return a reader for a row group of ``length`` bytes."""
         if length > sliced.SPILL_ABOVE_BYTES:
             return self._open(file, _READ_BYTES if file.local_path else _REQUEST_BYTES)
         reader = file.reader or self._open(file)

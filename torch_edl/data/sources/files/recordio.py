@@ -237,7 +237,6 @@ def _end_of_chunk(file: DataFile, offset: int, dialect: str) -> int | None:
 
 
 def _dialect_at(file: DataFile, offset: int) -> str | None:
-    """Return the dialect in which the chunk at ``offset`` is valid; None: none."""
     for dialect in DIALECTS:
         try:
             _read_chunk(file, offset, dialect)
@@ -248,7 +247,6 @@ def _dialect_at(file: DataFile, offset: int) -> str | None:
 
 
 def _next_magic(file: DataFile, offset: int) -> int:
-    """Return the next offset of the magic number from ``offset`` on, or the size of the file."""
     while offset < file.size:
         window = file.read_at(offset, min(_WINDOW, file.size - offset))
         found = window.find(_MAGIC_BYTES)
