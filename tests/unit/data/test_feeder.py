@@ -209,6 +209,21 @@ def test_what_feed_does_wrong(tmp_path: Path, feed: Callable[..., Any], message:
         made.batch(records, "s")
 
 
+@pytest.mark.parametrize(
+    ("feed", "message"),
+    [
+        (lambda r, *_: r["x"], r"feed raised TypeError: .* \(records is a list of bytes\)"),
+        (lambda r, *_: numbers(r), "feed returned Tensor"),
+        (lambda r, *_: (numbers(r), torch.zeros(1)), "samples with 1 labels"),
+        (lambda r, *_: ((numbers(r), torch.zeros(3)), numbers(r)), "must have the same"),
+        (lambda r, *_: Items(r + r), "not add any"),
+    ],
+)
+def test_what_feed_does_wrong_in_a_task(feed: Callable[..., Any], message: str) -> None:
+    with pytest.raises(FeedError, match=message):
+        list(feeder(config(4), feed).prepare(lease(0, 16))(0))
+
+
 def test_arrays_become_tensors_in_a_ring_as_in_a_task() -> None:
     def feed(records: Any, mode: str, metadata: Any) -> Any:
         return {"a": np.arange(len(records)), "labels": np.zeros(len(records))}
@@ -220,11 +235,6 @@ def test_arrays_become_tensors_in_a_ring_as_in_a_task() -> None:
         assert isinstance(batch.features["a"], torch.Tensor)
         assert isinstance(batch.labels, torch.Tensor)
     assert ring.size == 8
-
-
-def test_records_of_bytes_are_called_so() -> None:
-    with pytest.raises(FeedError, match=r"TypeError: .* \(records is a list of bytes\)"):
-        feeder(config(), lambda r, *_: r["x"]).batch(RECORDS, "s")
 
 
 class Torn(Items):
@@ -326,22 +336,6 @@ def test_a_feed_may_leave_records_out() -> None:
     assert sum(len(values(u)) for u in updates) == 8
     assert updates[-1].last == 16
     assert updates[-1].ends_task
-
-
-@pytest.mark.parametrize(
-    ("feed", "message"),
-    [
-        (lambda r, m, _: numbers(r), "feed returned Tensor"),
-        (lambda r, m, _: (numbers(r), torch.zeros(1)), "samples with 1 labels"),
-        (lambda r, m, _: ((numbers(r), torch.zeros(3)), numbers(r)), "must have the same"),
-        (lambda r, m, _: {"x": numbers(r)}, "belong under 'labels'"),
-        (lambda r, m, _: 1 / 0, "feed raised ZeroDivisionError"),
-        (lambda r, m, _: Items(r + r), "not add any"),
-    ],
-)
-def test_what_is_wrong_with_a_feed_is_named(feed: Callable[..., Any], message: str) -> None:
-    with pytest.raises(FeedError, match=message):
-        list(feeder(config(4), feed).prepare(lease(0, 16))(0))
 
 
 def test_dataloader_processes() -> None:

@@ -98,16 +98,6 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         expand(["gs://data/a.csv"])
 
 
-def test_a_denied_request_names_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied(*words: object, **named: object) -> bytes:
-        raise PermissionError("Forbidden")
-
-    url = put("memory://data/denied.csv", numbers(3))
-    monkeypatch.setattr(fsspec.filesystem("memory"), "cat_file", denied)
-    with pytest.raises(DataError, match=r"denied.csv: .*Forbidden.*come from the environment"):
-        open_source(url)
-
-
 def test_a_request_that_fails_is_repeated(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -122,7 +122,7 @@ _EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)
 
 
 def open_object(url: str, expect: Stamp | None = None) -> ObjectBytes:
-    """Implements :meth:`torch_edl.interfaces.Storage.open_object`."""
+    """Implements :meth:`torch_edl.interfaces.source.Storage.open_object`."""
     return ObjectBytes(url, expect)
 
 
@@ -179,7 +179,7 @@ class ObjectBytes:
 
 
 def matching(pattern: str) -> list[str]:
-    """Implements :meth:`torch_edl.interfaces.Storage.matching`."""
+    """Implements :meth:`torch_edl.interfaces.source.Storage.matching`."""
     system, path = connect(pattern)
 
     def listed() -> list[str]:

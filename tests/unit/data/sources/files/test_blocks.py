@@ -39,55 +39,35 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_consecutive_ranges_decode_each_block_once(path: Path) -> None:
-    source = Lines(path)
-    for start in range(0, 100, 3):
-        records = source.read(start, min(start + 3, 100))
-        assert [record[0] for record in records] == list(range(start, min(start + 3, 100)))
-    assert source.decoded == list(range(10))
+THREES = [(start, min(start + 3, 100)) for start in range(0, 100, 3)]
 
 
-def test_a_range_decodes_no_block_beside_it(path: Path) -> None:
-    source = Lines(path)
-    source.read(10, 20)
-    source.read(39, 41)
-    source.read(50, 50)
-    assert source.decoded == [1, 3, 4]
-
-
-def test_the_budget_holds_and_the_last_used_stay(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("limit", "reads", "decoded", "left"),
+    [
+        pytest.param(1 << 20, THREES, [*range(10)], 0, id="consecutive-ranges"),
+        pytest.param(1 << 20, [(10, 20), (39, 41), (50, 50)], [1, 3, 4], 2, id="no-block-beside"),
+        pytest.param(1 << 20, [(5, 40)], [0, 1, 2, 3], 1, id="whole-blocks-are-released"),
+        pytest.param(1 << 20, [(5, 40), (0, 5)], [0, 1, 2, 3], 0, id="in-two-parts"),
+        pytest.param(
+            35_000,  # three blocks
+            [(10 * block, 10 * block + 1) for block in (0, 1, 2, 0, 3, 0, 1)],
+            [0, 1, 2, 3, 1],
+            3,
+            id="least-recently-used",
+        ),
+        pytest.param(1, [(0, 4), (4, 10)], [0], 0, id="newest"),
+    ],
+)
+def test_blocks_are_decoded_once_and_kept_within_a_limit(
+    path: Path, limit: int, reads: list[tuple[int, int]], decoded: list[int], left: int
 ) -> None:
-    monkeypatch.setattr(blocks.cache, "limit", 35_000)  # Three blocks.
+    blocks.cache.limit = limit
     source = Lines(path)
-    for block in (0, 1, 2, 0, 3):
-        source.read(block * 10, block * 10 + 1)
-    assert source.decoded == [0, 1, 2, 3]
-    source.read(0, 1)
-    assert source.decoded == [0, 1, 2, 3]
-    source.read(10, 11)  # It was the least recently used.
-    assert source.decoded == [0, 1, 2, 3, 1]
-
-
-def test_a_block_beyond_the_budget_is_still_kept_while_it_is_the_newest(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(blocks.cache, "limit", 1)
-    source = Lines(path)
-    source.read(0, 4)
-    source.read(4, 10)
-    assert source.decoded == [0]
-
-
-def test_a_block_is_let_go_when_all_of_it_was_read(path: Path) -> None:
-    source = Lines(path)
-    source.read(5, 40)  # half of the first block is left
-    assert source.decoded == [0, 1, 2, 3]
-    assert blocks.cache.bytes == 10 * (1000 + 64)
-    source.read(0, 5)
-    assert source.decoded == [0, 1, 2, 3]
-    assert blocks.cache.bytes == 0
-    assert source.read(0, 40) == source.read(0, 40)
+    for start, end in reads:
+        assert [record[0] for record in source.read(start, end)] == list(range(start, end))
+    assert source.decoded == decoded
+    assert blocks.cache.bytes == left * 10 * (1000 + 64)
 
 
 def test_two_sources_of_one_path_do_not_mix(path: Path) -> None:

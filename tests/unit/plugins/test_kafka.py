@@ -1,4 +1,4 @@
-"""Names of topics, and what a topic that is not whole does."""
+"""Names of topics, and topics that are not whole: removed, compacted, or with transactions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
+from master.runtime.scan import count
 from tests.kafka_server import Kafka
+from tests.tansu_server import Tansu
+from torch_edl.config import DataConfig, JobConfig, TrainConfig
 from torch_edl.data.sources import check_source, expand, open_source, parts
 from torch_edl.errors import DataError, UsageError
 from torch_edl.interfaces import ENDLESS
@@ -137,3 +140,91 @@ def test_what_the_brokers_removed(kafka: Kafka) -> None:
     # Indices of a part that has an end are places in it.
     with pytest.raises(DataError, match="messages at the 12 offsets"):
         open_source(f"{url}/0#first=0&end=12", skip_damaged=True).read(0, 12)
+
+
+# ---- topics that brokers compact: a task may lose messages between attempts ----
+
+
+@pytest.fixture(scope="module", params=["compact", "compact,delete"])
+def compacted(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    broker = Tansu(tmp_path_factory.mktemp("tansu"), policy=request.param, numbers=1)
+    yield broker.url("numbers")
+    broker.stop()
+
+
+def test_a_compacted_topic_is_no_stream(compacted: str) -> None:
+    with pytest.raises(DataError, match=r"/numbers: cleanup.policy=compact.*not compacted"):
+        KafkaSource.check_stream(compacted)
+
+
+def test_the_master_refuses_it_as_well(compacted: str) -> None:
+    """A client outside of the cluster may not reach the brokers."""
+    data = DataConfig(train=(compacted,), epochs=0)
+    found = count(
+        JobConfig(name="j", model_file="/m.py", data=data, train=TrainConfig(strategy="ps"))
+    )
+    assert "cleanup.policy=compact" in found.error
+
+
+def test_any_other_topic_is_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    broker = Tansu(tmp_path, numbers=2)
+    try:
+        KafkaSource.check_stream(broker.url("numbers"))
+        with pytest.raises(DataError, match="no partition 2"):
+            KafkaSource.check_stream(broker.url("numbers") + "/2")
+    finally:
+        broker.stop()
+
+
+def test_brokers_that_do_not_tell_are_believed() -> None:
+    """The attempts on a task compare how many messages it has."""
+    broker = Kafka("numbers:1")
+    try:
+        KafkaSource.check_stream(broker.url("numbers"))
+    finally:
+        broker.stop()
+
+
+# ---- transactions leave offsets without messages ----
+
+
+SIZES = [5, 1, 1, 3, 40]
+COUNT = sum(SIZES)
+END = COUNT + len(SIZES)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    broker = Tansu(tmp_path_factory.mktemp("tansu"), numbers=1)
+    first = 0
+    for size in SIZES:
+        broker.commit("numbers", 0, [b"%d" % n for n in range(first, first + size)])
+        first += size
+    yield broker.url("numbers")
+    broker.stop()
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 30, END])
+def test_each_message_is_in_one_range(url: str, size: int) -> None:
+    assert KafkaSource.offsets([url]) == {f"{url}/0": (0, END)}
+    source = open_source(f"{url}/0")
+    found = [source.read(start, min(start + size, END)) for start in range(0, END, size)]
+    assert [int(value) for part in found for value in part] == list(range(COUNT))
+    # In another order, and again.
+    starts = range(0, END, size)
+    again = {start: source.read(start, min(start + size, END)) for start in reversed(starts)}
+    assert [again[start] for start in starts] == found
+
+
+def test_a_range_may_be_a_mark_alone(url: str) -> None:
+    assert open_source(f"{url}/0").read(5, 6) == []
+    assert open_source(f"{url}/0").read(END - 1, END) == []
+
+
+def test_data_with_an_end_have_no_gaps(url: str) -> None:
+    (name,) = parts([url])
+    assert open_source(name).read(0, 5) == [b"%d" % n for n in range(5)]
+    with pytest.raises(DataError, match="5 messages at the 6 offsets from 0: there are gaps"):
+        open_source(name).read(0, 6)
