@@ -52,28 +52,50 @@ class TorchDatasets:
     def minibatches(
         self, dataset: Any, skip: int, random: TaskRandom, *, tolerant: bool
     ) -> Iterator[tuple[Any, Sequence[Damaged]]]:
+        # The first minibatch is always read, to compare it with earlier attempts.
         config = self._config
-        return minibatches(
-            dataset,
-            skip=skip,
-            random=random,
-            tolerant=tolerant,
-            batch_size=config.batch_size,
-            num_workers=config.loader_workers,
-            pin_memory=config.pin_memory,
-            collate_fn=getattr(dataset, "collate_fn", None),
-        )
+        size = config.batch_size
+        collate = getattr(dataset, "collate_fn", None)
+        options: dict[str, Any] = {
+            "batch_size": size,
+            "num_workers": config.loader_workers,
+            "pin_memory": config.pin_memory,
+            "generator": torch.Generator().manual_seed(random.seed),
+        }
+        if isinstance(dataset, IterableDataset):
+            loader: DataLoader[Any] = DataLoader(dataset, collate_fn=collate, **options)
+            try:
+                for number, item in enumerate(random.iterate(iter(loader))):
+                    if number == 0 or number >= skip:
+                        yield item, ()
+            except (Exception, SystemExit) as error:
+                raise SampleError(error, None) from error
+            return
+        first = range(min(size, len(dataset))) if skip else range(0)
+        indices = [*first, *range(skip * size, len(dataset))]
+        read: Dataset[Any] = Subset(_Tolerant(dataset) if tolerant else dataset, indices)
+        if tolerant:
+            collate = partial(_collate_sound, collate or default_collate)
+        taken = 0
+        try:
+            for item in DataLoader(read, collate_fn=collate, **options):
+                taken += 1
+                yield item if tolerant else (item, ())
+        except (Exception, SystemExit) as error:
+            if not tolerant:  # read again, one by one, to find the index of the sample
+                _read_all(dataset, indices[taken * size : (taken + 1) * size])
+            raise SampleError(error, None) from error
 
     def collated(self, dataset: Any, *, tolerant: bool) -> tuple[Any, Sequence[Damaged]]:
         collate = getattr(dataset, "collate_fn", None) or default_collate
         if isinstance(dataset, IterableDataset):
             return collate(list(dataset)), ()
-        return collate_sound(collate, read_all(dataset, range(len(dataset)), tolerant=tolerant))
+        return _collate_sound(collate, _read_all(dataset, range(len(dataset)), tolerant=tolerant))
 
 
 class _Tolerant(Dataset[Any]):
     """A dataset that returns :class:`Damaged` for a sample that raises; its samples are collated by
-    :func:`collate_sound`."""
+    :func:`_collate_sound`."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -85,7 +107,7 @@ class _Tolerant(Dataset[Any]):
             return Damaged(index, describe_error(error))
 
 
-def collate_sound(
+def _collate_sound(
     collate: Callable[[list[Any]], Any], samples: Sequence[Any]
 ) -> tuple[Any, list[Damaged]]:
     """Return a minibatch of the undamaged samples (None if there are none), and the damaged
@@ -95,54 +117,7 @@ def collate_sound(
     return (collate(sound) if sound else None), damaged
 
 
-def minibatches(
-    dataset: Any,
-    *,
-    skip: int,
-    random: TaskRandom,
-    tolerant: bool,
-    collate_fn: Any,
-    **options: Any,
-) -> Iterator[tuple[Any, Sequence[Damaged]]]:
-    """Yield the first minibatch of a dataset and those from number ``skip`` on, each with its
-    damaged samples. The first minibatch is always read, to compare it with earlier attempts.
-
-    Args:
-        random: random numbers of the task; they seed the processes of the ``DataLoader``.
-        tolerant: leave out samples that raise; has no effect on an ``IterableDataset``.
-        options: options of the ``DataLoader``, including ``batch_size``.
-
-    Raises:
-        SampleError: the dataset raised.
-    """
-    options["generator"] = torch.Generator().manual_seed(random.seed)
-    if isinstance(dataset, IterableDataset):
-        loader: DataLoader[Any] = DataLoader(dataset, collate_fn=collate_fn, **options)
-        try:
-            for number, item in enumerate(random.iterate(iter(loader))):
-                if number == 0 or number >= skip:
-                    yield item, ()
-        except (Exception, SystemExit) as error:
-            raise SampleError(error, None) from error
-        return
-    size = options["batch_size"]
-    first = range(min(size, len(dataset))) if skip else range(0)
-    indices = [*first, *range(skip * size, len(dataset))]
-    read: Dataset[Any] = Subset(_Tolerant(dataset) if tolerant else dataset, indices)
-    if tolerant:
-        collate_fn = partial(collate_sound, collate_fn or default_collate)
-    taken = 0
-    try:
-        for item in DataLoader(read, collate_fn=collate_fn, **options):
-            taken += 1
-            yield item if tolerant else (item, ())
-    except (Exception, SystemExit) as error:
-        if not tolerant:  # read again, one by one, to find the index of the sample
-            read_all(dataset, indices[taken * size : (taken + 1) * size])
-        raise SampleError(error, None) from error
-
-
-def read_all(dataset: Any, indices: Iterable[int], *, tolerant: bool = False) -> list[Any]:
+def _read_all(dataset: Any, indices: Iterable[int], *, tolerant: bool = False) -> list[Any]:
     """Return the samples at some indices.
 
     Args:
