@@ -73,15 +73,8 @@ class Datasets(Protocol):
         self, dataset: Any, skip: int, random: TaskRandom, *, tolerant: bool
     ) -> Iterator[tuple[Any, Sequence[Damaged]]]:
         """Yield the first minibatch and those from number ``skip`` on, each with its damaged
-        samples.
-
-        Args:
-            random: random numbers that the dataset draws while it is read.
-            tolerant: leave out samples that raise.
-
-        Raises:
-            SampleError: a sample raised.
-        """
+        samples. A sample that raises is left out if ``tolerant``, and raises SampleError otherwise.
+        ``random`` has the random numbers that the dataset draws while it is read."""
         ...
 
     def collated(self, dataset: Any, *, tolerant: bool) -> tuple[Any, Sequence[Damaged]]:
@@ -92,11 +85,7 @@ class Datasets(Protocol):
 
 def split(value: Any) -> tuple[Any, Any]:
     """Return the features and labels of a tuple ``(features..., labels)`` or a dict with
-    ``labels``.
-
-    Raises:
-        BatchError: the value has another form.
-    """
+    ``labels``; raise BatchError for any other value."""
     if isinstance(value, Mapping):
         rest = dict(value)
         for key in LABEL_KEYS:
@@ -113,11 +102,8 @@ def split(value: Any) -> tuple[Any, Any]:
 
 
 def length(value: Any) -> int:
-    """Return the number of samples in a tensor, or in a tuple, list or dict of tensors.
-
-    Raises:
-        BatchError: there is no tensor, or their first dimensions differ.
-    """
+    """Return the number of samples in a tensor, or in a tuple, list or dict of tensors; raise
+    BatchError if there is no tensor, or their first dimensions differ."""
     if is_tensor(value):
         if len(value.shape) == 0:
             raise BatchError("a scalar; the first dimension must be samples")
@@ -142,11 +128,8 @@ def is_tensor(value: Any) -> bool:
 def slice_tensors(
     value: Any, start: int, end: int, to_tensor: Callable[[np.ndarray[Any, Any]], Any]
 ) -> Any:
-    """Return views of the samples ``start .. end - 1`` of all tensors in a tuple, list or dict.
-
-    Args:
-        to_tensor: converts a slice of a numpy array to a tensor.
-    """
+    """Return views of the samples ``start .. end - 1`` of all tensors in a tuple, list or dict;
+    ``to_tensor`` converts slices of numpy arrays."""
     if isinstance(value, np.ndarray):
         return to_tensor(value[start:end])
     if isinstance(value, Mapping):
@@ -157,11 +140,7 @@ def slice_tensors(
 
 
 def note(damaged: Iterable[Damaged], name: Callable[[int], str]) -> None:
-    """Log a warning for each damaged sample.
-
-    Args:
-        name: function from the index of a sample to its name in messages.
-    """
+    """Log a warning for each damaged sample; ``name`` is a function from an index to a name."""
     for sample in damaged:
         log.warning("left out: %s: the dataset of feed raised %s", name(sample.index), sample.error)
 

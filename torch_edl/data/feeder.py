@@ -85,11 +85,7 @@ class Feeder:
         return open_source(shard, format=data.format, skip_damaged=data.skip_damaged)
 
     def records(self, lease: HeldLease) -> Records:
-        """Return the records of a task.
-
-        Raises:
-            DataError: the records cannot be read.
-        """
+        """Return the records of a task; see :meth:`TaskReader.read` for errors."""
         counted = Shard(lease.shard, lease.shard_records, lease.shard_size, lease.shard_mtime_ns)
         return self.reader.read(_task(lease), counted, shuffled=_trains(lease))
 
@@ -150,11 +146,8 @@ class Feeder:
         return False
 
     def batch(self, records: Any, shard: str) -> Batch:
-        """Return the minibatch that ``feed`` makes of some records, in training.
-
-        Raises:
-            FeedError: the user's code failed; its exception is the cause.
-        """
+        """Return the minibatch that ``feed`` makes of some records, in training; raise FeedError if
+        the user's code failed."""
         mode = MODES[pb.TASK_TRAIN]
         with self._blamed(records):
             fed = self._feed(records, mode, self.reader.source(shard).metadata)

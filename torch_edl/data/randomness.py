@@ -65,11 +65,7 @@ class Generators:
         self._is_drawn: bool | None = None
 
     def of_task(self, seed: int, epoch: int, task: int) -> TaskRandom:
-        """Return the random numbers of a task.
-
-        Args:
-            seed: seed of the job.
-        """
+        """Return the random numbers of a task in a job with this seed."""
         digest = hashlib.blake2b(f"{seed}/{epoch}/{task}".encode(), digest_size=8).digest()
         return TaskRandom(self, int.from_bytes(digest, "little") >> 1)
 
@@ -128,11 +124,7 @@ class Generators:
 
 
 class TaskRandom:
-    """The random numbers of one task, the same in each attempt on the task.
-
-    Args:
-        seed: seed of the task, of 63 bits.
-    """
+    """The random numbers of one task, from a seed of 63 bits: the same in each attempt."""
 
     def __init__(self, generators: Generators, seed: int) -> None:
         self._generators = generators

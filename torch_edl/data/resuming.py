@@ -173,12 +173,7 @@ def _check_contents(path: Path, then: Mapping[str, Any], now: Mapping[str, Any])
 
 def touched(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the names of files with another modification time than in the checkpoint; their sizes,
-    first and last blocks are known to be equal.
-
-    Args:
-        then: ``data`` of the manifest.
-        now: value of :func:`identity`.
-    """
+    first and last blocks are known to be equal. See :func:`check_data` for the arguments."""
     return [has.name for was, has in _pairs(then, now) if was.mtime_ns != has.mtime_ns]
 
 
@@ -223,11 +218,7 @@ def check_extent(config: JobConfig, path: Path, manifest: Manifest, space: TaskS
 
 def identity(config: JobConfig, shards: Sequence[Shard], files: str = "") -> dict[str, Any]:
     """Return the values that determine the records of each task id. Manifests store these values,
-    and a resumed job compares them.
-
-    Args:
-        files: digest of the data files of a script; empty: none.
-    """
+    and a resumed job compares them. ``files`` is the digest of the data files of a script."""
     made = {
         "shards": [[s.name, s.records] for s in shards],
         "contents": [[s.size, s.mtime_ns, s.fingerprint] for s in shards],

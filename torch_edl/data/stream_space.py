@@ -290,11 +290,8 @@ class StreamSpace:
         )
 
     def kept(self, life: int, end: int) -> None:
-        """Allow leases of the tasks below ``end``, whose plan is now in the store.
-
-        Args:
-            life: value of ``life`` when the plan was written; an older plan is ignored.
-        """
+        """Allow leases of the tasks below ``end``, whose plan is now in the store; ignore a plan
+        that was written at an earlier value of :attr:`life`."""
         if life == self.life:
             self.total = max(self.total, end)
 
@@ -315,11 +312,8 @@ class StreamSpace:
 
 
 def saved_plan(space: AnySpace, before: int = 0) -> dict[str, Any]:
-    """Return the plan for a checkpoint or for the store; empty for data with an end.
-
-    Args:
-        before: id of the first task to store; earlier tasks are done.
-    """
+    """Return the plan for a checkpoint or for the store, without the tasks below ``before``, which
+    are done; empty for data with an end."""
     if isinstance(space, TaskSpace):
         return {}
     plan = space.plan

@@ -113,12 +113,7 @@ class TaskReader:
 
 
 class TaskRecords:
-    """Records by piece of a task, as a dataset with ``__getitems__``.
-
-    Args:
-        space: the training tasks.
-        reader: reader of the records of ``space``.
-    """
+    """The records of the training tasks by piece of a task, a dataset with ``__getitems__``."""
 
     def __init__(self, space: TaskSpace, reader: TaskReader) -> None:
         self._space = space

@@ -61,11 +61,8 @@ class Shard:
 
     @classmethod
     def counted(cls, source: Source) -> Shard:
-        """Return the shard of a source with the fingerprint of a file, which may read two blocks.
-
-        Raises:
-            DataError: the file cannot be read, or has changed since the source was opened.
-        """
+        """Return the shard of a source with the fingerprint of a file, which may read two blocks
+        and raises DataError if the file has changed."""
         return replace(cls.of(source), fingerprint=getattr(source, "fingerprint", ""))
 
     def __str__(self) -> str:

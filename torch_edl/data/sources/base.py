@@ -64,11 +64,7 @@ def concat(parts: Sequence[Records]) -> Records:
 
 def as_table(records: Any) -> Any:
     """Convert a pandas data frame to a ``pyarrow.Table`` without its index; return any other value
-    unchanged.
-
-    Raises:
-        UsageError: a column has values of several types.
-    """
+    unchanged. A column with values of several types raises UsageError."""
     if not (hasattr(records, "iloc") and hasattr(records, "columns")):
         return records
     import pyarrow as pa
@@ -82,12 +78,9 @@ def as_table(records: Any) -> Any:
 
 class IndexedSource:
     """A source of records in memory: ``bytes``, or the rows of a ``pyarrow.Table`` or of a pandas
-    data frame.
+    data frame; see :func:`as_table` for errors.
 
     A sequence of ``bytes`` may be lazy. Only ``len`` and ``[i]`` are used, from several threads.
-
-    Raises:
-        UsageError: a column of the data frame has values of several types.
     """
 
     def __init__(self, records: Sequence[bytes] | pa.Table | Any, name: str = "memory") -> None:
@@ -100,11 +93,7 @@ class IndexedSource:
 
     def read(self, start: int, end: int) -> Records:
         """Return the records ``start .. end - 1``: a new list, or a slice of the table without a
-        copy.
-
-        Raises:
-            DataError: the range is not within ``0 .. count``.
-        """
+        copy."""
         if not 0 <= start <= end <= self.count:
             raise DataError(self.name, f"asked for records {start} to {end} of {self.count}")
         if self._schema is not None:

@@ -60,12 +60,8 @@ def suffix_of(path: str) -> str:
 
 
 def file_type(format: str) -> SourceType:
-    """Import and return the type of sources of a format. Formats are imported at their first use,
-    since importing pyarrow takes 0.2 s.
-
-    Raises:
-        UsageError: the format is unknown, or a library is missing.
-    """
+    """Import and return the type of sources of a format; raise UsageError if the format is unknown
+    or a library is missing. Importing pyarrow takes 0.2 s."""
     if built_in := _BUILT_IN.get(format):
         module, _, name = built_in.partition(".")
         found = importlib.import_module(f"torch_edl.data.sources.files.{module}")
@@ -77,11 +73,7 @@ def file_type(format: str) -> SourceType:
 
 def url_type(url: str) -> Any:
     """Return the type of the sources of a URL, see :class:`~torch_edl.interfaces.UrlSource`; None
-    if the data is in files.
-
-    Raises:
-        UsageError: a library is missing.
-    """
+    if the data is in files. A missing library raises UsageError."""
     name = _source_name(url)
     if name == _ANY_SCHEME:
         return load(SOURCES, name, url)(url)
@@ -142,12 +134,8 @@ def open_source(path: str, *, format: str = "auto", skip_damaged: bool = False) 
 
 
 def of_each(paths: Sequence[str], look: Callable[[str], T]) -> list[T]:
-    """Return the values of ``look`` for some sources, in order. If there are objects, ``look`` is
-    called in several threads, since a store answers slowly but handles parallel requests.
-
-    Args:
-        look: function of a path; may raise the errors of :func:`open_source`.
-    """
+    """Return the values of ``look`` for some paths, in order. If there are objects, ``look`` is
+    called in several threads, since a store answers slowly but handles parallel requests."""
     if not any(map(is_object, paths)):
         return [look(path) for path in paths]
     with ThreadPoolExecutor(REQUESTS, "sources") as pool:
@@ -155,22 +143,15 @@ def of_each(paths: Sequence[str], look: Callable[[str], T]) -> list[T]:
 
 
 def import_reader(path: str, *, format: str = "auto") -> None:
-    """Import the modules that :func:`open_source` needs for a data file.
-
-    Arguments and errors are those of :func:`open_source`. The file is opened only if its suffix
-    does not tell its format.
-    """
+    """Import the modules that :func:`open_source` needs for a data file. The file is opened only if
+    its suffix does not tell its format."""
     if url_type(path) is None:
         file_type(_format(path, format))
 
 
 def check_source(path: str, *, format: str = "auto") -> None:
-    """Check that a source can be opened: the format of a local file, the table and key of a
-    database, the topic of a stream. Little is read, and records are not counted.
-
-    Raises:
-        UsageError, DataError: see :func:`open_source`.
-    """
+    """Check that :func:`open_source` can open a source: the format of a local file, the table and
+    key of a database, the topic of a stream. Little is read, and records are not counted."""
     if (kind := url_type(path)) is not None:
         kind.check(path)
     elif not is_url(path):

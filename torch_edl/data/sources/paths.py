@@ -67,12 +67,8 @@ def expand(paths: Sequence[str]) -> list[str]:
 
 
 def parts(paths: Sequence[str]) -> list[str]:
-    """Return the names of the sources of expanded paths; a topic has one source for each partition.
-
-    Raises:
-        UsageError: see :func:`expand`.
-        DataError: the server does not answer, or the topic does not exist.
-    """
+    """Return the names of the sources of expanded paths. A topic has one source for each partition;
+    a missing topic raises DataError."""
     found: list[str] = []
     for path in paths:
         kind = url_type(path)
@@ -120,15 +116,8 @@ _MAX_BYTES = 64 << 20
 
 
 def data_files(found: Sequence[str]) -> list[str]:
-    """Return the data files among the files of a folder.
-
-    Args:
-        found: paths or URLs.
-
-    Raises:
-        UsageError: a folder holds several splits.
-        DataError: the list of data files is damaged.
-    """
+    """Return the data files among the paths or URLs of a folder; raise UsageError if it is a
+    dataset of several splits."""
     names = set(found)
     files = list(found)
     for path in found:

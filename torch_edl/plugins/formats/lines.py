@@ -26,16 +26,12 @@ MAX_LINE_BYTES = 64 << 20
 
 
 class MalformedError(Exception):
-    """Lines that cannot be parsed.
-
-    Args:
-        reason: the cause, for messages.
-        row: number of the malformed record, from 0; None if it is unknown.
-    """
+    """Lines that cannot be parsed."""
 
     def __init__(self, reason: str, row: int | None = None) -> None:
         super().__init__(reason)
         self.row = row
+        """Number of the malformed record, from 0; None: unknown."""
 
 
 class LineSource(BlockSource):
@@ -51,27 +47,18 @@ class LineSource(BlockSource):
 
     @abstractmethod
     def inferred(self, block: bytes) -> Any:
-        """Return the table of whole lines, with types inferred from these lines alone.
-
-        Raises:
-            MalformedError: a record is malformed.
-        """
+        """Return the table of whole lines, with types inferred from these lines alone; raise
+        MalformedError if a record is malformed."""
 
     @abstractmethod
     def parsed(self, block: bytes) -> Any:
-        """Return the table of whole lines, with the types of :attr:`schema`.
-
-        Raises:
-            MalformedError: a record is malformed.
-        """
+        """Return the table of whole lines, with the types of :attr:`schema`; see
+        :meth:`inferred`."""
 
     @abstractmethod
     def merged(self, before: Any, found: Any) -> Any:
-        """Return the schema to which records of both schemas can be converted.
-
-        Raises:
-            MalformedError: there is no such schema.
-        """
+        """Return the schema to which records of both schemas can be converted; raise MalformedError
+        if there is none."""
 
     def decode(self, file: DataFile, offset: int, length: int, count: int) -> Records:
         try:

@@ -54,11 +54,8 @@ _CONSUMER = {
 
 
 def offsets_of(name: KafkaName) -> dict[int, tuple[int, int]]:
-    """Return the offsets of the first record and after the last one, by partition of a topic.
-
-    Raises:
-        DataError: no broker answers, or the topic does not exist.
-    """
+    """Return the offsets of the first record and after the last one, by partition of a topic; raise
+    DataError if no broker answers or the topic does not exist."""
     earliest, latest = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]
     try:
         topics, client = _clients(name.servers, os.getpid())
@@ -197,12 +194,8 @@ class KafkaSource(UrlSource):
 
     def read(self, start: int, end: int) -> Records:
         """Return the values of the messages at ``start .. end - 1``; ``b""`` for a message without
-        one.
-
-        Raises:
-            DataError: the range is not within ``0 .. count``, no message arrives for a minute, the
-                messages were removed, or offsets without a message are in a range with an end.
-        """
+        one. Removed messages, and offsets without a message in a range with an end, raise
+        DataError."""
         if not 0 <= start <= end <= self.count:
             raise DataError(self.name, f"asked for records {start} to {end} of {self.count}")
         if start == end:

@@ -39,13 +39,8 @@ def rows_of(name: SqlName) -> Any:
 
 
 def columns(database: Connections, name: SqlName) -> pa.Schema:
-    """Return the columns of the table or query.
-
-    If the database has no types for them, the types are those of an arbitrary row.
-
-    Raises:
-        DataError: no connection, no such table, two columns of one name, or no suitable key.
-    """
+    """Return the columns of the table or query; raise DataError if there is no suitable key. If the
+    database has no types for the columns, the types are those of an arbitrary row."""
     rows, key = rows_of(name), name.key
     try:
         found = database.execute(sa.select(sa.text("*")).select_from(rows).limit(1)).schema
@@ -68,11 +63,7 @@ def columns(database: Connections, name: SqlName) -> pa.Schema:
 
 
 def schema_of(database: Connections, name: SqlName) -> pa.Schema:
-    """Return the columns with the types that ``feed`` receives.
-
-    Raises:
-        DataError: as for :func:`columns`.
-    """
+    """Return the :func:`columns` with the types that ``feed`` receives."""
     rows = rows_of(name)
     found = columns(database, name)
     return pa.schema([pa.field(field.name, _type(database, rows, field)) for field in found])
