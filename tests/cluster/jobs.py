@@ -1,6 +1,6 @@
 """Jobs on a cluster, as a user submits them: through the command line and a kubeconfig.
 
-Nothing here knows which cluster it is. The data, and the file for which the counting model waits,
+Nothing here knows which cluster it is. The data, and the gate for which the counting model waits,
 are on a claim that pods of the tests write and read, so that the same tests run on a real cluster.
 """
 
@@ -22,10 +22,9 @@ import pytest
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
-from tests.cluster.settings import factor
-
 ROOT = Path(__file__).parents[2]
 COUNTING = ROOT / "examples" / "counting"
+GATED = Path(__file__).parent / "models" / "gated.py"
 EDL = [sys.executable, "-m", "torch_edl.cli"]
 CLAIM, STATE = "data", "state"
 
@@ -37,11 +36,9 @@ FLAGS = (
     "--spares", "0", "--durability", "journal", "--journal-dir", "/data/journals",
     "--state-claim", STATE,
 )  # fmt: skip
-DELAY_S = 0.06
-"""Each batch takes so long that the job is not over before it is hurt."""
-OUTLASTS_A_NODE = RECORDS + round(120 * factor() * 2 * 10 / DELAY_S)
-"""So many records last until the pods of a lost node are replaced: 80 s on a real cluster, in which
-two workers train on."""
+DELAY_S = 1.0
+"""Seconds of a batch until the gate is opened, so that no job is over before it is hurt."""
+GATE = "/data/gate"
 
 JSON = dict[str, Any]
 
@@ -98,28 +95,24 @@ class Namespace:
 
     def prepare(self, records: int) -> None:
         """Writes the numbers from 0 to the claim."""
-        code = self.run_pod("prepare", ["prepare.py", "/data", "--records", str(records)])
+        code = self._run_pod("prepare", "/scripts/prepare.py", "/data", "--records", str(records))
         assert code == 0, self.report()
 
     def check(self) -> None:
         """The output of the counting model has counted every record exactly once."""
-        code = self.run_pod("check", ["check.py", "/data/output", "/data"])
+        code = self._run_pod("check", "/scripts/check.py", "/data/output", "/data")
         assert code == 0, self.report()
-
-    def run_pod(self, name: str, words: list[str]) -> int:
-        """Runs a script of the counting example with the claim at ``/data``; its exit code."""
-        script, *rest = words
-        return self._run_pod(name, ["python", f"/scripts/{script}", *rest])
 
     def run_python(self, name: str, code: str) -> int:
         """Runs a program with the claim at ``/data``; its exit code."""
-        return self._run_pod(name, ["python", "-c", code])
+        return self._run_pod(name, "-c", code)
 
-    def _run_pod(self, name: str, command: list[str]) -> int:
+    def _run_pod(self, name: str, *words: str) -> int:
         places = [{"name": "data", "mountPath": "/data"},
                   {"name": "scripts", "mountPath": "/scripts"}]  # fmt: skip
         container = {
-            "name": "main", "image": self._image, "command": command, "volumeMounts": places,
+            "name": "main", "image": self._image, "command": ["python", *words],
+            "volumeMounts": places,
             "resources": {"requests": {"cpu": "100m"}},
         }  # fmt: skip
         volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": CLAIM}},
@@ -132,11 +125,12 @@ class Namespace:
         pod = self.core.read_namespaced_pod(name, self.name)
         return int(pod.status.container_statuses[0].state.terminated.exit_code)
 
-    def submit(self, name: str, *flags: str, delay_s: float = 0.02) -> Job:
-        """`torch-edl run` of the counting model."""
+    def submit(self, *flags: str, delay_s: float = DELAY_S) -> Job:
+        """`torch-edl run` of the counting model. Each of its batches takes ``delay_s`` until
+        :meth:`Job.complete`."""
         return self.start(
-            "run", COUNTING / "model.py", name, "--data", "/data/data-*.parquet",
-            "--output", "/data/output", *flags, "--", "--delay", str(delay_s),
+            "run", GATED, JOB, "--data", "/data/data-*.parquet", "--output", "/data/output",
+            *flags, "--", GATE, "--delay", str(delay_s),
         )  # fmt: skip
 
     def start(
@@ -284,25 +278,26 @@ class Job:
     def said(self) -> str:
         return self.log.read_text()
 
-    def done(self) -> int:
-        """Committed records, as the master tells; 0 while there is none."""
+    def status(self) -> JSON:
+        """What `torch-edl status` says; empty while it does not know the job."""
         said = self._namespace.edl("status", self.name, "--json").stdout
         with contextlib.suppress(ValueError):
-            return int(json.loads(said[said.index("{") :])["records"]["done"])
-        return 0
+            found: JSON = json.loads(said[said.index("{") :])
+            return found
+        return {}
+
+    def done(self) -> int:
+        """Committed records; 0 while there is no status."""
+        return int(self.status().get("records", {}).get("done", 0))
 
     def workers(self) -> list[int]:
         """The numbers of workers that run."""
-        said = self._namespace.edl("status", self.name, "--json").stdout
-        with contextlib.suppress(ValueError):
-            listed = json.loads(said[said.index("{") :])["processes"]
-            return [p["id"] for p in listed if (p["role"], p["state"]) == ("worker", "running")]
-        return []
+        listed = self.status().get("processes", [])
+        return [p["id"] for p in listed if (p["role"], p["state"]) == ("worker", "running")]
 
     def first_step_s(self) -> float:
         """Seconds from the command to the first step."""
-        said = self._namespace.edl("status", self.name, "--json").stdout
-        since_s = float(json.loads(said[said.index("{") :])["wall_s"])
+        since_s = float(self.status()["wall_s"])
         return time.monotonic() - self.began - since_s
 
     def trains_on(self) -> None:
@@ -326,6 +321,12 @@ class Job:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             pytest.fail(f"still running after {timeout_s} s:\n{self._namespace.report()}")
+
+    def complete(self) -> None:
+        """Opens the gate: the rest is trained at once, and each record has counted once."""
+        assert self._namespace.run_python("open", f"open('{GATE}', 'w')") == 0
+        assert self.finish(400) == 0, self._namespace.report()
+        self._namespace.check()
 
     def close(self) -> None:
         if self.process.poll() is None:

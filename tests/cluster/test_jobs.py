@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import signal
 import time
@@ -14,8 +13,16 @@ import pytest
 
 pytest.importorskip("kubernetes", reason="pip install torch-edl[kubernetes]")
 
-from tests.cluster.cluster import Cluster
-from tests.cluster.jobs import DELAY_S, FLAGS, JOB, RECORDS, Job, Namespace, figure
+from tests.cluster.jobs import FLAGS, JOB, RECORDS, STATE, Job, Namespace, figure
+
+ONES = Path(__file__).parent / "models" / "ones.py"
+FAULTS = Path(__file__).parents[1] / "faults"
+# What scripts have counted, each in its last process.
+COUNTED = (
+    "import json, pathlib; told = [json.loads(f.read_text()) for f in "
+    "pathlib.Path('/data/run').glob('counts-*.json')]; "
+    "assert told and not any(t['wrong'] for t in told), told"
+)
 
 
 def test_a_job_trains_in_pods_and_leaves_its_model(
@@ -24,9 +31,6 @@ def test_a_job_trains_in_pods_and_leaves_its_model(
     job = submit(600, "--workers", "2", "--ps", "1", "--batch-size", "20", delay_s=0.0)
     assert job.finish() == 0, namespace.report()
     namespace.check()
-
-
-ONES = Path(__file__).parent / "models" / "ones.py"
 
 
 @pytest.mark.slow
@@ -65,14 +69,12 @@ def test_a_model_is_trained_evaluated_and_used(namespace: Namespace) -> None:
     # How a job ended is known when its master is gone.
     failed = run("run", "fail", "--ps", "1", "--output", "/data/none", "--", "--fails")
     assert failed.process.returncode == 1
-    said = namespace.edl("status", "fail", "--json").stdout
-    status = json.loads(said[said.index("{") :])
+    status = failed.status()
     assert status["state"] == "failed"
     assert "this data is not for me" in status["error"]
     assert "feed" in status["traceback"]
     assert "this data is not for me" in failed.said()
-    ended = namespace.edl("status", "train", "--json").stdout
-    assert json.loads(ended[ended.index("{") :])["records"]["done"] == 100
+    assert trained.status()["records"]["done"] == 100
 
 
 @pytest.mark.slow
@@ -81,7 +83,7 @@ def test_ctrl_c_keeps_a_checkpoint_and_the_rest_is_trained_later(
     namespace: Namespace, submit: Callable[..., Job]
 ) -> None:
     flags = (*FLAGS, "--checkpoint-dir", "/data/checkpoints")
-    job = submit(RECORDS, *flags, delay_s=DELAY_S)
+    job = submit(RECORDS, *flags)
     job.wait_for(lambda: job.done() > 0, 100)
     figure("first step", after_submit_s=job.first_step_s())
     began = time.monotonic()
@@ -90,66 +92,24 @@ def test_ctrl_c_keeps_a_checkpoint_and_the_rest_is_trained_later(
     figure("Ctrl-C", ended_s=time.monotonic() - began)
     assert "continue with --resume" in job.said()
     namespace.wait_for(lambda: not [p for p in namespace.pods(JOB) if p.status.phase == "Running"])
-    status = namespace.edl("status", JOB, "--json").stdout
-    stopped = json.loads(status[status.index("{") :])
+    stopped = job.status()
     assert stopped["state"] == "stopped"
     assert 0 < stopped["records"]["done"] < RECORDS
     namespace.delete(JOB)
-    with contextlib.closing(namespace.submit(JOB, *flags, "--resume", delay_s=0.0)) as rest:
+    with contextlib.closing(namespace.submit(*flags, "--resume", delay_s=0.0)) as rest:
         assert rest.finish(300) == 0, namespace.report()
     namespace.check()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (("--image", "registry.example/wrong:1"), "the image registry.example/wrong:1 cannot be"),
-        (("--master-resources", "cpu=99"), "Insufficient cpu"),
-    ],
-)
-def test_what_cannot_start_is_said_in_one_line(
-    namespace: Namespace, submit: Callable[..., Job], flags: tuple[str, str], said: str
+def test_a_job_that_finds_no_room_says_so_and_leaves_nothing(
+    namespace: Namespace, submit: Callable[..., Job]
 ) -> None:
-    job = submit(100, *FLAGS, *flags)
-    job.wait_for(lambda: said in job.said())
+    job = submit(100, *FLAGS, "--master-resources", "cpu=99")
+    job.wait_for(lambda: "Insufficient cpu" in job.said())
     job.process.send_signal(signal.SIGINT)
     job.finish()
     namespace.wait_for(lambda: namespace.left_of(JOB) == [])
-
-
-@pytest.mark.slow
-def test_a_quota_and_a_lack_of_rights_are_said_in_one_line(
-    orders: Cluster, namespace: Namespace, submit: Callable[..., Job]
-) -> None:
-    orders.control(
-        "fail", verb="create", resource="jobs", code=403, message="jobs.batch is forbidden: no"
-    )
-    job = submit(100, *FLAGS)
-    assert job.finish() != 0
-    assert "forbidden" in job.said()
-    namespace.core.create_namespaced_resource_quota(
-        namespace.name, {"metadata": {"name": "few"}, "spec": {"hard": {"pods": "1"}}}
-    )
-    job = namespace.submit(JOB, *FLAGS)
-    job.wait_for(lambda: "exceeded quota: few" in job.said())
-    job.process.send_signal(signal.SIGINT)
-    job.finish()
-    namespace.delete(JOB)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_stopped_job_leaves_no_pod_that_runs(
-    namespace: Namespace, submit: Callable[..., Job]
-) -> None:
-    job = submit(RECORDS, *FLAGS, delay_s=DELAY_S)
-    job.wait_for(lambda: job.done() > 0, 100)
-    stopped = namespace.edl("stop", JOB)
-    assert stopped.returncode == 0, stopped.stdout
-    assert job.finish() != 0
-    namespace.wait_for(lambda: not [p for p in namespace.pods(JOB) if p.status.phase == "Running"])
-    namespace.delete(JOB)
 
 
 def test_pods_beyond_the_limits_of_the_namespace_fail_the_job(
@@ -163,9 +123,10 @@ def test_pods_beyond_the_limits_of_the_namespace_fail_the_job(
     job = submit(100, *resources, "--workers", "2")
     assert job.finish() == 2, namespace.report()
     assert "maximum memory usage per Container is 1Gi, but limit is 2Gi" in job.said()
-    assert '"state": "failed"' in namespace.edl("status", JOB, "--json").stdout
+    assert job.status()["state"] == "failed"
 
 
+@pytest.mark.slow
 def test_a_job_whose_account_has_no_rights_says_so_and_stops(
     namespace: Namespace, submit: Callable[..., Job]
 ) -> None:
@@ -177,4 +138,50 @@ def test_a_job_whose_account_has_no_rights_says_so_and_stops(
     assert "stopped" in stopped.stdout, stopped.stdout
     assert job.finish() != 0
     # The Job itself says that it is complete, and its master may not change it.
-    assert '"state": "stopped"' in namespace.edl("status", JOB, "--json").stdout
+    assert job.status()["state"] == "stopped"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_script_trains_in_pods_of_two_workers_and_loses_one(namespace: Namespace) -> None:
+    assert namespace.run_python("make", "import os; os.mkdir('/data/run')") == 0
+    job = namespace.start(
+        "run", "counting_script", "script", "/data/run",
+        "--records", "480", "--epochs", "3", "--delay", "0.1",
+        before=("--nnodes", "1:2", "--nproc-per-node", "2", "-m"), cwd=FAULTS,
+    )  # fmt: skip
+    with contextlib.closing(job):
+        job.wait_for(lambda: len(namespace.running("script", "agent")) == 2, 100)
+        job.wait_for(lambda: "4 workers" in job.said(), 100)
+        victim = namespace.running("script", "agent")[1]
+        namespace.evict(victim)
+        job.wait_for(
+            lambda: (
+                len(namespace.running("script", "agent")) == 2
+                and victim not in namespace.running("script", "agent")
+            ),
+            100,
+        )
+        assert job.finish(300) == 0, namespace.report()
+    assert namespace.run_python("counted", COUNTED) == 0, namespace.report()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_script_on_servers_trains_in_pods_and_loses_its_master(namespace: Namespace) -> None:
+    assert namespace.run_python("make", "import os; os.mkdir('/data/run')") == 0
+    job = namespace.start(
+        "run", FAULTS / "counting_on_servers.py", "script",
+        "/data/run", "/data/run/gate", "--records", "400", "--epochs", "2", "--delay", "0.05",
+        before=("--workers", "2", "--ps", "1", "--state-claim", STATE,
+                "--durability", "journal", "--journal-dir", "/data/journals"),
+    )  # fmt: skip
+    with contextlib.closing(job):
+        job.wait_for(lambda: job.done() > 0, 100)
+        for role in ("master", "agent"):
+            victim = namespace.running("script", role)[0]
+            namespace.kill(victim)
+            job.wait_for(lambda: victim not in namespace.running("script", role), 100)  # noqa: B023
+        assert namespace.run_python("open", "open('/data/run/gate', 'w')") == 0
+        assert job.finish(300) == 0, namespace.report()
+    assert namespace.run_python("counted", COUNTED) == 0, namespace.report()

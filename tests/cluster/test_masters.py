@@ -3,9 +3,7 @@ and the job ends when the job is over."""
 
 from __future__ import annotations
 
-import json
 import re
-import secrets
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,32 +12,12 @@ import pytest
 
 pytest.importorskip("kubernetes", reason="pip install torch-edl[kubernetes]")
 
-import yaml
-from kubernetes import utils
-
 from tests.cluster.cluster import Cluster
-from tests.cluster.jobs import (
-    DELAY_S,
-    FLAGS,
-    JOB,
-    OUTLASTS_A_NODE,
-    RECORDS,
-    Job,
-    Namespace,
-    figure,
-)
-
-_MASTER = f"{JOB}-master"
+from tests.cluster.jobs import FLAGS, JOB, RECORDS, Job, Namespace, figure
 
 
 def job_of(namespace: Namespace) -> Any:
-    return namespace.batch.read_namespaced_job(_MASTER, namespace.name)
-
-
-def status(namespace: Namespace) -> dict[str, Any]:
-    said = namespace.edl("status", JOB, "--json").stdout
-    found: dict[str, Any] = json.loads(said[said.index("{") :])
-    return found
+    return namespace.batch.read_namespaced_job(f"{JOB}-master", namespace.name)
 
 
 @pytest.mark.slow
@@ -49,7 +27,7 @@ def test_masters_that_are_taken_away_again_and_again_are_replaced_at_once(
     namespace: Namespace, submit: Callable[..., Job], how: str
 ) -> None:
     """With the pauses of the Job controller, the third needs 40 s."""
-    job = submit(3 * RECORDS, *FLAGS, delay_s=DELAY_S)
+    job = submit(RECORDS, *FLAGS)
     job.wait_for(lambda: job.done() > 0, 100)
     for _ in range(3):
         [master] = namespace.running(JOB, "master")
@@ -67,9 +45,8 @@ def test_masters_that_are_taken_away_again_and_again_are_replaced_at_once(
         if how == "crash":
             assert namespace.running(JOB, "master") == [master]
         job.wait_for(lambda: len(namespace.running(JOB, "master")) == 1, 100)
-    assert job.finish(400) == 0, namespace.report()
-    namespace.check()
-    assert status(namespace)["state"] == "finished"
+    job.complete()
+    assert job.status()["state"] == "finished"
     # The Job made one pod, which had no reason to wait.
     events = namespace.core.list_namespaced_event(namespace.name).items
     assert [e.reason for e in events if e.source.component == "job-controller"].count(
@@ -79,7 +56,6 @@ def test_masters_that_are_taken_away_again_and_again_are_replaced_at_once(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("running", [OUTLASTS_A_NODE], indirect=True)
 @pytest.mark.parametrize("runs", [False, True])
 def test_the_masters_node_is_unreachable(
     orders: Cluster, namespace: Namespace, running: Job, runs: bool
@@ -92,7 +68,7 @@ def test_the_masters_node_is_unreachable(
     figure("node of the master unreachable", again_s=time.monotonic() - began, runs=runs)
     if not runs:
         running.trains_on()
-    assert running.finish(400) == 0, namespace.report()
+    running.complete()
     orders.control("return-node", name=node)
 
 
@@ -104,7 +80,7 @@ def test_the_masters_node_is_down_for_good_and_nothing_keeps_two_masters_apart(
     """Nobody starts another one until the user does what the client says."""
     at = FLAGS.index("--state-claim")
     flags = (*FLAGS[:at], *FLAGS[at + 2 :], "--checkpoint-dir", "/data/checkpoints")
-    job = submit(RECORDS, *flags, delay_s=DELAY_S)
+    job = submit(RECORDS, *flags)
     job.wait_for(lambda: job.done() > 0, 100)
     [pod] = [p for p in namespace.pods(JOB, "master") if p.status.phase == "Running"]
     node = pod.spec.node_name
@@ -117,54 +93,19 @@ def test_the_masters_node_is_down_for_good_and_nothing_keeps_two_masters_apart(
     taint = {"key": key, "value": value, "effect": effect}
     namespace.core.patch_node(node, {"spec": {"taints": [*taints, taint]}})
     job.wait_for(lambda: namespace.elsewhere(JOB, "master", node), 200)
-    assert job.finish(400) == 0, namespace.report()
-    namespace.check()
+    job.complete()
     orders.control("return-node", name=node)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_how_a_job_ended_is_known_when_no_pod_of_it_is_left(
-    namespace: Namespace, submit: Callable[..., Job]
+def test_a_job_that_is_stopped_ends_its_job_and_its_pods(
+    namespace: Namespace, running: Job
 ) -> None:
-    job = submit(400, *FLAGS)
-    assert job.finish(200) == 0, namespace.report()
-    # At once: the Job itself may not be complete yet.
-    assert status(namespace)["state"] == "finished"
-    namespace.wait_for(lambda: job_of(namespace).status.completion_time)
-    for pod in namespace.pods(JOB):
-        namespace.kill(pod.metadata.name)
-    found = status(namespace)
-    assert (found["state"], found["records"]["done"]) == ("finished", 400)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_job_that_fails_and_one_that_is_stopped_end_their_job(
-    namespace: Namespace, submit: Callable[..., Job]
-) -> None:
-    job = submit(RECORDS, *FLAGS, delay_s=DELAY_S)
-    job.wait_for(lambda: job.done() > 0, 100)
     assert namespace.edl("stop", JOB).returncode == 0
-    assert status(namespace)["state"] == "stopped"
+    assert running.status()["state"] == "stopped"
     namespace.wait_for(lambda: [c for c in job_of(namespace).status.conditions or []
                                 if c.type == "Failed"])  # fmt: skip
-    assert namespace.running(JOB, "master") == []
-    assert job.finish(60) != 0
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_what_a_user_has_applied_goes_with_the_job(namespace: Namespace) -> None:
-    namespace.prepare(400)
-    made = namespace.submit(JOB, "--dry-run", *FLAGS)
-    assert made.finish(60) == 0, made.said()
-    objects = list(yaml.safe_load_all(made.said()))
-    for each in objects:
-        utils.create_from_dict(namespace.core.api_client, each, namespace=namespace.name)
-    patch = {"stringData": {"token": secrets.token_urlsafe(32)}}
-    namespace.core.patch_namespaced_secret(f"{JOB}-token", namespace.name, patch)
-    namespace.wait_for(lambda: status(namespace)["state"] == "finished", 200)
-    namespace.check()
-    assert len(namespace.left_of(JOB)) > 1
+    namespace.wait_for(lambda: not [p for p in namespace.pods(JOB) if p.status.phase == "Running"])
+    assert running.finish(60) != 0
     namespace.delete(JOB)

@@ -19,7 +19,7 @@ import yaml
 from kubernetes import client, utils
 
 from tests.cluster.cluster import Cluster
-from tests.cluster.jobs import DELAY_S, EDL, FLAGS, JOB, RECORDS, Job, Namespace
+from tests.cluster.jobs import EDL, FLAGS, JOB, RECORDS, Job, Namespace
 from tests.cluster.kinds import KINDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "kubernetes.md"
@@ -95,9 +95,9 @@ def become(orders: Cluster, namespace: Namespace, tmp_path: Path) -> Callable[[R
 def test_each_command_runs_with_its_documented_rights(
     namespace: Namespace, become: Callable[[Rights], Account]
 ) -> None:
-    namespace.prepare(3 * RECORDS)
+    namespace.prepare(RECORDS)
     become(documented("run"))
-    with contextlib.closing(namespace.submit(JOB, "--detach", *FLAGS, delay_s=DELAY_S)) as job:
+    with contextlib.closing(namespace.submit("--detach", *FLAGS)) as job:
         assert job.finish(200) == 0, job.said()
         assert f"job {JOB} runs on without this terminal" in job.said()
     become(documented("attach"))
@@ -162,20 +162,32 @@ def test_a_client_that_lacks_a_right_says_that_the_job_goes_on(
     rights = documented("run")
     rights["secrets"] -= {"get"}
     become(rights)
-    job = submit(3 * RECORDS, *FLAGS, delay_s=DELAY_S)  # longer than the client waits for a right
+    job = submit(RECORDS, *FLAGS)
     assert job.finish(200) == 1, namespace.report()
     assert 'resources: ["secrets"], verbs: ["get"]' in job.said()
     assert f"the job goes on without this client; torch-edl attach {JOB} --namespace" in job.said()
 
 
-def test_a_user_applies_a_dry_run_with_the_documented_rights(
-    namespace: Namespace, become: Callable[[Rights], Account]
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_what_a_user_has_applied_runs_and_goes_with_its_job(
+    orders: Cluster, namespace: Namespace, become: Callable[[Rights], Account]
 ) -> None:
+    namespace.prepare(400)
     user = become(documented("run --dry-run"))
-    made = namespace.submit(JOB, "--dry-run", *FLAGS)
+    made = namespace.submit("--dry-run", *FLAGS, delay_s=0.0)
     assert made.finish(100) == 0, made.said()
     for each in yaml.safe_load_all(made.said()):
         utils.create_from_dict(user.api_client, each, namespace=namespace.name)
     patch = {"stringData": {"token": secrets.token_urlsafe(32)}}
     core = client.CoreV1Api(user.api_client)
     core.patch_namespaced_secret(f"{JOB}-token", namespace.name, patch)
+    namespace.env["KUBECONFIG"] = str(orders.kubeconfig)
+    namespace.wait_for(lambda: made.status().get("state") == "finished", 200)
+    namespace.check()
+    # How the job ended is known when no pod of it is left.
+    for pod in namespace.pods(JOB):
+        namespace.kill(pod.metadata.name)
+    assert made.status()["records"]["done"] == 400
+    assert len(namespace.left_of(JOB)) > 1
+    namespace.delete(JOB)
