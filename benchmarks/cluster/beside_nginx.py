@@ -19,16 +19,15 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.cluster import plots
-from benchmarks.cluster.events import Clock
 from benchmarks.cluster.jobs import JobSpec, World
-from benchmarks.cluster.machines import PENDING, RUNNING, Machine, Pod, Times
-from benchmarks.cluster.scheduler import Scheduler
-from benchmarks.cluster.usage import Usage
-from benchmarks.cluster.workers import Speed
+from benchmarks.cluster.machines import PENDING, RUNNING, Machine, Pod
 from benchmarks.report import report
 
 DAY_S = 86_400.0
+NAME = "nginx"
 _SYNC_S = 15.0
+# CPUs of work for each replica.
+_TARGET = 0.7
 # Replicas are removed when fewer have been enough for so long.
 _STABLE_S = 300.0
 
@@ -49,54 +48,16 @@ def daily_load(rng: random.Random, *, low: float, high: float) -> Callable[[floa
     return load
 
 
-class _Replica:
-    """The process of one replica: serves until it is asked to end, which it does at once."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._pod: Pod | None = None
-
-    def run(self, pod: Pod) -> None:
-        self._pod = pod
-        self._service.serves(pod, 1)
-
-    def terminate(self) -> None:
-        assert self._pod is not None
-        self._service.serves(self._pod, -1)
-        self._service.exited(self._pod)
-
-    def kill(self) -> None:
-        raise AssertionError("a replica that is asked to end does so")
-
-
 class Service:
     """A deployment of replicas of one CPU, and its autoscaler.
 
     Args:
         load: CPUs of work at a time.
-        target: CPUs of work for each replica.
     """
 
-    def __init__(
-        self,
-        name: str,
-        clock: Clock,
-        scheduler: Scheduler,
-        usage: Usage,
-        *,
-        load: Callable[[float], float],
-        target: float = 0.7,
-        priority: int = 100,
-        until_s: float,
-    ) -> None:
-        self._name = name
-        self._clock = clock
-        self._scheduler = scheduler
-        self._usage = usage
-        self._load = load
-        self._target = target
-        self._priority = priority
-        self._until_s = until_s
+    def __init__(self, world: World, *, load: Callable[[float], float], until_s: float) -> None:
+        self._clock, self._scheduler, self._usage = world.clock, world.scheduler, world.usage
+        self._load, self._until_s = load, until_s
         self._pods: list[Pod] = []
         self._wishes: deque[tuple[float, int]] = deque()
         self._count = 0
@@ -104,7 +65,7 @@ class Service:
         """Replicas at the peak."""
         self.overloaded_s = 0.0
         """Seconds in which there was more work than the replicas that ran could do."""
-        clock.every(_SYNC_S, self._sync)
+        self._clock.every(_SYNC_S, self._sync)
 
     def _sync(self) -> bool:
         now = self._clock.now
@@ -112,7 +73,7 @@ class Service:
         running = sum(pod.state == RUNNING for pod in self._pods)
         if load > running and now > 60.0:
             self.overloaded_s += _SYNC_S
-        self._wishes.append((now, math.ceil(load / self._target)))
+        self._wishes.append((now, math.ceil(load / _TARGET)))
         while self._wishes[0][0] < now - _STABLE_S:
             self._wishes.popleft()
         wanted = max(count for _, count in self._wishes)
@@ -127,26 +88,25 @@ class Service:
         return now < self._until_s
 
     def _replica(self) -> Pod:
+        def serves(pod: Pod, sign: int) -> None:
+            self._usage.add(self._usage.busy, NAME, sign * pod.cpus)
+
+        def ends(pod: Pod) -> None:
+            serves(pod, -1)
+            self._scheduler.exited(pod, 0)
+
         self._count += 1
         pod = Pod(
-            name=f"{self._name}-{self._count}",
-            user=self._name,
+            name=f"{NAME}-{self._count}",
+            user=NAME,
             cpus=1,
-            priority=self._priority,
-            image=self._name,
-            process=_Replica(self),
-            ended=lambda end: None,
+            priority=100,
+            image=NAME,
+            run=lambda pod: serves(pod, 1),
+            terminate=ends,
         )
         self._scheduler.submit(pod)
         return pod
-
-    def serves(self, pod: Pod, sign: int) -> None:
-        """A replica begins or ends to serve."""
-        self._usage.add(self._usage.busy, self._name, sign * pod.cpus)
-
-    def exited(self, pod: Pod) -> None:
-        """The process of a replica has ended."""
-        self._scheduler.exited(pod, 0)
 
 
 CPUS, MACHINES = 320, 10
@@ -159,22 +119,15 @@ one."""
 def run(*, seed: int = 0, day_s: float = DAY_S) -> tuple[World, Service]:
     """From midnight until the job has ended, which has work for about a day."""
     machines = [Machine(f"machine-{i}", CPUS // MACHINES) for i in range(MACHINES)]
-    world = World(machines, seed=seed, times=Times(pull_s=20.0), sample_s=2.0)
+    world = World(machines, seed=seed, sample_s=2.0)
     load = daily_load(random.Random(seed + 1), low=30, high=150)
-    service = Service(
-        "nginx",
-        world.clock,
-        world.scheduler,
-        world.usage,
-        load=load,
-        until_s=2 * DAY_S,
-    )
-    left = sum(CPUS - load(t) / 0.7 - 5 for t in range(0, int(day_s), 60)) * 60
+    service = Service(world, load=load, until_s=2 * DAY_S)
+    left = sum(CPUS - load(t) / _TARGET - 5 for t in range(0, int(day_s), 60)) * 60
     job = JobSpec(
         name="training",
         records=int(left * RECORDS_PER_S * 0.97),
         records_per_task=RECORDS_PER_S * TASK_S,
-        speed=Speed(records_per_s=RECORDS_PER_S),
+        records_per_s=RECORDS_PER_S,
         max_workers=CPUS,
         # Of a day every tenth of a second there would be too many.
         heartbeat_s=10.0,
@@ -191,8 +144,8 @@ def _figures(world: World, service: Service) -> dict[str, Any]:
     assert job.ended_at is not None
     counts = [i for i, t in enumerate(usage.times) if _STARTED_S <= t < job.ended_at - _LAST_S]
     bound, busy = usage.total("bound"), usage.total("busy")
-    alone = usage.series["bound"]["nginx"]
-    waited = sorted(world.scheduler.waited_s["nginx"])
+    alone = usage.series["bound"][NAME]
+    waited = sorted(world.scheduler.waited_s[NAME])
     return {
         "hours": round(world.clock.now / 3600, 1),
         "utilisation_mean": round(sum(bound[i] for i in counts) / len(counts) / CPUS, 3),

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cluster.events import Clock
-from benchmarks.cluster.machines import RUNNING, End, Kubelets, Machine, Pod, Times
-from benchmarks.cluster.machines import Process as PodProcess
+from benchmarks.cluster.machines import RUNNING, Clock, End, Kubelets, Machine, Pod
 from benchmarks.cluster.scheduler import Scheduler
 from benchmarks.cluster.usage import Meter, Usage
-from benchmarks.cluster.workers import Server, Speed, Watermarks, Worker
+from benchmarks.cluster.workers import BATCH_SIZE, Watermarks, Worker
 from master.runtime.clock import of_notes, of_ticks
 from master.state.actions import DataScanned, Start, Started, Stop
 from master.state.calls import server_calls, worker_calls
@@ -34,76 +32,53 @@ _SERVER_STARTS_S = 0.7
 _LONG_POLL_S = 2.0  # how long the service lets a call wait
 
 
+_FILES = 16  # the records are spread over so many
+# Of the workers; and of master and servers, which nothing else preempts.
+_PRIORITY, _RESERVED_PRIORITY = 10, 50
+
+
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """What a job asks for."""
+    """What a job asks for: a CPU for each process."""
 
     name: str
     records: int
-    speed: Speed
+    records_per_s: float
+    """Of one worker."""
     max_workers: int
     min_workers: int = 1
     servers: int = 4
-    worker_cpus: int = 1
-    batch_size: int = 64
     records_per_task: int = 2048
-    files: int = 16
-    """The records are spread over so many."""
-    priority: int = 10
-    """Of the workers."""
-    reserved_priority: int = 50
-    """Of master and servers, which nothing else preempts."""
     gang: bool = False
     """Nothing of it is placed before all of it fits."""
-    image: str = "model"
     heartbeat_s: float = 1.0
     tick_s: float = 0.1
-    """The loop of the master looks around so often."""
+    """Seconds between two rounds of the loop of the master."""
     keeps_state: bool = False
     """The master notes its state as often as with a store."""
     seed: int = 0
 
     @property
     def cpus(self) -> int:
-        """Of the whole job: one for the master, and one for each server."""
-        return 1 + self.servers + self.max_workers * self.worker_cpus
-
-
-class _Master:
-    """The process of the master."""
-
-    def __init__(self, starts: Callable[[Pod], None]) -> None:
-        self._starts = starts
-
-    def run(self, pod: Pod) -> None:
-        self._starts(pod)
-
-    def terminate(self) -> None:
-        raise AssertionError("the machine of the master stays")
-
-    def kill(self) -> None:
-        raise AssertionError("the machine of the master stays")
+        """Of the whole job."""
+        return 1 + self.servers + self.max_workers
 
 
 class TrainingJob:
-    """One job, from its submission until its last process has ended.
-
-    Implements :class:`benchmarks.cluster.workers.Host`.
-    """
+    """One job, from its submission until its last process has ended."""
 
     def __init__(
         self, spec: JobSpec, clock: Clock, scheduler: Scheduler, usage: Usage, meter: Meter
     ) -> None:
-        self.spec, self.clock, self.speed = spec, clock, spec.speed
-        self.heartbeat_s, self.batch_size = spec.heartbeat_s, spec.batch_size
+        self.spec, self.clock = spec, clock
         self.rng = random.Random(spec.seed)
         self._scheduler, self._usage, self._meter = scheduler, usage, meter
-        per_file, more = divmod(spec.records, spec.files)
-        self._shards = [Shard(f"file-{i:03d}", per_file + (i < more)) for i in range(spec.files)]
+        per_file, more = divmod(spec.records, _FILES)
+        self._shards = [Shard(f"file-{i:03d}", per_file + (i < more)) for i in range(_FILES)]
         self.config = JobConfig(
             name=spec.name,
             model_file="/model.py",
-            data=DataConfig(batch_size=spec.batch_size, records_per_task=spec.records_per_task),
+            data=DataConfig(batch_size=BATCH_SIZE, records_per_task=spec.records_per_task),
             train=TrainConfig(strategy="ps"),
             cluster=ClusterConfig(
                 min_workers=spec.min_workers, max_workers=spec.max_workers, servers=spec.servers
@@ -149,13 +124,13 @@ class TrainingJob:
         self.submitted_at = self.clock.now
         if self.spec.gang:
             self._scheduler.hold(self.spec.name, self.spec.cpus)
-        self._master = self._pod("master", 0, _Master(self._start), lambda end: None)
+        self._master = self._pod("master", 0, run=self._start, terminate=_stays)
 
     def _start(self, pod: Pod) -> None:
         def begin() -> None:
             self.job.start(self.clock.now)
             self.clock.every(self.spec.tick_s, self._tick)
-            self.clock.every(self.heartbeat_s, self._servers_beat)
+            self.clock.every(self.spec.heartbeat_s, self._servers_beat)
             if self.spec.keeps_state:
                 self.clock.every(1.0, self._keep)
             self._apply(DataScanned({"train": self._shards}))
@@ -206,37 +181,39 @@ class TrainingJob:
 
     def _create(self, action: Start) -> None:
         role, id = action.spec.role, action.spec.id
-        process: PodProcess
+        begin: Callable[[Pod], None]
+        calls: dict[str, Callable[[Pod], None]]
         if role == "worker":
-            process = Worker(id, self)
+            worker = Worker(id, self)
+            begin, calls = worker.run, {"terminate": worker.terminate, "kill": worker.kill}
         else:
             server = self.job.fleet.process(role, id)
             assert server is not None
-            process = Server(lambda: self._register(server), self.exited)
+            begin = lambda pod: self._register(server)  # noqa: E731
+            calls = {"terminate": lambda pod: self.exited(pod, 143)}
 
-        def runs(pod: Pod) -> None:
+        def run(pod: Pod) -> None:
             assert pod.machine is not None
             self._apply(ProcessRuns(role=role, id=id, node=pod.machine.name))
+            begin(pod)
 
         self._meter.calls["api: create"] += 1
-        pod = self._pod(role, id, process, lambda end: self._ended(role, id, end))
-        pod.started = runs
-        self._pods[role, id] = pod
+        self._pods[role, id] = self._pod(
+            role, id, run=run, ended=lambda end: self._ended(role, id, end), **calls
+        )
         self._apply(Started(role, id, 0))
 
-    def _pod(self, role: str, id: int, process: PodProcess, ended: Callable[[End], None]) -> Pod:
+    def _pod(self, role: str, id: int, **calls: Any) -> Pod:
         spec, is_worker = self.spec, role == "worker"
         pod = Pod(
             name=f"{spec.name}-{role}-{id}",
             user=spec.name,
-            cpus=spec.worker_cpus if is_worker else 1,
-            priority=spec.priority if is_worker else spec.reserved_priority,
-            image=spec.image,
-            process=process,
-            ended=ended,
+            cpus=1,
+            priority=_PRIORITY if is_worker else _RESERVED_PRIORITY,
+            image="model",
             group=spec.name if spec.gang else "",
             reserved=not is_worker,
-            grace_s=30.0,
+            **calls,
         )
         self._scheduler.submit(pod)
         return pod
@@ -319,6 +296,10 @@ class TrainingJob:
         return sum(role == "worker" and pod.state == RUNNING for (role, _), pod in pods)
 
 
+def _stays(pod: Pod) -> None:
+    raise AssertionError("the machine of the master stays")
+
+
 class World:
     """Machines, their scheduler, and the jobs that were submitted.
 
@@ -331,7 +312,7 @@ class World:
         machines: Sequence[Machine],
         *,
         seed: int,
-        times: Times | None = None,
+        pull_s: float = 20.0,
         sample_s: float = 1.0,
     ) -> None:
         self.clock = Clock()
@@ -339,7 +320,7 @@ class World:
         self.meter = Meter()
         """Of the masters of all jobs."""
         self.rng = random.Random(seed)
-        self.kubelets = Kubelets(self.clock, times or Times(), self.rng)
+        self.kubelets = Kubelets(self.clock, self.rng, pull_s=pull_s)
         self.scheduler = Scheduler(self.clock, machines, self.kubelets, self.usage)
         self.jobs: list[TrainingJob] = []
         self.clock.every(sample_s, self.usage.sample)

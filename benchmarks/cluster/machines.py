@@ -1,33 +1,69 @@
-"""Machines and pods: what is placed where, and how a pod becomes a process."""
+"""Simulated time, machines and pods: what is placed where, and how a pod becomes a process."""
 
 from __future__ import annotations
 
+import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
-
-from benchmarks.cluster.events import Clock, Event
 
 PENDING, BOUND, RUNNING, TERMINATING, GONE = "pending", "bound", "running", "terminating", "gone"
 
 SIGTERM, SIGKILL = 15, 9
 
+Action = Callable[[], None]
 
-class Process(Protocol):
-    """What runs in a pod."""
 
-    def run(self, pod: Pod) -> None:
-        """The container has started."""
-        ...
+class Event:
+    """An action that is to happen, unless it is cancelled."""
 
-    def terminate(self) -> None:
-        """SIGTERM: the process has a grace period in which it may end by itself."""
-        ...
+    __slots__ = ("action",)
 
-    def kill(self) -> None:
-        """SIGKILL, or the machine is gone: nothing of the process happens any more."""
-        ...
+    def __init__(self, action: Action) -> None:
+        self.action: Action | None = action
+
+    def cancel(self) -> None:
+        """Drop the event; one that has happened may be cancelled, too."""
+        self.action = None
+
+
+class Clock:
+    """A queue of events. Those of the same time happen in the order in which they were added."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        """Seconds since the beginning."""
+        self._queue: list[tuple[float, int, Event]] = []
+        self._count = 0
+
+    def after(self, delay_s: float, action: Action) -> Event:
+        """Schedule an action ``delay_s`` from now."""
+        assert delay_s >= 0, f"{delay_s}: the past does not change"
+        event = Event(action)
+        self._count += 1
+        heapq.heappush(self._queue, (self.now + delay_s, self._count, event))
+        return event
+
+    def every(self, interval_s: float, action: Callable[[], bool]) -> None:
+        """Run an action now and every ``interval_s`` for as long as it returns True."""
+
+        def again() -> None:
+            if action():
+                self.after(interval_s, again)
+
+        self.after(0, again)
+
+    def run(self, *, until_s: float = float("inf"), done: Callable[[], bool] | None = None) -> None:
+        """Run events until none is left, a time is reached, or ``done`` returns True."""
+        while self._queue and self._queue[0][0] <= until_s:
+            if done is not None and done():
+                return
+            self.now, _, event = heapq.heappop(self._queue)
+            action, event.action = event.action, None
+            if action is not None:
+                action()
+        if until_s < float("inf"):
+            self.now = max(self.now, until_s)
 
 
 @dataclass(frozen=True)
@@ -48,11 +84,14 @@ class Pod:
     cpus: int
     priority: int
     image: str
-    process: Process
-    ended: Callable[[End], None]
+    run: Callable[[Pod], None]
+    """The container has started."""
+    terminate: Callable[[Pod], None]
+    """SIGTERM: the process has a grace period in which it may end by itself."""
+    kill: Callable[[Pod], None] = lambda pod: None
+    """SIGKILL, or the machine is gone: nothing of the process happens any more."""
+    ended: Callable[[End], None] = lambda end: None
     """Is called when the pod is gone."""
-    started: Callable[[Pod], None] = lambda pod: None
-    """Is called before the process runs, as the API of Kubernetes tells a watch."""
     group: str = ""
     """Its pods are placed when all of them fit, see :meth:`Scheduler.hold`; empty: no group."""
     reserved: bool = False
@@ -74,8 +113,6 @@ class Machine:
     cpus: int
     spot: bool = False
     """The machine may be taken away; pods that are ``reserved`` are not placed there."""
-    speed: float = 1.0
-    """Relative to the others."""
     pods: list[Pod] = field(default_factory=list)
     nominated: list[Pod] = field(default_factory=list)
     images: dict[str, float] = field(default_factory=dict)
@@ -92,41 +129,36 @@ class Machine:
         return self.cpus - self.used - kept
 
 
-@dataclass(frozen=True, kw_only=True)
-class Times:
-    """What a kubelet takes for a pod, in seconds."""
-
-    pull_s: float = 30.0
-    """An image of 1 GB at 35 MB/s; later pods of the machine find it there."""
-    start_s: tuple[float, float] = (1.0, 3.0)
-    """Sandbox, volumes and the container's process: uniform."""
-    end_s: float = 0.5
-    """From the end of the process until the CPUs are free."""
+# Seconds from the image to the process (sandbox, volumes, container), uniform.
+_START_S = 1.0, 3.0
+# Seconds from the end of the process until the CPUs are free.
+_END_S = 0.5
 
 
 class Kubelets:
-    """Start and end the pods of all machines."""
+    """Start and end the pods of all machines.
 
-    def __init__(self, clock: Clock, times: Times, rng: random.Random) -> None:
-        self._clock = clock
-        self._times = times
-        self._rng = rng
+    Args:
+        pull_s: seconds of the first pull of an image; later pods of the machine find it there.
+    """
+
+    def __init__(self, clock: Clock, rng: random.Random, *, pull_s: float) -> None:
+        self._clock, self._rng, self._pull_s = clock, rng, pull_s
 
     def start(self, pod: Pod) -> None:
         """A pod was bound to its machine: the image is pulled, and the process starts."""
         machine, now = pod.machine, self._clock.now
         assert machine is not None
-        ready = machine.images.setdefault(pod.image, now + self._times.pull_s)
+        ready = machine.images.setdefault(pod.image, now + self._pull_s)
         self._clock.after(
-            max(0.0, ready - now) + self._rng.uniform(*self._times.start_s),
+            max(0.0, ready - now) + self._rng.uniform(*_START_S),
             lambda: self._started(pod),
         )
 
     def _started(self, pod: Pod) -> None:
         if pod.state == BOUND:
             pod.state = RUNNING
-            pod.started(pod)
-            pod.process.run(pod)
+            pod.run(pod)
 
     def end(self, pod: Pod, grace_s: float, gone: Callable[[Pod, End], None]) -> None:
         """Asks a pod that was placed to end, and ends it by force when the grace is over."""
@@ -135,12 +167,12 @@ class Kubelets:
         elif pod.state == RUNNING:
             pod.state = TERMINATING
             pod.kill_at = self._clock.after(grace_s, lambda: self.kill(pod, gone))
-            pod.process.terminate()
+            pod.terminate(pod)
 
     def kill(self, pod: Pod, gone: Callable[[Pod, End], None]) -> None:
         """Ends a pod by force."""
         if pod.state in (RUNNING, TERMINATING):
-            pod.process.kill()
+            pod.kill(pod)
         if pod.state != GONE:
             self.over(pod, End(signal=SIGKILL), gone)
 
@@ -151,4 +183,4 @@ class Kubelets:
         pod.state = GONE
         if pod.kill_at is not None:
             pod.kill_at.cancel()
-        self._clock.after(self._times.end_s, lambda: gone(pod, end))
+        self._clock.after(_END_S, lambda: gone(pod, end))

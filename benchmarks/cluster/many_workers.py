@@ -19,12 +19,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.cluster import plots
-from benchmarks.cluster.events import Clock
 from benchmarks.cluster.jobs import JobSpec, World
-from benchmarks.cluster.machines import Machine, Times
+from benchmarks.cluster.machines import Clock, Machine
 from benchmarks.cluster.scheduler import Scheduler
 from benchmarks.cluster.usage import bytes_of
-from benchmarks.cluster.workers import Speed
 from benchmarks.report import report
 
 
@@ -112,7 +110,7 @@ class Spot:
 
     def _again(self, machine: Machine) -> Callable[[], None]:
         def comes() -> None:
-            successor = Machine(machine.name, machine.cpus, spot=True, speed=machine.speed)
+            successor = Machine(machine.name, machine.cpus, spot=True)
             self._scheduler.add(successor)
             self._live(successor)
 
@@ -134,12 +132,12 @@ def run(workers: int, *, seed: int = 0, tasks: int = 0) -> dict[str, Any]:
         *(Machine(f"spot-{i}", 8, spot=True) for i in range(-(-workers // WORKERS_PER_MACHINE))),
         Machine("reserved", 1 + SERVERS),
     ]
-    world = World(machines, seed=seed, times=Times(pull_s=20.0), sample_s=5.0)
+    world = World(machines, seed=seed, sample_s=5.0)
     spec = JobSpec(
         name="job",
         records=(tasks or workers * TASKS_PER_WORKER) * RECORDS_PER_TASK,
         records_per_task=RECORDS_PER_TASK,
-        speed=Speed(records_per_s=RECORDS_PER_S),
+        records_per_s=RECORDS_PER_S,
         max_workers=workers,
         servers=SERVERS,
         keeps_state=True,

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.cluster.events import Clock
 from benchmarks.cluster.machines import (
     BOUND,
     GONE,
     PENDING,
     RUNNING,
     SIGTERM,
+    Clock,
     End,
     Kubelets,
     Machine,
@@ -23,27 +23,16 @@ from benchmarks.cluster.machines import (
 )
 from benchmarks.cluster.usage import Usage
 
+_CYCLE_S = 0.01
+
 
 class Scheduler:
-    """Places pods on machines.
-
-    Args:
-        binds_per_s: pods that it places in a second at most.
-    """
+    """Places pods on machines, at most 100 in a second."""
 
     def __init__(
-        self,
-        clock: Clock,
-        machines: Sequence[Machine],
-        kubelets: Kubelets,
-        usage: Usage,
-        *,
-        binds_per_s: float = 100.0,
+        self, clock: Clock, machines: Sequence[Machine], kubelets: Kubelets, usage: Usage
     ) -> None:
-        self._clock = clock
-        self._kubelets = kubelets
-        self._usage = usage
-        self._cycle_s = 1 / binds_per_s
+        self._clock, self._kubelets, self._usage = clock, kubelets, usage
         self.machines: dict[str, Machine] = {}
         self._by_free: dict[tuple[bool, int], dict[str, Machine]] = {}  # in order of arrival
         # (-priority, group, cpus, reserved) -> pods in order: pods of one key fit equally well.
@@ -140,13 +129,13 @@ class Scheduler:
     def _wake(self) -> None:
         if not self._cycling:
             self._cycling = True
-            self._clock.after(self._cycle_s, self._cycle)
+            self._clock.after(_CYCLE_S, self._cycle)
 
     def _cycle(self) -> None:
         """Places one pod, and goes on as long as it can place any."""
         self._cycling = self._place_next()
         if self._cycling:
-            self._clock.after(self._cycle_s, self._cycle)
+            self._clock.after(_CYCLE_S, self._cycle)
 
     def _place_next(self) -> bool:
         for pod in self._nominated:

@@ -15,13 +15,11 @@ from typing import Any
 
 from benchmarks.cluster import plots
 from benchmarks.cluster.jobs import JobSpec, TrainingJob, World
-from benchmarks.cluster.machines import Machine, Times
-from benchmarks.cluster.workers import Speed
+from benchmarks.cluster.machines import Machine
 from benchmarks.report import report
 
 CPUS, MACHINES = 320, 10
 SECOND_AT_S = 300.0
-SPEED = Speed(records_per_s=500)
 RECORDS = 50_300_000
 """A lone job of 170 workers takes 650 s, start included."""
 
@@ -29,12 +27,12 @@ RECORDS = 50_300_000
 def run(*, gang: bool, jobs: int = 2, seed: int = 0) -> World:
     """The jobs from the first submission until the last one has ended."""
     machines = [Machine(f"machine-{i}", CPUS // MACHINES) for i in range(MACHINES)]
-    world = World(machines, seed=seed, times=Times(pull_s=20.0))
+    world = World(machines, seed=seed)
     for number in range(jobs):
         spec = JobSpec(
             name=f"job-{number + 1}",
             records=RECORDS,
-            speed=SPEED,
+            records_per_s=500,
             min_workers=170 if gang else 1,
             max_workers=170,
             gang=gang,

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from benchmarks.cluster.events import Clock
+from benchmarks.cluster.machines import Clock
 
 CPUs = defaultdict[str, float]
 Series = dict[str, list[float]]

@@ -1,50 +1,27 @@
-"""The processes of training: the speed of a job, its parameter servers and its workers.
+"""The workers of a job, and the records that its servers have applied.
 
-A worker has the session of a real one: the messages are those of ``torch_edl.wire``, the leases are
-kept by the real ``LeaseClient``, and the real ``TaskDuration`` says how many tasks to have in hand.
-Only time and the computation are simulated.
+A worker trains by itself (asynchronous SGD on parameter servers), so that the speed of a job is the
+sum over its workers. It has the session of a real one: the messages of ``torch_edl.wire``, the real
+``LeaseClient`` for its leases, and the real ``TaskDuration``, which says how many tasks to have in
+hand. Only time and the computation are simulated.
 """
 
 from __future__ import annotations
 
 import math
-import random
 from array import array
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.cluster.events import Clock, Event
-from benchmarks.cluster.machines import Pod
+from benchmarks.cluster.machines import Event, Pod
 from torch_edl.data.task_space import TaskSpace
 from torch_edl.data.tasks import AHEAD_S, TaskDuration
 from torch_edl.master_client.leases import HeldLease, LeaseClient, TaskResult
 from torch_edl.wire import master_pb2 as pb
 
-
-@dataclass(frozen=True, kw_only=True)
-class Speed:
-    """Of the workers of a job.
-
-    A worker trains by itself (asynchronous SGD on parameter servers), so that the speed of a job is
-    the sum over its workers. The time of a task has a log-normal factor; its mean is one.
-    """
-
-    records_per_s: float
-    """Of one worker on a machine of speed 1."""
-    noise: float = 0.1
-    """Standard deviation of the logarithm of that factor."""
-    import_s: tuple[float, float] = (5.0, 9.0)
-    """From the start of the process until the worker registers: the import of torch, uniform."""
-    build_s: tuple[float, float] = (1.0, 2.0)
-    """From there until it has its model, uniform."""
-
-    def task_s(self, records: int, pod: Pod, rng: random.Random) -> float:
-        """Seconds for so many records."""
-        machine = pod.machine.speed if pod.machine is not None else 1.0
-        factor = math.exp(rng.gauss(-(self.noise**2) / 2, self.noise))
-        return records / (self.records_per_s * machine) * factor
+if TYPE_CHECKING:
+    from benchmarks.cluster.jobs import TrainingJob
 
 
 class Watermarks:
@@ -88,60 +65,16 @@ class Watermarks:
             assert mark == self._space.task(id).records, f"task {id}: {mark} records applied"
 
 
-class Server:
-    """The process of a parameter server."""
-
-    def __init__(self, registers: Callable[[], None], ends: Callable[[Pod, int], None]) -> None:
-        self._registers = registers
-        self._ends = ends
-        self._pod: Pod | None = None
-
-    def run(self, pod: Pod) -> None:
-        self._pod = pod
-        self._registers()
-
-    def terminate(self) -> None:
-        assert self._pod is not None
-        self._ends(self._pod, 143)
-
-    def kill(self) -> None:
-        pass
-
-
+# Seconds from the start of the process until the worker registers (the import of torch), and from
+# there until it has its model; uniform.
+_IMPORT_S = 5.0, 9.0
+_BUILD_S = 1.0, 2.0
+# Standard deviation of the logarithm of the factor of the time of a task, whose mean is one.
+_NOISE = 0.1
+BATCH_SIZE = 64
 _LEAVE_S = 0.5  # from the word that the job is over until the process has ended
 _TERMINATED = 143
 _ROUNDING = 1e-9  # an update whose time is over is complete
-
-
-class Host(Protocol):
-    """What a worker needs of its job."""
-
-    clock: Clock
-    rng: random.Random
-    speed: Speed
-    heartbeat_s: float
-    batch_size: int
-
-    @property
-    def watermarks(self) -> Watermarks:
-        """Of the servers."""
-        ...
-
-    def insist(self, request: Any, *, timeout_s: float, away_s: float) -> Any:
-        """Asks the master: what :class:`torch_edl.wire.channel.Stub` does over the network."""
-        ...
-
-    def wait(self, ask: Callable[[], bool]) -> None:
-        """Asks again whenever something has changed, until it returns True: a long poll."""
-        ...
-
-    def works(self, pod: Pod, *, busy: bool) -> None:
-        """The CPUs of a worker have work, or have none any more."""
-        ...
-
-    def exited(self, pod: Pod, code: int) -> None:
-        """The process has ended."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -163,10 +96,10 @@ class _Training:
 class Worker:
     """The process of worker ``id``."""
 
-    def __init__(self, id: int, host: Host) -> None:
+    def __init__(self, id: int, job: TrainingJob) -> None:
         self.id = id
-        self._host = host
-        self._leases = LeaseClient(host, id)  # type: ignore[arg-type]
+        self._job = job
+        self._leases = LeaseClient(job, id)  # type: ignore[arg-type]
         self._pace = TaskDuration()
         self._queue: deque[HeldLease] = deque()
         self._pod: Pod | None = None
@@ -179,10 +112,10 @@ class Worker:
 
     def run(self, pod: Pod) -> None:
         self._pod = pod
-        host = self._host
-        host.clock.after(host.rng.uniform(*host.speed.import_s), self._register)
+        job = self._job
+        job.clock.after(job.rng.uniform(*_IMPORT_S), self._register)
 
-    def terminate(self) -> None:
+    def terminate(self, pod: Pod) -> None:
         """SIGTERM: says so, finishes its update, returns its tasks, and ends."""
         if self._leaving or self._gone:
             return
@@ -193,7 +126,7 @@ class Worker:
         self._beat()
         self._leave()
 
-    def kill(self) -> None:
+    def kill(self, pod: Pod) -> None:
         """Nothing more is heard of it; what it has pushed stays on the servers."""
         self._push_done()
         self._vanish()
@@ -202,7 +135,7 @@ class Worker:
         if not self._gone:
             self._vanish()
             assert self._pod is not None
-            self._host.exited(self._pod, code)
+            self._job.exited(self._pod, code)
 
     def _vanish(self) -> None:
         self._gone = True
@@ -213,20 +146,20 @@ class Worker:
     # ---- the session ----
 
     def _ask(self, request: Any) -> Any:
-        return self._host.insist(request, timeout_s=0, away_s=0)
+        return self._job.insist(request, timeout_s=0, away_s=0)
 
     def _register(self) -> None:
         if self._gone:
             return
         self._ask(pb.RegisterRequest(worker_id=self.id, pid=1))
-        host = self._host
-        host.clock.after(host.rng.uniform(0, host.heartbeat_s), self._beats)
-        host.clock.after(host.rng.uniform(*host.speed.build_s), self._report_model)
+        job = self._job
+        job.clock.after(job.rng.uniform(0, job.spec.heartbeat_s), self._beats)
+        job.clock.after(job.rng.uniform(*_BUILD_S), self._report_model)
 
     def _report_model(self) -> None:
         if not self._gone:
             self._ask(pb.ReportModelRequest())
-            self._host.wait(self._is_ready)
+            self._job.wait(self._is_ready)
 
     def _is_ready(self) -> bool:
         if self._gone or self._leaving:
@@ -238,20 +171,20 @@ class Worker:
             self._exit(0)
             return True
         self._leases.incarnation = answer.start.cluster.incarnation
-        self._pace.asked(self._host.clock.now)
+        self._pace.asked(self._job.clock.now)
         self._fill()
         return True
 
     def _beats(self) -> None:
         if not self._gone:
             self._beat()
-            self._host.clock.after(self._host.heartbeat_s, self._beats)
+            self._job.clock.after(self._job.spec.heartbeat_s, self._beats)
 
     def _beat(self) -> None:
         records, steps = self._records, self._steps
         if self._current is not None:
             more = self._pushed() - self._current.offset
-            records, steps = records + more, steps + more // self._host.batch_size
+            records, steps = records + more, steps + more // BATCH_SIZE
         request = pb.HeartbeatRequest(
             worker_id=self.id,
             phase="training" if self._busy else "waiting",
@@ -274,7 +207,7 @@ class Worker:
         """Leases what is missing, as :class:`torch_edl.data.tasks.LeasedTasks` does."""
         if not self._asking and not self._sated and self._missing() > 0:
             self._asking = True
-            self._host.wait(self._is_answered)
+            self._job.wait(self._is_answered)
 
     def _is_answered(self) -> bool:
         if self._gone or self._leaving:
@@ -287,7 +220,7 @@ class Worker:
         if answer.next in (pb.LeaseResponse.FINISHED, pb.LeaseResponse.DRAIN):
             self._leaving = True
             self._work(False)
-            self._host.clock.after(_LEAVE_S, lambda: self._exit(0))
+            self._job.clock.after(_LEAVE_S, lambda: self._exit(0))
             return True
         assert answer.next == pb.LeaseResponse.LEASED, "the servers stay"
         self._queue.extend(map(HeldLease.from_proto, answer.leases))
@@ -298,12 +231,12 @@ class Worker:
 
     def _take(self) -> None:
         """Begins the next task, if there is one."""
-        host = self._host
-        self._pace.asked(host.clock.now)
+        job = self._job
+        self._pace.asked(job.clock.now)
         self._sated = False
         if self._queue:
             lease = self._queue.popleft()
-            self._pace.given(host.clock.now)
+            self._pace.given(job.clock.now)
             self._begin(lease)
         else:
             self._work(False)
@@ -312,15 +245,15 @@ class Worker:
     # ---- training ----
 
     def _begin(self, lease: HeldLease) -> None:
-        host, size = self._host, lease.end - lease.start
+        job, size = self._job, lease.end - lease.start
         offset = lease.offset
         if lease.retried:
-            offset = max(offset, host.watermarks.of(lease.task_id))
-        assert self._pod is not None
-        seconds = host.speed.task_s(size - offset, self._pod, host.rng)
+            offset = max(offset, job.watermarks.of(lease.task_id))
+        factor = math.exp(job.rng.gauss(-(_NOISE**2) / 2, _NOISE))
+        seconds = (size - offset) / job.spec.records_per_s * factor
         self._work(True)
-        self._current = _Training(lease, offset, host.clock.now, seconds)
-        self._done = host.clock.after(seconds, self._complete)
+        self._current = _Training(lease, offset, job.clock.now, seconds)
+        self._done = job.clock.after(seconds, self._complete)
 
     def _complete(self) -> None:
         assert self._current is not None
@@ -331,10 +264,10 @@ class Worker:
     def _pushed(self) -> int:
         """The records of the task in training whose update is complete, from its start."""
         assert self._current is not None
-        task, batch = self._current, self._host.batch_size
+        task, batch = self._current, BATCH_SIZE
         if not task.seconds:
             return task.size
-        part = min(1.0, (self._host.clock.now - task.began) / task.seconds + _ROUNDING)
+        part = min(1.0, (self._job.clock.now - task.began) / task.seconds + _ROUNDING)
         return min(task.size, task.offset + int((task.size - task.offset) * part / batch) * batch)
 
     def _push_done(self) -> None:
@@ -346,9 +279,9 @@ class Worker:
         assert self._current is not None
         task, self._current = self._current, None
         if last > task.offset:
-            self._host.watermarks.push(task.lease.task_id, task.offset, last)
+            self._job.watermarks.push(task.lease.task_id, task.offset, last)
         records = last - task.offset
-        steps = -(-records // self._host.batch_size)
+        steps = -(-records // BATCH_SIZE)
         self._records += records
         self._steps += steps
         return TaskResult(records=records, steps=steps, offset=last)
@@ -361,10 +294,10 @@ class Worker:
             self._done.cancel()
         left_s = 0.0
         if (task := self._current) is not None and task.seconds:
-            updates = max(1, -(-(task.size - task.offset) // self._host.batch_size))
+            updates = max(1, -(-(task.size - task.offset) // BATCH_SIZE))
             update_s = task.seconds / updates
-            left_s = update_s - (self._host.clock.now - task.began) % update_s
-        self._host.clock.after(left_s, self._return)
+            left_s = update_s - (self._job.clock.now - task.began) % update_s
+        self._job.clock.after(left_s, self._return)
 
     def _return(self) -> None:
         if self._gone:
@@ -380,4 +313,4 @@ class Worker:
         if busy != self._busy:
             self._busy = busy
             assert self._pod is not None
-            self._host.works(self._pod, busy=busy)
+            self._job.works(self._pod, busy=busy)
