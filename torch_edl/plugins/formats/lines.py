@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from torch_edl.data.sources.data_file import DataFile
-from torch_edl.data.sources.files.blocks import BlockSource, Index
+from torch_edl.data.sources.files.blocks import BlockSource, Index, growing
 from torch_edl.errors import DataError
 from torch_edl.interfaces import Records
 
@@ -124,14 +124,11 @@ class LineSource(BlockSource):
 def _line_blocks(file: DataFile) -> Iterator[tuple[int, bytes]]:
     start = 0
     while start < file.size:
-        size = BLOCK_BYTES
-        while True:
-            block = file.read_at(start, min(size, file.size - start))
-            end = len(block) if start + len(block) == file.size else block.rfind(b"\n") + 1
+        for block, whole in growing(file, start, BLOCK_BYTES, MAX_LINE_BYTES):
+            end = len(block) if whole else block.rfind(b"\n") + 1
             if end:
                 break
-            if size >= MAX_LINE_BYTES:
-                raise DataError(file.path, f"a line longer than {MAX_LINE_BYTES} bytes", start)
-            size *= 2
+        if not end:
+            raise DataError(file.path, f"a line longer than {MAX_LINE_BYTES} bytes", start)
         yield start, block[:end]
         start += end

@@ -21,7 +21,7 @@ import threading
 import zlib
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -160,6 +160,9 @@ class BlockSource(ABC):
         self.is_far = is_url(path)
         index, self.opened_as = self.find_blocks()
         self.prepare(index.details)
+        names = [] if self.schema is None else self.schema.names
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise DataError(path, f"column {twice[0]!r} appears twice")
         self.stamp = self.opened_as.size, self.opened_as.mtime_ns
         self.damaged = index.damaged
         self.metadata = Metadata(path) if self.schema is None else Metadata.of(path, self.schema)
@@ -275,6 +278,18 @@ class BlockSource(ABC):
         if found is None:
             any(_save(place, key, index) for place in places)
         return index, file.stamp
+
+
+def growing(file: DataFile, start: int, size: int, limit: int) -> Iterator[tuple[bytes, bool]]:
+    """Yield the bytes from ``start`` on: ``size`` bytes, and double as many each time up to the
+    limit; and whether the file ends there."""
+    while True:
+        block = file.read_at(start, min(size, file.size - start))
+        whole = start + len(block) == file.size
+        yield block, whole
+        if whole or size >= limit:
+            return
+        size *= 2
 
 
 def _places(path: str, kind: str) -> list[str]:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyarrow import csv
 
 from torch_edl.data.sources.data_file import DataFile
-from torch_edl.data.sources.files.blocks import BlockSource, Index
+from torch_edl.data.sources.files.blocks import BlockSource, Index, growing
 from torch_edl.errors import DataError
 from torch_edl.interfaces import Records
 
@@ -139,7 +139,7 @@ class CsvSource(BlockSource):
     def _header(self, file: DataFile) -> tuple[int, list[str]]:
         """Return the offset of the first row, and the names of the columns."""
         start = len(_BOM) if file.read_at(0, min(3, file.size)) == _BOM else 0
-        for head, whole in _growing(file, start):
+        for head, whole in growing(file, start, BLOCK_BYTES, MAX_ROW_BYTES):
             ends, unclosed = self._row_ends(head, whole)
             # Blank lines before the header are skipped.
             found = next((end for end in ends if head[:end].strip(b"\r\n")), None)
@@ -165,7 +165,7 @@ class CsvSource(BlockSource):
         """Yield offset and length of each block of whole rows; length -1 for a damaged tail, which
         is left out."""
         while start < file.size:
-            for block, whole in _growing(file, start):
+            for block, whole in growing(file, start, BLOCK_BYTES, MAX_ROW_BYTES):
                 end, unclosed = self._last_row_end(block, whole)
                 if end:
                     break
@@ -286,19 +286,6 @@ class CsvSource(BlockSource):
             convert_options=csv.ConvertOptions(column_types=types),
         ) as reader:
             return reader.read_all()
-
-
-def _growing(file: DataFile, start: int) -> Iterator[tuple[bytes, bool]]:
-    """Yield the bytes from ``start`` on, with double the size each time up to the maximum size of a
-    row, and whether the file ends there."""
-    size = BLOCK_BYTES
-    while True:
-        block = file.read_at(start, min(size, file.size - start))
-        whole = start + len(block) == file.size
-        yield block, whole
-        if whole or size >= MAX_ROW_BYTES:
-            return
-        size *= 2
 
 
 def _is_utf8(block: memoryview) -> bool:

@@ -108,10 +108,6 @@ class ParquetSource(SlicedSource):
         with _as_data_error(file.path, "not a whole Parquet file"), self._open(file) as opened:
             self._footer = opened.metadata
             self.schema = opened.schema_arrow
-        names = self.schema.names
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise DataError(file.path, f"column {twice[0]!r} appears twice")
 
     def _reader(self, file: DataFile, length: int) -> Any:
         if length > sliced.SPILL_ABOVE_BYTES:
