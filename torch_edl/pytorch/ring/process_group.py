@@ -31,8 +31,9 @@ dist: Any = torch.distributed
 # Source location in a message: ``[/__w/pytorch/gloo/transport/tcp/pair.cc:553] ``
 _SOURCE = re.compile(r"\[\S+:\d+\] (?=\S)")
 
-# Gloo never ends an operation if the connection broke in the middle of a message. So a wait is cut
-# into slices, and given up some time after the ring was interrupted.
+# Gloo never ends an operation if the connection broke in the middle of its message:
+# ``Pair::signalException`` (gloo/transport/tcp/pair.cc) wakes only operations that have not begun.
+# So a wait is cut into slices, and given up some time after the ring was interrupted.
 _SLICE_S = 0.2
 _GRACE_S = 1.0
 
