@@ -36,7 +36,7 @@ def counted(folder: Path) -> float:
     [
         ("--strategy local", 20),
         ("--strategy ps --workers 2", 20),
-        ("--strategy ps --mode sync --workers 2", 0),
+        pytest.param("--strategy ps --mode sync --workers 2", 0, marks=pytest.mark.slow),
         ("--strategy allreduce --workers 2", 10),
     ],
 )
@@ -84,8 +84,10 @@ def test_a_resumed_job_exports_the_best_model_of_the_job_before(place: Place) ->
     "option",
     [
         "--early-stop eror:2 --output none",
-        "--keep-best eror --output none",
-        "--keep-best eror --epochs 4 --checkpoint-dir again --resume",
+        pytest.param("--keep-best eror --output none", marks=pytest.mark.slow),
+        pytest.param(
+            "--keep-best eror --epochs 4 --checkpoint-dir again --resume", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_an_unknown_metric_is_refused_before_the_first_step(place: Place, option: str) -> None:

@@ -22,7 +22,6 @@ def test_the_loss_is_reported(place: Any, tmp_path: Path) -> None:
     model, data = tmp_path / "net.py", tmp_path / "x.csv"
     model.write_text(MODEL)
     data.write_text("x\n" + "".join(f"{n % 7}\n" for n in range(60)))
-    done = place(f"run {model} --data {data} --eval-data {data} --output trained")
+    done = place(f"run {model} --data {data} --eval-data {data} --summary s.json")
     assert "metrics: loss " in done.text
-    place(f"evaluate {model} --from trained --data {data} --summary s.json")
     assert place.json("s.json")["evaluations"][-1]["metrics"].keys() == {"loss"}

@@ -42,6 +42,7 @@ def spares(job: ModelJob) -> list[int]:
     return [p.pid for p in found if p.role == "spare" and p.state == "running"]
 
 
+@pytest.mark.slow
 def test_killed_workers_of_a_keras_model(start_job: Callable[..., Any]) -> None:
     job = start_job(RECORDS, *FLAGS, "--workers", "2", model=OURS)
     job.wait_for(lambda: job.done() > 200)
