@@ -33,6 +33,9 @@ log = logging.getLogger(__name__)
 ASK_S = 20.0
 """Seconds to wait for an answer of the brokers about a topic."""
 
+_POLICY_S = 3.0
+"""Seconds to wait for the policy of a topic, which is only needed to reject a job early."""
+
 SAY_S = 3.0
 """Seconds after which a warning about the wait is logged."""
 
@@ -152,7 +155,7 @@ class KafkaSource(UrlSource):
         name = parse(url)
         resource = ConfigResource(ConfigResource.Type.TOPIC, name.topic)
         admin = _clients(name.servers, os.getpid())[1]
-        (answer,) = admin.describe_configs([resource], request_timeout=ASK_S).values()
+        (answer,) = admin.describe_configs([resource], request_timeout=_POLICY_S).values()
         try:
             policy = answer.result().get("cleanup.policy")
         except KafkaException as error:
