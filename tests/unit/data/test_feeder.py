@@ -344,15 +344,19 @@ def test_dataloader_processes() -> None:
     assert sorted(v for u in updates for v in values(u)) == list(range(40))
 
 
-def test_a_prefetcher_that_is_stopped_prepares_nothing_any_more() -> None:
-    """An interpreter that ends while a thread computes in torch aborts the process."""
+@pytest.mark.parametrize("late", [False, True])
+def test_a_prefetcher_that_is_stopped_prepares_nothing_any_more(late: bool) -> None:
+    """An interpreter that ends while a thread computes in torch aborts the process. The lease may
+    come after the stop."""
     told: list[str] = []
-    started, never = threading.Event(), threading.Event()
+    asked, granted, started, never = (threading.Event() for _ in range(4))
 
     class Leases:
         incarnation = epochs = 0
 
         def lease(self, want: int, ahead: int) -> pb.LeaseResponse:
+            asked.set()
+            assert granted.wait(HANG_S)
             leases = [pb.LeaseMessage(kind=pb.TASK_TRAIN)]
             return pb.LeaseResponse(next=pb.LeaseResponse.LEASED, leases=leases)
 
@@ -363,12 +367,15 @@ def test_a_prefetcher_that_is_stopped_prepares_nothing_any_more() -> None:
 
     tasks = TaskPrefetcher(Leases(), prepare)  # type: ignore[arg-type]
     tasks.start()
-    assert started.wait(HANG_S)
+    assert asked.wait(HANG_S)
+    if not late:
+        granted.set()
+        assert started.wait(HANG_S)
     tasks.stop()
     told.append("stopped")
+    granted.set()
     tasks._preparer.join(HANG_S)
-    assert told[:2] == ["prepared", "stopped"]
-    assert told[-1] == "stopped"
+    assert told == (["stopped"] if late else ["prepared", "stopped"])
 
 
 class Removing(IndexedSource):

@@ -87,13 +87,24 @@ def test_a_worker_that_evaluates_first_trains_in_the_same_order() -> None:
 @pytest.mark.parametrize("kind", FEEDS)
 def test_the_first_records_are_known_wherever_an_attempt_begins(kind: str) -> None:
     made = feeder(config(4, records_per_task=RECORDS), FEEDS[kind])
-    first, begun, other = (
-        next(made.prepare(lease(0, RECORDS, task_id=task))(offset)).first_records
+    attempts = [
+        list(made.prepare(lease(0, RECORDS, task_id=task))(offset))
         for task, offset in ((5, 0), (5, 20), (6, 20))
-    )
+    ]
+    assert all(update.first_records is None for _, *rest in attempts for update in rest)
+    first, begun, other = (updates[0].first_records for updates in attempts)
     assert first == begun
     assert first.framework == other.framework == "torch"
     assert not is_same_order(first.order, other.order)
+
+
+def test_a_dataset_draws_other_numbers_for_each_item_and_the_same_in_each_attempt() -> None:
+    def drawn() -> list[float]:
+        task = Generators(TorchDatasets.generator).of_task(0, 0, 1)
+        return list(task.iterate(random.random() for _ in range(5)))
+
+    assert len(set(drawn())) == 5
+    assert drawn() == drawn()
 
 
 def test_what_training_draws_does_not_depend_on_feed() -> None:

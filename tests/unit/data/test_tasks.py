@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from torch_edl.data.tasks import (
     MAX_AHEAD,
     Item,
     LeasedTasks,
+    ModelTask,
     NoMoreTasks,
     PassOver,
     RecordTask,
@@ -162,6 +164,22 @@ def test_what_is_more_urgent_than_training_comes_first(master: Master, tasks: Le
     order = [one, two, train + 1, train + 2]
     until(tasks, lambda: len(tasks._answers) == 4)
     assert [lease_id(taken(tasks)) for _ in order] == order
+
+
+def test_a_task_is_prepared_if_it_has_records(master: Master, tasks: LeasedTasks) -> None:
+    error = ValueError("of feed")
+
+    def prepare(lease: HeldLease) -> Any:
+        raise error
+
+    tasks._prepare = prepare
+    (first, second) = master.grant(pb.TASK_SNAPSHOT, pb.TASK_TRAIN)
+    snapshot, failed = taken(tasks), taken(tasks)
+    assert isinstance(snapshot, ModelTask)
+    assert snapshot.lease.lease_id == first
+    assert isinstance(failed, TaskFailed)
+    assert failed.lease is not None
+    assert (failed.error, failed.lease.lease_id) == (error, second)
 
 
 def test_other_servers_make_what_was_leased_void(master: Master, tasks: LeasedTasks) -> None:
