@@ -6,13 +6,10 @@ import contextlib
 import json
 import signal
 import time
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-import grpc
 
 from torch_edl.checkpoint.durable import write_text
+from torch_edl.cli.follow import MasterStatus, as_reported
 from torch_edl.cli.progress import Display
 from torch_edl.config import JobConfig
 from torch_edl.config.environment import hash_environment
@@ -24,8 +21,7 @@ from torch_edl.launch.jobs.local_job import stub_of
 from torch_edl.launch.jobs.logs import WholeLines, shown_lines
 from torch_edl.launch.jobs.master_process import USAGE_CODE, MasterProcess
 from torch_edl.processes.signals import StopSignals
-from torch_edl.wire import master_pb2 as pb
-from torch_edl.wire.channel import REFUSED, Stub, unanswered
+from torch_edl.wire.channel import REFUSED, unanswered
 
 _POLL_S = 0.2
 _STARTING_POLL_S = 0.02
@@ -39,7 +35,6 @@ _STOP_WITHIN_S = 100.0
 # Seconds after the second Ctrl-C until the master is killed.
 _AT_ONCE_S = 2.0
 _LEAVE_GRACE_S = 10.0
-_SILENT_S = 30.0
 # Seconds after which a master that runs but has never answered is considered unreachable.
 _UNREACHABLE_S = 60.0
 # Exit codes of a master that was stopped.
@@ -57,17 +52,6 @@ def run_job(config: JobConfig, display: Display) -> JobOutcome:
         OSError: the job's folder cannot be written, or the master cannot be started.
     """
     return _stay_with(folder.create(config), config, display)
-
-
-def as_reported(seen: JobOutcome, status: pb.GetStatusResponse) -> JobOutcome:
-    """Return the outcome that the last status of a job reports."""
-    return replace(
-        seen,
-        state=status.state,
-        error=status.error,
-        traceback=status.traceback,
-        usage_error=status.usage_error,
-    )
 
 
 def continue_job(job: JobFolder, display: Display) -> JobOutcome:
@@ -121,19 +105,17 @@ class _Client:
     master: MasterProcess
     display: Display
     signals: StopSignals
-    _stub: Stub | None = None
-    _status: pb.GetStatusResponse | None = None
+    _status: MasterStatus = field(init=False)
     _tails: dict[str, WholeLines] = field(default_factory=dict)
-    _heard: float = field(default_factory=time.monotonic)
-    _silence_told: bool = False
     _unreachable: str = ""
     _stopping_since: float | None = None
     _hurried_at: float | None = None
-    _asked: Future[Any] | None = None
-    """The request to stop; None before it was sent."""
+
+    def __post_init__(self) -> None:
+        self._status = MasterStatus(self.display, self.signals, _CALL_TIMEOUT_S)
 
     def until_over(self) -> JobOutcome:
-        while not self._ended():
+        while not self._status.is_over:
             ended = self.master.revive()
             self._poll_status()
             self._show_output()
@@ -142,7 +124,7 @@ class _Client:
             if ended is not None or self._unreachable:
                 break
             self._heed_signals()
-            time.sleep(_STARTING_POLL_S if self._status is None else _POLL_S)
+            time.sleep(_STARTING_POLL_S if self._status.newest is None else _POLL_S)
         self._let_leave()
         self._show_output(final=True)
         outcome = self._outcome()
@@ -154,50 +136,35 @@ class _Client:
 
     def close(self) -> None:
         self.display.close()
-        if self._stub is not None:
-            self._stub.close()
-
-    def _ended(self) -> bool:
-        return self._status is not None and self._status.state in ENDED
+        if self._status.stub is not None:
+            self._status.stub.close()
 
     def _poll_status(self) -> None:
         master = self.job.master()
         if master is None:
             return
-        if self._stub is None or self._stub.address != master.address:
-            if self._stub is not None:
-                self._stub.close()
-            self._stub, self._heard = stub_of(master), time.monotonic()
-        request = pb.GetStatusRequest(events_after=self.display.events_after)
-        try:
-            status = self._stub.call(request, timeout_s=_CALL_TIMEOUT_S)
-        except grpc.RpcError as error:
-            silent_s = time.monotonic() - self._heard
-            never = self._status is None
-            if never and (error.code() in REFUSED or silent_s > _UNREACHABLE_S):
-                self._unreachable = (
-                    f"the master at {master.address} runs and has never answered this command: "
-                    f"{unanswered(error)}"
-                )
-            elif silent_s > _SILENT_S and not self._silence_told:
-                self._silence_told = True
-                self.display.note(
-                    f"the master has not answered for {silent_s:.0f} s "
-                    f"({error.code().name.lower()}); still waiting"
-                )
-            return
-        self._heard, self._silence_told = time.monotonic(), False
-        self.master.answered()
-        self._take(status)
-
-    def _take(self, status: pb.GetStatusResponse) -> None:
-        self._status = status
-        self.display.take(status, signals=(self.signals.name,))
+        status = self._status
+        if status.stub is None or status.stub.address != master.address:
+            if status.stub is not None:
+                status.stub.close()
+            status.connect(stub_of(master))
+        error = status.ask()
+        if error is None:
+            self.master.answered()
+        elif status.newest is None and (
+            error.code() in REFUSED or status.silent_s > _UNREACHABLE_S
+        ):
+            self._unreachable = (
+                f"the master at {master.address} runs and has never answered this command: "
+                f"{unanswered(error)}"
+            )
+        else:
+            status.note_silence(error.code().name.lower())
 
     def _show_output(self, *, final: bool = False) -> None:
-        if self._status is None:
+        if self._status.newest is None:
             return
-        for process in self._status.processes:
+        for process in self._status.newest.processes:
             # The master reports through events.
             if process.role == "master" or not process.log:
                 continue
@@ -217,29 +184,20 @@ class _Client:
             self.display.note(f"{name}: stopping the job{again}")
         if self._hurried_at is None and self.signals.count > 1:
             self._hurried_at = now
-            self._asked = None
-        self._ask_to_stop(at_once=self._hurried_at is not None)
+        if self._status.stub is None:  # the master does not listen yet
+            self.master.stop(grace_s=_KILL_AFTER_S)
+        else:
+            self._status.stop(at_once=self._hurried_at is not None)
         if self._stopping_since == now or self._hurried_at == now:
             return
         if self._hurried_at is not None:
             if self.signals.count > 2 or now - self._hurried_at > _AT_ONCE_S:
                 self.master.stop(grace_s=0)
         else:
-            stops = self._status is not None and self._status.state == "stopping"
+            newest = self._status.newest
+            stops = newest is not None and newest.state == "stopping"
             if now - self._stopping_since > (_STOP_WITHIN_S if stops else _TERM_AFTER_S):
                 self.master.stop(grace_s=_KILL_AFTER_S)
-
-    def _ask_to_stop(self, *, at_once: bool) -> None:
-        """Send the request to stop until a master has confirmed it; a restart may lose it."""
-        asked = self._asked
-        if asked is not None and (not asked.done() or asked.exception() is None):
-            return
-        if self._stub is None:  # the master does not listen yet
-            self.master.stop(grace_s=_KILL_AFTER_S)
-            return
-        # The call is not awaited: the next status shows whether the master stops.
-        request = pb.StopRequest(reason=self.signals.name, at_once=at_once)
-        self._asked = self._stub.start(request, timeout_s=_CALL_TIMEOUT_S)
 
     def _keep(self, outcome: JobOutcome) -> None:
         """Write the outcome to the folder of the job if the master did not."""
@@ -264,7 +222,7 @@ class _Client:
             time.sleep(_STARTING_POLL_S)
 
     def _outcome(self) -> JobOutcome:
-        status, ended = self._status, self.master.exit
+        status, ended = self._status.newest, self.master.exit
         seen = JobOutcome(
             state="failed",
             status=status,
@@ -273,7 +231,7 @@ class _Client:
             master_exit="" if ended is None else str(ended),
             logs=str(self.job.logs),
         )
-        if status is not None and self._ended():
+        if status is not None and self._status.is_over:
             return as_reported(seen, status)
         if self._unreachable:
             return replace(seen, error=self._unreachable, usage_error=True)

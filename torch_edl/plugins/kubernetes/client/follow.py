@@ -6,14 +6,12 @@ import contextlib
 import queue
 import time
 from collections.abc import Iterable
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import grpc
 
+from torch_edl.cli.follow import SILENT_S, MasterStatus, as_reported
 from torch_edl.cli.progress import Display
-from torch_edl.cli.submit import as_reported
 from torch_edl.interfaces.platform import JobOutcome
 from torch_edl.launch.jobs.folder import ENDED
 from torch_edl.launch.jobs.logs import shown, text_of, text_of_line
@@ -35,7 +33,6 @@ from torch_edl.wire import master_pb2 as pb
 
 _POLL_S = 0.2
 _CALL_TIMEOUT_S = 5.0
-_SILENT_S = 30.0
 # Seconds between two looks at the Job while its master has no pod or is silent.
 _LOOK_S = 2.0
 # Seconds between two calls if the first one failed.
@@ -69,22 +66,20 @@ class ClusterFollower:
     )
     _listed: bool = False
     _connection: MasterConnection | None = None
-    _status: pb.GetStatusResponse | None = None
+    _status: MasterStatus = field(init=False)
     _told: set[str] = field(default_factory=set)
-    _answered: float = field(default_factory=time.monotonic)
     _looked: float = field(default_factory=time.monotonic)
-    _silence_told: bool = False
     _rejected_at: float | None = None
     _blind: bool = False
     """True if this user may not forward ports, so that the master cannot be reached."""
     _signals_seen: int = 0
-    _asked: Future[Any] | None = None
     _refused: str = ""
     _over: bool = False
     _output: PodOutput = field(init=False)
 
     def __post_init__(self) -> None:
         self._output = PodOutput(self.job.api, most=_MOST_OUTPUTS)
+        self._status = MasterStatus(self.display, self.signals, _CALL_TIMEOUT_S)
 
     def until_running(self) -> JobOutcome | None:
         """Wait for the first answer of the master.
@@ -118,7 +113,7 @@ class ClusterFollower:
                 self._hear()
                 self._ask()
                 self._show(self._output.new())
-                answered = self._status is not None or self._blind
+                answered = self._status.newest is not None or self._blind
                 if self._wants_to_leave() or (only_start and answered):
                     return None
                 time.sleep(_POLL_S)
@@ -199,7 +194,7 @@ class ClusterFollower:
         """Read the Job from the cluster while the master has no running pod or is silent."""
         pod = self._pod()
         now = time.monotonic()
-        quiet = pod is None or not pod.running or now - self._answered > _SILENT_S
+        quiet = pod is None or not pod.running or self._status.silent_s > SILENT_S
         if not self._listed or not quiet or now - self._looked < _LOOK_S:
             return
         self._looked = now
@@ -212,7 +207,7 @@ class ClusterFollower:
         elif pod is None and (why := self.job.why_no_pod()):
             self._tell("no pod", f"the master has no pod: {why}")
         elif pod is not None and (why := self.job.why_stuck(pod)):
-            self._tell(why, f"the master has not answered for {_SILENT_S:.0f} s: {why}")
+            self._tell(why, f"the master has not answered for {SILENT_S:.0f} s: {why}")
         elif pod is not None and pod.ended and pod.exit_code != 0:  # the Job is over soon
             how = causes.end(pod, "master", 0, gone=False)
             why = text_of_line(how.why) if how is not None else ""
@@ -237,15 +232,19 @@ class ClusterFollower:
                 self._connection.close()
             self._token = self._token or self.job.token()
             self._connection = self.job.connect(pod.name, self._token)
-            self._answered = time.monotonic()
-        request = pb.GetStatusRequest(events_after=self.display.events_after)
-        try:
-            status = self._connection.stub.call(request, timeout_s=_CALL_TIMEOUT_S)
-        except grpc.RpcError as error:
+            self._status.connect(self._connection.stub)
+        first = self._status.newest is None
+        error = self._status.ask()
+        if error is not None:
             self._is_silent(self._connection.error, error)
             return
-        self._answered, self._silence_told = time.monotonic(), False
-        self._take(status)
+        assert self._status.newest is not None
+        # Output from before an attach is not repeated; torch-edl logs has it.
+        tail = 0 if self.leaves and first else None
+        for process in self._status.newest.processes:
+            if process.role != "master" and process.state != _PENDING:
+                self._saw(process, tail)
+        self._over = self._over or self._status.is_over
 
     def _saw(self, process: pb.ProcessStatus, tail: int | None) -> None:
         """Show the output of a process if the process ran or runs in a pod."""
@@ -264,33 +263,17 @@ class ClusterFollower:
 
     def _is_silent(self, cause: ClusterError | None, error: grpc.RpcError) -> None:
         """Handle a failed call; a pod that just ended or a master that is starting is ignored."""
-        silent_s = time.monotonic() - self._answered
         if isinstance(cause, ForbiddenError):
-            if self._status is None:
+            if self._status.newest is None:
                 self._tell("port", f"{cause}; without it, the progress of the job is not shown")
-                self._blind = silent_s >= SETTLING_S
+                self._blind = self._status.silent_s >= SETTLING_S
         elif cause is not None and not isinstance(cause, (NoAnswerError, MissingError)):
             raise cause
         if self._blind and self._connection is not None:
             self._connection.close()
             self._connection = None
-        elif silent_s > _SILENT_S and not self._silence_told:
-            self._silence_told = True
-            why = str(cause) if cause is not None else error.code().name.lower()
-            self.display.note(
-                f"the master has not answered for {silent_s:.0f} s ({why}); still waiting"
-            )
-
-    def _take(self, status: pb.GetStatusResponse) -> None:
-        # Output from before an attach is not repeated; torch-edl logs has it.
-        tail = 0 if self.leaves and self._status is None else None
-        for process in status.processes:
-            if process.role != "master" and process.state != _PENDING:
-                self._saw(process, tail)
-        self._status = status
-        self.display.take(status, signals=(self.signals.name,))
-        if status.state in ENDED:
-            self._over = True
+        else:
+            self._status.note_silence(str(cause or error.code().name.lower()))
 
     # ---- what the user says ----
 
@@ -301,16 +284,15 @@ class ClusterFollower:
             return False
         if self.leaves or self.signals.name != "SIGINT":
             return True
-        if self._connection is None or self._status is None or self.signals.count > 2:
+        unknown = self._connection is None or self._status.newest is None
+        if unknown or self.signals.count > 2:
             self.display.note(f"{self.signals.name}: deleting the job")
             self.job.remove()
             self._over = True
             return False
         again = "; Ctrl-C again ends it at once" if self.signals.count == 1 else ""
         self.display.note(f"{self.signals.name}: stopping the job{again}")
-        request = pb.StopRequest(reason=self.signals.name, at_once=self.signals.count > 1)
-        # The call is not awaited: the next status shows whether the master stops.
-        self._asked = self._connection.stub.start(request, timeout_s=_CALL_TIMEOUT_S)
+        self._status.stop(at_once=self.signals.count > 1)
         return False
 
     def _outcome(self) -> JobOutcome:
@@ -318,7 +300,7 @@ class ClusterFollower:
         # The job ended between two calls, or this client could not reach the master.
         with contextlib.suppress(NoAnswerError, ForbiddenError):
             self.job.refresh()
-        status = self.job.final(pod) or self._status
+        status = self.job.final(pod) or self._status.newest
         seen = JobOutcome(
             state="failed",
             status=status,
