@@ -16,8 +16,7 @@ from torch_edl.data.sources import check_source, expand, open_source, parts
 from torch_edl.errors import DataError, UsageError
 from torch_edl.interfaces import ENDLESS
 from torch_edl.plugins.kafka import source as module
-from torch_edl.plugins.kafka.name import ENV_CONFIG, parse, properties
-from torch_edl.plugins.kafka.source import KafkaSource
+from torch_edl.plugins.kafka.source import ENV_CONFIG, KafkaSource, parse, properties
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,12 @@ from typing import Any
 
 from torch_edl.errors import UsageError
 from torch_edl.plugins.preprocessing import arrays
-from torch_edl.plugins.preprocessing.fitted import Fitted
 from torch_edl.plugins.preprocessing.steps import (
     STEPS,
     Bucketize,
     ColumnStep,
     Fill,
+    Fitted,
     Hash,
     Integers,
     Log,

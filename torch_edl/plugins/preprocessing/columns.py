@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import load
 
 from torch_edl.checkpoint.durable import replacing
 from torch_edl.config.parts import PREPROCESSING_FILE
@@ -18,10 +18,9 @@ from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.plugins.preprocessing import arrays
 from torch_edl.plugins.preprocessing.arrays import texts
 from torch_edl.plugins.preprocessing.column import Column, Shared
-from torch_edl.plugins.preprocessing.fitted import Fitted, Words
 from torch_edl.plugins.preprocessing.group import Group, Output
-from torch_edl.plugins.preprocessing.statistic import Statistics
-from torch_edl.plugins.preprocessing.steps import Missing
+from torch_edl.plugins.preprocessing.statistic import Statistics, packed, unpacked
+from torch_edl.plugins.preprocessing.steps import Fitted, Missing, Words
 
 RECORDS = 1000
 """Number of records that are examined."""
@@ -258,15 +257,10 @@ class Columns:
 
     def to_bytes(self) -> bytes:
         """Return the declaration and the fitted values as safetensors."""
-        tensors = {
-            f"{path}/{key}": np.ascontiguousarray(array)
-            for path, fitted in self._fitted.items()
-            for key, array in fitted.arrays().items()
-        }
         about = json.dumps({"format": _FORMAT, "columns": self.spec})
         # One entry, since safetensors writes several in an arbitrary order, and equal contents must
         # have equal bytes.
-        return bytes(save(tensors, {_ABOUT: about}))
+        return packed({path: fit.arrays() for path, fit in self._fitted.items()}, {_ABOUT: about})
 
     def load_bytes(self, content: bytes, *, source: str = "") -> Self:
         """Restore the fitted values from :meth:`to_bytes`.
@@ -285,10 +279,7 @@ class Columns:
                 f"{_differ(saved, declared)}; "
                 "declare the columns as they were, or train without the old model"
             )
-        found: dict[str, dict[str, npt.NDArray[Any]]] = {}
-        for key, array in load(content).items():
-            path, _, part = key.rpartition("/")
-            found.setdefault(path, {})[part] = array
+        found = unpacked(content)
         try:
             self._fitted = {
                 path: each.fitted_step.result.from_arrays(found[path])

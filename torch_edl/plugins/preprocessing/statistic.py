@@ -23,8 +23,17 @@ from torch_edl.errors import UsageError
 from torch_edl.plugins.preprocessing import arrays
 from torch_edl.plugins.preprocessing.arrays import Values, numbers, texts
 from torch_edl.plugins.preprocessing.column import Column
-from torch_edl.plugins.preprocessing.fitted import Arrays, Boundaries, Fitted, Scale, Words
-from torch_edl.plugins.preprocessing.steps import ColumnStep, Normalize, Quantiles, Vocabulary
+from torch_edl.plugins.preprocessing.steps import (
+    Arrays,
+    Boundaries,
+    ColumnStep,
+    Fitted,
+    Normalize,
+    Quantiles,
+    Scale,
+    Vocabulary,
+    Words,
+)
 
 MOST_TEXT_BYTES = 1 << 30
 """Largest total size of the distinct values of one column, bytes."""
@@ -251,6 +260,25 @@ _STATISTICS: Mapping[type[ColumnStep], Callable[[Any], Statistic]] = {
 }
 
 
+def packed(parts: Mapping[str, Arrays], about: Mapping[str, str] | None = None) -> bytes:
+    """Return the arrays of some columns, by their paths, as safetensors."""
+    tensors = {
+        f"{path}/{key}": np.ascontiguousarray(array)
+        for path, part in parts.items()
+        for key, array in part.items()
+    }
+    return bytes(save(tensors, None if about is None else dict(about)))
+
+
+def unpacked(content: bytes) -> dict[str, dict[str, npt.NDArray[Any]]]:
+    """Return the arrays by path of their column, the inverse of :func:`packed`."""
+    found: dict[str, dict[str, npt.NDArray[Any]]] = {}
+    for name, array in load(content).items():
+        path, _, key = name.rpartition("/")
+        found.setdefault(path, {})[key] = array
+    return found
+
+
 class Statistics:
     """Statistics of observed or merged records; the result is the same bits in any order.
 
@@ -298,11 +326,10 @@ class Statistics:
             UsageError: the content belongs to other columns, or there are too many distinct values
                 now.
         """
-        found: dict[str, dict[str, Any]] = {path: {} for path in self._of}
         try:
-            for key, array in load(content).items():
-                path, _, part = key.rpartition("/")
-                found[path][part] = array
+            found = unpacked(content)
+            if not found.keys() <= self._of.keys():
+                raise KeyError(*found)
             for path, statistic in self._of.items():
                 statistic.merge(found[path], self._columns[path].name)
         except UsageError:
@@ -317,15 +344,7 @@ class Statistics:
 
     def to_bytes(self) -> bytes:
         """Return the complete content as safetensors."""
-        return bytes(
-            save(
-                {
-                    f"{path}/{key}": np.ascontiguousarray(array)
-                    for path, statistic in self._of.items()
-                    for key, array in statistic.arrays().items()
-                }
-            )
-        )
+        return packed({path: statistic.arrays() for path, statistic in self._of.items()})
 
     def finish(self) -> dict[str, Fitted]:
         """Return the results of the fit, by the path of their column."""
