@@ -28,15 +28,9 @@ from torch_edl.config.environment import ENV_TOKEN
 from torch_edl.data.passes import Pass
 from torch_edl.data.task_reader import TaskRecords
 from torch_edl.data.task_space import TaskSpace
-from torch_edl.engine.local import LocalEngine
-from torch_edl.engine.ring.engine import RingEngine
-from torch_edl.engine.ring.rendezvous import MasterRendezvous, own_host
 from torch_edl.engine.ring.stream_listener import StreamListener
-from torch_edl.engine.servers.engine import ServersEngine
 from torch_edl.errors import ContractError, UnsupportedOptimizerError
-from torch_edl.interfaces import Batch, Engine, LeasedEngine
-from torch_edl.master_client.session import MasterSession
-from torch_edl.training.lockstep import watermarks
+from torch_edl.interfaces import Batch, Engine
 from torch_edl.training.user_model import UserModel
 from torch_edl.wire import master_pb2 as pb
 
@@ -133,19 +127,14 @@ class KerasModelFile(UserModel):
     def body(self, engine: Engine) -> Callable[[Batch], float]:
         return body(self._step, engine, self._trained)
 
-    def leased_engine(self, strategy: str, master: MasterSession) -> LeasedEngine:
-        train = self.config.train
-        if strategy == "local":
-            return LocalEngine(KerasReplica(self._trained, train.seed), status=master.progress)
-        served = ServedKerasModel(self._trained, self._step.call, local_steps=train.local_steps)
-        engine = ServersEngine(
-            served, config=self.config, token=os.environ[ENV_TOKEN], status=master.progress,
-            resolve=master.resolve,
-        )  # fmt: skip
-        master.heartbeat.on_servers = engine.follow
-        return engine
+    def replica(self) -> KerasReplica:
+        return KerasReplica(self._trained, self.config.train.seed)
 
-    def ring_engine(self, master: MasterSession, space: TaskSpace) -> RingEngine:
+    def served(self) -> ServedKerasModel:
+        local_steps = self.config.train.local_steps
+        return ServedKerasModel(self._trained, self._step.call, local_steps=local_steps)
+
+    def replicated(self, host: str) -> tuple[ReplicatedModel, StreamListener]:
         trained = self._trained
         if trained.tables:
             raise ContractError(
@@ -153,14 +142,8 @@ class KerasModelFile(UserModel):
                 "of tf_compat embeddings are not summed over a ring; use --strategy ps, or "
                 "keras.layers.Embedding"
             )
-        meeting = StreamListener(own_host(master), os.environ[ENV_TOKEN])
-        replica = KerasReplica(trained, self.config.train.seed)
-        engine = RingEngine(
-            ReplicatedModel(trained, replica, meeting), MasterRendezvous(master, meeting),
-            watermarks=partial(watermarks, space),
-        )  # fmt: skip
-        master.heartbeat.on_broken_ring = engine.membership.interrupt
-        return engine
+        meeting = StreamListener(host, os.environ[ENV_TOKEN])
+        return ReplicatedModel(trained, self.replica(), meeting), meeting
 
     def batches(self, records: TaskRecords, data: Pass, space: TaskSpace) -> TaskBatches:
         make = partial(self.feeder.batch, shard=space.task(0).shard)

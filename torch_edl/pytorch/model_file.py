@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -12,17 +11,11 @@ from typing import Any
 import torch
 
 from torch_edl.config import JobConfig
-from torch_edl.config.environment import ENV_TOKEN
 from torch_edl.data.passes import Pass
 from torch_edl.data.task_reader import TaskRecords
 from torch_edl.data.task_space import TaskSpace
-from torch_edl.engine.local import LocalEngine
-from torch_edl.engine.ring.engine import RingEngine
-from torch_edl.engine.ring.rendezvous import MasterRendezvous, own_host
-from torch_edl.engine.servers.engine import ServersEngine
 from torch_edl.errors import ContractError
-from torch_edl.interfaces import Batch, Engine, LeasedEngine
-from torch_edl.master_client.session import MasterSession
+from torch_edl.interfaces import Batch, Engine
 from torch_edl.nn.embedding import Table
 from torch_edl.nn.model_tables import check_shared, set_defaults, swap_large, tables_of
 from torch_edl.pytorch.batches import Batches
@@ -33,7 +26,6 @@ from torch_edl.pytorch.ring.process_group import StoreServer
 from torch_edl.pytorch.ring.reducer import ReplicatedTorchModel as ReplicatedModel
 from torch_edl.pytorch.servers.served import ServedTorchModel
 from torch_edl.pytorch.step import Step, contract_body
-from torch_edl.training.lockstep import watermarks
 from torch_edl.training.user_model import UserModel
 from torch_edl.wire import master_pb2 as pb
 
@@ -113,35 +105,24 @@ class ModelFile(UserModel):
     def body(self, engine: Engine) -> Callable[[Batch], float]:
         return contract_body(self._step, engine, self.optimizer, self.scheduler)
 
-    def leased_engine(self, strategy: str, master: MasterSession) -> LeasedEngine:
-        status = master.progress
-        if strategy == "local":
-            return LocalEngine(self._replica(), status=status)
-        served = ServedTorchModel(
+    def replica(self) -> Replica:
+        stateful = [] if self.scheduler is None else [self.scheduler]
+        return Replica(self.model, [self.optimizer], stateful)
+
+    def served(self) -> ServedTorchModel:
+        return ServedTorchModel(
             self.model, self.optimizer, self.scheduler, forward=self._step.forward,
             local_steps=self.config.train.local_steps,
         )  # fmt: skip
-        engine = ServersEngine(
-            served, config=self.config, token=os.environ[ENV_TOKEN], status=status,
-            resolve=master.resolve,
-        )  # fmt: skip
-        master.heartbeat.on_servers = engine.follow
-        return engine
 
-    def ring_engine(self, master: MasterSession, space: TaskSpace) -> RingEngine:
+    def replicated(self, host: str) -> tuple[ReplicatedModel, StoreServer]:
         tables = [n for n, m in self.model.named_modules() if isinstance(m, Table)]
         if tables:
             raise ContractError(
                 f"{self.contract.path}: {', '.join(tables)}: rows of torch_edl.nn embeddings are "
                 "not summed over a ring; use --strategy ps, or torch.nn.Embedding"
             )
-
-        rendezvous = MasterRendezvous(master, StoreServer(own_host(master)))
-        engine = RingEngine(
-            ReplicatedModel(self._replica()), rendezvous, watermarks=partial(watermarks, space)
-        )
-        master.heartbeat.on_broken_ring = engine.membership.interrupt
-        return engine
+        return ReplicatedModel(self.replica()), StoreServer(host)
 
     def batches(self, records: TaskRecords, data: Pass, space: TaskSpace) -> Batches:
         config = self.config.data
@@ -151,7 +132,3 @@ class ModelFile(UserModel):
             "pin_memory": config.pin_memory,
         }
         return Batches(records, data, space.pieces, options)
-
-    def _replica(self) -> Replica:
-        stateful = [] if self.scheduler is None else [self.scheduler]
-        return Replica(self.model, [self.optimizer], stateful)

@@ -7,15 +7,23 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Callable
+from functools import partial
 
+from torch_edl.config.environment import ENV_TOKEN
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.data.tasks import TaskPrefetcher
+from torch_edl.engine.local import LocalEngine
+from torch_edl.engine.ring.engine import RingEngine
+from torch_edl.engine.ring.rendezvous import MasterRendezvous, own_host
+from torch_edl.engine.servers.engine import ServersEngine
 from torch_edl.errors import DismissedError, ServersLostError
+from torch_edl.interfaces import LeasedEngine
 from torch_edl.master_client.leases import HeldLease, LeaseClient
 from torch_edl.master_client.session import MasterSession
 from torch_edl.training.leased import LeasedUpdates
-from torch_edl.training.lockstep import FileUpdates
+from torch_edl.training.lockstep import FileUpdates, watermarks
 from torch_edl.training.loop import Meter, loop, run_body
 from torch_edl.training.one_off import OneOffTasks
 from torch_edl.training.user_model import UserModel
@@ -41,12 +49,12 @@ def run(file: UserModel, master: MasterSession, start: pb.Start) -> None:
     if start.strategy == "allreduce":
         shards = [Shard(s.name, s.records, s.size, s.mtime_ns) for s in start.shards]
         space = TaskSpace.for_training(shards, file.config)
-        ring = file.ring_engine(master, space)
+        ring = _ring_engine(file, master, space)
         one_off = OneOffTasks(file, ring, leases, master)
         source = FileUpdates(file, ring, space, tasks, one_off, master)
         body, close, batches = file.body(ring), ring.close, loop(ring, source, Meter())
     else:
-        engine = file.leased_engine(start.strategy, master)
+        engine = _leased_engine(file, start.strategy, master)
         one_off = OneOffTasks(file, engine, leases, master)
         source = LeasedUpdates(
             engine, tasks, leases, master, one_off=one_off, call_back=file.call_back
@@ -79,3 +87,23 @@ def run(file: UserModel, master: MasterSession, start: pb.Start) -> None:
         source.close()
         one_off.close()
         close()
+
+
+def _leased_engine(file: UserModel, strategy: str, master: MasterSession) -> LeasedEngine:
+    if strategy == "local":
+        return LocalEngine(file.replica(), status=master.progress)
+    engine = ServersEngine(
+        file.served(), config=file.config, token=os.environ[ENV_TOKEN], status=master.progress,
+        resolve=master.resolve,
+    )  # fmt: skip
+    master.heartbeat.on_servers = engine.follow
+    return engine
+
+
+def _ring_engine(file: UserModel, master: MasterSession, space: TaskSpace) -> RingEngine:
+    model, meeting = file.replicated(own_host(master))
+    engine = RingEngine(
+        model, MasterRendezvous(master, meeting), watermarks=partial(watermarks, space)
+    )
+    master.heartbeat.on_broken_ring = engine.membership.interrupt
+    return engine

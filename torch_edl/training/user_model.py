@@ -14,10 +14,11 @@ from torch_edl.data.feeder import Feeder
 from torch_edl.data.passes import Pass, Span
 from torch_edl.data.task_reader import TaskRecords
 from torch_edl.data.task_space import Shard, TaskSpace
-from torch_edl.engine.ring.engine import RingEngine
+from torch_edl.engine.replica import ModelReplica
+from torch_edl.engine.ring.replicated import MeetingPlace, Replicated
+from torch_edl.engine.servers.served import ServedModel
 from torch_edl.errors import ContractError, describe_error
-from torch_edl.interfaces import Batch, Engine, LeasedEngine
-from torch_edl.master_client.session import MasterSession
+from torch_edl.interfaces import Batch, Engine
 from torch_edl.training.contract.functions import UserFunctions
 from torch_edl.training.task_results import Values
 from torch_edl.wire import master_pb2 as pb
@@ -140,15 +141,19 @@ class UserModel(ABC):
         """
 
     @abstractmethod
-    def leased_engine(self, strategy: str, master: MasterSession) -> LeasedEngine:
-        """Return the engine of the strategy ``local`` or ``ps``."""
+    def replica(self) -> ModelReplica:
+        """Return the model as this process holds it, for the strategy ``local``."""
 
     @abstractmethod
-    def ring_engine(self, master: MasterSession, space: TaskSpace) -> RingEngine:
-        """Return the engine of the strategy ``allreduce``.
+    def served(self) -> ServedModel:
+        """Return the model as it is trained on parameter servers."""
+
+    @abstractmethod
+    def replicated(self, host: str) -> tuple[Replicated, MeetingPlace]:
+        """Return the model as a member of a ring trains it, and where the members meet.
 
         Args:
-            space: the training tasks, which determine the order of the records.
+            host: address of this machine for the other members.
 
         Raises:
             ContractError: the model has tables.
