@@ -132,6 +132,7 @@ class LeasedTasks:
         self._leases = leases
         self._prepare = prepare
         self._clock = clock
+        self._preparing = threading.Lock()  # held while a task is prepared
         self._changed = threading.Condition()  # guards the attributes below
         self._answers: deque[_Leased | Item] = deque()
         self._pace = TaskDuration()
@@ -163,10 +164,13 @@ class LeasedTasks:
     def _prepared(self, lease: HeldLease, incarnation: int) -> Item:
         if lease.kind not in MODES:
             return ModelTask(lease)
-        try:
-            return RecordTask(lease, self._prepare(lease), incarnation)
-        except Exception as error:
-            return TaskFailed(error, lease)
+        with self._preparing:
+            try:
+                if self._stopped:
+                    raise RuntimeError("nobody takes this task any more")
+                return RecordTask(lease, self._prepare(lease), incarnation)
+            except Exception as error:
+                return TaskFailed(error, lease)
 
     def give_up(self) -> None:
         """Return all tasks that were not taken to the master, and lease none until the next
@@ -266,7 +270,6 @@ class TaskPrefetcher(LeasedTasks):
     def __init__(self, leases: LeaseClient, prepare: Prepare) -> None:
         super().__init__(leases, prepare)
         self._items: queue.Queue[Item] = queue.Queue(maxsize=1)
-        self._preparing = threading.Lock()
         self._preparer = threading.Thread(target=self._prepare_all, name=_THREAD, daemon=True)
 
     def start(self) -> None:
@@ -305,9 +308,3 @@ class TaskPrefetcher(LeasedTasks):
                 with contextlib.suppress(queue.Full):
                     self._items.put(item, timeout=_LOOK_S)
                     break
-
-    def _prepared(self, lease: HeldLease, incarnation: int) -> Item:
-        with self._preparing:
-            if self._stopped:
-                return TaskFailed(RuntimeError("nobody takes this task any more"), lease)
-            return super()._prepared(lease, incarnation)
