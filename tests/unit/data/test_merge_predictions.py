@@ -31,32 +31,24 @@ def save(folder: Path, task: int, **arrays: np.ndarray) -> None:
     np.savez(folder / f"part-{task:012d}.npz", **arrays)
 
 
-def test_npz(parts: Path, tmp_path: Path) -> None:
-    output = tmp_path / "out.npz"
-    assert merge(parts, output, tasks=3) == 8
-    with np.load(output) as got:
+def test_rows_are_in_the_order_of_the_tasks(parts: Path, tmp_path: Path) -> None:
+    for suffix in (".npz", ".parquet", ".csv"):
+        assert merge(parts, tmp_path / f"out{suffix}", tasks=3) == 8
+    score = np.arange(8, dtype=np.float32)
+    with np.load(tmp_path / "out.npz") as got:
         assert sorted(got) == ["probs", "score"]
-        np.testing.assert_array_equal(got["score"], np.arange(8, dtype=np.float32))
-        np.testing.assert_array_equal(got["probs"][:, 1], -np.arange(8, dtype=np.float32))
+        np.testing.assert_array_equal(got["score"], score)
+        np.testing.assert_array_equal(got["probs"], np.stack([score, -score], 1))
         assert got["probs"].dtype == np.float32
-
-
-def test_parquet_has_lists_of_fixed_length(parts: Path, tmp_path: Path) -> None:
-    output = tmp_path / "out.parquet"
-    merge(parts, output, tasks=3)
-    table = pyarrow.parquet.read_table(output)
-    assert table.column_names == ["score", "probs"]
-    assert table["score"].to_pylist() == [float(i) for i in range(8)]
-    assert table["probs"].to_pylist() == [[float(i), float(-i)] for i in range(8)]
-
-
-def test_csv_has_a_column_per_element(parts: Path, tmp_path: Path) -> None:
-    output = tmp_path / "out.csv"
-    merge(parts, output, tasks=3)
-    lines = output.read_text().splitlines()
-    assert lines[0] == '"score","probs_0","probs_1"'
-    assert pyarrow.csv.read_csv(output)["probs_1"].to_pylist() == [-i for i in range(8)]
-    assert len(lines) == 9
+    # Lists of fixed length, and a column for each element.
+    table = pyarrow.parquet.read_table(tmp_path / "out.parquet")
+    assert table.to_pydict() == {
+        "score": score.tolist(),
+        "probs": [[i, -i] for i in score.tolist()],
+    }
+    table = pyarrow.csv.read_csv(tmp_path / "out.csv")
+    assert table.column_names == ["score", "probs_0", "probs_1"]
+    assert table["probs_1"].to_pylist() == [-i for i in range(8)]
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".parquet", ".csv"])
@@ -115,13 +107,9 @@ def test_parts_that_do_not_fit_are_refused_and_nothing_is_written(
     assert sorted(p.name for p in tmp_path.iterdir()) == [output.name, "parts"]
 
 
-def test_rows_may_be_as_many_as_they_are_but_no_task_may_lack(parts: Path, tmp_path: Path) -> None:
-    assert merge(parts, tmp_path / "out.npz", tasks=3) == 8
+def test_a_missing_and_a_damaged_part_are_named(parts: Path, tmp_path: Path) -> None:
     with pytest.raises(JobFailedError, match="3 parts of 4 tasks"):
         merge(parts, tmp_path / "out.npz", tasks=4)
-
-
-def test_a_damaged_part_is_named(parts: Path, tmp_path: Path) -> None:
     part = parts / "part-000000000009.npz"
     part.write_bytes(part.read_bytes()[:100])
     with pytest.raises(JobFailedError, match=r"part-000000000009\.npz: damaged"):

@@ -121,11 +121,6 @@ def _parsed(text: str) -> datetime.datetime:
 _EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)
 
 
-def open_object(url: str, expect: Stamp | None = None) -> ObjectBytes:
-    """Implements :meth:`torch_edl.interfaces.source.Storage.open_object`."""
-    return ObjectBytes(url, expect)
-
-
 class ObjectBytes:
     """Implements :class:`~torch_edl.interfaces.source.StoredBytes`. Bytes that were read are known
     to match the stamp only after :meth:`close` has returned."""
@@ -176,6 +171,10 @@ class ObjectBytes:
 
     def close(self) -> None:
         self.check()
+
+
+open_object = ObjectBytes
+"""Implements :meth:`torch_edl.interfaces.source.Storage.open_object`."""
 
 
 def matching(pattern: str) -> list[str]:

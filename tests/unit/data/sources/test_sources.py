@@ -258,13 +258,6 @@ def test_a_scheme_of_a_package_of_sqlalchemy_is_one(monkeypatch: pytest.MonkeyPa
     assert url_type("clickhouse2://h/d#table=t&key=id") is None
 
 
-def test_the_entry_point_of_all_schemes_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(dialects, "_dialects", lambda: asked.append("") or frozenset(["x"]))
-    assert url_type("x://h/d#table=t&key=id")
-    assert len(asked) == 1
-
-
 def test_files_and_objects_may_have_a_number_sign_in_their_names(tmp_path: Path) -> None:
     path = tmp_path / "part#1.csv"
     path.write_text("n\n1\n2\n")
