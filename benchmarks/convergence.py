@@ -102,7 +102,7 @@ def train(
 
 
 def _await(job: subprocess.Popen[bytes], name: str, records: int) -> None:
-    """Waits until so many records are trained."""
+    """Wait until a number of records is trained."""
     deadline = time.monotonic() + _LIMIT_S
     while JobFolder(name).last_status().get("records", {"done": 0})["done"] < records:
         if job.poll() is not None or time.monotonic() > deadline:
@@ -119,7 +119,7 @@ def curve(status: dict[str, Any]) -> Curve:
 
 
 def _at(curve: Curve, records: int, part: int) -> float:
-    """Loss (1) or AUC (2) after so many records, between two evaluations in proportion."""
+    """Loss (1) or AUC (2) after a number of records, interpolated between two evaluations."""
     for (left, *before), (right, *after) in itertools.pairwise(curve):
         if left <= records <= right:
             weight = (records - left) / max(1, right - left)

@@ -109,7 +109,7 @@ class Job:
         self._log = folder / "log"
 
     def status(self) -> pb.GetStatusResponse:
-        """As the master tells."""
+        """Return the status from the master."""
         where = json.loads(self._where.read_text())
         stub = Stub(services.CONTROL, where["address"], where["token"])
         try:
@@ -126,7 +126,7 @@ class Job:
         }
 
     def wait_for_steps(self, count: int, after: float) -> dict[int, list[float]]:
-        """Until each worker has had so many steps after a time; returns these."""
+        """Wait until each worker has made a number of steps after a time, and return the steps."""
         while True:
             found = {
                 pid: [t for t in times if t > after] for pid, times in self.acknowledged().items()

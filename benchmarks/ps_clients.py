@@ -54,7 +54,7 @@ def client(server: Process, task: int, barrier: Any, end: Any, done: Any) -> Non
 
 
 def together(server: Process, pid: int, count: int, seconds: float, first: int) -> dict[str, Any]:
-    """Figures of so many clients at once."""
+    """Return the figures of several clients at once."""
     context = multiprocessing.get_context("spawn")
     barrier, end, done = context.Barrier(count + 1), context.Event(), context.Queue()
     clients = [

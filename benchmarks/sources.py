@@ -60,7 +60,7 @@ class Format:
     bare: Callable[[str], int] | None
     """Reads a file, and returns how many records; None: there is no library in Python."""
     use: Callable[[Any], int] = len
-    """What is done with the records of a task; their number."""
+    """Function that uses the records of a task and returns their number."""
 
     @property
     def task(self) -> int:

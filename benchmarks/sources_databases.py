@@ -4,7 +4,7 @@
 
 A table of a number, a text and a float, in the order of its key. `bare`: the driver's own reader
 gives the whole table as Arrow in one statement, `SELECT * FROM t ORDER BY id`. `tasks_of_2048` and
-`tasks_of_65536`: our source gives all of its rows in tasks of so many records, one after the
+`tasks_of_65536`: our source gives all of its rows in tasks of 65,536 records, one after the
 other, each by its range of keys and compared with what was counted; `bare_of_N` is the driver
 alone with the same statements. Nothing is kept in memory between two passes. `ratio_N` and
 `ratio_of_whole_N`: of ours to these two. `open_s`: until the source is counted. PostgreSQL is a
@@ -63,7 +63,7 @@ def seconds(work: Callable[[], int], rows: int) -> float:
 
 
 def in_tasks(source: Source, records: int) -> int:
-    """Reads all records, so many at once."""
+    """Read all records in parts of a fixed size."""
     return sum(
         len(source.read(start, min(start + records, source.count)))
         for start in range(0, source.count, records)

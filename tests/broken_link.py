@@ -18,7 +18,7 @@ class BrokenLink:
         breaks: connections that were reset.
 
     Args:
-        every: of so many connections one has a share only, the others have no end.
+        every: one of this number of connections transfers a part only; the others have no end.
     """
 
     def __init__(self, server_port: int, share: int | None = None, every: int = 1) -> None:

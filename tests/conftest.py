@@ -26,7 +26,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 @pytest.fixture
 def etcd(tmp_path: Path) -> Iterator[Etcd]:
-    """Of this test alone, which may hurt it."""
+    """An etcd of this test alone, which may hurt it."""
     server = Etcd(tmp_path)
     yield server
     server.kill()

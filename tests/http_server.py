@@ -36,7 +36,7 @@ class HttpServer(ObjectServer):
         del os.environ[_FOLDER]
 
     def requests(self) -> list[str]:
-        """As of every server, from itself: its log is behind its answers."""
+        """Ask the server itself for its requests, since its log is behind its answers."""
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with direct.open(f"{self.url}/asked") as answer:
             return [str(each) for each in json.load(answer)]

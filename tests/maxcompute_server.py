@@ -56,7 +56,7 @@ class MaxCompute:
 
     @property
     def is_real(self) -> bool:
-        """Whether it is a project of MaxCompute."""
+        """True for a project of MaxCompute itself."""
         return self._process is None
 
     def url(self, table: str, partition: str = "") -> str:

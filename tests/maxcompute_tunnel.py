@@ -32,7 +32,7 @@ numbers = itertools.count()
 
 
 def framed(content: bytes) -> bytes:
-    """As the tunnel sends bytes: chunks, each with a checksum, the last with one of everything."""
+    """Return bytes as the tunnel sends them: chunks with a checksum each, and one of everything."""
     parts = [struct.pack("!I", CHUNK)]
     end = len(content) // CHUNK * CHUNK
     for at in range(0, end, CHUNK):

@@ -32,7 +32,7 @@ _SERVER_STARTS_S = 0.7
 _LONG_POLL_S = 2.0  # how long the service lets a call wait
 
 
-_FILES = 16  # the records are spread over so many
+_FILES = 16  # files of the records
 # Of the workers; and of master and servers, which nothing else preempts.
 _PRIORITY, _RESERVED_PRIORITY = 10, 50
 
@@ -44,7 +44,7 @@ class JobSpec:
     name: str
     records: int
     records_per_s: float
-    """Of one worker."""
+    """Records that one worker trains in a second."""
     max_workers: int
     min_workers: int = 1
     servers: int = 4
@@ -60,7 +60,7 @@ class JobSpec:
 
     @property
     def cpus(self) -> int:
-        """Of the whole job."""
+        """Number of CPUs of the whole job."""
         return 1 + self.servers + self.max_workers
 
 
@@ -318,7 +318,7 @@ class World:
         self.clock = Clock()
         self.usage = Usage(self.clock)
         self.meter = Meter()
-        """Of the masters of all jobs."""
+        """Counts the work of the masters of all jobs."""
         self.rng = random.Random(seed)
         self.kubelets = Kubelets(self.clock, self.rng, pull_s=pull_s)
         self.scheduler = Scheduler(self.clock, machines, self.kubelets, self.usage)

@@ -89,7 +89,7 @@ class Pod:
     terminate: Callable[[Pod], None]
     """SIGTERM: the process has a grace period in which it may end by itself."""
     kill: Callable[[Pod], None] = lambda pod: None
-    """SIGKILL, or the machine is gone: nothing of the process happens any more."""
+    """SIGKILL, or the machine is gone: the process does nothing from then on."""
     ended: Callable[[End], None] = lambda end: None
     """Is called when the pod is gone."""
     group: str = ""

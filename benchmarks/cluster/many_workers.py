@@ -62,7 +62,7 @@ class Spot:
         notice_s: between the word that a machine is taken and its end.
         unannounced: the share of machines that end without a word.
         back_s: mean of the time until the successor is there, exponential.
-        running: whether anything is to happen any more.
+        running: whether there is still something to do.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ COLOURS = ("#4c72b0", "#dd8452", "#55a868", "#8172b3", "#c44e52", "#937860", "#d
 
 
 def figure(rows: int, *, title: str, share: bool = True) -> tuple[Any, Sequence[Any]]:
-    """A figure with so many diagrams, one below the other; ``share``: with the same time axis."""
+    """A figure with several diagrams, one below the other; ``share``: with the same time axis."""
     try:
         import matplotlib
     except ImportError as error:

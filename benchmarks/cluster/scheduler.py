@@ -43,7 +43,7 @@ class Scheduler:
         self._cycling = False
         self.preempted = 0
         self.waited_s: dict[str, list[float]] = {}
-        """Of the pods of each user: seconds from submission to placement."""
+        """Seconds from submission to placement of the pods, by user."""
         for machine in machines:
             self.add(machine)
 
@@ -51,7 +51,7 @@ class Scheduler:
 
     @property
     def cpus(self) -> int:
-        """Of all machines."""
+        """Number of CPUs of all machines."""
         return sum(machine.cpus for machine in self.machines.values())
 
     def add(self, machine: Machine) -> None:
@@ -73,7 +73,7 @@ class Scheduler:
     # ---- pods ----
 
     def hold(self, group: str, cpus: int) -> None:
-        """The pods of a group are placed only when so many CPUs are free for it at once (gang
+        """The pods of a group are placed only when there are CPUs for all of them at once (gang
         scheduling); groups are served in their order."""
         self._waiting_groups[group] = cpus
         self._admit()

@@ -36,7 +36,7 @@ class Usage:
         self.series: dict[str, Series] = {"bound": {}, "busy": {}}
 
     def add(self, counter: CPUs, user: str, cpus: float) -> None:
-        """A user has so many CPUs more, or less."""
+        """Add CPUs to those of a user; a negative number removes them."""
         self._integrate()
         counter[user] += cpus
 
@@ -49,7 +49,7 @@ class Usage:
                 total[user] += cpus * elapsed
 
     def sample(self) -> bool:
-        """Appends the state of now to the series."""
+        """Append the current state to the series."""
         self._integrate()
         self.times.append(self._clock.now)
         for kind, users in (("bound", self.bound), ("busy", self.busy)):

@@ -116,7 +116,7 @@ class Worker:
         job.clock.after(job.rng.uniform(*_IMPORT_S), self._register)
 
     def terminate(self, pod: Pod) -> None:
-        """SIGTERM: says so, finishes its update, returns its tasks, and ends."""
+        """Handle SIGTERM: announce the end, finish the update, return the tasks, and end."""
         if self._leaving or self._gone:
             return
         if not self._leases.incarnation:  # it has nothing that it would have to return
@@ -127,7 +127,7 @@ class Worker:
         self._leave()
 
     def kill(self, pod: Pod) -> None:
-        """Nothing more is heard of it; what it has pushed stays on the servers."""
+        """Fall silent; what the worker has pushed stays on the servers."""
         self._push_done()
         self._vanish()
 
@@ -275,7 +275,7 @@ class Worker:
             self._push(self._pushed())
 
     def _push(self, last: int) -> TaskResult:
-        """Pushes the records up to ``last``, and lets go of the task."""
+        """Push the records up to ``last``, and release the task."""
         assert self._current is not None
         task, self._current = self._current, None
         if last > task.offset:

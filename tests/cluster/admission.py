@@ -81,7 +81,7 @@ def _pod(spec: Object) -> None:
 
 
 def _tolerate_short_losses(spec: Object) -> None:
-    """As the admission plugin DefaultTolerationSeconds: a pod leaves a node that is lost only
+    """Do what the admission plugin DefaultTolerationSeconds does: a pod leaves a lost node only
     after five minutes, unless the pod says something else."""
     tolerations = spec.setdefault("tolerations", [])
     for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"):

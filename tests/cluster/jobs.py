@@ -202,7 +202,7 @@ class Namespace:
         self.wait_for(lambda: self.left_of(job) == [])
 
     def evict(self, name: str) -> None:
-        """As a drained node, or a scheduler in need of the place, does it."""
+        """Evict a pod, as a drained node or a scheduler that needs the place does."""
         with contextlib.suppress(ApiException):
             self.core.create_namespaced_pod_eviction(name, self.name, {"metadata": {"name": name}})
 

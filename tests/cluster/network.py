@@ -92,7 +92,7 @@ class PodNetwork:
             subprocess.run(["nft", "-f", "-"], input=rules, text=True, check=True)
 
     def cut_off(self) -> None:
-        """Nothing reaches the pod any more, nor leaves it: no word of the end of a connection."""
+        """Cut the pod off: no packet reaches or leaves it, and no connection ends."""
         _ip(f"link set {self._cable} down")
 
     def close(self) -> None:

@@ -103,7 +103,7 @@ class PodFiles:
             self._share(folder)
 
     def _share(self, folder: Path) -> None:
-        """As the kubelet gives a volume to ``fsGroup``; without one everybody may write."""
+        """Give the folder to ``fsGroup`` as the kubelet does; without one all users may write."""
         if self._group is not None and os.getuid() == 0:
             try:
                 os.chown(folder, -1, self._group)
@@ -232,7 +232,7 @@ async def copy_log(output: asyncio.StreamReader | None, path: Path) -> None:
 
 
 def last_lines(log: Path) -> str:
-    """As they are in the status of a container that has failed."""
+    """Return the lines that the status of a failed container has."""
     with open(log, "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - 2 * _LAST_BYTES))
         lines = file.read().splitlines(keepends=True)[-_LAST_LINES:]

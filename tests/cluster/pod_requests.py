@@ -184,7 +184,7 @@ def disrupt(store: Store, pod: Object, reason: str, message: str) -> None:
 
 
 def set_condition(thing: Object, kind: str, value: str, reason: str, message: str) -> None:
-    """Of the status of an object."""
+    """Set a condition in the status of an object."""
     conditions = thing["status"].setdefault("conditions", [])
     old = next((c for c in conditions if c["type"] == kind), None)
     same = old is not None and old["status"] == value

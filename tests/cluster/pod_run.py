@@ -49,7 +49,7 @@ class Machine:
         folder: for the pods.
         own_users: see :func:`tests.cluster.network.enter_cluster`.
         pulled: (node, image) of images that are there.
-        lost: since when nothing is heard of a node.
+        lost: the time since which a node is silent.
         image_env: variables of every image.
         zygote: forks the containers that it can.
     """
@@ -110,7 +110,7 @@ class PodRun:
         asyncio.get_running_loop().call_later(grace_s, self._kill)
 
     def vanish(self) -> None:
-        """The node is lost: the processes are killed, and nobody says so."""
+        """Lose the node: the processes are killed, and no status changes."""
         self.has_vanished = True
         self._kill()
         self.task.cancel()
@@ -362,7 +362,7 @@ class PodRun:
     # What the node says about the pod
 
     def _change(self, change: Callable[[Object], None]) -> None:
-        """Of the status, if the pod is still there and the node can still say something."""
+        """Change the status, if the pod still exists and the node can still report."""
         found = self._store.find(PODS, namespace_of(self._pod), name_of(self._pod))
         if found is None or found["metadata"]["uid"] != self.uid or self.has_vanished:
             return
@@ -372,7 +372,7 @@ class PodRun:
         self._store.update(PODS, namespace_of(self._pod), name_of(self._pod), change)
 
     def say_all(self) -> None:
-        """The node is heard again."""
+        """The node reports again."""
         unsaid, self._unsaid = self._unsaid, []
         for change in unsaid:
             self._change(change)

@@ -13,7 +13,7 @@ from tests.cluster.selectors import match_labels
 
 @dataclass
 class Decisions:
-    """What is to be done.
+    """Placements and preemptions that follow from the state of the cluster.
 
     Args:
         bound: a node's name for the uid of a pod.

@@ -40,7 +40,7 @@ def check_schema(kind: Kind, thing: Object) -> None:
 
 
 def _problem(wanted: str, value: Any, path: str) -> tuple[str, str]:
-    """What is wrong below ``path``, and where; empty if all is well."""
+    """Return the first problem below ``path`` and its place; empty if there is none."""
     if value is None or wanted == "object":
         return "", ""
     if found := _LIST.match(wanted):

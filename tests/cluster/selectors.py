@@ -15,7 +15,7 @@ _EQUAL = re.compile(r"^\s*([^=!\s]+)\s*(==|=|!=)\s*([^=!\s]*)\s*$")
 
 
 def label_selector(text: str) -> Matches:
-    """Of ``labelSelector=``: ``a=b,c!=d,e in (f,g),h,!i``."""
+    """Parse ``labelSelector=``: ``a=b,c!=d,e in (f,g),h,!i``."""
     terms = [_label_term(term) for term in re.split(r",(?![^(]*\))", text) if term.strip()]
     return lambda thing: all(term(thing["metadata"].get("labels") or {}) for term in terms)
 
@@ -68,7 +68,7 @@ _FIELDS = {
 
 
 def field_selector(text: str) -> Matches:
-    """Of ``fieldSelector=``: ``status.phase=Running,metadata.name!=a``."""
+    """Parse ``fieldSelector=``: ``status.phase=Running,metadata.name!=a``."""
     terms = [_field_term(term) for term in text.split(",") if term.strip()]
     return lambda thing: all(term(thing) for term in terms)
 

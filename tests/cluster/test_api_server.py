@@ -33,7 +33,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, machine: None) -> Iterator
 
 @pytest.fixture
 def namespace(cluster: Cluster) -> str:
-    """Of the test alone, all faults cleared."""
+    """A namespace of this test alone; all faults are cleared."""
     cluster.heal()
     return cluster.make_namespace()
 
@@ -336,7 +336,7 @@ def test_a_restarted_server_is_away_and_then_forbids_everything(
     core: client.CoreV1Api, cluster: Cluster, namespace: str
 ) -> None:
     def code() -> int:
-        """Of the answer; 0: there is none."""
+        """Return the status of the answer; 0 without an answer."""
         try:
             core.list_namespaced_pod(namespace)
         except ApiException as refused:

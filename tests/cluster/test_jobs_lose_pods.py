@@ -214,7 +214,7 @@ def test_workers_share_pods_and_are_lost_alone_and_together(
     def log() -> str:
         return namespace.edl("logs", JOB, "--role", "worker", "--id", "4").stdout
 
-    job.wait_for(lambda: "worker-4 INFO" in log())  # it says so when it has imported torch
+    job.wait_for(lambda: "worker-4 INFO" in log())  # logged after the import of torch
     assert "worker-0" not in log()
     # The next master finds them all.
     [master] = namespace.running(JOB, "master")

@@ -168,7 +168,7 @@ def test_the_next_master_takes_over_what_is_there(place: Place) -> None:
     second = place.launcher()
     known = [Known(role="worker", id=id, ran=id == 4) for id in (0, 1, 2, 4)]
     taken = second.adopt([*known, Known(role="ps", id=0, started_as="worker-3")])
-    # Of worker-2 nobody knows that it ever ran; what worker-4 had is lost.
+    # It is unknown whether worker-2 ever ran; what worker-4 had is lost.
     assert [role_id for role_id, each in taken.items() if each is None] == [("worker", 2)]
     events: list[ProcessEvent] = []
 

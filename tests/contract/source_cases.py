@@ -72,7 +72,7 @@ class Case:
     url: Callable[[Path], str] | None = None
     """The name of what was written, where that is not the path."""
     content: Callable[[bytes], bytes] = bytes
-    """What is in a file, in which offsets count."""
+    """Function from a file to the content in which offsets count."""
 
 
 def recordio(dialect: str, compressor: str) -> Case:

@@ -199,7 +199,7 @@ def test_a_compressed_object_that_changes_before_it_is_unpacked(
 
 
 def test_a_copy_on_this_machine_needs_no_request(s3: S3Server) -> None:
-    """What is unpacked is of the content that was counted, whatever the store has by now."""
+    """The unpacked file has the content that was counted, whatever the store has now."""
     url = put("s3://data/copied.csv.gz", gzip.compress(numbers(1000)))
     source = open_source(url)
     before = len(s3.requests())

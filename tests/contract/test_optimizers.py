@@ -88,7 +88,7 @@ def dtype(kind: str) -> torch.dtype:
 
 
 def gradients(shape: tuple[int, ...], seed: int = 0) -> list[np.ndarray]:
-    """Of very different sizes, with zeros among them."""
+    """Return gradients of very different sizes, with zeros among them."""
     rng = np.random.default_rng(seed)
     values = rng.standard_normal((STEPS, *shape)) * rng.choice([1e-3, 1, 10, 0], (STEPS, *shape))
     return list(values.astype(np.float32))

@@ -117,7 +117,7 @@ def test_tensorboard_has_scalars(place: Any, trained: Any) -> None:
 def test_evaluate_gives_the_metrics_of_the_job(
     place: Any, digits: Path, trained: Any, saved: str
 ) -> None:
-    """Of the output folder, and of the newest checkpoint; there is nothing but JSON on stdout."""
+    """For the output folder and for the newest checkpoint; stdout has nothing but JSON."""
     done = place(
         f"evaluate %/mnist/model.py --from {saved} --data {digits}/test.recordio --json "
         "--batch-size 100 --records-per-task 100"
@@ -178,7 +178,7 @@ def test_a_worker_alone_computes_the_bits_of_a_plain_loop(place: Any) -> None:
 
 
 def test_sync_averages_exactly(place: Any) -> None:
-    """Of an odd number of pushes, the last one makes an update alone.
+    """With an odd number of pushes, the last one makes an update alone.
 
     Which one that is each server finds for itself, by what arrives last.
     """

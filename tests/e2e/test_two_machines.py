@@ -53,7 +53,7 @@ class Ear:
                     self._heard += frame
 
     def close(self) -> bytes:
-        """What was heard."""
+        """Return the messages that were received."""
         self._ended = True
         self._thread.join()
         self._socket.close()

@@ -80,11 +80,11 @@ class Job:
         return folder / f"{name}-goes-on"
 
     def go_on(self) -> None:
-        """Nothing waits in the data any more."""
+        """Let the data continue."""
         self.gate.touch()
 
     def status(self) -> pb.GetStatusResponse:
-        """As the master tells; empty while there is none."""
+        """Return the status from the master; empty while there is none."""
         try:
             if self._stub is None:
                 where = json.loads((self.folder / "master.json").read_text())
@@ -115,7 +115,7 @@ class Job:
         return {p.pid for p in found if p.role == role and p.state == "running"}
 
     def kill(self, role: str, count: int = 1) -> None:
-        """SIGKILL to so many of them."""
+        """Send SIGKILL to some processes of a role."""
         for pid in self.pids(role)[:count]:
             os.kill(pid, signal.SIGKILL)
 
@@ -191,7 +191,7 @@ class Storming:
 
 
 class ModelJob(Job):
-    """Of the counting model; its data stop at the last record."""
+    """A job of the counting model; its data stop at the last record."""
 
     def __init__(
         self,

@@ -15,8 +15,8 @@ _IMPORT_S = 170.0  # of TensorFlow, at most, on a busy machine
 
 
 class RingJob(Job):
-    """Of one or two members, which take their time until :meth:`go_on`: a process that comes
-    imports for seconds, and finds the others training. The data stop at the last record.
+    """A job of one or two members, which train slowly until :meth:`go_on`: a new process imports
+    for seconds, and must find the others training. The data stop at the last record.
 
     Args:
         model: as ``counting_ring_model.py``.

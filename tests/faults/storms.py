@@ -19,7 +19,7 @@ class Storm:
 
     kind: str
     flags: Sequence[str]
-    """Of ``torch-edl run``."""
+    """Options of ``torch-edl run``."""
     quorum: int
     """Pushes that a server applies together; 1 unless the mode is sync."""
     plan: str

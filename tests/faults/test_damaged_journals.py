@@ -31,7 +31,7 @@ def flip(path: Path, bit: int, share: float = 0.5) -> None:
 
 
 def damage(job: Any, shard: Path, name: str, bit: int = 0, share: float = 0.5) -> None:
-    """Of all servers, while they are dead: no successor reads before."""
+    """Damage a journal while all servers are dead, so that no successor has read it before."""
     (master,) = job.pids("master")
     os.kill(master, signal.SIGSTOP)
     for pid in job.pids("ps"):

@@ -50,13 +50,13 @@ def test_workers_and_the_master_are_killed_in_the_pass(
 
 
 def parsed(table: pa.Table) -> dict[str, Any]:
-    """As the model file parses it."""
+    """Parse a table as the model file does."""
     numbers = table["n"].to_numpy()
     return {"word": [str(number & 63) for number in numbers.tolist()], "x": numbers / 7}
 
 
 class FittingJob(Job):
-    """Of the script; its pass waits at the last record."""
+    """A job of the script; its pass waits at the last record."""
 
     def __init__(self, folder: Path, name: str, flags: list[str]) -> None:
         self.told = folder / f"{name}-told"

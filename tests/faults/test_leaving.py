@@ -149,7 +149,7 @@ def test_while_servers_start(start: Callable[..., ModelJob]) -> None:
 
 @pytest.mark.slow
 def test_in_an_evaluation(start: Callable[..., ModelJob], tmp_path: Path) -> None:
-    """Of tasks that take longer than the grace period: others do them from the beginning."""
+    """Tasks that take longer than the grace period are done by other workers from the beginning."""
     records = pa.table({"n": range(80)})  # 64 of them take 4 s
     pq.write_table(records, tmp_path / "evaluated.parquet")
     job = start("--workers", "1", "--eval-data", str(tmp_path / "evaluated.parquet"))

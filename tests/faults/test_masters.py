@@ -105,7 +105,7 @@ def eval_metrics_fn():
 
 @pytest.mark.slow
 def test_evaluations_and_predictions_are_complete(tmp_path: Path, jobs: Any) -> None:
-    """Of jobs that do nothing else: each record counts once, and keeps its place."""
+    """In jobs that do nothing else, each record counts once and keeps its place."""
     (tmp_path / "echo.py").write_text(ECHO)
     (tmp_path / "n.csv").write_text("n\n" + "".join(f"{n}\n" for n in range(RECORDS)))
     said, output = tmp_path / "said.npz", tmp_path / "output"

@@ -34,7 +34,7 @@ def scale(job: ModelJob, *words: object) -> str:
 
 
 def moved(job: ModelJob, servers: int) -> None:
-    """Waits until so many servers are there, and workers train on them."""
+    """Wait until this number of servers runs, and workers train on them."""
     job.wait_for(lambda: running(job) == servers and job.status().servers_wanted == servers)
     done = job.done()
     job.wait_for(lambda: job.done() > done or job.done() >= RECORDS - 64)

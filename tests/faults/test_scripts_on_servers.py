@@ -24,7 +24,7 @@ PAUSE_S = 8.0
 
 
 class ScriptJob(Job):
-    """Of the counting script; its data stop at the last record of the first epoch."""
+    """A job of the counting script; its data stop at the last record of the first epoch."""
 
     def __init__(self, folder: Path, name: str, flags: list[str], delay_s: float) -> None:
         self.told = folder / f"{name}-told"

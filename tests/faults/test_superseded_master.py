@@ -44,7 +44,7 @@ class Asking(threading.Thread):
 
 
 def address_of(job: ModelJob) -> tuple[str, str]:
-    """Of the newest master, and the token of the job."""
+    """Return the address of the newest master, and the token of the job."""
     noted = json.loads((job.folder / "master.json").read_text())
     return noted["address"], noted["token"]
 

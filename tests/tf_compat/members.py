@@ -52,7 +52,7 @@ def first_ring(store: str, workers: Sequence[int]) -> pb.Ring:
 
 
 def part(first: int, records: int, batch: Batch | None, offset: int = 0) -> Update:
-    """A member's part of an update of so many records; None: it has none of them."""
+    """Return a member's part of the records of an update; None: the member has none."""
     one = Batch(None, None, 0) if batch is None else batch
     minibatch = Minibatch(0, first + offset, one.size, one)
     return Update(first, first + records, [minibatch], 1, records)
@@ -68,7 +68,7 @@ def run(engine: RingEngine, body: Callable[[Batch], float], update: Update) -> f
 
 
 def together(calls: Sequence[Callable[[], Any]], engines: Iterable[RingEngine] = ()) -> list[Any]:
-    """What each of them returns. If one raises, the engines wait for no member any more."""
+    """What each of them returns. If one raises, the engines no longer wait for any member."""
     with ThreadPoolExecutor(len(calls)) as pool:
         running = [pool.submit(call) for call in calls]
         done, _ = wait(running, return_when=FIRST_EXCEPTION)

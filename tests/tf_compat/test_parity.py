@@ -79,7 +79,7 @@ class Side:
             assert self.engine.commit(one)
         self.engine.acknowledged(wait=True)
         with self.engine.evaluating():
-            pass  # the parameters of now
+            pass  # the current parameters
         return losses
 
 
@@ -251,7 +251,7 @@ class Members:
 
 
 def plain_embedding(dim: int) -> torch.nn.Module:
-    """As the ring sums them: a table of ours lives on servers."""
+    """Return an embedding that a ring can sum, since a table of ours lives on servers."""
     made = torch.nn.Embedding(ROWS, dim)
     torch.nn.init.normal_(made.weight, std=0.03)
     return made
@@ -276,7 +276,7 @@ def torch_ring(name: str, make: Callable[..., Any]) -> Members:
 
 
 def keras_ring(name: str, make: Callable[[], Any], stack: ExitStack) -> Members:
-    """As above."""
+    """Start the members of a ring of Keras."""
     made, addresses = Members(), []
     contract = load_keras(str(EXAMPLES / name / "model_tf.py"))
     contract.model.__globals__["BUCKETS"] = BUCKETS

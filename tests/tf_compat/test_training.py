@@ -388,7 +388,7 @@ def test_the_penalties_of_a_model_are_in_its_loss() -> None:
 
 
 def test_an_id_that_comes_twice_in_a_minibatch_has_one_gradient() -> None:
-    """As on servers, in a ring and in torch; Keras would add the squares of both."""
+    """The squares are those of the sum, as on servers, in a ring and in torch; Keras adds both."""
     model = keras.Sequential([keras.Input((2,), dtype="int64"), L.Embedding(4, 1)])
     adagrad = keras.optimizers.Adagrad(1.0, initial_accumulator_value=0.0, epsilon=1e-12)
     job = Job(model, adagrad, lambda labels, predictions: tf.reduce_sum(predictions), [])

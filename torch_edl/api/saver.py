@@ -261,9 +261,7 @@ class Saver:
         """Raise CheckpointError if the master has replaced this process, so that an old process
         cannot overwrite the checkpoints of the current ring."""
         if self._rendezvous is not None and not self._rendezvous.may_commit():
-            raise CheckpointError(
-                "the master does not know this process any more, or does not answer"
-            )
+            raise CheckpointError("the master no longer knows this process, or does not answer")
 
     def write_output(self, engine: RingEngine, output: str, *, job: str) -> None:
         """Write the trained model on rank 0.

@@ -94,7 +94,7 @@ class ScriptWorkforce(Workforce):
         if request.worker_id >= 0:
             return request.worker_id, ()
         if self._lifecycle.ending:
-            raise UsageError(f"job {self._config.name} is over: no worker may join any more")
+            raise UsageError(f"job {self._config.name} is over: no further worker may join")
         events = []
         place = (request.node or request.host, request.local_rank)
         before = self._places.get(place)

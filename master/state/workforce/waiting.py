@@ -80,7 +80,7 @@ class Waiting:
             if told is None or told.over or not others:
                 return []
             told.over = True
-            return [Note("info", f"no {_PLURAL[kind]} wait any more")]
+            return [Note("info", f"no {_PLURAL[kind]} are waiting now")]
         # The process that has waited longest represents the others, which have the same needs.
         process = min(waiting, key=lambda each: each.waits_at or 0.0)
         cause = process.waits.partition(":")[0]

@@ -45,7 +45,7 @@ _JOIN_S = 100.0
 
 @dataclass(frozen=True)
 class Batch:
-    """What a worker last told of itself."""
+    """The last report of a worker."""
 
     pid: int
     rank: int
@@ -147,7 +147,7 @@ class RingJob:
         return self.agents[0].poll() is not None
 
     def wait_for(self, condition: Callable[[], object], timeout_s: float, what: str) -> bool:
-        """Whether it came about before the job was over."""
+        """Return whether the condition was met before the job was over."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             if self.over():

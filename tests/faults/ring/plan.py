@@ -38,7 +38,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Grown:
-    """The ring has so many members."""
+    """Wait until the ring has this number of members."""
 
     workers: int
 
@@ -121,7 +121,7 @@ class Plan:
     """One job and what happens to it."""
 
     workers: int = 3
-    """Of one machine: the maximum; the job continues with one."""
+    """Maximum number of workers on one machine; the job continues with one."""
     machines: int = 1
     """2: two workers on each, the second one in a network of its own."""
     later: bool = False

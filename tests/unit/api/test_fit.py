@@ -73,7 +73,7 @@ def test_fit_again_goes_on_in_another_order() -> None:
 
 
 def test_two_trainers_in_one_process() -> None:
-    """As when a cell of a notebook is run again, or two models are compared."""
+    """A cell of a notebook may be run again, or two models may be compared."""
     one, other = trainer(), trainer()
     fit(one)
     fit(other)

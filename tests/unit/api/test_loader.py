@@ -50,7 +50,7 @@ def test_files_have_a_length_too(jobs: Any, tmp_path: Path) -> None:
 
 
 def test_the_loop_of_pytorchs_mnist_example(jobs: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """As in github.com/pytorch/examples/mnist, with three lines changed."""
+    """The loop of github.com/pytorch/examples/mnist, with three lines changed."""
     job = jobs()
     model, optimizer = prepared(job)
     train_loader = job.loader(DATA, batch_size=4, shuffle=True, num_workers=0, pin_memory=False)

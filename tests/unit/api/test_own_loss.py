@@ -21,7 +21,7 @@ Y = (X.sum(1) > 0).long()
 
 
 class Texts(Dataset[dict[str, torch.Tensor]]):
-    """As a tokenizer and a collator give them."""
+    """Samples as a tokenizer and a collator return them."""
 
     def __len__(self) -> int:
         return RECORDS

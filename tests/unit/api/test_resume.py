@@ -36,7 +36,7 @@ def written(path: Path, numbers: Iterable[int]) -> str:
 
 
 def run(job: Job, dataset: Any, stop: int = 0, **options: Any) -> list[float]:
-    """Trains until so many updates are made; how often each record counted."""
+    """Train a number of updates, and return how often each record counted."""
     model = Count()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     job.prepare(model, optimizer)

@@ -82,7 +82,7 @@ def test_a_broken_step_changes_nothing_and_its_batch_comes_again() -> None:
 
 
 def lose_the_sum(engine: RingEngine) -> None:
-    """As if the last bytes of the sum had not come."""
+    """Break the reduction as if the last bytes of the sum had not arrived."""
     engine._reducer.fail("cut")
     engine._reducer.clear_gradients()
 
@@ -120,7 +120,7 @@ def test_members_that_differ_by_a_step_take_the_state_of_the_most_advanced() -> 
         ends = [each.hear() for each in [one.start(one_behind) for _ in range(2)]]
         assert ends[0][:3] == ends[1][:3]
         assert ends[0][0] == ends[0][2] == 6
-        # Each counted its part of all six, also who had to be told of one.
+        # Each counted its part of all six steps, also the member that lost one.
         assert ends[0][3] == ends[1][3] == 24
         assert ends[0][4] == ends[1][4] == [(0, True), (0, True)]
 

@@ -79,7 +79,7 @@ def test_a_script_may_leave_its_loop_and_come_back(
     job.collect(lambda rank, world: b"", lambda parts: None)
     assert model.total.item() == len(done)
     assert [n for n, count in enumerate(counted(model)) if count] == sorted(done)
-    # With a gradient too: the rows of now, whatever was pulled ahead.
+    # With a gradient too: the current rows, whatever was pulled ahead.
     assert model.rows(torch.tensor(done[-BATCH:])).tolist() == [[1.0]] * BATCH
 
     # The next loop trains what the first one has left, and its own pass.

@@ -26,7 +26,7 @@ Pair = tuple[float, float]
 
 
 def records(x: Any = None, y: Any = None) -> list[bytes]:
-    """Of which one has another number."""
+    """Return records, one of which has another number."""
     rows = [[n / COUNT, n % 2] for n in range(COUNT)]
     rows[BAD] = [rows[BAD][0] if x is None else x, rows[BAD][1] if y is None else y]
     return [json.dumps(row).encode() for row in rows]

@@ -216,7 +216,7 @@ def test_under_torchrun_a_run_goes_on_from_its_own_checkpoints(
     assert not under_torchrun(here).resume
     with pytest.raises(UsageError, match="of an earlier job"):
         Saver(under_torchrun(here), None)
-    # Without a name of the run only a restart says so.
+    # Without a name of the run, only a restart shows that it is the same run.
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     assert not under_torchrun(here).resume
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")

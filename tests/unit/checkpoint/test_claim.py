@@ -123,7 +123,7 @@ def test_of_two_that_begin_at_once_one_gets_the_folder(
 
 
 def test_who_lost_the_folder_commits_nothing(tmp_path: Path) -> None:
-    """As where locks are not seen by other machines, and after a restart that came too late."""
+    """Other machines may not see locks, and a restart may come too late."""
     first = Claim(tmp_path, job="one", run="r1")
     first.release()
     second = Claim(tmp_path, job="two", run="r2")

@@ -23,7 +23,7 @@ from torch_edl.wire import pserver_pb2 as pb
 
 
 def test_a_model_of_any_type_of_number_is_written(tmp_path: Path) -> None:
-    """As workers of the strategies local and allreduce leave it for the master."""
+    """Workers of the strategies local and allreduce write such models for the master."""
     model = {
         "double": torch.linspace(0, 1, 5, dtype=torch.float64),
         "brain": torch.linspace(-3, 3, 7, dtype=torch.bfloat16).view(7, 1),

@@ -225,7 +225,7 @@ def test_jobs_that_are_over_cannot_be_asked(
     job: JobFolder, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
     assert main([*words, job.name]) == 2
-    assert "net-abc: not running any more, it is dead" in capsys.readouterr().err
+    assert "net-abc: no longer runs, it is dead" in capsys.readouterr().err
     assert main([*words, "other"]) == 2
     assert "other: no such job; the newest is net-abc" in capsys.readouterr().err
 

@@ -238,7 +238,7 @@ def test_arrays_become_tensors_in_a_ring_as_in_a_task() -> None:
 
 
 class Torn(Items):
-    """Of which these numbers cannot be read."""
+    """Items of which some cannot be read."""
 
     def __init__(self, records: list[bytes], torn: set[int]) -> None:
         super().__init__(records)

@@ -124,7 +124,7 @@ def test_what_is_missing_is_asked_for_once(master: Master, tasks: LeasedTasks) -
     first, second, third = begin(master, tasks, *[pb.TASK_TRAIN] * 3)
     assert lease_id(taken(tasks)) == first
     assert master.expect() == (0, MAX_AHEAD - 2)  # two are in hand
-    master.answers.put(pb.LeaseResponse())  # there are not so many: it is not asked again
+    master.answers.put(pb.LeaseResponse())  # no further task: the master is not asked again
     with pytest.raises(queue.Empty):
         master.asked.get(timeout=0.1)
     assert lease_id(taken(tasks)) == second

@@ -28,7 +28,7 @@ def generate() -> ModuleType:
 
 @pytest.fixture
 def wide_deep(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """As after ``torch-edl run model.py`` without arguments behind ``--``."""
+    """The model file as ``torch-edl run model.py`` loads it without arguments."""
     monkeypatch.setattr(sys, "argv", ["model.py"])
     module = _load("wide_deep", "model")
     monkeypatch.setattr(module, "BUCKETS", 10_000)  # tables of torch hold them all
@@ -37,6 +37,6 @@ def wide_deep(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture
 def xdeepfm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """As ``wide_deep``."""
+    """The model file of xdeepfm; see ``wide_deep``."""
     monkeypatch.setattr(sys, "argv", ["model.py"])
     return _load("xdeepfm", "model")

@@ -27,6 +27,6 @@ def generate() -> ModuleType:
 
 @pytest.fixture
 def model_file(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """As after ``torch-edl run model.py`` without arguments behind ``--``."""
+    """The model file as ``torch-edl run model.py`` loads it without arguments."""
     monkeypatch.setattr(sys, "argv", ["model.py"])
     return _load("model")

@@ -127,7 +127,7 @@ def test_after_the_end_members_go_on_and_nobody_joins() -> None:
     ask(ring, 7, -1)
     ring.leave(0, 1.0, finished=True)
     assert ring.stale() == 1, "only that somebody waits"
-    assert ring.wanted(7), "it says so; how its process ends is not known"
+    assert ring.wanted(7), "it has only reported its end; the exit code is not known"
     ring.exited(0, well=True)
     assert ring.stale() == 0
     assert not ring.wanted(7)

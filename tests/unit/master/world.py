@@ -58,7 +58,7 @@ def _part(part: Any, options: Mapping[str, Any]) -> Any:
 
 
 class World(Said):
-    """A job and all that talks to its master. Nothing happens unless a test says so.
+    """A job and all that talks to its master. Nothing happens unless a test requests it.
 
     A process that the job starts or stops does so within :meth:`tick`; every other action is kept
     in :attr:`actions` until :meth:`effect` takes it.
@@ -179,7 +179,7 @@ class World(Said):
         return json.loads(json.dumps(to_state(self.job)))
 
     def restart(self, state: dict[str, Any] | None = None, **more: Any) -> World:
-        """Return the same job under the next master, which finds ``state`` or that of now."""
+        """Return the same job under the next master, which finds ``state`` or the current state."""
         found = self.state() if state is None else state
         again = World(**{"now": self.now, **self.options, **more}, state=found)
         again.alive, again.rings = set(self.alive), dict(self.rings)
@@ -252,7 +252,7 @@ class World(Said):
             self.up()
 
     def pass_time(self, seconds: float, *, step: float = 0.5) -> None:
-        """Let time pass in which all that lives is heard."""
+        """Let time pass in which all living processes report."""
         for _ in range(round(seconds / step)):
             for worker in sorted(self.alive):
                 self.beat(worker)

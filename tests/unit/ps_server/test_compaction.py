@@ -158,7 +158,7 @@ def test_there_is_no_snapshot_before_a_worker_asked_for_the_restored_tables(
     save: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A successor could not restore them: it does not read the checkpoint any more."""
+    """A successor could not restore them: it no longer reads the checkpoint."""
     first = begin(start, tmp_path / "first", "async")
     worker = Worker(first)
     for _ in range(10):

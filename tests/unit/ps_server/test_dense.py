@@ -60,7 +60,7 @@ class Server:
 
     @property
     def values(self) -> list[float]:
-        """Of the three parameters."""
+        """Values of the three parameters."""
         assert self.shard.dense is not None
         return self.shard.dense.flat[::2].tolist()
 

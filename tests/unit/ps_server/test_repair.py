@@ -125,7 +125,7 @@ def test_an_update_that_is_sent_again_is_not_lost(life: Life) -> None:
 @pytest.mark.parametrize("compacted", [False, True])
 @pytest.mark.parametrize("sequence", [5, 8])
 def test_later_servers_know_what_is_lost(life: Life, sequence: int, compacted: bool) -> None:
-    """Of a damaged end nothing is left to be found; and the news are told once."""
+    """No trace of a damaged end is left, and the loss is reported once."""
     life.damage(sequence)
     life.open(repair=True)
     assert life.journal.place.damage.text

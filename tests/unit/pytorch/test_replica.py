@@ -90,7 +90,7 @@ def same(one: State, other: State) -> None:
 
 
 def through_json(state: State) -> State:
-    """As it comes to another member."""
+    """Return a state as another member receives it."""
     return State(json.loads(json.dumps(state.header)), state.tensors)
 
 

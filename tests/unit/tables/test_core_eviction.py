@@ -224,7 +224,7 @@ def test_a_snapshot_has_the_rows_that_go_while_it_is_written() -> None:
 
 
 def test_a_table_of_many_times_its_bound_keeps_what_was_used_last() -> None:
-    """As when the thread that evicts has to wait for a core while others push."""
+    """The thread that evicts may have to wait for a core while others push."""
     table = make(dim=2, max_rows=6000)
     hot = np.arange(-500, 0)
     start = rows(table, hot).copy()

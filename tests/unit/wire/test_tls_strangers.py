@@ -157,7 +157,7 @@ def test_handshakes_that_are_never_finished_end_and_block_nobody(server: Server)
 
 @pytest.mark.parametrize("server", [300], indirect=True)
 def test_strangers_do_not_take_all_files_of_the_process(server: Server) -> None:
-    """Of 300: a member that is connected is served, and others are when strangers are gone."""
+    """With at most 300 files, a connected member is served, and others after the strangers end."""
     stub = Stub(services.CONTROL, f"127.0.0.1:{server.port}", TOKEN)
     with contextlib.ExitStack() as stack, contextlib.closing(stub):
         assert stub.call(pb.GetStatusRequest(), timeout_s=HANG_S).job == "j"
@@ -170,7 +170,7 @@ def test_strangers_do_not_take_all_files_of_the_process(server: Server) -> None:
 
 
 def test_sizes_that_are_only_announced_take_no_memory(server: Server) -> None:
-    """Of a record of TLS, and of a message of the handshake, which may have several records."""
+    """Sizes of a TLS record, and of a message of the handshake, which may have several records."""
     assert server.serves()
     before = server.mib
     message = b"\x01" + (0xFFFFFF).to_bytes(3, "big") + bytes(16_000)
@@ -212,7 +212,7 @@ def test_a_certificate_of_another_job_or_none_opens_nothing(
 def test_a_member_that_talks_nonsense_ends_its_own_connection(
     server: Server, member: Callable[[str], ssl.SSLContext]
 ) -> None:
-    """Behind the handshake: no HTTP/2, and a frame that announces 16 MB."""
+    """After the handshake it sends no HTTP/2, and a frame that announces 16 MB."""
     context, chance = member(TOKEN), random.Random(11)
     host = certificates.of_token(TOKEN).host
     settings = bytes(3) + b"\x04" + bytes(5)

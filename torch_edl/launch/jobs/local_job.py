@@ -37,7 +37,7 @@ class LocalJob(JobFolder, JobHandle):
         master = self.master()
         if master is None or not self.has_master():
             state = self.last_status().get("state", "dead")
-            raise UsageError(f"{self.name}: not running any more, it is {state}")
+            raise UsageError(f"{self.name}: no longer runs, it is {state}")
         stub = stub_of(master)
         try:
             # A killed master is restarted in less time.

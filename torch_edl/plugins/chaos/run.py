@@ -172,7 +172,7 @@ class Chaos:
     def _strike(self, blows: list[Blow]) -> None:
         for blow in blows:
             if not self._site.strike(blow):
-                continue  # the process ended in the meantime
+                continue  # the process has just ended
             text = f"{blow.target} ({blow.target.place}) "
             text += f"paused for {blow.pause_s:g} s" if blow.pause_s else _VERBS[blow.number]
             if blow.number != signal.SIGCONT:

@@ -33,7 +33,7 @@ _SOURCE = re.compile(r"\[\S+:\d+\] (?=\S)")
 
 # Gloo never ends an operation if the connection broke in the middle of its message:
 # ``Pair::signalException`` (gloo/transport/tcp/pair.cc) wakes only operations that have not begun.
-# So a wait is cut into slices, and given up some time after the ring was interrupted.
+# So a wait is cut into slices, and ends some time after the ring was interrupted.
 _SLICE_S = 0.2
 _GRACE_S = 1.0
 

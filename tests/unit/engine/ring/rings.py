@@ -185,7 +185,7 @@ class Running:
         self.pipe.send(value)
 
     def kill(self) -> None:
-        """As kill -9."""
+        """Kill the process with SIGKILL."""
         self.signal(signal.SIGKILL)
 
     def signal(self, number: int) -> None:

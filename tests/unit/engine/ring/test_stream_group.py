@@ -194,7 +194,7 @@ def train(pipe: Connection, rank: int, world: int) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_others_get_out_when_a_member_dies_or_hangs_in_a_sum(number: int) -> None:
-    """Of one that hangs the master tells them; members differ by one step at most."""
+    """The master reports a member that hangs; members differ by one step at most."""
     world, victim = 3, 1
     pipes = [FORKS.Pipe() for _ in range(world)]
     processes = [

@@ -91,7 +91,7 @@ class Script:
         return made
 
     def loop(self, given: list[Any]) -> Iterator[Any]:
-        """As :func:`torch_edl.training.loop.loop` does it."""
+        """Do what :func:`torch_edl.training.loop.loop` does."""
         updates, ahead = self.updates(given), 0
         for self.number, one in enumerate(updates):
             while ahead < len(updates) and ahead <= self.number + self.engine.depth:

@@ -49,7 +49,7 @@ class Thing:
         )
 
     def save(self, steps: int) -> None:
-        """Waits until the job knows of the checkpoint after so many steps."""
+        """Wait until the job knows of the checkpoint after a number of steps."""
         folder = self.root / f".snapshot-{steps}"
         folder.mkdir(parents=True)
         (folder / "model").write_bytes(b"xyz")

@@ -96,7 +96,7 @@ def test_a_master_that_is_killed_goes_on_with_the_same_processes(start):
     done = 2
     master.until(lambda s: s.tasks_done == done, "tasks")
     wait_for((master.folder / "status.json").exists, "the first state")
-    wait_for(lambda: kept(master)["tasks"]["done"] == done, "the state that says so")
+    wait_for(lambda: kept(master)["tasks"]["done"] == done, "the state with these tasks")
     before = {(p.role, p.id): p.pid for p in master.children()}
     address = master.status.processes[0].address
     for number in (1, 2):
@@ -121,7 +121,7 @@ def test_a_worker_that_died_while_there_was_no_master_is_replaced(start):
     master = start({"0": {"wait_at": 1}, "1": {"wait_at": 1}})
     master.until(lambda s: len(master.running("worker")) == 2, "workers")
     wait_for((master.folder / "status.json").exists, "the first state")
-    wait_for(lambda: kept(master)["tasks"]["done"] == 2, "the state that says so")
+    wait_for(lambda: kept(master)["tasks"]["done"] == 2, "the state with these tasks")
     kill(master)
     os.kill(master.running("worker")[0].pid, signal.SIGKILL)
     (master.home / "go").touch()
@@ -143,7 +143,7 @@ def restart(master: Master, number: int) -> None:
 
 
 def restarts(master: Master) -> int:
-    """As the store says, which the next master reads."""
+    """Return the number from the store, which the next master reads."""
     store = SqliteStore(master.folder / "state.sqlite")
     state = store.get("state")
     store.close()

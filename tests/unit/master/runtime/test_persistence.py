@@ -132,7 +132,7 @@ def test_a_master_that_was_paused_asks_the_store_where_nothing_has_changed(
 
 
 class Clock:
-    """Of one who waits and is slow: each sleep takes ``slow`` times as long as it should."""
+    """A slow clock: each sleep takes ``slow`` times as long as it should."""
 
     def __init__(self, slow: float = 1.0) -> None:
         self.now = 100.0

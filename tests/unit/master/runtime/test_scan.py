@@ -52,7 +52,7 @@ def test_an_object_that_cannot_be_read_is_named() -> None:
 
 
 def test_names_that_were_expanded_are_not_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of ten thousand objects that took twenty thousand requests, one after the other."""
+    """Ten thousand objects once took twenty thousand requests, one after the other."""
     names = tuple(expand(["memory://scan"]))
     for call in ("exists", "isdir", "find", "glob", "ls"):
         monkeypatch.setattr(fsspec.filesystem("memory"), call, None)

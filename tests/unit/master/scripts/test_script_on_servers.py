@@ -72,7 +72,7 @@ def test_servers_that_were_asked_for_start_before_any_worker_is_there() -> None:
 
 def test_the_first_loader_defines_the_tasks() -> None:
     w = ready()
-    assert w.lease(0) is None, "nobody knows the data yet"
+    assert w.lease(0) is None, "the data are not known yet"
     assert w.report_data(0)
     changed = w.lease(0, incarnation=0)
     assert changed.next == CHANGED

@@ -151,7 +151,7 @@ class TestTaskQueue:
         now = 0.0
         counted: Counter[tuple[int, str, int]] = Counter()
         offsets: Counter[int] = Counter()
-        taken = []  # (lease, worker): also what the queue has given up
+        taken = []  # (lease, worker), including leases that the queue has dropped
         saved = (q.progress(), counted.copy(), offsets.copy())
 
         def count(lease, first: int, last: int) -> None:

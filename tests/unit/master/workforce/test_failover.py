@@ -253,7 +253,7 @@ class TestAWorkerThatBecomesAServer:
         w.silent.add(5)
         w.tick()
         w.pass_time(16)
-        assert w.said("ps-5 does not run 15 s after its start"), "ps-4 was heard"
+        assert w.said("ps-5 does not run 15 s after its start"), "ps-4 has reported"
 
     def test_hears_so_from_the_next_master(self):
         w = world(workers=3, failover="worker")

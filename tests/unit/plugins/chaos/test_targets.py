@@ -55,7 +55,7 @@ def test_a_process_of_the_job_gets_the_signal(start: Start) -> None:
 
 
 def test_a_process_of_another_job_or_none_does_not(start: Start) -> None:
-    """As where a pid is that of another machine, or was used again."""
+    """A pid may belong to another machine, or may have been used again."""
     other, processes = start("secret-too"), Processes("secret")
     for pid in (other.pid, os.getpid(), 1):
         assert processes.living([listed(pid)]) == []

@@ -42,7 +42,7 @@ def api(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
 
 @pytest.fixture
 def own(api: Api) -> OwnJob:
-    """Of the job ``ctr``, whose Job has made the first pod."""
+    """The own Job of the job ``ctr``, which has made the first pod."""
     pods = KubernetesConfig(image="edl", state_claim="state")
     config = JobConfig(name="ctr", model_file="/m.py", platform="kubernetes", platform_config=pods)
     made = submit(api, job.in_pods(config, CODE), token="t" * 40, code=CODE)

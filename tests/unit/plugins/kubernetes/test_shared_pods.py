@@ -98,7 +98,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 
 def pid_of(id: int) -> int:
-    """Of a worker of this test."""
+    """Return the pid of a worker of this test."""
     words = f"sleeper\0--id\0{id}\0".encode()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -128,7 +128,7 @@ def test_one_worker_of_a_pod_is_lost_and_replaced_there(job: Job) -> None:
     job.launcher.stop("worker", 2, grace_s=30.0)
     [end] = job.next_exits()
     assert (end.id, end.was_terminated) == (2, True)
-    # Whoever comes too late hears of it at once.
+    # A worker that comes too late is told at once.
     job.start(3, 0)
     [end] = job.next_exits()
     assert (end.id, end.was_taken) == (3, True)

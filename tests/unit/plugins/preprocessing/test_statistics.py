@@ -47,7 +47,7 @@ def observed(rows: list[tuple[str | None, float | None]]) -> bytes:
 
 
 def fitted(*parts: bytes) -> bytes:
-    """What is fitted by parts, merged in their order."""
+    """Return the statistics of the parts, merged in their order."""
     statistics = COLUMNS.statistics()
     for part in parts:
         statistics.merge(part)

@@ -17,7 +17,7 @@ class Crash(BaseException):
 
 @contextmanager
 def crash_after(calls: int) -> Iterator[None]:
-    """Each change of a folder, and each sync, after so many of them raises :class:`Crash`."""
+    """After a number of changes and syncs of a folder, each further one raises :class:`Crash`."""
     left = calls
 
     def crashing(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -75,7 +75,7 @@ class Peer:
 
 
 class Owner(ChangeLog):
-    """The log of a server, which begins or takes over when the test says so."""
+    """The log of a server, which begins or takes over at a call of the test."""
 
     def __init__(self, place: peers.Peer) -> None:
         self.place: peers.Peer = place
@@ -160,7 +160,7 @@ def push(log: Owner, *payloads: bytes) -> None:
 
 
 def pushing(log: Owner, *payloads: bytes) -> threading.Thread:
-    """Pushes in a thread, which must not end before the caller says so."""
+    """Pushes in a thread, which must not end before the caller permits it."""
     thread = threading.Thread(target=push, args=(log, *payloads))
     thread.start()
     return thread

@@ -239,7 +239,7 @@ def test_a_successor_continues_the_log_and_has_a_successor(job: Job) -> None:
     push(second, b"3")
     third = job.owner()
     assert recovered(third, peer) == ({"state": b"1"}, [b"2", b"3"])
-    # The peer dies now: what the third server fetched is not in its memory any more.
+    # The peer dies now: what the third server fetched is no longer in its memory.
     new = job.peer()
     settle(third, new)
     assert third.place.needs_base

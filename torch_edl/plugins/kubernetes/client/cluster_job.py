@@ -242,7 +242,7 @@ class ClusterJob:
             ClusterError: the cluster does not answer, or rejects the request.
         """
         if self.is_over():
-            raise UsageError(f"{self.name}: not running any more, it is {self.last()['state']}")
+            raise UsageError(f"{self.name}: no longer runs, it is {self.last()['state']}")
         pod = self.master_pod()
         if pod is None or not pod.running:
             self.remove()

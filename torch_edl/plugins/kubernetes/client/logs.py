@@ -204,7 +204,7 @@ class _Logs:
             for line in deque(texts, self.query.tail) if of_one else texts:
                 self._show(line)
         except MissingError:
-            pass  # the pod was deleted in the meantime
+            pass  # the pod has just been deleted
         except ClusterError as error:
             if pod.running or pod.ended:
                 self._show(self._line(pod, str(error).encode()))
