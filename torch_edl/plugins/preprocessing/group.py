@@ -27,36 +27,33 @@ class Group:
 
     @classmethod
     def of(cls, name: str, output: Output) -> Group:
-        if not isinstance(output, Column | OneSpace | Shared):
-            output = tuple(output)
+        columns: tuple[Column, ...]
+        is_list = False
         if isinstance(output, Column):
-            group = cls([output], single=True, offsets=())
-        elif isinstance(output, OneSpace):
-            group = cls(output.columns, single=False, offsets=output.offsets)
-        elif isinstance(output, Shared):
-            group = cls(output.columns, single=False, offsets=())
-        elif all(isinstance(each, Column) and each.gives_ids for each in output):
-            space = OneSpace(tuple(each.apart() for each in output))
-            group = cls(space.columns, single=False, offsets=space.offsets)
+            columns = (output,)
+        elif isinstance(output, OneSpace | Shared):
+            columns = output.columns
         else:
-            group = cls(output, single=False, offsets=())
-        kinds = {isinstance(each, Column) and each.gives_ids for each in group.columns}
-        if not group.columns or not all(isinstance(each, Column) for each in group.columns):
+            columns, is_list = tuple(output), True
+        if not columns or not all(isinstance(each, Column) for each in columns):
             raise UsageError(f"{name}: expected column(...), a list of them, or one_space([...])")
-        if len(kinds) != 1:
+        if len({each.gives_ids for each in columns}) != 1:
             raise UsageError(
                 f"{name}: ids and numbers in one array; give each an output of its own, or end "
                 "what is to be ids with ids()"
             )
-        if sum(each.buckets for each in group.columns if group._offsets) > _MOST_IDS:
+        if any(isinstance(each.source, tuple) and not each.steps for each in columns):
+            raise UsageError(f"{name}: a cross is hashed: cross(...).hash(buckets)")
+        if is_list and columns[0].gives_ids:
+            output = OneSpace(tuple(each.apart() for each in columns))
+            columns = output.columns
+        offsets = output.offsets if isinstance(output, OneSpace) else ()
+        if offsets and sum(each.buckets for each in columns) > _MOST_IDS:
             raise UsageError(
                 f"{name}: the columns have more ids than 64 bits; hash to fewer buckets, or leave "
                 "the number out: hash()"
             )
-        for each in group.columns:
-            if isinstance(each.source, tuple) and not each.steps:
-                raise UsageError(f"{name}: a cross is hashed: cross(...).hash(buckets)")
-        return group
+        return cls(columns, single=isinstance(output, Column), offsets=offsets)
 
     @property
     def buckets(self) -> int:
