@@ -86,6 +86,8 @@ def test_a_range_is_applied_once(start: Callable[..., Any]) -> None:
     assert (server.pull("t", ids) == 1).all()
     request = pb.GetWatermarksRequest(fence=server.fence, task_ids=[4, 5])
     assert list(server.call(request).offsets) == [64, 0]
+    assert server.push(2, 0, 64, rows=rows, retired_before=3).duplicate  # as the push itself says
+    assert (server.pull("t", ids) == 1).all()
     server.push(9, 0, 64, rows=rows, retired_before=9)
     assert server.push(4, 64, 128, rows=rows).duplicate  # retired: it was whole
     assert list(server.call(request).offsets) == [2**63 - 1, 2**63 - 1]

@@ -130,3 +130,14 @@ def test_a_segment_that_is_missing_is_damage(
     damage = journal.place.damage
     assert (damage.lost, damage.intact) == (2, 3)
     assert "records 1 to 1 are missing; 2 records cannot be read, 3 behind" in damage.text
+
+
+@pytest.mark.parametrize(("after", "used"), [(0, [1, 2, 3]), (1, [2, 3]), (2, [3]), (9, [3])])
+def test_a_segment_whose_records_are_in_a_snapshot_can_be_deleted(
+    tmp_path: Path, after: int, used: list[int]
+) -> None:
+    for first in (1, 2, 3):
+        segments.Segment.named(tmp_path, first, 1).path.touch()
+    chain, useless = segments.chain(tmp_path, after)
+    assert [segment.first for segment in chain] == used
+    assert sorted(segment.first for segment in useless) == [n for n in (1, 2, 3) if n not in used]
