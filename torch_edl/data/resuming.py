@@ -3,6 +3,8 @@ order of the records. All checks that are possible then run before any process s
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import JobConfig
-from torch_edl.data.task_space import Shard, TaskSpace, difference
+from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import UsageError
 
 # Options on which others depend come first, since the first difference is reported.
@@ -21,6 +23,22 @@ _OPTIONS = {
     "seed": "--seed {}",
     "shuffle": "shuffle {}",
 }
+
+# Parts of an identity in messages, in the form of arguments of ``job.loader`` if possible.
+_WORDS = {
+    "records": "{:,} records",
+    "batch_size": "batch_size={}",
+    "records_per_task": "{:,} records a task",
+    "shuffle": "shuffle={!r}",
+    "seed": "seed={}",
+    "epochs": "epochs={}",
+}
+
+SEED_SAMPLES = (
+    "all processes of a job need the same samples in the same order: seed what splits or shuffles "
+    "them, as in random_split(dataset, lengths, generator=torch.Generator().manual_seed(0))"
+)
+"""Advice if the datasets of two processes have different samples."""
 
 
 def continued(config: JobConfig, path: Path, manifest: Manifest) -> JobConfig:
@@ -242,3 +260,28 @@ def _afresh(path: Path, more: str = "") -> str:
     return (
         f"begin the data afresh with its values: --load {path}{more}, and another --checkpoint-dir"
     )
+
+
+def digest(shards: Sequence[Shard]) -> str:
+    """Return a digest of the names, record counts, sizes and fingerprints of data files, in their
+    order. Modification times are ignored, since other machines may have copies."""
+    text = json.dumps([[s.name, s.records, s.size, s.fingerprint] for s in shards])
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def difference(then: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the first difference of two identities as two texts; None: they do not differ.
+
+    Parts that only one identity has are ignored, since an earlier version did not store them.
+    """
+    for name in [*_WORDS, "files"]:
+        if name in then and name in now and then[name] != now[name]:
+            return _in_words(name, then[name]), _in_words(name, now[name])
+    return None
+
+
+def _in_words(name: str, value: Any) -> str:
+    if name == "files":
+        named = f"data files {value} (digest of names, record counts and contents)"
+        return named if value else "no data files"
+    return _WORDS[name].format(bool(value) if name == "shuffle" else value)

@@ -1,15 +1,12 @@
-"""The tasks of a pass over data, as a pure function of their number that stores nothing per task,
-and the comparison of the data of a resumed job. This module does not import torch."""
+"""The tasks of a pass over data, as a pure function of their number; nothing is stored per task."""
 
 from __future__ import annotations
 
 import bisect
 import datetime
-import hashlib
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch_edl.config import JobConfig
@@ -17,22 +14,6 @@ if TYPE_CHECKING:
 
 _FEISTEL_ROUNDS = 6
 _MASK = (1 << 64) - 1
-
-# Parts of an identity in messages, in the form of arguments of ``job.loader`` if possible.
-_WORDS = {
-    "records": "{:,} records",
-    "batch_size": "batch_size={}",
-    "records_per_task": "{:,} records a task",
-    "shuffle": "shuffle={!r}",
-    "seed": "seed={}",
-    "epochs": "epochs={}",
-}
-
-SEED_SAMPLES = (
-    "all processes of a job need the same samples in the same order: seed what splits or shuffles "
-    "them, as in random_split(dataset, lengths, generator=torch.Generator().manual_seed(0))"
-)
-"""Advice if the datasets of two processes have different samples."""
 
 Piece = tuple[int, int, int]
 """Number of a task, offset of the first record in it, and offset after the last record."""
@@ -317,28 +298,3 @@ class TaskSpace:
 def one_off(name: str) -> TaskSpace:
     """Return a space of one task without data, which one worker executes once."""
     return TaskSpace([Shard(name, 1)], 1)
-
-
-def digest(shards: Sequence[Shard]) -> str:
-    """Return a digest of the names, record counts, sizes and fingerprints of data files, in their
-    order. Modification times are ignored, since other machines may have copies."""
-    text = json.dumps([[s.name, s.records, s.size, s.fingerprint] for s in shards])
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def difference(then: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return the first difference of two identities as two texts; None: they do not differ.
-
-    Parts that only one identity has are ignored, since an earlier version did not store them.
-    """
-    for name in [*_WORDS, "files"]:
-        if name in then and name in now and then[name] != now[name]:
-            return _in_words(name, then[name]), _in_words(name, now[name])
-    return None
-
-
-def _in_words(name: str, value: Any) -> str:
-    if name == "files":
-        named = f"data files {value} (digest of names, record counts and contents)"
-        return named if value else "no data files"
-    return _WORDS[name].format(bool(value) if name == "shuffle" else value)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_edl.checkpoint.manifest import Manifest, Snapshot
-from torch_edl.data.task_space import difference
+from torch_edl.data.resuming import difference
 from torch_edl.errors import UsageError
 from torch_edl.tables.watermarks import Watermarks
 

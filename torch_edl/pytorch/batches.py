@@ -15,9 +15,10 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from torch_edl.data.passes import Pass, Span
+from torch_edl.data.resuming import digest
 from torch_edl.data.sources import Source, as_table, expand, of_each, open_source, parts, take
 from torch_edl.data.task_reader import TaskReader, TaskRecords
-from torch_edl.data.task_space import Shard, TaskSpace, digest
+from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import UsageError
 from torch_edl.interfaces import ENDLESS
 from torch_edl.pytorch.sample_digest import sample_digest

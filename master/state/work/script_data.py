@@ -10,7 +10,7 @@ from typing import Any
 from master.state.actions import Saved
 from master.state.membership import Membership
 from torch_edl.config import JobConfig
-from torch_edl.data.task_space import SEED_SAMPLES, difference
+from torch_edl.data.resuming import SEED_SAMPLES, difference
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 

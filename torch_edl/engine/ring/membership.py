@@ -13,8 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from torch_edl.data.resuming import records_of
-from torch_edl.data.task_space import SEED_SAMPLES
+from torch_edl.data.resuming import SEED_SAMPLES, records_of
 from torch_edl.engine.replica import ModelReplica
 from torch_edl.engine.ring.rendezvous import RingRendezvous
 from torch_edl.engine.ring.replicated import Bytes, Replicated, RingBrokenError, RingGroup
