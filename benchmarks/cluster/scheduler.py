@@ -7,7 +7,9 @@ machine where the fewest must go; they have their grace period, and the room is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from benchmarks.cluster.machines import (
     BOUND,
@@ -180,19 +182,15 @@ class Scheduler:
 
     def _preempt_for(self, pod: Pod) -> bool:
         """Makes room for a pod at the cost of others, if there are less urgent ones."""
-        best: tuple[tuple[int, int], Machine, list[Pod]] | None = None
-        for machine in self.machines.values():
-            if machine.spot and pod.reserved:
-                continue
-            victims = _victims(machine, pod)
-            if victims is None:
-                continue
-            cost = (max(victim.priority for victim in victims), len(victims))
-            if best is None or cost < best[0]:
-                best = cost, machine, victims
-        if best is None:
+        choices = [
+            (machine, Counter(cpu=pod.cpus - machine.free_for(pod)), _less_urgent(machine, pod))
+            for machine in self.machines.values()
+            if not (machine.spot and pod.reserved)
+        ]
+        found = cheapest_victims(choices)
+        if found is None:
             return False
-        _, machine, victims = best
+        machine, victims = found
         self._drop_pending(pod)
         pod.nominated = machine
         machine.nominated.append(pod)
@@ -229,19 +227,43 @@ class Scheduler:
             del self._by_free[key]
 
 
-def _victims(machine: Machine, pod: Pod) -> list[Pod] | None:
-    """The pods that would have to leave: the least urgent ones, the newest of them first."""
-    missing = pod.cpus - machine.free_for(pod)
+def _less_urgent(machine: Machine, pod: Pod) -> list[Victim[Pod]]:
+    """The newest first of those that are equally urgent."""
     # CPUs of pods that are leaving already are free soon, and may be kept for somebody else.
-    less_urgent = [
-        other
+    found = [
+        (other, other.priority, Counter(cpu=other.cpus))
         for other in reversed(machine.pods)
         if other.priority < pod.priority and other.state in (BOUND, RUNNING)
     ]
-    victims: list[Pod] = []
-    for other in sorted(less_urgent, key=lambda each: each.priority):
-        if missing <= 0:
-            break
-        victims.append(other)
-        missing -= other.cpus
-    return victims if victims and missing <= 0 else None
+    return sorted(found, key=lambda each: each[1])
+
+
+P, M = TypeVar("P"), TypeVar("M")
+Victim = tuple[P, int, Counter[str]]
+"""A pod, its priority, and the resources that it holds."""
+
+
+def cheapest_victims(
+    choices: Iterable[tuple[M, Counter[str], Iterable[Victim[P]]]],
+) -> tuple[M, list[P]] | None:
+    """The machine on which the least urgent pods must go, and the fewest of them; and these pods.
+
+    Args:
+        choices: machines, the resources that are missing on each, and the pods that may go there
+            in the order in which they would.
+    """
+    best: tuple[tuple[int, int], M, list[P]] | None = None
+    for machine, missing, less_urgent in choices:
+        missing = +missing
+        victims: list[P] = []
+        priorities: list[int] = []
+        for pod, priority, held in less_urgent:
+            if not missing:
+                break
+            missing -= held
+            victims.append(pod)
+            priorities.append(priority)
+        cost = max(priorities, default=0), len(victims)
+        if victims and not missing and (best is None or cost < best[0]):
+            best = cost, machine, victims
+    return best and best[1:]
