@@ -4,11 +4,11 @@ An API server that speaks HTTPS with the unmodified official client, as the publ
 scheduler, the controllers, and nodes whose containers are processes of this machine. What lives
 here stands in for a cluster, so nothing here imports torch-edl, and torch-edl knows nothing of it.
 
-    store, kinds, selectors, patch   the objects and their changes
-    schema, validation, admission, rbac   what is accepted
+    store, kinds, selectors   the objects and their changes
+    validation, admission, rbac   what is accepted
     operations, watches, pod_requests, server   the requests
     scheduler, node_controller, job_controller   the control plane
-    kubelets, pod_run, pod_files, container, zygote, linux   nodes, and pods as processes
+    kubelets, pod_run, pod_files, container, linux   nodes, and pods as processes
     network, dns   addresses and names of pods
     control, settings   what a test orders
     jobs   jobs of torch-edl in a namespace of any cluster
@@ -63,8 +63,7 @@ async def serve(folder: Path, outside: socket.socket, *, own_users: bool) -> Non
     operations = Operations(store)
     kubelets = Kubelets(store, access, operations, settings, folder, authority, own_users=own_users)
     server = ApiServer(store, operations, access, watches, faults, PodRequests(store, kubelets))
-    control = Control(store, access, watches, faults, operations, server.cut_all)
-    control.add_nodes(kubelets)
+    control = Control(store, access, watches, faults, operations, kubelets, server.cut_all)
     runner = web.AppRunner(server.app(control.answer), access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     await web.SockSite(runner, outside, ssl_context=tls).start()

@@ -22,11 +22,15 @@ from tests.cluster.kinds import (
     SERVICES,
     Kind,
     Object,
+    Refused,
+    limits_of,
     name_of,
     namespace_of,
-)  # fmt: skip
-from tests.cluster.quantities import limits_of, parse_quantity, requests_of, write_quantity
-from tests.cluster.refused import Refused, not_found
+    not_found,
+    parse_quantity,
+    requests_of,
+    write_quantity,
+)
 from tests.cluster.store import Store
 
 
@@ -69,15 +73,14 @@ def _pod(spec: Object) -> None:
     }  # fmt: skip
     for field, value in values.items():
         spec.setdefault(field, value)
-    for field in ("initContainers", "containers"):
-        for container in spec.get(field) or []:
-            latest = container["image"].endswith(":latest") or ":" not in container["image"]
-            container.setdefault("imagePullPolicy", "Always" if latest else "IfNotPresent")
-            container.setdefault("terminationMessagePath", "/dev/termination-log")
-            container.setdefault("terminationMessagePolicy", "File")
-            resources = container.setdefault("resources", {})
-            for name, amount in (resources.get("limits") or {}).items():
-                resources.setdefault("requests", {}).setdefault(name, amount)
+    for container in spec["containers"]:
+        latest = container["image"].endswith(":latest") or ":" not in container["image"]
+        container.setdefault("imagePullPolicy", "Always" if latest else "IfNotPresent")
+        container.setdefault("terminationMessagePath", "/dev/termination-log")
+        container.setdefault("terminationMessagePolicy", "File")
+        resources = container.setdefault("resources", {})
+        for name, amount in (resources.get("limits") or {}).items():
+            resources.setdefault("requests", {}).setdefault(name, amount)
 
 
 def _tolerate_short_losses(spec: Object) -> None:
@@ -91,7 +94,6 @@ def _tolerate_short_losses(spec: Object) -> None:
             )
 
 
-_SYSTEM = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2_000_001_000}
 _COUNTED = {
     PODS: "pods", SECRETS: "secrets", CONFIG_MAPS: "configmaps", SERVICES: "services",
     CLAIMS: "persistentvolumeclaims", JOBS: "count/jobs.batch",
@@ -128,20 +130,12 @@ def _set_priority(store: Store, kind: Kind, pod: Object) -> None:
     name = spec.get("priorityClassName", "")
     policy = "PreemptLowerPriority"
     if not name:
-        default = [c for c in store.list(PRIORITY_CLASSES) if c.get("globalDefault")]
-        value = default[0]["value"] if default else 0
-    elif name in _SYSTEM:
-        value = _SYSTEM[name]
+        value = 0
     else:
         found = store.find(PRIORITY_CLASSES, "", name)
         if found is None:
             raise _forbidden(kind, pod, f"no PriorityClass with name {name} was found")
         value, policy = found["value"], found.get("preemptionPolicy", policy)
-    if spec.get("priority", value) != value:
-        raise _forbidden(
-            kind, pod, "the integer value of priority must not be provided in pod spec; priority "
-            "admission controller computed another value from the given PriorityClass name",
-        )  # fmt: skip
     spec["priority"] = value
     spec.setdefault("preemptionPolicy", policy)
 
@@ -150,14 +144,6 @@ def _check_quotas(store: Store, kind: Kind, thing: Object) -> None:
     asked = _use(kind, thing)
     for quota in store.list(QUOTAS, namespace_of(thing)):
         hard = {name: parse_quantity(text) for name, text in quota["spec"].get("hard", {}).items()}
-        if kind is PODS:
-            missing = [n for n in hard if n not in asked and n.partition(".")[2]]
-            missing += [n for n in hard if n in ("cpu", "memory") and n not in asked]
-            if missing:
-                raise _forbidden(
-                    kind, thing,
-                    f"failed quota: {name_of(quota)}: must specify {','.join(sorted(missing))}",
-                )  # fmt: skip
         used = used_of(store, namespace_of(thing))
         over = [n for n in sorted(hard) if asked[n] and used[n] + asked[n] > hard[n]]
         if over:
@@ -172,7 +158,6 @@ def _check_quotas(store: Store, kind: Kind, thing: Object) -> None:
 def _use(kind: Kind, thing: Object) -> Counter[str]:
     use = Counter({_COUNTED[kind]: 1000})
     if kind is PODS:
-        use["count/pods"] = 1000
         for name, amount in requests_of(thing["spec"]).items():
             if name != "pods":
                 use[f"requests.{name}"] = amount
@@ -193,11 +178,10 @@ def used_of(store: Store, namespace: str) -> Counter[str]:
 
 def set_limits(store: Store, namespace: str, spec: Object) -> None:
     """Completes the spec of a pod, as the API server does before it looks at the form."""
-    for item in _items(store, namespace, "Container"):
-        most = item.get("max") or {}
-        limits = {**most, **(item.get("default") or {})}
-        requests = {**(item.get("min") or {}), **limits, **(item.get("defaultRequest") or {})}
-        for container in [*(spec.get("initContainers") or []), *spec.get("containers", [])]:
+    for item in _limits_of_containers(store, namespace):
+        limits = item.get("max") or {}
+        requests = {**limits, **(item.get("defaultRequest") or {})}
+        for container in spec.get("containers", []):
             own = container.setdefault("resources", {})
             for field, amounts in (("requests", requests), ("limits", limits)):
                 named = own.get("limits") or {}
@@ -209,32 +193,18 @@ def set_limits(store: Store, namespace: str, spec: Object) -> None:
 def problems_of(store: Store, namespace: str, spec: Object) -> list[str]:
     """Why the pod is refused."""
     found: list[str] = []
-    for item in _items(store, namespace, "Container"):
-        for container in [*(spec.get("initContainers") or []), *spec["containers"]]:
-            found += _problems(item, "Container", {"containers": [container]})
-    for item in _items(store, namespace, "Pod"):
-        found += _problems(item, "Pod", spec)
+    for item in _limits_of_containers(store, namespace):
+        for container in spec["containers"]:
+            limits = limits_of({"containers": [container]})
+            for name, text in (item.get("max") or {}).items():
+                head = f"maximum {name} usage per Container is {text}"
+                if limits[name] > parse_quantity(text):
+                    found.append(f"{head}, but limit is {write_quantity(limits[name])}")
     return found
 
 
-def _problems(item: Object, word: str, spec: Object) -> Iterator[str]:
-    asked, limits = requests_of(spec), limits_of(spec)
-    for name, text in (item.get("min") or {}).items():
-        if name not in asked:
-            yield f"minimum {name} usage per {word} is {text}.  No request is specified"
-        elif asked[name] < parse_quantity(text):
-            amount = write_quantity(asked[name])
-            yield f"minimum {name} usage per {word} is {text}, but request is {amount}"
-    for name, text in (item.get("max") or {}).items():
-        if name not in limits:
-            yield f"maximum {name} usage per {word} is {text}.  No limit is specified"
-        elif limits[name] > parse_quantity(text):
-            amount = write_quantity(limits[name])
-            yield f"maximum {name} usage per {word} is {text}, but limit is {amount}"
-
-
-def _items(store: Store, namespace: str, word: str) -> Iterator[Object]:
+def _limits_of_containers(store: Store, namespace: str) -> Iterator[Object]:
     for limit_range in store.list(LIMIT_RANGES, namespace):
         for item in limit_range["spec"]["limits"]:
-            if item["type"] == word:
-                yield item
+            assert item["type"] == "Container", f"not known here: {item}"
+            yield item

@@ -27,7 +27,7 @@ class Cluster:
     Args:
         folder: for the kubeconfig, and for the folders and logs of the pods.
         nodes: for each node its allocatable resources, such as ``{"cpu": "4"}``, its ``name``,
-            ``labels`` and ``taints`` if it has any.
+            and ``labels`` if it has any.
         settings: fields of :class:`tests.cluster.settings.Settings`.
     """
 

@@ -14,7 +14,6 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
@@ -84,15 +83,8 @@ class ContainerSpec:
         return spec
 
 
-Execute = Callable[[list[str], dict[str, str]], object]
-
-
-def run(spec: ContainerSpec, execute: Execute | None = None) -> int:
-    """The exit code of the container.
-
-    Args:
-        execute: becomes the command, and raises OSError if it cannot; None: as a program.
-    """
+def run(spec: ContainerSpec) -> int:
+    """The exit code of the container."""
     linux.die_with_parent()
     linux.enter(spec.network)
     os.close(spec.network)
@@ -102,7 +94,7 @@ def run(spec: ContainerSpec, execute: Execute | None = None) -> int:
     child = os.fork()
     if child == 0:
         try:
-            _become(spec, execute or _execute)
+            _become(spec)
         except OSError as error:
             Path(spec.result).write_text(str(error))
         finally:
@@ -119,11 +111,7 @@ def run(spec: ContainerSpec, execute: Execute | None = None) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _execute(command: list[str], env: dict[str, str]) -> None:
-    os.execvpe(command[0], command, env)
-
-
-def _become(spec: ContainerSpec, execute: Execute) -> None:
+def _become(spec: ContainerSpec) -> None:
     """Process 1 of the container."""
     linux.die_with_parent()
     result = os.open(spec.result, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -143,7 +131,7 @@ def _become(spec: ContainerSpec, execute: Execute) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     os.umask(0o022)
     try:
-        execute(spec.command, spec.env)
+        os.execvpe(spec.command[0], spec.command, spec.env)
     except OSError as error:
         os.write(result, f'exec: "{spec.command[0]}": {error.strerror}'.encode())
 

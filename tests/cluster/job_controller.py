@@ -1,7 +1,7 @@
 """The controller of Jobs (batch/v1): one pod after another until one succeeds.
 
-As in kube-controller-manager, a finalizer keeps each pod until it is counted; a pod that lost the
-label of its Job is released, and one without an owner that has it is adopted.
+As in kube-controller-manager, a finalizer keeps each pod until it is counted, and a pod that lost
+the label of its Job is released. Adoption is unknown here.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from tests.cluster.kinds import JOBS, PODS, Object, name_of, namespace_of
+from tests.cluster.kinds import JOBS, PODS, Object, Refused, name_of, namespace_of
 from tests.cluster.operations import Operations
 from tests.cluster.pod_requests import set_condition
-from tests.cluster.refused import Refused
 from tests.cluster.selectors import match_labels
 from tests.cluster.settings import (
     FAILED_POD_BACK_OFF_S,
@@ -112,18 +111,10 @@ class JobController:
         for pod in self._store.list(PODS, namespace_of(job)):
             matches = match_labels(job["spec"]["selector"], pod["metadata"].get("labels") or {})
             owned = any(o["uid"] == uid and o.get("controller") for o in _owners(pod))
-            free = not any(o.get("controller") for o in _owners(pod))
             if owned and not matches:
                 self._let_go(pod, owner=uid)
             elif owned:
                 found.append(pod)
-            elif matches and free and "deletionTimestamp" not in pod["metadata"]:
-
-                def adopt(thing: Object) -> None:
-                    thing["metadata"]["ownerReferences"] = [*_owners(thing), _owner(job)]
-                    thing["metadata"]["finalizers"] = [_TRACKING]
-
-                found.append(self._store.update(PODS, namespace_of(pod), name_of(pod), adopt))
         return sorted(found, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
 
     def _let_go(self, pod: Object, owner: str = "") -> None:
@@ -147,7 +138,7 @@ class JobController:
         }  # fmt: skip
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
         try:
-            made = self._operations.create(PODS, namespace_of(job), pod, dry_run=False)
+            made = self._operations.create(PODS, namespace_of(job), pod)
         except Refused as refused:
             why = f"Error creating: {refused}"
             tell(self._store, job, "job-controller", "FailedCreate", why, "Warning")
@@ -217,11 +208,6 @@ def _owner(job: Object) -> Object:
 
 def _action(job: Object, pod: Object) -> tuple[str, str]:
     """What the policy of failures says about a pod that failed, and why."""
-    codes = {
-        status["name"]: status["state"]["terminated"]["exitCode"]
-        for status in pod["status"].get("containerStatuses") or []
-        if "terminated" in status["state"]
-    }
     conditions = {c["type"]: c["status"] for c in pod["status"].get("conditions") or []}
     where = f"{namespace_of(pod)}/{name_of(pod)}"
     for i, rule in enumerate((job["spec"].get("podFailurePolicy") or {}).get("rules") or []):
@@ -231,13 +217,4 @@ def _action(job: Object, pod: Object) -> tuple[str, str]:
                     f"Pod {where} has condition {pattern['type']} matching {rule['action']} "
                     f"rule at index {i}"
                 )
-        if wanted := rule.get("onExitCodes"):
-            for name, code in codes.items():
-                if wanted.get("containerName") not in (None, name) or code == 0:
-                    continue
-                if (code in wanted["values"]) == (wanted["operator"] == "In"):
-                    return rule["action"], (
-                        f"Container {name} for pod {where} failed with exit code {code} "
-                        f"matching {rule['action']} rule at index {i}"
-                    )
     return "Count", ""

@@ -1,8 +1,11 @@
-"""The kinds of objects that the server keeps, where the API has them, and what a client such
-as kubectl is told about them first."""
+"""The kinds of objects that the server keeps, amounts of resources in them, and the Status that
+answers a request which the server rejects."""
 
 from __future__ import annotations
 
+import math
+import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,16 +63,13 @@ JOBS = Kind("batch", "v1", "jobs", "Job", has_status=True)
 ROLES = Kind("rbac.authorization.k8s.io", "v1", "roles", "Role")
 ROLE_BINDINGS = Kind("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
 NETWORK_POLICIES = Kind("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
-LEASES = Kind("coordination.k8s.io", "v1", "leases", "Lease")
-BUDGETS = Kind("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget", has_status=True)
 PRIORITY_CLASSES = Kind(
     "scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", namespaced=False
 )
 
 KINDS = (
     NAMESPACES, NODES, PODS, SERVICES, SECRETS, CONFIG_MAPS, SERVICE_ACCOUNTS, EVENTS, CLAIMS,
-    QUOTAS, LIMIT_RANGES, JOBS, ROLES, ROLE_BINDINGS, NETWORK_POLICIES, LEASES, BUDGETS,
-    PRIORITY_CLASSES,
+    QUOTAS, LIMIT_RANGES, JOBS, ROLES, ROLE_BINDINGS, NETWORK_POLICIES, PRIORITY_CLASSES,
 )  # fmt: skip
 
 _BY_PATH = {(kind.group, kind.version, kind.plural): kind for kind in KINDS}
@@ -90,51 +90,116 @@ def namespace_of(thing: Object) -> str:
     return str(thing["metadata"].get("namespace", ""))
 
 
-_VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
-_SUBRESOURCES = {"pods": {"log": "Pod", "portforward": "PodPortForwardOptions",
-                          "eviction": "Eviction"}}  # fmt: skip
-_GROUPS = sorted({(kind.group, kind.version) for kind in KINDS if kind.group})
+_FORM = re.compile(r"^([+-]?(?:\d+\.?\d*|\.\d+))([numkMGTPE]|[KMGTPE]i|[eE][+-]?\d+)?$")
+_SUFFIXES = {
+    "n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15,
+    "E": 1e18, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60,
+}  # fmt: skip
 
 
-def discover(path: str) -> Object | None:
-    """The answer to a path of discovery; None for any other path."""
-    path = path.rstrip("/")
-    if path in ("/healthz", "/livez", "/readyz"):
-        return {"status": "ok"}
-    if path == "/version":
-        return {"major": "1", "minor": "36", "gitVersion": "v1.36.0", "platform": "linux/amd64"}
-    if path == "/api":
-        return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
-    if path == "/apis":
-        groups = [_group(group, version) for group, version in _GROUPS]
-        return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
-    for group, version in [("", "v1"), *_GROUPS]:
-        if path == (f"/apis/{group}/{version}" if group else "/api/v1"):
-            found = [kind for kind in KINDS if kind.group == group]
-            return {
-                "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": path[5:].lstrip("/"),
-                "resources": [resource for kind in found for resource in _resources(kind)],
-            }  # fmt: skip
-        if group and path == f"/apis/{group}":
-            return {"kind": "APIGroup", "apiVersion": "v1", **_group(group, version)}
-    return None
+def parse_quantity(text: object) -> int:
+    """In thousandths, rounded up, as the API does; raises ValueError for what is none."""
+    found = _FORM.match(str(text))
+    if not found:
+        raise ValueError(f"quantities must match the regular expression '{_FORM.pattern}'")
+    number, suffix = found[1], found[2] or ""
+    if suffix[:1] in "eE" and suffix[1:]:
+        return math.ceil(float(number + suffix) * 1000)
+    return math.ceil(float(number) * _SUFFIXES[suffix] * 1000 - 1e-9)
 
 
-def _group(group: str, version: str) -> Object:
-    one = {"groupVersion": f"{group}/{version}", "version": version}
-    return {"name": group, "versions": [one], "preferredVersion": one}
+def requests_of(pod: Object) -> Counter[str]:
+    """What the scheduler counts of a pod (its spec): the sum over its containers, and a place
+    among the pods of the node."""
+    total: Counter[str] = Counter()
+    for container in pod["containers"]:
+        total.update(_requests(container))
+    total["pods"] = 1000
+    return total
 
 
-def _resources(kind: Kind) -> list[Object]:
-    whole = {
-        "name": kind.plural, "singularName": kind.name.lower(), "namespaced": kind.namespaced,
-        "kind": kind.name, "verbs": _VERBS,
-    }  # fmt: skip
-    subs = dict(_SUBRESOURCES.get(kind.plural, {}))
-    if kind.has_status:
-        subs["status"] = kind.name
-    return [whole, *(
-        {"name": f"{kind.plural}/{sub}", "singularName": "", "namespaced": kind.namespaced,
-         "kind": name, "verbs": ["create", "get", "patch", "update"]}
-        for sub, name in subs.items()
-    )]  # fmt: skip
+def limits_of(pod: Object) -> Counter[str]:
+    """The sum of the limits of its containers."""
+    total: Counter[str] = Counter()
+    for container in pod["containers"]:
+        limits = (container.get("resources") or {}).get("limits") or {}
+        total.update({name: parse_quantity(amount) for name, amount in limits.items()})
+    return total
+
+
+def _requests(container: Object) -> Counter[str]:
+    resources = container.get("resources") or {}
+    asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+    return Counter({name: parse_quantity(amount) for name, amount in asked.items()})
+
+
+def write_quantity(thousandths: int) -> str:
+    """For a message, as ``parse_quantity`` reads it."""
+    if thousandths % 1000:
+        return f"{thousandths}m"
+    whole = thousandths // 1000
+    for suffix in ("Gi", "Mi"):
+        size = int(_SUFFIXES[suffix])
+        if whole and whole % size == 0:
+            return f"{whole // size}{suffix}"
+    return str(whole)
+
+
+_REASONS = {
+    400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFound",
+    405: "MethodNotAllowed", 409: "Conflict", 410: "Expired", 415: "UnsupportedMediaType",
+    422: "Invalid", 429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable",
+}  # fmt: skip
+
+
+class Refused(Exception):
+    """A request is rejected.
+
+    Args:
+        code: of HTTP.
+        message: for people.
+        reason: for programs, if it is another one than the code says by itself.
+        details: of the Status.
+        retry_after_s: of the header ``Retry-After``.
+    """
+
+    def __init__(
+        self,
+        code: int,
+        message: str,
+        *,
+        reason: str = "",
+        details: dict[str, Any] | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.retry_after_s = retry_after_s
+        self.reason = reason or _REASONS[code]
+        self.details = dict(details or {})
+        if retry_after_s is not None:
+            self.details["retryAfterSeconds"] = retry_after_s
+
+    def status(self) -> dict[str, Any]:
+        """The body of the answer, or the object of an event ``ERROR`` of a watch."""
+        return {
+            "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+            "message": str(self), "reason": self.reason, "code": self.code,
+            "details": self.details,
+        }  # fmt: skip
+
+
+def not_found(plural: str, group: str, name: str) -> Refused:
+    """There is no such object."""
+    full = f"{plural}.{group}" if group else plural
+    details = {"name": name, "kind": plural, "group": group}
+    return Refused(404, f'{full} "{name}" not found', details=details)
+
+
+def invalid(kind: str, name: str, field: str, problem: str) -> Refused:
+    """The value of a field is rejected."""
+    causes = [{"reason": "FieldValueInvalid", "message": problem, "field": field}]
+    return Refused(
+        422, f'{kind} "{name}" is invalid: {field}: {problem}',
+        details={"name": name, "kind": kind, "causes": causes},
+    )  # fmt: skip

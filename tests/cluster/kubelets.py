@@ -16,19 +16,19 @@ from tests.cluster.kinds import (
     PODS,
     SERVICE_ACCOUNTS,
     Object,
+    Refused,
     name_of,
     namespace_of,
+    not_found,
 )
 from tests.cluster.operations import Operations
 from tests.cluster.pod_files import PodFiles
 from tests.cluster.pod_requests import set_condition
 from tests.cluster.pod_run import Machine, PodRun
 from tests.cluster.rbac import Access
-from tests.cluster.refused import Refused, not_found
 from tests.cluster.selectors import match_labels
 from tests.cluster.settings import Settings
 from tests.cluster.store import Store
-from tests.cluster.zygote import Zygote
 
 
 class Kubelets:
@@ -51,36 +51,27 @@ class Kubelets:
         # The image has the environment that runs the tests.
         path = f"{Path(sys.executable).parent}:{os.defpath}"
         image_env = {"PATH": path, "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"}
-        self._zygote = Zygote(settings.forks, folder / "zygote.log") if settings.forks else None
-        self._machine = Machine(store, settings, folder, own_users, set(), self.lost, image_env,
-                                self._zygote)  # fmt: skip
+        self._machine = Machine(store, settings, folder, own_users, set(), self.lost, image_env)
         self._runs: dict[str, PodRun] = {}
         for node in settings.nodes:
             self.add(**node)
 
-    def add(
-        self, name: str, labels: dict[str, str] | None = None, taints: list[Object] | None = None,
-        **resources: str,
-    ) -> None:  # fmt: skip
-        """A new node; its resources as ``cpu="4"``, and ``gpu`` for ``nvidia.com/gpu``."""
+    def add(self, name: str, labels: dict[str, str] | None = None, **resources: str) -> None:
+        """A new node; its resources as ``cpu="4"``."""
         self.lost.pop(name, None)  # A machine of that name was lost before.
-        if "gpu" in resources:
-            resources["nvidia.com/gpu"] = resources.pop("gpu")
         allocatable = {"cpu": "64", "memory": "256Gi", "pods": "110", **resources}
         node = self._store.create(NODES, {
             "apiVersion": "v1", "kind": "Node",
             "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name,
                                                   **(labels or {})}},
-            "spec": {"taints": taints} if taints else {},
+            "spec": {},
             "status": {"allocatable": allocatable, "capacity": allocatable},
         })  # fmt: skip
         self._store.update(NODES, "", name_of(node), _make_ready)
 
     def reconcile(self) -> None:
         """Starts and ends pods as the objects say."""
-        there: dict[str, Object] = {}
-        for pod in self._store.list(PODS):
-            there[pod["metadata"]["uid"]] = pod
+        there = {pod["metadata"]["uid"]: pod for pod in self._store.list(PODS)}
         for uid, pod in there.items():
             node = pod["spec"].get("nodeName")
             if not node or node in self.lost or self._store.find(NODES, "", node) is None:
@@ -127,13 +118,13 @@ class Kubelets:
 
     # What the API server asks
 
-    def log_of(self, pod: Object, container: str, *, previous: bool) -> Path | None:
+    def log_of(self, pod: Object, container: str) -> Path | None:
+        """None before the container has begun."""
         self._check_heard(pod)
         run = self._runs.get(pod["metadata"]["uid"])
         if run is None:
             return None
-        number = run.restarts.get(container, 0) - previous
-        path = self._machine.log(run.uid, container, number)
+        path = self._machine.log(run.uid, container, run.restarts.get(container, 0))
         return path if path.exists() else None
 
     def _check_heard(self, pod: Object) -> None:
@@ -156,16 +147,6 @@ class Kubelets:
         return connection
 
     # What a test orders
-
-    def run_of(self, namespace: str, name: str) -> PodRun:
-        """Raises Refused 404."""
-        run = self._runs.get(self._store.get(PODS, namespace, name)["metadata"]["uid"])
-        if run is None:
-            raise Refused(404, f"{name} does not run")
-        return run
-
-    def run_out_of_memory(self, namespace: str, name: str) -> None:
-        self.run_of(namespace, name).run_out_of_memory()
 
     def lose(self, name: str, *, runs: bool = False) -> None:
         """The node falls silent, and its processes are gone unless it ``runs`` on."""
@@ -201,8 +182,6 @@ class Kubelets:
             run.vanish()
         tasks = [run.task for run in self._runs.values()]
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._zygote is not None:
-            self._zygote.close()
 
 
 def _make_ready(node: Object) -> None:

@@ -19,19 +19,17 @@ from tests.cluster.kinds import (
     SERVICES,
     Kind,
     Object,
+    Refused,
+    invalid,
     name_of,
     namespace_of,
 )
-from tests.cluster.patch import apply_patch
-from tests.cluster.refused import Refused, invalid
-from tests.cluster.schema import check_schema
 from tests.cluster.selectors import Matches
-from tests.cluster.store import Store, now
-from tests.cluster.validation import check_object
+from tests.cluster.store import Store
+from tests.cluster.validation import check_object, check_schema
 
 # Letters and digits that make no words; the API's own alphabet of generated names.
 _ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
-_FOREGROUND = "foregroundDeletion"
 _MUTABLE_OF_A_POD = ("tolerations", "activeDeadlineSeconds", "terminationGracePeriodSeconds")
 
 
@@ -43,7 +41,7 @@ class Operations:
         self._pages: dict[str, tuple[int, list[Object]]] = {}
         self._addresses = itertools.count(1)
 
-    def create(self, kind: Kind, namespace: str, thing: Object, *, dry_run: bool) -> Object:
+    def create(self, kind: Kind, namespace: str, thing: Object) -> Object:
         thing = copy.deepcopy(thing)
         check_schema(kind, thing)
         metadata = thing.setdefault("metadata", {})
@@ -61,8 +59,6 @@ class Operations:
         check_object(kind, thing)
         set_defaults(kind, thing)
         admit(self._store, kind, thing)
-        if dry_run:
-            return {**thing, "metadata": {**metadata, "uid": secrets.token_hex(16)}}
         if kind is SERVICES and not thing["spec"].get("clusterIP"):
             number = next(self._addresses)
             thing["spec"]["clusterIP"] = f"10.96.{number // 250 + 1}.{number % 250 + 1}"
@@ -119,7 +115,10 @@ class Operations:
         self, kind: Kind, namespace: str, name: str, content_type: str, patch: Any, sub: str
     ) -> Object:
         before = self._store.get(kind, namespace, name)
-        return self.replace(kind, namespace, name, apply_patch(content_type, patch, before), sub)
+        if content_type != "application/strategic-merge-patch+json":
+            raise Refused(415, f"{content_type}: of the formats of a patch only strategic merge is "
+                          "known here")  # fmt: skip
+        return self.replace(kind, namespace, name, _merge(before, patch), sub)
 
     def delete(self, kind: Kind, namespace: str, name: str, options: Object) -> Object:
         """Deletes, or begins to; returns the object as it was last."""
@@ -130,15 +129,11 @@ class Operations:
                     409, f"Precondition failed: {field} in precondition: {value}, {field} in "
                     f"object meta: {before['metadata'][field]}",
                 )  # fmt: skip
-        if options.get("dryRun"):
-            return before
         # Jobs keep their pods unless the caller says otherwise: so it is in batch/v1.
         policy = options.get("propagationPolicy") or ("Orphan" if kind is JOBS else "Background")
         if policy == "Orphan":
             for other, dependent in self.dependents(before["metadata"]["uid"]):
                 self._orphan(other, dependent, before["metadata"]["uid"])
-        elif policy == "Foreground" and self.dependents(before["metadata"]["uid"]):
-            return self._store.update(kind, namespace, name, _end_in_foreground)
         if kind is PODS:
             grace = _grace_of(before, options)
             if grace or before["metadata"].get("finalizers"):
@@ -160,12 +155,6 @@ class Operations:
             dependent["metadata"]["ownerReferences"] = [o for o in owners if o["uid"] != uid]
 
         self._store.update(kind, namespace_of(thing), name_of(thing), change)
-
-    def delete_collection(
-        self, kind: Kind, namespace: str, matches: Matches, options: Object
-    ) -> list[Object]:
-        found = [thing for thing in self._store.list(kind, namespace) if matches(thing)]
-        return [self.delete(kind, namespace_of(t), name_of(t), options) for t in found]
 
     def list(
         self, kind: Kind, namespace: str, matches: Matches, limit: int, token: str
@@ -216,16 +205,6 @@ def _end_gracefully(pod: Object, grace_s: int) -> None:
         metadata["deletionGracePeriodSeconds"] = grace_s
 
 
-def _end_in_foreground(thing: Object) -> None:
-    thing["metadata"].setdefault("deletionTimestamp", now())
-    thing["metadata"]["finalizers"] = [_FOREGROUND]
-
-
-def ends_in_foreground(thing: Object) -> bool:
-    """It waits for the deletion of what it owns."""
-    return _FOREGROUND in (thing["metadata"].get("finalizers") or [])
-
-
 def _check_immutable(kind: Kind, before: Object, after: Object) -> None:
     if kind is PODS:
         spec, new = _fixed_part(before["spec"]), _fixed_part(after["spec"])
@@ -236,10 +215,6 @@ def _check_immutable(kind: Kind, before: Object, after: Object) -> None:
             )  # fmt: skip
     elif kind is JOBS and before["spec"]["template"] != after["spec"]["template"]:
         raise invalid("Job", name_of(after), "spec.template", "field is immutable")
-    elif after.get("immutable") and before.get("immutable"):
-        for field in ("data", "binaryData"):
-            if before.get(field) != after.get(field):
-                raise invalid(kind.name, name_of(after), field, "field is immutable when set")
 
 
 def _fixed_part(spec: Object) -> Object:
@@ -249,16 +224,15 @@ def _fixed_part(spec: Object) -> Object:
 
 
 def collect_garbage(store: Store, operations: Operations) -> None:
-    """Deletes what has lost all its owners or its namespace, and then owners that waited."""
+    """Deletes what has lost all its owners or its namespace."""
     namespaces = {"", *map(name_of, store.list(NAMESPACES))}
     things = list(store.kinds())
     uids = {thing["metadata"]["uid"] for _, thing in things}
-    ending = {t["metadata"]["uid"] for _, t in things if ends_in_foreground(t)}
     for kind, thing in things:
         owners = {o["uid"] for o in thing["metadata"].get("ownerReferences") or []}
         orphaned = owners and not owners & uids
         homeless = namespace_of(thing) not in namespaces
-        if (orphaned or homeless or owners & ending) and not _is_ending(thing):
+        if (orphaned or homeless) and "deletionTimestamp" not in thing["metadata"]:
             operations.delete(
                 kind, namespace_of(thing), name_of(thing), {"propagationPolicy": "Background"}
             )
@@ -266,11 +240,30 @@ def collect_garbage(store: Store, operations: Operations) -> None:
         ended = pod["metadata"].get("deletionGracePeriodSeconds") == 0
         if ended and not pod["metadata"].get("finalizers"):
             store.remove(PODS, namespace_of(pod), name_of(pod))
-    for kind, thing in things:
-        uid = thing["metadata"]["uid"]
-        if uid in ending and not operations.dependents(uid):
-            store.remove(kind, namespace_of(thing), name_of(thing))
 
 
-def _is_ending(thing: Object) -> bool:
-    return "deletionTimestamp" in thing["metadata"]
+# Lists that the server merges by a key, from `x-kubernetes-patch-merge-key` of the schema; only the
+# list of owners is patched here.
+_OWNERS = "ownerReferences"
+_MERGED = {
+    "containers", "initContainers", "env", "volumes", "volumeMounts", "imagePullSecrets",
+    "conditions", "hostAliases", "secrets", "topologySpreadConstraints", "ports",
+}  # fmt: skip
+
+
+def _merge(target: Any, patch: Object) -> Object:
+    """Strategic merge."""
+    merged = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            merged.pop(key, None)
+        elif isinstance(value, dict):
+            merged[key] = _merge(merged.get(key), value)
+        elif key == _OWNERS:
+            owners = {owner["uid"]: owner for owner in [*(merged.get(key) or []), *value]}
+            merged[key] = list(owners.values())
+        elif isinstance(value, list) and key in _MERGED:
+            raise Refused(415, f"{key}: the patch of this list is unknown here")
+        else:
+            merged[key] = copy.deepcopy(value)
+    return merged

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import datetime
 import os
 import re
 from pathlib import Path
@@ -12,12 +11,11 @@ from pathlib import Path
 from tests.cluster.container import Mount
 from tests.cluster.kinds import CLAIMS, CONFIG_MAPS, SECRETS, Kind, Object, name_of, namespace_of
 from tests.cluster.network import API, API_PORT
-from tests.cluster.quantities import parse_quantity
 from tests.cluster.store import Store
 
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _REFERENCE = re.compile(r"\$\(([A-Za-z_.-][\w.-]*)\)|\$\$")
-_FIELD_WITH_KEY = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
+_LABEL = re.compile(r"metadata\.labels\['([^']+)'\]")
 
 
 class Missing(Exception):
@@ -143,16 +141,10 @@ class PodFiles:
             "KUBERNETES_SERVICE_HOST": API, "KUBERNETES_SERVICE_PORT": str(API_PORT),
             "KUBERNETES_SERVICE_PORT_HTTPS": str(API_PORT), "HOSTNAME": name_of(self._pod),
         }  # fmt: skip
-        for source in container.get("envFrom") or []:
-            prefix = source.get("prefix", "")
-            for kind, field in ((CONFIG_MAPS, "configMapRef"), (SECRETS, "secretRef")):
-                if part := source.get(field):
-                    found = self._data(kind, part)
-                    env |= {prefix + key: value.decode() for key, value in found.items()}
         for variable in container.get("env") or []:
             value = variable.get("value")
             if value is None:
-                value = self._value(variable.get("valueFrom") or {}, container, address)
+                value = self._value(variable.get("valueFrom") or {}, address)
             if value is not None:
                 env[variable["name"]] = expand(value, env)
         return env
@@ -163,7 +155,7 @@ class PodFiles:
             raise Missing(f'{kind.plural[:-1]} "{part["name"]}" not found')
         return read_data(found) if found else {}
 
-    def _value(self, source: Object, container: Object, address: str) -> str | None:
+    def _value(self, source: Object, address: str) -> str | None:
         for kind, field in ((SECRETS, "secretKeyRef"), (CONFIG_MAPS, "configMapKeyRef")):
             if part := source.get(field):
                 found = self._data(kind, part)
@@ -171,19 +163,14 @@ class PodFiles:
                     raise Missing(f"couldn't find key {part['key']} in {kind.name} "
                                   f"{namespace_of(self._pod)}/{part['name']}")  # fmt: skip
                 return found[part["key"]].decode() if part["key"] in found else None
-        if part := source.get("resourceFieldRef"):
-            kind_of_amount, _, name = part["resource"].partition(".")
-            amounts = container["resources"].get(kind_of_amount) or {}
-            divisor = parse_quantity(part.get("divisor") or "1") or 1000
-            return str(-(-parse_quantity(amounts.get(name, "0")) // divisor))
         if part := source.get("fieldRef"):
             return self._field(part["fieldPath"], address)
         return ""
 
     def _field(self, path: str, address: str) -> str:
         pod = self._pod
-        if found := _FIELD_WITH_KEY.fullmatch(path):
-            return str((pod["metadata"].get(found[1]) or {}).get(found[2], ""))
+        if found := _LABEL.fullmatch(path):
+            return str((pod["metadata"].get("labels") or {}).get(found[1], ""))
         values = {
             "metadata.name": name_of(pod), "metadata.namespace": namespace_of(pod),
             "metadata.uid": pod["metadata"]["uid"], "spec.nodeName": pod["spec"]["nodeName"],
@@ -215,7 +202,7 @@ _LAST_LINES, _LAST_BYTES = 80, 2048
 
 
 async def copy_log(output: asyncio.StreamReader | None, path: Path) -> None:
-    """Until every process of the container has ended; each line with its time."""
+    """Until every process of the container has ended."""
     assert output is not None
     with open(path, "ab", buffering=0) as log:
         while True:
@@ -227,8 +214,7 @@ async def copy_log(output: asyncio.StreamReader | None, path: Path) -> None:
                 line = await output.read(error.consumed) + b"\n"
             if not line:
                 return
-            stamp = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-            log.write(stamp.encode() + b" " + line)
+            log.write(line)
 
 
 def last_lines(log: Path) -> str:
@@ -236,5 +222,4 @@ def last_lines(log: Path) -> str:
     with open(log, "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - 2 * _LAST_BYTES))
         lines = file.read().splitlines(keepends=True)[-_LAST_LINES:]
-    text = b"".join(line.partition(b" ")[2] for line in lines)[-_LAST_BYTES:]
-    return text.decode(errors="replace")
+    return b"".join(lines)[-_LAST_BYTES:].decode(errors="replace")

@@ -6,35 +6,26 @@ import asyncio
 import socket
 import struct
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from aiohttp import WSMsgType, web
 
-from tests.cluster.kinds import BUDGETS, PODS, Object, name_of
+from tests.cluster.kinds import PODS, Object, Refused, name_of
 from tests.cluster.operations import Operations
-from tests.cluster.refused import Refused
-from tests.cluster.selectors import match_labels
 from tests.cluster.store import Store, now
+
+if TYPE_CHECKING:
+    from tests.cluster.kubelets import Kubelets
 
 _PROTOCOLS = ("v4.channel.k8s.io",)
 _POLL_S = 0.05
 
 
-class Runtime(Protocol):
-    """The machines on which pods run."""
-
-    def log_of(self, pod: Object, container: str, *, previous: bool) -> Path | None:
-        """The log of a container: each line begins with its time. None before it has begun."""
-
-    async def connect(self, pod: Object, port: int) -> socket.socket:
-        """To a port at the loopback address of a pod, as the kubelet connects; raises OSError."""
-
-
 class PodRequests:
     """Subresources of pods."""
 
-    def __init__(self, store: Store, runtime: Runtime) -> None:
-        self._store, self._runtime = store, runtime
+    def __init__(self, store: Store, kubelets: Kubelets) -> None:
+        self._store, self._kubelets = store, kubelets
 
     async def serve(
         self, request: web.Request, operations: Operations, namespace: str, name: str, sub: str
@@ -55,12 +46,10 @@ class PodRequests:
         if len(names) > 1 and "container" not in query:
             raise Refused(400, f"a container name must be specified for pod {name_of(pod)}, "
                           f"choose one of: {names}")  # fmt: skip
-        previous = query.get("previous") in ("true", "True", "1")
-        path = self._runtime.log_of(pod, name, previous=previous)
+        path = self._kubelets.log_of(pod, name)
         if path is None:
-            word = f"previous terminated container {name!r}" if previous else f"container {name!r}"
-            raise Refused(400, f'{word} in pod "{name_of(pod)}" is waiting to start: '
-                          "ContainerCreating" if not previous else f"{word} not found")  # fmt: skip
+            raise Refused(400, f'container {name!r} in pod "{name_of(pod)}" is waiting to start: '
+                          "ContainerCreating")  # fmt: skip
         answer = web.StreamResponse(headers={"Content-Type": "text/plain"})
         answer.enable_chunked_encoding()
         await answer.prepare(request)
@@ -73,17 +62,13 @@ class PodRequests:
     ) -> None:
         query = request.query
         follow = query.get("follow") in ("true", "True", "1")
-        times = query.get("timestamps") in ("true", "True", "1")
         tail = int(query.get("tailLines", -1))
-        since = query.get("sinceTime", "")
         with open(path, "rb") as log:
             lines = log.readlines()
             lines = lines if tail < 0 else lines[len(lines) - tail :]
             while True:
                 for line in lines:
-                    time, _, text = line.partition(b" ")
-                    if time.decode() >= since:
-                        await answer.write(line if times else text)
+                    await answer.write(line)
                 ended = not self._writes(pod)
                 lines = log.readlines()
                 if lines or not follow:
@@ -133,31 +118,16 @@ class PodRequests:
 
     async def _connect(self, pod: Object, port: int) -> socket.socket | OSError:
         try:
-            return await self._runtime.connect(pod, port)
+            return await self._kubelets.connect(pod, port)
         except OSError as error:
             return error
 
     async def _evict(
         self, request: web.Request, operations: Operations, pod: Object
     ) -> web.StreamResponse:
-        labels = pod["metadata"].get("labels") or {}
-        namespace = pod["metadata"]["namespace"]
-        for budget in self._store.list(BUDGETS, namespace):
-            spec = budget["spec"]
-            if not match_labels(spec.get("selector") or {}, labels):
-                continue
-            running = [
-                other for other in self._store.list(PODS, namespace)
-                if match_labels(spec["selector"], other["metadata"].get("labels") or {})
-                and other["status"]["phase"] == "Running"
-            ]  # fmt: skip
-            if len(running) - 1 < int(spec.get("minAvailable", 0)):
-                raise Refused(
-                    429, "Cannot evict pod as it would violate the pod's disruption budget.",
-                    details={"causes": [{"reason": "DisruptionBudget"}]},
-                )  # fmt: skip
         body = await request.json()
         disrupt(self._store, pod, "EvictionByEvictionAPI", "Eviction API: evicting")
+        namespace = pod["metadata"]["namespace"]
         operations.delete(PODS, namespace, name_of(pod), body.get("deleteOptions") or {})
         status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
         return web.json_response({**status, "code": 201}, status=201)

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.cluster.container import ContainerSpec
-from tests.cluster.kinds import PODS, Object, name_of, namespace_of
+from tests.cluster.kinds import PODS, Object, Refused, name_of, namespace_of
 from tests.cluster.network import DNS, PodNetwork
 from tests.cluster.pod_files import Missing, PodFiles, copy_log, last_lines
 from tests.cluster.pod_requests import set_condition
-from tests.cluster.refused import Refused
 from tests.cluster.settings import (
     LEAST_GRACE_S,
     PULL_BACK_OFF_S,
@@ -25,7 +24,6 @@ from tests.cluster.settings import (
     doubling,
 )
 from tests.cluster.store import Store, now, tell
-from tests.cluster.zygote import Forked, Zygote
 
 ROOT = Path(__file__).parents[2]
 _IMAGE = re.compile(r"[a-z0-9]+([._/:@-]+[A-Za-z0-9_]+)*")
@@ -36,9 +34,8 @@ _LONGEST_LINE = 1 << 20
 class _Container:
     """A container that was started."""
 
-    process: asyncio.subprocess.Process | Forked
+    process: asyncio.subprocess.Process
     started: str
-    out_of_memory: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,6 @@ class Machine:
         pulled: (node, image) of images that are there.
         lost: the time since which a node is silent.
         image_env: variables of every image.
-        zygote: forks the containers that it can.
     """
 
     store: Store
@@ -61,7 +57,6 @@ class Machine:
     pulled: set[tuple[str, str]]
     lost: dict[str, float]
     image_env: dict[str, str]
-    zygote: Zygote | None
 
     def log(self, uid: str, container: str, number: int) -> Path:
         return self.folder / "logs" / f"{uid}-{container}-{number}.log"
@@ -115,11 +110,6 @@ class PodRun:
         self._kill()
         self.task.cancel()
 
-    def run_out_of_memory(self) -> None:
-        for container in self._containers.values():
-            container.out_of_memory = True
-        self._kill()
-
     def _kill(self) -> None:
         for container in self._containers.values():
             with contextlib.suppress(ProcessLookupError):
@@ -150,11 +140,11 @@ class PodRun:
     async def _prepare(self) -> None:
         spec = self._pod["spec"]
         self._change(self._begin)
-        for container in [*(spec.get("initContainers") or []), *spec["containers"]]:
+        for container in spec["containers"]:
             await self._pull(container)
         await self._until_there(self._files.prepare, "FailedMount", "")
         self.network = PodNetwork()
-        for container in [*(spec.get("initContainers") or []), *spec["containers"]]:
+        for container in spec["containers"]:
             problem = self._problem_of_user(container)
             if problem:
                 self._wait_because(container, "CreateContainerConfigError", problem)
@@ -231,14 +221,7 @@ class PodRun:
         return int(own.get("runAsUser", of_pod.get("runAsUser", 1000)))
 
     async def _run_containers(self) -> None:
-        spec = self._pod["spec"]
-        for container in spec.get("initContainers") or []:
-            if self._ending.is_set() or await self._run_container(container, init=True):
-                self._finish(1)
-                return
-        codes = await asyncio.gather(
-            *(self._run_container(container, init=False) for container in spec["containers"])
-        )
+        codes = await asyncio.gather(*map(self._run_container, self._pod["spec"]["containers"]))
         self._finish(max(codes))
 
     def _finish(self, code: int) -> None:
@@ -250,16 +233,15 @@ class PodRun:
 
         self._change(change)
 
-    async def _run_container(self, container: Object, *, init: bool) -> int:
+    async def _run_container(self, container: Object) -> int:
         """Until it ends for good; returns its exit code."""
         name = container["name"]
         policy = self._pod["spec"]["restartPolicy"]
         while True:
             code, state = await self._run_once(container)
-            again = (policy == "Always" and not init) or (policy == "OnFailure" and code != 0)
+            again = policy == "Always" or (policy == "OnFailure" and code != 0)
             if not again or self._ending.is_set():
-                if not init:
-                    self._say(container, state)
+                self._say(container, state)
                 return code
             pause_s = doubling(RESTART_BACK_OFF_S, self.restarts.get(name, 0))
             pause_s *= self._machine.settings.factor
@@ -278,7 +260,11 @@ class PodRun:
         folder = self._machine.folder / "pods" / self.uid / f"{name}-{number}"
         spec = self._spec(container, folder)
         spec.write(folder / "spec.json")
-        process = await self._start(spec, folder / "spec.json")
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-S", "-E", "-m", "tests.cluster.container", folder / "spec.json",
+            cwd=ROOT, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT, pass_fds=[spec.network], limit=_LONGEST_LINE,
+        )  # fmt: skip
         running = _Container(process, now())
         self._containers[name] = running
         if self._ending.is_set():
@@ -292,16 +278,6 @@ class PodRun:
         del self._containers[name]
         return self._ended(container, running, code, folder, log)
 
-    async def _start(self, spec: ContainerSpec, path: Path) -> asyncio.subprocess.Process | Forked:
-        zygote = self._machine.zygote
-        if zygote is not None and zygote.can(spec.command):
-            return await zygote.start(path, spec.network, _LONGEST_LINE)
-        return await asyncio.create_subprocess_exec(
-            sys.executable, "-S", "-E", "-m", "tests.cluster.container", path,
-            cwd=ROOT, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT, pass_fds=[spec.network], limit=_LONGEST_LINE,
-        )  # fmt: skip
-
     def _ended(
         self, container: Object, running: _Container, code: int, folder: Path, log: Path
     ) -> tuple[int, Object]:
@@ -309,9 +285,7 @@ class PodRun:
             code = 128 - code
         reason = "Completed" if code == 0 else "Error"
         message = (folder / "termination-log").read_text(errors="replace")[:4096]
-        if running.out_of_memory:
-            code, reason = 137, "OOMKilled"
-        elif problem := (folder / "result").read_text():
+        if problem := (folder / "result").read_text():
             reason, message = "StartError", f"failed to create containerd task: {problem}"
         elif code and not message and container["terminationMessagePolicy"] != "File":
             message = last_lines(log)

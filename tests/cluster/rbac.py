@@ -12,10 +12,10 @@ from tests.cluster.kinds import (
     SERVICE_ACCOUNTS,
     Kind,
     Object,
+    Refused,
     name_of,
     namespace_of,
-)  # fmt: skip
-from tests.cluster.refused import Refused
+)
 from tests.cluster.store import Store
 
 _PREFIX = "system:serviceaccount:"
@@ -26,7 +26,7 @@ class Attempt:
     """What somebody wants to do.
 
     Args:
-        verb: of RBAC: get, list, watch, create, update, patch, delete, deletecollection.
+        verb: of RBAC: get, list, watch, create, update, patch, delete.
         kind: of the object.
         namespace: empty for all, or for what lives in none.
         name: empty if none is named.

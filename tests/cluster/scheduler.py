@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tests.cluster.kinds import Object, name_of
-from tests.cluster.quantities import parse_quantity, requests_of
+from benchmarks.cluster.scheduler import Victim, cheapest_victims
+from tests.cluster.kinds import Object, name_of, parse_quantity, requests_of
 from tests.cluster.selectors import match_labels
 
 
@@ -134,11 +134,6 @@ def _problems(pod: Object, room: _Room) -> list[str]:
         for term in wanted["nodeSelectorTerms"]
     )):  # fmt: skip
         return ["node(s) didn't match Pod's node affinity/selector"]
-    apart = (affinity.get("podAntiAffinity") or {}).get(
-        "requiredDuringSchedulingIgnoredDuringExecution"
-    )
-    if any(_meets(term, pod, room) for term in apart or []):
-        return ["node(s) didn't match pod anti-affinity rules"]
     return []
 
 
@@ -160,15 +155,6 @@ def toleration_of(spec: Object, taint: Object) -> Object | None:
     return None
 
 
-def _meets(term: Object, pod: Object, room: _Room) -> bool:
-    """A pod that the term names is on the node: the topology is that of nodes here."""
-    return any(
-        match_labels(term.get("labelSelector") or {}, other["metadata"].get("labels") or {})
-        for other in room.pods
-        if other["metadata"]["namespace"] == pod["metadata"]["namespace"]
-    )
-
-
 def _score(pod: Object, room: _Room) -> tuple[int, int]:
     affinity = pod["spec"].get("affinity") or {}
     labels = room.node["metadata"].get("labels") or {}
@@ -177,8 +163,6 @@ def _score(pod: Object, room: _Room) -> tuple[int, int]:
     for term in (affinity.get("nodeAffinity") or {}).get(preferred) or []:
         wanted = {"matchExpressions": term["preference"].get("matchExpressions")}
         score += term["weight"] * match_labels(wanted, labels)
-    for term in (affinity.get("podAntiAffinity") or {}).get(preferred) or []:
-        score -= term["weight"] * _meets(term["podAffinityTerm"], pod, room)
     return score, -len(room.pods)
 
 
@@ -188,34 +172,23 @@ def _preempt(
     """The node whose victims are of the lowest priority and the fewest."""
     if pod["spec"].get("preemptionPolicy") == "Never":
         return None
-    best = None
-    for room in rooms:
-        if _problems(pod, room):
-            continue
-        victims = _victims(pod, asked, room)
-        if victims:
-            cost = max(v["spec"]["priority"] for v in victims), len(victims)
-            if best is None or cost < best[0]:
-                best = cost, room, victims
-    return best[1:] if best else None
+    return cheapest_victims(
+        (room, asked - room.free, _less_urgent(pod, room))
+        for room in rooms
+        if not _problems(pod, room)
+    )
 
 
-def _victims(pod: Object, asked: Counter[str], room: _Room) -> list[Object]:
+def _less_urgent(pod: Object, room: _Room) -> list[Victim[Object]]:
+    """Those that are ending already, which cost nothing; then the lowest, then the youngest."""
     lower = [other for other in room.pods
              if other["spec"]["priority"] < pod["spec"]["priority"]
              and other["spec"].get("nodeName")]  # fmt: skip
-    # Those that are ending already cost nothing; then the lowest, then the youngest.
     lower.sort(key=lambda other: (
         not _is_ending(other), other["spec"]["priority"],
         other["status"].get("startTime", "") == "", name_of(other),
     ))  # fmt: skip
-    free, victims = Counter(room.free), []
-    for other in lower:
-        if not _lacks(asked, free):
-            break
-        free.update(requests_of(other["spec"]))
-        victims.append(other)
-    return victims if not _lacks(asked, free) else []
+    return [(other, other["spec"]["priority"], requests_of(other["spec"])) for other in lower]
 
 
 def _is_ending(pod: Object) -> bool:

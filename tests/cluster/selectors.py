@@ -5,38 +5,31 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from tests.cluster.kinds import Object
-from tests.cluster.refused import Refused
+from tests.cluster.kinds import Object, Refused
 
 Matches = Callable[[Object], bool]
 
-_SET = re.compile(r"^\s*(\S+)\s+(in|notin)\s*\(([^)]*)\)\s*$")
-_EQUAL = re.compile(r"^\s*([^=!\s]+)\s*(==|=|!=)\s*([^=!\s]*)\s*$")
+_SET = re.compile(r"^\s*(\S+)\s+in\s*\(([^)]*)\)\s*$")
+_EQUAL = re.compile(r"^\s*([^=!\s]+)\s*=\s*([^=!\s]*)\s*$")
 
 
 def label_selector(text: str) -> Matches:
-    """Parse ``labelSelector=``: ``a=b,c!=d,e in (f,g),h,!i``."""
+    """Parse ``labelSelector=``: ``a=b,e in (f,g),h``; the other forms are rejected."""
     terms = [_label_term(term) for term in re.split(r",(?![^(]*\))", text) if term.strip()]
     return lambda thing: all(term(thing["metadata"].get("labels") or {}) for term in terms)
 
 
 def _label_term(text: str) -> Callable[[Mapping[str, str]], bool]:
     if found := _SET.match(text):
-        key, word, values = found.groups()
+        key, values = found.groups()
         wanted = {value.strip() for value in values.split(",")}
-        if word == "in":
-            return lambda labels: labels.get(key) in wanted
-        return lambda labels: labels.get(key) not in wanted
+        return lambda labels: labels.get(key) in wanted
     if found := _EQUAL.match(text):
-        key, sign, value = found.groups()
-        if sign == "!=":
-            return lambda labels: labels.get(key) != value
+        key, value = found.groups()
         return lambda labels: labels.get(key) == value
     key = text.strip()
-    if not re.fullmatch(r"!?[\w./-]+", key):
+    if not re.fullmatch(r"[\w./-]+", key):
         raise Refused(400, f"unable to parse requirement: {text!r}")
-    if key.startswith("!"):
-        return lambda labels: key[1:] not in labels
     return lambda labels: key in labels
 
 
@@ -68,7 +61,7 @@ _FIELDS = {
 
 
 def field_selector(text: str) -> Matches:
-    """Parse ``fieldSelector=``: ``status.phase=Running,metadata.name!=a``."""
+    """Parse ``fieldSelector=``: ``status.phase=Running,metadata.name=a``."""
     terms = [_field_term(term) for term in text.split(",") if term.strip()]
     return lambda thing: all(term(thing) for term in terms)
 
@@ -77,12 +70,12 @@ def _field_term(text: str) -> Matches:
     found = _EQUAL.match(text)
     if not found or found[1] not in _FIELDS:
         raise Refused(400, f"field label not supported: {text}")
-    path, sign, value = found.groups()
+    path, value = found.groups()
 
     def matches(thing: Object) -> bool:
         place: object = thing
         for word in path.split("."):
             place = place.get(word, "") if isinstance(place, dict) else ""
-        return (str(place) == value) == (sign != "!=")
+        return str(place) == value
 
     return matches

@@ -8,15 +8,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import yaml
 from aiohttp import web
 
 from tests.cluster.control import Faults
-from tests.cluster.kinds import PODS, ROLES, Kind, Object, discover, find_kind
+from tests.cluster.kinds import PODS, ROLES, Kind, Object, Refused, find_kind
 from tests.cluster.operations import Operations
 from tests.cluster.pod_requests import PodRequests
 from tests.cluster.rbac import Access, Attempt
-from tests.cluster.refused import Refused
 from tests.cluster.selectors import Matches, field_selector, label_selector
 from tests.cluster.store import Store
 from tests.cluster.watches import Watched, Watches, cut
@@ -26,7 +24,6 @@ _PATH = re.compile(
     r"(?:/namespaces/(?P<namespace>[^/]+)(?=/[^/]+))?"
     r"/(?P<plural>[^/]+)(?:/(?P<name>[^/]+)(?:/(?P<sub>[^/]+))?)?/?$"
 )
-_REVIEWS = "selfsubjectaccessreviews"
 _LARGEST_BODY = 3 * 1024 * 1024
 
 
@@ -99,11 +96,6 @@ class ApiServer:
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         user = self._access.user_of(request.headers.get("Authorization"))
-        found = discover(request.path)
-        if found is not None:
-            return web.json_response(found)
-        if request.path.endswith(f"/{_REVIEWS}") and request.method == "POST":
-            return web.json_response(self._review(user, await _body(request)), status=201)
         target = _target(request.path)
         attempt = _attempt(request, target)
         if self._faults.note(user, attempt):
@@ -121,7 +113,7 @@ class ApiServer:
         kind, namespace, name = target.kind, target.namespace, target.name
         if target.sub not in ("", "status"):
             return await self._pods.serve(request, self._operations, namespace, name, target.sub)
-        verb, dry = attempt.verb, bool(request.query.get("dryRun"))
+        verb = attempt.verb
         if verb == "watch":
             return await self._watch(request, target)
         if verb == "list":
@@ -135,7 +127,7 @@ class ApiServer:
             if kind is ROLES:
                 self._access.may_grant(user, {**thing, "metadata": {
                     **thing.get("metadata", {}), "namespace": namespace}})  # fmt: skip
-            made = self._operations.create(kind, namespace, thing, dry_run=dry)
+            made = self._operations.create(kind, namespace, thing)
             return web.json_response(made, status=201)
         if verb == "update":
             changed = self._operations.replace(
@@ -144,14 +136,10 @@ class ApiServer:
             return web.json_response(changed)
         if verb == "patch":
             changed = self._operations.patch(
-                kind, namespace, name, request.content_type, await _any_body(request), target.sub
+                kind, namespace, name, request.content_type, await _body(request), target.sub
             )
             return web.json_response(changed)
-        options = await _delete_options(request)
-        if verb == "deletecollection":
-            gone = self._operations.delete_collection(kind, namespace, _selectors(request), options)
-            return web.json_response(_list_of(kind, gone, {}))
-        return self._delete(target, options)
+        return self._delete(target, await _delete_options(request))
 
     def _delete(self, target: Target, options: Object) -> web.Response:
         kind, name = target.kind, target.name
@@ -176,27 +164,13 @@ class ApiServer:
         return web.json_response(_list_of(target.kind, found, metadata))
 
     async def _watch(self, request: web.Request, target: Target) -> web.StreamResponse:
-        matches = _selectors(request)
-        if target.name:
-            named = matches
-            matches = lambda thing: thing["metadata"]["name"] == target.name and named(thing)  # noqa: E731
         watched = Watched(
-            kind=target.kind, namespace=target.namespace, matches=matches,
+            kind=target.kind, namespace=target.namespace, matches=_selectors(request),
             since=_number(request, "resourceVersion") or None,
             bookmarks=request.query.get("allowWatchBookmarks") in ("true", "True", "1"),
             timeout_s=_number(request, "timeoutSeconds"),
         )  # fmt: skip
         return await self._watches.serve(request, watched)
-
-    def _review(self, user: str, review: Object) -> Object:
-        """`kubectl auth can-i`."""
-        asked = review["spec"].get("resourceAttributes") or {}
-        kind = Kind(asked.get("group", ""), "v1", asked.get("resource", ""), "")
-        attempt = Attempt(
-            asked.get("verb", ""), kind, asked.get("namespace", ""), asked.get("name", ""),
-            asked.get("subresource", ""),
-        )  # fmt: skip
-        return {**review, "status": {"allowed": self._access.allows(user, attempt)}}
 
 
 def _target(path: str) -> Target:
@@ -215,7 +189,7 @@ def _attempt(request: web.Request, target: Target) -> Attempt:
     verbs = {
         "GET": "watch" if watch else "get" if target.name else "list",
         "POST": "create", "PUT": "update", "PATCH": "patch",
-        "DELETE": "delete" if target.name else "deletecollection",
+        "DELETE": "delete" if target.name else None,
     }  # fmt: skip
     verb = verbs.get(request.method)
     creates_in_all = verb == "create" and target.kind.namespaced and not target.namespace
@@ -254,16 +228,11 @@ def _list_of(kind: Kind, found: list[Object], metadata: Object) -> Object:
     }  # fmt: skip
 
 
-async def _any_body(request: web.Request) -> Any:
-    text = await request.text()
-    try:
-        return yaml.safe_load(text) if "yaml" in request.content_type else json.loads(text)
-    except (ValueError, yaml.YAMLError) as error:
-        raise Refused(400, f"couldn't get version/kind; json parse error: {error}") from None
-
-
 async def _body(request: web.Request) -> Object:
-    body = await _any_body(request)
+    try:
+        body = json.loads(await request.text())
+    except ValueError as error:
+        raise Refused(400, f"couldn't get version/kind; json parse error: {error}") from None
     if not isinstance(body, dict) or not isinstance(body.get("metadata", {}), dict):
         raise Refused(400, "the body of the request must be an object")
     return body
@@ -271,9 +240,8 @@ async def _body(request: web.Request) -> Object:
 
 async def _delete_options(request: web.Request) -> Object:
     options: Object = await _body(request) if request.can_read_body else {}
-    for name in ("propagationPolicy", "dryRun"):
-        if name in request.query:
-            options[name] = request.query[name]
+    if "propagationPolicy" in request.query:
+        options["propagationPolicy"] = request.query["propagationPolicy"]
     grace = _number(request, "gracePeriodSeconds")
     return options if grace is None else {**options, "gracePeriodSeconds": grace}
 

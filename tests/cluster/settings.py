@@ -32,11 +32,6 @@ def doubling(times: tuple[float, float], failures: int) -> float:
     return min(first * 2.0 ** (failures - 1), longest) if failures else 0.0
 
 
-def factor() -> float:
-    """The factor of a cluster that says nothing else, see :class:`Settings`."""
-    return float(os.environ.get(ENV_FACTOR, Settings.factor))
-
-
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """One field for each property of the cluster.
@@ -45,15 +40,12 @@ class Settings:
         nodes: the nodes at the start, see :class:`tests.cluster.cluster.Cluster`.
         images: the images that can be pulled.
         factor: shortens all times of this module, and what pods tolerate of their nodes.
-        forks: modules that are imported once; a command ``python -P -m`` of one of them is forked,
-            see :mod:`tests.cluster.zygote`.
         enforces_policies: network policies have an effect; needs the command nft.
     """
 
     nodes: list[dict[str, Any]]
     images: tuple[str, ...] = ("edl", "edl:test")
     factor: float = 0.05
-    forks: tuple[str, ...] = ()
     enforces_policies: bool = False
 
     @classmethod

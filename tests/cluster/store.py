@@ -10,8 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tests.cluster.kinds import EVENTS, Kind, Object, name_of, namespace_of
-from tests.cluster.refused import Refused, not_found
+from tests.cluster.kinds import EVENTS, Kind, Object, Refused, name_of, namespace_of, not_found
 
 
 @dataclass(frozen=True)

@@ -43,28 +43,29 @@ def test_chaos_kills_pods_and_clean_removes_what_is_over(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_half_of_the_workers_are_preempted_and_return(
+def test_half_of_many_workers_are_preempted_and_return(
     namespace: Namespace, submit: Callable[..., Job]
 ) -> None:
     """Pods of a higher priority take two of three nodes, and give them back."""
-    flags = [*FLAGS, "--worker-resources", "cpu=5", "--state-claim", STATE]
-    flags[flags.index("--workers") + 1] = "1:3"
+    flags = [*FLAGS, "--worker-resources", "cpu=2", "--state-claim", STATE]
+    flags[flags.index("--workers") + 1] = "1:11"
     job = submit(RECORDS, *flags)
-    job.wait_for(lambda: len(namespace.running(JOB, "worker")) == 3, 100)
+    job.wait_for(lambda: len(namespace.running(JOB, "worker")) == 11, 200)
+    job.wait_for(lambda: len(job.workers()) == 11, 200)
     job.wait_for(lambda: job.done() > 0, 100)
     namespace.add_priority("high", 1000)
     began = time.monotonic()
     for name in ("first", "second"):
-        namespace.sleep(name, cpu="5", priority="high")
-    job.wait_for(lambda: len(namespace.running(JOB, "worker")) == 1, 100)
+        namespace.sleep(name, cpu="8", priority="high")
+    job.wait_for(lambda: len(namespace.running(JOB, "worker")) <= 4, 100)
     gone = time.monotonic() - began
     job.wait_for(lambda: "wait: no node has room" in job.said(), 100)
     job.trains_on()
     began = time.monotonic()
     for name in ("first", "second"):
         namespace.kill(name)
-    job.wait_for(lambda: len(namespace.running(JOB, "worker")) == 3, 100)
-    figure("two of three workers preempted", gone_s=gone, back_s=time.monotonic() - began)
+    job.wait_for(lambda: len(namespace.running(JOB, "worker")) == 11, 100)
+    figure("seven of eleven workers preempted", gone_s=gone, back_s=time.monotonic() - began)
     job.complete()
     assert "error" not in job.said()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -11,16 +12,22 @@ import pytest
 pytest.importorskip("kubernetes", reason="pip install torch-edl[kubernetes]")
 
 from kubernetes import client
+from kubernetes.client.exceptions import ApiException
 
 from tests.cluster.cluster import Cluster
-from tests.cluster.launchers import Place, hear, new_place, pod_name, spec, until_exit
 from tests.waiting import HANG_S, wait_for
+from torch_edl.plugins.kubernetes import names
+from torch_edl.plugins.kubernetes.cluster.api import Api
+from torch_edl.plugins.kubernetes.config import KubernetesConfig
+from torch_edl.plugins.kubernetes.master.launcher import KubernetesLauncher
+from torch_edl.plugins.kubernetes.objects.pod import process_pod
 from torch_edl.processes.launcher import (
     Known,
     ProcessEvent,
     ProcessExit,
     ProcessRefused,
     ProcessRuns,
+    ProcessSpec,
     ProcessWaits,
 )
 
@@ -32,10 +39,121 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, machine: None) -> Iterator
         yield started
 
 
+JSON = dict[str, Any]
+JOB = "ctr"
+
+
+class Place:
+    """A namespace with launchers."""
+
+    def __init__(self, cluster: Cluster, api: Api) -> None:
+        self.cluster = cluster
+        self.api = api
+        self.launchers: list[KubernetesLauncher] = []
+
+    def launcher(
+        self,
+        api: Api | None = None,
+        *,
+        incarnation: str = "ab",
+        resources: str = "cpu=1",
+        **more: float,
+    ) -> KubernetesLauncher:
+        def manifest(spec: ProcessSpec) -> JSON:
+            return process_pod(
+                JOB,
+                KubernetesConfig(image="edl", worker_resources=resources),
+                role=spec.role,
+                id=spec.id,
+                incarnation=incarnation,
+                command=["sh", "-c", *spec.args],
+                env={},
+                grace_s=5,
+                owner=None,
+            )
+
+        made = KubernetesLauncher(
+            api or self.api, job=JOB, incarnation=incarnation, manifest=manifest, **more
+        )
+        self.launchers.append(made)
+        return made
+
+    def api_of(self, account: str) -> Api:
+        """The namespace as a service account sees it, which may do what :meth:`allow` says."""
+        core = client.CoreV1Api(self.cluster.api_client())
+        with contextlib.suppress(ApiException):
+            core.create_namespaced_service_account(
+                self.api.namespace, {"metadata": {"name": account}}
+            )
+        token = self.cluster.token_of(self.api.namespace, account)
+        return Api(self.cluster.api_client(token), self.api.namespace)
+
+    def allow(self, account: str, *verbs: str) -> None:
+        """A service account may do this to pods."""
+        rule = {"apiGroups": [""], "resources": ["pods"], "verbs": verbs}
+        self.cluster.grant(self.api.namespace, account, [rule])
+
+    def pods(self) -> dict[str, JSON]:
+        found, _ = self.api.list("Pod", names.selector(JOB), read=dict)
+        return {pod["metadata"]["name"]: pod for pod in found}
+
+    def wait_for_a_line(self, name: str) -> None:
+        """Until the process of a pod, which runs, has said something."""
+        with contextlib.closing(self.api.log(name, container=names.CONTAINER, follow=True)) as log:
+            next(log)
+
+    def evict(self, name: str) -> None:
+        path = f"/api/v1/namespaces/{self.api.namespace}/pods/{name}/eviction"
+        self.cluster.request("POST", path, {"metadata": {"name": name}})
+
+
+def spec(id: int, command: str = "exec sleep 1000", *, role: str = "worker") -> ProcessSpec:
+    return ProcessSpec(role=role, id=id, module="", args=[command])
+
+
+def pod_name(id: int, role: str = "worker", incarnation: str = "ab") -> str:
+    return names.pod(JOB, role, id, incarnation)
+
+
+def hear(launcher: KubernetesLauncher, kind: type[ProcessEvent], id: int = 0) -> Any:
+    """The next event of a kind about a process; others are dropped."""
+
+    def look() -> list[ProcessEvent]:
+        return [e for e in launcher.poll() if isinstance(e, kind) and e.id == id]
+
+    return wait_for(look)[0]
+
+
+def until_exit(launcher: KubernetesLauncher, id: int = 0) -> list[ProcessEvent]:
+    """The events of a process until its end."""
+    events: list[ProcessEvent] = []
+
+    def ended() -> bool:
+        events.extend(e for e in launcher.poll() if e.id == id)
+        return any(isinstance(e, ProcessExit) for e in events)
+
+    wait_for(ended)
+    return events
+
+
 @pytest.fixture
 def place(cluster: Cluster) -> Iterator[Place]:
-    with new_place(cluster) as made:
-        yield made
+    """A new namespace, with what the pods of a job need."""
+    cluster.heal()
+    api = Api(cluster.api_client(), cluster.make_namespace())
+    for kind, name, key in (
+        ("ConfigMap", names.files(JOB), names.CONFIG_KEY),
+        ("Secret", names.token(JOB), names.TOKEN_KEY),
+    ):
+        data = {"data" if kind == "ConfigMap" else "stringData": {key: "x"}}
+        api.create({"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, **data})
+    made = Place(cluster, api)
+    yield made
+    for launcher in made.launchers:
+        launcher.close()
+    for name in made.pods():
+        api.delete("Pod", name, grace_s=0)  # the next test needs the room
+    api.close()
 
 
 def test_pods_are_made_at_once_and_run_where_there_is_room(place: Place) -> None:
@@ -84,18 +202,6 @@ def test_a_pod_that_is_evicted_was_taken_whatever_its_exit_code(place: Place) ->
     exit = hear(launcher, ProcessExit)
     assert exit.was_taken
     assert exit.why.startswith("evicted, since its node is drained")
-
-
-def test_a_pod_that_is_stopped_has_ended_as_asked(place: Place) -> None:
-    launcher = place.launcher()
-    launcher.start(spec(0, "trap 'exit 143' TERM; echo ready; while :; do sleep 0.05; done"))
-    hear(launcher, ProcessRuns)
-    place.wait_for_a_line(pod_name(0))  # before that, what becomes process 1 takes no signal
-    launcher.stop("worker", 0, grace_s=20.0)
-    exit = hear(launcher, ProcessExit)
-    assert exit.was_terminated
-    assert not exit.was_taken
-    wait_for(lambda: launcher.poll() is not None and place.pods() == {})
 
 
 def test_a_pod_that_is_stopped_before_it_is_made_leaves_nothing(place: Place) -> None:
@@ -205,15 +311,6 @@ def test_pods_of_an_earlier_life_of_the_job_are_deleted(place: Place) -> None:
     # What has ended is left for its log.
     wanted = {new_name, pod_name(2, incarnation="old")}
     wait_for(lambda: new.poll() is not None and place.pods().keys() == wanted)
-
-
-def test_everything_is_ended_at_the_end(place: Place) -> None:
-    launcher = place.launcher()
-    for id in range(5):
-        launcher.start(spec(id))
-    launcher.start(spec(0, role="ps"))
-    launcher.stop_all(grace_s=0)
-    assert place.pods() == {}
 
 
 def test_a_missing_right_is_waited_for_and_then_refused_with_the_rule_to_add(place: Place) -> None:

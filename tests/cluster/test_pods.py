@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,12 +17,21 @@ from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 from kubernetes.stream import portforward
 
-from tests.cluster.cluster import Cluster
+from tests.cluster.cluster import ROOT, Cluster
 from tests.cluster.settings import FAILED_POD_BACK_OFF_S, Settings
-from tests.waiting import wait_for
+from tests.debian_package import require_package
+from tests.waiting import HANG_S, wait_for
+from torch_edl.config import JobConfig
+from torch_edl.plugins.kubernetes import names
+from torch_edl.plugins.kubernetes.config import KubernetesConfig
+from torch_edl.plugins.kubernetes.objects import job
 
 JSON = dict[str, Any]
 SLEEP = ["python", "-S", "-c", "import time; time.sleep(1000)"]
+SERVE = (
+    "import socket; s = socket.create_server(('0.0.0.0', 7777)); print('ready', flush=True)\n"
+    "while True: c, a = s.accept(); c.sendall(a[0].encode()); c.close()"
+)
 NODES = [{"name": "node-a", "cpu": "4"}, {"name": "node-b", "cpu": "4"}]
 
 
@@ -69,6 +80,12 @@ class Pods:
     def wait_for(self, condition: Callable[[], object]) -> None:
         wait_for(condition, self.cluster.report)
 
+    def serve(self, name: str, **labels: str) -> str:
+        """Starts a pod that answers connections at port 7777; its address."""
+        self.start(name, ["python", "-S", "-c", SERVE], labels=labels)
+        self.wait_for(lambda: self.phase(name) == "Running" and self.log(name) == "ready\n")
+        return str(self.get(name).status.pod_ip)
+
     def finish(self, name: str) -> str:
         self.wait_for(lambda: self.phase(name) in ("Succeeded", "Failed"))
         return self.phase(name)
@@ -84,7 +101,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, machine: None) -> Iterator
 def pods(cluster: Cluster) -> Iterator[Pods]:
     pods = Pods(cluster, cluster.make_namespace())
     yield pods
-    pods.core.delete_collection_namespaced_pod(pods.namespace, grace_period_seconds=0)
+    for pod in pods.core.list_namespaced_pod(pods.namespace).items:
+        pods.core.delete_namespaced_pod(pod.metadata.name, pods.namespace, grace_period_seconds=0)
 
 
 def test_a_pod_reaches_another_by_the_name_of_its_service(pods: Pods) -> None:
@@ -92,13 +110,7 @@ def test_a_pod_reaches_another_by_the_name_of_its_service(pods: Pods) -> None:
         "metadata": {"name": "echo"},
         "spec": {"clusterIP": "None", "selector": {"app": "server"}, "ports": [{"port": 7}]},
     })  # fmt: skip
-    serve = (
-        "import socket; s = socket.create_server(('0.0.0.0', 7777)); print('ready', flush=True)\n"
-        "while True: c, a = s.accept(); c.sendall(a[0].encode()); c.close()"
-    )
-    pods.start("server", ["python", "-S", "-c", serve])
-    pods.wait_for(lambda: pods.phase("server") == "Running")
-    pods.wait_for(lambda: pods.log("server") == "ready\n")
+    pods.serve("server", app="server")
     ask = "import socket; c = socket.create_connection(('echo', 7777)); print(c.recv(99).decode())"
     pods.start("client", ["python", "-S", "-c", ask])
     assert pods.finish("client") == "Succeeded", pods.log("client")
@@ -146,43 +158,6 @@ def test_a_container_has_its_environment_and_volumes_and_nothing_else(pods: Pods
     ended = pods.state("a").terminated
     assert (ended.exit_code, ended.reason) == (1, "Error")
     assert "Read-only file system" in ended.message
-
-
-def test_a_pod_talks_to_the_cluster_with_the_token_of_its_account(pods: Pods) -> None:
-    # The folder of the token is below a link, which must not lead out of the container.
-    look = (
-        "import os, ssl, urllib.request\n"
-        "folder = '/var/run/secrets/kubernetes.io/serviceaccount'\n"
-        "host = os.environ['KUBERNETES_SERVICE_HOST']; token = open(f'{folder}/token').read()\n"
-        "request = urllib.request.Request(f'https://{host}/version',\n"
-        "                                 headers={'Authorization': f'Bearer {token}'})\n"
-        "context = ssl.create_default_context(cafile=f'{folder}/ca.crt')\n"
-        "print(urllib.request.urlopen(request, context=context, timeout=20).status)"
-    )
-    pods.start("a", ["python", "-S", "-c", look])
-    assert pods.finish("a") == "Succeeded", pods.log("a")
-    assert pods.log("a") == "200\n"
-    assert not Path("/run/secrets/kubernetes.io/serviceaccount").exists()
-
-
-def test_a_pod_is_asked_to_end_and_then_killed(pods: Pods) -> None:
-    polite = (
-        "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(0))\n"
-        "print(1, flush=True)\n"
-        "time.sleep(1000)"
-    )
-    pods.start("polite", ["python", "-S", "-c", polite], terminationGracePeriodSeconds=1000)
-    # Process 1 without a handler takes no SIGTERM; what becomes process 1 does, before.
-    deaf = "import time; print(1, flush=True); time.sleep(1000)"
-    pods.start("deaf", ["python", "-S", "-c", deaf], terminationGracePeriodSeconds=1)
-    pods.wait_for(lambda: pods.phase("polite") == pods.phase("deaf") == "Running")
-    pods.wait_for(lambda: pods.log("polite") and pods.log("deaf"))
-    began = time.monotonic()
-    for name in ("polite", "deaf"):
-        pods.core.delete_namespaced_pod(name, pods.namespace)
-    pods.wait_for(lambda: pods.is_gone("polite"))
-    pods.wait_for(lambda: pods.is_gone("deaf"))
-    assert time.monotonic() - began >= 1
 
 
 def test_what_cannot_start_says_why(pods: Pods) -> None:
@@ -297,64 +272,6 @@ def test_an_evicted_pod_of_a_job_is_replaced_after_a_pause_and_may_be_ignored(
     jobs.delete("stays")
 
 
-def test_a_job_releases_and_adopts_pods_by_their_labels(pods: Pods, jobs: Jobs) -> None:
-    jobs.start("keeps", SLEEP)
-    first = jobs.running("keeps")
-    label = "batch.kubernetes.io/controller-uid"
-    uid = pods.get(first).metadata.labels[label]
-    pods.core.patch_namespaced_pod(first, pods.namespace, {"metadata": {"labels": {label: None}}})
-    pods.wait_for(lambda: not pods.get(first).metadata.owner_references)
-    pods.wait_for(lambda: len(jobs.pods("keeps")) == 2)
-    assert not jobs.status("keeps").failed
-    [second] = [p.metadata.name for p in jobs.pods("keeps") if p.metadata.name != first]
-    pods.wait_for(lambda: pods.phase(second) == "Running")
-    pods.core.delete_namespaced_pod(second, pods.namespace)
-    pods.start("mine", SLEEP, labels={label: uid, "job-name": "keeps"})
-    pods.wait_for(lambda: pods.get("mine").metadata.owner_references)
-    pods.wait_for(lambda: pods.is_gone(second))
-    assert jobs.status("keeps").failed == 1
-    assert jobs.running("keeps") in ("mine", first)
-
-
-@pytest.mark.parametrize("policy", ["Failed", "TerminatingOrFailed"])
-def test_a_pod_of_an_unreachable_node_is_replaced_as_its_job_says(
-    pods: Pods, jobs: Jobs, policy: str
-) -> None:
-    node = f"cut-{policy.lower()}"
-    pods.cluster.control("add-node", name=node, labels={"cut": policy})
-    soon = {"key": "node.kubernetes.io/unreachable", "operator": "Exists",
-            "effect": "NoExecute", "tolerationSeconds": 0}  # fmt: skip
-    first_there = {"preferredDuringSchedulingIgnoredDuringExecution": [{
-        "weight": 1, "preference": {"matchExpressions": [
-            {"key": "cut", "operator": "In", "values": [policy]}]},
-    }]}  # fmt: skip
-    jobs.start("goes", SLEEP, podReplacementPolicy=policy, pod={
-        "tolerations": [soon], "affinity": {"nodeAffinity": first_there},
-        "terminationGracePeriodSeconds": 1,
-    })  # fmt: skip
-    first = jobs.running("goes")
-    assert pods.get(first).spec.node_name == node
-    pods.cluster.control("lose-node", name=node, runs=True)
-    pods.wait_for(lambda: pods.get(first).metadata.deletion_timestamp)
-    if policy == "Failed":
-        # Its finalizer keeps even a pod that is deleted by force, since nobody says that it ended.
-        pods.core.delete_namespaced_pod(first, pods.namespace, grace_period_seconds=0)
-        pods.wait_for(lambda: pods.get(first).metadata.deletion_grace_period_seconds == 0)
-        assert [p.metadata.name for p in jobs.pods("goes")] == [first]
-        assert jobs.status("goes").terminating == 1
-        taint = {"key": "node.kubernetes.io/out-of-service", "value": "x", "effect": "NoExecute"}
-        taints = pods.core.read_node(node).spec.taints
-        pods.core.patch_node(node, {"spec": {"taints": [*taints, taint]}})
-        pods.wait_for(lambda: pods.is_gone(first))
-    assert jobs.running("goes") != first
-    if policy != "Failed":
-        assert not pods.is_gone(first)  # until the node returns
-    pods.cluster.control("return-node", name=node)
-    pods.wait_for(lambda: pods.is_gone(first))
-    jobs.delete("goes")
-    pods.core.delete_node(node)
-
-
 def test_pods_of_a_lost_node_stay_until_the_node_is_gone(pods: Pods) -> None:
     pods.cluster.control("add-node", name="doomed", labels={"disk": "old"})
     soon = [{"key": "node.kubernetes.io/unreachable", "operator": "Exists",
@@ -371,10 +288,61 @@ def test_pods_of_a_lost_node_stay_until_the_node_is_gone(pods: Pods) -> None:
     pods.wait_for(lambda: pods.is_gone("a"))
 
 
-def test_a_container_that_is_out_of_memory_says_so(pods: Pods) -> None:
-    pods.start("a", SLEEP)
-    pods.wait_for(lambda: pods.phase("a") == "Running")
-    pods.cluster.control("out-of-memory", namespace=pods.namespace, name="a")
-    assert pods.finish("a") == "Failed"
-    ended = pods.state("a").terminated
-    assert (ended.exit_code, ended.reason) == (137, "OOMKilled")
+@pytest.mark.slow
+def test_only_the_pods_of_a_job_reach_its_servers(
+    tmp_path_factory: pytest.TempPathFactory, machine: None
+) -> None:
+    require_package("nftables", lambda: shutil.which("nft") is not None)
+    folder = tmp_path_factory.mktemp("cluster")
+    with Cluster(folder, nodes=NODES, enforces_policies=True) as cluster:
+        pods = Pods(cluster, cluster.make_namespace())
+        config = JobConfig(name="ctr", model_file="/m.py", platform="kubernetes",
+                           platform_config=KubernetesConfig(image="e"))  # fmt: skip
+        [policy] = [
+            each for each in job.objects(config, namespace=pods.namespace, token="t", code={})
+            if each["kind"] == "NetworkPolicy"
+        ]  # fmt: skip
+        address = pods.serve("server", **names.labels("ctr", "ps", 0))
+        ask = (
+            f"import socket, sys\ntry: socket.create_connection(('{address}', 7777), timeout=3)\n"
+            "except TimeoutError: sys.exit(7)"
+        )
+
+        def asks(name: str, labels: dict[str, str]) -> int:
+            pods.start(name, ["python", "-Sc", ask], labels=labels)
+            pods.finish(name)
+            return int(pods.state(name).terminated.exit_code)
+
+        assert asks("before", {}) == 0
+        networking = client.NetworkingV1Api(cluster.api_client())
+        networking.create_namespaced_network_policy(pods.namespace, policy)
+        assert asks("worker", names.labels("ctr", "worker", 0)) == 0
+        assert asks("stranger", {}) == 7
+        assert asks("other", names.labels("other", "worker", 0)) == 7
+
+
+_POD_AFTER_PODS = """
+import json, subprocess
+from tests.cluster.network import PodNetwork, enter_cluster
+
+def address():
+    links = json.loads(subprocess.check_output(["ip", "-json", "link", "show", "cluster"]))
+    return links[0]["address"]
+
+enter_cluster()
+seen = {address()}
+pods = []
+for _ in range(6):
+    pods.append(PodNetwork())
+    seen.add(address())
+print(*seen)
+"""
+
+
+def test_pods_that_come_and_go_do_not_move_the_api_server(machine: None) -> None:
+    """A pod that knows where to send to goes on to send there."""
+    found = subprocess.run(
+        [sys.executable, "-c", _POD_AFTER_PODS], cwd=ROOT, text=True, check=True, timeout=HANG_S,
+        capture_output=True,
+    )  # fmt: skip
+    assert len(found.stdout.split()) == 1, found.stdout

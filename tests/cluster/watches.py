@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections import Counter
@@ -11,13 +12,13 @@ from typing import Any
 
 from aiohttp import web
 
-from tests.cluster.kinds import Kind, Object
-from tests.cluster.refused import Refused
+from tests.cluster.kinds import Kind, Object, Refused
 from tests.cluster.selectors import Matches
 from tests.cluster.store import Change, Store
 
 # A real server closes a watch by itself after 30 to 60 minutes.
 _LONGEST_S = 1800.0
+_BOOKMARK_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -64,27 +65,17 @@ class Watches:
 
     Args:
         store: of the objects.
-        bookmark_period_s: between two bookmarks.
-        silent: nothing is sent on any watch: neither changes nor bookmarks, and no end.
         refused: new watches are cut off before an answer.
     """
 
     store: Store
-    bookmark_period_s: float = 60.0
-    silent: bool = False
     refused: bool = False
     _open: list[tuple[web.Request, str]] = field(default_factory=list)
-    _poke: asyncio.Event = field(default_factory=asyncio.Event)
 
     def drop(self) -> None:
         """Cuts every connection of a watch, without an end of the stream."""
         for request, _ in list(self._open):
             cut(request)
-
-    def set_silent(self, silent: bool) -> None:
-        self.silent = silent
-        self._poke.set()
-        self._poke = asyncio.Event()
 
     def by_namespace(self) -> dict[str, int]:
         """The number of open watches."""
@@ -116,23 +107,19 @@ class Watches:
                 if watched.matches(thing):
                     await _send(answer, "ADDED", thing)
         end = time.monotonic() + (watched.timeout_s or _LONGEST_S)
-        bookmark = time.monotonic() + self.bookmark_period_s
-        while (left := end - time.monotonic()) > 0 or self.silent:
-            changed, poke = self.store.change(), self._poke
-            if self.silent:
-                await poke.wait()
-                continue
+        bookmark = time.monotonic() + _BOOKMARK_S
+        while (left := end - time.monotonic()) > 0:
+            changed = self.store.change()
             for change in self.store.changes_since(revision):
                 revision = change.revision
                 if event := watched.event(change):
                     await _send(answer, *event)
             if watched.bookmarks and time.monotonic() >= bookmark:
                 await self._bookmark(answer, watched.kind, revision)
-                bookmark = time.monotonic() + self.bookmark_period_s
-            wait_s = min(left, max(0.0, bookmark - time.monotonic()))
-            if not watched.bookmarks:
-                wait_s = left
-            await _first(changed, poke, wait_s)
+                bookmark = time.monotonic() + _BOOKMARK_S
+            until_bookmark = max(0.0, bookmark - time.monotonic()) if watched.bookmarks else left
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), min(left, until_bookmark))
         if watched.bookmarks:
             await self._bookmark(answer, watched.kind, revision)
 
@@ -142,15 +129,6 @@ class Watches:
         if kind.name == "Pod":
             thing |= {"spec": {"containers": None}, "status": {}}
         await _send(answer, "BOOKMARK", thing)
-
-
-async def _first(changed: asyncio.Event, poke: asyncio.Event, timeout_s: float) -> None:
-    waits = [asyncio.ensure_future(event.wait()) for event in (changed, poke)]
-    try:
-        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()
 
 
 async def _send(answer: web.StreamResponse, word: str, thing: Any) -> None:
