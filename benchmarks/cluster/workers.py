@@ -213,7 +213,7 @@ class Worker:
         if self._gone or self._leaving:
             return True
         missing, want = self._missing(), int(not self._queue)
-        answer = self._leases.lease(want, missing - want)
+        answer = self._leases.request(want, missing - want)
         if answer.next == pb.LeaseResponse.WAIT:
             return False
         self._asking = False

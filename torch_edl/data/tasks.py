@@ -167,7 +167,7 @@ class LeasedTasks:
         with self._preparing:
             try:
                 if self._stopped:
-                    raise RuntimeError("nobody takes this task any more")
+                    raise RuntimeError("the task is no longer wanted")
                 return RecordTask(lease, self._prepare(lease), incarnation)
             except Exception as error:
                 return TaskFailed(error, lease)
@@ -205,7 +205,7 @@ class LeasedTasks:
                 missing, want = self._missing(), int(not self._answers)
             try:
                 epochs = self._leases.epochs
-                answer = self._leases.lease(want, missing - want)
+                answer = self._leases.request(want, missing - want)
                 more = self._answered(answer, missing, epochs)
             except Exception as error:
                 self._put(TaskFailed(error, None))

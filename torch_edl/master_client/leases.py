@@ -102,7 +102,7 @@ class LeaseClient:
         self.epochs = 0
         """No task of a later epoch is leased; 0: of any epoch."""
 
-    def lease(self, want: int = 1, ahead: int = 0, *, fit: bool = False) -> pb.LeaseResponse:
+    def request(self, want: int = 1, ahead: int = 0, *, fit: bool = False) -> pb.LeaseResponse:
         """Request tasks from the master, which waits a few seconds if there are none.
 
         Args:

@@ -84,7 +84,7 @@ def fit(columns: Fittable, read: Callable[[HeldLease], Any], master: MasterSessi
     leases = LeaseClient(master.master, master.worker_id)
     heartbeat = master.heartbeat
     while not heartbeat.lost.is_set():
-        answer = leases.lease(fit=True)
+        answer = leases.request(fit=True)
         if answer.next != pb.LeaseResponse.LEASED or not answer.leases:
             break
         for message in answer.leases:
