@@ -354,7 +354,7 @@ def test_a_prefetcher_that_is_stopped_prepares_nothing_any_more(late: bool) -> N
     class Leases:
         incarnation = epochs = 0
 
-        def lease(self, want: int, ahead: int) -> pb.LeaseResponse:
+        def request(self, want: int, ahead: int) -> pb.LeaseResponse:
             asked.set()
             assert granted.wait(HANG_S)
             leases = [pb.LeaseMessage(kind=pb.TASK_TRAIN)]

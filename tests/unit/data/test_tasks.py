@@ -37,7 +37,7 @@ class Master:
         self.declined: queue.Queue[int] = queue.Queue()
         self._ids = iter(range(1, 10_000))
 
-    def lease(self, want: int, ahead: int) -> pb.LeaseResponse:
+    def request(self, want: int, ahead: int) -> pb.LeaseResponse:
         self.asked.put((want, ahead))
         answer = self.answers.get()
         if isinstance(answer, Exception):
