@@ -1,5 +1,6 @@
 """Checks that a resumed job matches its checkpoint: the strategy, the meaning of task ids, and the
-order of the records. All checks that are possible then run before any process starts. Pure."""
+order of the records; and the differences of the data of two processes. All checks that are possible
+then run before any process starts. Pure."""
 
 from __future__ import annotations
 

@@ -64,11 +64,6 @@ class DataFile:
         """Whether :meth:`view_at` returns mapped memory without a copy."""
         return isinstance(self._bytes, _LocalBytes)
 
-    @property
-    def stays_mapped(self) -> bool:
-        """Whether the file has one mapping that is kept while the file is open."""
-        return self.is_mapped and self.size <= KEPT_MAP_BYTES
-
     def will_read(self, start: int, end: int) -> None:
         """Announce that the bytes ``start .. end - 1`` will be read in order, so that requests may
         be large."""

@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyarrow import types
 
 from torch_edl import _core
-from torch_edl.data.sources.data_file import DataFile
+from torch_edl.data.sources.data_file import KEPT_MAP_BYTES, DataFile
 from torch_edl.data.sources.files.blocks import Index
 from torch_edl.data.sources.files.sliced import SlicedSource
 from torch_edl.errors import DataError
@@ -144,7 +144,7 @@ class ArrowSource(SlicedSource):
         stream = pa.BufferReader(file.view_at(0, file.size))
         stream.seek(self._head_at)
         opened = stream, pa.ipc.open_stream(stream, options=_ONE_THREAD)
-        if file.stays_mapped:
+        if file.size <= KEPT_MAP_BYTES:
             file.reader = opened
         return opened
 
