@@ -256,7 +256,7 @@ class Milestones:
         return {
             "settled": self.settled,
             "epoch": self._epoch,
-            "epoch_ends": self.epoch_ends,
+            "epoch_ends": list(self.epoch_ends),
             "left_out": self.left_out.to_state(),
         }
 

@@ -49,6 +49,20 @@ def test_a_lease_that_the_new_master_does_not_know_is_taken_over() -> None:
     assert not again.complete(0, unknown), "it counts once"
 
 
+def test_the_first_records_of_a_lease_that_the_new_master_does_not_know_are_kept() -> None:
+    w = running(workers=2)
+    left = w.state()
+    unknown = w.task()
+    again = w.restart(left)
+    first = pb.FirstRecords(records=2, order=0.5, framework="torch")
+    request = pb.BeginTaskRequest(
+        worker_id=0, lease_id=unknown.lease_id, task=named(unknown), first=first
+    )
+    again.call(worker_calls.begin_task, request)
+    again.kill(0)
+    assert again.task(1).first == first
+
+
 @pytest.mark.parametrize("how", ["leased to another", "done", "of an earlier model", "stranger"])
 def test_a_lease_that_cannot_be_taken_over_counts_for_nothing(how: str) -> None:
     w = running(workers=2)
