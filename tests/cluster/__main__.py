@@ -10,7 +10,7 @@ here stands in for a cluster, so nothing here imports torch-edl, and torch-edl k
     scheduler, node_controller, job_controller   the control plane
     kubelets, pod_run, pod_files, container, linux   nodes, and pods as processes
     network, dns   addresses and names of pods
-    control, settings   what a test orders
+    control, times   what a test orders, and how long things take
     jobs   jobs of torch-edl in a namespace of any cluster
     cluster   for the tests: starts all this, and writes the kubeconfig
 
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import secrets
 import socket
 import ssl
@@ -42,7 +43,6 @@ from tests.cluster.operations import Operations, collect_garbage
 from tests.cluster.pod_requests import PodRequests
 from tests.cluster.rbac import Access
 from tests.cluster.server import ApiServer
-from tests.cluster.settings import Settings
 from tests.cluster.store import Store
 from tests.cluster.watches import Watches
 
@@ -55,13 +55,15 @@ async def serve(folder: Path, outside: socket.socket, *, own_users: bool) -> Non
     Args:
         outside: listens for the clients that are not in the cluster.
     """
-    settings = Settings.read(folder / "settings.json")
+    settings = json.loads((folder / "settings.json").read_text())
     store = Store()
     admin = secrets.token_urlsafe(16)
     access, watches, faults = Access(store, admin), Watches(store), Faults()
     tls, authority = _tls(folder)
     operations = Operations(store)
-    kubelets = Kubelets(store, access, operations, settings, folder, authority, own_users=own_users)
+    kubelets = Kubelets(store, access, operations, folder, authority, own_users=own_users)
+    for node in settings["nodes"]:
+        kubelets.add(**node)
     server = ApiServer(store, operations, access, watches, faults, PodRequests(store, kubelets))
     control = Control(store, access, watches, faults, operations, kubelets, server.cut_all)
     runner = web.AppRunner(server.app(control.answer), access_log=None, shutdown_timeout=0.1)
@@ -69,12 +71,16 @@ async def serve(folder: Path, outside: socket.socket, *, own_users: bool) -> Non
     await web.SockSite(runner, outside, ssl_context=tls).start()
     await web.TCPSite(runner, network.API, network.API_PORT, ssl_context=tls).start()
     await asyncio.get_running_loop().create_datagram_endpoint(
-        lambda: NameServer(store, settings.factor), local_addr=(network.DNS, 53)
+        lambda: NameServer(store), local_addr=(network.DNS, 53)
     )
     store.create(NAMESPACES, {
         "apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default"},
     })  # fmt: skip
-    controllers = asyncio.create_task(run_controllers(store, operations, kubelets, settings))
+    controllers = asyncio.create_task(
+        run_controllers(
+            store, operations, kubelets, enforces_policies=settings["enforces_policies"]
+        )
+    )
     _write_kubeconfig(folder, outside.getsockname()[1], admin)
     ended = asyncio.Event()
     asyncio.get_running_loop().add_reader(sys.stdin.fileno(), ended.set)
@@ -89,13 +95,13 @@ async def serve(folder: Path, outside: socket.socket, *, own_users: bool) -> Non
 
 
 async def run_controllers(
-    store: Store, operations: Operations, kubelets: Kubelets, settings: Settings
+    store: Store, operations: Operations, kubelets: Kubelets, *, enforces_policies: bool
 ) -> None:
     """After every change, and as time passes, each controller brings the objects closer to what
     they should be."""
-    nodes = NodeController(store, operations, kubelets, settings)
+    nodes = NodeController(store, operations, kubelets)
     policies = PolicyController(store, kubelets)
-    jobs = JobController(store, operations, settings)
+    jobs = JobController(store, operations)
     while True:
         changed = store.change()
         add_default_accounts(store)
@@ -104,7 +110,7 @@ async def run_controllers(
         nodes.watch_nodes()
         nodes.place_pods()
         kubelets.reconcile()
-        if settings.enforces_policies:
+        if enforces_policies:
             policies.reconcile()
         if not changed.is_set():
             with contextlib.suppress(TimeoutError):

@@ -28,14 +28,17 @@ class Cluster:
         folder: for the kubeconfig, and for the folders and logs of the pods.
         nodes: for each node its allocatable resources, such as ``{"cpu": "4"}``, its ``name``,
             and ``labels`` if it has any.
-        settings: fields of :class:`tests.cluster.settings.Settings`.
+        enforces_policies: network policies have an effect; needs the command nft.
     """
 
-    def __init__(self, folder: Path, *, nodes: list[dict[str, Any]], **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, *, nodes: list[dict[str, Any]], enforces_policies: bool = False
+    ) -> None:
         self.folder = folder
         self.kubeconfig = folder / "kubeconfig"
         self._namespaces = itertools.count(1)
-        (folder / "settings.json").write_text(json.dumps({"nodes": nodes, **settings}))
+        settings = {"nodes": nodes, "enforces_policies": enforces_policies}
+        (folder / "settings.json").write_text(json.dumps(settings))
         with open(folder / "cluster.log", "wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.cluster", str(folder)],

@@ -15,8 +15,8 @@ import dns.rrset
 
 from tests.cluster.kinds import PODS, SERVICES, Object, namespace_of
 from tests.cluster.network import API
-from tests.cluster.settings import NAME_TTL_S
 from tests.cluster.store import Store
+from tests.cluster.times import FACTOR, NAME_TTL_S
 
 DOMAIN = "cluster.local"
 
@@ -25,13 +25,10 @@ class NameServer(asyncio.DatagramProtocol):
     """Answers from the Services and Pods that exist. The address of a Service that has a cluster
     IP is that of a pod behind it: there is no proxy here. Like CoreDNS, it repeats an answer for a
     while, also that there is no such name.
-
-    Args:
-        factor: shortens that time.
     """
 
-    def __init__(self, store: Store, factor: float) -> None:
-        self._store, self._factor = store, factor
+    def __init__(self, store: Store) -> None:
+        self._store = store
         self._answers: dict[str, tuple[float, list[str] | None]] = {}
 
     def connection_made(self, transport: asyncio.DatagramTransport) -> None:  # type: ignore[override]
@@ -61,7 +58,7 @@ class NameServer(asyncio.DatagramProtocol):
         until, found = self._answers.get(name, (now, None))
         if until <= now:
             found = self.addresses(name)
-            self._answers[name] = now + NAME_TTL_S * self._factor, found
+            self._answers[name] = now + NAME_TTL_S * FACTOR, found
         return found
 
     def addresses(self, name: str) -> list[str] | None:

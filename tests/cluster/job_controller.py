@@ -13,13 +13,12 @@ from tests.cluster.kinds import JOBS, PODS, Object, Refused, name_of, namespace_
 from tests.cluster.operations import Operations
 from tests.cluster.pod_requests import set_condition
 from tests.cluster.selectors import match_labels
-from tests.cluster.settings import (
+from tests.cluster.store import Store, now, tell
+from tests.cluster.times import (
     FAILED_POD_BACK_OFF_S,
     REFUSED_POD_BACK_OFF_S,
-    Settings,
     doubling,
 )
-from tests.cluster.store import Store, now, tell
 
 _ENDED = ("Succeeded", "Failed")
 _TRACKING = "batch.kubernetes.io/job-tracking"
@@ -43,8 +42,8 @@ class _BackOff:
 class JobController:
     """Creates and counts the pods of Jobs."""
 
-    def __init__(self, store: Store, operations: Operations, settings: Settings) -> None:
-        self._store, self._operations, self._factor = store, operations, settings.factor
+    def __init__(self, store: Store, operations: Operations) -> None:
+        self._store, self._operations = store, operations
         self._back_off: dict[str, _BackOff] = {}
 
     def reconcile(self) -> None:
@@ -80,7 +79,7 @@ class JobController:
                 status["failed"] += action != "Ignore"
                 failed_by = ("PodFailurePolicy", why) if action == "FailJob" else failed_by
                 back_off.failed += 1
-                pause_s = doubling(FAILED_POD_BACK_OFF_S, back_off.failed) * self._factor
+                pause_s = doubling(FAILED_POD_BACK_OFF_S, back_off.failed)
                 back_off.not_before = time.monotonic() + pause_s
             self._let_go(pod)
         active = [p for p in going if "deletionTimestamp" not in p["metadata"]]
@@ -143,7 +142,7 @@ class JobController:
             why = f"Error creating: {refused}"
             tell(self._store, job, "job-controller", "FailedCreate", why, "Warning")
             back_off.refused += 1
-            pause_s = doubling(REFUSED_POD_BACK_OFF_S, back_off.refused) * self._factor
+            pause_s = doubling(REFUSED_POD_BACK_OFF_S, back_off.refused)
             back_off.not_before = time.monotonic() + pause_s
         else:
             back_off.refused = 0

@@ -27,7 +27,6 @@ from tests.cluster.pod_requests import set_condition
 from tests.cluster.pod_run import Machine, PodRun
 from tests.cluster.rbac import Access
 from tests.cluster.selectors import match_labels
-from tests.cluster.settings import Settings
 from tests.cluster.store import Store
 
 
@@ -41,8 +40,8 @@ class Kubelets:
     """
 
     def __init__(
-        self, store: Store, access: Access, operations: Operations, settings: Settings,
-        folder: Path, authority: str, *, own_users: bool,
+        self, store: Store, access: Access, operations: Operations, folder: Path,
+        authority: str, *, own_users: bool,
     ) -> None:  # fmt: skip
         (folder / "logs").mkdir()
         self._store, self._access, self._operations = store, access, operations
@@ -51,10 +50,8 @@ class Kubelets:
         # The image has the environment that runs the tests.
         path = f"{Path(sys.executable).parent}:{os.defpath}"
         image_env = {"PATH": path, "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"}
-        self._machine = Machine(store, settings, folder, own_users, set(), self.lost, image_env)
+        self._machine = Machine(store, folder, own_users, set(), self.lost, image_env)
         self._runs: dict[str, PodRun] = {}
-        for node in settings.nodes:
-            self.add(**node)
 
     def add(self, name: str, labels: dict[str, str] | None = None, **resources: str) -> None:
         """A new node; its resources as ``cpu="4"``."""

@@ -9,8 +9,8 @@ from tests.cluster.kubelets import Kubelets
 from tests.cluster.operations import Operations
 from tests.cluster.pod_requests import disrupt, set_condition
 from tests.cluster.scheduler import schedule, toleration_of
-from tests.cluster.settings import UNREACHABLE_S, Settings
 from tests.cluster.store import Store, now, tell
+from tests.cluster.times import FACTOR, UNREACHABLE_S
 
 _UNREACHABLE = "node.kubernetes.io/unreachable"
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
@@ -19,11 +19,8 @@ _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 class NodeController:
     """Acts on the scheduler's decisions, and on the silence of nodes."""
 
-    def __init__(
-        self, store: Store, operations: Operations, kubelets: Kubelets, settings: Settings
-    ) -> None:
-        self._store, self._operations = store, operations
-        self._kubelets, self._settings = kubelets, settings
+    def __init__(self, store: Store, operations: Operations, kubelets: Kubelets) -> None:
+        self._store, self._operations, self._kubelets = store, operations, kubelets
         self._tainted_at: dict[str, float] = {}
 
     def place_pods(self) -> None:
@@ -67,7 +64,7 @@ class NodeController:
         whose node is gone."""
         for name, since in self._kubelets.lost.items():
             node = self._store.find(NODES, "", name)
-            silent = time.monotonic() - since >= UNREACHABLE_S * self._settings.factor
+            silent = time.monotonic() - since >= UNREACHABLE_S
             if node is not None and silent and name not in self._tainted_at:
                 self._tainted_at[name] = time.monotonic()
                 self._store.update(NODES, "", name, _taint)
@@ -105,7 +102,7 @@ class NodeController:
         if toleration is not None:
             if toleration.get("tolerationSeconds") is None:
                 return
-            limit_s = toleration["tolerationSeconds"] * self._settings.factor
+            limit_s = toleration["tolerationSeconds"] * FACTOR
         if time.monotonic() - since >= limit_s:
             disrupt(self._store, pod, "DeletionByTaintManager", "Taint manager: deleting due to "
                     "NoExecute taint")  # fmt: skip

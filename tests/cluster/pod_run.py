@@ -16,16 +16,17 @@ from tests.cluster.kinds import PODS, Object, Refused, name_of, namespace_of
 from tests.cluster.network import DNS, PodNetwork
 from tests.cluster.pod_files import Missing, PodFiles, copy_log, last_lines
 from tests.cluster.pod_requests import set_condition
-from tests.cluster.settings import (
+from tests.cluster.store import Store, now, tell
+from tests.cluster.times import (
     LEAST_GRACE_S,
     PULL_BACK_OFF_S,
     RESTART_BACK_OFF_S,
-    Settings,
     doubling,
 )
-from tests.cluster.store import Store, now, tell
 
 ROOT = Path(__file__).parents[2]
+# Those that can be pulled.
+_IMAGES = "edl", "edl:test"
 _IMAGE = re.compile(r"[a-z0-9]+([._/:@-]+[A-Za-z0-9_]+)*")
 _LONGEST_LINE = 1 << 20
 
@@ -51,7 +52,6 @@ class Machine:
     """
 
     store: Store
-    settings: Settings
     folder: Path
     own_users: bool
     pulled: set[tuple[str, str]]
@@ -92,7 +92,7 @@ class PodRun:
 
     def end(self, grace_s: float) -> None:
         """SIGTERM, and SIGKILL after the grace period; a later word may shorten it."""
-        grace_s = max(grace_s, LEAST_GRACE_S * self._machine.settings.factor)
+        grace_s = max(grace_s, LEAST_GRACE_S)
         kill_at = time.monotonic() + grace_s
         if self._kill_at is not None and self._kill_at <= kill_at:
             return
@@ -166,14 +166,14 @@ class PodRun:
         ]
 
     async def _pull(self, container: Object) -> None:
-        image, node, settings = container["image"], self.node, self._machine.settings
+        image, node = container["image"], self.node
         if not _IMAGE.fullmatch(image):
             why = f'Failed to apply default image tag "{image}": invalid reference format'
             self._wait_because(container, "InvalidImageName", why)
             self._tell("InspectFailed", why, "Warning")
             await asyncio.Event().wait()
         failures = 0
-        while image not in settings.images:
+        while image not in _IMAGES:
             why = (
                 f'failed to pull and unpack image "{image}": failed to resolve reference '
                 f'"{image}": {image}: not found'
@@ -181,7 +181,7 @@ class PodRun:
             self._tell("Failed", f'Failed to pull image "{image}": {why}', "Warning")
             self._wait_because(container, "ErrImagePull", why)
             failures += 1
-            pause_s = doubling(PULL_BACK_OFF_S, failures) * settings.factor
+            pause_s = doubling(PULL_BACK_OFF_S, failures)
             await asyncio.sleep(pause_s / 2)
             why = f'Back-off pulling image "{image}": ErrImagePull: {why}'
             self._wait_because(container, "ImagePullBackOff", why)
@@ -244,7 +244,6 @@ class PodRun:
                 self._say(container, state)
                 return code
             pause_s = doubling(RESTART_BACK_OFF_S, self.restarts.get(name, 0))
-            pause_s *= self._machine.settings.factor
             self.restarts[name] = self.restarts.get(name, 0) + 1
             why = f"back-off {pause_s:.0f}s restarting failed container={name}"
             waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": why}}

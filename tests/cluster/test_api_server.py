@@ -167,6 +167,19 @@ def test_a_quota_refuses_what_is_too_much(core: client.CoreV1Api, namespace: str
     assert said in refused.value.body
 
 
+def test_a_websocket_to_a_port_needs_create_too(
+    core: client.CoreV1Api, cluster: Cluster, namespace: str
+) -> None:
+    core.create_namespaced_service_account(namespace, {"metadata": {"name": "user"}})
+    rule = {"apiGroups": [""], "resources": ["pods/portforward"], "verbs": ["get"]}
+    cluster.grant(namespace, "user", [rule])
+    core.create_namespaced_pod(namespace, pod("a"))
+    own = client.CoreV1Api(cluster.api_client(cluster.token_of(namespace, "user")))
+    with pytest.raises(ApiException) as refused:
+        portforward(own.connect_get_namespaced_pod_portforward, "a", namespace, ports="80")
+    assert "cannot create resource" in str(refused.value)
+
+
 def test_what_is_owned_goes_with_its_owner(core: client.CoreV1Api, namespace: str) -> None:
     def names() -> list[str]:
         return [c.metadata.name for c in core.list_namespaced_config_map(namespace).items]

@@ -18,7 +18,7 @@ from kubernetes.client.exceptions import ApiException
 from kubernetes.stream import portforward
 
 from tests.cluster.cluster import ROOT, Cluster
-from tests.cluster.settings import FAILED_POD_BACK_OFF_S, Settings
+from tests.cluster.times import FAILED_POD_BACK_OFF_S
 from tests.debian_package import require_package
 from tests.waiting import HANG_S, wait_for
 from torch_edl.config import JobConfig
@@ -241,7 +241,7 @@ def jobs(pods: Pods) -> Jobs:
 
 _IGNORE = {"rules": [{"action": "Ignore", "onPodConditions": [
     {"type": "DisruptionTarget", "status": "True"}]}]}  # fmt: skip
-_BACK_OFF_S = FAILED_POD_BACK_OFF_S[0] * Settings(nodes=[]).factor
+_BACK_OFF_S = FAILED_POD_BACK_OFF_S[0]
 
 
 def test_a_job_counts_crashes_and_waits_longer_after_each(pods: Pods, jobs: Jobs) -> None:
