@@ -15,6 +15,7 @@ kubernetes = pytest.importorskip("kubernetes", reason="pip install torch-edl[kub
 from kubernetes import client, watch  # noqa: E402
 from kubernetes.client.exceptions import ApiException  # noqa: E402
 from kubernetes.stream import portforward  # noqa: E402
+from urllib3.exceptions import ProtocolError  # noqa: E402
 
 from tests.cluster.cluster import Cluster  # noqa: E402
 from tests.waiting import wait_for  # noqa: E402
@@ -153,6 +154,26 @@ def test_a_watch_brings_a_bookmark_at_its_end(core: client.CoreV1Api, namespace:
     )  # fmt: skip
     assert event["type"] == "BOOKMARK"
     assert int(event["raw_object"]["metadata"]["resourceVersion"]) > int(revision)
+
+
+def test_a_watch_is_cut_and_its_revision_forgotten_as_ordered(
+    core: client.CoreV1Api, cluster: Cluster, namespace: str
+) -> None:
+    revision = core.list_namespaced_pod(namespace).metadata.resource_version
+    events = iter(core.list_namespaced_pod(
+        namespace, resource_version=revision, watch=True, _preload_content=False
+    ))  # fmt: skip
+    core.create_namespaced_pod(namespace, pod("a"))
+    assert json.loads(next(events))["object"]["metadata"]["name"] == "a"
+    cluster.control("watches", drop=True)
+    with pytest.raises(ProtocolError):
+        next(events)
+    cluster.control("compact")
+    with pytest.raises(ApiException) as refused:
+        list(watch.Watch().stream(
+            core.list_namespaced_pod, namespace, resource_version=revision, timeout_seconds=5
+        ))  # fmt: skip
+    assert refused.value.status == 410
 
 
 def test_a_quota_refuses_what_is_too_much(core: client.CoreV1Api, namespace: str) -> None:
