@@ -35,7 +35,7 @@ def counted(folder: Path) -> float:
     ("strategy", "steps"),
     [
         ("--strategy local", 20),
-        ("--strategy ps --workers 2", 20),
+        pytest.param("--strategy ps --workers 2", 20, marks=pytest.mark.slow),
         pytest.param("--strategy ps --mode sync --workers 2", 0, marks=pytest.mark.slow),
         ("--strategy allreduce --workers 2", 10),
     ],
@@ -67,6 +67,7 @@ def test_a_model_file_stops_after_its_best_epoch_which_is_the_output(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("data")
 def test_a_resumed_job_exports_the_best_model_of_the_job_before(place: Place) -> None:
     options = f"{OPTIONS} --strategy local --keep-best error --checkpoint-dir again --output last"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 MODEL = """
 import torch
 
@@ -18,6 +20,7 @@ def feed(records, mode, metadata):
 """
 
 
+@pytest.mark.slow
 def test_the_loss_is_reported(place: Any, tmp_path: Path) -> None:
     model, data = tmp_path / "net.py", tmp_path / "x.csv"
     model.write_text(MODEL)

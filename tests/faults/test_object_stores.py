@@ -52,6 +52,7 @@ def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
     store.clear_instance_cache()
 
 
+@pytest.mark.slow
 def test_a_worker_is_killed(s3: S3Server, start_job: Callable[..., Any]) -> None:
     job = start_job(RECORDS, *FLAGS, data="s3://numbers/day=*/*")
     job.wait_for(lambda: job.done() > 300)

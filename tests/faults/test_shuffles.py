@@ -17,6 +17,7 @@ FLAGS = ["--workers", "2", "--ps", "2", "--batch-size", "8", "--records-per-task
 KILLS = ["--kill", "worker=3", "--for", "4s"]
 
 
+@pytest.mark.slow
 def test_every_record_counts_once(start_job: Callable[..., ModelJob]) -> None:
     """The generators of Python, NumPy and torch are seeded for each task."""
     job = start_job(1500, *FLAGS, delay_s=0.03, model=MODEL)

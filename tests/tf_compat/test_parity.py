@@ -295,15 +295,9 @@ def keras_ring(name: str, make: Callable[[], Any], stack: ExitStack) -> Members:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_arguments")
-@pytest.mark.parametrize(
-    "name",
-    [
-        "wide_deep",
-        pytest.param("mnist", marks=pytest.mark.slow),
-        pytest.param("deepfm", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("name", ["wide_deep", "mnist", "deepfm"])
 def test_rings_of_both_frameworks_learn_the_same(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
