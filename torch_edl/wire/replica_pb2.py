@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from torch_edl.wire import pserver_pb2 as torch__edl_dot_wire_dot_pserver__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctorch_edl/wire/replica.proto\x12\ttorch_edl\x1a\x1ctorch_edl/wire/pserver.proto\"Q\n\x0cReplicaOwner\x12\r\n\x05shard\x18\x01 \x01(\x03\x12\x0e\n\x06shards\x18\x02 \x01(\x03\x12\r\n\x05model\x18\x03 \x01(\x03\x12\x13\n\x0bincarnation\x18\x04 \x01(\x03\"j\n\x10ReplicateRequest\x12\x1f\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x10.torch_edl.Fence\x12&\n\x05owner\x18\x02 \x01(\x0b\x32\x17.torch_edl.ReplicaOwner\x12\r\n\x05\x62\x65gin\x18\x03 \x01(\x08\"3\n\x11ReplicateResponse\x12\x10\n\x08\x63omplete\x18\x01 \x01(\x08\x12\x0c\n\x04last\x18\x02 \x01(\x03\"\xfc\x01\n\x0ePutBaseRequest\x12\x1f\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x10.torch_edl.Fence\x12&\n\x05owner\x18\x02 \x01(\x0b\x32\x17.torch_edl.ReplicaOwner\x12\x10\n\x08sequence\x18\x03 \x01(\x03\x12\x0c\n\x04\x66ile\x18\x04 \x01(\t\x12\x0e\n\x06offset\x18\x05 \x01(\x03\x12\x33\n\x05\x66iles\x18\x06 \x03(\x0b\x32$.torch_edl.PutBaseRequest.FilesEntry\x12\x0e\n\x06newest\x18\x07 \x01(\x03\x1a,\n\nFilesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\x11\n\x0fPutBaseResponse\"]\n\x12TakeReplicaRequest\x12\x1f\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x10.torch_edl.Fence\x12&\n\x05owner\x18\x02 \x01(\x0b\x32\x17.torch_edl.ReplicaOwner\"\xaf\x01\n\x13TakeReplicaResponse\x12\x10\n\x08\x63omplete\x18\x01 \x01(\x08\x12\x10\n\x08sequence\x18\x02 \x01(\x03\x12\x38\n\x05\x66iles\x18\x03 \x03(\x0b\x32).torch_edl.TakeReplicaResponse.FilesEntry\x12\x0c\n\x04last\x18\x04 \x01(\x03\x1a,\n\nFilesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\x8b\x01\n\x13\x46\x65tchReplicaRequest\x12\x1f\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x10.torch_edl.Fence\x12&\n\x05owner\x18\x02 \x01(\x0b\x32\x17.torch_edl.ReplicaOwner\x12\x0c\n\x04\x66ile\x18\x03 \x01(\t\x12\x0e\n\x06offset\x18\x04 \x01(\x03\x12\r\n\x05\x61\x66ter\x18\x05 \x01(\x03\"\x16\n\x14\x46\x65tchReplicaResponse2X\n\x08Replicas\x12L\n\x0bTakeReplica\x12\x1d.torch_edl.TakeReplicaRequest\x1a\x1e.torch_edl.TakeReplicaResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctorch_edl/wire/replica.proto\x12\ttorch_edl\x1a\x1ctorch_edl/wire/pserver.proto\"Q\n\x0cReplicaOwner\x12\r\n\x05shard\x18\x01 \x01(\x03\x12\x0e\n\x06shards\x18\x02 \x01(\x03\x12\r\n\x05model\x18\x03 \x01(\x03\x12\x13\n\x0bincarnation\x18\x04 \x01(\x03\"j\n\x10ReplicateRequest\x12\x1f\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x10.torch_edl.Fence\x12&\n\x05owner\x18\x02 \x01(\x0b\x32\x17.torch_edl.ReplicaOwner\x12\r\n\x05\x62\x65gin\x18\x03 \x01(\x08\"3\n\x11ReplicateResponse\x12\x10\n\x08\x63omplete\x18\x01 \x01(\x08\x12\x0c\n\x04last\x18\x02 \x01(\x03\"\xf2\x01\n\x0ePutBaseRequest\x12\x1f\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x10.torch_edl.Fence\x12&\n\x05owner\x18\x02 \x01(\x0b\x32\x17.torch_edl.ReplicaOwner\x12\x10\n\x08sequence\x18\x03 \x01(\x03\x12\x0c\n\x04\x66ile\x18\x04 \x01(\t\x12\x0e\n\x06offset\x18\x05 \x01(\x03\x12\x33\n\x05\x66iles\x18\x06 \x03(\x0b\x32$.torch_edl.PutBaseRequest.FilesEntry\x1a,\n\nFilesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01J\x04\x08\x07\x10\x08\"\x11\n\x0fPutBaseResponse\"]\n\x12TakeReplicaRequest\x12\x1f\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x10.torch_edl.Fence\x12&\n\x05owner\x18\x02 \x01(\x0b\x32\x17.torch_edl.ReplicaOwner\"\xaf\x01\n\x13TakeReplicaResponse\x12\x10\n\x08\x63omplete\x18\x01 \x01(\x08\x12\x10\n\x08sequence\x18\x02 \x01(\x03\x12\x38\n\x05\x66iles\x18\x03 \x03(\x0b\x32).torch_edl.TakeReplicaResponse.FilesEntry\x12\x0c\n\x04last\x18\x04 \x01(\x03\x1a,\n\nFilesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\x8b\x01\n\x13\x46\x65tchReplicaRequest\x12\x1f\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x10.torch_edl.Fence\x12&\n\x05owner\x18\x02 \x01(\x0b\x32\x17.torch_edl.ReplicaOwner\x12\x0c\n\x04\x66ile\x18\x03 \x01(\t\x12\x0e\n\x06offset\x18\x04 \x01(\x03\x12\r\n\x05\x61\x66ter\x18\x05 \x01(\x03\"\x16\n\x14\x46\x65tchReplicaResponse2X\n\x08Replicas\x12L\n\x0bTakeReplica\x12\x1d.torch_edl.TakeReplicaRequest\x1a\x1e.torch_edl.TakeReplicaResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,21 +43,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REPLICATERESPONSE']._serialized_start=264
   _globals['_REPLICATERESPONSE']._serialized_end=315
   _globals['_PUTBASEREQUEST']._serialized_start=318
-  _globals['_PUTBASEREQUEST']._serialized_end=570
-  _globals['_PUTBASEREQUEST_FILESENTRY']._serialized_start=526
-  _globals['_PUTBASEREQUEST_FILESENTRY']._serialized_end=570
-  _globals['_PUTBASERESPONSE']._serialized_start=572
-  _globals['_PUTBASERESPONSE']._serialized_end=589
-  _globals['_TAKEREPLICAREQUEST']._serialized_start=591
-  _globals['_TAKEREPLICAREQUEST']._serialized_end=684
-  _globals['_TAKEREPLICARESPONSE']._serialized_start=687
-  _globals['_TAKEREPLICARESPONSE']._serialized_end=862
-  _globals['_TAKEREPLICARESPONSE_FILESENTRY']._serialized_start=526
-  _globals['_TAKEREPLICARESPONSE_FILESENTRY']._serialized_end=570
-  _globals['_FETCHREPLICAREQUEST']._serialized_start=865
-  _globals['_FETCHREPLICAREQUEST']._serialized_end=1004
-  _globals['_FETCHREPLICARESPONSE']._serialized_start=1006
-  _globals['_FETCHREPLICARESPONSE']._serialized_end=1028
-  _globals['_REPLICAS']._serialized_start=1030
-  _globals['_REPLICAS']._serialized_end=1118
+  _globals['_PUTBASEREQUEST']._serialized_end=560
+  _globals['_PUTBASEREQUEST_FILESENTRY']._serialized_start=510
+  _globals['_PUTBASEREQUEST_FILESENTRY']._serialized_end=554
+  _globals['_PUTBASERESPONSE']._serialized_start=562
+  _globals['_PUTBASERESPONSE']._serialized_end=579
+  _globals['_TAKEREPLICAREQUEST']._serialized_start=581
+  _globals['_TAKEREPLICAREQUEST']._serialized_end=674
+  _globals['_TAKEREPLICARESPONSE']._serialized_start=677
+  _globals['_TAKEREPLICARESPONSE']._serialized_end=852
+  _globals['_TAKEREPLICARESPONSE_FILESENTRY']._serialized_start=510
+  _globals['_TAKEREPLICARESPONSE_FILESENTRY']._serialized_end=554
+  _globals['_FETCHREPLICAREQUEST']._serialized_start=855
+  _globals['_FETCHREPLICAREQUEST']._serialized_end=994
+  _globals['_FETCHREPLICARESPONSE']._serialized_start=996
+  _globals['_FETCHREPLICARESPONSE']._serialized_end=1018
+  _globals['_REPLICAS']._serialized_start=1020
+  _globals['_REPLICAS']._serialized_end=1108
 # @@protoc_insertion_point(module_scope)

@@ -38,7 +38,7 @@ class ReplicateResponse(_message.Message):
     def __init__(self, complete: _Optional[bool] = ..., last: _Optional[int] = ...) -> None: ...
 
 class PutBaseRequest(_message.Message):
-    __slots__ = ("fence", "owner", "sequence", "file", "offset", "files", "newest")
+    __slots__ = ("fence", "owner", "sequence", "file", "offset", "files")
     class FilesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -52,15 +52,13 @@ class PutBaseRequest(_message.Message):
     FILE_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
-    NEWEST_FIELD_NUMBER: _ClassVar[int]
     fence: _pserver_pb2.Fence
     owner: ReplicaOwner
     sequence: int
     file: str
     offset: int
     files: _containers.ScalarMap[str, int]
-    newest: int
-    def __init__(self, fence: _Optional[_Union[_pserver_pb2.Fence, _Mapping]] = ..., owner: _Optional[_Union[ReplicaOwner, _Mapping]] = ..., sequence: _Optional[int] = ..., file: _Optional[str] = ..., offset: _Optional[int] = ..., files: _Optional[_Mapping[str, int]] = ..., newest: _Optional[int] = ...) -> None: ...
+    def __init__(self, fence: _Optional[_Union[_pserver_pb2.Fence, _Mapping]] = ..., owner: _Optional[_Union[ReplicaOwner, _Mapping]] = ..., sequence: _Optional[int] = ..., file: _Optional[str] = ..., offset: _Optional[int] = ..., files: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class PutBaseResponse(_message.Message):
     __slots__ = ()

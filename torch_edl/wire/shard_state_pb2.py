@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from torch_edl.wire import pserver_pb2 as torch__edl_dot_wire_dot_pserver__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n torch_edl/wire/shard_state.proto\x12\ttorch_edl\x1a\x1ctorch_edl/wire/pserver.proto\"\xea\x02\n\nShardState\x12\x34\n\x05\x64\x65nse\x18\x01 \x01(\x0b\x32%.torch_edl.PushDenseParametersRequest\x12\r\n\x05steps\x18\x02 \x03(\x03\x12%\n\x06tables\x18\x03 \x03(\x0b\x32\x15.torch_edl.SavedTable\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12&\n\x07\x61pplied\x18\x05 \x01(\x0b\x32\x15.torch_edl.Watermarks\x12\'\n\x08received\x18\x06 \x01(\x0b\x32\x15.torch_edl.Watermarks\x12\x0f\n\x07waiting\x18\x07 \x03(\x0c\x12\x10\n\x08restored\x18\x08 \x01(\x08\x12/\n\x05\x66iles\x18\t \x03(\x0b\x32 .torch_edl.ShardState.FilesEntry\x12\x0c\n\x04lost\x18\n \x01(\x03\x1a,\n\nFilesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\x1e\n\x0bLostRecords\x12\x0f\n\x07records\x18\x01 \x01(\x03\"\x86\x01\n\nSavedTable\x12+\n\x04info\x18\x01 \x01(\x0b\x32\x1d.torch_edl.EmbeddingTableInfo\x12/\n\x08\x64\x65\x63lared\x18\x02 \x01(\x0b\x32\x1d.torch_edl.EmbeddingTableInfo\x12\x0c\n\x04seed\x18\x03 \x01(\x03\x12\x0c\n\x04step\x18\x04 \x01(\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n torch_edl/wire/shard_state.proto\x12\ttorch_edl\x1a\x1ctorch_edl/wire/pserver.proto\"\xe1\x02\n\nShardState\x12\x34\n\x05\x64\x65nse\x18\x01 \x01(\x0b\x32%.torch_edl.PushDenseParametersRequest\x12%\n\x06tables\x18\x03 \x03(\x0b\x32\x15.torch_edl.SavedTable\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12&\n\x07\x61pplied\x18\x05 \x01(\x0b\x32\x15.torch_edl.Watermarks\x12\'\n\x08received\x18\x06 \x01(\x0b\x32\x15.torch_edl.Watermarks\x12\x0f\n\x07waiting\x18\x07 \x03(\x0c\x12\x10\n\x08restored\x18\x08 \x01(\x08\x12/\n\x05\x66iles\x18\t \x03(\x0b\x32 .torch_edl.ShardState.FilesEntry\x12\x0c\n\x04lost\x18\n \x01(\x03\x1a,\n\nFilesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01J\x04\x08\x02\x10\x03\"\x1e\n\x0bLostRecords\x12\x0f\n\x07records\x18\x01 \x01(\x03\"\x86\x01\n\nSavedTable\x12+\n\x04info\x18\x01 \x01(\x0b\x32\x1d.torch_edl.EmbeddingTableInfo\x12/\n\x08\x64\x65\x63lared\x18\x02 \x01(\x0b\x32\x1d.torch_edl.EmbeddingTableInfo\x12\x0c\n\x04seed\x18\x03 \x01(\x03\x12\x0c\n\x04step\x18\x04 \x01(\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,11 +35,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SHARDSTATE_FILESENTRY']._loaded_options = None
   _globals['_SHARDSTATE_FILESENTRY']._serialized_options = b'8\001'
   _globals['_SHARDSTATE']._serialized_start=78
-  _globals['_SHARDSTATE']._serialized_end=440
-  _globals['_SHARDSTATE_FILESENTRY']._serialized_start=396
-  _globals['_SHARDSTATE_FILESENTRY']._serialized_end=440
-  _globals['_LOSTRECORDS']._serialized_start=442
-  _globals['_LOSTRECORDS']._serialized_end=472
-  _globals['_SAVEDTABLE']._serialized_start=475
-  _globals['_SAVEDTABLE']._serialized_end=609
+  _globals['_SHARDSTATE']._serialized_end=431
+  _globals['_SHARDSTATE_FILESENTRY']._serialized_start=381
+  _globals['_SHARDSTATE_FILESENTRY']._serialized_end=425
+  _globals['_LOSTRECORDS']._serialized_start=433
+  _globals['_LOSTRECORDS']._serialized_end=463
+  _globals['_SAVEDTABLE']._serialized_start=466
+  _globals['_SAVEDTABLE']._serialized_end=600
 # @@protoc_insertion_point(module_scope)

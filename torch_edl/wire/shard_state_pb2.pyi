@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ShardState(_message.Message):
-    __slots__ = ("dense", "steps", "tables", "version", "applied", "received", "waiting", "restored", "files", "lost")
+    __slots__ = ("dense", "tables", "version", "applied", "received", "waiting", "restored", "files", "lost")
     class FilesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -17,7 +17,6 @@ class ShardState(_message.Message):
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     DENSE_FIELD_NUMBER: _ClassVar[int]
-    STEPS_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
@@ -27,7 +26,6 @@ class ShardState(_message.Message):
     FILES_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
     dense: _pserver_pb2.PushDenseParametersRequest
-    steps: _containers.RepeatedScalarFieldContainer[int]
     tables: _containers.RepeatedCompositeFieldContainer[SavedTable]
     version: int
     applied: _pserver_pb2.Watermarks
@@ -36,7 +34,7 @@ class ShardState(_message.Message):
     restored: bool
     files: _containers.ScalarMap[str, int]
     lost: int
-    def __init__(self, dense: _Optional[_Union[_pserver_pb2.PushDenseParametersRequest, _Mapping]] = ..., steps: _Optional[_Iterable[int]] = ..., tables: _Optional[_Iterable[_Union[SavedTable, _Mapping]]] = ..., version: _Optional[int] = ..., applied: _Optional[_Union[_pserver_pb2.Watermarks, _Mapping]] = ..., received: _Optional[_Union[_pserver_pb2.Watermarks, _Mapping]] = ..., waiting: _Optional[_Iterable[bytes]] = ..., restored: _Optional[bool] = ..., files: _Optional[_Mapping[str, int]] = ..., lost: _Optional[int] = ...) -> None: ...
+    def __init__(self, dense: _Optional[_Union[_pserver_pb2.PushDenseParametersRequest, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[SavedTable, _Mapping]]] = ..., version: _Optional[int] = ..., applied: _Optional[_Union[_pserver_pb2.Watermarks, _Mapping]] = ..., received: _Optional[_Union[_pserver_pb2.Watermarks, _Mapping]] = ..., waiting: _Optional[_Iterable[bytes]] = ..., restored: _Optional[bool] = ..., files: _Optional[_Mapping[str, int]] = ..., lost: _Optional[int] = ...) -> None: ...
 
 class LostRecords(_message.Message):
     __slots__ = ("records",)
