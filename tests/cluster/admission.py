@@ -4,13 +4,10 @@ LimitRanges, priorities."""
 from __future__ import annotations
 
 import base64
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 from tests.cluster.kinds import (
-    CLAIMS,
-    CONFIG_MAPS,
     JOBS,
     LIMIT_RANGES,
     NAMESPACES,
@@ -23,12 +20,10 @@ from tests.cluster.kinds import (
     Kind,
     Object,
     Refused,
-    limits_of,
     name_of,
     namespace_of,
     not_found,
     parse_quantity,
-    requests_of,
     write_quantity,
 )
 from tests.cluster.store import Store
@@ -94,12 +89,6 @@ def _tolerate_short_losses(spec: Object) -> None:
             )
 
 
-_COUNTED = {
-    PODS: "pods", SECRETS: "secrets", CONFIG_MAPS: "configmaps", SERVICES: "services",
-    CLAIMS: "persistentvolumeclaims", JOBS: "count/jobs.batch",
-}  # fmt: skip
-
-
 def admit(store: Store, kind: Kind, thing: Object) -> None:
     """Completes a new object, or raises Refused 403 or 404."""
     if kind.namespaced and store.find(NAMESPACES, "", namespace_of(thing)) is None:
@@ -112,11 +101,10 @@ def admit(store: Store, kind: Kind, thing: Object) -> None:
                 f'serviceaccount "{account}" not found',
             )  # fmt: skip
         _set_priority(store, kind, thing)
-        if problems := problems_of(store, namespace_of(thing), thing["spec"]):
+        if problems := list(problems_of(store, namespace_of(thing), thing["spec"])):
             text = problems[0] if len(problems) == 1 else f"[{', '.join(problems)}]"
             raise _forbidden(kind, thing, text)
-    if kind in _COUNTED:
-        _check_quotas(store, kind, thing)
+        _check_quotas(store, thing)
 
 
 def _forbidden(kind: Kind, thing: Object, why: str) -> Refused:
@@ -140,71 +128,41 @@ def _set_priority(store: Store, kind: Kind, pod: Object) -> None:
     spec.setdefault("preemptionPolicy", policy)
 
 
-def _check_quotas(store: Store, kind: Kind, thing: Object) -> None:
-    asked = _use(kind, thing)
-    for quota in store.list(QUOTAS, namespace_of(thing)):
-        hard = {name: parse_quantity(text) for name, text in quota["spec"].get("hard", {}).items()}
-        used = used_of(store, namespace_of(thing))
-        over = [n for n in sorted(hard) if asked[n] and used[n] + asked[n] > hard[n]]
-        if over:
-            words = {
-                part: ",".join(f"{name}={write_quantity(amounts[name])}" for name in over)
-                for part, amounts in (("requested", asked), ("used", used), ("limited", hard))
-            }
-            said = ", ".join(f"{part}: {text}" for part, text in words.items())
-            raise _forbidden(kind, thing, f"exceeded quota: {name_of(quota)}, {said}")
-
-
-def _use(kind: Kind, thing: Object) -> Counter[str]:
-    use = Counter({_COUNTED[kind]: 1000})
-    if kind is PODS:
-        for name, amount in requests_of(thing["spec"]).items():
-            if name != "pods":
-                use[f"requests.{name}"] = amount
-                use[name] = amount
-        use.update({f"limits.{name}": n for name, n in limits_of(thing["spec"]).items()})
-    return use
-
-
-def used_of(store: Store, namespace: str) -> Counter[str]:
-    """What counts against the quotas of a namespace."""
-    total: Counter[str] = Counter()
-    for kind in _COUNTED:
-        for thing in store.list(kind, namespace):
-            if kind is not PODS or thing["status"]["phase"] not in ("Succeeded", "Failed"):
-                total.update(_use(kind, thing))
-    return total
+def _check_quotas(store: Store, pod: Object) -> None:
+    namespace = namespace_of(pod)
+    used = sum(other["status"]["phase"] not in ("Succeeded", "Failed")
+               for other in store.list(PODS, namespace))  # fmt: skip
+    for quota in store.list(QUOTAS, namespace):
+        hard = quota["spec"]["hard"]
+        assert hard.keys() == {"pods"}, f"not known here: {hard}"
+        if used >= int(hard["pods"]):
+            said = f"requested: pods=1, used: pods={used}, limited: pods={hard['pods']}"
+            raise _forbidden(PODS, pod, f"exceeded quota: {name_of(quota)}, {said}")
 
 
 def set_limits(store: Store, namespace: str, spec: Object) -> None:
     """Completes the spec of a pod, as the API server does before it looks at the form."""
-    for item in _limits_of_containers(store, namespace):
-        limits = item.get("max") or {}
-        requests = {**limits, **(item.get("defaultRequest") or {})}
+    for most in _most_of_containers(store, namespace):
         for container in spec.get("containers", []):
             own = container.setdefault("resources", {})
-            for field, amounts in (("requests", requests), ("limits", limits)):
-                named = own.get("limits") or {}
-                fresh = {k: v for k, v in amounts.items() if field == "limits" or k not in named}
-                if fresh:
-                    own[field] = {**fresh, **(own.get(field) or {})}
+            own["limits"] = {**most, **(own.get("limits") or {})}
 
 
-def problems_of(store: Store, namespace: str, spec: Object) -> list[str]:
+def problems_of(store: Store, namespace: str, spec: Object) -> Iterator[str]:
     """Why the pod is refused."""
-    found: list[str] = []
-    for item in _limits_of_containers(store, namespace):
+    for most in _most_of_containers(store, namespace):
         for container in spec["containers"]:
-            limits = limits_of({"containers": [container]})
-            for name, text in (item.get("max") or {}).items():
-                head = f"maximum {name} usage per Container is {text}"
-                if limits[name] > parse_quantity(text):
-                    found.append(f"{head}, but limit is {write_quantity(limits[name])}")
-    return found
+            for name, text in most.items():
+                limit = parse_quantity(container["resources"]["limits"][name])
+                if limit > parse_quantity(text):
+                    said = f"maximum {name} usage per Container is {text}"
+                    yield f"{said}, but limit is {write_quantity(limit)}"
 
 
-def _limits_of_containers(store: Store, namespace: str) -> Iterator[Object]:
+def _most_of_containers(store: Store, namespace: str) -> Iterator[Object]:
+    """The largest amounts of resources that LimitRanges allow a container."""
     for limit_range in store.list(LIMIT_RANGES, namespace):
         for item in limit_range["spec"]["limits"]:
+            assert item.keys() == {"type", "max"}, f"not known here: {item}"
             assert item["type"] == "Container", f"not known here: {item}"
-            yield item
+            yield item["max"]

@@ -118,15 +118,6 @@ def requests_of(pod: Object) -> Counter[str]:
     return total
 
 
-def limits_of(pod: Object) -> Counter[str]:
-    """The sum of the limits of its containers."""
-    total: Counter[str] = Counter()
-    for container in pod["containers"]:
-        limits = (container.get("resources") or {}).get("limits") or {}
-        total.update({name: parse_quantity(amount) for name, amount in limits.items()})
-    return total
-
-
 def _requests(container: Object) -> Counter[str]:
     resources = container.get("resources") or {}
     asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
