@@ -2,6 +2,7 @@
 lost."""
 
 import random
+from collections import Counter
 
 import pytest
 
@@ -9,7 +10,7 @@ from benchmarks.cluster.beside_nginx import Service
 from benchmarks.cluster.jobs import JobSpec, World
 from benchmarks.cluster.machines import Clock, End, Kubelets, Machine, Pod
 from benchmarks.cluster.many_workers import Lifetimes, Spot
-from benchmarks.cluster.scheduler import Scheduler
+from benchmarks.cluster.scheduler import Scheduler, cheapest_victims
 from benchmarks.cluster.usage import Usage
 from benchmarks.cluster.workers import Watermarks
 from torch_edl.data.task_space import Shard, TaskSpace
@@ -94,6 +95,26 @@ def test_an_urgent_pod_preempts_the_least_urgent_one_and_waits_for_its_grace() -
     cluster.pass_time(2.0)
     assert cluster.ended == {"low": End(signal=9)}
     assert (high.state, other.state) == ("bound", "pending")
+
+
+@pytest.mark.parametrize(
+    ("missing", "priorities", "chosen"),
+    [
+        # The least urgent pods go, whatever their number, then the fewest.
+        ([Counter(cpu=1), Counter(cpu=2)], [[5], [1, 1]], (1, [1, 1])),
+        ([Counter(cpu=2), Counter(cpu=1)], [[1, 1], [1, 1]], (1, [1])),
+        ([Counter(cpu=1), Counter(cpu=1)], [[1], [1]], (0, [1])),
+        ([Counter(cpu=3), Counter(gpu=1)], [[1, 1], [1, 1]], None),
+    ],
+)
+def test_the_cheapest_victims_make_room(
+    missing: list[Counter[str]], priorities: list[list[int]], chosen: tuple[int, list[int]] | None
+) -> None:
+    choices = [
+        (machine, missing[machine], [(each, each, Counter(cpu=1)) for each in pods])
+        for machine, pods in enumerate(priorities)
+    ]
+    assert cheapest_victims(choices) == chosen
 
 
 def test_equal_pods_preempt_nobody() -> None:
