@@ -2,20 +2,25 @@
 
 A gzip or zstd stream can only be read from its start, but tasks are read in any order. Unpacked
 files are shared by the processes of the machine. The least recently used files are removed above a
-limit. The size of an unpacked file is checked at every use.
+limit. The size of an unpacked file is checked at every use, and its checksum once after each boot.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import io
+import json
 import logging
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+
+from isal.isal_zlib import crc32
 
 from torch_edl.checkpoint.durable import replacing
 from torch_edl.config.environment import edl_home
@@ -71,6 +76,10 @@ UNPACKED_BYTES = 64 << 30
 
 _PIECE = 1 << 20
 
+_MOST_BOOTS = (
+    8  # maximum number of earlier boots to remember, of all machines that share the folder
+)
+
 _CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".tgz": "gzip"}
 
 
@@ -94,15 +103,17 @@ def unpacked(path: str, codec: str, original: StoredBytes) -> str:
     place, record = folder / name, folder / f".{name}.lock"
     try:
         with contextlib.suppress(FileNotFoundError):
-            if _is_whole(place, record):
+            if _Content.noted(record).is_at(place, boot=_boot()):
                 os.utime(place)
                 return str(place)
         folder.mkdir(parents=True, exist_ok=True)
         with _alone(record) as lock:
-            if not _is_whole(place, record):
-                size = _unpack(path, codec, original, place)
+            content = _Content.noted(record)
+            if not content.is_at(place, boot=_boot()):
+                if not content.is_intact(place):
+                    content = _unpack(path, codec, original, place)
                 lock.truncate(0)
-                lock.write(b"%d" % size)
+                lock.write(content.checked(_boot()))
                 _make_room(folder, place)
     except OSError as error:
         raise DataError(
@@ -113,21 +124,69 @@ def unpacked(path: str, codec: str, original: StoredBytes) -> str:
     return str(place)
 
 
-def _is_whole(place: Path, record: Path) -> bool:
-    """Return True if the file has the size that its lock file records. The content was on the disk
-    before the file got its name, so a crash of the machine cannot damage the file."""
-    with contextlib.suppress(FileNotFoundError, ValueError):
-        return place.stat().st_size == int(record.read_bytes())
-    return False
+@dataclass(frozen=True)
+class _Content:
+    """The size and checksum of an unpacked file, as recorded in its lock file.
+
+    A file of the right size can be damaged only by a crash of the machine, so the first reader
+    after each boot verifies the checksum.
+    """
+
+    size: int = 0
+    """Size in bytes; 0: nothing is recorded. Empty content is therefore unpacked at every use."""
+    crc: int = 0
+    """CRC-32 of the content."""
+    boots: tuple[str, ...] = ()
+    """Ids of the boots in which the checksum was verified, newest last."""
+
+    @classmethod
+    def noted(cls, record: Path) -> _Content:
+        """Read the record from a lock file; return an empty record if it is missing or damaged."""
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            found = json.loads(record.read_bytes())
+            return cls(int(found["size"]), int(found["crc"]), tuple(found["boots"]))
+        return cls()
+
+    def checked(self, boot: str) -> bytes:
+        """Return the text of the record after the content was verified in this boot."""
+        boots = (*self.boots[-_MOST_BOOTS:], boot)
+        return json.dumps({"size": self.size, "crc": self.crc, "boots": boots}).encode()
+
+    def is_at(self, place: Path, *, boot: str) -> bool:
+        """Return True if the file has the right size and was verified in this boot."""
+        return boot in self.boots and self._has_size(place)
+
+    def is_intact(self, place: Path) -> bool:
+        """Return True if the file has the right size and checksum; this reads the whole file."""
+        if not self._has_size(place):
+            return False
+        crc = 0
+        with open(place, "rb", buffering=0) as file:
+            while piece := file.read(_PIECE):
+                crc = crc32(piece, crc)
+        return crc == self.crc
+
+    def _has_size(self, place: Path) -> bool:
+        try:
+            return 0 < self.size == place.stat().st_size
+        except FileNotFoundError:
+            return False
 
 
-def _unpack(path: str, codec: str, original: StoredBytes, place: Path) -> int:
-    """Unpack a file, and return the size of its content in bytes."""
+@functools.cache
+def _boot() -> str:
+    """Return the id of the current boot of this machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def _unpack(path: str, codec: str, original: StoredBytes, place: Path) -> _Content:
+    size = crc = 0
     with replacing(place, 0o600) as file:
         for piece in _pieces(path, codec, original):
             file.write(piece)
+            size, crc = size + len(piece), crc32(piece, crc)
         original.check()
-        return file.tell()
+    return _Content(size, crc)
 
 
 def _pieces(path: str, codec: str, original: StoredBytes) -> Iterator[bytes]:

@@ -115,26 +115,46 @@ def test_no_room_names_the_folder(tmp_path: Path, home: Path) -> None:
         open_source(str(path))
 
 
-@pytest.mark.parametrize(
-    ("content", "note"),
-    [
-        (b"", None),
-        (TEXT[:100], None),
-        (TEXT[:100], b""),
-        (TEXT[:100], b"{"),
-        (TEXT[:100], b"\xff"),
-        (TEXT, b"3"),
-    ],
-)
-def test_a_file_of_another_size_is_unpacked_again(
-    tmp_path: Path, home: Path, content: bytes, note: bytes | None
+@pytest.mark.parametrize("damage", ["empty", "short", "another"])
+def test_what_a_machine_lost_with_its_power_is_unpacked_again(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
     path = tmp_path / "a.csv.gz"
     path.write_bytes(gzip.compress(TEXT))
     assert open_source(str(path)).count == 1000
-    (place,), (lock,) = kept(home), home.glob(".*.lock")
+    (place,) = kept(home)
+    content = {"empty": b"", "short": TEXT[:-100], "another": bytes(len(TEXT))}[damage]
     place.write_bytes(content)
-    if note is not None:
-        lock.write_bytes(note)
+    if damage == "another":  # which only the next start of the machine can bring
+        monkeypatch.setattr(unpacking, "_boot", lambda: "the next")
     assert open_source(str(path)).count == 1000
     assert place.read_bytes() == TEXT
+
+
+def test_a_digest_that_is_right_is_compared_once_in_a_life_of_the_machine(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.csv.gz"
+    path.write_bytes(gzip.compress(TEXT))
+    assert open_source(str(path)).count == 1000
+    monkeypatch.setattr(unpacking, "_pieces", None)  # nothing is unpacked from now on
+    monkeypatch.setattr(unpacking, "_boot", lambda: "the next")
+    compared = []
+    compare = unpacking._Content.is_intact
+    monkeypatch.setattr(
+        unpacking._Content, "is_intact", lambda *words: compared.append(1) or compare(*words)
+    )
+    assert [open_source(str(path)).count for _ in range(3)] == [1000] * 3
+    assert compared == [1]
+
+
+@pytest.mark.parametrize("note", [b"", b"{", b"[]", b'{"size": 3}', b"\xff"])
+def test_without_a_note_nothing_is_trusted(tmp_path: Path, home: Path, note: bytes) -> None:
+    path = tmp_path / "a.csv.gz"
+    path.write_bytes(gzip.compress(TEXT))
+    assert open_source(str(path)).count == 1000
+    (place,) = kept(home)
+    (lock,) = home.glob(".*.lock")
+    lock.write_bytes(note)
+    place.write_bytes(TEXT[:100])
+    assert open_source(str(path)).count == 1000
