@@ -48,8 +48,41 @@ class TarMember(NamedTuple):
     key: str
     extension: str
     header: tarfile.TarInfo
+    """Header with the ``size`` of the content; a sparse member occupies less in the file."""
     end: int
     """Offset of the next header, bytes."""
+
+    def content(self, data: bytes) -> bytes:
+        """Return the content of the member, with zeros in the holes of a sparse member.
+
+        Args:
+            data: the bytes to which the offsets of the member refer.
+        """
+        place, size = self.header.offset_data, self.header.size
+        if not self.header.issparse():
+            return data[place : place + size]
+        parts, filled = [], 0
+        for offset, length in _parts_of(self.header):
+            parts += [bytes(offset - filled), data[place : place + length]]
+            place, filled = place + length, offset + length
+        return b"".join([*parts, bytes(size - filled)])
+
+
+def _parts_of(header: tarfile.TarInfo) -> list[tuple[int, int]]:
+    """Return offset and length of the parts of a sparse member that are stored in the file."""
+    parts: Any = header.sparse
+    return [part for part in parts if part[1]]  # an empty part marks the size, or fills the header
+
+
+def _check_sparse(header: tarfile.TarInfo, end: int) -> None:
+    """Raise ValueError if the parts overlap, or reach beyond the content or the member."""
+    filled = stored = 0
+    for offset, length in _parts_of(header):
+        if length < 0 or offset < filled:
+            raise ValueError(f"{header.name}: a sparse member with overlapping parts")
+        filled, stored = offset + length, stored + length
+    if filled > header.size or stored > end - header.offset_data:
+        raise ValueError(f"{header.name}: a sparse member with parts beyond its end")
 
 
 class WebDatasetSource(BlockSource):
@@ -75,8 +108,7 @@ class WebDatasetSource(BlockSource):
                 if row == count:
                     break
                 keys[row] = member.key
-            place = member.header.offset_data
-            columns[member.extension][row] = data[place : place + member.header.size]
+            columns[member.extension][row] = member.content(data)
         if row != count - 1:
             raise DataError(file.path, f"{row + 1} samples, the scan saw {count}", offset)
         return pa.table(columns, self.schema)
@@ -98,16 +130,13 @@ def _members(file: DataFile, data: bytes | None = None, offset: int = 0) -> Iter
                     raise DataError(
                         file.path, f"{header.name}: {header.size} bytes", offset + place
                     )
+                end = int(tar.offset)
                 if header.issparse():
-                    raise DataError(
-                        file.path,
-                        f"{header.name}: a sparse member; write the tar without --sparse",
-                        offset + place,
-                    )
+                    _check_sparse(header, end)
                 found = _NAME.fullmatch(header.name) if header.isreg() else None
                 if found is not None and not header.name.rpartition("/")[2].startswith("__"):
                     _check_name(file.path, header.name)
-                    yield TarMember(found[1], found[2].lower(), header, int(tar.offset))
+                    yield TarMember(found[1], found[2].lower(), header, end)
             place = int(tar.offset)
     except _TAR_ERRORS as error:
         raise DataError(file.path, f"no whole tar: {error}", offset + place) from error
@@ -132,20 +161,20 @@ def _scan(file: DataFile, skip_damaged: bool) -> Index:
     columns: dict[str, None] = {}
     blocks: list[tuple[int, int, int]] = []
     begin = end = count = total = damaged = 0
-    sample = 0  # bytes of content of the sample
+    size = sample = 0  # bytes of content of the block and of the sample
     last: str | None = None
     seen: set[str] = set()
     try:
         for key, extension, header, stored_end in _members(file):
             if key != last:
-                if end - begin >= BLOCK_BYTES:
+                if max(size, end - begin) >= BLOCK_BYTES:
                     blocks.append((begin, header.offset - begin, count))
-                    begin, count = header.offset, 0
+                    begin, count, size = header.offset, 0, 0
                 elif not count:
                     begin = header.offset
                 last, count, total, sample = key, count + 1, total + 1, 0
                 seen.clear()
-            sample += header.size
+            size, sample = size + header.size, sample + header.size
             wrong = ""
             if extension in seen or extension == KEY:
                 wrong = f"two members {extension!r}"
