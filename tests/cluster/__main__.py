@@ -64,7 +64,9 @@ async def serve(folder: Path, outside: socket.socket, *, own_users: bool) -> Non
     kubelets = Kubelets(store, access, operations, folder, authority, own_users=own_users)
     for node in settings["nodes"]:
         kubelets.add(**node)
-    server = ApiServer(store, operations, access, watches, faults, PodRequests(store, kubelets))
+    server = ApiServer(
+        store, operations, access, watches, faults, PodRequests(store, operations, kubelets)
+    )
     control = Control(store, access, watches, faults, operations, kubelets, server.cut_all)
     runner = web.AppRunner(server.app(control.answer), access_log=None, shutdown_timeout=0.1)
     await runner.setup()

@@ -24,18 +24,18 @@ _POLL_S = 0.05
 class PodRequests:
     """Subresources of pods."""
 
-    def __init__(self, store: Store, kubelets: Kubelets) -> None:
-        self._store, self._kubelets = store, kubelets
+    def __init__(self, store: Store, operations: Operations, kubelets: Kubelets) -> None:
+        self._store, self._operations, self._kubelets = store, operations, kubelets
 
     async def serve(
-        self, request: web.Request, operations: Operations, namespace: str, name: str, sub: str
+        self, request: web.Request, namespace: str, name: str, sub: str
     ) -> web.StreamResponse:
         pod = self._store.get(PODS, namespace, name)
         if sub == "log":
             return await self._log(request, pod)
         if sub == "portforward":
             return await self._port_forward(request, pod)
-        return await self._evict(request, operations, pod)
+        return await self._evict(request, pod)
 
     async def _log(self, request: web.Request, pod: Object) -> web.StreamResponse:
         query = request.query
@@ -122,13 +122,11 @@ class PodRequests:
         except OSError as error:
             return error
 
-    async def _evict(
-        self, request: web.Request, operations: Operations, pod: Object
-    ) -> web.StreamResponse:
+    async def _evict(self, request: web.Request, pod: Object) -> web.StreamResponse:
         body = await request.json()
         disrupt(self._store, pod, "EvictionByEvictionAPI", "Eviction API: evicting")
         namespace = pod["metadata"]["namespace"]
-        operations.delete(PODS, namespace, name_of(pod), body.get("deleteOptions") or {})
+        self._operations.delete(PODS, namespace, name_of(pod), body.get("deleteOptions") or {})
         status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
         return web.json_response({**status, "code": 201}, status=201)
 

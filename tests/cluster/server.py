@@ -112,7 +112,7 @@ class ApiServer:
     ) -> web.StreamResponse:
         kind, namespace, name = target.kind, target.namespace, target.name
         if target.sub not in ("", "status"):
-            return await self._pods.serve(request, self._operations, namespace, name, target.sub)
+            return await self._pods.serve(request, namespace, name, target.sub)
         verb = attempt.verb
         if verb == "watch":
             return await self._watch(request, target)
