@@ -161,7 +161,7 @@ def test_a_watch_is_cut_and_its_revision_forgotten_as_ordered(
 ) -> None:
     revision = core.list_namespaced_pod(namespace).metadata.resource_version
     events = iter(core.list_namespaced_pod(
-        namespace, resource_version=revision, watch=True, _preload_content=False
+        namespace, resource_version=revision, timeout_seconds=30, watch=True, _preload_content=False
     ))  # fmt: skip
     core.create_namespaced_pod(namespace, pod("a"))
     assert json.loads(next(events))["object"]["metadata"]["name"] == "a"
