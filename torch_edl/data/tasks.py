@@ -32,6 +32,11 @@ _NEWEST = 0.3
 # Kinds of tasks that follow the order of the data; all other tasks are taken before them.
 _IN_ORDER = (pb.TASK_TRAIN, pb.TASK_PREDICT)
 
+_THREAD = "task-prefetcher"
+# Seconds to wait for a running feed when the worker leaves; see `is_preparing`.
+_PREPARED_S = 2.0
+_LOOK_S = 0.2  # seconds between two checks of the stop event
+
 
 @dataclass(frozen=True)
 class ServersChanged:
@@ -256,12 +261,6 @@ class LeasedTasks:
                 self._drop()
             self._answers.append(answer)
             self._changed.notify_all()
-
-
-_THREAD = "task-prefetcher"
-# Seconds to wait for a running feed when the worker leaves; see `is_preparing`.
-_PREPARED_S = 2.0
-_LOOK_S = 0.2  # seconds between two checks of the stop event
 
 
 class TaskPrefetcher(LeasedTasks):

@@ -9,6 +9,8 @@ from typing import Any, Protocol, Self
 
 from torch_edl.config.extensions import PREPROCESSING, installed, load
 
+_COLUMNS = "columns"
+
 
 class FitStatistics(Protocol):
     """Statistics of observed or merged records; the result is the same bits in any order."""
@@ -88,9 +90,6 @@ class Fittable(Protocol):
 
     def tell_unknown(self, say: Callable[[str], None]) -> Self:
         """Report with ``say`` if many values of the next records were not seen by the fit."""
-
-
-_COLUMNS = "columns"
 
 
 def is_fittable(thing: Any) -> bool:

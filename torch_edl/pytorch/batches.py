@@ -23,6 +23,9 @@ from torch_edl.errors import UsageError
 from torch_edl.interfaces import ENDLESS
 from torch_edl.pytorch.sample_digest import sample_digest
 
+# Number of minibatches in a block of a shuffled file; see TaskReader.
+_BATCHES_PER_TASK = 32
+
 
 class Order:
     """Maps positions of a pass to indices of the dataset.
@@ -60,8 +63,6 @@ _REFUSED = {
     "sampler": "the job deals the records out; leave it out",
     "batch_sampler": "the job deals the records out; use batch_size",
 }
-# Number of minibatches in a block of a shuffled file; see TaskReader.
-_BATCHES_PER_TASK = 32
 
 
 class Batches:

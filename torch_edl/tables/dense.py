@@ -32,6 +32,8 @@ PIECE = 1 << 18
 _PAUSE_S = 0.001  # without a pause, a snapshot takes the lock again before a waiting update
 _VALUES = ""  # key of the values; the other keys of a snapshot are names of slots
 
+_SAME_MODEL = "use the model file of the job that wrote it, with the same arguments after --"
+
 
 @dataclass(frozen=True)
 class Parameter:
@@ -292,9 +294,6 @@ class DenseShard:
                         vector[p.start : p.stop] = _fitting(values, key, p.shape).reshape(-1)
                 self._steps[place] = int(values.get(f"{p.name}@step", step))
             self._runs = self._runs_of(range(len(self.parameters)))
-
-
-_SAME_MODEL = "use the model file of the job that wrote it, with the same arguments after --"
 
 
 def _fitting(values: Mapping[str, Array], name: str, shape: tuple[int, ...]) -> Array:

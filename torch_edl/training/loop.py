@@ -17,6 +17,10 @@ from typing import Any, Protocol
 from torch_edl.errors import UsageError
 from torch_edl.interfaces import Engine, Update
 
+log = logging.getLogger(__name__)
+# Number of values per name before they are summed, which limits memory if no means are read.
+_KEPT = 1000
+
 
 class UpdateSource(Protocol):
     """A source of updates: the leased tasks of this process, or the position of a ring."""
@@ -92,12 +96,6 @@ def run_body(batches: Generator[Any, float | None], body: Callable[[Any], float]
                 batch = batches.throw(error)
             else:
                 batch = batches.send(loss)
-
-
-log = logging.getLogger(__name__)
-
-# Number of values per name before they are summed, which limits memory if no means are read.
-_KEPT = 1000
 
 
 class Meter:

@@ -9,16 +9,6 @@ from master.state.actions import Failure
 from master.state.workforce.processes import Participant
 from torch_edl.processes.launcher import ProcessExit
 
-
-@dataclass(frozen=True)
-class Gone:
-    """A process ended; its tasks or its shard are free."""
-
-    text: str
-    expected: bool = False
-    """True for a worker that was asked to leave."""
-
-
 # Consecutive crashes without training after which the job fails.
 CRASH_LIMIT = 5
 # Consecutive SIGKILLs before anything was ever trained, after which the job fails. SIGKILL mostly
@@ -27,6 +17,15 @@ KILL_LIMIT = 30
 _FIRST_BACKOFF_S = 0.5
 _LONGEST_BACKOFF_S = 30.0
 _MOST_DOUBLINGS = 10
+
+
+@dataclass(frozen=True)
+class Gone:
+    """A process ended; its tasks or its shard are free."""
+
+    text: str
+    expected: bool = False
+    """True for a worker that was asked to leave."""
 
 
 class Deaths:

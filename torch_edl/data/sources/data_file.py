@@ -24,6 +24,9 @@ memory of the process."""
 
 _FINGERPRINT_BYTES = 64 << 10  # size of the first and of the last block of a fingerprint
 
+MAX_OPEN = 16
+"""Maximum number of open files without a reader, per process."""
+
 
 class DataFile:
     """An open data file without a position, so that threads can share it."""
@@ -243,9 +246,6 @@ class WholeFile:
     def _finish(self) -> None:
         """Write all buffered data."""
 
-
-MAX_OPEN = 16
-"""Maximum number of open files without a reader, per process."""
 
 # A cache of open local files: opening a file, mapping it and touching its pages for the first time
 # takes as long as decoding a task.

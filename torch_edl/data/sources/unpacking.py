@@ -27,6 +27,10 @@ from torch_edl.config.environment import edl_home
 from torch_edl.errors import DataError
 from torch_edl.interfaces.source import StoredBytes
 
+log = logging.getLogger(__name__)
+# Maximum number of earlier boots to remember, of all machines that share the folder.
+_MOST_BOOTS = 8
+
 
 class RandomAccess(io.RawIOBase):
     """A file object over bytes that are read by offset. Not thread-safe.
@@ -69,16 +73,11 @@ class RandomAccess(io.RawIOBase):
         return data
 
 
-log = logging.getLogger(__name__)
-
 UNPACKED_BYTES = 64 << 30
 """Maximum size of all unpacked files of a machine; the newest file is always kept."""
 
 _PIECE = 1 << 20
 
-_MOST_BOOTS = (
-    8  # maximum number of earlier boots to remember, of all machines that share the folder
-)
 
 _CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".tgz": "gzip"}
 

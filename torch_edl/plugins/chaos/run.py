@@ -19,6 +19,10 @@ from torch_edl.plugins.chaos.storm import Blow, Storm, Target
 from torch_edl.plugins.chaos.verdict import StatusWatch, Verdict
 from torch_edl.wire import master_pb2 as pb
 
+_LOOK_S = 0.25
+# Seconds that a job has to make progress after the last fault.
+_SETTLE_S = 60.0
+
 
 def risks(plan: StormPlan, config: JobConfig, status: pb.GetStatusResponse) -> Sequence[str]:
     """Return what the plan will cost, one sentence per risk; empty if no progress can be lost."""
@@ -60,9 +64,6 @@ def restraint(plan: StormPlan, config: JobConfig) -> str:
     )
 
 
-_LOOK_S = 0.25
-# Seconds that a job has to make progress after the last fault.
-_SETTLE_S = 60.0
 _VERBS = {signal.SIGKILL: "killed", signal.SIGTERM: "told to end", signal.SIGCONT: "continues"}
 
 

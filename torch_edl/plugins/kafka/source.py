@@ -41,6 +41,21 @@ ENV_CONFIG = "TORCH_EDL_KAFKA_CONFIG"
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _EXAMPLE = "write for example kafka://host:9092/topic"
 
+ASK_S = 20.0
+"""Seconds to wait for an answer of the brokers about a topic."""
+
+_POLICY_S = 3.0
+"""Seconds to wait for the policy of a topic, which is only needed to reject a job early."""
+
+SAY_S = 3.0
+"""Seconds after which a warning about the wait is logged."""
+
+READ_S = 60.0
+"""Seconds that a read waits for the next message."""
+
+_MESSAGES = 2000  # maximum number of messages per call
+_POLL_S = 0.05  # time limit of a call, which returns fewer messages if the topic has gaps
+
 
 @dataclass(frozen=True, kw_only=True)
 class KafkaName:
@@ -117,20 +132,6 @@ def properties(servers: str) -> dict[str, str]:
     return {**found, "bootstrap.servers": servers}
 
 
-ASK_S = 20.0
-"""Seconds to wait for an answer of the brokers about a topic."""
-
-_POLICY_S = 3.0
-"""Seconds to wait for the policy of a topic, which is only needed to reject a job early."""
-
-SAY_S = 3.0
-"""Seconds after which a warning about the wait is logged."""
-
-READ_S = 60.0
-"""Seconds that a read waits for the next message."""
-
-_MESSAGES = 2000  # maximum number of messages per call
-_POLL_S = 0.05  # time limit of a call, which returns fewer messages if the topic has gaps
 _CONSUMER = {
     "group.id": "torch-edl",  # no offset is committed for this group
     "enable.auto.commit": False,

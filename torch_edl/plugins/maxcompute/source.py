@@ -29,6 +29,8 @@ _WORD = re.compile(r"\w+")
 _PARTITION = re.compile(r"\w+=[^,=/'\"]+(,\w+=[^,=/'\"]+)*")
 _EXAMPLE = "write for example odps://project/table#partition=day=20260131"
 
+_SHOWN = 500  # maximum length of an error text
+
 
 @dataclass(frozen=True, kw_only=True)
 class MaxComputeName:
@@ -67,8 +69,6 @@ def parse(text: str) -> MaxComputeName:
 
 # pyodps logs the tokens that it reads at the level INFO.
 logging.getLogger("odps").setLevel(logging.WARNING)
-
-_SHOWN = 500  # maximum length of an error text
 
 
 class MaxComputeSource(UrlSource):

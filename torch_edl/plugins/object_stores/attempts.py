@@ -31,6 +31,8 @@ _FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryEr
 
 T = TypeVar("T")
 
+_CHECK = "; check the URL, and endpoint, region and credentials in the environment"
+
 
 def tried(url: str, request: Callable[[], T]) -> T:
     """Call ``request`` until it succeeds, and return its value.
@@ -101,9 +103,6 @@ def _reason(error: Exception) -> str:
         return "cannot be read: no such object; check the URL"
     fix = "" if status is None or status >= 500 else _CHECK
     return f"cannot be read: {in_words(cause)}{fix}"
-
-
-_CHECK = "; check the URL, and endpoint, region and credentials in the environment"
 
 
 def _cause(error: BaseException) -> BaseException:

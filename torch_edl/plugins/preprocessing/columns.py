@@ -27,6 +27,9 @@ RECORDS = 1000
 
 _MANY = 0.01
 
+_FORMAT = 1
+_ABOUT = "preprocessing"
+
 
 class UnknownValues:
     """Counts values of the first records that no vocabulary has, and reports them once.
@@ -73,10 +76,6 @@ class UnknownValues:
                     "hash() the column where new values matter, or train without --load"
                 )
         return False
-
-
-_FORMAT = 1
-_ABOUT = "preprocessing"
 
 
 class Columns:

@@ -28,6 +28,14 @@ from torch_edl.plugins.sql.name import SqlName, parse, pinned
 _TABLES = 20  # maximum number of tables that a message names
 _SYSTEM = "'information_schema', 'pg_catalog', 'mysql', 'performance_schema', 'sys'"
 
+BLOCK_ROWS = 2048
+"""Rows per block. A block has one digest, and is the smallest unit that is read."""
+
+PAGE_BLOCKS = 256
+"""Blocks of keys per statement while the rows are counted."""
+
+_DIGEST_BYTES = 8
+
 
 def rows_of(name: SqlName) -> Any:
     """Return the table or query as a part of a statement."""
@@ -117,15 +125,6 @@ def _tables_there(backend: str) -> sa.Select[Any]:
         ours = f"table_schema NOT IN ({_SYSTEM})"
     found = sa.select(sa.text(shown)).select_from(sa.text(source)).where(sa.text(ours))
     return found.order_by(sa.text("1, 2")).limit(_TABLES + 1)
-
-
-BLOCK_ROWS = 2048
-"""Rows per block. A block has one digest, and is the smallest unit that is read."""
-
-PAGE_BLOCKS = 256
-"""Blocks of keys per statement while the rows are counted."""
-
-_DIGEST_BYTES = 8
 
 
 class SqlSource(UrlSource):

@@ -45,6 +45,10 @@ _LARGE = 1 << 20  # bytes of a call that is large enough to move to another thre
 # which compete for the interpreter lock (measured with 3 clients on 2 cores).
 _HAS_SPARE_CORES = (os.cpu_count() or 1) >= 8
 
+# A server sends 64 bytes of greeting to every client, and more only to clients with its public key.
+_GREETING_BYTES = 64
+_ACKNOWLEDGED_AT = 120  # in the kernel's tcp_info: tcpi_bytes_acked
+
 
 @dataclass(frozen=True)
 class Later:
@@ -269,10 +273,7 @@ def _failed(call: int, code: grpc.StatusCode, details: str) -> _Answered:
 
 
 _EVENTS = zmq.Event.ACCEPTED | zmq.Event.CLOSED | zmq.Event.DISCONNECTED
-# A server sends 64 bytes of greeting to every client, and more only to clients with its public key.
-_GREETING_BYTES = 64
 _ACKNOWLEDGED = struct.Struct("<Q")
-_ACKNOWLEDGED_AT = 120  # in the kernel's tcp_info: tcpi_bytes_acked
 
 
 class Doorkeeper:

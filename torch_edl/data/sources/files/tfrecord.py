@@ -26,6 +26,8 @@ _CRC = struct.Struct("<I")
 HEADER_BYTES = 12
 _FOOTER_BYTES = 4
 
+_BAD_DATA = "the record's checksum does not match its data"
+
 
 def _masked(data: bytes) -> int:
     """Return the masked CRC-32C of TFRecord: rotated, plus a constant, since the CRC of data that
@@ -99,9 +101,6 @@ class TFRecordSource(BlockSource):
             records.append(record)
             place = end + _FOOTER_BYTES
         return records
-
-
-_BAD_DATA = "the record's checksum does not match its data"
 
 
 def _is_good(record: bytes, stored: bytes) -> bool:

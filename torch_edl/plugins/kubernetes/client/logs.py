@@ -28,6 +28,9 @@ _LINES = 10_000
 _PUT_S = 0.5
 _NAMED = re.compile(rb"(worker-\d+): (.*)", re.DOTALL)
 
+_EVENTS = "events"
+_LOOK_S = 1.0
+
 
 def by_process(pod: PodState, line: bytes) -> tuple[str, bytes]:
     """Return the name of the process that wrote a line of a pod's log, and its text."""
@@ -100,9 +103,7 @@ class PodOutput:
                 return
 
 
-_EVENTS = "events"
 _ROLES = ("master", "ps", "worker", "spare", "agent")
-_LOOK_S = 1.0
 
 _Line = tuple[str, str]
 
