@@ -295,7 +295,8 @@ def test_metrics_equal_those_of_plain_torch(
     # So little is over before a second worker has begun, now and then.
     begun = sum(w == ["begin", "Net"] for w in lines)
     assert 1 <= begun <= (2 if "--workers 2" in flags else 1)
-    assert sum(w == ["end", "Net"] for w in lines) == begun
+    # A worker that has begun without a task is stopped when all is over.
+    assert 1 <= sum(w == ["end", "Net"] for w in lines) <= begun
     assert sorted(int(w[1]) for w in lines if w[0] == "task") == list(range(16))
     assert sum(w[0] == "batch" for w in lines) == 30
 
