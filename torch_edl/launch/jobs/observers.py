@@ -61,7 +61,7 @@ class Observers:
         self._event = 0
         self._evaluations: dict[int, bytes] = {}
         self._written = -math.inf
-        self._step = 0
+        self._newest = (0, "")
         self._last: pb.GetStatusResponse | None = None
         for thread in self._threads:
             thread.start(config)
@@ -149,9 +149,11 @@ class Observers:
             yield JobEvent(event.time, "log", event.level, event.text, numbered)
 
     def _training(self, status: pb.GetStatusResponse) -> None:
-        if status.steps == self._step:
+        # The loss may arrive after its step; as text, since NaN is not equal to itself.
+        newest = status.steps, str(status.loss)
+        if not status.steps or newest == self._newest:
             return
-        self._written, self._step = self._clock(), status.steps
+        self._written, self._newest = self._clock(), newest
         running = [p for p in status.processes if p.role == "worker" and p.state == "running"]
         values = {f"rate/{name}": rate for name, rate in status.rates.items()}
         values |= {f"train/{name}": value for name, value in status.logged.items()}

@@ -137,6 +137,15 @@ def test_without_new_steps_there_are_no_scalars() -> None:
     assert [step for step, _ in steps()] == [7]
 
 
+def test_a_loss_that_arrives_after_its_step_is_passed_on() -> None:
+    """The last step of a job that takes a second may be known before its loss."""
+    with Observers(job("Recorded"), clock=lambda: 0.0) as watched:
+        watched.update(status(steps=7, loss=math.nan))
+        watched.update(status(steps=7, loss=0.5))
+    losses = [values["train/loss"] for _, values in steps()]
+    assert (len(losses), losses[-1]) == (2, 0.5)
+
+
 @pytest.mark.parametrize("name", ["Broken", "BrokenFromTheStart"])
 def test_an_observer_that_fails_loses_its_own_items_and_warns_once(
     name: str, caplog: pytest.LogCaptureFixture
