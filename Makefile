@@ -35,7 +35,7 @@ quickstart: install  ## Trains handwritten digits on 2 servers and 2 workers, an
 	  --data quickstart/data/test.recordio
 
 test: install-all lint  ## All tests but the storms
-	$(BIN)/python -m pytest -m 'not slow' -n 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m 'not slow' -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: install-all proto-check  ## ruff, mypy --strict, the import contracts, the size of the core
 	$(BIN)/ruff check .
