@@ -35,10 +35,10 @@ from master.runtime.service import Service
 from master.runtime.store import Lock, SqliteStore, acquire
 from master.state.job.job import ManagedJob
 from master.state.job.restart import after_failure, from_state
-from master.state.scripts.script_fleet import ScriptFleet
 from master.state.workforce.fleet import Fleet
 from master.state.workforce.processes import PENDING, ServerProcess
 from master.state.workforce.servers import ServerCommand
+from master.state.workforce.starts import AgentPods
 from torch_edl.config import JobConfig, extensions
 from torch_edl.config.environment import ENV_MASTER, ENV_PLATFORM, ENV_TOKEN
 from torch_edl.config.parts import PREPROCESSING_FILE
@@ -168,22 +168,17 @@ def _run_once(
     preprocessing = temporary / PREPROCESSING_FILE
     listens_at = listen.rpartition(":")[0]
     server = ServerCommand.of(config, module=server_module, host=listens_at, journals=str(journals))
-    options: dict[str, Any] = {
-        "workers": config.cluster.max_workers,
-        "servers": config.cluster.servers,
-        "is_scheduled": host.asks,
-        "name": fleet_name,
-    }
-    if config.kind == "script":
-        fleet: Fleet = ScriptFleet(server, **options, **host.agents(config))
-    else:
-        fleet = Fleet(
-            server,
-            worker_module=worker_module,
-            spares=config.cluster.spares,
-            workers_per_pod=host.workers_per_pod(config),
-            **options,
-        )
+    fleet = Fleet(
+        server,
+        workers=config.cluster.max_workers,
+        servers=config.cluster.servers,
+        worker_module=worker_module,
+        spares=config.cluster.spares,
+        workers_per_pod=host.workers_per_pod(config),
+        is_scheduled=host.asks,
+        name=fleet_name,
+        agents=AgentPods(**host.agents(config)) if config.kind == "script" else None,
+    )
     clock = Clock()
     job = ManagedJob(
         config,

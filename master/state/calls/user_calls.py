@@ -65,7 +65,7 @@ def describe(
         server = process if isinstance(process, ServerProcess) else None
         problem = process.waits or (server.problem if server else "")
         log = log_path(process.role, process.id)
-        if job.fleet.external and isinstance(process, WorkerProcess):
+        if job.fleet.agents is not None and isinstance(process, WorkerProcess):
             # The master does not keep the output of a worker that it did not start.
             log = process.log
         status.processes.add(

@@ -38,7 +38,6 @@ from master.state.lifecycle import LEAVE_WITHIN_S, Lifecycle
 from master.state.membership import Membership
 from master.state.ring import Ring
 from master.state.scripts.meetings import Meetings
-from master.state.scripts.script_fleet import ScriptFleet
 from master.state.scripts.script_workforce import ScriptWorkforce
 from master.state.work.evaluation import EvaluationResult
 from master.state.work.script_data import ScriptProgress
@@ -98,7 +97,7 @@ class ManagedJob:
         self.workload: TaskScheduler | ScriptProgress = ScriptProgress() if script else self.tasks
         self.ring = Ring()
         self.workforce = Workforce(fleet, self.ring, min_workers=cluster.min_workers)
-        if isinstance(fleet, ScriptFleet):
+        if fleet.agents is not None:
             self.workforce = ScriptWorkforce(
                 config, fleet, self.ring, members=self.members, lifecycle=self.lifecycle
             )

@@ -11,8 +11,8 @@ from master.state.membership import Membership
 from master.state.ring import Ring
 from master.state.scripts.agents import AgentRecord, Agents, require_same_experiment
 from master.state.scripts.rounds import Rounds
-from master.state.scripts.script_fleet import ScriptFleet, node_of
-from master.state.workforce.processes import AGENT
+from master.state.workforce.fleet import Fleet
+from master.state.workforce.processes import AGENT, AgentProcess
 from master.state.workforce.workforce import (
     Finished,
     RoundFormed,
@@ -54,18 +54,18 @@ class _Lasting:
 class ScriptWorkforce(Workforce):
     """Workers that agents or torchrun start; on a cluster, the fleet starts the agents."""
 
-    _fleet: ScriptFleet
-
     def __init__(
         self,
         config: JobConfig,
-        fleet: ScriptFleet,
+        fleet: Fleet,
         ring: Ring,
         *,
         members: Membership,
         lifecycle: Lifecycle,
     ) -> None:
         super().__init__(fleet, ring)
+        assert fleet.agents is not None
+        self._pods = fleet.agents
         self.rounds = Rounds()
         self._config = config
         self._members = members
@@ -145,7 +145,9 @@ class ScriptWorkforce(Workforce):
         if self._agents.get(request.node) is None:
             yield Note("info", f"agent {request.node} on {request.host} joined")
         agent, replaced = self._agents.report(request.node, request.pid, now)
-        self._fleet.agent_heard(request.node)
+        for process in self._fleet.alive(AGENT):
+            if isinstance(process, AgentProcess) and process.name == request.node:
+                process.report()
         agent.done, agent.address, agent.port = request.done, request.address, request.port
         agent.logs = {report.pid: report.log for report in request.workers}
         agent.begun = agent.begun or bool(request.workers)
@@ -190,16 +192,18 @@ class ScriptWorkforce(Workforce):
     def ended(self, exit: ProcessExit, now: float) -> Iterator[WorkforceEvent]:
         yield from super().ended(exit, now)
         if exit.role == AGENT:
-            node = node_of(exit.id)
+            node = f"{AGENT}-{exit.id}"
             for worker in self._workers_of(node):
                 if worker in self._members:
                     yield self._lost(worker, f"{node} {exit.how}")
             self._agents.drop(node)
 
     def scale(self, request: pb.ScaleRequest) -> None:
-        if self._fleet.agents_wanted:
+        if self._pods.agents:
             super().scale(request)
-            self._fleet.scale_agents(request.max_workers)
+            each = self._pods.workers_per_agent
+            self._pods.agents = -(-request.max_workers // each)
+            self._fleet.workers_wanted = self._pods.agents * each
             return
         machines = self._agents.machines
         if machines != 1:
@@ -249,7 +253,7 @@ class ScriptWorkforce(Workforce):
 
     def _is_abandoned(self, now: float, newest: str) -> Iterator[Failure]:
         """Fail the job if rank 0 was lost at the end, and no worker replaced it in time."""
-        abandoned = self._ring.abandoned and not self._fleet.replaces
+        abandoned = self._ring.abandoned and not self._pods.replaces
         if self._abandoned.lasts(abandoned, _DESERTED_S, now):
             yield Failure(
                 "rank 0 was lost before its script came to its end, and no worker took its "
@@ -281,13 +285,13 @@ class ScriptWorkforce(Workforce):
     def conclusion(
         self, now: float, *, work_open: bool, work_over: bool
     ) -> Finished | StopRequested | Failure | None:
-        present = len(self._agents) or len(self._members) or self._fleet.replaces
+        present = len(self._agents) or len(self._members) or self._pods.replaces
         if self.scripts_over(now):
             if work_open:
                 return None  # the final checkpoint is still being written
             if self.torchrun_error and not self._ring.finished:
                 return Failure(self.torchrun_error)
-            return Finished(leave_s=_LEAVE_S if self._fleet.agents_wanted else 0.0)
+            return Finished(leave_s=_LEAVE_S if self._pods.agents else 0.0)
         if self.rounds.left and not present:
             return StopRequested("all agents of torchrun left")
         if self._deserted.lasts(not present and self.rounds.deserted(now), _DESERTED_S, now):

@@ -1,23 +1,27 @@
 """The processes that a job should have. Pure: :meth:`Fleet.plan` returns what to start and stop.
 
 Workers start at once, since their imports take seconds. Servers follow when the strategy is known,
-spares when the workers train.
+spares when the workers train. The workers of a script are started by agents: by those of users
+(``torch-edl run --nnodes ...``), or on a cluster by one agent in each pod, which the fleet starts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any
 
 from master.state.actions import Action, Become, Failure, Note, Start, Stop
 from master.state.workforce.deaths import Deaths, Gone
 from master.state.workforce.processes import (
+    AGENT,
     DRAINING,
+    EXITED,
     PENDING,
     RUNNING,
     STARTING,
     STOPPING,
+    AgentProcess,
     OfAll,
     Participant,
     Process,
@@ -29,21 +33,18 @@ from master.state.workforce.processes import (
 )
 from master.state.workforce.servers import ModelStart, ServerCommand, Servers
 from master.state.workforce.spares import Spares
-from master.state.workforce.starts import Starts, free_slots
+from master.state.workforce.starts import AgentPods, Starts, free_slots
 from torch_edl.processes.launcher import ProcessExit
 from torch_edl.wire import master_pb2 as pb
-
-T = TypeVar("T")
 
 _STOP_GRACE_S = 2.0
 _DRAIN_S = 60.0
 _UNUSED_DRAIN_S = 10.0
 # Seconds until the next start, after a worker could not be started.
 _PLACE_AGAIN_S = 10.0
-_KEPT = ("strategy", "workers_wanted", "name")
 
 
-class Fleet:
+class Fleet(Roster):
     """The processes of one job.
 
     Args:
@@ -55,10 +56,9 @@ class Fleet:
         worker_module: module of workers, run with ``python -m``.
         is_scheduled: processes are scheduled by a cluster and may stay pending.
         name: name of the fleet, kept across restarts of the master.
+        agents: the agents that start the workers of a script; None if the master starts the
+            workers.
     """
-
-    external = False
-    """True if agents start and stop the workers; the master starts only servers (and agents)."""
 
     def __init__(
         self,
@@ -71,13 +71,15 @@ class Fleet:
         workers_per_pod: int = 1,
         is_scheduled: bool = False,
         name: str = "",
+        agents: AgentPods | None = None,
     ) -> None:
+        super().__init__()
+        self.agents = agents
         self.workers_wanted = workers
         """Number of workers to keep alive."""
         self.strategy = ""
         self.server_command = server_command
         self._worker_module = worker_module
-        self._processes = Roster()
         self.model = ModelStart()
         self.servers = Servers(servers)
         self.spares = Spares(spares)
@@ -87,41 +89,26 @@ class Fleet:
         self._leave_by: float | None = None  # once the job is over
         self._at_once = False  # everything stops when the job is over
         self._retired = False
-        self._watched = self.of_all(
-            lambda: [p for p in self.launched() if p.stop_by is not None or p.may_be_overdue]
+        self._watched = OfAll(
+            self, lambda: [p for p in self.launched() if p.stop_by is not None or p.may_be_overdue]
         )
-        self.draining = self.of_all(
-            lambda: [p.id for p in self.alive("worker") if p.state == DRAINING]
+        self.draining = OfAll(
+            self, lambda: [p.id for p in self.alive("worker") if p.state == DRAINING]
         )
         """Query for the ids of workers that are to finish their work and leave."""
-        self._workers = self.of_all(
-            lambda: [p for p in self.alive("worker") if isinstance(p, WorkerProcess)]
+        self._workers = OfAll(
+            self, lambda: [p for p in self.alive("worker") if isinstance(p, WorkerProcess)]
         )
-        self._staying = self.of_all(
-            lambda: [p for p in self._workers() if p.state in (PENDING, STARTING, RUNNING)]
+        self._staying = OfAll(
+            self, lambda: [p for p in self._workers() if p.state in (PENDING, STARTING, RUNNING)]
         )
 
     # ---- what it says ----
 
-    def of_all(self, find: Callable[[], T]) -> OfAll[T]:
-        """Return a cached query over the processes, recomputed after a process changed."""
-        return OfAll(self._processes, find)
-
-    def __iter__(self) -> Iterator[Process]:
-        return iter(self._processes)
-
-    def process(self, role: str, id: int) -> Process | None:
-        """Return a process that runs or ended not long ago; None if it is unknown."""
-        return self._processes.get(role, id)
-
     def worker(self, id: int) -> WorkerProcess | None:
         """Return a worker that runs or ended not long ago; None if it is a spare or unknown."""
-        process = self._processes.get("worker", id)
+        process = self.process("worker", id)
         return process if isinstance(process, WorkerProcess) else None
-
-    def alive(self, role: str | None = None) -> list[Process]:
-        """Return the processes that have not ended: ``worker``, ``spare``, ``ps``, or all."""
-        return self._processes.alive(role)
 
     def cluster(self, *, starting: bool = False) -> pb.Cluster | None:
         """Return the current servers; None before the strategy is known or, unless ``starting``,
@@ -138,7 +125,7 @@ class Fleet:
 
     def launched(self) -> list[Process]:
         """Return the processes that the master started and that have not ended."""
-        return self.alive()
+        return [*self.alive("ps"), *self.alive(AGENT)] if self.agents else self.alive()
 
     # ---- what happens ----
 
@@ -157,17 +144,27 @@ class Fleet:
 
     def started(self, role: str, id: int, pid: int, since: int = 0) -> None:
         """Record the pid of a process that was started."""
-        process = self._processes[role, id]
+        process = self[role, id]
         process.pid, process.since = pid, since
 
     def not_started(self, role: str, id: int, reason: str, now: float) -> None:
         """Record that a process could not be started."""
-        process = self._processes[role, id]
+        process = self[role, id]
         process.exits(reason)
         if isinstance(process, SpareProcess):
             self.spares.died(now)
         elif role == "worker":
             self._deaths.start_after = now + _PLACE_AGAIN_S
+
+    def adopt(self, id: int, pid: int, log: str) -> None:
+        """Add a worker that an agent started; ``log`` is its log file, if any."""
+        self.add(WorkerProcess(id, state=RUNNING, pid=pid, log=log))
+
+    def abandon(self, worker: int, exit: str) -> None:
+        """Mark a worker of an agent as exited, after its exit or its loss."""
+        process = self.process("worker", worker)
+        if process is not None and process.state != EXITED:
+            process.exits(exit)
 
     def registered(self, id: int) -> bool:
         """Record a worker's registration. Returns False if it is unknown or told to end."""
@@ -221,7 +218,7 @@ class Fleet:
 
     def exited(self, exit: ProcessExit, now: float, *, log: str) -> Gone | Failure | Note | None:
         """Record the exit of a process. Returns the event that follows, if any."""
-        process = self._processes[exit.role, exit.id]
+        process = self[exit.role, exit.id]
         was = process.ended(exit, over=self._over)
         text = f"{process.name} {exit.how}"
         named = f"{text}; its log is {log}"
@@ -234,6 +231,9 @@ class Fleet:
             over = self._over or (was == STOPPING and not process.lost)
             return None if over else Note("info", f"{named}; no worker is lost")
         asked = exit.was_terminated or was in (DRAINING, STOPPING)
+        if self.agents is not None:
+            self.agents.complete |= exit.code == 0 and not exit.was_taken
+            asked = asked or self.agents.complete
         if self._over or (asked and not process.lost):
             return Gone(text, expected=True)
         assert isinstance(process, Participant)
@@ -267,7 +267,7 @@ class Fleet:
         if self.strategy == "ps":
             actions += [self._start_server(shard, now) for shard in self.servers.missing()]
         if not self._retired:
-            actions += self._fit(now)
+            actions += self._fit(now) if self.agents is None else self._fit_agents(now, self.agents)
         return actions
 
     def _due_at_end(self, now: float) -> list[Process]:
@@ -291,7 +291,10 @@ class Fleet:
 
     def _stop(self, process: Process) -> Stop:
         process.enter(STOPPING)
-        return Stop(process.role, process.id, 0.0 if process.lost else _STOP_GRACE_S)
+        grace_s = (
+            self.agents.agent_grace_s if self.agents and process.role == AGENT else _STOP_GRACE_S
+        )
+        return Stop(process.role, process.id, 0.0 if process.lost else grace_s)
 
     def _start_server(self, shard: int, now: float) -> Action:
         words = self.server_command.words(
@@ -302,7 +305,7 @@ class Fleet:
             successor=self.servers.has_copy(shard),
         )
         server, start = self.starts.make(ServerProcess, self.server_command.module, words, now)
-        self._processes.add(server)
+        self.add(server)
         self.servers.take(server, shard)
         process = self.future_server(now) if shard in self.servers.from_workers else None
         if process is None:
@@ -314,24 +317,23 @@ class Fleet:
     def future_server(self, now: float) -> Process | None:
         """Return the spare, or the worker if not the last one, that may become a server."""
         running = [p for p in self.alive("worker") if p.state == RUNNING]
-        last = running[-1] if len(running) > 1 and not self.external else None
+        last = running[-1] if len(running) > 1 and not self.agents else None
         return self.spares.ready(self.alive("spare"), now) or last
 
     def _fit(self, now: float) -> Sequence[Action]:
         workers = self._workers()
         staying, wanted = self._staying(), self.workers_wanted
-        if len(staying) > wanted:
-            # A starting worker has nothing to finish.
-            for process in self.starts.beyond(wanted, staying):
-                drain_s = _DRAIN_S if process.trained else _UNUSED_DRAIN_S
-                process.retire(now, by=now + drain_s, starting_too=False)
+        # A starting worker has nothing to finish.
+        for process in self.starts.beyond(wanted, staying) if len(staying) > wanted else ():
+            drain_s = _DRAIN_S if process.trained else _UNUSED_DRAIN_S
+            process.retire(now, by=now + drain_s, starting_too=False)
         # Leaving and hanging workers count until they exit, so the maximum is never exceeded.
         missing = max(0, wanted - len(workers))
         if len(staying) >= wanted:
             more = self.spares.missing(len(self.alive("spare")), staying, now)
             return [self._start_worker(SpareProcess, now) for _ in range(more)]
         while missing > 0 and (taken := self.spares.take(self.alive("spare"), now)) is not None:
-            self._processes.put(taken)
+            self.put(taken)
             missing -= 1
         missing *= now >= self._deaths.start_after
         slots = free_slots(missing, self.alive("worker"))
@@ -341,42 +343,57 @@ class Fleet:
         self, kind: type[WorkerProcess | SpareProcess], now: float, *, slot: int = -1
     ) -> Start:
         id = self.starts.next_id("worker")
-        words = [
-            "--job",
-            self.server_command.job,
-            "--id",
-            str(id),
-            *["--spare"] * (kind is SpareProcess),
-        ]
+        words = ["--job", self.server_command.job, "--id", str(id)]
+        words += ["--spare"] * (kind is SpareProcess)
         process, start = self.starts.make(
             kind, self._worker_module, words, now, slot=slot, staying=self._staying()
         )
-        self._processes.add(process)
+        self.add(process)
         return start
+
+    def _fit_agents(self, now: float, wanted: AgentPods) -> Sequence[Action]:
+        agents = [each for each in self.alive(AGENT) if isinstance(each, AgentProcess)]
+        staying = [each for each in agents if each.state in (PENDING, STARTING, RUNNING)]
+        for process in self.starts.beyond(wanted.agents, staying):
+            process.retire(now, by=now)
+        # Leaving agents count until they exit, so the maximum is never exceeded.
+        missing = wanted.agents - len(agents) if wanted.replaces else 0
+        missing *= now >= self._deaths.start_after
+        starts = []
+        for slot in free_slots(max(0, missing), agents):
+            agent, start = self.starts.make(
+                AgentProcess, "torch_edl.cli", wanted.agent_args, now, slot=slot
+            )
+            self.add(agent)
+            starts.append(start)
+        return starts
 
     # ---- a restart of the master ----
 
     def to_state(self) -> dict[str, Any]:
-        """Return the state for a restarted master, as JSON values."""
         return {
-            **{name: getattr(self, name) for name in _KEPT},
+            "strategy": self.strategy,
+            "workers_wanted": self.workers_wanted,
+            "name": self.name,
             "model": asdict(self.model),
             "servers": self.servers.to_state(),
             "spares": self.spares.to_state(),
             "next_id": self.starts.to_state(),
             "retired": self._retired,
             "trained": self._deaths.trained,
+            "agents": self.agents.to_state() if self.agents else None,
             "processes": [process.to_state() for process in self],
         }
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
-        """Restore what :meth:`to_state` returned."""
-        for name in _KEPT:
-            setattr(self, name, state[name])
+        self.strategy, self.workers_wanted = state["strategy"], state["workers_wanted"]
+        self.name = state["name"]
         self.model = ModelStart(**state["model"])
         self.starts.from_state(state["next_id"])
         self._retired, self._deaths.trained = state["retired"], state["trained"]
         self.spares.from_state(state["spares"])
+        if self.agents is not None:
+            self.agents.from_state(state["agents"])
         for each in state["processes"]:
-            self._processes.add(restored(each, now))
+            self.add(restored(each, now))
         self.servers.from_state(state["servers"], self.alive("ps"))

@@ -330,8 +330,8 @@ class Roster:
     def __getitem__(self, key: tuple[str, int]) -> Process:
         return self._all[key]
 
-    def get(self, role: str, id: int) -> Process | None:
-        """Return a process; None if it is unknown or ended long ago."""
+    def process(self, role: str, id: int) -> Process | None:
+        """Return a process that runs or ended not long ago; None if it is unknown."""
         return self._all.get((role, id))
 
     def add(self, process: Process) -> None:

@@ -1,12 +1,13 @@
-"""New processes: their numbers, their slots, the machines to avoid, and the command that starts
-each. Pure."""
+"""New processes: their numbers, their slots, the machines to avoid, and the agents to start.
+Pure."""
 
 from __future__ import annotations
 
 import itertools
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from master.state.actions import Note, Start
 from master.state.workforce.processes import PENDING, STARTING, Process
@@ -57,6 +58,33 @@ class Machines:
     @staticmethod
     def _is_avoided(losses: deque[float], now: float) -> bool:
         return len(losses) == _LOSSES and now - losses[0] < _WITHIN_S
+
+
+@dataclass(kw_only=True)
+class AgentPods:
+    """The agents of a script that the master keeps running on a cluster, one in each pod."""
+
+    agents: int = 0
+    """Number of agents to keep running; 0 if users start them."""
+    workers_per_agent: int = 1
+    """Number of workers that each agent starts."""
+    agent_args: Sequence[str] = ()
+    """Command-line arguments of an agent."""
+    agent_grace_s: float = 30.0
+    """Seconds that a leaving agent has before it is killed."""
+    complete: bool = False
+    """True if an agent exited with code 0: the script is over."""
+
+    @property
+    def replaces(self) -> bool:
+        """True if lost agents are replaced."""
+        return bool(self.agents) and not self.complete
+
+    def to_state(self) -> dict[str, Any]:
+        return {"agents": self.agents, "complete": self.complete}
+
+    def from_state(self, state: Mapping[str, Any]) -> None:
+        self.agents, self.complete = state["agents"], state["complete"]
 
 
 class Starts:
@@ -126,11 +154,9 @@ class Starts:
         return order[wanted:]
 
     def to_state(self) -> dict[str, int]:
-        """Return the state for a restarted master, as JSON values."""
         return dict(self._next_id)
 
     def from_state(self, state: Mapping[str, int]) -> None:
-        """Restore what :meth:`to_state` returned."""
         self._next_id = dict(state)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from master.state.actions import Failure, Note, Progress
 from master.state.ring import Ring
 from master.state.workforce.fleet import Fleet
-from master.state.workforce.processes import DRAINING, EXITED, PENDING, STOPPING
+from master.state.workforce.processes import DRAINING, EXITED, PENDING, STOPPING, OfAll
 from master.state.workforce.waiting import Census, Waiting
 from torch_edl.config.job import check_workers
 from torch_edl.processes.launcher import ProcessExit, ProcessRefused, ProcessRuns, ProcessWaits
@@ -76,7 +76,7 @@ class Workforce:
         self._ring = ring
         self._min_workers = min_workers
         self._waiting = Waiting(min_workers=min_workers)
-        self._census = fleet.of_all(lambda: Census.of(fleet.launched()))
+        self._census = OfAll(fleet, lambda: Census.of(fleet.launched()))
 
     @property
     def closed(self) -> bool:

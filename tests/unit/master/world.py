@@ -24,10 +24,10 @@ from master.state.actions import (
 from master.state.calls import server_calls, worker_calls
 from master.state.job.job import ManagedJob
 from master.state.job.restart import from_state, to_state
-from master.state.scripts.script_fleet import ScriptFleet
 from master.state.workforce.fleet import Fleet
 from master.state.workforce.processes import RUNNING, Process
 from master.state.workforce.servers import ServerCommand
+from master.state.workforce.starts import AgentPods
 from tests.unit.master.said import FINISHED, LEASED, Said
 from torch_edl.config import (
     CheckpointConfig,
@@ -113,14 +113,22 @@ class World(Said):
         )
         self.shards, self.eval_records = shards, eval_records
         servers = self.config.cluster.servers
-        fleet: dict[str, Any] = {"workers": workers, "servers": servers, "is_scheduled": cluster}
-        if script and agents:
-            fleet |= {"agents": agents, "workers_per_agent": 2, "agent_args": ["run", "train.py"]}
+        pods = AgentPods(
+            agents=agents,
+            workers_per_agent=2,
+            agent_args=["run", "train.py"],
+            agent_grace_s=20.0,
+        )
         job = ManagedJob(
             self.config,
-            (ScriptFleet(ServerCommand(job="j"), agent_grace_s=20.0, **fleet))
-            if script
-            else Fleet(ServerCommand(job="j"), spares=self.config.cluster.spares, **fleet),
+            Fleet(
+                ServerCommand(job="j"),
+                workers=workers,
+                servers=servers,
+                spares=self.config.cluster.spares,
+                is_scheduled=cluster,
+                agents=pods if script else None,
+            ),
             folder=Path("/job"),
             resumed=resumed,
             evaluated=evaluated,

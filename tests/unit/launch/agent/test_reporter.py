@@ -8,8 +8,9 @@ import pytest
 
 from master.runtime.service import Service
 from master.state.job.job import ManagedJob
-from master.state.scripts.script_fleet import ScriptFleet
+from master.state.workforce.fleet import Fleet
 from master.state.workforce.servers import ServerCommand
+from master.state.workforce.starts import AgentPods
 from tests.waiting import HANG_S, wait_for
 from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
 from torch_edl.launch.agent import reporter as reporter_module
@@ -32,7 +33,7 @@ def test_an_agent_that_shows_no_events_knows_how_the_job_is(
         cluster=ClusterConfig(),
         checkpoint=CheckpointConfig(),
     )
-    fleet = ScriptFleet(ServerCommand(job="j"), workers=1, servers=0)
+    fleet = Fleet(ServerCommand(job="j"), workers=1, servers=0, agents=AgentPods())
     job = ManagedJob(config, fleet, folder=Path("/job"))
     job.start(0.0)
     job.lifecycle.note("info", "an event", 0.0)

@@ -15,6 +15,7 @@ from master.state.workforce.processes import (
     RUNNING,
     STOPPING,
     AgentProcess,
+    OfAll,
     Roster,
     ServerProcess,
     SpareProcess,
@@ -274,7 +275,7 @@ def test_at_the_end_workers_leave_first():
 
 def test_what_is_found_in_processes_follows_each_change() -> None:
     f = Processes(workers=3, servers=0)
-    found = f.of_all(lambda: [p.id for p in f.alive("worker") if p.state == RUNNING])
+    found = OfAll(f, lambda: [p.id for p in f.alive("worker") if p.state == RUNNING])
     f.plan(0.0)
     assert found() == []
     for process in f.alive("worker"):
@@ -289,7 +290,7 @@ def test_what_is_found_in_processes_follows_each_change() -> None:
 @pytest.mark.parametrize("kind", [WorkerProcess, SpareProcess, AgentProcess, ServerProcess])
 def test_each_field_of_a_process_is_in_the_next_note_and_no_earlier_one(kind):
     f, process = Processes(), kind(7)
-    f._processes.add(process)
+    f.add(process)
     other = {str: "x", int: 5, float: 2.5, bool: True, NoneType: 2.5}
     names = [each.name for each in fields(kind) if each.name != "id"]
     for name in names:
@@ -318,8 +319,8 @@ def test_processes_by_kind() -> None:
     roster["worker", 0].enter(EXITED)
     roster.put(roster["worker", 1].take_slot(1.0))
     assert [p.name for p in roster.alive("worker")] == ["worker-1"]
-    assert roster.get("worker", 0) is not None
-    assert roster.get("worker", 7) is None
+    assert roster.process("worker", 0) is not None
+    assert roster.process("worker", 7) is None
 
 
 def test_of_those_that_ended_the_last_ones_are_remembered() -> None:
@@ -330,8 +331,8 @@ def test_of_those_that_ended_the_last_ones_are_remembered() -> None:
             roster["worker", id - 10].enter(EXITED)
     assert [p.id for p in roster.alive("worker")] == list(range(19_990, 20_000))
     assert 1_010 <= len(list(roster)) < 4_000
-    assert roster.get("worker", 5) is None
-    assert roster.get("worker", 19_500) is not None
+    assert roster.process("worker", 5) is None
+    assert roster.process("worker", 19_500) is not None
 
 
 def test_all_that_run_stay_however_many_there_are() -> None:
