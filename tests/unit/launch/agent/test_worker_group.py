@@ -6,10 +6,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from torch_edl.launch.agent.worker_group import MAX_KILLED, RestartDecision, RestartPolicy
+from torch_edl.launch.agent.worker_group import (
+    MAX_KILLED,
+    RestartDecision,
+    RestartPolicy,
+    WorkerGroup,
+)
 from torch_edl.launch.agent.workers import STDOUT, LocalWorker
 from torch_edl.processes.process_group import ChildGroup
 
@@ -104,6 +110,20 @@ def test_preemptions_long_after_the_start_end_no_job() -> None:
     policy = RestartPolicy(max_restarts=0)
     ends = [decide(policy, -9, started_at=0, now=61) for _ in range(1000)]
     assert set(ends) == {REPLACE}
+
+
+def test_a_group_is_done_when_all_wanted_ranks_are_and_none_runs() -> None:
+    workers = SimpleNamespace(running=[1], reap=lambda now: [end])
+    group = WorkerGroup(workers, wanted=2, max_restarts=0)
+    done = []
+    for rank, running in ((0, [1]), (1, [2]), (1, [])):
+        end = SimpleNamespace(
+            code=0, local_rank=rank, started_at=0.0, child=SimpleNamespace(stopping=False)
+        )
+        workers.running = running  # rank 2 is surplus: it may still write what it has
+        group.reap(steps=1, replaces=True, now=1.0)
+        done.append(group.is_done)
+    assert done == [False, False, True]
 
 
 def test_the_output_of_a_worker_is_read_by_whole_lines_and_at_its_end_whole(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ def test_workers_get_numbers_and_a_ring() -> None:
     ring = w.join(0).ring
     assert (ring.number, list(ring.workers)) == (1, [0, 1])
     assert (ring.fresh, ring.store, ring.restored_from) == (True, "s0", "")
+    assert w.job.changed, "others may be waiting for this ring"
     assert w.join(1).ring.number == 1
     w.tick()
     assert w.job.state == "running"
@@ -237,8 +238,10 @@ def test_machines_get_the_least_number_that_is_free() -> None:
 def test_rounds_answer_through_the_job() -> None:
     w = script()
     assert w.join_round("a", last_call_s=1.0) is None
+    assert not w.job.changed
     answer = w.join_round("b")
     assert answer.place == pb.Place(round=1, rank=1, nodes=2, store="a:1")
+    assert w.job.changed, "others may be waiting for this round"
     look = w.call(script_calls.get_round, pb.GetRoundRequest(node="a", round=1))
     assert (look.over, look.waiting) == (False, 0)
     w.leave_round("a")
