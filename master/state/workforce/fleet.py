@@ -89,6 +89,7 @@ class Fleet(Roster):
         self._leave_by: float | None = None  # once the job is over
         self._at_once = False  # everything stops when the job is over
         self._retired = False
+        self._planned_at = 0.0
         self._watched = OfAll(
             self, lambda: [p for p in self.launched() if p.stop_by is not None or p.may_be_overdue]
         )
@@ -255,6 +256,7 @@ class Fleet(Roster):
 
     def plan(self, now: float) -> list[Action]:
         """Return the processes to start and stop now; each action is returned once."""
+        self._planned_at = now
         actions: list[Action] = []
         if self._over:
             return [self._stop(process) for process in self._due_at_end(now)]
@@ -380,6 +382,7 @@ class Fleet(Roster):
             "spares": self.spares.to_state(),
             "next_id": self.starts.to_state(),
             "retired": self._retired,
+            "planned_at": self._planned_at,
             "trained": self._deaths.trained,
             "agents": self.agents.to_state() if self.agents else None,
             "processes": [process.to_state() for process in self],
@@ -392,8 +395,9 @@ class Fleet(Roster):
         self.starts.from_state(state["next_id"])
         self._retired, self._deaths.trained = state["retired"], state["trained"]
         self.spares.from_state(state["spares"])
+        self._planned_at = now
         if self.agents is not None:
             self.agents.from_state(state["agents"])
         for each in state["processes"]:
-            self.add(restored(each, now))
+            self.add(restored(each, now, state["planned_at"]))
         self.servers.from_state(state["servers"], self.alive("ps"))

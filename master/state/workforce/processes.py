@@ -295,16 +295,18 @@ def without_defaults(state: Mapping[str, Any]) -> dict[str, Any]:
     return {n: value for n, value in state.items() if n not in defaults or value != defaults[n]}
 
 
-def restored(state: Mapping[str, Any], now: float) -> Process:
-    """Return the process of :meth:`Process.to_state`. A stop that was scheduled becomes due now,
-    since it may not have been carried out."""
+def restored(state: Mapping[str, Any], now: float, then: float) -> Process:
+    """Return the process of :meth:`Process.to_state` of the time ``then``. A process that has time
+    to leave keeps the rest of it. A stop that was due becomes due now, since it may not have been
+    carried out."""
     told = {n: value for n, value in state.items() if n != "kind"}
     times = {n for n, value in told.items() if n.endswith("_at") and value is not None}
     process = _KINDS[state["kind"]](**{**told, **dict.fromkeys(times, now)})
-    if process.stop_by is not None or process.state == STOPPING:
-        process.stop_at(now)
     if process.state == STOPPING:
+        process.stop_at(now)
         process.enter(DRAINING)
+    elif process.stop_by is not None:
+        process.stop_at(now + max(0.0, process.stop_by - then))
     return process
 
 

@@ -33,6 +33,7 @@ def test_a_state_says_the_same_after_it_was_read() -> None:
     for state in (told, left):
         for process in state["fleet"]["processes"]:
             process.pop("started_at"), process.pop("heard_at", None)
+        state["fleet"].pop("planned_at")
     assert told["fleet"] == left["fleet"]
     assert told["job"] == {**left["job"], "restarts": 1}
 
@@ -138,6 +139,19 @@ def test_a_process_that_was_to_be_stopped_is_told_again() -> None:
     again = w.restart(now=w.now + 6)
     assert [w.fleet.process("worker", id).state for id in (0, 1)] == ["running", "stopping"]
     assert again.fleet.process("worker", 1).state == "exited"
+
+
+def test_a_worker_that_leaves_has_the_rest_of_its_time_under_the_next_master() -> None:
+    w = running(strategy="allreduce")
+    w.meet()
+    w.beat(0, leaving=True)
+    w.tick(9)
+    again = w.restart(now=w.now + 1000)
+    assert again.beat(0).drain
+    again.tick(w.config.cluster.grace_s - 8)
+    assert again.stopped == []
+    again.tick(2)
+    assert [(stop.role, stop.id) for stop in again.stopped] == [("worker", 0)]
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -300,7 +300,7 @@ def test_each_field_of_a_process_is_in_the_next_note_and_no_earlier_one(kind):
         (after,) = f.to_state()["processes"]
         assert (before[name], after[name]) == (usual, value)
         assert without_defaults(after)[name] == value
-        again = restored(json.loads(json.dumps(without_defaults(after))), 2.5)
+        again = restored(json.loads(json.dumps(without_defaults(after))), 2.5, 2.5)
         assert (type(again), getattr(again, name)) == (kind, value)
         setattr(process, name, usual)
 
