@@ -12,8 +12,8 @@ from typing import Any
 
 from master.runtime.store import Lock
 from master.state.job.job import ManagedJob
-from master.state.job.restart import stored, to_state
-from torch_edl.errors import StoreConflictError
+from master.state.job.restart import FORMAT, stored, to_state
+from torch_edl.errors import StoreConflictError, UsageError
 from torch_edl.interfaces import Store
 
 log = logging.getLogger(__name__)
@@ -25,11 +25,20 @@ _STATE, _PREPARATION = "state", "preparation"
 
 def left_behind(store: Store, secret: str) -> dict[str, Any] | None:
     """Return the state that an earlier master of this run stored; None if there is none. The secret
-    is the token of the job, which differs between runs of the same name."""
+    is the token of the job, which differs between runs of the same name.
+
+    Raises:
+        UsageError: the master of another version of torch-edl stored the state.
+    """
     found = [store.get(key) for key in (_STATE, _PREPARATION)]
     parts = [json.loads(entry.value) for entry in found if entry is not None]
     if len(parts) < 2 or any(part.pop("run") != _fingerprint(secret) for part in parts):
         return None
+    if (found_format := parts[0].pop("format", 1)) != FORMAT:
+        raise UsageError(
+            f"state of the job: format {found_format}; this version of torch-edl reads format "
+            f"{FORMAT}: go on with the version that started the job, or start the job again"
+        )
     return {**parts[0], _PREPARATION: parts[1]}
 
 
@@ -71,10 +80,10 @@ class StateWriter:
         self._preparation: dict[str, Any] | None = None  # last written
 
     @property
-    def leases_until(self) -> float:
-        """Time of ``time.monotonic``, which also runs while this process is paused, until which no
-        other master can grant leases."""
-        return self._lock.valid_until
+    def may_lease(self) -> bool:
+        """True if no other master can grant leases now. The clock of the lock also runs while this
+        process is paused."""
+        return self._lock.is_certain
 
     def note(self, job: ManagedJob) -> Noted:
         """Return a copy of the job's state. The caller must hold the lock of the job."""
@@ -94,7 +103,7 @@ class StateWriter:
             if noted.number <= self._written:
                 return
             puts = {}
-            text = json.dumps({"run": self._run_of, **stored(noted.state)})
+            text = json.dumps({"run": self._run_of, "format": FORMAT, **stored(noted.state)})
             if text != self._text:
                 puts[_STATE] = text.encode()
             if noted.preparation is not self._preparation:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -243,7 +242,7 @@ class Service:
             return event
 
         def guarded(job: ManagedJob, request: Any, now: float) -> Any:
-            return event(job, request, now) if time.monotonic() < writer.leases_until else None
+            return event(job, request, now) if writer.may_lease else None
 
         return guarded
 

@@ -3,19 +3,25 @@ from __future__ import annotations
 import json
 import subprocess
 import threading
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from master.runtime import loop
+from master.runtime.clock import Clock as JobClock
+from master.runtime.effects import Effects
+from master.runtime.job_files import EventFile
 from master.runtime.persistence import StateWriter, left_behind
 from master.runtime.service import Service
 from master.runtime.store import Lock, SqliteStore, acquire
-from tests.unit.master.world import World
+from master.state.job.restart import FORMAT
+from tests.unit.master.world import World, running
 from tests.waiting import HANG_S, wait_for
 from torch_edl.errors import StoreConflictError, UsageError
+from torch_edl.processes.launcher import ProcessExit
 from torch_edl.processes.process_group import start_time
+from torch_edl.wire import master_pb2 as pb
 
 
 class Renewals(Lock):
@@ -85,6 +91,13 @@ def test_what_was_noted_earlier_never_replaces_what_was_noted_later(
     assert left is not None
     assert left["job"]["reason"] == "newer"
     assert left_behind(store, "of another run") is None
+    found = store.get("state")
+    assert found is not None
+    old = json.loads(found.value)
+    old["format"] -= 1
+    store.commit({"state": json.dumps(old).encode()}, {})
+    with pytest.raises(UsageError, match=rf"{FORMAT - 1}.*{FORMAT}"):
+        left_behind(store, "s")
     writer.close()
 
 
@@ -104,16 +117,24 @@ def test_a_master_whose_lock_was_taken_gives_way_and_leases_nothing(
     other = Lock(SqliteStore(tmp_path / "state.sqlite"), "other")
     other.acquire(is_dead=lambda owner: True)
     wait_for(lambda: kept.told)
-    assert kept.writer.leases_until <= time.monotonic() + lock.store.lock_ttl_s
     kept.close()
     other.store.close()
 
 
-def test_a_master_that_was_paused_asks_the_store_where_nothing_has_changed(
-    tmp_path: Path, w: World, monkeypatch: pytest.MonkeyPatch
+class Untouched:
+    """A launcher that reports the end of a worker, and starts and stops nothing."""
+
+    def poll(self) -> list[ProcessExit]:
+        return [ProcessExit(role="worker", id=1, signal=9)]
+
+    def log_path(self, role: str, id: int) -> str:
+        return ""
+
+
+def test_a_superseded_master_that_wakes_up_leases_nothing_and_touches_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its checkpoints and processes are those of another master by now, perhaps."""
-    clock = Clock()
+    w, clock = running(workers=2), Clock()
     lock = Lock(SqliteStore(tmp_path / "state.sqlite"), "me", clock=clock)
     lock.acquire()
     kept = Kept(w, lock, tmp_path, monkeypatch, 3600.0)
@@ -123,9 +144,16 @@ def test_a_master_that_was_paused_asks_the_store_where_nothing_has_changed(
     assert lock.store.get("beat") == before, "while the lock is certain, nothing is asked"
     other = Lock(SqliteStore(tmp_path / "state.sqlite"), "other")
     other.acquire(is_dead=lambda owner: True)
+    lease = pb.LeaseRequest(worker_id=0, want=1, incarnation=1)
+    monkeypatch.setattr("master.runtime.service._LEASE_WAIT_S", 0.0)
+    ask = kept.service.handlers()["Lease"]
+    context = SimpleNamespace(is_active=lambda: True)
+    assert ask(lease, context).leases
     clock.now += lock.store.lock_ttl_s
-    with pytest.raises(StoreConflictError):
-        kept.service.keep()
+    assert ask(lease, context).next == pb.LeaseResponse.WAIT
+    stop, events = SimpleNamespace(name="", count=0), EventFile(tmp_path / "events.jsonl")
+    with pytest.raises(StoreConflictError):  # before it starts another worker
+        loop.run(kept.service, Untouched(), Effects(token=""), stop, events, JobClock(clock))
     assert kept.told
     kept.close()
     other.store.close()
