@@ -33,7 +33,7 @@ from master.state.workforce.processes import (
 )
 from master.state.workforce.servers import ModelStart, ServerCommand, Servers
 from master.state.workforce.spares import Spares
-from master.state.workforce.starts import AgentPods, Starts, free_slots
+from master.state.workforce.starts import AgentPods, P, Starts, free_slots
 from torch_edl.processes.launcher import ProcessExit
 from torch_edl.wire import master_pb2 as pb
 
@@ -277,26 +277,29 @@ class Fleet(Roster):
         running, late = self.launched(), now >= self._leave_by
         # Workers leave before servers: they may still need them.
         waits = any(process.role == "worker" for process in running) and not self._at_once
+        # A worker without a model is stopped at once: it would receive the end only after seconds.
         return [
-            process
-            for process in running
-            if process.state != STOPPING
-            and (process.role == "worker" or not waits)
-            # A worker without a model is stopped at once: it would receive the end only after
-            # seconds.
-            and (
-                process.role == "ps"
-                or late
-                or not (isinstance(process, Participant) and process.ready)
-            )
+            p
+            for p in running
+            if p.state != STOPPING
+            and (not waits if p.role == "ps" else late or not getattr(p, "ready", False))
         ]
 
     def _stop(self, process: Process) -> Stop:
         process.enter(STOPPING)
-        grace_s = (
-            self.agents.agent_grace_s if self.agents and process.role == AGENT else _STOP_GRACE_S
-        )
+        grace_s = _STOP_GRACE_S
+        if self.agents is not None and process.role == AGENT:
+            grace_s = self.agents.agent_grace_s
         return Stop(process.role, process.id, 0.0 if process.lost else grace_s)
+
+    def _start(
+        self, kind: type[P], module: str, words: Sequence[str], now: float, slot: int = -1
+    ) -> tuple[P, Start]:
+        process, start = self.starts.make(
+            kind, module, words, now, slot=slot, staying=self._staying()
+        )
+        self.add(process)
+        return process, start
 
     def _start_server(self, shard: int, now: float) -> Action:
         words = self.server_command.words(
@@ -306,8 +309,7 @@ class Fleet(Roster):
             model=self.model,
             successor=self.servers.has_copy(shard),
         )
-        server, start = self.starts.make(ServerProcess, self.server_command.module, words, now)
-        self.add(server)
+        server, start = self._start(ServerProcess, self.server_command.module, words, now)
         self.servers.take(server, shard)
         process = self.future_server(now) if shard in self.servers.from_workers else None
         if process is None:
@@ -347,11 +349,7 @@ class Fleet(Roster):
         id = self.starts.next_id("worker")
         words = ["--job", self.server_command.job, "--id", str(id)]
         words += ["--spare"] * (kind is SpareProcess)
-        process, start = self.starts.make(
-            kind, self._worker_module, words, now, slot=slot, staying=self._staying()
-        )
-        self.add(process)
-        return start
+        return self._start(kind, self._worker_module, words, now, slot)[1]
 
     def _fit_agents(self, now: float, wanted: AgentPods) -> Sequence[Action]:
         agents = [each for each in self.alive(AGENT) if isinstance(each, AgentProcess)]
@@ -361,14 +359,10 @@ class Fleet(Roster):
         # Leaving agents count until they exit, so the maximum is never exceeded.
         missing = wanted.agents - len(agents) if wanted.replaces else 0
         missing *= now >= self._deaths.start_after
-        starts = []
-        for slot in free_slots(max(0, missing), agents):
-            agent, start = self.starts.make(
-                AgentProcess, "torch_edl.cli", wanted.agent_args, now, slot=slot
-            )
-            self.add(agent)
-            starts.append(start)
-        return starts
+        return [
+            self._start(AgentProcess, "torch_edl.cli", wanted.agent_args, now, slot)[1]
+            for slot in free_slots(max(0, missing), agents)
+        ]
 
     # ---- a restart of the master ----
 
