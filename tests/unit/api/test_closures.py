@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-import torch_edl
 from tests.unit.api.counting import counted, numbers
+from tests.unit.api.served import Count, prepared
 from tests.unit.engine.ring.rings import Member, office
 from torch_edl.errors import UsageError
 from torch_edl.wire.channel import Stub
@@ -132,15 +132,10 @@ def test_closures_that_may_run_several_times_are_refused_in_a_ring() -> None:
 
 def test_servers_get_the_gradients_of_a_closure(start: Callable[..., Stub]) -> None:
     start(servers=1)
-    model = torch.nn.Sequential(torch_edl.nn.Embedding(None, 1, initializer="zeros"))
-    model.register_parameter("total", torch.nn.Parameter(torch.zeros(1)))
-    model.forward = lambda ids: -model[0](ids).sum() - len(ids) * model.total.sum()  # type: ignore[method-assign]
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    job = torch_edl.init()
-    job.prepare(model, optimizer)
-    loader = job.loader(TensorDataset(torch.arange(32)), batch_size=4)
+    job, model, optimizer = prepared(Count())
+    loader = job.loader(numbers(32), batch_size=4)
     assert len(train(job, model, optimizer, loader)) == 8
     state = job.state_dict()
-    assert state["total"].item() == 32
-    assert state["0.vectors"].flatten().tolist() == [1.0] * 32
+    assert state["weight"].item() == 32
+    assert state["rows.vectors"].flatten().tolist() == [1.0] * 32
     job.close()

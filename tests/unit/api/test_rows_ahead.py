@@ -12,35 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from torch.utils.data import TensorDataset
 
-import torch_edl
-from tests.waiting import HANG_S
-from torch_edl.wire import master_pb2 as pb
+from tests.unit.api.counting import numbers
+from tests.unit.api.served import Count, prepared, status_of
 from torch_edl.wire.channel import Stub
 
 RECORDS, BATCH = 512, 8
-
-
-class Count(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows = torch_edl.nn.Embedding(None, 1, initializer="zeros")
-        self.total = nn.Parameter(torch.zeros(1))
-
-    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Minus the records: the gradient of SGD counts them."""
-        return -self.rows(numbers).sum() - len(numbers) * self.total.sum()
-
-
-def prepared() -> tuple[Any, Any, Any, Any]:
-    model = Count()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    job = torch_edl.init()
-    job.prepare(model, optimizer)
-    numbers = TensorDataset(torch.arange(RECORDS))
-    return job, model, optimizer, job.loader(numbers, batch_size=BATCH)
 
 
 def step(model: Any, optimizer: Any, numbers: torch.Tensor) -> None:
@@ -61,32 +38,33 @@ def test_a_script_may_leave_its_loop_and_come_back(
     start: Callable[..., Stub], staleness: int
 ) -> None:
     start(staleness=staleness)
-    job, model, optimizer, loader = prepared()
+    job, model, optimizer = prepared(Count())
+    loader = job.loader(numbers(RECORDS), batch_size=BATCH)
     assert torch.tensor(1e-30).mul(1e-15).item() == 0  # a denormal number
     done: list[int] = []
-    for (numbers,) in loader:
-        step(model, optimizer, numbers)
+    for (batch,) in loader:
+        step(model, optimizer, batch)
         assert job.step == len(done) // BATCH + 1
-        done += numbers.tolist()
+        done += batch.tolist()
         if len(done) == 20 * BATCH:
             state = job.state_dict()  # of the servers: they lack the batch in hand
-            assert len(state["rows.ids"]) == state["total"].item() == len(done) - BATCH
+            assert len(state["rows.ids"]) == state["weight"].item() == len(done) - BATCH
         if len(done) == 30 * BATCH:
             break
     # The batch in hand was not committed; those before it are in the model.
     del done[-BATCH:]
     assert job.step == 29
     job.collect(lambda rank, world: b"", lambda parts: None)
-    assert model.total.item() == len(done)
+    assert model.weight.item() == len(done)
     assert [n for n, count in enumerate(counted(model)) if count] == sorted(done)
     # With a gradient too: the current rows, whatever was pulled ahead.
     assert model.rows(torch.tensor(done[-BATCH:])).tolist() == [[1.0]] * BATCH
 
     # The next loop trains what the first one has left, and its own pass.
-    for (numbers,) in loader:
-        step(model, optimizer, numbers)
+    for (batch,) in loader:
+        step(model, optimizer, batch)
     assert counted(model) == [2.0] * RECORDS
-    assert model.total.item() == 2 * RECORDS
+    assert model.weight.item() == 2 * RECORDS
 
 
 def stop(pid: int) -> None:
@@ -105,17 +83,15 @@ def test_a_server_dies_with_a_pull_ahead(
     was pulled from the servers before is of another incarnation, and is not used."""
     kept = {"checkpoint_dir": str(tmp_path / "kept"), "checkpoint_every": every} if every else {}
     master = start(staleness=1, **kept)
-    job, model, optimizer, loader = prepared()
+    job, model, optimizer = prepared(Count())
+    loader = job.loader(numbers(RECORDS), batch_size=BATCH)
     steps, is_killed = 0, False
 
-    def status() -> Any:
-        return master.call(pb.GetStatusRequest(), timeout_s=HANG_S)
-
-    for (numbers,) in loader:
+    for (batch,) in loader:
         optimizer.zero_grad()
-        loss = model(numbers)
-        if not is_killed and steps > 20 and (not every or status().checkpoint):
-            server = next(p for p in status().processes if p.role == "ps")
+        loss = model(batch)
+        if not is_killed and steps > 20 and (not every or status_of(master).checkpoint):
+            server = next(p for p in status_of(master).processes if p.role == "ps")
             engine = job._part._engine
             engine._pushed[1].wait()
             stop(server.pid)
@@ -131,4 +107,4 @@ def test_a_server_dies_with_a_pull_ahead(
     assert is_killed
     assert steps > RECORDS // BATCH
     assert counted(model) == [1.0] * RECORDS
-    assert model.total.item() == RECORDS
+    assert model.weight.item() == RECORDS

@@ -1,9 +1,7 @@
-"""What a script may not do to tables that are on servers, and to weights that processes share."""
+"""``max_norm`` changes the rows of an embedding in a process without the others."""
 
 from __future__ import annotations
 
-import copy
-import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
 
 import torch_edl
 from torch_edl.config import JobConfig
@@ -20,34 +17,6 @@ from torch_edl.pytorch.contract import load_contract
 from torch_edl.pytorch.model_file import ModelFile
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import Stub
-
-REFUSED: dict[str, tuple[Callable[[Any, torch.Tensor], Any], str]] = {
-    "penalty": (
-        lambda model, ids: (model(ids).sum() + model[0].weight.norm()).backward(),
-        "a penalty adds nothing",
-    ),
-    "autograd": (
-        lambda model, ids: torch.autograd.grad(model(ids).sum(), list(model.parameters())),
-        "leave it out of the inputs, or call backward",
-    ),
-    "save": (
-        lambda model, ids: torch.save(model, io.BytesIO()),
-        r"torch.save\(model\).*'0' are on parameter servers; job.state_dict\(\) gathers",
-    ),
-    "copy": (lambda model, ids: copy.deepcopy(model), r"copy.deepcopy\(model\): the rows of"),
-}
-
-
-def test_what_would_be_lost_on_servers_is_refused(start: Callable[..., Stub]) -> None:
-    start(servers=1)
-    job = torch_edl.init()
-    model = nn.Sequential(torch_edl.nn.Embedding(None, 2), nn.Linear(2, 1))
-    job.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
-    (ids,) = next(iter(job.loader(TensorDataset(torch.arange(8)), batch_size=4)))
-    for do, text in REFUSED.values():
-        with pytest.raises(UsageError, match=text):
-            do(model, ids)
-    job.close()
 
 
 def test_max_norm_is_refused_where_others_have_the_model(start: Callable[..., Stub]) -> None:
