@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from tests.unit.engine.ring.rings import Member
+from tests.unit.engine.ring.rings import Member, Office, Running, office
+from tests.waiting import wait_for
 from torch_edl.api.job import Job
 
 
@@ -60,7 +62,33 @@ def counting(member: Member, records: int, size: int, options: dict[str, Any], a
     job.close()
 
 
-def finish(members: list[Any]) -> list[tuple[Any, ...]]:
+def told(world: int, program: Callable[..., None], *args: Any) -> list[Any]:
+    """What each member of a ring tells first."""
+    with office(world) as one:
+        return [each.hear() for each in [one.start(program, *args) for _ in range(world)]]
+
+
+def waiting(one: Office, program: Callable[..., None], *args: Any, said: Any) -> list[Running]:
+    """The members of the first ring, each of which has said so, and waits."""
+    members = [one.start(program, *args) for _ in range(one.first)]
+    for each in members:
+        assert each.hear() == said
+    return members
+
+
+def joining(one: Office, program: Callable[..., None], *args: Any) -> Running:
+    """One more member, of which the others have heard."""
+    joiner = one.start(program, *args)
+    wait_for(lambda: bool(one.members[0].flags.stale.value))
+    return joiner
+
+
+def go_on(members: list[Running]) -> None:
+    for each in members:
+        each.tell("on")
+
+
+def finish(members: list[Running]) -> list[tuple[Any, ...]]:
     """Lets them continue; what they say at the end."""
     ends = []
     for each in members:

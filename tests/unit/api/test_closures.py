@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.unit.api.counting import counted, numbers
+from tests.unit.api.counting import counted, numbers, told
 from tests.unit.api.served import Count, prepared
-from tests.unit.engine.ring.rings import Member, office
+from tests.unit.engine.ring.rings import Member
 from torch_edl.errors import UsageError
 from torch_edl.wire.channel import Stub
 
@@ -42,9 +42,7 @@ def gathering(member: Member) -> None:
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_closure_counts_each_record_of_an_update_once(world: int) -> None:
-    with office(world) as one:
-        for each in [one.start(gathering) for _ in range(world)]:
-            assert each.hear() == ([1.0] * 32, 2, 8 // world)
+    assert told(world, gathering) == [([1.0] * 32, 2, 8 // world)] * world
 
 
 class Sam(torch.optim.Optimizer):
@@ -126,8 +124,8 @@ def repeating(member: Member) -> None:
 
 
 def test_closures_that_may_run_several_times_are_refused_in_a_ring() -> None:
-    with office(1) as one:
-        assert "Sam.step(closure): it may compute" in one.start(repeating).hear()
+    (said,) = told(1, repeating)
+    assert "Sam.step(closure): it may compute" in said
 
 
 def test_servers_get_the_gradients_of_a_closure(start: Callable[..., Stub]) -> None:

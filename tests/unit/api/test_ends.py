@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import torch_edl
-from tests.unit.api.counting import counted, numbers, train
+from tests.unit.api.counting import counted, go_on, joining, numbers, told, train, waiting
 from tests.unit.engine.ring.rings import Member, office
 from tests.waiting import HANG_S, wait_for
 from torch_edl.api.ending import Ending
@@ -82,11 +82,8 @@ def long(member: Member, directory: str) -> None:
 def test_all_are_asked_to_leave_and_who_waits_gets_the_model(world: int) -> None:
     """The remedy: ``RingEngine.reform_if_asked`` hands over."""
     with office(world) as one:
-        members = [one.start(long, "") for _ in range(world)]
-        for each in members:
-            assert each.hear() == "there"
-        joiner = one.start(long, "")
-        wait_for(lambda: bool(members[0].flags.stale.value))
+        members = waiting(one, long, "", said="there")
+        joiner = joining(one, long, "")
         for each in members:
             each.flags.leaving.value = 1
             each.tell("on")
@@ -99,21 +96,17 @@ def test_all_are_asked_to_leave_and_who_waits_gets_the_model(world: int) -> None
 @pytest.mark.parametrize("world", [1, pytest.param(2, marks=SLOW)])
 def test_the_last_ones_to_leave_write_a_checkpoint(world: int, tmp_path: Path) -> None:
     with office(world) as one:
-        members = [one.start(long, str(tmp_path)) for _ in range(world)]
-        for each in members:
-            assert each.hear() == "there"
+        members = waiting(one, long, str(tmp_path), said="there")
         for each in members:
             each.flags.leaving.value = 1
-        for each in members:
-            each.tell("on")
+        go_on(members)
         for each in members:
             each.process.join(HANG_S)
             assert each.process.exitcode == 0
         found = layout.newest(tmp_path)
         assert found is not None
         assert layout.read(found).steps == 3
-    with office(1) as one:
-        assert one.start(long, str(tmp_path)).hear() == (5, [1.0] * 40)
+    assert told(1, long, str(tmp_path)) == [(5, [1.0] * 40)]
 
 
 def lonely(member: Member) -> None:
@@ -132,10 +125,10 @@ def lonely(member: Member) -> None:
 
 
 def test_the_last_one_without_a_checkpoint_says_what_is_lost() -> None:
-    with office(1) as one:
-        (text,) = [t for t in one.start(lonely).hear() if "is lost" in t]
-        assert "1 updates" in text
-        assert "checkpoint_dir=" in text
+    (texts,) = told(1, lonely)
+    (text,) = [text for text in texts if "is lost" in text]
+    assert "1 updates" in text
+    assert "checkpoint_dir=" in text
 
 
 # ---- the end of a process ----

@@ -9,7 +9,18 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, random_split
 
-from tests.unit.api.counting import OPTIONS, counted, counting, finish, numbers, train
+from tests.unit.api.counting import (
+    OPTIONS,
+    counted,
+    counting,
+    finish,
+    go_on,
+    joining,
+    numbers,
+    told,
+    train,
+    waiting,
+)
 from tests.unit.engine.ring.rings import Member, office
 from tests.waiting import wait_for
 from torch_edl.checkpoint import layout
@@ -39,20 +50,15 @@ def test_each_record_counts_once_per_epoch(world: int) -> None:
 )
 def test_each_record_counts_once_when_members_come_and_go(how: str) -> None:
     with office(3) as one:
-        members = [one.start(counting, 40, 8, OPTIONS, 3) for _ in range(3)]
-        for each in members:
-            assert each.hear() == ("step", 3)
+        members = waiting(one, counting, 40, 8, OPTIONS, 3, said=("step", 3))
         if "kill" in how:
             members.pop().kill()
         if how == "leave":
             members[2].flags.leaving.value = 1
             members.pop().tell("on")
         if "join" in how:
-            joiner = one.start(counting, 40, 8, OPTIONS, -1)
-            members.append(joiner)
-            wait_for(lambda: bool(members[0].flags.stale.value))
-        for each in members:
-            each.tell("on")
+            members.append(joining(one, counting, 40, 8, OPTIONS, -1))
+        go_on(members)
         ends = finish(members)
         for end in ends:
             assert end[1:3] == (10, [2.0] * 40)
@@ -61,12 +67,9 @@ def test_each_record_counts_once_when_members_come_and_go(how: str) -> None:
 
 def test_a_stopped_member_holds_the_others_up_until_it_is_given_up() -> None:
     with office(3) as one:
-        members = [one.start(counting, 40, 8, OPTIONS, 3) for _ in range(3)]
-        for each in members:
-            assert each.hear() == ("step", 3)
+        members = waiting(one, counting, 40, 8, OPTIONS, 3, said=("step", 3))
         members[1].signal(signal.SIGSTOP)
-        for each in members:
-            each.tell("on")
+        go_on(members)
         lost = members.pop(1)
         assert not members[0].pipe.poll(0.5)
         one.drop(lost)
@@ -100,11 +103,9 @@ def leaving_out(member: Member) -> None:
 
 
 def test_batches_that_are_left_out_and_loops_that_end_early() -> None:
-    with office(2) as one:
-        ends = [each.hear() for each in [one.start(leaving_out) for _ in range(2)]]
-        # Two updates of the second loop, four of the third.
-        weights = [3.0] * 6 + [2.0] * 2 + [1.0] * 4 + [2.0] * 4
-        assert ends == [(10, weights)] * 2
+    # Two updates of the second loop, four of the third.
+    weights = [3.0] * 6 + [2.0] * 2 + [1.0] * 4 + [2.0] * 4
+    assert told(2, leaving_out) == [(10, weights)] * 2
 
 
 def stepping_by_itself(member: Member) -> None:
@@ -127,11 +128,9 @@ def stepping_by_itself(member: Member) -> None:
 
 
 def test_a_process_may_not_train_alone_in_a_job_of_several() -> None:
-    with office(2) as one:
-        for each in [one.start(stepping_by_itself) for _ in range(2)]:
-            said, weights = each.hear()
-            assert "job.loader(dataset, batch_size=...)` in the place of the DataLoader" in said
-            assert weights == [1.0] * 8
+    for said, weights in told(2, stepping_by_itself):
+        assert "job.loader(dataset, batch_size=...)` in the place of the DataLoader" in said
+        assert weights == [1.0] * 8
 
 
 def differing(member: Member, every: int) -> None:
@@ -150,11 +149,9 @@ def differing(member: Member, every: int) -> None:
 
 
 def test_members_whose_parameters_differ_are_told() -> None:
-    with office(2) as one:
-        for each in [one.start(differing, 1) for _ in range(2)]:
-            step, said = each.hear()
-            assert step == 4
-            assert said.startswith("step 4: the parameters of the members differ")
+    for step, said in told(2, differing, 1):
+        assert step == 4
+        assert said.startswith("step 4: the parameters of the members differ")
 
 
 def splitting(member: Member, seeds: list[int]) -> None:
@@ -177,11 +174,9 @@ def splitting(member: Member, seeds: list[int]) -> None:
 def test_members_with_other_samples_are_told_before_the_first_step(
     seeds: list[int], steps: int
 ) -> None:
-    with office(2) as one:
-        for each in [one.start(splitting, seeds) for _ in seeds]:
-            step, said, total = each.hear()
-            assert (step, total) == (steps, 4.0 * steps)
-            assert ("random_split(dataset, lengths, generator=" in said) == (steps == 0)
+    for step, said, total in told(2, splitting, seeds):
+        assert (step, total) == (steps, 4.0 * steps)
+        assert ("random_split(dataset, lengths, generator=" in said) == (steps == 0)
 
 
 def unheard(member: Member) -> None:
@@ -201,12 +196,10 @@ def unheard(member: Member) -> None:
 @pytest.mark.parametrize("world", [pytest.param(1, marks=SLOW), 2])
 def test_a_ring_that_no_master_hears_stops_counting(world: int) -> None:
     with office(world) as one:
-        members = [one.start(unheard) for _ in range(world)]
-        assert [each.hear() for each in members] == [2] * world
+        members = waiting(one, unheard, said=2)
         for each in members:
             each.flags.silent.value = 1
-        for each in members:
-            each.tell("on")
+        go_on(members)
         wait_for(lambda: len(one.seats) > 2)
         for each in members:
             each.flags.silent.value = 0
@@ -218,11 +211,9 @@ def test_a_ring_that_no_master_hears_stops_counting(world: int) -> None:
 
 def test_one_member_that_hears_the_master_is_enough() -> None:
     with office(2) as one:
-        members = [one.start(unheard) for _ in range(2)]
-        assert [each.hear() for each in members] == [2, 2]
+        members = waiting(one, unheard, said=2)
         members[0].flags.silent.value = 1
-        for each in members:
-            each.tell("on")
+        go_on(members)
         assert [each.hear() for each in members] == [(10, [1.0] * 40, 1)] * 2
 
 
@@ -245,9 +236,7 @@ def saving(member: Member, folder: str, stop: int) -> None:
 def test_a_checkpoint_goes_on_in_another_world_with_the_rest(tmp_path: Path, accept: bool) -> None:
     with office(3) as one:
         one.accept = accept
-        members = [one.start(saving, str(tmp_path), 6) for _ in range(3)]
-        for each in members:
-            assert each.hear() == "there"
+        waiting(one, saving, str(tmp_path), 6, said="there")
         if not accept:
             assert layout.newest(tmp_path) is None
             return

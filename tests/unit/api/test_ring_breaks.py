@@ -9,9 +9,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from tests.unit.api.counting import Count, numbers, train
+from tests.unit.api.counting import Count, go_on, joining, numbers, told, train, waiting
 from tests.unit.engine.ring.rings import Member, office
-from tests.waiting import wait_for
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.pytorch import replica as replicas
 
@@ -116,13 +115,12 @@ def one_behind(member: Member) -> None:
 
 def test_members_that_differ_by_a_step_take_the_state_of_the_most_advanced() -> None:
     """The remedy: ``Membership.join`` tells how far the model is, then ``synchronize``."""
-    with office(2) as one:
-        ends = [each.hear() for each in [one.start(one_behind) for _ in range(2)]]
-        assert ends[0][:3] == ends[1][:3]
-        assert ends[0][0] == ends[0][2] == 6
-        # Each counted its part of all six steps, also the member that lost one.
-        assert ends[0][3] == ends[1][3] == 24
-        assert ends[0][4] == ends[1][4] == [(0, True), (0, True)]
+    ends = told(2, one_behind)
+    assert ends[0][:3] == ends[1][:3]
+    assert ends[0][0] == ends[0][2] == 6
+    # Each counted its part of all six steps, also the member that lost one.
+    assert ends[0][3] == ends[1][3] == 24
+    assert ends[0][4] == ends[1][4] == [(0, True), (0, True)]
 
 
 # ---- what scripts do ----
@@ -155,13 +153,9 @@ def passes(member: Member, wait_in: int) -> None:
 @pytest.mark.parametrize("wait_in", [0, 1, 2])
 def test_a_joiner_runs_through_what_is_over_and_gets_its_results(wait_in: int) -> None:
     with office(2) as one:
-        members = [one.start(passes, wait_in) for _ in range(2)]
-        for each in members:
-            assert each.hear() == "there"
-        joiner = one.start(passes, wait_in)
-        wait_for(lambda: bool(members[0].flags.stale.value))
-        for each in members:
-            each.tell("on")
+        members = waiting(one, passes, wait_in, said="there")
+        joiner = joining(one, passes, wait_in)
+        go_on(members)
         ends = [each.hear() for each in [*members, joiner]]
         for weights, epoch, results, _ in ends:
             # Learning rates 1, 2, 3: none was applied twice.

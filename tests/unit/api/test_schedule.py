@@ -12,8 +12,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import TensorDataset
 
 import torch_edl
+from tests.unit.api.counting import go_on, joining, waiting
 from tests.unit.engine.ring.rings import Member, office
-from tests.waiting import wait_for
 from torch_edl.errors import UsageError
 
 EPOCHS = 6
@@ -92,14 +92,10 @@ def elastic(member: Member, wait_in: int) -> None:
 @pytest.mark.parametrize("wait_in", [1, 3])
 def test_a_plateau_steps_alike_in_all_and_in_who_joins_late(wait_in: int) -> None:
     with office(2) as one:
-        members = [one.start(elastic, wait_in) for _ in range(2)]
-        for each in members:
-            assert each.hear() == "there"
-        members.append(one.start(elastic, wait_in))
-        wait_for(lambda: bool(members[0].flags.stale.value))
-        for each in members[:2]:
-            each.tell("on")
-        ends = [each.hear() for each in members]
+        members = waiting(one, elastic, wait_in, said="there")
+        joiner = joining(one, elastic, wait_in)
+        go_on(members)
+        ends = [each.hear() for each in [*members, joiner]]
         assert ends == [ends[0]] * 3
         state = json.loads(ends[0][0])
         assert state["last_epoch"] == EPOCHS

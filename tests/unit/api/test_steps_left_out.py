@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from tests.unit.api.counting import Count, counted, numbers
-from tests.unit.engine.ring.rings import Member, office
+from tests.unit.api.counting import Count, counted, numbers, told
+from tests.unit.engine.ring.rings import Member
 from torch_edl.errors import UsageError
 
 
@@ -41,8 +41,7 @@ def skipping(member: Member, skipped: dict[int, list[int]]) -> None:
 
 def test_a_batch_left_out_by_one_leaves_all_equal() -> None:
     """The remedy: ``RingEngine._synchronize``. Step 3 is left out by both."""
-    with office(2) as one:
-        ends = [e.hear() for e in [one.start(skipping, {1: [0], 2: [1], 3: [0, 1]}) for _ in "ab"]]
+    ends = told(2, skipping, {1: [0], 2: [1], 3: [0, 1]})
     assert ends[0] == ends[1]
     weights, steps, scale, updates, rings = ends[0]
     assert (steps, scale, updates, rings) == (4, 4096.0, 5, 1)
@@ -74,9 +73,7 @@ def member_by_hand(member: Member) -> None:
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_gathering_by_hand_is_refused_where_a_ring_may_change(world: int) -> None:
-    with office(world) as one:
-        for each in [one.start(member_by_hand) for _ in range(world)]:
-            assert "accumulate=N" in each.hear()
+    assert all("accumulate=N" in said for said in told(world, member_by_hand))
 
 
 @pytest.mark.parametrize("options", [{}, {"global_batch_size": 8}])
@@ -104,10 +101,8 @@ def zeroing(member: Member, keep: bool) -> None:
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_step_left_out_by_all_is_no_gathering(keep: bool, world: int) -> None:
-    with office(world) as one:
-        for each in [one.start(zeroing, keep) for _ in range(world)]:
-            weights = each.hear()
-            assert weights == [1.0] * 8 + [0.0] * 8 + [1.0] * 8 + [0.0] * 8 + [1.0] * 8
+    for weights in told(world, zeroing, keep):
+        assert weights == [1.0] * 8 + [0.0] * 8 + [1.0] * 8 + [0.0] * 8 + [1.0] * 8
 
 
 @pytest.mark.parametrize("keep", [False, True])
@@ -155,6 +150,4 @@ def graphing(member: Member) -> None:
 
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
 def test_a_backward_may_make_a_graph() -> None:
-    with office(2) as one:
-        for each in [one.start(graphing) for _ in "ab"]:
-            assert each.hear() == [1.0] * 8
+    assert told(2, graphing) == [[1.0] * 8] * 2

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from tests.unit.engine.ring.rings import Member, office
+from tests.unit.api.counting import told
+from tests.unit.engine.ring.rings import Member
 from torch_edl.api.job import Job
 
 Seen = list[tuple[bool, int, int, bool]]
@@ -107,9 +108,7 @@ def member_loop(member: Member) -> None:
 
 
 def test_members_of_a_ring_see_the_same_updates() -> None:
-    with office(2) as one:
-        ends = [each.hear() for each in [one.start(member_loop) for _ in range(2)]]
-    for seen, w in ends:
+    for seen, w in told(2, member_loop):
         assert seen == [
             (False, 0, 0, True),
             (True, 0, 1, True),
