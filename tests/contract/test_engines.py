@@ -89,8 +89,8 @@ def update(number: int, value: float = 1.0) -> Update:
     first = number * BATCH
     x = torch.full((BATCH, 1), value)
     minibatch = Minibatch(0, first, BATCH, Batch(x, x, BATCH))
-    lease = HeldLease(lease_id=1, task_id=0, end=100)
-    return Update(first, first + BATCH, [minibatch], 1, BATCH, lease, incarnation=1)
+    lease = HeldLease(lease_id=1, task_id=0, end=100, incarnation=1)
+    return Update(first, first + BATCH, [minibatch], 1, BATCH, lease)
 
 
 @pytest.fixture(params=["local", "ring", "servers", "servers, script"])

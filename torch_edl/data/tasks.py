@@ -16,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from torch_edl.data.batch import MODES
 from torch_edl.data.feeder import Updates
@@ -69,8 +68,6 @@ class RecordTask:
     lease: HeldLease
     updates: Updates
     """Function from an offset in the task to the updates from there on."""
-    incarnation: int
-    """Incarnation of the servers when the task was leased."""
 
 
 @dataclass(frozen=True)
@@ -92,13 +89,6 @@ class TaskFailed:
 Item = RecordTask | ModelTask | ServersChanged | NoMoreTasks | PassOver | TaskFailed
 Prepare = Callable[[HeldLease], Updates]
 """Function that reads the records of a task and returns its updates."""
-
-
-class _Leased(NamedTuple):
-    """A leased task, and the incarnation of the servers when it was leased."""
-
-    lease: HeldLease
-    incarnation: int
 
 
 class TaskDuration:
@@ -139,7 +129,7 @@ class LeasedTasks:
         self._clock = clock
         self._preparing = threading.Lock()  # held while a task is prepared
         self._changed = threading.Condition()  # guards the attributes below
-        self._answers: deque[_Leased | Item] = deque()
+        self._answers: deque[HeldLease | Item] = deque()
         self._pace = TaskDuration()
         self._sated = False  # the master granted fewer tasks than requested
         self._idle = True  # no tasks are wanted
@@ -161,19 +151,19 @@ class LeasedTasks:
             if not self._changed.wait_for(lambda: self._answers, timeout_s):
                 return None
             answer = self._answers.popleft()
-            if isinstance(answer, _Leased):
+            if isinstance(answer, HeldLease):
                 self._pace.given(self._clock())
             self._changed.notify_all()
-        return self._prepared(*answer) if isinstance(answer, _Leased) else answer
+        return self._prepared(answer) if isinstance(answer, HeldLease) else answer
 
-    def _prepared(self, lease: HeldLease, incarnation: int) -> Item:
+    def _prepared(self, lease: HeldLease) -> Item:
         if lease.kind not in MODES:
             return ModelTask(lease)
         with self._preparing:
             try:
                 if self._stopped:
                     raise RuntimeError("the task is no longer wanted")
-                return RecordTask(lease, self._prepare(lease), incarnation)
+                return RecordTask(lease, self._prepare(lease))
             except Exception as error:
                 return TaskFailed(error, lease)
 
@@ -196,8 +186,8 @@ class LeasedTasks:
             self._changed.notify_all()
 
     def _drop(self) -> list[HeldLease]:
-        dropped = [each.lease for each in self._answers if isinstance(each, _Leased)]
-        self._answers = deque(each for each in self._answers if not isinstance(each, _Leased))
+        dropped = [each for each in self._answers if isinstance(each, HeldLease)]
+        self._answers = deque(each for each in self._answers if not isinstance(each, HeldLease))
         return dropped
 
     def _run(self) -> None:
@@ -216,7 +206,7 @@ class LeasedTasks:
                 self._put(TaskFailed(error, None))
 
     def _missing(self) -> int:
-        leased = sum(isinstance(each, _Leased) for each in self._answers)
+        leased = sum(isinstance(each, HeldLease) for each in self._answers)
         if self._idle or self._sated or leased < len(self._answers):
             return 0
         return max(0, self._pace.tasks(AHEAD_S) - leased)
@@ -232,24 +222,25 @@ class LeasedTasks:
         if response.next == pb.LeaseResponse.PASS_OVER:
             self._put(PassOver(epochs))
             return True
-        leases = [HeldLease.from_proto(message) for message in response.leases]
+        incarnation = self._leases.incarnation
+        leases = [HeldLease.from_proto(message, incarnation) for message in response.leases]
         with self._changed:
             if not self._idle:
                 for lease in leases:
-                    self._insert(_Leased(lease, self._leases.incarnation))
+                    self._insert(lease)
                 self._sated = bool(self._answers) and len(leases) < missing
                 self._changed.notify_all()
                 return True
         self._leases.decline(leases)  # give_up() was called meanwhile
         return True
 
-    def _insert(self, leased: _Leased) -> None:
+    def _insert(self, lease: HeldLease) -> None:
         """Insert a task: tasks in the order of the data at the end, all others before them."""
         place = len(self._answers)
-        if leased.lease.kind not in _IN_ORDER:
-            kinds = [each.lease.kind for each in self._answers if isinstance(each, _Leased)]
+        if lease.kind not in _IN_ORDER:
+            kinds = [each.kind for each in self._answers if isinstance(each, HeldLease)]
             place -= sum(kind in _IN_ORDER for kind in kinds)
-        self._answers.insert(place, leased)
+        self._answers.insert(place, lease)
 
     def _put(self, answer: ServersChanged | NoMoreTasks | PassOver | TaskFailed) -> None:
         """Append an answer that is not a task. All answers but the loss of the master invalidate

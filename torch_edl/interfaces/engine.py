@@ -92,8 +92,6 @@ class Update:
     """Number of records in the update, over all processes of a ring."""
     lease: HeldLease | None = None
     """Lease of the task; None in a ring."""
-    incarnation: int = 0
-    """Incarnation of the servers when the task was leased."""
     retired_before: int = 0
     """Id of the first task that may be unfinished; all earlier tasks are done."""
     damaged: int = 0

@@ -41,11 +41,14 @@ class HeldLease:
     shard_size: int = 0
     shard_mtime_ns: int = 0
     first: pb.FirstRecords = field(default_factory=pb.FirstRecords)
+    incarnation: int = 0
+    """Incarnation of the servers when the task was leased; not part of the message."""
 
     @classmethod
-    def from_proto(cls, message: pb.LeaseMessage) -> HeldLease:
+    def from_proto(cls, message: pb.LeaseMessage, incarnation: int = 0) -> HeldLease:
         """Decode a lease message."""
-        return cls(**{field.name: getattr(message, field.name) for field in fields(cls)})
+        names = [field.name for field in fields(cls) if field.name != "incarnation"]
+        return cls(incarnation=incarnation, **{name: getattr(message, name) for name in names})
 
 
 @dataclass(kw_only=True)

@@ -84,8 +84,8 @@ class LeasedUpdates:
         self._ended = self._pass_over = False
         # Training tasks with updates that are not all acknowledged, by id of the lease.
         self._open: dict[int, tuple[HeldLease, TaskResult]] = {}
-        self._stream: Iterator[Update] | None = None  # updates of self._streamed
-        self._streamed: RecordTask
+        self._stream: Iterator[Update] | None = None  # updates of the task of self._streamed
+        self._streamed: HeldLease
         self._upcoming: deque[Update] = deque()  # prefetched, not yet trained
         self._deferred: Item | None = None  # waits until the pipeline is empty
 
@@ -141,11 +141,10 @@ class LeasedUpdates:
                 if update is None:
                     self._stream = None
                     continue
-                update.incarnation = self._streamed.incarnation
                 self._compare_first(update)
                 self._engine.prefetch(update)
             except (Exception, SystemExit) as error:
-                self._fail(self._streamed.lease, update, error)
+                self._fail(self._streamed, update, error)
                 return
             self._upcoming.append(update)
 
@@ -156,7 +155,7 @@ class LeasedUpdates:
             FeedError: the records differ, and the model may have been trained on some records of
                 the task.
         """
-        lease, first = self._streamed.lease, update.first_records
+        lease, first = self._streamed, update.first_records
         if first is None:
             return
         known = lease.first
@@ -179,7 +178,7 @@ class LeasedUpdates:
             return False
         lease = item.lease
         # A task for an earlier incarnation of the servers is ignored.
-        if item.incarnation == self._leases.incarnation:
+        if lease.incarnation == self._leases.incarnation:
             # Registered before the servers are called: if they are lost, the task is returned.
             done = TaskResult(offset=lease.offset)
             self._open[lease.lease_id] = lease, done
@@ -192,7 +191,7 @@ class LeasedUpdates:
                 # The task was complete, but the worker or the master died before the report.
                 self._leases.report(*self._open.pop(lease.lease_id))
                 return True
-            self._streamed = item
+            self._streamed = lease
             try:
                 self._stream = item.updates(offset)
             except (Exception, SystemExit) as error:

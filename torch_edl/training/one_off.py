@@ -203,7 +203,7 @@ class OneOffTasks:
         """
         for left in reversed(range(self._file.config.cluster.max_task_failures)):
             try:
-                result = self._evaluate(RecordTask(lease, prepare(lease), 0))
+                result = self._evaluate(RecordTask(lease, prepare(lease)))
                 self._require_metric([state.name for state in result.metrics])
             except (ContractError, FeedError, UserCodeError) as error:
                 if left and not comes_again(error):

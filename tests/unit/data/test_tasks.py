@@ -192,7 +192,7 @@ def test_other_servers_make_what_was_leased_void(master: Master, tasks: LeasedTa
     assert taken(tasks) == ServersChanged(cluster)
     (renewed,) = master.grant(pb.TASK_TRAIN)
     answer = taken(tasks)
-    assert (lease_id(answer), answer.incarnation) == (renewed, 2)  # type: ignore[union-attr]
+    assert (lease_id(answer), answer.lease.incarnation) == (renewed, 2)  # type: ignore[union-attr]
 
 
 def test_tasks_that_are_given_up_are_returned_and_no_more_leased(

@@ -40,8 +40,8 @@ def begun(feed: Feed, known: pb.FirstRecords, offset: int, holds_model: bool) ->
         offset: number of records of the task that are in the model.
         holds_model: True if the whole model is in this process.
     """
-    held = replace(lease(0, 40), first=known, retried=True)
-    task = RecordTask(held, feeder(config(4), feed).prepare(held), incarnation=1)
+    held = replace(lease(0, 40), first=known, retried=True, incarnation=1)
+    task = RecordTask(held, feeder(config(4), feed).prepare(held))
     tasks = Mock(poll=Mock(side_effect=[task, None]))
     engine = Mock(depth=0, holds_model=holds_model)
     engine.committed.return_value = offset

@@ -151,9 +151,12 @@ class ServersEngine:
 
     def commit(self, update: Update) -> bool:
         """Push the collected gradients. In sync mode, wait for the answer of the servers."""
-        if self._incarnation != update.incarnation:
-            known = f"of incarnation {update.incarnation}, the servers are at {self._incarnation}"
-            raise ServersReplacedError(f"the lease is {known}")
+        assert update.lease is not None
+        leased, current = update.lease.incarnation, self._incarnation
+        if leased != current:
+            raise ServersReplacedError(
+                f"the lease is of incarnation {leased}, the servers are at {current}"
+            )
         if self._open is None and update.count:
             raise ServersReplacedError("the connection was closed within an update")
         planned = self._opened(update)

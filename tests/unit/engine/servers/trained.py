@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -138,7 +139,9 @@ class Trained:
 
 def update(lease: HeldLease, batches: list[Batch], *, first: int = 0, last: int = BATCH) -> Update:
     minibatches = [Minibatch(n, first + n * BATCH, b.size, b) for n, b in enumerate(batches)]
-    return Update(first, last, minibatches, len(batches), last - first, lease, incarnation=1)
+    return Update(
+        first, last, minibatches, len(batches), last - first, replace(lease, incarnation=1)
+    )
 
 
 def batches(count: int, *, every_id: bool) -> list[Batch]:
