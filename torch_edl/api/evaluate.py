@@ -18,6 +18,7 @@ from torch_edl.errors import UsageError
 from torch_edl.interfaces import Batch
 from torch_edl.pytorch.batches import open_batches
 from torch_edl.pytorch.contract import TorchValues, describe
+from torch_edl.training.contract.functions import UserMetric
 from torch_edl.training.task_results import TaskMetrics, summarize
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.metric_states import MetricStates
@@ -27,7 +28,7 @@ _ALL = 1 << 62
 # Prefix of training metrics, which are merged together with the metrics of an evaluation.
 _TRAINED = "train/"
 
-Metrics = Callable[[], dict[str, Any]]
+Metrics = Callable[[], dict[str, UserMetric]]
 """Function that returns new metrics by name."""
 
 

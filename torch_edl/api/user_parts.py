@@ -18,6 +18,7 @@ from torch_edl.nn.embedding import Table
 from torch_edl.nn.model_tables import check_shared
 from torch_edl.pytorch import torch_internals
 from torch_edl.training.contract.argument_order import LabelsFirst, labels_first, refuse_class
+from torch_edl.training.contract.functions import UserMetric
 
 
 def check_parts(model: Any, optimizers: Sequence[Any], *, alone: bool = True) -> None:
@@ -169,7 +170,7 @@ def check_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return dict(metrics)
 
 
-def fresh_metrics(metrics: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+def fresh_metrics(metrics: Mapping[str, Any], device: torch.device) -> dict[str, UserMetric]:
     """Return the metrics on the device; objects are replaced by copies without a state."""
     made = {}
     for name, metric in metrics.items():
@@ -178,7 +179,7 @@ def fresh_metrics(metrics: Mapping[str, Any], device: torch.device) -> dict[str,
             metric.reset()
             if isinstance(metric, nn.Module):
                 metric = metric.to(device)
-        made[name] = metric
+        made[name] = UserMetric(metric)
     return made
 
 

@@ -158,7 +158,7 @@ def _try_batch(file: UserModel, config: JobConfig) -> str:
 def _try_metrics(file: UserModel, batch: Batch | None) -> None:
     if batch is None:
         return
-    metrics = TaskMetrics.of(file.functions, file.values)
+    metrics = TaskMetrics(file.functions.loss, file.functions.make_metrics(), file.values)
     with file.evaluating():
         predictions = file.predict(batch.features)
         try:

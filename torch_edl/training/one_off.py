@@ -262,14 +262,14 @@ class OneOffTasks:
 
     def _done(self, task: RecordTask | ModelTask) -> TaskResult:
         if task.lease.kind == pb.TASK_SUMMARIZE:
-            made = self._file.functions.make_metrics()
-            metrics = {name: metric.made for name, metric in made.items()}
+            metrics = self._file.functions.make_metrics()
             return TaskResult(values=summarize(metrics, task.lease.states, self._file.values))
         assert isinstance(task, RecordTask)
         return self._evaluate(task) if task.lease.kind == pb.TASK_EVALUATE else self._predict(task)
 
     def _evaluate(self, task: RecordTask) -> TaskResult:
-        metrics = TaskMetrics.of(self._file.functions, self._file.values)
+        functions, values = self._file.functions, self._file.values
+        metrics = TaskMetrics(functions.loss, functions.make_metrics(), values)
         damaged = 0
         with self._evaluating() as prepare:
             for update in self._updates(task):
@@ -282,7 +282,7 @@ class OneOffTasks:
                     except ContractError:
                         raise
                     except (Exception, SystemExit) as error:
-                        why, at = cause(batch, self._file.values.array)
+                        why, at = cause(batch, values.array)
                         why = f"; {why}; {WITHOUT}" if why else ""
                         raise UserCodeError(
                             f"a metric raised {describe_error(error)}{why}", at

@@ -19,7 +19,7 @@ from torch_edl.checkpoint.durable import replacing
 from torch_edl.errors import ContractError, UsageError
 from torch_edl.interfaces import Batch
 from torch_edl.training.contract.argument_order import labels_first
-from torch_edl.training.contract.functions import UserFunctions
+from torch_edl.training.contract.functions import UserMetric
 from torch_edl.wire import codec
 from torch_edl.wire import master_pb2 as pb
 
@@ -78,36 +78,20 @@ class TaskMetrics:
     Args:
         loss: function of labels and predictions; :func:`labels_first` determines their order.
         metrics: functions such as ``loss``, or new metric objects, by name.
-        outputs: name of the model output for each metric, by name of the metric; empty: the whole
-            output.
     """
 
     def __init__(
-        self,
-        loss: Callable[[Any, Any], Any],
-        metrics: Mapping[str, Any],
-        values: Values,
-        outputs: Mapping[str, str] | None = None,
+        self, loss: Callable[[Any, Any], Any], metrics: Mapping[str, UserMetric], values: Values
     ) -> None:
         self._values = values
-        self._outputs = outputs or {}
-        updates = {name: values.update_of(metric) for name, metric in metrics.items()}
-        self._objects = {n: metrics[n] for n, update in updates.items() if update is not None}
-        plain = {name: m for name, m in metrics.items() if name not in self._objects}
+        self._outputs = {name: metric.output for name, metric in metrics.items()}
+        made = {name: metric.made for name, metric in metrics.items()}
+        updates = {name: values.update_of(metric) for name, metric in made.items()}
+        self._objects = {n: made[n] for n, update in updates.items() if update is not None}
+        plain = {name: m for name, m in made.items() if name not in self._objects}
         self._functions = {n: labels_first(m) for n, m in {LOSS: loss, **plain}.items()}
         self._updates = {n: labels_first(u) for n, u in updates.items() if u is not None}
         self._means: dict[str, list[float]] = {name: [0.0, 0] for name in self._functions}
-
-    @classmethod
-    def of(cls, functions: UserFunctions, values: Values) -> TaskMetrics:
-        """Return the metrics of a model file."""
-        made = functions.make_metrics()
-        return cls(
-            functions.loss,
-            {name: metric.made for name, metric in made.items()},
-            values,
-            {name: metric.output for name, metric in made.items()},
-        )
 
     def update(self, batch: Batch, predictions: Any) -> None:
         """Add the predictions for a batch to all metrics."""
@@ -147,7 +131,7 @@ class TaskMetrics:
 
 
 def summarize(
-    metrics: Mapping[str, Any], states: Iterable[pb.MetricState], values: Values
+    metrics: Mapping[str, UserMetric], states: Iterable[pb.MetricState], values: Values
 ) -> dict[str, float]:
     """Return the values of metric objects by name.
 
@@ -156,7 +140,7 @@ def summarize(
         states: their merged states.
     """
     merged = {s.name: {t.name: codec.from_proto(t.value) for t in s.tensors} for s in states}
-    return {name: values.compute(name, metrics[name], each) for name, each in merged.items()}
+    return {name: values.compute(name, metrics[name].made, each) for name, each in merged.items()}
 
 
 def kept_columns(records: Any, names: Sequence[str], shard: str) -> pa.Table:

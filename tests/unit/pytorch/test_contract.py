@@ -210,15 +210,14 @@ def eval_metrics_fn():
         "probs_share": "probs",
         "both": "",
     }
-    measured = TaskMetrics.of(contract, TorchValues())
+    measured = TaskMetrics(contract.loss, made, TorchValues())
     outputs = {"logits": torch.tensor([-1.0, 2.0, 3.0]), "probs": torch.tensor([0.2, 0.9, 0.8])}
     batch = Batch(None, torch.tensor([0, 1, 0]), 3)
     measured.update(batch, outputs)
     states = {state.name: state for state in measured.states()}
     assert states["probs_share"].sum == pytest.approx(2)
     assert states["both"].sum == 2 * 3
-    objects = {name: metric.made for name, metric in made.items()}
-    values = summarize(objects, [states["probs_auc"]], TorchValues())
+    values = summarize(made, [states["probs_auc"]], TorchValues())
     assert values == {"probs_auc": pytest.approx(1.0)}
     with pytest.raises(ContractError, match=r"'probs', and the model returned {logits: \(3,\)"):
         measured.update(batch, {"logits": outputs["logits"]})

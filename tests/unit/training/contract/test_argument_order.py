@@ -17,6 +17,7 @@ from torch_edl.interfaces import Batch
 from torch_edl.metrics import AUC
 from torch_edl.pytorch.contract import TorchValues
 from torch_edl.training.contract.argument_order import labels_first
+from torch_edl.training.contract.functions import UserMetric
 from torch_edl.training.task_results import TaskMetrics
 
 LABELS = torch.tensor([0.0, 1.0, 1.0])
@@ -98,7 +99,8 @@ def test_an_evaluation_calls_each_metric_in_its_order() -> None:
         "auc": AUC(),
         "object": MeanSquaredError(),
     }
-    measured = TaskMetrics(nn.BCEWithLogitsLoss(), metrics, TorchValues())
+    made = {name: UserMetric(metric) for name, metric in metrics.items()}
+    measured = TaskMetrics(nn.BCEWithLogitsLoss(), made, TorchValues())
     measured.update(Batch(None, LABELS, 3), LOGITS)
     states = {state.name: state for state in measured.states()}
     for name in ("loss", "torch", "theirs"):
