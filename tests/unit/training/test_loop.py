@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -10,66 +11,55 @@ import torch
 from torch_edl.errors import UsageError
 from torch_edl.training.loop import Meter
 
+Update = tuple[bool, list[tuple[int, Any]]]
+"""Whether an update counts, and the number of records and the loss of each of its batches."""
 
-def test_means_are_weighted_by_records() -> None:
+GRAPH = torch.ones(1, requires_grad=True).sum() * 3
+
+
+def run(meter: Meter, *updates: Update) -> None:
+    for counted, batches in updates:
+        for records, loss in batches:
+            meter.open(records)
+            meter.note({"loss": loss})
+        meter.settle(counted=counted)
+
+
+@pytest.mark.parametrize(
+    ("updates", "mean"),
+    [
+        ([(True, [(3, 1.0)]), (True, [(1, 5.0)])], 2.0),
+        ([(True, [(3, 1.0), (1, 5.0)])], 2.0),
+        ([(False, [(2, 100.0)]), (True, [(4, 1.0)])], 1.0),
+        ([(True, [(0, math.nan)])], None),
+        ([(True, [(2, GRAPH)])], 3.0),
+    ],
+    ids=["by records", "of an update together", "not of a failure", "without records", "tensor"],
+)
+def test_the_mean_of_what_counts(updates: list[Update], mean: float | None) -> None:
     meter = Meter()
-    for records, loss in ((3, 1.0), (1, 5.0)):
-        meter.open(records)
-        meter.note({"loss": loss})
-        meter.settle(counted=True)
-    assert meter.take() == {"loss": 2.0}
+    run(meter, *updates)
+    if mean is None:
+        assert meter.newest == {}
+    else:
+        assert float(meter.newest["loss"]) == updates[-1][1][-1][1]
+    assert meter.take() == ({} if mean is None else {"loss": mean})
+    assert meter.take() == {}
+
+
+def test_nothing_counts_before_the_update_is_settled() -> None:
+    meter = Meter()
+    meter.open(3)
+    meter.note({"loss": 1.0})
     assert meter.take() == {}
 
 
 def test_the_mean_of_nothing_is_nan_and_another_name_a_mistake() -> None:
     meter = Meter()
     assert math.isnan(meter.take()["loss"])  # an epoch that was trained before a job resumed
-    meter.open(1)
-    meter.note({"loss": 1.0})
-    meter.settle(counted=True)
+    run(meter, (True, [(1, 1.0)]))
     with pytest.raises(KeyError):
         meter.take()["los"]
-
-
-def test_an_update_that_failed_leaves_nothing() -> None:
-    meter = Meter()
-    meter.open(2)
-    meter.note({"loss": 100.0})
-    meter.settle(counted=False)
-    meter.open(4)
-    meter.note({"loss": 1.0})
-    meter.settle(counted=True)
-    assert meter.take() == {"loss": 1.0}
-
-
-def test_all_minibatches_of_an_update_count_together() -> None:
-    meter = Meter()
-    meter.open(3)
-    meter.note({"loss": 1.0})
-    meter.open(1)
-    meter.note({"loss": 5.0})
-    assert meter.take() == {}
-    meter.settle(counted=True)
-    assert meter.take() == {"loss": 2.0}
-
-
-def test_a_batch_without_records_counts_for_nothing() -> None:
-    meter = Meter()
-    meter.open(0)
-    meter.note({"loss": float("nan")})
-    meter.settle(counted=True)
-    assert meter.newest == {}
-    assert meter.take() == {}
-
-
-def test_tensors_are_kept_without_their_graph() -> None:
-    meter = Meter()
-    meter.open(2)
-    value = torch.ones(1, requires_grad=True).sum() * 3
-    meter.note({"loss": value})
-    meter.settle(counted=True)
-    assert meter.newest == {"loss": 3.0}
-    assert meter.take() == {"loss": 3.0}
 
 
 def test_the_first_loss_that_is_not_finite_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
