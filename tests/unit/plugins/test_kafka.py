@@ -12,11 +12,11 @@ from master.runtime.scan import count
 from tests.kafka_server import Kafka
 from tests.tansu_server import Tansu
 from torch_edl.config import DataConfig, JobConfig, TrainConfig
-from torch_edl.data.sources import check_source, expand, open_source, parts
+from torch_edl.data.sources import check_source, open_source, parts
 from torch_edl.errors import DataError, UsageError
 from torch_edl.interfaces import ENDLESS
 from torch_edl.plugins.kafka import source as module
-from torch_edl.plugins.kafka.source import ENV_CONFIG, KafkaSource, parse, properties
+from torch_edl.plugins.kafka.source import ENV_CONFIG, KafkaSource, properties
 
 
 @pytest.fixture(scope="module")
@@ -26,38 +26,6 @@ def kafka() -> Iterator[Kafka]:
         broker.produce("numbers", partition, (b"%d" % n for n in range(partition * 10)))
     yield broker
     broker.stop()
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["kafka://h:9092,g:9092/t", "kafka://h/my.topic_1-x/12", "kafka://h/t/0#first=3&end=40"],
-)
-def test_a_name_is_itself_when_read_again(name: str) -> None:
-    assert str(parse(name)) == name
-    assert expand([name, name]) == [name]
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("kafka://h:9092", "expected servers and a topic"),
-        ("kafka:///t", "expected servers and a topic"),
-        ("kafka://h/t x", "expected servers and a topic"),
-        ("kafka://h/t/first", "expected .*PARTITION"),
-        ("kafka://h/t#first=3&end=4", "offsets are of a partition"),
-        ("kafka://h/t/0#first=3&end=2", "first is at most end"),
-        ("kafka://h/t/0#first=3", "expected .*first=N&end=N"),
-    ],
-)
-def test_what_a_name_lacks_is_said(name: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        expand([name])
-
-
-def test_a_password_in_a_name_is_refused_and_not_shown() -> None:
-    with pytest.raises(UsageError, match=ENV_CONFIG) as raised:
-        expand(["kafka://user:hush@h:9092/t"])
-    assert "hush" not in str(raised.value)
 
 
 def test_a_file_says_how_to_connect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

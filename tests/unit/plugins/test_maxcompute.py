@@ -11,10 +11,9 @@ import pyarrow as pa
 import pytest
 
 from tests.maxcompute_server import MaxCompute
-from torch_edl.data.sources import check_source, expand, open_source
+from torch_edl.data.sources import check_source, open_source
 from torch_edl.data.task_space import Shard
 from torch_edl.errors import DataError, UsageError
-from torch_edl.plugins.maxcompute.source import parse
 
 _numbers = itertools.count()
 
@@ -34,30 +33,6 @@ def table() -> str:
 
 def numbers(count: int, shift: int = 0) -> pa.Table:
     return pa.table({"n": pa.array(range(shift, shift + count), pa.int64())})
-
-
-@pytest.mark.parametrize(
-    "name", ["odps://p/t", "odps://p/t#partition=day=1", "odps://p/t#partition=day=1,hour=03"]
-)
-def test_a_name_is_itself_when_read_again(name: str) -> None:
-    assert str(parse(name)) == name
-    assert expand([name, name]) == [name]
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("odps://p", "expected a project and a table"),
-        ("odps://p/t/u", "expected a project and a table"),
-        ("odps://p/t#day=1", "expected #partition="),
-        ("odps://p/t#partition=day", "expected #partition="),
-        ("odps://key:hush@p/t", "expected a project and a table"),
-    ],
-)
-def test_what_a_name_lacks_is_said(name: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message) as raised:
-        expand([name])
-    assert "hush" not in str(raised.value)
 
 
 def test_partitions_are_sources_of_their_own(server: MaxCompute, table: str) -> None:

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pytest
 
 from torch_edl.data.sources import check_source, expand, open_source
-from torch_edl.data.sources.opening import url_type
 from torch_edl.errors import DataError, UsageError
 from torch_edl.plugins.sql import source as module
 from torch_edl.plugins.sql.name import connection_url, parse
@@ -23,20 +22,6 @@ URL = "postgresql://u@h/d"
 
 
 # ---- names ----
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        f"{URL}#table=clicks&key=id",
-        f"{URL}?sslmode=require#table=my.clicks&key=id&last=9&keys=00ff",
-        f"{URL}#key=id&query=SELECT a FROM t WHERE b = 'x&y#z' AND c % 2 > 0",
-        "mysql+pymysql://u:${PW}@h/d#table=t&key=id",
-    ],
-)
-def test_a_name_is_itself_when_read_again(name: str) -> None:
-    assert str(parse(name)) == name
-    assert expand([name, name]) == [name]
 
 
 def test_parts_are_quoted() -> None:
@@ -54,40 +39,6 @@ def test_the_path_of_a_database_becomes_absolute(
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        (URL, "name either a table or a query"),
-        (f"{URL}#key=id", "name either a table or a query"),
-        (f"{URL}#table=t&key=id&query=SELECT 1", "name either a table or a query"),
-        (f"{URL}#table=t", "the key is missing"),
-        (f"{URL}#table=t&key=id&lsat=3", "unknown part 'lsat'"),
-        (f"{URL}#table=t&key=id&my_query=3", "unknown part my_query"),
-        ("sqlite://#table=t&key=id", "workers do not see the memory"),
-        ("postgresql://u@h:port/d#table=t&key=id", "not an URL"),
-    ],
-)
-def test_what_a_name_lacks_is_said(name: str, message: str) -> None:
-    assert url_type(name)
-    with pytest.raises(UsageError, match=message):
-        expand([name])
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "postgresql://u:hush@h/d#table=t&key=id",
-        "postgresql://u:hush@h:port/d#table=t&key=id",
-        "postgresql://h/d?password=hush#table=t&key=id",
-        "mysql+pymysql://h/d?ssl_key=hush#table=t&key=id",
-    ],
-)
-def test_a_password_in_a_name_is_refused_and_not_shown(name: str) -> None:
-    with pytest.raises(UsageError) as raised:
-        expand([name])
-    assert "hush" not in str(raised.value)
-
-
 def test_a_secret_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     name = parse("mysql+pymysql://u:${PW}@h/d?token=${TOKEN}#table=t&key=id")
     monkeypatch.setenv("PW", "a/b@c")
@@ -97,13 +48,6 @@ def test_a_secret_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) ->
     url, secrets = connection_url(name)
     assert (url.password, url.query["token"]) == ("a/b@c", "hush")
     assert set(secrets) == {"a/b@c", "hush"}
-
-
-def test_an_example_is_of_the_database_that_was_named() -> None:
-    with pytest.raises(UsageError) as raised:
-        parse("sqlite:///a.db#table=clicks")
-    assert str(raised.value).startswith("sqlite:///a.db#table=clicks: the key is missing")
-    assert str(raised.value).endswith("write for example 'sqlite:///a.db#table=clicks&key=id'")
 
 
 @pytest.mark.parametrize(
@@ -237,8 +181,6 @@ def test_a_key_that_is_null_is_refused(table: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("table=t", "table=none", "no such table: none"),
-        ("key=id", "key=nid", "no column 'nid', which is the key, among id, word"),
         ("data.db", "none.db", "No such file"),
         ("key=id", "key=id&last=x", "last=x: expected an integer"),
     ],

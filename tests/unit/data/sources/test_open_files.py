@@ -43,15 +43,6 @@ def test_few_files_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert sum(path.startswith(f"{tmp_path}/") for path in paths) == 2
 
 
-def test_a_file_that_was_replaced_is_an_error(tmp_path: Path) -> None:
-    path, stamp = str(tmp_path / "a"), file(tmp_path, "a").stamp
-    with opened(path, stamp):
-        pass
-    os.replace(file(tmp_path, "b").path, path)
-    with pytest.raises(DataError, match="changed while the job"), opened(path, stamp):
-        pass
-
-
 def test_what_fails_is_not_used_again(tmp_path: Path) -> None:
     path, stamp = str(tmp_path / "a"), file(tmp_path, "a").stamp
     with pytest.raises(DataError), opened(path, stamp) as first:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -78,17 +77,6 @@ def test_a_stream_that_is_cut_off_is_an_error(tmp_path: Path, home: Path, codec:
         with pytest.raises(DataError, match=r"a.csv.*: the \w+ stream is damaged"):
             open_source(str(path))
     assert kept(home) == []
-
-
-def test_a_file_that_is_replaced_is_unpacked_again(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv.gz"
-    path.write_bytes(gzip.compress(TEXT))
-    source = open_source(str(path))
-    path.write_bytes(gzip.compress(b"n\n7\n"))
-    os.utime(path, (1, 1))
-    with pytest.raises(DataError, match="changed while the job was using it"):
-        source.read(0, 1)
-    assert open_source(str(path)).count == 1
 
 
 def test_what_is_unpacked_is_bounded(
