@@ -242,7 +242,11 @@ class Saver:
             claim = self._own()
 
             def fence() -> None:
-                self._require_membership()
+                # A process that was replaced must not overwrite checkpoints of the current ring.
+                if rendezvous is not None and not rendezvous.may_commit():
+                    raise CheckpointError(
+                        "the master no longer knows this process, or does not answer"
+                    )
                 claim.check()
 
             folder, _ = layout.save(
@@ -256,12 +260,6 @@ class Saver:
                 layout.prune(folder, self._config.keep)
         except (OSError, EdlError) as error:
             log.warning("no checkpoint of step %d: %s", step, error)
-
-    def _require_membership(self) -> None:
-        """Raise CheckpointError if the master has replaced this process, so that an old process
-        cannot overwrite the checkpoints of the current ring."""
-        if self._rendezvous is not None and not self._rendezvous.may_commit():
-            raise CheckpointError("the master no longer knows this process, or does not answer")
 
     def write_output(self, engine: RingEngine, output: str, *, job: str) -> None:
         """Write the trained model on rank 0.

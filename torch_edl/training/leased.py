@@ -94,7 +94,8 @@ class LeasedUpdates:
     def updates(self) -> Iterator[Update]:
         self._pass_over = False
         while True:
-            self._leave_if_asked()
+            if self._leaving():
+                self._leave()
             for end in self._heartbeat.take_epoch_ends():
                 self._call_back("on_epoch_end", *end)
             try:
@@ -355,10 +356,6 @@ class LeasedUpdates:
 
     def _leaving(self) -> bool:
         return self._heartbeat.draining.is_set() or self._heartbeat.lost.is_set()
-
-    def _leave_if_asked(self) -> None:
-        if self._leaving():
-            self._leave()
 
     def _leave(self) -> NoReturn:
         """Commit the trained updates, return all other tasks to the master, and leave.

@@ -212,19 +212,15 @@ class FileUpdates(PositionUpdates):
             self._at_work = span, batch.size == span[1] - span[0]
             return batch
         except FeedError as error:
-            failed = error
+            found = error
         # The records are read again in this process: a process of a DataLoader reports only the
         # text of the error.
-        found = self._reread(span) or failed
-        where = "" if found.index is None else f" for {name(found.index)}; {SKIP}"
-        raise FeedError(f"{found}{where}") from found.__cause__
-
-    def _reread(self, span: Span) -> FeedError | None:
         try:
             self._batches.sample(span)
         except FeedError as error:
-            return error
-        return None
+            found = error
+        where = "" if found.index is None else f" for {name(found.index)}; {SKIP}"
+        raise FeedError(f"{found}{where}") from found.__cause__
 
 
 def watermarks(space: TaskSpace, position: int) -> Watermarks:

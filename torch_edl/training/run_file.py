@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable
 from functools import partial
 
 from torch_edl.config.environment import ENV_TOKEN
@@ -45,22 +44,20 @@ def run(file: UserModel, master: MasterSession, start: pb.Start) -> None:
     leases.incarnation = start.cluster.incarnation
     tasks = TaskPrefetcher(leases, file.feeder.prepare)
     source: FileUpdates | LeasedUpdates
-    close: Callable[[], None]
+    engine: RingEngine | LeasedEngine
     if start.strategy == "allreduce":
         shards = [Shard(s.name, s.records, s.size, s.mtime_ns) for s in start.shards]
         space = TaskSpace.for_training(shards, file.config)
-        ring = _ring_engine(file, master, space)
-        one_off = OneOffTasks(file, ring, leases, master)
-        source = FileUpdates(file, ring, space, tasks, one_off, master)
-        body, close, batches = file.body(ring), ring.close, loop(ring, source, Meter())
+        engine = _ring_engine(file, master, space)
+        one_off = OneOffTasks(file, engine, leases, master)
+        source = FileUpdates(file, engine, space, tasks, one_off, master)
     else:
         engine = _leased_engine(file, start.strategy, master)
         one_off = OneOffTasks(file, engine, leases, master)
         source = LeasedUpdates(
             engine, tasks, leases, master, one_off=one_off, call_back=file.call_back
         )
-        body, close, batches = file.body(engine), engine.close, loop(engine, source, Meter())
-    dismissed = None
+    body, dismissed = file.body(engine), None
     try:
         if start.HasField("trial"):
             # The trial precedes the thread that prepares tasks: feed may not run in two threads.
@@ -70,7 +67,7 @@ def run(file: UserModel, master: MasterSession, start: pb.Start) -> None:
                 one_off.try_evaluation(HeldLease.from_proto(start.trial), file.feeder.prepare)
         tasks.start()
         try:
-            run_body(batches, body)
+            run_body(loop(engine, source, Meter()), body)
         except DismissedError as error:
             log.info("leaving: %s", error)
             dismissed = error
@@ -86,7 +83,7 @@ def run(file: UserModel, master: MasterSession, start: pb.Start) -> None:
         tasks.stop()
         source.close()
         one_off.close()
-        close()
+        engine.close()
 
 
 def _leased_engine(file: UserModel, strategy: str, master: MasterSession) -> LeasedEngine:
