@@ -18,7 +18,6 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from isal.isal_zlib import crc32
 
@@ -106,7 +105,8 @@ def unpacked(path: str, codec: str, original: StoredBytes) -> str:
                 os.utime(place)
                 return str(place)
         folder.mkdir(parents=True, exist_ok=True)
-        with _alone(record) as lock:
+        with open(record, "ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             content = _Content.noted(record)
             if not content.is_at(place, boot=_boot()):
                 if not content.is_intact(place):
@@ -206,14 +206,6 @@ def _pieces(path: str, codec: str, original: StoredBytes) -> Iterator[bytes]:
             if not piece:
                 return
             yield piece
-
-
-@contextlib.contextmanager
-def _alone(path: Path) -> Iterator[BinaryIO]:
-    """Return a context with the locked file, in one process of the machine at a time."""
-    with open(path, "ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield lock
 
 
 def _make_room(folder: Path, newest: Path) -> None:

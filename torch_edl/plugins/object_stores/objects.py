@@ -10,7 +10,6 @@ import datetime
 import email.utils
 import re
 import zlib
-from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -91,11 +90,8 @@ def stamp_of(url: str, system: Any, path: str) -> Stamp:
         raise DataError(url, "is a folder; name the files in it, or a pattern such as folder/*")
     if about.get("size") is None:
         raise DataError(url, "the server does not say how long it is; download it, or use another")
-    return Stamp(int(about["size"]), _mtime_ns(about), zlib.crc32(_tag_of(about).encode()))
-
-
-def _tag_of(about: Mapping[str, Any]) -> str:
-    return next((str(about[key]) for key in _TAGS if about.get(key)), "")
+    tag = next((str(about[key]) for key in _TAGS if about.get(key)), "")
+    return Stamp(int(about["size"]), _mtime_ns(about), zlib.crc32(tag.encode()))
 
 
 def _mtime_ns(about: dict[str, Any]) -> int:

@@ -84,17 +84,8 @@ def as_values(found: Any, name: str) -> Values:
 
 def is_text(values: Values) -> bool:
     """Return True for texts or bytes, False for numbers."""
-    return isinstance(values, pa.Array) and _is_text(values.type)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    types = pa.types
-    return bool(
-        types.is_string(kind)
-        or types.is_large_string(kind)
-        or types.is_binary(kind)
-        or types.is_large_binary(kind)
-    )
+    kinds = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
+    return isinstance(values, pa.Array) and values.type in kinds
 
 
 def texts(values: Values, name: str) -> _core.Texts:

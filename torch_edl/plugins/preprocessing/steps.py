@@ -17,7 +17,6 @@ import pyarrow as pa
 from torch_edl import _core
 from torch_edl.errors import UsageError
 from torch_edl.plugins.preprocessing.arrays import (
-    Hashes,
     Ids,
     Numbers,
     Values,
@@ -75,8 +74,6 @@ class Words:
         total: number of all values, including those outside of the vocabulary.
     """
 
-    _KEYS: ClassVar = ("offsets", "data", "counts", "total")
-
     def __init__(self, offsets: Any, data: Any, counts: Any, total: Any) -> None:
         self.counts: npt.NDArray[np.int64] = counts
         self.total = int(total[0])
@@ -110,7 +107,7 @@ class Words:
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> Words:
-        return cls(*(arrays[key] for key in cls._KEYS))
+        return cls(arrays["offsets"], arrays["data"], arrays["counts"], arrays["total"])
 
 
 Fitted = Scale | Boundaries | Words
@@ -263,15 +260,11 @@ class Hash(ColumnStep):
         parts = values if isinstance(values, list) else [values]
         hashes = np.array([self.seed], np.uint64)
         for part in parts:
-            hashes = _hashes(part, hashes, name)
+            if is_text(part):
+                hashes = _core.hash_texts(texts(part, name), hashes)
+            else:
+                hashes = _core.hash_integers(*integers(part, name), hashes)
         return _core.to_buckets(hashes, self.count) if self.count else hashes.view(np.int64)
-
-
-def _hashes(values: Values, seeds: Hashes, name: str) -> Hashes:
-    if is_text(values):
-        return _core.hash_texts(texts(values, name), seeds)
-    found, missing = integers(values, name)
-    return _core.hash_integers(found, missing, seeds)
 
 
 @dataclass(frozen=True, kw_only=True)

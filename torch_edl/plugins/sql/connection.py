@@ -152,15 +152,13 @@ _PACKAGES = {"MySQLdb": "mysqlclient", "psycopg2": "psycopg2-binary"}
 """Packages by the name of their module, where the names differ."""
 
 
-def _package(url: sa.URL, error: ImportError) -> str:
-    module = (error.name or url.drivername).partition(".")[0]
-    return "'torch-edl[sql]'" if url.drivername in _DRIVERS else _PACKAGES.get(module, module)
-
-
 def _no_driver(name: SqlName, url: sa.URL, error: ImportError) -> UsageError:
+    module = (error.name or url.drivername).partition(".")[0]
+    package = _PACKAGES.get(module, module)
+    if url.drivername in _DRIVERS:
+        package = "'torch-edl[sql]'"
     return UsageError(
-        f"{name.url}: its driver is not installed ({error}); run: pip install "
-        f"{_package(url, error)}"
+        f"{name.url}: its driver is not installed ({error}); run: pip install {package}"
     )
 
 
