@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +12,8 @@ import pytest
 import torch
 from torch import nn
 
+from tests.forks import FORKS
+from tests.waiting import HANG_S
 from torch_edl.api.job import Job
 from torch_edl.api.saver import Saver, settings, under_torchrun
 from torch_edl.checkpoint import layout
@@ -96,60 +97,45 @@ def test_while_the_master_knows_an_older_checkpoint_the_older_one_stays(tmp_path
     assert names(tmp_path) == ["step-0000000003"]
 
 
-DIES = """
-import os, signal, sys
-import torch
-from torch import nn
-from torch_edl.checkpoint import layout
-from torch_edl.config import CheckpointConfig
-from torch_edl.config import JobConfig
-from torch_edl.pytorch.replica import Replica
-from torch_edl.engine.ring.engine import RingEngine
-from torch_edl.pytorch.ring.reducer import ReplicatedTorchModel
-from torch_edl.api.job import Job
-from torch_edl.api.saver import Saver
+def dying(root: str, where: str) -> None:
+    """Kill this process at one place of the last checkpoint."""
 
-root, where = sys.argv[1:]
-
-def reach(name):
-    if name == where:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-class Rendezvous:
-    def may_commit(self):
-        reach("before the commit")
+    def reach(name: str) -> bool:
+        if name == where:
+            os.kill(os.getpid(), signal.SIGKILL)
         return True
 
-    def report_checkpoint(self, directory):
-        reach("before the report")
-        return True
+    class Rendezvous:
+        def may_commit(self) -> bool:
+            return reach("before the commit")
 
-seal, prune = layout.seal, layout.prune
-layout.seal = lambda *given: reach("before the manifest") or seal(*given)
-layout.prune = lambda *given: reach("after the report") or prune(*given)
-model = nn.Linear(2, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-engine = RingEngine(ReplicatedTorchModel(Replica(model, [optimizer])), None)
-engine.replica.position.step = 2
-Saver(CheckpointConfig(dir=root, keep=1, resume=True), Rendezvous()).save_last(engine)
-"""
+        def report_checkpoint(self, directory: str) -> bool:
+            return reach("before the report")
+
+    seal, prune = layout.seal, layout.prune
+    layout.seal = lambda *given: reach("before the manifest") and seal(*given)  # type: ignore[assignment]
+    layout.prune = lambda *given: reach("after the report") and prune(*given)  # type: ignore[assignment]
+    rendezvous: Any = Rendezvous()
+    Saver(CheckpointConfig(dir=root, keep=1, resume=True), rendezvous).save_last(engine(2))
 
 
 @pytest.mark.parametrize(
     ("where", "newest", "left"),
     [
-        pytest.param("before the manifest", 1, 2, marks=pytest.mark.slow),
+        ("before the manifest", 1, 2),
         ("before the commit", 1, 2),
         ("before the report", 2, 2),
-        pytest.param("after the report", 2, 2, marks=pytest.mark.slow),
+        ("after the report", 2, 2),
     ],
 )
 def test_a_process_that_dies_while_it_saves(
     tmp_path: Path, where: str, newest: int, left: int
 ) -> None:
     Saver(CheckpointConfig(dir=str(tmp_path)), None).save_last(engine(1))
-    died = subprocess.run([sys.executable, "-c", DIES, str(tmp_path), where], check=False)
-    assert died.returncode == -signal.SIGKILL
+    process = FORKS.Process(target=dying, args=(str(tmp_path), where))
+    process.start()
+    process.join(HANG_S)
+    assert process.exitcode == -signal.SIGKILL
     assert len(names(tmp_path)) == left, "the older checkpoint, and the new one or what is left"
     assert layout.newest(tmp_path) == layout.step_dir(tmp_path, newest)
     found = engine(0)
