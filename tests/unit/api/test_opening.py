@@ -62,8 +62,11 @@ def test_the_current_job_is_the_newest_that_is_open(jobs: Any) -> None:
 
 
 def test_prepare_returns_what_it_was_given(jobs: Any) -> None:
+    class Warmup(torch.optim.lr_scheduler.StepLR):
+        scale = 0.5  # which is not the method of a scaler
+
     model, _, optimizer = parts()
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    scheduler = Warmup(optimizer, 1)
     scaler = torch.amp.GradScaler("cpu")
     assert jobs().prepare(model, optimizer) == (model, optimizer)
     assert jobs().prepare(model, [optimizer]) == (model, [optimizer])

@@ -338,12 +338,6 @@ def test_a_feed_may_leave_records_out() -> None:
     assert updates[-1].ends_task
 
 
-def test_dataloader_processes() -> None:
-    job = config(4, loader_workers=2, records_per_task=40)
-    updates = list(feeder(job, FEEDS["dataset"]).prepare(lease(0, 40))(0))
-    assert sorted(v for u in updates for v in values(u)) == list(range(40))
-
-
 @pytest.mark.parametrize("late", [False, True])
 def test_a_prefetcher_that_is_stopped_prepares_nothing_any_more(late: bool) -> None:
     """An interpreter that ends while a thread computes in torch aborts the process. The lease may

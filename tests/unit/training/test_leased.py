@@ -10,21 +10,14 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from tests.unit.data.test_feeder import config, feeder, lease, numbers
+from tests.unit.data.test_feeder import config, feeder, lease
+from tests.unit.data.test_randomness import shuffled
 from torch_edl.data.feeder import FeedError
 from torch_edl.data.tasks import RecordTask
 from torch_edl.training.leased import LeasedUpdates
 from torch_edl.wire import master_pb2 as pb
 
 Feed = Callable[..., Any]
-
-
-def shuffled(order: Callable[[int], Any]) -> Feed:
-    def feed(records: list[bytes], mode: str, metadata: Any) -> Any:
-        made = numbers(records)[order(len(records))]
-        return made, made.float()
-
-    return feed
 
 
 OWN = shuffled(lambda count: np.random.default_rng().permutation(count))

@@ -281,23 +281,14 @@ def test_what_is_not_fitted_says_so() -> None:
         (lambda: Columns(y=column("x").hash(3))({"x": [0.5]}), "fractions are no ids"),
         (lambda: Columns(y=column("x"))({"x": np.zeros((2, 2))}), "one value a record"),
         (lambda: Columns(y=column("x"))([b"1"]), "no column 'x' in .* list"),
+        (lambda: Columns(y=column("x")).buckets("z"), r"buckets\('z'\): no such output; .*: y$"),
+        # A column that is not fitted is missed in the pass too.
+        (lambda: Columns(y=column("x").normalize(), z=column("itm")).fit(TABLE), "column 'itm'"),
     ],
 )
 def test_mistakes_are_named(declared: object, wanted: str) -> None:
     with pytest.raises(UsageError, match=wanted):
         declared()  # type: ignore[operator]
-
-
-def test_an_output_without_a_name_is_refused() -> None:
-    columns = Columns(ids=column("city").hash(9), price=column("price"))
-    with pytest.raises(UsageError, match=r"buckets\('idz'\): no such output; .*: ids, price$"):
-        columns.buckets("idz")
-
-
-def test_a_column_that_only_training_uses_is_missed_in_the_pass() -> None:
-    columns = Columns(price=column("price").normalize(), ids=cross("city", "itm").hash(9))
-    with pytest.raises(UsageError, match="no column 'itm' in the records"):
-        columns.fit({"price": [1.0, 2.0], "city": ["a", "b"]})
 
 
 def test_records_that_are_no_table_are_parsed() -> None:
