@@ -30,8 +30,9 @@ from torch_edl.wire import pserver_pb2 as ps
 from torch_edl.wire.channel import CallError
 from torch_edl.wire.codec import Framed
 from torch_edl.wire.data_plane import server as data_server
+from torch_edl.wire.data_plane import sockets
 from torch_edl.wire.data_plane.server import MOST_FRAMES, DataServer, WouldWaitError
-from torch_edl.wire.data_plane.sockets import MAX_FRAME_BYTES, Keys
+from torch_edl.wire.data_plane.sockets import MAX_FRAME_BYTES, PIECE_BYTES, Keys
 from torch_edl.wire.data_plane.stub import DataStub
 
 TOKEN = "secret"
@@ -350,12 +351,49 @@ def test_frames_of_chance_are_the_senders_error(
             dealer.send_multipart(frames)
             answer = pb.DataAnswer.FromString(dealer.recv_multipart()[0])
             assert answer.code in (CODES.INVALID_ARGUMENT.value[0], CODES.UNAUTHENTICATED.value[0])
-        dealer.send_multipart([b""] * (MOST_FRAMES + 1))
-        assert "frames" in pb.DataAnswer.FromString(dealer.recv_multipart()[0]).details
-        key = Keys.of(TOKEN).request
-        dealer.send(pb.DataRequest(key=key).SerializeToString())
-        assert "without a request" in pb.DataAnswer.FromString(dealer.recv()).details
     assert len(pull(stub, np.arange(3))) == 1
+
+
+def test_a_call_that_breaks_a_limit_is_answered_with_the_limit(
+    echo: Echo, connect: Callable[..., DataStub], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = pb.DataRequest(key=Keys.of(TOKEN).request, call=7, pull=ps.PullRequest())
+    monkeypatch.setattr(sockets, "MAX_FRAME_BYTES", 1 << 20)
+    monkeypatch.setattr(sockets, "MAX_CALL_BYTES", 2 << 20)
+
+    def answer(*frames: bytes) -> tuple[int, int, str]:
+        dealer.send_multipart([head.SerializeToString(), *frames])
+        found = pb.DataAnswer.FromString(dealer.recv())
+        return found.call, found.code, found.details
+
+    wrong = (7, CODES.INVALID_ARGUMENT.value[0])
+    with raw(echo) as dealer:
+        *found, text = answer(*[b""] * MOST_FRAMES)
+        assert (*found, str(MOST_FRAMES) in text) == (*wrong, True)
+        *found, text = answer(*[bytes(1000)] * 2098)
+        assert (*found, str(2 << 20) in text) == (*wrong, True)
+        if echo.endpoint.startswith("tcp"):
+            *found, text = answer(bytes(PIECE_BYTES))
+            assert (*found, "last piece" in text) == (*wrong, True)
+        head.ClearField("pull")
+        assert answer()[:2] == wrong
+    stub = connect(echo.endpoint)
+    for sizes in ([(1 << 20) + 8], [1 << 20] * 2):  # one frame, and all together
+        with pytest.raises(UsageError, match="use more --ps"):
+            pull(stub, *(np.zeros(size // 8, np.int64) for size in sizes))
+    assert len(pull(stub, np.arange(3))) == 1
+
+
+def test_an_answer_that_is_too_large_is_the_senders_error(
+    echo: Echo, connect: Callable[..., DataStub], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = Framed(ps.PullRequest())
+    call.put_ids(call.message.tables.add(name="t"), np.arange(1 << 16))
+    call.message.tables.add(name="u", same_ids_as=1)
+    monkeypatch.setattr(sockets, "MAX_FRAME_BYTES", (1 << 19) + 100)
+    monkeypatch.setattr(sockets, "MAX_CALL_BYTES", 1 << 20)
+    code, text = refused(lambda: connect(echo.endpoint).call(call, timeout_s=HANG_S))
+    assert (code, str(1 << 20) in text) == (CODES.INVALID_ARGUMENT, True)
 
 
 def test_a_size_that_is_only_announced_takes_no_memory(tmp_path: Path) -> None:
@@ -433,13 +471,6 @@ def test_strangers_at_the_encrypted_port_take_nothing_and_stop_nobody(
     assert len(pull(stub, np.arange(3))) == 1
     stub.close()
     echo.server.close()
-
-
-def test_a_tensor_that_is_too_large_is_named(echo: Echo, connect: Callable[..., DataStub]) -> None:
-    call = Framed(ps.PullRequest())
-    call.frames.append(np.zeros(MAX_FRAME_BYTES + 1, np.uint8).data)
-    with pytest.raises(UsageError, match="use more --ps"):
-        connect(echo.endpoint).call(call, timeout_s=HANG_S)
 
 
 def test_an_endpoint_that_is_taken_is_named(echo: Echo) -> None:

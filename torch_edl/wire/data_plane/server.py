@@ -26,7 +26,7 @@ from torch_edl.errors import UsageError
 from torch_edl.wire import data_plane_pb2 as pb
 from torch_edl.wire import keepalive
 from torch_edl.wire.codec import Framed
-from torch_edl.wire.data_plane.sockets import LOCAL, Keys, cut, joined, prepare
+from torch_edl.wire.data_plane.sockets import LOCAL, Keys, cut, joined, prepare, require_sizes
 from torch_edl.wire.security.newcomers import Newcomers
 from torch_edl.wire.server import require_few, status_of
 
@@ -158,9 +158,9 @@ class DataServer:
                     self._send_answers()
                 if self._socket in ready:
                     sender, *received = self._socket.recv_multipart(copy=False)
-                    frames = joined([each.buffer for each in received], self.endpoint)
-                    if not self._answered_here(sender, frames):
-                        self._start(self._pool, self._call, sender, frames)
+                    pieces = [each.buffer for each in received]
+                    if not self._answered_here(sender, pieces):
+                        self._start(self._pool, self._call, sender, pieces)
             except Exception:  # an error of one call must not stop the others
                 log.exception("data plane")
         if self._door is not None:
@@ -186,11 +186,11 @@ class DataServer:
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
 
-    def _answered_here(self, sender: Any, frames: list[Any]) -> bool:
-        if sum(map(len, frames)) > _LARGE or (_HAS_SPARE_CORES and self._has_more()):
+    def _answered_here(self, sender: Any, pieces: list[Any]) -> bool:
+        if sum(map(len, pieces)) > _LARGE or (_HAS_SPARE_CORES and self._socket.poll(0)):
             return False
         try:
-            answered = self._answer(frames, may_wait=False)
+            answered = self._answer(pieces, may_wait=False)
         except WouldWaitError:
             return False
         if answered.wait is None:
@@ -199,11 +199,8 @@ class DataServer:
             self._start(self._later, self._finish, sender, answered)
         return True
 
-    def _has_more(self) -> bool:
-        return bool(self._socket.poll(0))
-
-    def _call(self, sender: Any, frames: list[Any]) -> None:
-        answered = self._answer(frames, may_wait=True)
+    def _call(self, sender: Any, pieces: list[Any]) -> None:
+        answered = self._answer(pieces, may_wait=True)
         if answered.wait is None:
             self._send(sender, answered.content)
         else:
@@ -222,40 +219,39 @@ class DataServer:
         self._done.put((sender, content))
         self._wake()
 
-    def _answer(self, frames: list[Any], *, may_wait: bool) -> _Answered:
+    def _answer(self, pieces: list[Any], *, may_wait: bool) -> _Answered:
         call, name = 0, "a call"
         try:
-            if not 1 <= len(frames) <= MOST_FRAMES:
-                raise UsageError(f"{len(frames)} frames: a call has 1 to {MOST_FRAMES}")
+            # Only the first frame is joined and decoded before the sender is authenticated.
+            frames = joined(pieces, self.endpoint)
+            raw = bytes(next(frames, b""))
             try:
-                raw = bytes(frames[0])
                 require_few(pb.DataRequest.DESCRIPTOR, raw)
                 head = pb.DataRequest.FromString(raw)
             except DecodeError as error:
                 raise UsageError(f"the first frame is no DataRequest: {error}") from None
             call, name = head.call, head.WhichOneof("request") or name
             if not hmac.compare_digest(head.key, self._key.request):
-                raise _Refused
+                code = grpc.StatusCode.UNAUTHENTICATED
+                return _failed(call, code, "wrong or missing key: not a process of this job")
             if name not in self._answers:
                 raise UsageError("a DataRequest without a request; use a newer torch-edl")
-            request = Framed(getattr(head, name), frames[1:])
+            require_sizes(pieces)
+            request = Framed(getattr(head, name), list(frames))
+            if len(request.frames) >= MOST_FRAMES:
+                raise UsageError(f"{len(request.frames) + 1} frames: at most {MOST_FRAMES} travel")
             given = self._answers[name](request, may_wait)
+            later = given.wait if isinstance(given, Later) else None
+            given = given.answer if isinstance(given, Later) else given
+            answer = pb.DataAnswer(call=call)
+            getattr(answer, name).CopyFrom(given.message)
+            content = [answer.SerializeToString(), *given.frames]
+            require_sizes(content)
         except WouldWaitError:
             raise
-        except _Refused:
-            code = grpc.StatusCode.UNAUTHENTICATED
-            return _failed(call, code, "wrong or missing key: not a process of this job")
         except Exception as error:
             return _failed(call, *status_of(name, error))
-        later = given.wait if isinstance(given, Later) else None
-        given = given.answer if isinstance(given, Later) else given
-        answer = pb.DataAnswer(call=call)
-        getattr(answer, name).CopyFrom(given.message)
-        return _Answered(call, name, [answer.SerializeToString(), *given.frames], later)
-
-
-class _Refused(Exception):
-    """The caller does not have the token."""
+        return _Answered(call, name, content, later)
 
 
 class _Answered(NamedTuple):

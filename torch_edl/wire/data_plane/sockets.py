@@ -10,7 +10,7 @@ unauthenticated client announces. Frames are therefore sent in small pieces betw
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,8 @@ from torch_edl.wire.security.keys import derived
 LOCAL = "ipc://"
 MAX_FRAME_BYTES = 1 << 30
 """Largest size of a frame, as of a gRPC message."""
+MAX_CALL_BYTES = (1 << 32) - 1
+"""Largest size of a call or an answer with its frames, as of a record in the log of a server."""
 PIECE_BYTES = 256 << 10
 """Size of the pieces of a frame between machines; the last piece is smaller, possibly empty. A
 larger piece ends the connection, which limits the memory of an unauthenticated connection."""
@@ -41,6 +43,21 @@ def prepare(socket: zmq.Socket[bytes], endpoint: str) -> None:
     socket.copy_threshold = COPIED_BYTES
 
 
+def require_sizes(frames: Sequence[Any]) -> None:
+    """Check the sizes of the frames of a message.
+
+    Raises:
+        UsageError: a frame, or all frames together, are too large; the message names the limit.
+    """
+    total = sum(map(len, frames))
+    if total <= MAX_FRAME_BYTES:
+        return
+    if max(map(len, frames)) > MAX_FRAME_BYTES:
+        raise UsageError(f"a tensor of more than {MAX_FRAME_BYTES} bytes: use more --ps")
+    if total > MAX_CALL_BYTES:
+        raise UsageError(f"{total} bytes in one call, at most {MAX_CALL_BYTES}: use more --ps")
+
+
 def cut(frames: Sequence[Any], endpoint: str) -> Sequence[Any]:
     """Cut the frames of a message into pieces, if the endpoint requires pieces."""
     if endpoint.startswith(LOCAL):
@@ -55,29 +72,28 @@ def cut(frames: Sequence[Any], endpoint: str) -> Sequence[Any]:
     return pieces
 
 
-def joined(pieces: Sequence[memoryview], endpoint: str) -> list[memoryview]:
-    """Join the pieces of frames that :func:`cut` returned.
+def joined(pieces: Sequence[memoryview], endpoint: str) -> Iterator[memoryview]:
+    """Yield the frames that :func:`cut` has cut into pieces.
 
     Raises:
-        UsageError: the last piece is missing, or a frame is too long.
+        UsageError: the last piece is missing, or a frame is too large.
     """
     if endpoint.startswith(LOCAL):
-        return list(pieces)
-    frames: list[memoryview] = []
+        yield from pieces
+        return
     begun: list[memoryview] = []
     for piece in pieces:
-        if len(piece) < PIECE_BYTES and not begun:
-            frames.append(piece)
-            continue
-        begun.append(piece)
-        if len(begun) > MAX_FRAME_BYTES // PIECE_BYTES + 1:
-            raise UsageError(f"a frame of more than {MAX_FRAME_BYTES} bytes")
-        if len(piece) < PIECE_BYTES:
-            frames.append(memoryview(b"".join(begun)))
+        if len(piece) == PIECE_BYTES:
+            begun.append(piece)
+            if len(begun) > MAX_FRAME_BYTES // PIECE_BYTES:
+                raise UsageError(f"a frame of more than {MAX_FRAME_BYTES} bytes")
+        elif begun:
+            yield memoryview(b"".join((*begun, piece)))
             begun = []
+        else:
+            yield piece
     if begun:
         raise UsageError("a frame without its last piece")
-    return frames
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,11 @@ import grpc
 import zmq
 from google.protobuf.message import Message
 
-from torch_edl.errors import UsageError
 from torch_edl.wire import cluster_pb2, keepalive, pserver_pb2, replica_pb2
 from torch_edl.wire import data_plane_pb2 as pb
 from torch_edl.wire.channel import AWAY, CallError, Stub
 from torch_edl.wire.codec import Framed
-from torch_edl.wire.data_plane.sockets import MAX_FRAME_BYTES, Keys, cut, joined, prepare
+from torch_edl.wire.data_plane.sockets import Keys, cut, joined, prepare, require_sizes
 from torch_edl.wire.services import Services
 
 _FIELDS = {
@@ -116,7 +115,7 @@ class DataStub:
         """Call the server and wait for the answer, see :meth:`DataCall.result`.
 
         Raises:
-            UsageError: the message or a tensor exceeds the size limit.
+            UsageError: the call or one of its frames exceeds the size limit.
         """
         return self.start(request, timeout_s=timeout_s).result()
 
@@ -127,7 +126,7 @@ class DataStub:
             timeout_s: seconds after which :meth:`DataCall.result` raises ``DEADLINE_EXCEEDED``.
 
         Raises:
-            UsageError: the message or a tensor exceeds the size limit.
+            UsageError: the call or one of its frames exceeds the size limit.
         """
         head = pb.DataRequest(key=self._keys.request)
         getattr(head, _FIELDS[type(request.message)]).CopyFrom(request.message)
@@ -138,10 +137,7 @@ class DataStub:
                 socket = self._connected()
                 head.call = self._made
                 content = [head.SerializeToString(), *request.frames]
-                if any(len(frame) > MAX_FRAME_BYTES for frame in content):
-                    raise UsageError(
-                        f"a tensor of more than {MAX_FRAME_BYTES} bytes: use more --ps"
-                    )
+                require_sizes(content)
                 socket.send_multipart(cut(content, self.address), zmq.NOBLOCK, copy=False)
             except zmq.Again:  # the connection was lost meanwhile
                 call._end(self._unconnected())
