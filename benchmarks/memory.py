@@ -66,7 +66,7 @@ def measure(part: str, number: int) -> dict[str, Any]:
     table = _core.Table("t", DIM, "normal", STD, 0, _core.Optimizer("adagrad", {}), **limits)
     for step, ids in enumerate(batches(number), 1):
         if step > number - 100:
-            rows = np.frombuffer(table.pull(ids, read_only=True), np.float32).reshape(-1, DIM)
+            rows = table.pull(ids, read_only=True)
             begun = _core.init_rows("t", 0, "normal", STD, ids, DIM)
             begun = codec.rounded(begun, limits.get("dtype", "fp32"))
             known += int((rows != begun).any(1).sum())

@@ -74,13 +74,11 @@ class Table:
         max_bytes: int = 0,
         dtype: str = "fp32",
     ) -> None: ...
-    def pull(self, ids: _Ids, read_only: bool = False) -> bytes:
-        """Rows of ``ids`` (n,) as n * dim little-endian float32; duplicates are allowed.
+    def pull(self, ids: _Ids, read_only: bool = False) -> _Floats:
+        """Rows (n, dim) of ``ids`` (n,); duplicates are allowed.
 
         ``read_only``: an id without a row gives its initial values and no row is made.
         """
-    def pull_into(self, ids: _Ids, out: _Floats, read_only: bool = False) -> None:
-        """The same into ``out`` (n, dim)."""
     def push(self, ids: _Ids, grads: _Floats, lr: float, step: int) -> None:
         """Updates each row once with ``grads`` (n, dim); those of equal ids are summed first.
 
@@ -130,12 +128,7 @@ class Table:
             ValueError: a cursor that no call gave.
         """
     @property
-    def name(self) -> str: ...
-    @property
     def dim(self) -> int: ...
-    @property
-    def slots(self) -> int:
-        """How many slots each row has."""
     @property
     def bound(self) -> int:
         """Rows that :meth:`evict` leaves at most; 0: any number."""
@@ -164,8 +157,8 @@ def pull_tables(
 def decode_gradients(
     pushes: Sequence[tuple[Table, bytes | memoryview, bytes | memoryview, str]],
 ) -> list[tuple[_Ids, _Floats]]:
-    """Ids (n,) and gradients (n, dim) of packed ids, packed values and their dtype, all checked as
-    :meth:`Table.check` does; views of the buffers where they can be.
+    """Ids (n,) and gradients (n, dim) of packed ids, packed values and their dtype, all
+    checked; views of the buffers where they can be.
 
     Raises:
         ValueError: also where the size of a buffer is wrong.
@@ -183,8 +176,7 @@ def init_rows(
     """What new rows start from, (n, dim): a pure function of seed, table name and id.
 
     Initializers and arguments: ``zeros``; ``constant`` value=0; ``uniform`` low=-0.05, high=0.05;
-    ``normal`` mean=0, std=0.05; ``xavier_uniform`` and ``xavier_normal`` gain=1, num_embeddings
-    (left out: the fans are both ``dim``).
+    ``normal`` mean=0, std=0.05.
     """
 
 def owner(ids: _Ids, shards: int) -> npt.NDArray[np.int32]:

@@ -12,7 +12,7 @@ from tests.tf_compat.installed import keras, tf
 from tf_compat.trained import learning_rates, optimizer_config
 from torch_edl.errors import UnsupportedOptimizerError
 from torch_edl.tables.optimizers import Optimizers
-from torch_edl.tables.table import EmbeddingTable
+from torch_edl.tables.table import EmbeddingTable, apply_all
 from torch_edl.wire import pserver_pb2 as pb
 
 KO = keras.optimizers
@@ -54,17 +54,16 @@ def test_a_kernel_steps_as_keras_does(make: Callable[[], Any]) -> None:
     )  # fmt: skip
     kernels = Optimizers.from_proto(optimizer_config(make()))
     table = EmbeddingTable(info, 3, kernels)
-    ids, row = np.zeros(1, np.int64), np.empty((1, DIM), np.float32)
-    table.core.pull_into(ids, row, read_only=False)
-    variable = keras.Variable(row.copy())
+    ids = np.zeros(1, np.int64)
+    variable = keras.Variable(table.core.pull(ids))
     optimizer.build([variable])
     random = np.random.default_rng(0)
     for step in range(STEPS):
         gradient = random.normal(size=(1, DIM)).astype(np.float32)
         rates = kernels.rates(list(learning_rates(optimizer, step)))
         optimizer.apply([tf.constant(gradient)], [variable])
-        table.apply(ids, gradient, rates)
-    table.core.pull_into(ids, row, read_only=True)
+        apply_all([(table, ids, gradient)], rates, evict=True)
+    row = table.core.pull(ids, read_only=True)
     np.testing.assert_allclose(row, np.asarray(variable), rtol=2e-5, atol=2e-6)
 
 

@@ -75,13 +75,6 @@ inline size_t check_dim(int64_t dim) {
   return static_cast<size_t>(dim);
 }
 
-// A new bytes object to fill; CPython permits this while no other code has a reference to it.
-inline py::bytes new_bytes(size_t size) {
-  auto out = py::reinterpret_steal<py::bytes>(PyBytes_FromStringAndSize(nullptr, ssize(size)));
-  if (!out) throw py::error_already_set();
-  return out;
-}
-
 // A numpy array that takes over the memory of a vector, without a copy.
 inline py::array_t<int64_t> to_array(std::vector<int64_t>&& values) {
   auto* kept = new std::vector<int64_t>(std::move(values));

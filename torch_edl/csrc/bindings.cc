@@ -1,11 +1,13 @@
 // Python bindings of the core: check arrays, release the GIL, call.
 
+#include <fcntl.h>
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
+#include <cerrno>
 #include <optional>
 
 #if defined(__GLIBC__)
@@ -13,14 +15,11 @@
 #endif
 
 #include "arrays.h"
-#include "bindings_ids.h"
-#include "bindings_requests.h"
-#include "bindings_text.h"
+#include "bindings.h"
 #include "initializer.h"
 #include "numerics.h"
 #include "optimizer.h"
 #include "table.h"
-#include "write_back.h"
 
 namespace py = pybind11;
 using Array = py::array;
@@ -30,7 +29,6 @@ using edl::check_dim;
 using edl::checked;
 using edl::count_ids;
 using edl::length;
-using edl::new_bytes;
 using edl::ssize;
 using edl::to_array;
 
@@ -63,23 +61,14 @@ std::unique_ptr<edl::Table> make_table(const std::string& name, int64_t dim,
                                       options);
 }
 
-py::bytes pull(edl::Table& table, const Array& ids, bool read_only) {
+py::array_t<float> pull(edl::Table& table, const Array& ids, bool read_only) {
   const size_t n = count_ids(ids);
-  py::bytes out = new_bytes(n * table.dim() * sizeof(float));
-  char* to = PyBytes_AS_STRING(out.ptr());
+  py::array_t<float> out({ssize(n), ssize(table.dim())});
+  auto* to = reinterpret_cast<char*>(out.mutable_data());
   const auto* from = static_cast<const int64_t*>(ids.data());
   const Unlocked unlocked(n * table.dim());
   table.pull(from, n, to, edl::Dtype::kFloat, read_only);
   return out;
-}
-
-void pull_into(edl::Table& table, const Array& ids, const Array& out, bool read_only) {
-  const size_t n = count_ids(ids);
-  auto* to = reinterpret_cast<char*>(
-      checked<float>(out, "out", {ssize(n), ssize(table.dim())}, true));
-  const auto* from = static_cast<const int64_t*>(ids.data());
-  const Unlocked unlocked(n * table.dim());
-  table.pull(from, n, to, edl::Dtype::kFloat, read_only);
 }
 
 void push(edl::Table& table, const Array& ids, const Array& grads, double lr, int64_t step) {
@@ -245,11 +234,22 @@ py::array_t<float> widened(const Array& values) {
   return out;
 }
 
+// Waits until a part of a file is on the disk. Does not commit the file system as fdatasync() does,
+// for which appends to other files would wait.
 void write_back(int fd, int64_t start, int64_t size) {
-  py::gil_scoped_release release;
-  const int error = edl::write_back(fd, start, size);
+  int error;
+  {
+    const py::gil_scoped_release release;
+#if defined(__linux__)
+    constexpr unsigned kAll =
+        SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
+    error = sync_file_range(fd, start, size, kAll) == 0 ? 0 : errno;
+#else
+    error = ENOSYS;
+#endif
+    if (error == ENOSYS) error = fsync(fd) == 0 ? 0 : errno;
+  }
   if (error == 0) return;
-  const py::gil_scoped_acquire acquire;
   errno = error;
   PyErr_SetFromErrno(PyExc_OSError);
   throw py::error_already_set();
@@ -282,7 +282,6 @@ PYBIND11_MODULE(_core, m) {
            py::arg("num_embeddings") = 0, py::arg("min_count") = 0, py::arg("max_age") = 0,
            py::arg("max_rows") = 0, py::arg("max_bytes") = 0, py::arg("dtype") = "fp32")
       .def("pull", &pull, py::arg("ids"), py::arg("read_only") = false)
-      .def("pull_into", &pull_into, py::arg("ids"), py::arg("out"), py::arg("read_only") = false)
       .def("push", &push, py::arg("ids"), py::arg("grads"), py::arg("lr"), py::arg("step"))
       .def("load", &load, py::arg("ids"), py::arg("vectors"), py::arg("slots") = py::none(),
            py::arg("last_used") = py::none(), py::arg("count") = py::none())
@@ -294,9 +293,7 @@ PYBIND11_MODULE(_core, m) {
       .def("next_counts", &next_counts, py::arg("max_ids"))
       .def("end_snapshot", &edl::Table::end_snapshot, unlocked)
       .def("scan", &scan, py::arg("cursor"), py::arg("max_rows"))
-      .def_property_readonly("name", &edl::Table::name)
       .def_property_readonly("dim", &edl::Table::dim)
-      .def_property_readonly("slots", &edl::Table::slots)
       .def_property_readonly("bound", &edl::Table::bound)
       .def_property_readonly("size", &edl::Table::size)
       .def_property_readonly("counted", &edl::Table::counted)

@@ -1,5 +1,5 @@
 // Python bindings for ids: owners, unique ids, and copies between rows and positions.
-#include "bindings_ids.h"
+#include "bindings.h"
 
 #include <cstring>
 

@@ -1,6 +1,6 @@
 // Python bindings for whole requests: all tables of a pull or push in one call, from the received
 // buffers to the buffers to send. The GIL is released once, for the whole request.
-#include "bindings_requests.h"
+#include "bindings.h"
 
 #include <cmath>
 #include <cstring>

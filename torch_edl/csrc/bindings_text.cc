@@ -1,5 +1,5 @@
 // Python bindings for columns of records: hashes, counts of texts, exact sums.
-#include "bindings_text.h"
+#include "bindings.h"
 
 #include <memory>
 

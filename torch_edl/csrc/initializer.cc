@@ -29,10 +29,6 @@ Initializer::Initializer(const std::string& table, int64_t seed, const std::stri
                          const std::map<std::string, double>& args, size_t dim)
     : shape_(Shape::kConstant), dim_(dim), key_(key_of(table, seed)), a_(0), b_(0) {
   std::set<std::string> known;
-  // Fans of a (num_embeddings, dim) weight; both are dim if ids have no bound.
-  const double gain = take(args, "gain", 1.0);
-  const double rows = take(args, "num_embeddings", 0.0);
-  const double fans = static_cast<double>(dim) + (rows > 0 ? rows : static_cast<double>(dim));
   if (kind == "zeros") {
   } else if (kind == "constant") {
     known = {"value"};
@@ -48,20 +44,9 @@ Initializer::Initializer(const std::string& table, int64_t seed, const std::stri
     shape_ = Shape::kNormal;
     a_ = static_cast<float>(take(args, "mean", 0.0));
     b_ = static_cast<float>(take(args, "std", 0.05));
-  } else if (kind == "xavier_uniform") {
-    known = {"gain", "num_embeddings"};
-    const double bound = gain * std::sqrt(6.0 / fans);
-    shape_ = Shape::kUniform;
-    a_ = static_cast<float>(-bound);
-    b_ = static_cast<float>(2 * bound);
-  } else if (kind == "xavier_normal") {
-    known = {"gain", "num_embeddings"};
-    shape_ = Shape::kNormal;
-    b_ = static_cast<float>(gain * std::sqrt(2.0 / fans));
   } else {
     throw std::invalid_argument("initializer " + kind +
-                                ": unknown; choose zeros, constant, uniform, normal, "
-                                "xavier_uniform or xavier_normal");
+                                ": unknown; choose zeros, constant, uniform or normal");
   }
   for (const auto& arg : args) {
     if (!known.count(arg.first)) {

@@ -10,8 +10,7 @@ namespace edl {
 
 class Initializer {
  public:
-  // kind: zeros, constant(value), uniform(low, high), normal(mean, std),
-  // xavier_uniform(gain, num_embeddings), xavier_normal(gain, num_embeddings).
+  // kind: zeros, constant(value), uniform(low, high) or normal(mean, std).
   // Throws std::invalid_argument for an unknown kind or argument.
   Initializer(const std::string& table, int64_t seed, const std::string& kind,
               const std::map<std::string, double>& args, size_t dim);

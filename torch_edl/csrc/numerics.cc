@@ -24,7 +24,16 @@ EDL_CLONES uint32_t any_nonfinite(const float* values, size_t n) {
   return found;
 }
 
-EDL_CLONES void round_all(const float* from, uint16_t* to, size_t n) {
+// A 32-bit hash in which every output bit depends on every input bit (Wellons, lowbias32).
+EDL_INLINE uint32_t scrambled(uint32_t x) {
+  x = (x ^ (x >> 16)) * 0x7feb352du;
+  x = (x ^ (x >> 15)) * 0x846ca68bu;
+  return x ^ (x >> 16);
+}
+
+}  // namespace
+
+EDL_CLONES void to_bfloat16(const float* from, uint16_t* to, size_t n) {
   for (size_t i = 0; i < n; ++i) {
     uint32_t bits;
     std::memcpy(&bits, from + i, sizeof bits);
@@ -34,7 +43,7 @@ EDL_CLONES void round_all(const float* from, uint16_t* to, size_t n) {
   }
 }
 
-EDL_CLONES void widen_all(const uint16_t* from, float* to, size_t n) {
+EDL_CLONES void from_bfloat16(const uint16_t* from, float* to, size_t n) {
   for (size_t i = 0; i < n; ++i) {
     const uint32_t bits = static_cast<uint32_t>(from[i]) << 16;
     std::memcpy(to + i, &bits, sizeof bits);
@@ -43,7 +52,7 @@ EDL_CLONES void widen_all(const uint16_t* from, float* to, size_t n) {
 
 // For values below the smallest normal half, adding 0.5 shifts the bits of the half to the lowest
 // bits of the float, and rounds them.
-EDL_CLONES void halve_all(const float* from, uint16_t* to, size_t n) {
+EDL_CLONES void to_half(const float* from, uint16_t* to, size_t n) {
   constexpr uint32_t kInfinity = 0x7f800000u, kTooLarge = 0x477ff000u, kSmallest = 0x38800000u;
   for (size_t i = 0; i < n; ++i) {
     uint32_t bits;
@@ -63,7 +72,7 @@ EDL_CLONES void halve_all(const float* from, uint16_t* to, size_t n) {
   }
 }
 
-EDL_CLONES void unhalve_all(const uint16_t* from, float* to, size_t n) {
+EDL_CLONES void from_half(const uint16_t* from, float* to, size_t n) {
   for (size_t i = 0; i < n; ++i) {
     const uint32_t half = from[i], size = (half & 0x7fffu) << 13;
     // A subnormal half is a multiple of 2^-24.
@@ -77,14 +86,7 @@ EDL_CLONES void unhalve_all(const uint16_t* from, float* to, size_t n) {
   }
 }
 
-// A 32-bit hash in which every output bit depends on every input bit (Wellons, lowbias32).
-EDL_INLINE uint32_t scrambled(uint32_t x) {
-  x = (x ^ (x >> 16)) * 0x7feb352du;
-  x = (x ^ (x >> 15)) * 0x846ca68bu;
-  return x ^ (x >> 16);
-}
-
-EDL_CLONES void round_all_by_chance(const float* from, uint16_t* to, size_t n, uint32_t key) {
+EDL_CLONES void to_bfloat16_by_chance(const float* from, uint16_t* to, size_t n, uint32_t key) {
   for (size_t i = 0; i < n; ++i) {
     uint32_t bits;
     std::memcpy(&bits, from + i, sizeof bits);
@@ -100,7 +102,7 @@ EDL_CLONES void round_all_by_chance(const float* from, uint16_t* to, size_t n, u
 
 // A value below the smallest normal half is rounded to a whole number of steps of 2^-24; this
 // number equals the bits of the half.
-EDL_CLONES void halve_all_by_chance(const float* from, uint16_t* to, size_t n, uint32_t key) {
+EDL_CLONES void to_half_by_chance(const float* from, uint16_t* to, size_t n, uint32_t key) {
   constexpr uint32_t kInfinity = 0x7f800000u, kSmallest = 0x38800000u;
   for (size_t i = 0; i < n; ++i) {
     uint32_t bits;
@@ -124,29 +126,11 @@ EDL_CLONES void halve_all_by_chance(const float* from, uint16_t* to, size_t n, u
   }
 }
 
-}  // namespace
-
-void to_half(const float* from, uint16_t* to, size_t n) { halve_all(from, to, n); }
-
-void from_half(const uint16_t* from, float* to, size_t n) { unhalve_all(from, to, n); }
-
 Dtype dtype_of(const std::string& name) {
   if (name == "fp32") return Dtype::kFloat;
   if (name == "bf16") return Dtype::kBfloat16;
   if (name == "fp16") return Dtype::kHalf;
   throw std::invalid_argument("dtype " + name + ": expected fp32, bf16 or fp16");
-}
-
-void to_bfloat16(const float* from, uint16_t* to, size_t n) { round_all(from, to, n); }
-
-void from_bfloat16(const uint16_t* from, float* to, size_t n) { widen_all(from, to, n); }
-
-void to_bfloat16_by_chance(const float* from, uint16_t* to, size_t n, uint32_t key) {
-  round_all_by_chance(from, to, n, key);
-}
-
-void to_half_by_chance(const float* from, uint16_t* to, size_t n, uint32_t key) {
-  halve_all_by_chance(from, to, n, key);
 }
 
 void narrow(Dtype dtype, const float* from, char* to, size_t n) {

@@ -120,7 +120,6 @@ class Table {
   const std::string& name() const { return name_; }
   size_t dim() const { return dim_; }
   size_t slots() const { return slots_; }
-  int64_t num_embeddings() const { return options_.num_embeddings; }
 
  private:
   static constexpr size_t kSubTables = 16;

@@ -211,9 +211,7 @@ class LocalRows:
         module = self._module()
         assert module is not None
         assert module.num_embeddings is not None
-        whole = np.empty((module.num_embeddings, module.embedding_dim), np.float32)
-        self.table.core.pull_into(np.arange(module.num_embeddings), whole, read_only=True)
-        return whole
+        return self.table.core.pull(np.arange(module.num_embeddings), read_only=True)
 
     def replace(self, ids: Ids, vectors: Floats) -> None:
         """Replace all rows, and reset the optimizer slots."""

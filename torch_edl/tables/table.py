@@ -153,21 +153,10 @@ class EmbeddingTable:
             self._step += 1
             return self._step
 
-    def apply(self, ids: Ids, gradient: Floats, rates: Sequence[float]) -> None:
-        """Update the rows of ``ids`` (n,) with ``gradient`` (n, dim), both already checked."""
-        self.core.push(ids, gradient, rates[self.info.group], self._next_step())
-
     def _is_round(self, step: int) -> bool:
         # A round visits every row. A row stays at most a quarter of max_age too long.
         max_age = self.info.max_age
         return max_age > 0 and step % max(1, max_age // 4) == 0
-
-    def evict(self) -> Ids:
-        """Run the share of the eviction that is due after one update; return the removed ids (n,).
-
-        Rows and counted ids are removed if they exceed ``max_age`` or the bound of the table.
-        """
-        return self.core.evict(self._step, self._is_round(self._step))
 
     def snapshot_counts(self, ids_per_chunk: int) -> Iterator[AdmissionCounts]:
         """Yield the ids counted at ``core.begin_snapshot()``. The snapshot stays open."""
@@ -212,10 +201,16 @@ class EmbeddingTable:
 def apply_all(
     updates: Sequence[tuple[EmbeddingTable, Ids, Floats]], rates: Sequence[float], *, evict: bool
 ) -> list[Ids]:
-    """Update several tables, as :meth:`EmbeddingTable.apply` does, in one call of the core.
+    """Update the rows of several tables in one call of the core.
+
+    Args:
+        updates: tables with ids (n,) and gradients (n, dim), which were checked.
+        rates: the learning rate of each parameter group.
+        evict: also run the share of the eviction that is due: of the rows and counted ids that
+            exceed ``max_age`` or the bound of their table.
 
     Returns:
-        The ids (n,) that each table evicted; no arrays if ``evict`` is False.
+        The ids (n,) that each table evicted.
     """
     pushes = []
     for table, ids, gradient in updates:
@@ -273,9 +268,7 @@ def look_up(table: EmbeddingTable, ids: Ids, *, training: bool) -> tuple[Ids, Fl
         The unique ids (u,), their rows (u, dim), and the index (n,) of each id in the unique ids.
     """
     unique, _, inverse = _core.unique_partition(ids, 1)
-    values = np.empty((len(unique), table.dim), np.float32)
-    table.core.pull_into(unique, values, read_only=not training)
-    return unique, values, inverse
+    return unique, table.core.pull(unique, read_only=not training), inverse
 
 
 def update(
@@ -291,5 +284,4 @@ def update(
     done = [(ids, gradient) for ids, gradient in found if gradient is not None]
     if done:
         ids, gradients = (np.concatenate(each) for each in zip(*done, strict=True))
-        table.apply(ids, gradients, rates)
-        table.evict()
+        apply_all([(table, ids, gradients)], rates, evict=True)

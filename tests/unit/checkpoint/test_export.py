@@ -34,7 +34,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = layout.step_dir(tmp_path_factory.mktemp("saved"), 1)
     folder.mkdir()
     table = _table("adam")
-    table.apply(np.arange(ROWS) * 7, np.ones((ROWS, DIM), np.float32), [0.1])
+    table.core.push(np.arange(ROWS) * 7, np.ones((ROWS, DIM), np.float32), 0.1, 1)
     table.core.begin_snapshot()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tensor_files, "PART_BYTES", 60 << 20)

@@ -18,7 +18,7 @@ from torch_edl.checkpoint.reader import CheckpointReader
 from torch_edl.checkpoint.tensor_files import write_tables
 from torch_edl.errors import CheckpointError
 from torch_edl.tables.optimizers import Optimizers
-from torch_edl.tables.table import EmbeddingTable
+from torch_edl.tables.table import EmbeddingTable, apply_all
 from torch_edl.wire import pserver_pb2 as pb
 
 
@@ -64,7 +64,7 @@ def test_slots_are_matched_by_name() -> None:
         return EmbeddingTable(info, 0, Optimizers.from_proto(config))
 
     old = table("adam")
-    old.apply(np.arange(3), np.ones((3, 2), np.float32), [0.1])
+    old.core.push(np.arange(3), np.ones((3, 2), np.float32), 0.1, 1)
     old.core.begin_snapshot()
     (rows,) = old.snapshot_rows(100)
     new = table("adam", amsgrad=1)
@@ -137,8 +137,8 @@ def test_the_age_of_a_row_counts_in_the_updates_of_this_job(
 
     def update(table: EmbeddingTable, times: int, *ids: int) -> None:
         for _ in range(times):
-            table.apply(np.array(ids), np.ones((len(ids), 2), np.float32), [1.0])
-            table.evict()
+            gradient = np.ones((len(ids), 2), np.float32)
+            apply_all([(table, np.array(ids), gradient)], [1.0], evict=True)
 
     old = EmbeddingTable(info, 0, optimizers)
     update(old, 195, 1)

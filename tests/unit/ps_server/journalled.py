@@ -206,8 +206,7 @@ class Local:
                 table.core.end_snapshot()
         else:
             self.push()
-        out = np.empty((20, 3), np.float32)
-        self.shard.table("aged").core.pull_into(self.rng.choice(60, 20, replace=False), out)
+        self.shard.table("aged").core.pull(self.rng.choice(60, 20, replace=False))
 
 
 def dump_of_changes(shard: ModelShard) -> dict[str, Any]:

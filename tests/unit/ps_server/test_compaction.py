@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.unit.ps_server.durability.crashes import Crash, crash_after
@@ -188,6 +187,4 @@ def test_there_is_no_snapshot_before_a_worker_asked_for_the_restored_tables(
     shutil.rmtree(checkpoint)
     successor, journal = reopen(root, "async")
     journal.close()
-    out = np.empty((len(IDS), 4), np.float32)
-    successor.table("t").core.pull_into(IDS, out)
-    assert out.tobytes() == rows
+    assert successor.table("t").core.pull(IDS).tobytes() == rows

@@ -65,9 +65,8 @@ class Life:
 
     def counts(self) -> tuple[int, list[int]]:
         assert self.shard.dense is not None
-        content = self.shard.tables["t"].core.pull(np.arange(3), read_only=True)
-        rows = np.frombuffer(content, "<f4")
-        return int(self.shard.dense.flat[0]), rows.astype(int).tolist()
+        rows = self.shard.tables["t"].core.pull(np.arange(3), read_only=True)
+        return int(self.shard.dense.flat[0]), rows.reshape(-1).astype(int).tolist()
 
     def damage(self, *sequences: int) -> None:
         """Changes a byte in each of these records."""

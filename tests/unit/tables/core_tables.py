@@ -22,4 +22,4 @@ def make(dim: int = 4, kind: str = "sgd", **options: int) -> _core.Table:
 
 
 def rows(table: _core.Table, ids: np.ndarray, read_only: bool = True) -> np.ndarray:
-    return np.frombuffer(table.pull(ids, read_only), np.float32).reshape(len(ids), table.dim)
+    return table.pull(ids, read_only)

@@ -76,4 +76,4 @@ def test_arrays_of_the_wrong_kind_are_named() -> None:
     frozen = np.zeros((2, 4), np.float32)
     frozen.flags.writeable = False
     with pytest.raises(ValueError, match="read-only"):
-        table.pull_into(np.arange(2), frozen)
+        _core.gather(np.zeros((1, 4), np.float32), np.zeros(2, np.int64), frozen)
