@@ -21,9 +21,6 @@ from torch_edl.api.ending import Ending
 from torch_edl.checkpoint import layout
 from torch_edl.errors import EdlError
 
-# Nothing that the others do not cover as well, with other members.
-SLOW = pytest.mark.slow
-
 OPTIONS = {"batch_size": 4, "global_batch_size": 8, "shuffle": True}
 
 
@@ -78,10 +75,9 @@ def long(member: Member, directory: str) -> None:
     job.close()
 
 
-@pytest.mark.parametrize("world", [pytest.param(1, marks=SLOW), 2])
-def test_all_are_asked_to_leave_and_who_waits_gets_the_model(world: int) -> None:
+def test_all_are_asked_to_leave_and_who_waits_gets_the_model() -> None:
     """The remedy: ``RingEngine.reform_if_asked`` hands over."""
-    with office(world) as one:
+    with office(2) as one:
         members = waiting(one, long, "", said="there")
         joiner = joining(one, long, "")
         for each in members:
@@ -93,9 +89,8 @@ def test_all_are_asked_to_leave_and_who_waits_gets_the_model(world: int) -> None
             assert each.process.exitcode == 0
 
 
-@pytest.mark.parametrize("world", [1, pytest.param(2, marks=SLOW)])
-def test_the_last_ones_to_leave_write_a_checkpoint(world: int, tmp_path: Path) -> None:
-    with office(world) as one:
+def test_the_last_ones_to_leave_write_a_checkpoint(tmp_path: Path) -> None:
+    with office(2) as one:
         members = waiting(one, long, str(tmp_path), said="there")
         for each in members:
             each.flags.leaving.value = 1

@@ -27,36 +27,23 @@ from torch_edl.checkpoint import layout
 from torch_edl.engine.ring.membership import DivergedError
 from torch_edl.errors import UsageError
 
-# Nothing that the others do not cover as well, with other members.
-SLOW = pytest.mark.slow
 
-
-@pytest.mark.parametrize("world", [2, pytest.param(4, marks=SLOW)])
-def test_each_record_counts_once_per_epoch(world: int) -> None:
-    with office(world) as one:
-        members = [one.start(counting, 40, 8, OPTIONS, -1) for _ in range(world)]
+def test_each_record_counts_once_per_epoch() -> None:
+    with office(2) as one:
+        members = [one.start(counting, 40, 8, OPTIONS, -1) for _ in range(2)]
         for end in finish(members):
             assert end[1:] == (10, [2.0] * 40, 1)
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        pytest.param("kill", marks=SLOW),
-        "leave",
-        pytest.param("join", marks=SLOW),
-        "kill and join",
-    ],
-)
+@pytest.mark.parametrize("how", ["leave", "kill and join"])
 def test_each_record_counts_once_when_members_come_and_go(how: str) -> None:
     with office(3) as one:
         members = waiting(one, counting, 40, 8, OPTIONS, 3, said=("step", 3))
-        if "kill" in how:
-            members.pop().kill()
         if how == "leave":
             members[2].flags.leaving.value = 1
             members.pop().tell("on")
-        if "join" in how:
+        else:
+            members.pop().kill()
             members.append(joining(one, counting, 40, 8, OPTIONS, -1))
         go_on(members)
         ends = finish(members)
@@ -193,9 +180,8 @@ def unheard(member: Member) -> None:
     job.close()
 
 
-@pytest.mark.parametrize("world", [pytest.param(1, marks=SLOW), 2])
-def test_a_ring_that_no_master_hears_stops_counting(world: int) -> None:
-    with office(world) as one:
+def test_a_ring_that_no_master_hears_stops_counting() -> None:
+    with office(2) as one:
         members = waiting(one, unheard, said=2)
         for each in members:
             each.flags.silent.value = 1
@@ -205,8 +191,8 @@ def test_a_ring_that_no_master_hears_stops_counting(world: int) -> None:
             each.flags.silent.value = 0
         for bodies, weights, rings in (each.hear() for each in members):
             assert rings > 2
-            assert bodies > (20 if world == 1 else 10)
-            assert weights == [2.0 if world == 1 else 1.0] * 40
+            assert bodies > 10
+            assert weights == [1.0] * 40
 
 
 def test_one_member_that_hears_the_master_is_enough() -> None:

@@ -32,15 +32,14 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.05),
     "adam": lambda p: torch.optim.Adam(p, lr=0.01),
 }
-FAST = {("sgd", "unbounded"), ("adam", "swapped")}
 
 
 @pytest.mark.parametrize(
     ("name", "table", "clip"),
     [
-        pytest.param(name, table, clip, marks=[] if (name, table) in FAST else pytest.mark.slow)
-        for name in OPTIMIZERS
-        for table, clip in (("swapped", 0.05), ("unbounded", 0.0))
+        ("sgd", "unbounded", 0.0),
+        ("adam", "swapped", 0.05),
+        pytest.param("adagrad", "unbounded", 0.0, marks=pytest.mark.slow),
     ],
 )
 def test_50_steps_equal_a_plain_loop(

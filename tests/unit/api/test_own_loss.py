@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from tests.unit.api.fitting import accuracy
 from torch_edl import ElasticTrainer
 from torch_edl.api.inputs import OwnLoss
 from torch_edl.errors import UsageError
@@ -52,10 +53,6 @@ class Classifier(nn.Module):
         return made if self.form == "dict" else made["loss"]
 
 
-def accuracy(labels: torch.Tensor, predictions: torch.Tensor) -> torch.Tensor:
-    return (predictions.argmax(1) == labels).float().mean()
-
-
 def trainer(form: str, **options: Any) -> ElasticTrainer:
     model = Classifier(form)
     return ElasticTrainer(model, None, torch.optim.SGD(model.parameters(), lr=0.5), **options)
@@ -93,27 +90,17 @@ def test_a_model_may_return_its_loss_alone() -> None:
 
 
 def test_a_model_without_a_loss_is_named() -> None:
-    model = nn.Linear(3, 2)
+    class Plain(Classifier):
+        def forward(self, inputs: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+            return self.out(inputs)
 
-    class Pairs(Texts):
-        def __getitem__(self, index: int) -> Any:
-            return X[index], Y[index]
-
-    class Plain(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = model
-
-        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-            return self.inner(x)
-
-    net = Plain()
+    net = Plain("none")
     made = ElasticTrainer(net, None, torch.optim.SGD(net.parameters(), lr=0.5))
     with pytest.raises(UsageError, match=r"loss=None: the model gave \(10, 2\) float32; expected"):
-        made.fit(Pairs(), batch_size=10, verbose=False)
+        made.fit(Texts(), batch_size=10, verbose=False)
 
 
-def test_a_model_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_of_transformers() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
         vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
