@@ -5,19 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
-import fastavro
 import fsspec
-import pyarrow as pa
 import pytest
-from pyarrow import feather, parquet
 
+from tests.contract.source_cases import FILES
 from tests.waiting import HANG_S
 from torch_edl.data.sources import expand, open_source
-from torch_edl.data.sources.files.recordio import RecordIOWriter
-from torch_edl.data.sources.files.tfrecord import TFRecordWriter
 from torch_edl.data.sources.opening import url_type
 from torch_edl.errors import DataError, UsageError
 from torch_edl.plugins.sql import dialects
@@ -114,24 +109,11 @@ def test_a_link_to_nothing_is_named(tree: Path) -> None:
 # ---- formats ----
 
 
-def write_all(folder: Path) -> dict[str, Path]:
-    """One file of one record per format, without a suffix that tells it."""
-    paths = {name: folder / f"{name}_data" for name in FORMATS}
-    with RecordIOWriter(paths["recordio"]) as recordio:
-        recordio.write(b"1")
-    with TFRecordWriter(paths["tfrecord"]) as tfrecord:
-        tfrecord.write(b"1")
-    parquet.write_table(pa.table({"c": [1]}), paths["parquet"])
-    paths["csv"].write_text("c\n1\n")
-    feather.write_feather(pa.table({"c": [1]}), paths["arrow"])
-    paths["jsonl"].write_text('{"c": 1}\n')
-    paths["libsvm"].write_text("1 1:1\n")
-    with tarfile.open(paths["webdataset"], "w") as tar:
-        tar.addfile(tarfile.TarInfo("1.txt"))
-    fields = [{"name": "c", "type": "long"}]
-    with open(paths["avro"], "wb") as file:
-        fastavro.writer(file, {"type": "record", "name": "r", "fields": fields}, [{"c": 1}])
-    return paths
+def written(path: Path, kind: str) -> str:
+    """Write a file of one record in a format."""
+    case = next(case for case in FILES if case.name.startswith(kind))
+    case.write(path, case.make(1, 0))
+    return str(path)
 
 
 @pytest.mark.parametrize(
@@ -157,22 +139,20 @@ def write_all(folder: Path) -> dict[str, Path]:
     ],
 )
 def test_the_suffix_tells_the_format(tmp_path: Path, kind: str, name: str) -> None:
-    path = write_all(tmp_path)[kind].rename(tmp_path / name)
-    source = open_source(str(path))
+    source = open_source(written(tmp_path / name, kind))
     assert type(source).__module__.endswith(f".{kind}")
     assert source.count == 1
 
 
 @pytest.mark.parametrize("kind", ["recordio", "tfrecord", "parquet", "arrow", "webdataset", "avro"])
 def test_else_the_first_bytes_do(tmp_path: Path, kind: str) -> None:
-    source = open_source(str(write_all(tmp_path)[kind]))
+    source = open_source(written(tmp_path / "data", kind))
     assert type(source).__module__.endswith(f".{kind}")
 
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_named_format_is_taken_at_its_word(tmp_path: Path, kind: str) -> None:
-    path = write_all(tmp_path)[kind].rename(tmp_path / "a.txt")
-    assert open_source(str(path), format=kind).count == 1
+    assert open_source(written(tmp_path / "a.txt", kind), format=kind).count == 1
 
 
 def test_a_missing_library_is_named_by_the_first_bytes(tmp_path: Path) -> None:
@@ -185,8 +165,7 @@ def test_a_missing_library_is_named_by_the_first_bytes(tmp_path: Path) -> None:
         "except UsageError as error: print(error)\n"
         "print(*(name for name in sys.modules if name.startswith('torch_edl.plugins.')))\n"
     )
-    path = str(write_all(tmp_path)["avro"])
-    command = [sys.executable, "-c", code, path]
+    command = [sys.executable, "-c", code, written(tmp_path / "data", "avro")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     error, loaded = done.stdout.splitlines()
     assert "pip install 'torch-edl[avro]'" in error
@@ -195,11 +174,11 @@ def test_a_missing_library_is_named_by_the_first_bytes(tmp_path: Path) -> None:
 
 
 def test_formats_that_nothing_tells(tmp_path: Path) -> None:
-    path = write_all(tmp_path)["csv"]
+    path = written(tmp_path / "data", "csv")
     with pytest.raises(DataError, match=r"neither its suffix nor .* give it a suffix \(.recordio"):
-        open_source(str(path))
+        open_source(path)
     with pytest.raises(UsageError, match="data format 'xml': choose one of auto, recordio"):
-        open_source(str(path), format="xml")
+        open_source(path, format="xml")
     with pytest.raises(DataError, match="cannot be read: No such file"):
         open_source(str(tmp_path / "none"))
     with pytest.raises(DataError, match="cannot be read: No such file"):
@@ -215,10 +194,10 @@ def test_relative_paths_become_absolute_names(
 
 
 def test_recordio_is_read_without_torch_and_without_pyarrow(tmp_path: Path) -> None:
-    path = write_all(tmp_path)["recordio"]
+    path = written(tmp_path / "data", "recordio")
     code = (
         "import sys; from torch_edl.data.sources import open_source;"
-        f"assert open_source({str(path)!r}).read(0, 1) == [b'1'];"
+        f"assert open_source({path!r}).read(0, 1) == [b'0:'];"
         "print([name for name in ('torch', 'pyarrow') if name in sys.modules])"
     )
     done = subprocess.run(
