@@ -154,12 +154,11 @@ class Feeder:
             if self._datasets.is_dataset(fed):
                 collated, damaged = self._collated(fed, len(records))
                 return self._batch(collated, mode, damaged)
-        batch = self._batch(fed, mode, ())
-        # Converts arrays to tensors, as for leased tasks.
-        return self.cut(batch, 0, batch.size)
+        whole = self._whole(fed, mode)
+        return self.cut(whole, 0, whole.size)
 
     def cut(self, batch: Batch, first: int, last: int) -> Batch:
-        """Return the samples ``first .. last - 1`` of a minibatch."""
+        """Return the samples ``first .. last - 1`` of a minibatch; arrays become tensors."""
         features, labels = (
             None if part is None else slice_tensors(part, first, last, self._datasets.tensor)
             for part in (batch.features, batch.labels)
@@ -239,13 +238,17 @@ class Feeder:
             if first is not None and not offset // size:
                 batches = itertools.chain([first], batches)
             return batches, first
+        whole = self._whole(fed, mode)
+        count, starts = whole.size, range(offset, whole.size, size)
+        return (self.cut(whole, start, min(start + size, count)) for start in starts), whole
+
+    def _whole(self, fed: Any, mode: str) -> Batch:
+        """Return all samples that ``feed`` returned as tensors or arrays."""
         features, labels = self._split(fed, mode)
         count = self._length(features)
         if labels is not None and (labelled := self._length(labels)) != count:
             raise FeedError(f"{self._name} returned {count} samples with {labelled} labels")
-        whole = Batch(features, labels, count)
-        starts = range(offset, count, size)
-        return (self.cut(whole, start, min(start + size, count)) for start in starts), whole
+        return Batch(features, labels, count)
 
     def _first_records(
         self, first: Batch | None, lease: HeldLease, records: int
@@ -268,7 +271,7 @@ class Feeder:
         def name(index: int) -> str:
             samples = self._datasets.size(dataset)
             if samples == records:
-                return self.reader.name(_task(lease), index, shuffled=_trains(lease))
+                return self._named(lease, index, index + 1)
             of_task = f"(records {lease.start:,} to {lease.end - 1:,})"
             return f"sample {index:,} of {samples:,} {of_task}"
 

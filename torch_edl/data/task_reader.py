@@ -97,10 +97,6 @@ class TaskReader:
         order = self._order(task, self._seed)[1][first:last]
         return [task.start + int(index) for index in order]
 
-    def name(self, task: Task, index: int, *, shuffled: bool = True) -> str:
-        """Return the name of the record at ``index`` of :meth:`read`, for messages."""
-        return named(self.rows(task, index, index + 1, shuffled=shuffled), task.shard)
-
     def _order(self, task: Task, seed: int) -> tuple[int, Any]:
         """Return the row after the last shuffled record, and the order of the task's records."""
         # A task that a limit has shortened is a prefix of the shuffled full task, so that a later
@@ -132,7 +128,8 @@ class TaskRecords:
         """Return the name of the record at ``index`` of some pieces, for messages."""
         for number, first, last in pieces:
             if index < last - first:
-                return self._reader.name(self._space.task(number), first + index)
+                task, place = self._space.task(number), first + index
+                return named(self._reader.rows(task, place, place + 1), task.shard)
             index -= last - first
         raise IndexError(index)
 

@@ -197,6 +197,7 @@ def test_few_sources_are_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
             "dict of .'x'. without labels, which belong under 'labels'",
         ),
         (lambda r, *_: None, "feed returned NoneType; expected a tuple"),
+        (lambda r, *_: (torch.ones(3), torch.ones(1)), "feed returned 3 samples with 1 labels"),
     ],
 )
 def test_what_feed_does_wrong(tmp_path: Path, feed: Callable[..., Any], message: str) -> None:
