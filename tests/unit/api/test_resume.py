@@ -66,9 +66,19 @@ def begun(jobs: Any, tmp_path: Path, dataset: Any, **options: Any) -> Path:
     return folder
 
 
-def test_files_go_on_with_each_record_once(jobs: Any, tmp_path: Path, data: str) -> None:
-    folder = begun(jobs, tmp_path, data)
-    assert resumed(jobs, folder, data, **FIRST) == [1.0] * RECORDS
+@pytest.mark.parametrize(
+    ("is_file", "shuffle", "batch_size"),
+    [(True, True, 4), (True, False, 16), (False, True, 16)],
+    ids=["file", "file in its own order", "dataset"],
+)
+def test_each_record_counts_once(
+    jobs: Any, tmp_path: Path, data: str, is_file: bool, shuffle: bool, batch_size: int
+) -> None:
+    """Also in other batches, unless a shuffle of files depends on them."""
+    dataset = data if is_file else TensorDataset(torch.arange(RECORDS))
+    folder = begun(jobs, tmp_path, dataset, shuffle=shuffle)
+    options = {"batch_size": batch_size, "shuffle": shuffle}
+    assert resumed(jobs, folder, dataset, **options) == [1.0] * RECORDS
 
 
 @pytest.mark.parametrize(
@@ -86,39 +96,21 @@ def test_files_are_not_gone_through_in_another_order(
         resumed(jobs, folder, data, **{**FIRST, **changed})
 
 
-@pytest.mark.parametrize("files", [True, False])
+@pytest.mark.parametrize(
+    ("other", "numbers"),
+    [("a.csv", [0] * RECORDS), ("b.csv", range(RECORDS)), ("", None)],
+    ids=["written anew", "another file", "a dataset"],
+)
 def test_other_data_are_refused_though_they_have_as_many_records(
-    jobs: Any, tmp_path: Path, data: str, files: bool
+    jobs: Any, tmp_path: Path, data: str, other: str, numbers: Any
 ) -> None:
     folder = begun(jobs, tmp_path, data)
-    other: Any = written(tmp_path / "b.csv", range(RECORDS))
-    if not files:
-        other = TensorDataset(torch.arange(RECORDS))
-    now = "data files" if files else "no data files"
+    dataset: Any = TensorDataset(torch.arange(RECORDS))
+    if other:
+        dataset = written(tmp_path / other, numbers)
+    now = "data files" if other else "no data files"
     with pytest.raises(UsageError, match=rf"with data files \w+ \(.*\); now it is {now}"):
-        resumed(jobs, folder, other, **FIRST)
-
-
-def test_a_file_that_was_written_anew_is_refused_though_it_has_as_many_records(
-    jobs: Any, tmp_path: Path, data: str
-) -> None:
-    folder = begun(jobs, tmp_path, data)
-    written(Path(data), [0] * RECORDS)
-    with pytest.raises(UsageError, match="counts and contents"):
-        resumed(jobs, folder, data, **FIRST)
-
-
-def test_files_in_their_own_order_may_go_on_in_other_batches(
-    jobs: Any, tmp_path: Path, data: str
-) -> None:
-    folder = begun(jobs, tmp_path, data, shuffle=False)
-    assert resumed(jobs, folder, data, batch_size=16) == [1.0] * RECORDS
-
-
-def test_a_dataset_may_go_on_in_other_batches(jobs: Any, tmp_path: Path) -> None:
-    dataset = TensorDataset(torch.arange(RECORDS))
-    folder = begun(jobs, tmp_path, dataset)
-    assert resumed(jobs, folder, dataset, batch_size=16, shuffle=True) == [1.0] * RECORDS
+        resumed(jobs, folder, dataset, **FIRST)
 
 
 @pytest.mark.parametrize("stop", [10, 0])

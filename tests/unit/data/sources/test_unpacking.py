@@ -23,6 +23,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home" / "cache" / "unpacked"
 
 
+@pytest.fixture
+def packed(tmp_path: Path) -> str:
+    path = tmp_path / "a.csv.gz"
+    path.write_bytes(gzip.compress(TEXT))
+    return str(path)
+
+
 def kept(home: Path) -> list[Path]:
     return [path for path in home.iterdir() if not path.name.startswith(".")]
 
@@ -56,15 +63,13 @@ def test_a_library_opens_what_is_unpacked(tmp_path: Path) -> None:
 
 
 def test_several_readers_unpack_once(
-    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+    packed: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "a.csv.gz"
-    path.write_bytes(gzip.compress(TEXT))
     done = []
     whole = unpacking._pieces
     monkeypatch.setattr(unpacking, "_pieces", lambda *words: done.append(1) or whole(*words))
     with ThreadPoolExecutor(8) as pool:
-        counts = list(pool.map(lambda _: open_source(str(path)).count, range(8)))
+        counts = list(pool.map(lambda _: open_source(packed).count, range(8)))
     assert (counts, done) == ([1000] * 8, [1])
 
 
@@ -94,37 +99,31 @@ def test_what_is_unpacked_is_bounded(
         assert source.read(5, 6)["n"].to_pylist() == [5]  # type: ignore[call-overload]
 
 
-def test_no_room_names_the_folder(tmp_path: Path, home: Path) -> None:
+def test_no_room_names_the_folder(packed: str, home: Path) -> None:
     home.parent.mkdir(parents=True)
     home.write_text("a file in its place")
-    path = tmp_path / "a.csv.gz"
-    path.write_bytes(gzip.compress(TEXT))
     with pytest.raises(DataError, match=r"cannot be unpacked into .*; set TORCH_EDL_HOME"):
-        open_source(str(path))
+        open_source(packed)
 
 
 @pytest.mark.parametrize("damage", ["empty", "short", "another"])
 def test_what_a_machine_lost_with_its_power_is_unpacked_again(
-    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+    packed: str, home: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
-    path = tmp_path / "a.csv.gz"
-    path.write_bytes(gzip.compress(TEXT))
-    assert open_source(str(path)).count == 1000
+    assert open_source(packed).count == 1000
     (place,) = kept(home)
     content = {"empty": b"", "short": TEXT[:-100], "another": bytes(len(TEXT))}[damage]
     place.write_bytes(content)
     if damage == "another":  # which only the next start of the machine can bring
         monkeypatch.setattr(unpacking, "_boot", lambda: "the next")
-    assert open_source(str(path)).count == 1000
+    assert open_source(packed).count == 1000
     assert place.read_bytes() == TEXT
 
 
 def test_a_digest_that_is_right_is_compared_once_in_a_life_of_the_machine(
-    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+    packed: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "a.csv.gz"
-    path.write_bytes(gzip.compress(TEXT))
-    assert open_source(str(path)).count == 1000
+    assert open_source(packed).count == 1000
     monkeypatch.setattr(unpacking, "_pieces", None)  # nothing is unpacked from now on
     monkeypatch.setattr(unpacking, "_boot", lambda: "the next")
     compared = []
@@ -132,17 +131,15 @@ def test_a_digest_that_is_right_is_compared_once_in_a_life_of_the_machine(
     monkeypatch.setattr(
         unpacking._Content, "is_intact", lambda *words: compared.append(1) or compare(*words)
     )
-    assert [open_source(str(path)).count for _ in range(3)] == [1000] * 3
+    assert [open_source(packed).count for _ in range(3)] == [1000] * 3
     assert compared == [1]
 
 
 @pytest.mark.parametrize("note", [b"", b"{", b"[]", b'{"size": 3}', b"\xff"])
-def test_without_a_note_nothing_is_trusted(tmp_path: Path, home: Path, note: bytes) -> None:
-    path = tmp_path / "a.csv.gz"
-    path.write_bytes(gzip.compress(TEXT))
-    assert open_source(str(path)).count == 1000
+def test_without_a_note_nothing_is_trusted(packed: str, home: Path, note: bytes) -> None:
+    assert open_source(packed).count == 1000
     (place,) = kept(home)
     (lock,) = home.glob(".*.lock")
     lock.write_bytes(note)
     place.write_bytes(TEXT[:100])
-    assert open_source(str(path)).count == 1000
+    assert open_source(packed).count == 1000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import tracemalloc
 import zlib
@@ -68,6 +69,13 @@ def chunk_offsets(path: Path) -> list[int]:
     return found
 
 
+def flip(path: Path, *offsets: int, bits: int = 1) -> None:
+    raw = bytearray(path.read_bytes())
+    for offset in offsets:
+        raw[offset] ^= bits
+    path.write_bytes(raw)
+
+
 RECORDS = [b"record %d" % i for i in range(23)]
 
 
@@ -123,11 +131,9 @@ def test_a_writer_refuses_what_it_cannot_write(tmp_path: Path) -> None:
 
 def test_the_scan_reads_headers_only(tmp_path: Path) -> None:
     path = write(tmp_path / "f", RECORDS, compressor="none")
-    raw = bytearray(path.read_bytes())
     # The payload of the third chunk is wrong: the scan does not see it, reading it does.
     at = chunk_offsets(path)[2]
-    raw[at + 25] ^= 1
-    path.write_bytes(raw)
+    flip(path, at + 25)
     source = RecordIOSource(str(path))
     assert source.count == 23
     assert source.read(0, 10) == RECORDS[:10]
@@ -144,15 +150,8 @@ def test_a_damaged_chunk_is_left_out_alone(
     tmp_path: Path, dialect: str, chunk: int, byte: int
 ) -> None:
     path = write(tmp_path / "f", RECORDS, dialect=dialect, compressor="none")
-    if dialect == "go":
-        at = chunk_offsets(path)[chunk]
-    else:
-        at = path.read_bytes().replace(b"\4\3\2\1", b"####").find(b"####")
-        for _ in range(chunk):
-            at = path.read_bytes().find(b"\4\3\2\1", at + 1)
-    raw = bytearray(path.read_bytes())
-    raw[at + byte] ^= 0x11
-    path.write_bytes(raw)
+    at = [found.start() for found in re.finditer(b"\4\3\2\1", path.read_bytes())][chunk]
+    flip(path, at + byte, bits=0x11)
     with pytest.raises(DataError, match=str(path)):
         everything(path)
     source = RecordIOSource(str(path), skip_damaged=True)
@@ -162,10 +161,7 @@ def test_a_damaged_chunk_is_left_out_alone(
 
 def test_neighbouring_damaged_chunks_are_counted_one_by_one(tmp_path: Path) -> None:
     path = write(tmp_path / "f", RECORDS, compressor="none")
-    raw = bytearray(path.read_bytes())
-    for at in chunk_offsets(path)[1:3]:
-        raw[at + 22] ^= 1
-    path.write_bytes(raw)
+    flip(path, *(at + 22 for at in chunk_offsets(path)[1:3]))
     source = RecordIOSource(str(path), skip_damaged=True)
     assert source.damaged == 2
     assert source.read(0, source.count) == RECORDS[:5] + RECORDS[15:]
