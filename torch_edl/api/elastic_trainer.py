@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Unpack
 
@@ -193,22 +194,20 @@ class ElasticTrainer:
             **options,
         )
         loader.passes = epochs
-        shown = evaluate.Epochs(epochs, bar=verbose and is_plain())
         history: list[Figures] = []
         self._stopped = False
         self._tell("on_train_begin", self.model)
         for epoch in range(1, epochs + 1):
             self._tell("on_epoch_begin", epoch)
-            shown.begin(epoch, None if streamed else len(loader))
-            try:
-                trained = self._epoch(loader, shown)
+            start, name = time.monotonic(), f"{epoch}/{epochs}"
+            batches = None if streamed else len(loader)
+            with evaluate.progress_bar(name, batches, shown=verbose and is_plain()) as advance:
+                trained = self._epoch(loader, advance)
                 own, size = evaluate.trained_states(self.job), eval_batch_size or batch_size
                 figures = evaluate.epoch_figures(self._evaluate(eval_dataset, size, options, own))
                 self._schedule.after_epoch(figures)
-            finally:
-                shown.stop()
             if verbose and trained and self.job.is_main:
-                shown.end(epoch, figures)
+                evaluate.print_epoch(name, figures, time.monotonic() - start)
             history.append({"epoch": epoch, **figures})
             self._tell("on_epoch_end", epoch, figures)
             if self._callbacks and self._stops():
@@ -229,7 +228,7 @@ class ElasticTrainer:
 
         return bool(self.job.collect(own, any))
 
-    def _epoch(self, loader: Loader, shown: evaluate.Epochs) -> bool:
+    def _epoch(self, loader: Loader, advance: Callable[[], None]) -> bool:
         """Train for one epoch; return True if this process trained a batch."""
         self.model.train()
         step, loss = self.job.step, None
@@ -238,7 +237,7 @@ class ElasticTrainer:
             for batch in batches:
                 step = self._after_batch(step, loss)
                 loss = self._step(batch)
-                shown.advance()
+                advance()
         self._after_batch(step, loss)
         return loss is not None
 

@@ -3,11 +3,11 @@ the figures of epochs on stdout: a bar on a terminal, and a line for each epoch.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -170,60 +170,30 @@ def _unnamed(tensors: dict[str, torch.Tensor]) -> Any:
     return tuple(tensors[f"{_ITEM}{number}"] for number in range(len(tensors)))
 
 
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
-
-class Epochs:
-    """Shows the epochs of a run on stdout.
+@contextlib.contextmanager
+def progress_bar(epoch: str, batches: int | None, *, shown: bool) -> Iterator[Callable[[], None]]:
+    """Show the progress of an epoch if stdout is a terminal, until the context ends.
 
     Args:
-        epochs: number of epochs of the whole run.
-        bar: draw a progress bar if stdout is a terminal. Must be False for processes that share a
-            terminal.
+        batches: number of batches of the epoch; None: unknown.
+        shown: False for processes that share a terminal.
+
+    Yields:
+        A function that advances the bar by one batch.
     """
+    if not (shown and sys.stdout.isatty()):
+        yield lambda: None
+        return
+    # Imported here, since most processes have no terminal.
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    def __init__(self, epochs: int, *, bar: bool) -> None:
-        self._epochs = epochs
-        self._bar = bar
-        self._live: Progress | None = None
-        self._task: Any = None
-        self._start = 0.0
+    columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(f"epoch {epoch}", *columns, transient=True) as bar:
+        task = bar.add_task("", total=batches)
+        yield lambda: bar.advance(task)
 
-    def begin(self, epoch: int, batches: int | None) -> None:
-        """Start the clock and the bar of an epoch.
 
-        Args:
-            epoch: number of the epoch, from 1.
-            batches: number of batches of the epoch; None: unknown.
-        """
-        self._start = time.monotonic()
-        if not (self._bar and sys.stdout.isatty()):
-            return
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-        self._live = Progress(
-            "epoch {task.fields[epoch]}", BarColumn(), MofNCompleteColumn(),
-            TimeRemainingColumn(), transient=True,
-        )  # fmt: skip
-        self._task = self._live.add_task("", total=batches, epoch=f"{epoch}/{self._epochs}")
-        self._live.start()
-
-    def advance(self) -> None:
-        """Advance the bar by one batch."""
-        if self._live is not None:
-            self._live.advance(self._task)
-
-    def stop(self) -> None:
-        """Remove the bar."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-
-    def end(self, epoch: int, figures: Mapping[str, float]) -> None:
-        """Remove the bar and print the figures of an epoch as one line."""
-        self.stop()
-        shown = ", ".join(f"{name} {value:.4f}" for name, value in figures.items())
-        seconds = time.monotonic() - self._start
-        sys.stdout.write(f"epoch {epoch}/{self._epochs}: {shown} ({seconds:.1f} s)\n")
-        sys.stdout.flush()
+def print_epoch(epoch: str, figures: Mapping[str, float], seconds: float) -> None:
+    """Print the figures of an epoch as one line."""
+    shown = ", ".join(f"{name} {value:.4f}" for name, value in figures.items())
+    print(f"epoch {epoch}: {shown} ({seconds:.1f} s)", flush=True)
