@@ -194,10 +194,6 @@ def test_what_cannot_work_is_said(jobs: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"call job\.prepare"):
         next(iter(job.loader(numbers(4))))
     model = Count(4, 4)
-    with pytest.raises(UsageError, match="not list"):
-        job.prepare([], torch.optim.SGD(model.parameters(), lr=1.0))
-    with pytest.raises(UsageError, match="not Count"):
-        job.prepare(model, model)
     other = nn.Parameter(torch.zeros(3))
     with pytest.raises(UsageError, match=r"shape \(3,\) that the model does not have"):
         job.prepare(model, torch.optim.SGD([*model.parameters(), other], lr=1.0))

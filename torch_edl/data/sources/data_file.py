@@ -53,7 +53,7 @@ class DataFile:
     @property
     def local_path(self) -> str | None:
         """Path under which a library may open the content while this file is open; None for an
-        object in a store."""
+        object in a store, of which :meth:`view_at` makes a copy."""
         return self._bytes.content_path if isinstance(self._bytes, _LocalBytes) else None
 
     def is_current(self) -> bool:
@@ -61,11 +61,6 @@ class DataFile:
         with contextlib.suppress(OSError):
             return _stamp(os.stat(self.path)) == self.stamp
         return False
-
-    @property
-    def is_mapped(self) -> bool:
-        """Whether :meth:`view_at` returns mapped memory without a copy."""
-        return isinstance(self._bytes, _LocalBytes)
 
     def will_read(self, start: int, end: int) -> None:
         """Announce that the bytes ``start .. end - 1`` will be read in order, so that requests may
@@ -268,7 +263,7 @@ def opened(path: str, expect: Stamp) -> Iterator[DataFile]:
     except BaseException:
         file.close()
         raise
-    if not file.is_mapped:
+    if file.local_path is None:
         file.close()
         return
     _idle[file.path, file.stamp] = file

@@ -119,7 +119,7 @@ class ArrowSource(SlicedSource):
                 batch = pa.ipc.read_record_batch(
                     pa.py_buffer(file.view_at(offset, length)), self.schema
                 )
-            elif self._dictionaries or not file.is_mapped:
+            elif self._dictionaries or file.local_path is None:
                 dictionaries = (file.read_at(*place) for place in self._dictionaries_of(offset))
                 parts: list[bytes | memoryview] = [
                     self._head,

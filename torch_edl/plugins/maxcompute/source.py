@@ -25,9 +25,8 @@ from odps.tunnel.io.types import odps_schema_to_arrow_schema
 from torch_edl.errors import DataError, UsageError
 from torch_edl.interfaces import Metadata, Records, UrlSource
 
-_WORD = re.compile(r"\w+")
-_PARTITION = re.compile(r"\w+=[^,=/'\"]+(,\w+=[^,=/'\"]+)*")
-_EXAMPLE = "write for example odps://project/table#partition=day=20260131"
+_VALUE = r"\w+=[^,=/'\"]+"
+_NAME = re.compile(rf"odps://(\w+)/(\w+)(?:#partition=({_VALUE}(?:,{_VALUE})*))?")
 
 _SHOWN = 500  # maximum length of an error text
 
@@ -52,19 +51,17 @@ def parse(text: str) -> MaxComputeName:
     Raises:
         UsageError: a part is missing or invalid. The message shows no password.
     """
-    url, separator, fragment = text.removeprefix("odps://").partition("#")
-    project, _, table = url.partition("/")
-    if not _WORD.fullmatch(project) or not _WORD.fullmatch(table):
-        shown = url.rpartition("@")[2]
+    url, mark, fragment = text.partition("#")
+    found = _NAME.fullmatch(url + mark + fragment.replace(" ", ""))
+    if found is None:
+        shown = text.removeprefix("odps://").rpartition("@")[2]
         raise UsageError(
-            f"odps://{shown}: expected a project and a table; {_EXAMPLE} (the endpoint and keys "
-            "come from the environment variables of pyodps: ODPS_ENDPOINT and others)"
+            f"odps://{shown}: expected odps://PROJECT/TABLE, or for a partition "
+            "odps://PROJECT/TABLE#partition=COLUMN=VALUE,... (the endpoint and keys come from the "
+            "environment variables of pyodps: ODPS_ENDPOINT and others)"
         )
-    partition = fragment.removeprefix("partition=").replace(" ", "")
-    wrong = not fragment.startswith("partition=") or not _PARTITION.fullmatch(partition)
-    if separator and wrong:
-        raise UsageError(f"{text}: expected #partition=COLUMN=VALUE,...; {_EXAMPLE}")
-    return MaxComputeName(project=project, table=table, partition=partition)
+    project, table, partition = found.groups()
+    return MaxComputeName(project=project, table=table, partition=partition or "")
 
 
 # pyodps logs the tokens that it reads at the level INFO.

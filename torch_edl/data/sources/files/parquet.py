@@ -113,7 +113,7 @@ class ParquetSource(SlicedSource):
         if length > sliced.SPILL_ABOVE_BYTES:
             return self._open(file, _READ_BYTES if file.local_path else _REQUEST_BYTES)
         reader = file.reader or self._open(file)
-        if file.is_mapped:  # the reader of an object keeps all bytes that it has read
+        if file.local_path:  # the reader of an object keeps all bytes that it has read
             file.reader = reader
         return reader
 
