@@ -108,7 +108,7 @@ def integers(values: Values, name: str) -> tuple[Ids, npt.NDArray[np.bool_] | No
     """Return the column as int64, and a mask of missing values; None if none is missing.
 
     Raises:
-        UsageError: the column cannot be converted to integers, or has fractions.
+        UsageError: the column cannot be converted to int64, or has fractions.
     """
     missing = None
     if isinstance(values, pa.Array):
@@ -125,6 +125,14 @@ def integers(values: Values, name: str) -> tuple[Ids, npt.NDArray[np.bool_] | No
         if not (np.trunc(values) == values).all():
             raise UsageError(
                 f"column {name!r}: numbers with fractions are no ids; bucketize() makes ids of them"
+            )
+    if len(values) and (values.dtype.kind == "f" or values.dtype == np.uint64):
+        low, high = values.min().item(), values.max().item()
+        if not -(2**63) <= low <= high < 2**63:
+            wrong = low if low < -(2**63) else high
+            raise UsageError(
+                f"column {name!r}: {wrong} does not fit 64 bits with a sign; write ids modulo "
+                "2**63, or as texts"
             )
     return np.ascontiguousarray(values, np.int64), missing
 

@@ -153,6 +153,8 @@ class Fill(ColumnStep):
 
     def apply(self, values: Values, fitted: Any, name: str) -> Values:
         if isinstance(self.value, str):
+            if isinstance(values, pa.Array) and pa.types.is_null(values.type):
+                values = values.cast(pa.string())  # all values are missing
             if not is_text(values):
                 raise UsageError(
                     f"column {name!r}: fill({self.value!r}) of numbers; fill them with a number"

@@ -211,6 +211,12 @@ def test_unknown_values_of_a_loaded_vocabulary_are_told() -> None:
     assert "33% of the values of column 'city' in the first 1,200 records" in told[0]
 
 
+def test_texts_are_filled_where_all_of_a_batch_are_missing() -> None:
+    columns = Columns(x=column("x").fill("none").hash(50))
+    first, *_ = columns({"x": [None, "some"]})["x"].tolist()
+    assert columns({"x": [None, None]})["x"].tolist() == [first, first]
+
+
 def test_a_cross_tells_combinations_apart() -> None:
     columns = Columns(x=cross("a", column("b").bucketize([5])).hash())
     made = columns({"a": ["u", "u", "v", "uv", None], "b": [1, 9, 1, 9, 9]})["x"]
@@ -279,6 +285,12 @@ def test_what_is_not_fitted_says_so() -> None:
         (lambda: Columns(y=column("text").fill(1))(TABLE), "fill them with a text"),
         (lambda: Columns(y=column("x").fill("a"))(TABLE), "fill them with a number"),
         (lambda: Columns(y=column("x").hash(3))({"x": [0.5]}), "fractions are no ids"),
+        (lambda: Columns(y=column("x").ids())({"x": np.array([-2e19])}), "-2e.19 does not fit 64"),
+        (lambda: Columns(y=column("x").hash(3))({"x": [2.0**63]}), "does not fit 64 bits"),
+        (
+            lambda: Columns(y=column("x").vocabulary(3)).fit({"x": np.array([2**63], np.uint64)}),
+            "column 'x': 9223372036854775808 does not fit",
+        ),
         (lambda: Columns(y=column("x"))({"x": np.zeros((2, 2))}), "one value a record"),
         (lambda: Columns(y=column("x"))([b"1"]), "no column 'x' in .* list"),
         (lambda: Columns(y=column("x")).buckets("z"), r"buckets\('z'\): no such output; .*: y$"),
