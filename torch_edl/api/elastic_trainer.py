@@ -194,6 +194,9 @@ class ElasticTrainer:
             **options,
         )
         loader.passes = epochs
+        eval_size = eval_batch_size or batch_size
+        if eval_dataset is not None:
+            evaluate.check(eval_dataset, eval_size, options)
         history: list[Figures] = []
         self._stopped = False
         self._tell("on_train_begin", self.model)
@@ -203,8 +206,9 @@ class ElasticTrainer:
             batches = None if streamed else len(loader)
             with evaluate.progress_bar(name, batches, shown=verbose and is_plain()) as advance:
                 trained = self._epoch(loader, advance)
-                own, size = evaluate.trained_states(self.job), eval_batch_size or batch_size
-                figures = evaluate.epoch_figures(self._evaluate(eval_dataset, size, options, own))
+                own = evaluate.trained_states(self.job)
+                found = self._evaluate(eval_dataset, eval_size, options, own)
+                figures = evaluate.epoch_figures(found)
                 self._schedule.after_epoch(figures)
             if verbose and trained and self.job.is_main:
                 evaluate.print_epoch(name, figures, time.monotonic() - start)

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch_edl.api.job import Job
 from torch_edl.errors import UsageError
 from torch_edl.interfaces import Batch
-from torch_edl.pytorch.batches import open_batches
+from torch_edl.pytorch.batches import Batches, StreamBatches, open_batches
 from torch_edl.pytorch.contract import TorchValues, describe
 from torch_edl.training.contract.functions import UserMetric
 from torch_edl.training.task_results import TaskMetrics, summarize
@@ -45,14 +45,24 @@ def part_of(
         stream = DataLoader(dataset, batch_size=batch_size, **options)
         yield from itertools.islice(stream, rank, None, world)
         return
-    # All records form one update, of which each process has a contiguous part.
-    once = {"batch_size": batch_size, "epochs": 1, "global_batch_size": _ALL}
-    batches = open_batches(dataset, {**_IN_ORDER, **once}, 0, options)
+    batches = _opened(dataset, batch_size, options)
     try:
         for span in batches.data.part(0, rank, world).spans:
             yield batches.take(span, 0, rank, world)
     finally:
         batches.close()
+
+
+def check(dataset: Any, batch_size: int, options: Mapping[str, Any]) -> None:
+    """Check the arguments of :func:`part_of` before training; see there for errors."""
+    if not isinstance(dataset, IterableDataset):
+        _opened(dataset, batch_size, options).close()
+
+
+def _opened(dataset: Any, batch_size: int, options: Mapping[str, Any]) -> Batches | StreamBatches:
+    # All records form one update, of which each process has a contiguous part.
+    once = {"batch_size": batch_size, "epochs": 1, "global_batch_size": _ALL}
+    return open_batches(dataset, {**_IN_ORDER, **once}, 0, options)
 
 
 def evaluate(

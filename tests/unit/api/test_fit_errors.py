@@ -79,13 +79,17 @@ def test_what_cannot_work_is_said_at_once(options: dict[str, Any], message: str)
         (5, {}, "dataset int"),
         (data(), {"epochs": 0}, "epochs=0"),
         (data(), {"batch_size": 0}, "batch_size 0"),
+        (data(), {"eval_dataset": 5}, "dataset int"),
+        (data(), {"eval_dataset": data(), "eval_batch_size": -1}, "batch_size -1"),
         (Stream(), {"shuffle": True}, "order of its own"),
         (Stream(), {"num_workers": 2}, "num_workers"),
     ],
 )
 def test_data_that_cannot_work(dataset: Any, options: dict[str, Any], message: str) -> None:
+    made = trainer()
     with pytest.raises(UsageError, match=message):
-        fit(trainer(), dataset, **options)
+        fit(made, dataset, **options)
+    assert made.job.step == 0
 
 
 def test_a_loss_for_each_record_is_refused() -> None:
