@@ -6,7 +6,7 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import grpc
@@ -20,9 +20,9 @@ from torch_edl.plugins.chaos.site import EXITED
 from torch_edl.plugins.chaos.storm import Blow, Target
 from torch_edl.plugins.kubernetes import names
 from torch_edl.plugins.kubernetes.client.cluster_job import ClusterJob, MasterConnection
-from torch_edl.plugins.kubernetes.cluster.failures import ClusterError, MissingError, NoAnswerError
+from torch_edl.plugins.kubernetes.cluster.failures import MissingError, NoAnswerError
 from torch_edl.plugins.kubernetes.cluster.pod_state import PodState
-from torch_edl.plugins.kubernetes.cluster.watch import Change, PodGone, PodSeen, PodWatch
+from torch_edl.plugins.kubernetes.cluster.watch import PodWatch
 from torch_edl.wire import master_pb2 as pb
 
 # Seconds between two looks at the Job.
@@ -49,16 +49,13 @@ class ClusterSite:
         if job.is_over():
             raise UsageError(f"{job.name}: the job is over, it is {job.last()['state']}")
         self.where = f"in namespace {job.api.namespace}"
-        self._job, self._token = job, job.token()
-        self._pods: dict[str, PodState] = {}
+        self._job = job
+        _ = job.token  # which raises an error before any fault
         self._lock = threading.Lock()
         self._connection: MasterConnection | None = None
         self._gone, self._looked = False, time.monotonic()
-        self._listed = threading.Event()
-        self._watch = PodWatch(
-            job.api, names.selector(job.name), changed=self._saw, failed=self._failed
-        )
-        if not self._listed.wait(_LISTED_S):
+        self._watch = PodWatch(job.api, names.selector(job.name))
+        if not self._watch.listed.wait(_LISTED_S):
             self.close()
             raise NoAnswerError(f"{job.name}: its pods cannot be listed: no answer")
 
@@ -76,7 +73,7 @@ class ClusterSite:
             if master is None:
                 raise UsageError(f"{self._job.name}: its master does not run")
             if self._connection is None:
-                self._connection = self._job.connect(master.name, self._token)
+                self._connection = self._job.connect(master.name)
             stub = self._connection.stub
         try:
             return stub.call(request, timeout_s=CALL_TIMEOUT_S)
@@ -128,15 +125,4 @@ class ClusterSite:
                 self._connection.close()
 
     def _running(self) -> list[PodState]:
-        return [p for p in list(self._pods.values()) if p.running and not p.deleting]
-
-    def _saw(self, changes: Sequence[Change]) -> None:
-        for change in changes:
-            if isinstance(change, PodSeen):
-                self._pods[change.pod.name] = change.pod
-            elif isinstance(change, PodGone):
-                self._pods.pop(change.pod.name, None)
-        self._listed.set()
-
-    def _failed(self, error: ClusterError) -> None:
-        """Do nothing: the watch keeps trying."""
+        return [pod for pod in self._watch.pods() if pod.running and not pod.deleting]

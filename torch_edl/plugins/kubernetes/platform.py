@@ -44,14 +44,14 @@ class KubernetesPlatform(Platform):
         return run.run(*submission, args, console)
 
     def find(self, name: str | None, where: Mapping[str, str]) -> JobHandle:
-        from torch_edl.plugins.kubernetes.client import handle
+        from torch_edl.plugins.kubernetes.client import cluster_job, handle
 
-        return handle.find(_api(where), name)
+        return handle.ClusterJobHandle(cluster_job.find(_api(where), name))
 
     def jobs(self, where: Mapping[str, str]) -> list[JobHandle]:
-        from torch_edl.plugins.kubernetes.client import handle
+        from torch_edl.plugins.kubernetes.client import cluster_job, handle
 
-        return handle.all_jobs(_api(where))
+        return [handle.ClusterJobHandle(job) for job in cluster_job.all_jobs(_api(where))]
 
     def host(self, environment: Mapping[str, str]) -> Host:
         from torch_edl.plugins.kubernetes.master.host import ClusterHost

@@ -66,7 +66,7 @@ class Client:
 
     def _run(self) -> None:
         try:
-            self.outcome = self._attendance.until_over()
+            self.outcome = self._attendance.follow()
         except ClusterError as error:
             self.error = error
 

@@ -68,7 +68,7 @@ def test_all_objects_belong_to_the_job_and_go_with_it(api: Api) -> None:
         owners = each["metadata"].get("ownerReferences", [])
         assert [o["uid"] for o in owners] == ([] if kind == "Job" else [made["metadata"]["uid"]])
     there = cluster_job.find(api, "clicks")
-    assert there.token() == TOKEN
+    assert there.token == TOKEN
     assert there.config() == config()
     assert there.report()["state"] == "starting"
     assert TOKEN not in json.dumps({k: v for k, v in found.items() if k != "Secret"})

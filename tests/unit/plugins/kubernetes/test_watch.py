@@ -87,7 +87,7 @@ def test_a_bookmark_moves_the_version_alone() -> None:
     bookmark = {"metadata": {"resourceVersion": "77"}}
     assert apply(mirror, "BOOKMARK", bookmark) == []
     assert mirror.version == "77"
-    assert mirror.get("ctr-worker-0") is not None
+    assert [pod.name for pod in mirror] == ["ctr-worker-0"]
 
 
 def test_a_pod_of_the_same_name_is_another_one() -> None:

@@ -1,5 +1,7 @@
 """A job on a cluster, found by its labels and called through the API server.
 
+All functions and methods raise ClusterError if the cluster does not answer, or rejects the request.
+
 A client forwards a port of the master's pod through the API server. The client can then call the
 master as on its own machine, encrypted by the token of the job. Alternatively, the master could
 publish its status in an object, but the master would need additional rights, and every status
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -45,7 +48,8 @@ _STOPPED_CODES = (130, 143)
 
 
 class ClusterJob:
-    """A job on a cluster, by the name that the user gave the job."""
+    """A job on a cluster. Methods without a docstring are those of
+    :class:`~torch_edl.interfaces.JobHandle`."""
 
     def __init__(self, api: Api, name: str, manifest: Mapping[str, Any]) -> None:
         self.name = name
@@ -61,12 +65,10 @@ class ClusterJob:
 
     @property
     def where(self) -> str:
-        """Options with which a command finds the job again."""
         return f"--namespace {self.api.namespace}"
 
     @property
     def logs(self) -> str:
-        """Command that shows the logs of the job."""
         return f"torch-edl logs {self.name} {self.where}"
 
     @property
@@ -74,7 +76,6 @@ class ClusterJob:
         return f"job {self.name} in namespace {self.api.namespace}"
 
     def is_over(self) -> bool:
-        """Return True if the job had ended when its Job object was last read."""
         return self.final() is not None or ending(self.manifest) is not None
 
     def final(self, pod: causes.PodState | None = None) -> pb.GetStatusResponse | None:
@@ -88,19 +89,10 @@ class ClusterJob:
         return final_status.of(self.manifest) or said
 
     def is_gone(self) -> bool:
-        """Return True if no process of the job is left.
-
-        Raises:
-            ClusterError: the cluster does not answer, or rejects the request.
-        """
         return not self.refresh() or ending(self.manifest) is not None
 
     def remove(self) -> None:
-        """Delete the Job object, and in the background all objects that belong to it.
-
-        Raises:
-            ClusterError: the cluster does not answer, or rejects the request.
-        """
+        """Delete the Job object, and in the background all objects that belong to it."""
         with contextlib.suppress(MissingError):
             self.api.delete("Job", names.master(self.name), uid=self.uid)
 
@@ -108,9 +100,6 @@ class ClusterJob:
         """Return the reason why the cluster creates no pod for the master, from the last event.
 
         The reason is empty if none is known, or if this user may not list events.
-
-        Raises:
-            ClusterError: the cluster does not answer.
         """
         fields = f"involvedObject.uid={self.uid},type=Warning"
         try:
@@ -134,20 +123,14 @@ class ClusterJob:
         )
 
     def started(self) -> float:
-        """Return the Unix time at which the job was created, in seconds."""
         return _seconds(self.manifest["metadata"].get("creationTimestamp"))
 
     def touched(self) -> float:
-        """Return the Unix time at which the job ended, in seconds; 0 if it has not ended."""
         how = ending(self.manifest)
         return _seconds(how.get("lastTransitionTime")) if how is not None else 0.0
 
     def refresh(self) -> bool:
-        """Read the Job object again; False if it was deleted or replaced by another job.
-
-        Raises:
-            ClusterError: the cluster does not answer.
-        """
+        """Read the Job object again; False if it was deleted or replaced by another job."""
         try:
             found = self.api.get("Job", names.master(self.name))
         except MissingError:
@@ -158,20 +141,13 @@ class ClusterJob:
         return True
 
     def pods(self) -> list[causes.PodState]:
-        """Return all existing pods of the job.
-
-        Raises:
-            ClusterError: the cluster does not answer, or rejects the request.
-        """
+        """Return all existing pods of the job."""
         return self.api.list("Pod", names.selector(self.name), read=causes.read_pod)[0]
 
     def master_pod(self) -> causes.PodState | None:
         """Return the running pod of the master, else its newest pod; None if there is none.
 
         A deleted pod is returned only if no other pod is running.
-
-        Raises:
-            ClusterError: the cluster does not answer, or rejects the request.
         """
         selector = f"{names.selector(self.name)},{names.ROLE}=master"
         found, _ = self.api.list("Pod", selector, read=dict)
@@ -179,8 +155,9 @@ class ClusterJob:
         pods = [causes.read_pod(each) for each in reversed(found)]
         return max(pods, key=lambda pod: pod.standing, default=None)
 
+    @functools.cached_property
     def token(self) -> str:
-        """Return the token of the job.
+        """The token of the job.
 
         Raises:
             UsageError: the Secret does not contain the token yet.
@@ -197,34 +174,22 @@ class ClusterJob:
             ) from error
 
     def config(self) -> JobConfig:
-        """Return the configuration of the job.
-
-        Raises:
-            UsageError: the configuration was written by another version.
-            ClusterError: the ConfigMap does not exist, or this user may not read it.
-        """
         files = self.api.get("ConfigMap", names.files(self.name)).get("data") or {}
         try:
             return JobConfig.from_json(files[names.CONFIG_KEY])
         except (KeyError, ValueError) as error:
             raise UsageError(f"configmap {names.files(self.name)}: {error}") from error
 
-    def connect(self, pod: str, token: str) -> MasterConnection:
+    def connect(self, pod: str) -> MasterConnection:
         """Return a connection to the master in a pod, which connects on first use."""
-        return MasterConnection(self.api, pod, token)
+        return MasterConnection(self.api, pod, self.token)
 
     def ask(self, request: Message) -> Any:
-        """Make one call to the master and return the answer.
-
-        Raises:
-            UsageError: the job is over, its master is not running, or the master rejected the call.
-            ClusterError: the cluster does not answer, or rejects the request.
-        """
         pod = self.master_pod()
         if pod is None or not pod.running:
             state = self.last()["state"]
             raise UsageError(f"{self.name}: its master does not run, the job is {state}")
-        connection = self.connect(pod.name, self.token())
+        connection = self.connect(pod.name)
         try:
             return connection.stub.call(request, timeout_s=CALL_TIMEOUT_S, wait=True)
         except grpc.RpcError as error:
@@ -235,12 +200,6 @@ class ClusterJob:
             connection.close()
 
     def stop(self, request: pb.StopRequest) -> None:
-        """Ask the master to stop the job; a job without a running master is deleted.
-
-        Raises:
-            UsageError: the job is over.
-            ClusterError: the cluster does not answer, or rejects the request.
-        """
         if self.is_over():
             raise UsageError(f"{self.name}: no longer runs, it is {self.last()['state']}")
         pod = self.master_pod()
@@ -250,27 +209,17 @@ class ClusterJob:
             self.ask(request)
 
     def report(self) -> dict[str, Any]:
-        """Return the status as plain data, from the master or from the objects of the job.
-
-        Raises:
-            ClusterError: the cluster does not answer, or rejects the request.
-        """
         with contextlib.suppress(UsageError, MissingError, NoAnswerError):
             status: pb.GetStatusResponse = self.ask(pb.GetStatusRequest())
             return as_dict(status)
         return self.last()
 
     def last(self) -> dict[str, Any]:
-        """Return the status according to the objects of the job, if no master answers.
-
-        Raises:
-            ClusterError: the cluster does not answer, or rejects the request.
-        """
+        """Return the status according to the objects of the job, if no master answers."""
         self.refresh()
         pod = self.master_pod()
         if (said := self.final(pod)) is not None:
             return as_dict(said)
-        seen: dict[str, Any] = {"job": self.name, **EMPTY}
         state, error = self.state(pod)
         processes = [
             {
@@ -284,7 +233,8 @@ class ClusterJob:
             }
             for each in self.pods()
         ]
-        return {**seen, "state": state, "error": error, "processes": processes}
+        seen = {"state": state, "error": error, "processes": processes}
+        return {"job": self.name, **EMPTY, **seen}
 
     def state(self, pod: causes.PodState | None) -> tuple[str, str]:
         """Return the state of the job, and the reason if the job failed or waits."""
@@ -336,11 +286,7 @@ def _seconds(time: Any) -> float:
 
 
 def all_jobs(api: Api) -> list[ClusterJob]:
-    """Return every job of a namespace, newest first.
-
-    Raises:
-        ClusterError: the cluster does not answer, or rejects the request.
-    """
+    """Return every job of a namespace, newest first."""
     found, _ = api.list("Job", _OURS, read=dict)
     jobs = [ClusterJob(api, _name_of(each), each) for each in found]
     return sorted(jobs, key=lambda job: (job.started(), job.name), reverse=True)
@@ -351,7 +297,6 @@ def find(api: Api, name: str | None) -> ClusterJob:
 
     Raises:
         UsageError: there is no such job.
-        ClusterError: the cluster does not answer, or rejects the request.
     """
     if name is not None:
         with contextlib.suppress(MissingError):

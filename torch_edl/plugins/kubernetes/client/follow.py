@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import queue
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -26,7 +25,7 @@ from torch_edl.plugins.kubernetes.cluster.failures import (
     MissingError,
     NoAnswerError,
 )
-from torch_edl.plugins.kubernetes.cluster.watch import Change, PodGone, PodSeen, PodWatch
+from torch_edl.plugins.kubernetes.cluster.watch import PodWatch
 from torch_edl.processes.launcher import ProcessRefused, ProcessWaits
 from torch_edl.processes.signals import StopSignals
 from torch_edl.wire import master_pb2 as pb
@@ -59,12 +58,7 @@ class ClusterFollower:
     signals: StopSignals
     leaves: bool
     shared: bool = False
-    _token: str = ""
-    _pods: dict[str, causes.PodState] = field(default_factory=dict)
-    _heard: queue.SimpleQueue[list[Change] | ClusterError] = field(
-        default_factory=queue.SimpleQueue
-    )
-    _listed: bool = False
+    _watch: PodWatch = field(init=False)
     _connection: MasterConnection | None = None
     _status: MasterStatus = field(init=False)
     _told: set[str] = field(default_factory=set)
@@ -81,33 +75,22 @@ class ClusterFollower:
         self._output = PodOutput(self.job.api, most=_MOST_OUTPUTS)
         self._status = MasterStatus(self.display, self.signals, _CALL_TIMEOUT_S)
 
-    def until_running(self) -> JobOutcome | None:
-        """Wait for the first answer of the master.
-
-        Returns:
-            None if the job runs or the user left; otherwise the outcome of a job that ended before.
-
-        Raises:
-            ClusterError: the cluster rejects a request that following needs.
-        """
-        return self._follow(only_start=True)
-
-    def until_over(self) -> JobOutcome | None:
+    def follow(self, *, only_start: bool = False) -> JobOutcome | None:
         """Wait for the end of the job.
 
+        Args:
+            only_start: True to wait for the first answer of the master only.
+
         Returns:
-            The outcome; None if the user left.
+            The outcome of the job; None if the job runs on.
 
         Raises:
             ClusterError: the cluster rejects a request that following needs.
         """
-        return self._follow(only_start=False)
-
-    def _follow(self, *, only_start: bool) -> JobOutcome | None:
         # Only the master's pod is watched: a job may have thousands, and the master reports on
         # them.
         selector = f"{names.selector(self.job.name)},{names.ROLE}=master"
-        watch = PodWatch(self.job.api, selector, changed=self._heard.put, failed=self._heard.put)
+        self._watch = PodWatch(self.job.api, selector)
         try:
             while not self._over:
                 self._hear()
@@ -120,7 +103,7 @@ class ClusterFollower:
             self._show(self._output.rest(_REST_S))
             return self._outcome()
         finally:
-            watch.close()
+            self._watch.close()
             self._output.close()
             if self._connection is not None:
                 self._connection.close()
@@ -129,26 +112,14 @@ class ClusterFollower:
     # ---- what the cluster says of the master's pod ----
 
     def _hear(self) -> None:
-        while not self._heard.empty():
-            heard = self._heard.get()
-            if isinstance(heard, ClusterError):
-                # If an established watch is rejected, _ask() decides how long to keep trying.
-                rejected = isinstance(heard, ForbiddenError) and self._listed
-                if not (rejected or isinstance(heard, NoAnswerError)):
-                    raise heard
-                self._tell("watch", f"{heard}; still trying")
-                continue
-            self._listed = True
-            for change in heard:
-                if isinstance(change, PodSeen):
-                    self._pods[change.pod.name] = change.pod
-                elif isinstance(change, PodGone):
-                    self._pods.pop(change.pod.name, None)
+        if (error := self._watch.error) is not None:
+            # If an established watch is rejected, _ask() decides how long to keep trying.
+            rejected = isinstance(error, ForbiddenError) and self._watch.listed.is_set()
+            if not (rejected or isinstance(error, NoAnswerError)):
+                raise error
+            self._tell("watch", f"{error}; still trying")
         pod = self._pod()
-        if pod is None or pod.running:
-            return
-        ended = causes.end(pod, "master", 0, gone=False)
-        if ended is not None:
+        if pod is None or pod.running or pod.ended:
             return
         how = causes.progress(pod, "master", 0)
         if isinstance(how, ProcessRefused):
@@ -166,8 +137,9 @@ class ClusterFollower:
 
     def _pod(self) -> causes.PodState | None:
         """Return the pod of the current master: the running one, or else the one that may run."""
-        pods = sorted(self._pods.values(), key=lambda pod: (*pod.standing, not pod.ended))
-        return pods[-1] if pods else None
+        pods = self._watch.pods()
+        # Of equals, the pod that appeared last.
+        return max(reversed(pods), key=lambda pod: (*pod.standing, not pod.ended), default=None)
 
     def _ask(self) -> None:
         """Ask the master and, if it is silent, the cluster.
@@ -195,7 +167,7 @@ class ClusterFollower:
         pod = self._pod()
         now = time.monotonic()
         quiet = pod is None or not pod.running or self._status.silent_s > SILENT_S
-        if not self._listed or not quiet or now - self._looked < _LOOK_S:
+        if not self._watch.listed.is_set() or not quiet or now - self._looked < _LOOK_S:
             return
         self._looked = now
         if not self.job.refresh():
@@ -230,8 +202,7 @@ class ClusterFollower:
         if self._connection is None or self._connection.pod != pod.name:
             if self._connection is not None:
                 self._connection.close()
-            self._token = self._token or self.job.token()
-            self._connection = self.job.connect(pod.name, self._token)
+            self._connection = self.job.connect(pod.name)
             self._status.connect(self._connection.stub)
         first = self._status.newest is None
         error = self._status.ask()

@@ -7,12 +7,17 @@ from collections.abc import Callable
 from rich.console import Console
 
 from torch_edl.interfaces.platform import JobHandle, JobOutcome, LogQuery
-from torch_edl.plugins.kubernetes.client import cluster_job
-from torch_edl.plugins.kubernetes.cluster.api import Api
+from torch_edl.plugins.kubernetes.client.cluster_job import ClusterJob
 
 
-class ClusterJobHandle(cluster_job.ClusterJob, JobHandle):
-    """Implements :class:`~torch_edl.interfaces.JobHandle` with the Job object of a master."""
+class ClusterJobHandle(ClusterJob, JobHandle):
+    """Implements :class:`~torch_edl.interfaces.JobHandle` with the Job object of a master.
+
+    The base class has no attach and no logs, since these import it.
+    """
+
+    def __init__(self, job: ClusterJob) -> None:
+        super().__init__(job.api, job.name, job.manifest)
 
     def attach(self, console: Console) -> JobOutcome | None:
         from torch_edl.plugins.kubernetes.client import run
@@ -23,17 +28,3 @@ class ClusterJobHandle(cluster_job.ClusterJob, JobHandle):
         from torch_edl.plugins.kubernetes.client import logs
 
         logs.read(self, query, write)
-
-
-def find(api: Api, name: str | None) -> ClusterJobHandle:
-    """Return a job; see :func:`torch_edl.plugins.kubernetes.client.cluster_job.find`."""
-    return _handle(cluster_job.find(api, name))
-
-
-def all_jobs(api: Api) -> list[JobHandle]:
-    """Return all jobs of a namespace, newest first."""
-    return [_handle(job) for job in cluster_job.all_jobs(api)]
-
-
-def _handle(job: cluster_job.ClusterJob) -> ClusterJobHandle:
-    return ClusterJobHandle(job.api, job.name, job.manifest)

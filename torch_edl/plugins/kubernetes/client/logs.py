@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch_edl.errors import EdlError, UsageError
 from torch_edl.interfaces.platform import LogQuery
@@ -19,7 +19,7 @@ from torch_edl.plugins.kubernetes.client import cluster_job
 from torch_edl.plugins.kubernetes.cluster.api import Api
 from torch_edl.plugins.kubernetes.cluster.failures import ClusterError, MissingError, NoAnswerError
 from torch_edl.plugins.kubernetes.cluster.pod_state import PodState
-from torch_edl.plugins.kubernetes.cluster.watch import Change, PodSeen, PodWatch
+from torch_edl.plugins.kubernetes.cluster.watch import PodWatch
 from torch_edl.plugins.kubernetes.config import KubernetesConfig
 from torch_edl.wire import master_pb2 as pb
 
@@ -123,7 +123,6 @@ class _Logs:
     query: LogQuery
     write: Callable[[str, str], None]
     _events_after: int = 0
-    _changes: queue.SimpleQueue[list[Change]] = field(default_factory=queue.SimpleQueue)
 
     def show(self) -> None:
         pods = [pod for pod in self.job.pods() if self._is_asked(pod)]
@@ -141,22 +140,15 @@ class _Logs:
 
     def follow(self) -> None:
         output = PodOutput(self.job.api)
-        watch = PodWatch(
-            self.job.api,
-            self._selector(),
-            changed=self._changes.put,
-            failed=lambda error: None,  # the watch keeps trying
-        )
+        watch = PodWatch(self.job.api, self._selector())
         with closing(watch), closing(output):
             over = False
             while not over:
                 # Read the output once more after the end was observed, for lines written in
                 # between.
                 over = self._is_over()
-                while not self._changes.empty():
-                    for change in self._changes.get():
-                        if isinstance(change, PodSeen) and self._is_asked(change.pod):
-                            output.saw(change.pod, tail=self.query.tail)
+                for pod in filter(self._is_asked, watch.pods()):
+                    output.saw(pod, tail=self.query.tail)
                 self._show_events()
                 for pod, line in output.rest(_LOOK_S) if over else output.new():
                     self._show(self._line(pod, line))

@@ -240,7 +240,7 @@ def _stay(
             shared=config.platform_config.shares_pods(config),
         )
         try:
-            outcome = attendance.until_running() if detach else attendance.until_over()
+            outcome = attendance.follow(only_start=detach)
         except ClusterError as error:
             again = f"the job goes on without this client; torch-edl attach {at} comes back to it"
             raise ClusterError(f"{error}; {again}") from error

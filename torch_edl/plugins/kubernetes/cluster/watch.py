@@ -6,7 +6,6 @@ watch, and when. Both are pure. :class:`PodWatch` owns the thread.
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 import time
@@ -15,10 +14,8 @@ from dataclasses import dataclass
 
 from torch_edl.plugins.kubernetes.cluster.api import Api
 from torch_edl.plugins.kubernetes.cluster.event_stream import EventStream, WatchEvent
-from torch_edl.plugins.kubernetes.cluster.failures import ClusterError, ExpiredError, ForbiddenError
+from torch_edl.plugins.kubernetes.cluster.failures import ClusterError, ExpiredError
 from torch_edl.plugins.kubernetes.cluster.pod_state import PodState, read_pod
-
-log = logging.getLogger(__name__)
 
 # The server ends a watch after _WATCH_S, as with client-go, and sends a bookmark each minute. The
 # probes of the socket detect a dead connection earlier, see api.py. The limit of silence remains
@@ -34,8 +31,6 @@ _LONGEST_BACKOFF_S = 10.0
 _GOOD_S = 10.0
 # Consecutive failures of a watch after which the pods are listed again.
 _CONTINUED = 3
-# Seconds after which a failing watch is logged.
-_AWAY_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -76,10 +71,6 @@ class Mirror:
         """Version of the resource from which a watch continues; empty before the first list."""
         self._pods: dict[str, PodState] = {}
 
-    def get(self, name: str) -> PodState | None:
-        """Return the pod of a name; None if it does not exist."""
-        return self._pods.get(name)
-
     def __iter__(self) -> Iterator[PodState]:
         return iter(self._pods.values())
 
@@ -100,8 +91,9 @@ class Mirror:
         if event.type == "BOOKMARK":
             return []
         pod = read_pod(event.object)
-        before = self._pods.pop(pod.name, None)
+        before = self._pods.get(pod.name)
         if event.type == "DELETED":
+            self._pods.pop(pod.name, None)
             # The last event of a pod may be the only one that shows how the pod ended.
             return [PodGone(pod)] if before is not None else []
         self._pods[pod.name] = pod
@@ -171,8 +163,8 @@ class PodWatch:
 
     Args:
         selector: label selector of the pods.
-        changed: called in the thread with each group of changes, in order.
-        failed: called in the thread with the error of a list or a watch; the thread keeps trying.
+        news: called in the thread with each change, in order, and with the error of a list or a
+            watch that failed; the thread keeps trying.
     """
 
     def __init__(
@@ -180,13 +172,15 @@ class PodWatch:
         api: Api,
         selector: str,
         *,
-        changed: Callable[[list[Change]], None],
-        failed: Callable[[ClusterError], None],
+        news: Callable[[Change | ClusterError], None] = lambda _: None,
     ) -> None:
+        self.listed = threading.Event()
+        """Set once the pods were listed."""
+        self.error: ClusterError | None = None
+        """Error of the last call; None if it succeeded."""
         self._api = api
         self._selector = selector
-        self._changed = changed
-        self._failed = failed
+        self._news = news
         self._mirror = Mirror()
         self._pace = ListPause()
         self._closed = threading.Event()
@@ -194,6 +188,11 @@ class PodWatch:
         self._stream: EventStream | None = None
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
+
+    def pods(self) -> list[PodState]:
+        """Return the pods in their last known state."""
+        with self._lock:
+            return list(self._mirror)
 
     def close(self) -> None:
         """End the thread, and wait up to 5 seconds for it."""
@@ -218,16 +217,18 @@ class PodWatch:
                     return
                 wait_s = self._pace.failed(error, time.monotonic())
                 if not isinstance(error, ExpiredError):
-                    self._failed(error)
+                    self.error = error
+                    self._news(error)
             self._closed.wait(wait_s)
 
     def _list(self) -> None:
         began = time.monotonic()
         pods, version = self._api.list("Pod", self._selector, read=read_pod)
-        changes = self._mirror.listed(pods, version)
+        with self._lock:
+            changes = self._mirror.listed(pods, version)
         self._pace.listed()
-        listed = PodsListed(frozenset(pod.name for pod in self._mirror), began)
-        self._changed([*changes, listed])
+        self._tell([*changes, PodsListed(frozenset(pod.name for pod in pods), began)])
+        self.listed.set()
 
     def _follow(self) -> None:
         stream = self._api.watch(
@@ -242,53 +243,11 @@ class PodWatch:
             if self._closed.is_set():
                 stream.interrupt()
         for event in stream:
-            if changes := self._mirror.apply(event):
-                self._changed(changes)
+            with self._lock:
+                changes = self._mirror.apply(event)
+            self._tell(changes)
 
-
-class Follower:
-    """Follows the pods of a job, and logs a warning while that is impossible.
-
-    Args:
-        selector: label selector of the pods.
-        news: called in another thread with each change, in order. Called with the error if this
-            process may not list the pods and never could.
-        forbidden_s: seconds for which the server may reject the first list.
-    """
-
-    def __init__(
-        self,
-        api: Api,
-        selector: str,
-        *,
-        news: Callable[[Change | ForbiddenError], None],
-        forbidden_s: float,
-    ) -> None:
-        self._news = news
-        self._forbidden_s = forbidden_s
-        self._has_listed = False
-        self._away_since: float | None = None
-        self._has_warned = False
-        self._watch = PodWatch(api, selector, changed=self._changed, failed=self._failed)
-
-    def close(self) -> None:
-        """End the thread, as :meth:`PodWatch.close` does."""
-        self._watch.close()
-
-    def _changed(self, changes: Iterable[Change]) -> None:
-        if self._has_warned:
-            log.warning("the pods are followed again")
-        self._away_since, self._has_warned, self._has_listed = None, False, True
+    def _tell(self, changes: Iterable[Change]) -> None:
+        self.error = None
         for change in changes:
             self._news(change)
-
-    def _failed(self, error: ClusterError) -> None:
-        now = time.monotonic()
-        self._away_since = now if self._away_since is None else self._away_since
-        away_s = now - self._away_since
-        if away_s >= _AWAY_S and not self._has_warned:
-            log.warning("the pods cannot be followed: %s; the job goes on, trying again", error)
-            self._has_warned = True
-        too_long = away_s >= self._forbidden_s and not self._has_listed
-        if too_long and isinstance(error, ForbiddenError):
-            self._news(error)

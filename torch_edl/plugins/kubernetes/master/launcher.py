@@ -2,9 +2,8 @@
 
 A process is one pod. The name of a pod is a function of the job, the role, the id and the
 incarnation of the job's state, so a create that is repeated, even after a crash of the master,
-finds the existing pod. Threads make the calls (``cluster/requests.py``), and one
-thread follows the pods (``cluster/watch.py``). These threads only fill a queue, which
-``poll`` empties.
+finds the existing pod. Threads make the calls (``cluster/requests.py``) and follow the pods
+(``cluster/watch.py``). These threads only fill a queue, which ``poll`` empties.
 """
 
 from __future__ import annotations
@@ -35,10 +34,9 @@ from torch_edl.plugins.kubernetes.cluster.pod_state import PodState, end, progre
 from torch_edl.plugins.kubernetes.cluster.requests import Requests, settled
 from torch_edl.plugins.kubernetes.cluster.watch import (
     Change,
-    Follower,
     PodGone,
-    PodSeen,
     PodsListed,
+    PodWatch,
 )
 from torch_edl.processes.launcher import (
     Known,
@@ -52,13 +50,14 @@ from torch_edl.processes.launcher import (
 log = logging.getLogger(__name__)
 
 Manifest = dict[str, Any]
-_Patience = Callable[[ClusterError], float]
 
 # Seconds after the grace period until a pod is deleted without its node: a lost node does not
 # confirm that a pod has ended.
 _OVERDUE_S = 15.0
 # Number of newest ended pods that are kept for their logs.
 _ENDED_KEPT = 50
+# Seconds after which the log tells that the pods cannot be followed.
+_AWAY_S = 10.0
 _STOP_ALL_POLL_S = 0.05
 _STOP_ALL_S = 60.0
 
@@ -127,9 +126,12 @@ class KubernetesLauncher:
         self._deleted: set[str] = set()  # pods of other incarnations
         self._forbidden_s = forbidden_s
         self._made: set[str] = set()  # roles whose pods the server has created
-        self._news: queue.SimpleQueue[Change | _Answer | ForbiddenError] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[Change | _Answer | ClusterError] = queue.SimpleQueue()
         self._requests = Requests()
-        self._follower: Follower | None = None
+        self._watch: PodWatch | None = None
+        self._away_since: float | None = None
+        """Time of the first failure of the watch since its last news; None if there was none."""
+        self._has_warned = False
 
     def start(self, spec: ProcessSpec) -> int:
         """Request a pod, and return 0 in place of a pid."""
@@ -174,14 +176,10 @@ class KubernetesLauncher:
                 match self._news.get_nowait():
                     case _Answer() as answer:
                         events += self._answered(answer)
-                    case PodSeen(pod):
-                        events += self._seen(pod, gone=False)
-                    case PodGone(pod):
-                        events += self._seen(pod, gone=True)
-                    case PodsListed() as listed:
-                        events += self._listed(listed)
-                    case ForbiddenError() as error:
+                    case ClusterError() as error:
                         events += self._blind(error)
+                    case change:
+                        events += self._changed(change)
         now = self._clock()
         for late in self._pods.values():
             if late.forget_at is not None and now >= late.forget_at:
@@ -228,8 +226,8 @@ class KubernetesLauncher:
     def close(self) -> None:
         """Stop the threads. The pods stay for the next master, or until the Job is deleted."""
         self._requests.close()
-        if self._follower is not None:
-            self._follower.close()
+        if self._watch is not None:
+            self._watch.close()
 
     def log_path(self, role: str, id: int) -> str:
         """Return ``pod/NAME``, as ``kubectl logs`` takes it; empty for an unknown process."""
@@ -244,13 +242,15 @@ class KubernetesLauncher:
 
     def _follow(self) -> None:
         """Start to follow the pods, once the first pod of this job is known."""
-        if self._follower is None:
-            self._follower = Follower(
-                self._api, self._selector, news=self._news.put, forbidden_s=self._forbidden_s
-            )
+        if self._watch is None:
+            self._watch = PodWatch(self._api, self._selector, news=self._news.put)
 
     def _submit(
-        self, name: str, call: str, make: Callable[[], None], patience_s: _Patience
+        self,
+        name: str,
+        call: str,
+        make: Callable[[], None],
+        patience_s: Callable[[ClusterError], float],
     ) -> None:
         def answered(error: ClusterError | None, *, again: bool = False) -> None:
             self._news.put(_Answer(name, error, call, again))
@@ -318,16 +318,35 @@ class KubernetesLauncher:
         """Return the events for a pod that the server refuses to create."""
         if pod.asked:
             return [self._gone(pod)]
-        self._forget(pod)
+        del self._pods[pod.name]
         return [
             ProcessRefused(role=pod.role, id=pod.id, why=str(error)),
             ProcessExit(role=pod.role, id=pod.id, why="it has no pod", own_fault=False),
         ]
 
-    def _blind(self, error: ForbiddenError) -> list[ProcessEvent]:
-        """Return the event for a cluster that does not allow this process to follow the pods."""
+    def _blind(self, error: ClusterError) -> list[ProcessEvent]:
+        """Return the events for pods that cannot be followed: this process may never have had the
+        right to list them."""
+        now = self._clock()
+        self._away_since = now if self._away_since is None else self._away_since
+        if now - self._away_since >= _AWAY_S and not self._has_warned:
+            log.warning("the pods cannot be followed: %s; the job goes on, trying again", error)
+            self._has_warned = True
+        assert self._watch is not None
+        if not isinstance(error, ForbiddenError) or self._watch.listed.is_set():
+            return []
         first = next((pod for pod in self._pods.values() if not pod.asked), None)
-        return [ProcessRefused(role=first.role, id=first.id, why=str(error))] if first else []
+        if first is None or now - self._away_since < self._forbidden_s:
+            return []
+        return [ProcessRefused(role=first.role, id=first.id, why=str(error))]
+
+    def _changed(self, change: Change) -> list[ProcessEvent]:
+        if self._has_warned:
+            log.warning("the pods are followed again")
+        self._away_since, self._has_warned = None, False
+        if isinstance(change, PodsListed):
+            return self._listed(change)
+        return self._seen(change.pod, gone=isinstance(change, PodGone))
 
     def _seen(self, state: PodState, *, gone: bool) -> list[ProcessEvent]:
         pod = self._pods.get(state.name)
@@ -338,9 +357,11 @@ class KubernetesLauncher:
         exit = end(state, pod.role, pod.id, gone=gone, asked=pod.asked)
         if exit is None:
             return self._tell(pod, progress(state, pod.role, pod.id))
-        self._forget(pod)
+        del self._pods[pod.name]
         if not gone:
-            self._keep(pod.name)
+            self._ended.append(pod.name)
+            if len(self._ended) > _ENDED_KEPT:
+                self._delete(self._ended.popleft(), 0.0)
         return [exit]
 
     def _listed(self, listed: PodsListed) -> list[ProcessEvent]:
@@ -356,7 +377,7 @@ class KubernetesLauncher:
 
     def _gone(self, pod: _Pod) -> ProcessExit:
         """Return the exit of a pod that is gone without a known cause."""
-        self._forget(pod)
+        del self._pods[pod.name]
         if pod.asked:
             return ProcessExit(role=pod.role, id=pod.id, code=128 + signal.SIGTERM)
         return ProcessExit(role=pod.role, id=pod.id, why="its pod was deleted", own_fault=False)
@@ -376,11 +397,3 @@ class KubernetesLauncher:
             return []
         pod.told = event
         return [event]
-
-    def _keep(self, name: str) -> None:
-        self._ended.append(name)
-        if len(self._ended) > _ENDED_KEPT:
-            self._delete(self._ended.popleft(), 0.0)
-
-    def _forget(self, pod: _Pod) -> None:
-        del self._pods[pod.name]
