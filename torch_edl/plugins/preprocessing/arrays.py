@@ -70,15 +70,16 @@ def as_values(found: Any, name: str) -> Values:
         found = found.chunk(0) if found.num_chunks == 1 else found.combine_chunks()
     if isinstance(found, pa.Array):
         return found.dictionary_decode() if pa.types.is_dictionary(found.type) else found
-    values = found if isinstance(found, list | tuple) else np.asarray(found)
-    if isinstance(values, np.ndarray):
-        if values.ndim != 1:
-            raise UsageError(f"column {name!r}: shape {values.shape}; expected one value a record")
-        if values.dtype.kind in "biuf":
-            return values
     try:
+        values = found if isinstance(found, list | tuple) else np.asarray(found)
+        if isinstance(values, np.ndarray):
+            if values.ndim != 1:
+                shape = values.shape
+                raise UsageError(f"column {name!r}: shape {shape}; expected one value a record")
+            if values.dtype.kind in "biuf":
+                return values
         return pa.array(values, from_pandas=True)
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError) as error:
         raise UsageError(f"column {name!r}: not texts, nor numbers: {error}") from None
 
 

@@ -166,7 +166,14 @@ class Fill(ColumnStep):
             )
         integral = isinstance(values, pa.Array) and pa.types.is_integer(values.type)
         if integral and float(self.value).is_integer():
-            return values.fill_null(int(self.value))
+            try:
+                # The type of the column may be too small for the value, such as -1 in uint8.
+                wide = values if values.type == pa.uint64() else values.cast(pa.int64())
+                return wide.fill_null(int(self.value))
+            except OverflowError:
+                raise UsageError(
+                    f"column {name!r}: fill({self.value!r}) is no {wide.type}"
+                ) from None
         found = numbers(values, name)
         lacks = np.isnan(found)
         return np.where(lacks, found.dtype.type(self.value), found) if lacks.any() else found

@@ -217,6 +217,11 @@ def test_texts_are_filled_where_all_of_a_batch_are_missing() -> None:
     assert columns({"x": [None, None]})["x"].tolist() == [first, first]
 
 
+def test_integers_are_filled_with_more_than_their_type_holds() -> None:
+    records = {"x": pa.array([None, 7], pa.uint8())}
+    assert Columns(x=column("x").fill(-1).ids())(records)["x"].tolist() == [-1, 7]
+
+
 def test_a_cross_tells_combinations_apart() -> None:
     columns = Columns(x=cross("a", column("b").bucketize([5])).hash())
     made = columns({"a": ["u", "u", "v", "uv", None], "b": [1, 9, 1, 9, 9]})["x"]
@@ -284,6 +289,12 @@ def test_what_is_not_fitted_says_so() -> None:
         (lambda: Columns(y=column("id").fill(9).ids(8))(TABLE), "id 9 is not in 0..7"),
         (lambda: Columns(y=column("text").fill(1))(TABLE), "fill them with a text"),
         (lambda: Columns(y=column("x").fill("a"))(TABLE), "fill them with a number"),
+        (lambda: Columns(y=column("id").fill(2**64))(TABLE), "fill.18446744073709551616. is no"),
+        (lambda: Columns(y=column("x"))({"x": [2**64]}), "column 'x': not texts, nor numbers"),
+        (
+            lambda: Columns(y=column("x"))({"x": torch.ones(1, dtype=torch.bfloat16)}),
+            "column 'x': not texts, nor numbers: .*BFloat16",
+        ),
         (lambda: Columns(y=column("x").hash(3))({"x": [0.5]}), "fractions are no ids"),
         (lambda: Columns(y=column("x").ids())({"x": np.array([-2e19])}), "-2e.19 does not fit 64"),
         (lambda: Columns(y=column("x").hash(3))({"x": [2.0**63]}), "does not fit 64 bits"),
