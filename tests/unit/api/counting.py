@@ -50,12 +50,11 @@ def counting(member: Member, records: int, size: int, options: dict[str, Any], a
     """Tells its steps; at step ``at`` it waits for the test before each of its batches."""
     job = member.job()
     model, optimizer = counted(records, size, job)
-    logged = 0
+    waits = at >= 0
     for (batch,) in job.loader(numbers(records), **options):
-        if job.step >= at >= 0 and logged < 2**30:
+        if waits and job.step >= at:
             member.tell(("step", job.step))
-            if member.hear() == "on":
-                logged = 2**30
+            waits = member.hear() != "on"
         train(model, optimizer, batch)
         job.log(one=1.0)
     member.tell(("done", job.step, model.w.tolist(), len(member.seats)))
