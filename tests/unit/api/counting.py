@@ -46,12 +46,19 @@ def train(model: Any, optimizer: Any, batch: Any) -> None:
     assert model.w.grad is not None
 
 
-def counting(member: Member, records: int, size: int, options: dict[str, Any], at: int) -> None:
-    """Tells its steps; at step ``at`` it waits for the test before each of its batches."""
-    job = member.job()
-    model, optimizer = counted(records, size, job)
+def counting(
+    member: Member, options: dict[str, Any], at: int = -1, folder: str = "", every: int = 0
+) -> None:
+    """Count 40 records, and tell the end. From step ``at`` on it tells its steps, and waits for the
+    test before each of its batches.
+
+    Args:
+        folder: folder of its checkpoints, one each ``every`` updates; empty: none.
+    """
+    job = member.job(folder, every=every)
+    model, optimizer = counted(40, 8, job)
     waits = at >= 0
-    for (batch,) in job.loader(numbers(records), **options):
+    for (batch,) in job.loader(numbers(40), **options):
         if waits and job.step >= at:
             member.tell(("step", job.step))
             waits = member.hear() != "on"

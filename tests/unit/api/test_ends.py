@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import torch_edl
-from tests.unit.api.counting import counted, go_on, joining, numbers, told, train, waiting
+from tests.unit.api.counting import counted, counting, go_on, joining, numbers, told, train, waiting
 from tests.unit.engine.ring.rings import Member, office
 from tests.waiting import HANG_S, wait_for
 from torch_edl.api.ending import Ending
@@ -60,30 +60,15 @@ def test_rank_0_dies_while_it_saves_and_another_one_does() -> None:
         assert sorted(each.hear()[1] for each in others) == [1, 2]
 
 
-def long(member: Member, directory: str) -> None:
-    """Asked to leave in the middle; tells how far it came."""
-    job = member.job(directory)
-    model, optimizer = counted(40, 8, job)
-    waited = False
-    for (batch,) in job.loader(numbers(40), **OPTIONS):
-        if job.step == 2 and not waited:
-            waited = True
-            member.tell("there")
-            member.hear()
-        train(model, optimizer, batch)
-    member.tell((job.step, model.w.tolist()))
-    job.close()
-
-
 def test_all_are_asked_to_leave_and_who_waits_gets_the_model() -> None:
     """The remedy: ``RingEngine.reform_if_asked`` hands over."""
     with office(2) as one:
-        members = waiting(one, long, "", said="there")
-        joiner = joining(one, long, "")
+        members = waiting(one, counting, OPTIONS, 2, said=("step", 2))
+        joiner = joining(one, counting, OPTIONS)
         for each in members:
             each.flags.leaving.value = 1
             each.tell("on")
-        assert joiner.hear() == (5, [1.0] * 40)
+        assert joiner.hear()[:3] == ("done", 5, [1.0] * 40)
         for each in members:
             each.process.join(HANG_S)
             assert each.process.exitcode == 0
@@ -91,7 +76,7 @@ def test_all_are_asked_to_leave_and_who_waits_gets_the_model() -> None:
 
 def test_the_last_ones_to_leave_write_a_checkpoint(tmp_path: Path) -> None:
     with office(2) as one:
-        members = waiting(one, long, str(tmp_path), said="there")
+        members = waiting(one, counting, OPTIONS, 2, str(tmp_path), said=("step", 2))
         for each in members:
             each.flags.leaving.value = 1
         go_on(members)
@@ -101,7 +86,7 @@ def test_the_last_ones_to_leave_write_a_checkpoint(tmp_path: Path) -> None:
         found = layout.newest(tmp_path)
         assert found is not None
         assert layout.read(found).steps == 3
-    assert told(1, long, str(tmp_path)) == [(5, [1.0] * 40)]
+    assert told(1, counting, OPTIONS, -1, str(tmp_path)) == [("done", 5, [1.0] * 40, 1)]
 
 
 def lonely(member: Member) -> None:

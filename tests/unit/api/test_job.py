@@ -30,7 +30,7 @@ from torch_edl.errors import UsageError
 
 def test_each_record_counts_once_per_epoch() -> None:
     with office(2) as one:
-        members = [one.start(counting, 40, 8, OPTIONS, -1) for _ in range(2)]
+        members = [one.start(counting, OPTIONS) for _ in range(2)]
         for end in finish(members):
             assert end[1:] == (10, [2.0] * 40, 1)
 
@@ -38,13 +38,13 @@ def test_each_record_counts_once_per_epoch() -> None:
 @pytest.mark.parametrize("how", ["leave", "kill and join"])
 def test_each_record_counts_once_when_members_come_and_go(how: str) -> None:
     with office(3) as one:
-        members = waiting(one, counting, 40, 8, OPTIONS, 3, said=("step", 3))
+        members = waiting(one, counting, OPTIONS, 3, said=("step", 3))
         if how == "leave":
             members[2].flags.leaving.value = 1
             members.pop().tell("on")
         else:
             members.pop().kill()
-            members.append(joining(one, counting, 40, 8, OPTIONS, -1))
+            members.append(joining(one, counting, OPTIONS))
         go_on(members)
         ends = finish(members)
         for end in ends:
@@ -54,7 +54,7 @@ def test_each_record_counts_once_when_members_come_and_go(how: str) -> None:
 
 def test_a_stopped_member_holds_the_others_up_until_it_is_given_up() -> None:
     with office(3) as one:
-        members = waiting(one, counting, 40, 8, OPTIONS, 3, said=("step", 3))
+        members = waiting(one, counting, OPTIONS, 3, said=("step", 3))
         members[1].signal(signal.SIGSTOP)
         go_on(members)
         lost = members.pop(1)
@@ -206,31 +206,18 @@ def test_one_member_that_hears_the_master_is_enough() -> None:
 # ---- checkpoints ----
 
 
-def saving(member: Member, folder: str, stop: int) -> None:
-    job = member.job(folder, every=2)
-    model, optimizer = counted(40, 8, job)
-    for (batch,) in job.loader(numbers(40), **OPTIONS):
-        train(model, optimizer, batch)
-        if job.step == stop:
-            member.tell("there")
-            member.hear()
-    member.tell((job.step, model.w.tolist()))
-    job.close()
-
-
 @pytest.mark.parametrize("accept", [True, False])
 def test_a_checkpoint_goes_on_in_another_world_with_the_rest(tmp_path: Path, accept: bool) -> None:
     with office(3) as one:
         one.accept = accept
-        waiting(one, saving, str(tmp_path), 6, said="there")
+        waiting(one, counting, OPTIONS, 6, str(tmp_path), 2, said=("step", 6))
         if not accept:
             assert layout.newest(tmp_path) is None
             return
-        # Of step 4, or of step 2 where that was being written still.
         wait_for(lambda: layout.newest(tmp_path) is not None)
     with office(2) as one:
         one.restored_from = str(layout.newest(tmp_path))
-        for each in [one.start(saving, str(tmp_path), 10**9) for _ in range(2)]:
-            assert each.hear() == (10, [2.0] * 40)
+        for each in [one.start(counting, OPTIONS, -1, str(tmp_path), 2) for _ in range(2)]:
+            assert each.hear()[:3] == ("done", 10, [2.0] * 40)
         # The last one, when the script ends.
         wait_for(lambda: (layout.newest(tmp_path) or tmp_path).name == "step-0000000010")
