@@ -3,17 +3,17 @@
 No module of torch-edl imports this one.
 """
 
-from torch_edl.plugins.preprocessing import (
+from torch_edl.plugins.preprocessing.column import (
     Column,
-    Columns,
     OneSpace,
     Shared,
-    Statistics,
     column,
     cross,
     one_space,
     shared,
 )
+from torch_edl.plugins.preprocessing.columns import Columns
+from torch_edl.plugins.preprocessing.statistic import Statistics
 
 __all__ = [
     "Column",

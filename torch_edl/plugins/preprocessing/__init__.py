@@ -4,26 +4,6 @@ Fitted steps need one pass over the data, whose statistics can be merged in any 
 here imports torch, TensorFlow or sockets, so that any worker and the master can import the package.
 """
 
-from torch_edl.plugins.preprocessing.column import (
-    Column,
-    OneSpace,
-    Shared,
-    column,
-    cross,
-    one_space,
-    shared,
-)
 from torch_edl.plugins.preprocessing.columns import Columns
-from torch_edl.plugins.preprocessing.statistic import Statistics
 
-__all__ = [
-    "Column",
-    "Columns",
-    "OneSpace",
-    "Shared",
-    "Statistics",
-    "column",
-    "cross",
-    "one_space",
-    "shared",
-]
+__all__ = ["Columns"]
