@@ -16,7 +16,6 @@ from torch_edl.errors import UsageError
 
 Numbers = npt.NDArray[np.floating[Any]]
 Ids = npt.NDArray[np.int64]
-Hashes = npt.NDArray[np.uint64]
 
 Values = Any
 """A ``pyarrow.Array``, or a numpy array of numbers."""
