@@ -188,15 +188,12 @@ class StreamSpace:
         return Shard(name, ENDLESS)
 
     def steps_of(self, records: int) -> int:
-        """Return the number of minibatches in the first ``records`` records of a task."""
         return -(-records // self.batch_size)
 
     def steps_before(self, id: int) -> int:
-        """Return the number of minibatches of all tasks below ``id``."""
         return self.plan.sums_before(id, self.batch_size)[1]
 
     def records_before(self, id: int) -> int:
-        """Return the number of records of all tasks below ``id``."""
         return self.plan.sums_before(id, self.batch_size)[0]
 
     def epoch_of(self, id: int) -> int:

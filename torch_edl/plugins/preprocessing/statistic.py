@@ -280,9 +280,8 @@ def unpacked(content: bytes) -> dict[str, dict[str, npt.NDArray[Any]]]:
 
 
 class Statistics:
-    """Statistics of observed or merged records; the result is the same bits in any order.
-
-    :meth:`~torch_edl.plugins.preprocessing.columns.Columns.statistics` creates them.
+    """The statistics of all fitted columns; :class:`~torch_edl.interfaces.FitStatistics` documents
+    the methods. :meth:`~torch_edl.plugins.preprocessing.columns.Columns.statistics` makes them.
 
     Args:
         columns: columns with a fitted step, by their paths.
@@ -307,11 +306,6 @@ class Statistics:
         }
 
     def observe(self, records: Any) -> None:
-        """Add records.
-
-        Raises:
-            UsageError: a column is missing or has another type, or has too many distinct values.
-        """
         parsed = self._parse(records)
         # Columns that are not fitted are checked too; otherwise training would fail after the pass.
         for name in self._needed:
@@ -320,12 +314,6 @@ class Statistics:
             self._of[path].observe(each.observed(parsed), each.name)
 
     def merge(self, content: bytes) -> None:
-        """Add the records of other statistics, given by their :meth:`to_bytes`.
-
-        Raises:
-            UsageError: the content belongs to other columns, or there are too many distinct values
-                now.
-        """
         try:
             found = unpacked(content)
             if not found.keys() <= self._of.keys():
@@ -339,11 +327,9 @@ class Statistics:
 
     @property
     def nbytes(self) -> int:
-        """Size of the content in bytes, without overhead."""
         return sum(statistic.nbytes for statistic in self._of.values())
 
     def to_bytes(self) -> bytes:
-        """Return the complete content as safetensors."""
         return packed({path: statistic.arrays() for path, statistic in self._of.items()})
 
     def finish(self) -> dict[str, Fitted]:
