@@ -190,10 +190,11 @@ def test_what_is_not_there_is_named(table: str, old: str, new: str, message: str
         open_source(table.replace(old, new))
 
 
-def test_a_query_with_a_key_of_texts(table: str) -> None:
+@pytest.mark.parametrize("end", [";", " -- without the first"])
+def test_a_query_with_a_key_of_texts(table: str, end: str) -> None:
     query = "SELECT word AS id, id / 10 AS n, '12:30' AS at FROM t WHERE word <> 'w0'"
     url = table.partition("#")[0]
-    source = open_source(f"{url}#key=id&last=w290&query={query};")
+    source = open_source(f"{url}#key=id&last=w290&query={query}{end}")
     words = sorted(f"w{n}" for n in range(10, 500, 10) if f"w{n}" <= "w290")
     records = source.read(0, source.count)
     assert isinstance(records, pa.Table)
@@ -223,11 +224,12 @@ def test_types_are_the_same_where_a_range_is_null(table: str, driver: str) -> No
     assert len(schemas) == 1
 
 
-def test_values_of_other_types_are_an_error(table: str) -> None:
+@pytest.mark.parametrize("key", ["id", "x"])
+def test_values_of_other_types_are_an_error(table: str, key: str) -> None:
     execute(table, "CREATE TABLE mixed (id INTEGER PRIMARY KEY, x)")
     execute(table, "INSERT INTO mixed VALUES (1, 1), (2, 'two')")
     with pytest.raises(DataError, match=r"values of different types.* CAST"):
-        open_source(table.replace("table=t", "table=mixed")).read(0, 2)
+        open_source(table.replace("table=t&key=id", f"table=mixed&key={key}")).read(0, 2)
 
 
 def test_a_key_of_another_type_is_refused(tmp_path: Path) -> None:

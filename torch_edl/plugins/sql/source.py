@@ -40,8 +40,9 @@ _DIGEST_BYTES = 8
 def rows_of(name: SqlName) -> Any:
     """Return the table or query as a part of a statement."""
     if name.query:
-        # The colons of the user's text (casts, times) are no parameters.
-        return sa.text("(" + name.query.replace(":", r"\:") + ") AS records")
+        # The colons of the user's text (casts, times) are no parameters. The line break ends a
+        # comment.
+        return sa.text("(" + name.query.replace(":", r"\:") + "\n) AS records")
     schema, _, table = name.table.rpartition(".")
     return sa.table(table, schema=schema or None)
 
@@ -199,7 +200,8 @@ class SqlSource(UrlSource):
         bounds = {"low": self._bounds[first][0], "high": self._bounds[last][1]}
         begins = self._begins[first : last + 2].tolist()
         expected = begins[-1] - begins[0]
-        table = self._cast(self._database.execute(self._range, most=expected + 1, **bounds))
+        found = self._database.execute(self._range, most=expected + 1, **bounds)
+        table = self._cast(found, self._schema)
         keys = table.column(self._key.name)
         digests = [
             _digest(keys.slice(start - begins[0], end - start))
@@ -218,18 +220,18 @@ class SqlSource(UrlSource):
 
     # ---- opening ----
 
-    def _cast(self, table: Any) -> Any:
-        if table.schema.equals(self._schema):
+    def _cast(self, table: Any, schema: pa.Schema) -> Any:
+        if table.schema.equals(schema):
             return table
         # A column of NULLs has an arbitrary type if the database has no types for columns.
         columns = [
             pa.chunked_array([pa.nulls(len(column), type)])
             if column.null_count == len(column)
             else column
-            for column, type in zip(table.columns, self._schema.types, strict=True)
+            for column, type in zip(table.columns, schema.types, strict=True)
         ]
         try:
-            return pa.Table.from_arrays(columns, names=table.column_names).cast(self._schema)
+            return pa.Table.from_arrays(columns, names=table.column_names).cast(schema)
         except (pa.ArrowException, ValueError) as error:
             raise DataError(
                 self.name, f"values of different types in a column: {error}; use CAST in a query"
@@ -265,8 +267,9 @@ class SqlSource(UrlSource):
             keys = self._page(onward, {**values, "next": keys[-1].as_py()})
 
     def _page(self, statement: sa.Select[Any], values: dict[str, Any]) -> Any:
-        keys = self._database.execute(statement, **values).column(0)
-        keys = keys.cast(self._schema.field(self._key.name).type).combine_chunks()
+        schema = pa.schema([self._schema.field(self._key.name)])
+        keys = self._cast(self._database.execute(statement, **values), schema).column(0)
+        keys = keys.combine_chunks()
         twice = keys[1:].filter(pc.equal(keys[1:], keys[:-1]))
         if len(twice):
             raise DataError(
