@@ -69,7 +69,7 @@ class Place:
                 command=["sh", "-c", *spec.args],
                 env={},
                 grace_s=5,
-                owner=None,
+                job_uid="",
             )
 
         made = KubernetesLauncher(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-import secrets
+from typing import Any
 
 PLATFORM = "kubernetes"
 """Name of the platform, the value of ``--platform``."""
@@ -26,6 +26,9 @@ STATUS = f"{DOMAIN}/status"
 """Annotation of the master's Job that says how the job ended."""
 ADOPTS = f"{DOMAIN}/adopts"
 """Annotation of a Job whose objects a user applied; the master becomes the owner of the objects."""
+
+JOB_UID = "batch.kubernetes.io/controller-uid"
+"""Label of a pod with the uid of its Job, by which the Job controller finds the pod."""
 
 MASTER_PORT = 29400
 """The port of the master at the address of its pod."""
@@ -93,11 +96,6 @@ def belongings(job: str) -> list[tuple[str, str]]:
     ]
 
 
-def next_master_pod(name: str) -> str:
-    """Return a new random name for a pod of the master's Job."""
-    return f"{name}-{secrets.token_hex(3)}"
-
-
 def code_key(place: int) -> str:
     """Return the key of a source file in the ConfigMap; a key cannot contain a path."""
     return f"code-{place}"
@@ -136,6 +134,11 @@ def labels(
     if incarnation:
         found[INCARNATION] = incarnation
     return found
+
+
+def owner(job: str, uid: str) -> dict[str, Any]:
+    """Return the reference of an object to the Job of the master, with which it is deleted."""
+    return {"apiVersion": "batch/v1", "kind": "Job", "name": master(job), "uid": uid}
 
 
 def annotations_of(job: str) -> dict[str, str]:

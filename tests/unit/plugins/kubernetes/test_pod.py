@@ -8,7 +8,7 @@ import pytest
 
 from torch_edl.plugins.kubernetes import names
 from torch_edl.plugins.kubernetes.config import KubernetesConfig
-from torch_edl.plugins.kubernetes.objects.pod import Owner, process_pod
+from torch_edl.plugins.kubernetes.objects.pod import process_pod
 
 
 def made(config: KubernetesConfig | None = None, **more: Any) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def made(config: KubernetesConfig | None = None, **more: Any) -> dict[str, Any]:
         "command": ["python", "-P", "-m", "torch_edl.training.worker", "--id", "3"],
         "env": {"TORCH_EDL_MASTER": "ctr-master.ml.svc:29400"},
         "grace_s": 25.0,
-        "owner": Owner(name="ctr-master", uid="1-2-3"),
+        "job_uid": "1-2-3",
         **more,
     }
     return process_pod("ctr", config or KubernetesConfig(image="repo/edl:1"), **words)
@@ -40,9 +40,8 @@ def test_a_pod_is_named_labelled_and_owned() -> None:
     assert pod["metadata"]["name"] == names.pod("ctr", "worker", 3, "ab12c")
     assert pod["metadata"]["labels"] == names.labels("ctr", "worker", 3, "ab12c")
     assert pod["metadata"]["ownerReferences"] == [
-        {"apiVersion": "batch/v1", "kind": "Job", "name": "ctr-master", "uid": "1-2-3",
-         "controller": False, "blockOwnerDeletion": False}
-    ]  # fmt: skip
+        {"apiVersion": "batch/v1", "kind": "Job", "name": "ctr-master", "uid": "1-2-3"}
+    ]
 
 
 def test_the_same_process_has_the_same_pod() -> None:

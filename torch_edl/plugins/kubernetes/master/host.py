@@ -30,7 +30,7 @@ from torch_edl.plugins.kubernetes.master.shared_pods import SharedPods
 from torch_edl.plugins.kubernetes.master.state import ConfigMapStore
 from torch_edl.plugins.kubernetes.objects import final_status, shared_paths
 from torch_edl.plugins.kubernetes.objects.job import ENV_JOB_UID, ENV_NAMESPACE, keeps_state
-from torch_edl.plugins.kubernetes.objects.pod import Owner, process_pod
+from torch_edl.plugins.kubernetes.objects.pod import process_pod
 from torch_edl.processes.launcher import Launcher, ProcessSpec
 from torch_edl.wire import master_pb2 as pb
 
@@ -101,7 +101,6 @@ class ClusterHost(Host):
         return [text]
 
     def launcher(self, config: JobConfig, token: str, incarnation: str) -> Launcher:
-        owner = Owner(name=names.master(config.name), uid=self._job_uid)
         shared = {name: os.environ[name] for name in _SHARED_VARIABLES if name in os.environ}
 
         def manifest(spec: ProcessSpec) -> Manifest:
@@ -118,7 +117,7 @@ class ClusterHost(Host):
                 command=["python", "-P", "-m", spec.module, *spec.args],
                 env={**shared, **env},
                 grace_s=config.cluster.grace_s,
-                owner=owner,
+                job_uid=self._job_uid,
                 priority_class=_priority_class(config, spec),
                 avoid=spec.avoid,
             )

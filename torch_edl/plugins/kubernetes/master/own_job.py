@@ -10,6 +10,7 @@ https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-backoff-failu
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from typing import Any
 
@@ -31,8 +32,7 @@ log = logging.getLogger(__name__)
 Manifest = dict[str, Any]
 
 _AGAIN_S = 1.0
-# Label by which the controller adopts a pod, and finalizer of a pod that is not counted yet.
-_UID_LABEL = "batch.kubernetes.io/controller-uid"
+# Finalizer of a pod that the controller has not counted yet.
 _TRACKING = "batch.kubernetes.io/job-tracking"
 
 
@@ -113,13 +113,13 @@ class OwnJob:
                 return
             if spec.get("suspend") or final_status.state_of(found) in ENDED:
                 return
-            self._api.create(next_pod(found))
+            self._api.create(self._next_pod(spec["template"]))
         except ClusterError as error:
             log.warning("the Job makes the next master's pod after a pause: %s", error)
 
     def _adopt(self) -> None:
         """Set the owner of the job's objects, which a user applied before the Job had a uid."""
-        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": self._name, "uid": self._uid}
+        owner = names.owner(self._job, self._uid)
         for kind, name in names.belongings(self._job):
             try:
                 self._api.patch(kind, name, {"metadata": {"ownerReferences": [owner]}})
@@ -128,27 +128,18 @@ class OwnJob:
             except ClusterError as error:
                 log.warning("%s %s stays when the job is deleted: %s", kind, name, error)
 
-
-def next_pod(job: Manifest) -> Manifest:
-    """Return the manifest of the next pod of a Job, equal to those of the controller."""
-    metadata, template = job["metadata"], job["spec"]["template"]
-    owner = {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "name": metadata["name"],
-        "uid": metadata["uid"],
-        "controller": True,
-    }
-    labels = (template.get("metadata") or {}).get("labels") or {}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            **(template.get("metadata") or {}),
-            "labels": {**labels, _UID_LABEL: metadata["uid"]},
-            "name": names.next_master_pod(metadata["name"]),
-            "ownerReferences": [owner],
-            "finalizers": [_TRACKING],
-        },
-        "spec": template["spec"],
-    }
+    def _next_pod(self, template: Manifest) -> Manifest:
+        """Return the manifest of a pod of the Job, equal to those of the controller."""
+        metadata = template.get("metadata") or {}
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                **metadata,
+                "labels": {**(metadata.get("labels") or {}), names.JOB_UID: self._uid},
+                "name": f"{self._name}-{secrets.token_hex(3)}",
+                "ownerReferences": [{**names.owner(self._job, self._uid), "controller": True}],
+                "finalizers": [_TRACKING],
+            },
+            "spec": template["spec"],
+        }

@@ -42,7 +42,6 @@ KEEP_S = 7 * 24 * 3600
 # that runs for weeks on preemptible machines loses many; a master that crashes ends the job itself.
 _MOST_PODS = 1000
 _MASTER_GRACE_S = 25.0
-_JOB_UID_LABEL = "batch.kubernetes.io/controller-uid"
 
 
 def in_pods(config: JobConfig, code: Mapping[str, bytes]) -> JobConfig:
@@ -94,9 +93,7 @@ def owned(manifest: Manifest, uid: str) -> Manifest:
     """Return the manifest of an object that is deleted together with the Job of that uid."""
     made = copy.deepcopy(manifest)
     job = made["metadata"]["annotations"][names.JOB]
-    made["metadata"]["ownerReferences"] = [
-        {"apiVersion": "batch/v1", "kind": "Job", "name": names.master(job), "uid": uid}
-    ]
+    made["metadata"]["ownerReferences"] = [names.owner(job, uid)]
     return made
 
 
@@ -262,7 +259,7 @@ def _job(config: JobConfig) -> Manifest:
     )
     spec["containers"][0]["env"] += [
         _field(ENV_NAMESPACE, "metadata.namespace"),
-        _field(ENV_JOB_UID, f"metadata.labels['{_JOB_UID_LABEL}']"),
+        _field(ENV_JOB_UID, f"metadata.labels['{names.JOB_UID}']"),
     ]
     pod = {
         "metadata": {

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch_edl.config.environment import (
@@ -40,14 +39,6 @@ _NODE_AWAY_S = 30
 _HOSTNAME = "kubernetes.io/hostname"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Owner:
-    """The Job of the master; the pods of a job are deleted with it."""
-
-    name: str
-    uid: str
-
-
 def process_pod(
     job: str,
     config: KubernetesConfig,
@@ -58,7 +49,7 @@ def process_pod(
     command: Sequence[str],
     env: Mapping[str, str],
     grace_s: float,
-    owner: Owner | None,
+    job_uid: str,
     priority_class: str = "",
     avoid: Sequence[str] = (),
 ) -> Manifest:
@@ -72,6 +63,7 @@ def process_pod(
         env: additional environment variables; no secrets.
         grace_s: seconds that the process has to exit after SIGTERM.
         priority_class: name of a PriorityClass; empty: the default of the cluster.
+        job_uid: uid of the Job of the master, which owns the pod; empty: nothing owns it.
         avoid: nodes on which the pod runs only if no other node has room.
     """
     metadata: Manifest = {
@@ -81,17 +73,8 @@ def process_pod(
     }
     if role == "worker" and config.processes_per_pod > 1:
         metadata["labels"][names.SHARED] = str(config.processes_per_pod)
-    if owner is not None:
-        metadata["ownerReferences"] = [
-            {
-                "apiVersion": "batch/v1",
-                "kind": "Job",
-                "name": owner.name,
-                "uid": owner.uid,
-                "controller": False,
-                "blockOwnerDeletion": False,
-            }
-        ]
+    if job_uid:
+        metadata["ownerReferences"] = [names.owner(job, job_uid)]
     spec = pod_spec(
         job,
         config,
