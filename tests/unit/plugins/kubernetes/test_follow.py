@@ -109,9 +109,7 @@ def start(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 def test_an_image_that_cannot_be_pulled_is_told_once(start: Callable[..., Client]) -> None:
     client = start()
     client.says("the master waits: the image none:1 cannot be pulled: ")
-    pods = [each for each in client.job.pods() if each.role == "master"]
-    while pods[0].waiting != "ImagePullBackOff":
-        pods = [each for each in client.job.pods() if each.role == "master"]
+    wait_for(lambda: (pod := client.job.master_pod()) and pod.waiting.reason == "ImagePullBackOff")
     client.interrupt()
     outcome = client.ends()
     assert outcome is not None

@@ -85,7 +85,7 @@ class ClusterJob:
             pod: pod of the master, whose termination message has the status if the master could
                 not change its Job object.
         """
-        said = final_status.from_text(pod.exit_message) if pod is not None and pod.ended else None
+        said = final_status.from_text(pod.exit.message) if pod is not None and pod.ended else None
         return final_status.of(self.manifest) or said
 
     def is_gone(self) -> bool:
@@ -112,7 +112,7 @@ class ClusterJob:
     def why_stuck(self, pod: causes.PodState) -> str:
         """Return why a deleted pod of the master does not end, and what to do; empty if the pod is
         not deleted or its node answers."""
-        if not (pod.running and pod.deleting and pod.disruption == causes.TAINTED):
+        if not (pod.running and pod.deleting and pod.disruption.reason == causes.TAINTED):
             return ""
         if self.manifest["spec"].get("podReplacementPolicy") != "Failed":
             return f"its node {pod.node} does not answer; the next master starts meanwhile"

@@ -96,7 +96,7 @@ def read_error(
         what: the request, such as ``create pod ctr-worker-3``.
     """
     said = status_of(body)
-    text = _one_line(str(said.get("message") or body or "no reason is given"))
+    text = one_line(str(said.get("message") or body or "no reason is given"))
     details = said.get("details")
     seconds = details.get("retryAfterSeconds") if isinstance(details, Mapping) else None
     after = _retry_after_s(headers, seconds)
@@ -152,7 +152,7 @@ def _forbidden(text: str, where: str) -> ClusterError:
 
 def unreachable(error: Exception, *, what: str, host: str) -> NoAnswerError:
     """Return the exception for a request without an answer."""
-    return NoAnswerError(f"{what}: no answer from {host}: {_one_line(str(error))}")
+    return NoAnswerError(f"{what}: no answer from {host}: {one_line(str(error))}")
 
 
 def status_of(body: str) -> Mapping[str, Any]:
@@ -174,6 +174,7 @@ def _retry_after_s(headers: Mapping[str, str], seconds: object) -> float:
     return 0.0
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str, most: int = _TEXT_CHARS) -> str:
+    """Return a text without line breaks, cut to ``most`` characters."""
     text = " ".join(text.split())
-    return text if len(text) <= _TEXT_CHARS else f"{text[: _TEXT_CHARS - 3]}..."
+    return text if len(text) <= most else f"{text[: most - 3]}..."

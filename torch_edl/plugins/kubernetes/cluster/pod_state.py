@@ -8,13 +8,14 @@ https://kubernetes.io/docs/concepts/workloads/pods/disruptions/#pod-disruption-c
 
 from __future__ import annotations
 
-import re
+import functools
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch_edl.plugins.kubernetes import names
+from torch_edl.plugins.kubernetes.cluster.failures import one_line
 from torch_edl.processes.launcher import ProcessExit, ProcessRefused, ProcessRuns, ProcessWaits
 
 _TEXT_CHARS = 300
@@ -51,6 +52,16 @@ _ENDED_BY_DELETION = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
 _NO_FAULT = (0, 128 + signal.SIGTERM)
 
 
+class Cause(NamedTuple):
+    """A reason, one word for programs, and its message for people; both empty if there is none."""
+
+    reason: str = ""
+    message: str = ""
+
+
+_NONE = Cause()
+
+
 @dataclass(frozen=True, kw_only=True)
 class PodState:
     """The state of a pod; only the parts in use, since a job may have thousands of pods."""
@@ -67,23 +78,20 @@ class PodState:
     node: str = ""
     """Name of the node; empty before the pod is scheduled."""
     image: str = ""
-    reason: str = ""
-    """Reason of the pod's status, such as ``Evicted``; empty if there is none."""
-    message: str = ""
-    disruption: str = ""
-    """Reason of the condition DisruptionTarget; empty if the condition does not hold."""
-    disruption_message: str = ""
+    status: Cause = _NONE
+    """Cause of the phase, such as ``Evicted``."""
+    disruption: Cause = _NONE
+    """Cause of the condition DisruptionTarget; empty if the condition does not hold."""
     unschedulable: str = ""
     """Reason why no node can run the pod; empty if a node was found or none was tried yet."""
     deleting: bool = False
-    waiting: str = ""
-    """Reason why the container does not run yet; empty if it is not waiting."""
-    waiting_message: str = ""
+    waiting: Cause = _NONE
+    """Cause why the container does not run yet; empty if it is not waiting."""
     running: bool = False
     exit_code: int | None = None
     """Exit code of the container; None if it has not ended."""
-    exit_reason: str = ""
-    exit_message: str = ""
+    exit: Cause = _NONE
+    """Cause of the end of the container."""
 
     @property
     def standing(self) -> tuple[bool, bool]:
@@ -102,18 +110,19 @@ class PodState:
 def read_pod(manifest: Mapping[str, Any]) -> PodState:
     """Return the state of a pod from its manifest; missing or malformed fields have their
     defaults."""
-    metadata, spec, status = (_part(manifest, key) for key in ("metadata", "spec", "status"))
-    labels = _part(metadata, "labels")
+    metadata, spec, status = (mapping(manifest, key) for key in ("metadata", "spec", "status"))
+    labels = mapping(metadata, "labels")
     conditions = {
-        _text(each, "type"): each for each in _parts(status, "conditions") if "type" in each
+        (_text(each, "type"), _text(each, "status")): _cause(each)
+        for each in mappings(status, "conditions")
     }
-    scheduled = conditions.get("PodScheduled", {})
-    disrupted = conditions.get("DisruptionTarget", {})
-    is_disrupted = _text(disrupted, "status") == "True"
-    ours = [c for c in _parts(status, "containerStatuses") if c.get("name") == names.CONTAINER]
-    state = _part(ours[0], "state") if ours else {}
-    waiting, ended = _part(state, "waiting"), _part(state, "terminated")
-    images = [c for c in _parts(spec, "containers") if c.get("name") == names.CONTAINER]
+    unschedulable, disruption = "", _NONE
+    if (why := conditions.get(("PodScheduled", "False"))) is not None:
+        unschedulable = why.message or why.reason or "no reason"
+    if (why := conditions.get(("DisruptionTarget", "True"))) is not None:
+        disruption = Cause(why.reason or "DisruptionTarget", why.message)
+    state = mapping(container(status, "containerStatuses"), "state")
+    ended = mapping(state, "terminated")
     id, code = _text(labels, names.ID), ended.get("exitCode")
     return PodState(
         name=_text(metadata, "name"),
@@ -124,21 +133,15 @@ def read_pod(manifest: Mapping[str, Any]) -> PodState:
         incarnation=_text(labels, names.INCARNATION),
         phase=_text(status, "phase") or "Pending",
         node=_text(spec, "nodeName"),
-        image=_text(images[0], "image") if images else "",
-        reason=_text(status, "reason"),
-        message=_text(status, "message"),
-        disruption=_text(disrupted, "reason") or "DisruptionTarget" if is_disrupted else "",
-        disruption_message=_text(disrupted, "message") if is_disrupted else "",
-        unschedulable=(_text(scheduled, "message") or _text(scheduled, "reason") or "no reason")
-        if _text(scheduled, "status") == "False"
-        else "",
+        image=_text(container(spec, "containers"), "image"),
+        status=_cause(status),
+        disruption=disruption,
+        unschedulable=unschedulable,
         deleting=bool(metadata.get("deletionTimestamp")),
-        waiting=_text(waiting, "reason"),
-        waiting_message=_text(waiting, "message"),
+        waiting=_cause(mapping(state, "waiting")),
         running="running" in state,
         exit_code=code if isinstance(code, int) else None,
-        exit_reason=_text(ended, "reason"),
-        exit_message=_text(ended, "message"),
+        exit=_cause(ended),
     )
 
 
@@ -151,24 +154,23 @@ def progress(pod: PodState, role: str, id: int) -> ProcessWaits | ProcessRuns | 
     """
     if pod.running:
         return ProcessRuns(role=role, id=id, node=pod.node)
-    option = _resources(role)
-    said = _last_line(pod.waiting_message)
+    waits = functools.partial(ProcessWaits, role=role, id=id)
+    reason, said = pod.waiting.reason, _last_line(pod.waiting.message)
     if pod.unschedulable and not pod.node:
         why = f"no node has room: {_cut(pod.unschedulable)}"
-        fix = f"it starts when there is room; {option} asks for less"
-        return ProcessWaits(role=role, id=id, why=why, fix=fix, placed=False)
-    if pod.waiting in _NEVER:
-        why = f"the image {pod.image} cannot be had: {said or pod.waiting}; name another --image"
+        fix = f"it starts when there is room; {_resources(role)} asks for less"
+        return waits(why=why, fix=fix, placed=False)
+    if reason in _NEVER:
+        why = f"the image {pod.image} cannot be had: {said or reason}; name another --image"
         return ProcessRefused(role=role, id=id, why=why)
-    if pod.waiting in _IMAGE:
-        why = f"the image {pod.image} cannot be pulled: {said or pod.waiting}"
+    if reason in _IMAGE:
+        why = f"the image {pod.image} cannot be pulled: {said or reason}"
         fix = "check --image and, for a private registry, imagePullSecrets in --pod-template"
-        return ProcessWaits(role=role, id=id, why=why, fix=fix)
-    if pod.waiting.endswith("Error") or pod.waiting == "CrashLoopBackOff":
-        why = f"its container cannot be created ({pod.waiting}): {said or 'no reason is given'}"
-        fix = f"kubectl describe pod {pod.name} says more"
-        return ProcessWaits(role=role, id=id, why=why, fix=fix)
-    return ProcessWaits(role=role, id=id)
+        return waits(why=why, fix=fix)
+    if reason.endswith("Error") or reason == "CrashLoopBackOff":
+        why = f"its container cannot be created ({reason}): {said or 'no reason is given'}"
+        return waits(why=why, fix=f"kubectl describe pod {pod.name} says more")
+    return waits()
 
 
 def end(
@@ -184,50 +186,36 @@ def end(
     """
     if not (pod.ended or gone):
         return None
-    code, why, taken, blames = pod.exit_code, "", False, False
+    code = pod.exit_code
+    exit = functools.partial(ProcessExit, role=role, id=id, node=pod.node)
+    taken = functools.partial(exit, own_fault=False)
+    status = pod.status.reason
+    if pod.disruption.reason:
+        unknown = f"taken away ({pod.disruption.reason})", False
+        text, blames = _DISRUPTIONS.get(pod.disruption.reason, unknown)
+        return taken(code=code, why=_because(text, pod.disruption.message), blames_node=blames)
     # For example OutOfcpu: another pod was placed on the node first.
-    out_of = pod.reason.startswith("OutOf")
-    if pod.disruption:
-        text, blames = _DISRUPTIONS.get(pod.disruption, (f"taken away ({pod.disruption})", False))
-        why, taken = _because(text, pod.disruption_message), True
-    elif pod.reason in _REASONS or out_of:
-        text, blames = _REASONS.get(pod.reason, ("its node had no room left", False))
-        why, taken = _because(text, pod.message), True
-    elif pod.exit_reason == _UNKNOWN:
-        why, taken, blames, code = "its node has lost it", True, True, None
-    elif asked:
+    if status in _REASONS or status.startswith("OutOf"):
+        text, blames = _REASONS.get(status, ("its node had no room left", False))
+        return taken(code=code, why=_because(text, pod.status.message), blames_node=blames)
+    if pod.exit.reason == _UNKNOWN:
+        return taken(why="its node has lost it", blames_node=True)
+    if asked:
         code = 128 + signal.SIGTERM if code is None else code
     elif (gone and code is None) or (pod.deleting and code in _ENDED_BY_DELETION):
-        why, taken = "its pod was deleted", True
-    if taken:
-        return ProcessExit(
-            role=role, id=id, code=code, why=why, own_fault=False, node=pod.node, blames_node=blames
-        )
-    if pod.exit_reason == _OUT_OF_MEMORY:
-        return ProcessExit(
-            role=role,
-            id=id,
-            code=code,
-            why=f"it was out of memory ({_OUT_OF_MEMORY}); {_resources(role)} memory= sets the "
-            "limit",
-            own_fault=True,
-            node=pod.node,
-        )
-    if pod.exit_reason in _CANNOT_START:
-        said = _last_line(pod.exit_message) or pod.exit_reason
-        return ProcessExit(
-            role=role,
-            id=id,
-            code=code,
-            why=f"its container cannot start: {said}; does the image {pod.image} have torch-edl?",
-            own_fault=True,
-            node=pod.node,
-            blames_node=True,
-        )
+        return taken(code=code, why="its pod was deleted")
+    if pod.exit.reason == _OUT_OF_MEMORY:
+        limit = f"{_resources(role)} memory= sets the limit"
+        why = f"it was out of memory ({_OUT_OF_MEMORY}); {limit}"
+        return exit(code=code, why=why, own_fault=True)
+    if pod.exit.reason in _CANNOT_START:
+        said = _last_line(pod.exit.message) or pod.exit.reason
+        why = f"its container cannot start: {said}; does the image {pod.image} have torch-edl?"
+        return exit(code=code, why=why, own_fault=True, blames_node=True)
     # The user's code ended the process, or another cause without a trace.
     failed = code not in _NO_FAULT
-    said = _last_line(pod.exit_message) if failed else ""
-    return ProcessExit(role=role, id=id, code=code, why=said, node=pod.node, blames_node=failed)
+    said = _last_line(pod.exit.message) if failed else ""
+    return exit(code=code, why=said, blames_node=failed)
 
 
 def _resources(role: str) -> str:
@@ -245,18 +233,28 @@ def _last_line(text: str) -> str:
 
 
 def _cut(text: str) -> str:
-    text = re.sub(r"\s+", " ", text).strip().rstrip(".")
-    return text if len(text) <= _TEXT_CHARS else f"{text[: _TEXT_CHARS - 3]}..."
+    return one_line(text.strip().rstrip("."), _TEXT_CHARS)
 
 
-def _part(parent: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def mapping(parent: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return a mapping within a manifest; empty if there is none."""
     found = parent.get(key)
     return found if isinstance(found, Mapping) else {}
 
 
-def _parts(parent: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+def mappings(parent: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    """Return a list of mappings within a manifest; empty if there is none."""
     found = parent.get(key)
     return [each for each in found if isinstance(each, Mapping)] if isinstance(found, list) else []
+
+
+def container(parent: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return the container of the job among several; empty if there is none."""
+    return next((c for c in mappings(parent, key) if c.get("name") == names.CONTAINER), {})
+
+
+def _cause(parent: Mapping[str, Any]) -> Cause:
+    return Cause(_text(parent, "reason"), _text(parent, "message"))
 
 
 def _text(parent: Mapping[str, Any], key: str) -> str:

@@ -6,13 +6,14 @@ written there, such as a part of a checkpoint, cannot be read by another pod.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
 from torch_edl.plugins.kubernetes import names
+from torch_edl.plugins.kubernetes.cluster.pod_state import container, mapping, mappings
 
 _VOLUME = "add --volume claim=NAME,path={folder} (of a claim that many pods can write to)"
 # Volumes that cannot be written to, and the one that each pod has for itself.
@@ -77,30 +78,17 @@ def _mounts(config: JobConfig) -> dict[str, str]:
     The reason is empty if they can.
     """
     volumes, mounts = config.platform_config.volumes
-    spec = _mapping(config.platform_config.template, "spec")
-    ours = [c for c in _list(spec, "containers") if c.get("name") == names.CONTAINER]
-    volumes = [*volumes, *_list(spec, "volumes")]
-    mounts = [*mounts, *(_list(ours[0], "volumeMounts") if ours else [])]
-    by_name = {str(each.get("name")): each for each in volumes}
+    spec = mapping(config.platform_config.template, "spec")
+    by_name = {str(each.get("name")): each for each in [*volumes, *mappings(spec, "volumes")]}
     return {
         str(each.get("mountPath")): _why_not(by_name.get(str(each.get("name")), {}), each)
-        for each in mounts
+        for each in [*mounts, *mappings(container(spec, "containers"), "volumeMounts")]
     }
 
 
-def _why_not(volume: dict[str, Any], mount: dict[str, Any]) -> str:
+def _why_not(volume: Mapping[str, Any], mount: Mapping[str, Any]) -> str:
     if mount.get("readOnly"):
         return "is mounted read-only"
     if any(source in volume for source in _FIXED):
         return "cannot be written to"
     return "is of one pod alone" if _OWN in volume else ""
-
-
-def _mapping(parent: Any, key: str) -> dict[str, Any]:
-    found = parent.get(key)
-    return found if isinstance(found, dict) else {}
-
-
-def _list(parent: Any, key: str) -> list[dict[str, Any]]:
-    found = parent.get(key)
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
