@@ -102,24 +102,22 @@ class KubernetesConfig(Checked):
                 "(torch-edl image writes a Dockerfile for one)"
             )
         if job.kind != "script":
-            self._check_sharing(workers=job.cluster.max_workers, spares=job.cluster.spares)
+            workers, spares = job.cluster.max_workers, job.cluster.spares
+            each = f"--processes-per-pod {self.processes_per_pod}"
+            if self.processes_per_pod > workers:
+                raise UsageError(
+                    f"{each}: --workers {workers} has fewer in all; write --workers "
+                    f"{self.processes_per_pod} or more"
+                )
+            if self.shares_pods(job) and spares:
+                raise UsageError(
+                    f"--spares {spares}: with {each}, a worker that is lost alone is replaced in "
+                    "its pod; leave --spares out"
+                )
 
     def shares_pods(self, job: JobConfig) -> bool:
         """Return True if several workers of a model file share a pod."""
         return job.kind != "script" and self.processes_per_pod > 1
-
-    def _check_sharing(self, *, workers: int, spares: int) -> None:
-        each = f"--processes-per-pod {self.processes_per_pod}"
-        if self.processes_per_pod > workers:
-            raise UsageError(
-                f"{each}: --workers {workers} has fewer in all; write --workers "
-                f"{self.processes_per_pod} or more"
-            )
-        if self.processes_per_pod > 1 and spares:
-            raise UsageError(
-                f"--spares {spares}: with {each}, a worker that is lost alone is replaced in its "
-                "pod; leave --spares out"
-            )
 
     def resources(self, role: str) -> dict[str, str]:
         """Return the resource quantities of a pod by name of the resource.

@@ -307,4 +307,4 @@ def test_a_context_names_the_cluster_and_the_namespace(
 def test_a_process_outside_of_a_cluster_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(UsageError, match="no service account"):
-        Api.in_cluster()
+        Api.in_cluster("ml")

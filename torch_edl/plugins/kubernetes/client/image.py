@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import re
 import shlex
 import sys
@@ -17,6 +18,7 @@ from torch_edl.cli.terminal import stdout
 from torch_edl.config import extensions
 from torch_edl.data.sources import opening
 from torch_edl.errors import UsageError
+from torch_edl.plugins.kubernetes.objects.pod import USER
 from torch_edl.training.contract.backends import package_of
 
 # PyTorch publishes its wheels in one folder per variant.
@@ -24,8 +26,6 @@ _WHEELS = "https://download.pytorch.org/whl"
 _VARIANT = re.compile(r"cpu|cu\d{2,3}|rocm\d(\.\d)*|xpu")
 # Suffixes of files that pip can install.
 _PACKAGES = (".whl", ".tar.gz", ".zip")
-_USER = 1000
-"""User id of the processes in the image; the same as in ``objects/pod.py``."""
 
 _TEMPLATE = """\
 # Written by torch-edl image. In the folder of the code:
@@ -54,14 +54,7 @@ def main(args: argparse.Namespace) -> int:
         UsageError: a variant or an extra that does not exist, a file that is missing, or an output
             file that exists already.
     """
-    text = dockerfile(
-        extras=_extras(args.model_file, args.data, args.extra),
-        variant=args.torch,
-        install=args.install,
-        requirements=args.requirements,
-        code=args.code,
-        name=args.output,
-    )
+    text = _dockerfile(args)
     if args.output == "-":
         sys.stdout.write(text)
         return 0
@@ -89,29 +82,9 @@ def _extras(model_file: str, data: Sequence[str], named: Sequence[str]) -> list[
     return ["kubernetes", *sorted(found - {"kubernetes"})]
 
 
-def dockerfile(
-    *,
-    extras: Sequence[str],
-    variant: str,
-    install: str,
-    requirements: str,
-    code: str,
-    name: str,
-) -> str:
-    """Return the text of the Dockerfile.
-
-    Args:
-        extras: extras of torch-edl to install.
-        variant: variant of torch, such as ``cpu`` or ``cu126``.
-        install: pip requirement, wheel or source folder from which torch-edl is installed; empty:
-            this version. A wheel or a folder must be inside the build context.
-        requirements: requirements file inside the build context; empty: none.
-        code: folder in the image into which the build context is copied; empty: it is not copied.
-        name: file name of the Dockerfile.
-
-    Raises:
-        UsageError: a variant that does not exist, or a path that cannot be copied.
-    """
+def _dockerfile(args: argparse.Namespace) -> str:
+    """Return the text of the Dockerfile. The build context of the image is the current folder."""
+    variant, install, requirements, code = args.torch, args.install, args.requirements, args.code
     if not _VARIANT.fullmatch(variant):
         raise UsageError(
             f"--torch {variant}: no variant of torch; write cpu, or that of your GPUs, such as "
@@ -136,16 +109,16 @@ def dockerfile(
         needs = f"COPY {_json(place, '/tmp/requirements.txt')}\n"
         needs += "RUN pip install -r /tmp/requirements.txt\n"
     return _TEMPLATE.format(
-        file="" if name in ("Dockerfile", "-") else f" -f {shlex.quote(name)}",
+        file="" if args.output in ("Dockerfile", "-") else f" -f {shlex.quote(args.output)}",
         run=f"--code-in-image {code} " if code else "",
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
         copy=copy,
         install=shlex.quote(wanted),
-        extras=",".join(extras),
+        extras=",".join(_extras(args.model_file, args.data, args.extra)),
         wheels=f"{_WHEELS}/{variant}",
         requirements=needs,
         code=f"COPY {_json('.', code)}\nWORKDIR {code}\n" if code else "",
-        user=_USER,
+        user=USER,
     )
 
 
@@ -162,5 +135,4 @@ def _in_context(option: str, path: str) -> str:
 
 def _json(*words: str) -> str:
     """Return the words as a JSON array, the form of an instruction that allows blanks in a path."""
-    quoted = (word.replace("\\", "\\\\").replace('"', '\\"') for word in words)
-    return "[" + ", ".join(f'"{word}"' for word in quoted) + "]"
+    return json.dumps(words, ensure_ascii=False)

@@ -48,7 +48,7 @@ _PAGE = 500
 
 
 class Api:
-    """One namespace of a cluster.
+    """One namespace of a cluster. Methods raise ClusterError for a request that fails.
 
     Args:
         client: ``ApiClient`` of the official client.
@@ -61,7 +61,7 @@ class Api:
         self._host = client.configuration.host
 
     @classmethod
-    def in_cluster(cls, namespace: str = "") -> Api:
+    def in_cluster(cls, namespace: str) -> Api:
         """Connect to the cluster of this pod, with the token of its service account.
 
         Raises:
@@ -76,7 +76,7 @@ class Api:
                 f"this process has no service account of a cluster: {error}; the master of a job "
                 "on Kubernetes runs in a pod that torch-edl run --platform kubernetes makes"
             ) from error
-        return cls(_client(kubernetes, configuration), namespace or _own_namespace())
+        return cls(_client(kubernetes, configuration), namespace)
 
     @classmethod
     def of_kubeconfig(cls, *, context: str = "", namespace: str = "") -> Api:
@@ -130,27 +130,17 @@ class Api:
         Raises:
             ExistsError: an object of that name exists.
             QuotaError: the quota of the namespace has no room for the object.
-            ClusterError: any other failure.
         """
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         return self._object("POST", f"create {kind.lower()} {name}", _path(kind), body=manifest)
 
     def get(self, kind: str, name: str) -> Manifest:
-        """Return an object.
-
-        Raises:
-            MissingError: the object does not exist.
-            ClusterError: any other failure.
-        """
+        """Return an object; raise MissingError if it does not exist."""
         return self._object("GET", f"get {kind.lower()} {name}", _path(kind, name))
 
     def patch(self, kind: str, name: str, patch: Manifest) -> Manifest:
-        """Apply a strategic merge patch to an object, and return the object.
-
-        Raises:
-            MissingError: the object does not exist.
-            ClusterError: any other failure.
-        """
+        """Apply a strategic merge patch to an object, and return the object; raise MissingError if
+        it does not exist."""
         what = f"patch {kind.lower()} {name}"
         return self._object("PATCH", what, _path(kind, name), body=patch)
 
@@ -163,7 +153,6 @@ class Api:
 
         Raises:
             MissingError: the object does not exist.
-            ClusterError: any other failure.
         """
         options: Manifest = {
             "apiVersion": "v1",
@@ -185,9 +174,6 @@ class Api:
         Args:
             read: converts an object when it arrives, to keep less of it: a job may have thousands.
             fields: field selector, such as ``type=Warning``.
-
-        Raises:
-            ClusterError: any failure.
         """
         items: list[T] = []
         rest: str | None = None
@@ -215,7 +201,6 @@ class Api:
 
         Raises:
             ExpiredError: the server no longer has that version.
-            ClusterError: any other failure.
         """
         what = f"watch {kind.lower()}s"
         query = {
@@ -239,7 +224,6 @@ class Api:
 
         Raises:
             MissingError: the pod does not exist.
-            ClusterError: any other failure, also while lines are read.
         """
         query = {"container": container, "follow": str(follow).lower()}
         if tail is not None:
@@ -253,9 +237,7 @@ class Api:
     def connect(self, pod: str, port: int) -> socket.socket:
         """Connect to a port of a pod, at the loopback address of the pod.
 
-        Raises:
-            ClusterError: the pod does not exist, or the server rejects the request. A pod that does
-                not listen on the port closes the connection at once.
+        A pod that does not listen on the port closes the connection at once.
         """
         import kubernetes.client
         from kubernetes.client.exceptions import ApiException
@@ -363,26 +345,14 @@ def _official_client() -> Any:
 
 
 def _client(kubernetes: Any, configuration: Any) -> Any:
+    from kubernetes.utils.keepalive import tcp_keepalive_socket_options
+
     # The caller repeats calls, within its own limits of time.
     configuration.retries = False
     configuration.connection_pool_maxsize = _CONNECTIONS
     # A watch may be silent for a minute. Probes of the kernel cost the server nothing, and detect a
     # vanished server after 15 + 3 * 5 s. The default of the client and of client-go needs 165 s.
-    configuration.socket_options = _probing()
-    return kubernetes.client.ApiClient(configuration)
-
-
-def _probing() -> list[tuple[int, int, int]]:
-    from kubernetes.utils.keepalive import tcp_keepalive_socket_options
-
-    options: list[tuple[int, int, int]] = tcp_keepalive_socket_options(
+    configuration.socket_options = tcp_keepalive_socket_options(
         idle=_PROBE_AFTER_S, interval=_PROBE_EVERY_S, count=_PROBES
     )
-    return options
-
-
-def _own_namespace() -> str:
-    path = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
-    with contextlib.suppress(OSError), open(path, encoding="utf-8") as file:
-        return file.read().strip()
-    return "default"
+    return kubernetes.client.ApiClient(configuration)

@@ -11,6 +11,7 @@ from torch_edl.errors import UsageError
 from torch_edl.plugins.kubernetes import names
 from torch_edl.plugins.kubernetes.cluster.api import Api
 from torch_edl.plugins.kubernetes.cluster.failures import ClusterError, ExistsError
+from torch_edl.plugins.kubernetes.cluster.pod_state import mapping, mappings
 from torch_edl.plugins.kubernetes.objects import job
 
 Manifest = dict[str, Any]
@@ -46,18 +47,11 @@ def submit(api: Api, config: JobConfig, *, token: str, code: Mapping[str, bytes]
         raise
 
 
-def is_over(manifest: Mapping[str, Any]) -> bool:
-    """Return True if a Job has completed or failed."""
-    return ending(manifest) is not None
-
-
 def ending(manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the condition that tells how a Job ended; None if it has not ended."""
-    conditions = (manifest.get("status") or {}).get("conditions") or []
-    for each in conditions:
+    for each in mappings(mapping(manifest, "status"), "conditions"):
         if each.get("type") in ("Complete", "Failed") and each.get("status") == "True":
-            found: Mapping[str, Any] = each
-            return found
+            return each
     return None
 
 
@@ -65,7 +59,7 @@ def _taken(api: Api, name: str) -> str:
     there = f"--job-name {name}: there is a job of that name in namespace {api.namespace}"
     at = f"{name} --namespace {api.namespace}"
     with contextlib.suppress(ClusterError):
-        if is_over(api.get("Job", names.master(name))):
+        if ending(api.get("Job", names.master(name))) is not None:
             remove = f"kubectl delete job {names.master(name)} --namespace {api.namespace}"
             return f"{there}, which is over; remove it with {remove}"
     return f"{there}; choose another, or end that one with torch-edl stop {at}"
