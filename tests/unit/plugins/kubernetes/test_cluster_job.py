@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,49 +12,26 @@ pytest.importorskip("kubernetes", reason="needs torch-edl[kubernetes]")
 from kubernetes import client
 
 from tests.cluster.cluster import Cluster
+from tests.unit.plugins.kubernetes.jobs import CODE, TOKEN, job_config
 from tests.waiting import wait_for
-from torch_edl.config import JobConfig
 from torch_edl.plugins.kubernetes import names
 from torch_edl.plugins.kubernetes.client import cluster_job
 from torch_edl.plugins.kubernetes.client.cluster_job import ClusterJob
 from torch_edl.plugins.kubernetes.cluster.api import Api
-from torch_edl.plugins.kubernetes.config import KubernetesConfig
+from torch_edl.plugins.kubernetes.cluster.failures import ForbiddenError
 from torch_edl.plugins.kubernetes.objects import final_status, job
-from torch_edl.plugins.kubernetes.objects.submit import submit
 from torch_edl.wire import master_pb2 as pb
 
-CODE = {"model.py": b""}
 SLEEP = ["sleep", "1000"]
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    nodes = [{"name": name, "cpu": "4"} for name in ("n1", "n2")]
-    with Cluster(tmp_path_factory.mktemp("cluster"), nodes=nodes) as started:
-        yield started
-
-
-@pytest.fixture
-def api(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
-    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
-    made = Api.of_kubeconfig(namespace=cluster.make_namespace())
-    yield made
-    made.close()
-
-
 def found_job(api: Api, **pods: Any) -> ClusterJob:
-    """The job ``ctr``, whose Job makes no pods."""
-    config = JobConfig(
-        name="ctr",
-        model_file="/m.py",
-        platform="kubernetes",
-        platform_config=KubernetesConfig(image="edl", **pods),
-    )
-    submit(api, job.in_pods(config, CODE), token="t" * 40, code=CODE)
-    api.patch("Job", names.master("ctr"), {"spec": {"suspend": True}})
-    found = cluster_job.find(api, "ctr")
-    wait_for(lambda: found.master_pod() is None)
-    return found
+    """The job ``ctr``, whose Job never makes a pod: a master that runs could note the end."""
+    config = job.in_pods(job_config(pods=pods), CODE)
+    *objects, master = job.objects(config, namespace=api.namespace, token=TOKEN, code=CODE)
+    for each in (*objects, job.suspended(master)):
+        api.create(each)
+    return cluster_job.find(api, "ctr")
 
 
 def start_master(api: Api, name: str, node: str, command: list[str]) -> None:
@@ -95,6 +71,14 @@ def test_a_master_on_a_node_that_does_not_answer_counts_until_there_is_another(
     wait_for(lambda: [pod.name for pod in found.pods()] == ["second"])
     cluster.control("return-node", name="n1")
     api.delete("Pod", "second", grace_s=0)
+
+
+def test_a_user_who_is_not_logged_in_is_told_so(cluster: Cluster, api: Api) -> None:
+    stranger = Api(cluster.api_client("no-such-token"), api.namespace)
+    with pytest.raises(ForbiddenError, match="log in again until kubectl get pods works") as raised:
+        cluster_job.find(stranger, "ctr")
+    assert raised.value.status == 401
+    stranger.close()
 
 
 def test_a_master_that_may_not_change_its_job_says_in_its_pod_how_the_job_ended(api: Api) -> None:

@@ -15,44 +15,24 @@ from rich.console import Console
 pytest.importorskip("kubernetes", reason="needs torch-edl[kubernetes]")
 
 from tests.cluster.cluster import Cluster
+from tests.unit.plugins.kubernetes.jobs import NO_ROOM, start
 from tests.waiting import wait_for
 from torch_edl.cli.progress import Display
-from torch_edl.config import JobConfig
 from torch_edl.interfaces.platform import JobOutcome
 from torch_edl.plugins.kubernetes.client import cluster_job
 from torch_edl.plugins.kubernetes.client import follow as attend
 from torch_edl.plugins.kubernetes.client.follow import ClusterFollower
 from torch_edl.plugins.kubernetes.cluster.api import Api
 from torch_edl.plugins.kubernetes.cluster.failures import ClusterError, ForbiddenError
-from torch_edl.plugins.kubernetes.config import KubernetesConfig
-from torch_edl.plugins.kubernetes.objects import job
-from torch_edl.plugins.kubernetes.objects.submit import submit
 from torch_edl.processes.signals import StopSignals
-
-CODE = {"model.py": b""}
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """With a node that has no image but ``edl``."""
-    nodes = [{"name": "n1", "cpu": "4"}]
-    with Cluster(tmp_path_factory.mktemp("cluster"), nodes=nodes) as started:
-        yield started
 
 
 class Client:
-    """A client that stays with a job, in a thread."""
+    """A client that stays with a job, in a thread. No node has its image unless one is named."""
 
-    def __init__(self, cluster: Cluster, *, leaves: bool = False, **pods: Any) -> None:
-        self.api = Api.of_kubeconfig(namespace=cluster.make_namespace())
-        made = JobConfig(
-            name="ctr",
-            model_file="/m.py",
-            platform="kubernetes",
-            platform_config=KubernetesConfig(**{"image": "none:1", **pods}),
-        )
-        submit(self.api, job.in_pods(made, CODE), token="t" * 40, code=CODE)
-        self.job = cluster_job.find(self.api, "ctr")
+    def __init__(self, api: Api, *, leaves: bool = False, **pods: Any) -> None:
+        start(api, **{"image": "none:1", **pods})
+        self.job = cluster_job.find(api, "ctr")
         self.output = io.StringIO()
         self.signals = StopSignals(())
         self.outcome: JobOutcome | None = None
@@ -82,7 +62,6 @@ class Client:
     def ends(self) -> JobOutcome | None:
         self._until(lambda: not self._thread.is_alive())
         self._thread.join()
-        self.api.close()
         return self.outcome
 
     def _until(self, holds: Callable[[], bool]) -> None:
@@ -90,24 +69,22 @@ class Client:
 
 
 @pytest.fixture
-def start(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Client]]:
-    """Starts clients, which have ended when the test has."""
-    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
-    cluster.heal()
+def follow(api: Api) -> Iterator[Callable[..., Client]]:
+    """Starts a client, which has ended when the test has."""
     clients: list[Client] = []
 
-    def start(**words: Any) -> Client:
-        clients.append(Client(cluster, **words))
+    def follow(**words: Any) -> Client:
+        clients.append(Client(api, **words))
         return clients[-1]
 
-    yield start
+    yield follow
     for client in clients:
         client.interrupt(signal.SIGTERM)  # which leaves
         client.ends()
 
 
-def test_an_image_that_cannot_be_pulled_is_told_once(start: Callable[..., Client]) -> None:
-    client = start()
+def test_an_image_that_cannot_be_pulled_is_told_once(follow: Callable[..., Client]) -> None:
+    client = follow()
     client.says("the master waits: the image none:1 cannot be pulled: ")
     wait_for(lambda: (pod := client.job.master_pod()) and pod.waiting.reason == "ImagePullBackOff")
     client.interrupt()
@@ -118,30 +95,44 @@ def test_an_image_that_cannot_be_pulled_is_told_once(start: Callable[..., Client
     assert not client.job.refresh()
 
 
-def test_a_pod_that_no_node_has_room_for_is_told(start: Callable[..., Client]) -> None:
-    client = start(master_resources="cpu=99")
-    text = client.says("the master waits: no node has room: 0/1 nodes are available")
+def test_a_pod_that_no_node_has_room_for_is_told(follow: Callable[..., Client]) -> None:
+    client = follow(**NO_ROOM)
+    text = client.says("the master waits: no node has room: 0/2 nodes are available")
     assert "--master-resources asks for less" in text
 
 
-def test_an_image_that_is_no_name_ends_the_wait(start: Callable[..., Client]) -> None:
-    outcome = start(image="BAD::").ends()
+def test_an_image_that_is_no_name_ends_the_wait(follow: Callable[..., Client]) -> None:
+    outcome = follow(image="BAD::").ends()
     assert outcome is not None
     assert outcome.exit_code == 2
     assert "the image BAD:: cannot be had" in outcome.error
 
 
-def test_a_master_without_a_pod_is_explained(start: Callable[..., Client]) -> None:
-    client = start(service_account="nobody")
+def test_a_master_without_a_pod_is_explained(follow: Callable[..., Client]) -> None:
+    client = follow(service_account="nobody")
     client.says("the master has no pod: ")
     assert 'serviceaccount "nobody" not found' in client.output.getvalue()
 
 
+def test_a_master_beyond_the_quota_of_its_namespace_is_explained(
+    cluster: Cluster, api: Api, follow: Callable[..., Client]
+) -> None:
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "none"},
+        "spec": {"hard": {"pods": "0"}},
+    }
+    cluster.request("POST", f"/api/v1/namespaces/{api.namespace}/resourcequotas", quota)
+    client = follow()
+    assert "exceeded quota: none, requested: pods=1" in client.says("the master has no pod: ")
+
+
 def test_a_server_that_was_just_started_is_waited_for(
-    cluster: Cluster, start: Callable[..., Client]
+    cluster: Cluster, follow: Callable[..., Client]
 ) -> None:
     """It knows no Roles yet: it rejects everything."""
-    client = start()
+    client = follow()
     client.says("the master waits: the image none:1 cannot be pulled: ")
     cluster.control("restart", away_s=0.5, unsynced_s=1000.0)
     assert "still trying" in client.says("may not")
@@ -154,10 +145,10 @@ def test_a_server_that_was_just_started_is_waited_for(
 
 
 def test_rights_that_are_taken_away_for_good_end_the_client(
-    cluster: Cluster, start: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, follow: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attend, "SETTLING_S", 3.0)
-    client = start()
+    client = follow()
     client.says("the master waits: the image none:1 cannot be pulled: ")
     cluster.control("restart", away_s=0.0, unsynced_s=1000.0)
     client.ends()
@@ -166,8 +157,8 @@ def test_rights_that_are_taken_away_for_good_end_the_client(
     assert "jobs" in str(client.error)
 
 
-def test_a_job_that_was_deleted_is_no_success(start: Callable[..., Client]) -> None:
-    client = start()
+def test_a_job_that_was_deleted_is_no_success(follow: Callable[..., Client]) -> None:
+    client = follow()
     client.job.remove()
     outcome = client.ends()
     assert outcome is not None
@@ -178,11 +169,9 @@ def test_a_job_that_was_deleted_is_no_success(start: Callable[..., Client]) -> N
     ("leaves", "number"), [(True, signal.SIGINT), (False, signal.SIGHUP), (False, signal.SIGTERM)]
 )
 def test_a_client_that_leaves_leaves_the_job_alone(
-    start: Callable[..., Client], leaves: bool, number: signal.Signals
+    follow: Callable[..., Client], leaves: bool, number: signal.Signals
 ) -> None:
-    client = start(leaves=leaves)
+    client = follow(leaves=leaves)
     client.interrupt(number)
     assert client.ends() is None
-    api = Api.of_kubeconfig(namespace=client.api.namespace)
-    assert cluster_job.find(api, "ctr").uid == client.job.uid
-    api.close()
+    assert client.job.refresh()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,42 +9,20 @@ import pytest
 pytest.importorskip("kubernetes", reason="needs torch-edl[kubernetes]")
 
 from tests.cluster.cluster import Cluster
+from tests.unit.plugins.kubernetes.jobs import CODE, NO_ROOM, job_config, start
 from tests.waiting import wait_for
-from torch_edl.config import JobConfig
 from torch_edl.plugins.kubernetes import names
 from torch_edl.plugins.kubernetes.client import cluster_job
 from torch_edl.plugins.kubernetes.cluster.api import Api
-from torch_edl.plugins.kubernetes.config import KubernetesConfig
 from torch_edl.plugins.kubernetes.master.own_job import OwnJob
 from torch_edl.plugins.kubernetes.objects import job
-from torch_edl.plugins.kubernetes.objects.submit import submit
 from torch_edl.wire import master_pb2 as pb
-
-CODE = {"model.py": b""}
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Without nodes: pods stay pending."""
-    with Cluster(tmp_path_factory.mktemp("cluster"), nodes=[]) as started:
-        yield started
-
-
-@pytest.fixture
-def api(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
-    cluster.heal()
-    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
-    made = Api.of_kubeconfig(namespace=cluster.make_namespace())
-    yield made
-    made.close()
 
 
 @pytest.fixture
 def own(api: Api) -> OwnJob:
     """The own Job of the job ``ctr``, which has made the first pod."""
-    pods = KubernetesConfig(image="edl", state_claim="state")
-    config = JobConfig(name="ctr", model_file="/m.py", platform="kubernetes", platform_config=pods)
-    made = submit(api, job.in_pods(config, CODE), token="t" * 40, code=CODE)
+    made = start(api, state_claim="state", **NO_ROOM)
     wait_for(lambda: masters(api))
     return OwnJob(api, "ctr", made["metadata"]["uid"])
 
@@ -126,9 +103,7 @@ def test_a_server_that_was_just_started_is_waited_for(cluster: Cluster, own: Own
 
 
 def test_objects_that_a_user_has_applied_belong_to_the_job_then(api: Api) -> None:
-    pods = KubernetesConfig(image="edl", network_policy=False)
-    config = JobConfig(name="ctr", model_file="/m.py", platform="kubernetes", platform_config=pods)
-    config = job.in_pods(config, CODE)
+    config = job.in_pods(job_config(pods={"network_policy": False, **NO_ROOM}), CODE)
     made = [
         api.create(each)
         for each in job.objects(config, namespace=api.namespace, token="", code=CODE, applied=True)
