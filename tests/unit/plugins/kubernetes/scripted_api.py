@@ -92,8 +92,12 @@ def scripted_api() -> Iterator[ScriptedApi]:
         thread.join()
 
 
-def kubeconfig(folder: Path, url: str) -> Path:
-    """A kubeconfig with the contexts ``here`` (of namespace ``ml``) and ``other``."""
+def kubeconfig(folder: Path, url: str = "https://127.0.0.1:1") -> Path:
+    """A kubeconfig with the contexts ``here`` (of namespace ``ml``) and ``other``.
+
+    Args:
+        url: of the cluster; without one, no cluster answers.
+    """
     contexts = [
         {"name": "here", "context": {"cluster": "c", "user": "u", "namespace": "ml"}},
         {"name": "other", "context": {"cluster": "c", "user": "u"}},

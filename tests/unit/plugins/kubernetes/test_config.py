@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.plugins.kubernetes.jobs import job_config
 from torch_edl.config import ClusterConfig, JobConfig
 from torch_edl.errors import UsageError
 from torch_edl.plugins.kubernetes.config import KubernetesConfig
@@ -90,15 +91,13 @@ def test_a_share_of_the_workers_has_a_class_and_the_rest_the_other() -> None:
 
 
 def test_pods_need_an_image() -> None:
-    pods = KubernetesConfig()
     with pytest.raises(UsageError, match="add --image IMAGE"):
-        JobConfig(name="j", model_file="/m.py", platform="kubernetes", platform_config=pods)
+        job_config(pods={"image": ""})
 
 
 def test_the_configuration_survives_json() -> None:
     template = {"spec": {"containers": [{"name": "main", "tty": True}]}}
-    pods = KubernetesConfig(image="edl", volume=("claim=a,path=/a",), template=template)
-    config = JobConfig(name="j", model_file="/m.py", platform="kubernetes", platform_config=pods)
+    config = job_config(pods={"volume": ("claim=a,path=/a",), "template": template})
     assert JobConfig.from_json(config.to_json()) == config
 
 
@@ -128,10 +127,4 @@ def test_workers_that_cannot_share_a_pod(
     per_pod: int, cluster: ClusterConfig, message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        JobConfig(
-            name="j",
-            model_file="/m.py",
-            platform="kubernetes",
-            platform_config=KubernetesConfig(image="edl", processes_per_pod=per_pod),
-            cluster=cluster,
-        )
+        job_config(pods={"processes_per_pod": per_pod}, cluster=cluster)

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from torch_edl.config import (
-    CheckpointConfig,
-    ClusterConfig,
-    DurabilityConfig,
-    JobConfig,
-    extensions,
-)
+from tests.unit.plugins.kubernetes.jobs import job_config as job
+from torch_edl.config import CheckpointConfig, ClusterConfig, DurabilityConfig, extensions
 from torch_edl.errors import StoreConflictError, UsageError
 from torch_edl.launch.jobs.folder import JobFolder
 from torch_edl.plugins.kubernetes import names
-from torch_edl.plugins.kubernetes.config import KubernetesConfig
 from torch_edl.plugins.kubernetes.master.host import ClusterHost
 
 
@@ -28,11 +21,6 @@ def cluster(host: str = "10.0.0.7") -> ClusterHost:
 def test_each_namespace_may_have_a_job_of_a_name_in_one_etcd() -> None:
     other = ClusterHost(namespace="nlp", job_uid="u2", host="10.0.0.8")
     assert cluster().store_key("ctr") != other.store_key("ctr")
-
-
-def job(**more: Any) -> JobConfig:
-    pods = {"platform_config": KubernetesConfig(image="edl")}
-    return JobConfig(name="ctr", model_file="/m.py", platform="kubernetes", **{**pods, **more})
 
 
 def test_a_pod_of_a_masters_job_is_known_by_its_environment() -> None:
@@ -81,16 +69,15 @@ def test_the_user_hears_at_the_start_what_the_death_of_the_master_costs() -> Non
     [text] = cluster().warnings(job(checkpoint=CheckpointConfig(dir="/ck")))
     assert "returns to its newest checkpoint" in text
     assert not cluster().warnings(job(durability=DurabilityConfig(store="etcd://e:2379")))
-    claim = KubernetesConfig(image="edl", state_claim="state")
-    assert not cluster().warnings(job(platform_config=claim))
+    assert not cluster().warnings(job(pods={"state_claim": "state"}))
     replica = DurabilityConfig(mode="replica")
     assert not cluster().warnings(job(durability=replica, cluster=ClusterConfig(servers=2)))
 
 
 @pytest.mark.parametrize(("asked", "each"), [("4", 4), ("2500m", 2), ("500m", 1), ("1.5", 1)])
 def test_each_worker_has_the_cores_of_its_pod(asked: str, each: int) -> None:
-    pods = KubernetesConfig(image="edl", worker_resources=f"cpu={asked}")
-    config = job(platform_config=pods, cluster=ClusterConfig(max_workers=7))
+    pods = {"worker_resources": f"cpu={asked}"}
+    config = job(pods=pods, cluster=ClusterConfig(max_workers=7))
     assert cluster().cores(config) == 7 * each
 
 
@@ -108,12 +95,10 @@ def test_the_job_of_the_master_starts_it_again_only_where_that_helps() -> None:
     assert cluster().refused(held) == 75
 
 
-def test_workers_of_a_pod_share_its_cores_and_its_priority() -> None:
-    pods = KubernetesConfig(
-        image="edl", worker_resources="cpu=4", worker_priority="high=0.5", processes_per_pod=2
-    )
-    config = job(platform_config=pods, cluster=ClusterConfig(max_workers=7))
+def test_workers_of_a_pod_share_its_cores() -> None:
+    pods = {"worker_resources": "cpu=4", "processes_per_pod": 2}
+    config = job(pods=pods, cluster=ClusterConfig(max_workers=7))
     assert cluster().cores(config) == 2 * 7
     assert cluster().workers_per_pod(config) == 2
-    script = job(platform_config=pods, kind="script", cluster=ClusterConfig(max_workers=7))
+    script = job(pods=pods, kind="script", cluster=ClusterConfig(max_workers=7))
     assert cluster().workers_per_pod(script) == 1  # each of its pods has an agent

@@ -9,32 +9,39 @@ from typing import Any
 
 import pytest
 
+from tests.unit.plugins.kubernetes.jobs import TOKEN, job_config
 from torch_edl.config import ClusterConfig, DurabilityConfig, JobConfig
 from torch_edl.plugins.kubernetes import names
-from torch_edl.plugins.kubernetes.config import KubernetesConfig
 from torch_edl.plugins.kubernetes.objects import job
 
-TOKEN = "a-token-of-forty-characters-and-more-0123456789"
 CODE = {"model.py": b"import net.layers\n", "net/layers.py": b"# -*- coding: latin-1 -*-\n# \xe4\n"}
-PODS = KubernetesConfig(
-    image="registry.example/edl:1",
-    master_resources="cpu=500m,memory=1Gi",
-    volume=("claim=data,path=/data",),
-    priority_class="low",
-    state_claim="state",
-    template={"spec": {"hostNetwork": False}, "metadata": {"annotations": {"team": "a"}}},
-)
-CONFIG = JobConfig(
-    name="Clicks_1",
-    model_file="/home/me/clicks/model.py",
-    platform="kubernetes",
-    platform_config=PODS,
+CONFIG = job_config(
+    "Clicks_1",
+    pods={
+        "image": "registry.example/edl:1",
+        "master_resources": "cpu=500m,memory=1Gi",
+        "volume": ("claim=data,path=/data",),
+        "priority_class": "low",
+        "state_claim": "state",
+        "template": {"spec": {"hostNetwork": False}, "metadata": {"annotations": {"team": "a"}}},
+    },
 )
 
 
-def made(config: JobConfig = CONFIG, token: str = TOKEN) -> dict[str, dict[str, Any]]:
-    of = job.objects(job.in_pods(config, CODE), namespace="team", token=token, code=CODE)
-    return {each["kind"]: each for each in of}
+def objects_of(
+    config: JobConfig = CONFIG, *, token: str = TOKEN, applied: bool = False
+) -> list[dict[str, Any]]:
+    return job.objects(
+        job.in_pods(config, CODE), namespace="team", token=token, code=CODE, applied=applied
+    )
+
+
+def made(config: JobConfig = CONFIG, *, token: str = TOKEN) -> dict[str, dict[str, Any]]:
+    return {each["kind"]: each for each in objects_of(config, token=token)}
+
+
+def with_pods(config: JobConfig, **pods: Any) -> JobConfig:
+    return replace(config, platform_config=replace(config.platform_config, **pods))
 
 
 def test_the_objects_are_what_the_published_schema_allows() -> None:
@@ -44,13 +51,7 @@ def test_the_objects_are_what_the_published_schema_allows() -> None:
             validate.validate(each, version, strict=True)
             validate.validate(job.owned(each, "123"), version, strict=True)
         validate.validate(job.suspended(made()["Job"]), version, strict=True)
-        bare = JobConfig(
-            name="j",
-            model_file="/m.py",
-            platform="kubernetes",
-            platform_config=KubernetesConfig(image="edl"),
-        )
-        for each in made(bare, token="").values():
+        for each in made(job_config(), token="").values():
             validate.validate(each, version, strict=True)
 
 
@@ -69,7 +70,7 @@ def test_all_objects_are_found_by_label_and_go_with_the_job() -> None:
 
 
 def test_the_master_may_own_what_a_user_has_applied() -> None:
-    of = job.objects(job.in_pods(CONFIG, CODE), namespace="team", token="", code=CODE, applied=True)
+    of = objects_of(token="", applied=True)
     assert names.ADOPTS in of[-1]["metadata"]["annotations"]
     [rules] = [each["rules"] for each in of if each["kind"] == "Role"]
     may = {
@@ -115,7 +116,7 @@ def test_two_masters_may_be_there_only_where_a_lock_keeps_them_apart() -> None:
     spec = made()["Job"]["spec"]
     assert spec["podReplacementPolicy"] == "TerminatingOrFailed"
     assert "podFailurePolicy" not in spec  # which allows no other policy than Failed
-    alone = replace(CONFIG, platform_config=replace(PODS, state_claim=""))
+    alone = with_pods(CONFIG, state_claim="")
     assert made(alone)["Job"]["spec"]["podReplacementPolicy"] == "Failed"
     etcd = replace(alone, durability=DurabilityConfig(store="etcd://e:2379"))
     assert made(etcd)["Job"]["spec"]["podReplacementPolicy"] == "TerminatingOrFailed"
@@ -136,22 +137,18 @@ def test_the_master_has_the_rights_it_needs_and_its_pods_no_others() -> None:
     ]
     pod = objects["Job"]["spec"]["template"]["spec"]
     assert pod["serviceAccountName"] == name
-    pods = replace(PODS, service_account="mine", network_policy=False)
-    own = replace(CONFIG, platform_config=pods)
-    objects = made(own)
+    objects = made(with_pods(CONFIG, service_account="mine", network_policy=False))
     assert not {"Role", "RoleBinding", "ServiceAccount", "NetworkPolicy"} & set(objects)
     assert objects["Job"]["spec"]["template"]["spec"]["serviceAccountName"] == "mine"
 
 
 def test_the_state_of_a_job_with_replicas_is_in_a_config_map_unless_named_elsewhere() -> None:
-    alone = replace(PODS, state_claim="")
     replicas = replace(
-        CONFIG,
-        platform_config=alone,
+        with_pods(CONFIG, state_claim=""),
         cluster=ClusterConfig(servers=2),
         durability=DurabilityConfig(mode="replica"),
     )
-    of = job.objects(job.in_pods(replicas, CODE), namespace="team", token=TOKEN, code=CODE)
+    of = objects_of(replicas)
     name = names.state("Clicks_1")
     assert [e["metadata"]["name"] for e in of if e["kind"] == "ConfigMap"][1:] == [name]
     [rules] = [each["rules"] for each in of if each["kind"] == "Role"]
@@ -163,7 +160,7 @@ def test_the_state_of_a_job_with_replicas_is_in_a_config_map_unless_named_elsewh
         "verbs": ["get", "patch"],
     }
     assert of[-1]["spec"]["podReplacementPolicy"] == "TerminatingOrFailed"
-    claimed = replace(replicas, platform_config=PODS)
+    claimed = with_pods(replicas, state_claim="state")
     stored = replace(replicas, durability=DurabilityConfig(mode="replica", store="etcd://e:2379"))
     journalled = replace(replicas, durability=DurabilityConfig(mode="journal"))
     for other in (claimed, stored, journalled):

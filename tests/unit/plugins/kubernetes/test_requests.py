@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -65,33 +65,38 @@ def test_a_call_is_not_repeated_after_its_time() -> None:
     assert again_at(pacing(), error, 1, 10.0, give_up_at=10.0) is None
 
 
-def test_a_rejected_call_is_repeated_while_its_owner_has_patience(requests: Requests) -> None:
-    failures: list[ClusterError] = [ForbiddenError("first", status=403)]
-    delayed: list[ClusterError] = []
-    ended = threading.Event()
+def failing(*errors: ClusterError) -> Callable[[], None]:
+    """A call that fails with each of the errors in turn, and succeeds then."""
+    left = list(errors)
 
     def make() -> None:
-        if failures:
-            raise failures.pop()
+        if left:
+            raise left.pop(0)
 
+    return make
+
+
+@pytest.mark.parametrize(
+    "error", [NoAnswerError("first"), ForbiddenError("first", status=403)], ids=["away", "rejected"]
+)
+def test_a_call_is_repeated_while_its_owner_has_patience_and_tells_each_time(
+    requests: Requests, error: ClusterError
+) -> None:
+    delayed: list[ClusterError] = []
+    ended = threading.Event()
     requests.submit(
-        make,
+        failing(error),
         done=lambda error: error is None and ended.set(),
         delayed=delayed.append,
-        patience_s=lambda error: HANG_S,
+        patience_s=lambda error: HANG_S if error.status else 0.0,
     )
     assert ended.wait(HANG_S)
-    assert [str(error) for error in delayed] == ["first"]
+    assert delayed == [error]
 
 
 def test_a_call_that_waits_is_made_at_once_if_asked(requests: Requests) -> None:
-    failures = [QuotaError("full", status=403, retry_after_s=10 * HANG_S)]
+    make = failing(QuotaError("full", status=403, retry_after_s=10 * HANG_S))
     delayed, ended = threading.Event(), threading.Event()
-
-    def make() -> None:
-        if failures:
-            raise failures.pop()
-
     requests.submit(make, about="pod", done=lambda _: ended.set(), delayed=lambda _: delayed.set())
     assert delayed.wait(HANG_S)
     requests.hurry("another")
@@ -115,31 +120,10 @@ def test_calls_are_made_in_parallel(requests: Requests) -> None:
     assert done == [None] * 8
 
 
-def test_a_call_is_repeated_until_it_succeeds_and_tells_each_time(requests: Requests) -> None:
-    failures = [NoAnswerError("first")]
-    delayed: list[ClusterError] = []
-    ended = threading.Event()
-
-    def make() -> None:
-        if failures:
-            raise failures.pop()
-
-    requests.submit(make, done=lambda error: error is None and ended.set(), delayed=delayed.append)
-    assert ended.wait(HANG_S)
-    assert [str(error) for error in delayed] == ["first"]
-
-
 def test_a_call_that_waits_does_not_wait_for_one_that_lasts(requests: Requests) -> None:
-    failures = [NoAnswerError("first")]
     delayed, repeated, ends = threading.Event(), threading.Event(), threading.Event()
-
-    def fail_once() -> None:
-        if failures:
-            raise failures.pop()
-
-    requests.submit(
-        fail_once, done=lambda error: repeated.set(), delayed=lambda error: delayed.set()
-    )
+    make = failing(NoAnswerError("first"))
+    requests.submit(make, done=lambda _: repeated.set(), delayed=lambda _: delayed.set())
     assert delayed.wait(HANG_S)
     requests.submit(lambda: ends.wait(HANG_S) and None, done=lambda _: None, delayed=lambda _: None)
     try:
@@ -152,13 +136,11 @@ def test_a_call_that_can_never_succeed_ends_with_its_error(requests: Requests) -
     ended = threading.Event()
     found: list[ClusterError | None] = []
 
-    def make() -> None:
-        raise InvalidError("no such thing", status=422)
-
     def finish(error: ClusterError | None) -> None:
         found.append(error)
         ended.set()
 
+    make = failing(InvalidError("no such thing", status=422))
     requests.submit(make, done=finish, delayed=lambda _: None)
     assert ended.wait(HANG_S)
     assert isinstance(found[0], InvalidError)

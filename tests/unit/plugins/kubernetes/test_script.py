@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.unit.plugins.kubernetes.scripted_api import kubeconfig
 from torch_edl.cli.__main__ import main
 from torch_edl.cli.arguments.script_arguments import parse
 from torch_edl.config import JobConfig
@@ -14,14 +15,6 @@ from torch_edl.errors import UsageError
 from torch_edl.plugins.kubernetes import names
 from torch_edl.plugins.kubernetes.client.script import job_of
 
-KUBECONFIG = """
-apiVersion: v1
-kind: Config
-current-context: test
-clusters: [{name: test, cluster: {server: "https://127.0.0.1:1"}}]
-users: [{name: me, user: {token: secret}}]
-contexts: [{name: test, context: {cluster: test, user: me}}]
-"""
 PODS = "--platform kubernetes --image edl --namespace team"
 
 
@@ -92,8 +85,7 @@ def run(*words: str) -> int:
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kubeconfig of a cluster that does not answer."""
     pytest.importorskip("kubernetes", reason="needs torch-edl[kubernetes]")
-    (tmp_path / "kubeconfig").write_text(KUBECONFIG)
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path)))
     monkeypatch.chdir(tmp_path)
 
 

@@ -7,19 +7,16 @@ from typing import Any
 
 import pytest
 
+from tests.unit.plugins.kubernetes.jobs import job_config
 from torch_edl.config import CheckpointConfig, DurabilityConfig, JobConfig
 from torch_edl.errors import UsageError
-from torch_edl.plugins.kubernetes.config import KubernetesConfig
 from torch_edl.plugins.kubernetes.objects import shared_paths
 
 CLAIM = "claim=data,path=/data"
 
 
 def job(*volumes: str, template: dict[str, Any] | None = None, **parts: Any) -> JobConfig:
-    pods = KubernetesConfig(image="edl", volume=volumes, template=template or {})
-    return JobConfig(
-        name="ctr", model_file="/m.py", platform="kubernetes", platform_config=pods, **parts
-    )
+    return job_config(pods={"volume": volumes, "template": template or {}}, **parts)
 
 
 def checkpoints(dir: str) -> dict[str, Any]:
