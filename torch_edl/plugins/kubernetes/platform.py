@@ -56,7 +56,7 @@ class KubernetesPlatform(Platform):
     def host(self, environment: Mapping[str, str]) -> Host:
         from torch_edl.plugins.kubernetes.master.host import ClusterHost
 
-        return ClusterHost.of_environment(environment)
+        return ClusterHost(environment)
 
 
 def _api(where: Mapping[str, str]) -> Api:

@@ -14,19 +14,17 @@ from torch_edl.plugins.kubernetes import names
 from torch_edl.plugins.kubernetes.master.host import ClusterHost
 
 
-def cluster(host: str = "10.0.0.7") -> ClusterHost:
-    return ClusterHost(namespace="ml", job_uid="u1", host=host)
+def cluster(host: str = "10.0.0.7", namespace: str = "ml") -> ClusterHost:
+    platform = extensions.load(extensions.PLATFORMS, "kubernetes", "--platform kubernetes")
+    found = platform.host({
+        "TORCH_EDL_JOB_UID": "u1", "TORCH_EDL_NAMESPACE": namespace, "TORCH_EDL_HOST": host,
+    })  # fmt: skip
+    assert isinstance(found, ClusterHost)
+    return found
 
 
 def test_each_namespace_may_have_a_job_of_a_name_in_one_etcd() -> None:
-    other = ClusterHost(namespace="nlp", job_uid="u2", host="10.0.0.8")
-    assert cluster().store_key("ctr") != other.store_key("ctr")
-
-
-def test_a_pod_of_a_masters_job_is_known_by_its_environment() -> None:
-    platform = extensions.load(extensions.PLATFORMS, "kubernetes", "--platform kubernetes")
-    env = {"TORCH_EDL_JOB_UID": "u1", "TORCH_EDL_NAMESPACE": "ml", "TORCH_EDL_HOST": "10.0.0.7"}
-    assert platform.host(env).listen("") == cluster().listen("")
+    assert cluster().store_key("ctr") != cluster(namespace="nlp").store_key("ctr")
 
 
 def test_a_master_is_found_by_the_name_of_its_service() -> None:

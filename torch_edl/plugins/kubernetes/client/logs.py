@@ -105,8 +105,6 @@ class PodOutput:
 
 _ROLES = ("master", "ps", "worker", "spare", "agent")
 
-_Line = tuple[str, str]
-
 
 def read(job: cluster_job.ClusterJob, query: LogQuery, write: Callable[[str, str], None]) -> None:
     """Read the logs of a job; see :meth:`torch_edl.interfaces.platform.JobHandle.read_logs`."""
@@ -146,19 +144,14 @@ class _Logs:
             while not over:
                 # Read the output once more after the end was observed, for lines written in
                 # between.
-                over = self._is_over()
+                with contextlib.suppress(NoAnswerError):
+                    over = self.job.is_gone()
                 for pod in filter(self._is_asked, watch.pods()):
                     output.saw(pod, tail=self.query.tail)
                 self._show_events()
                 for pod, line in output.rest(_LOOK_S) if over else output.new():
-                    self._show(self._line(pod, line))
+                    self._show(pod, line)
                 time.sleep(0 if over else _LOOK_S)
-
-    def _is_over(self) -> bool:
-        try:
-            return self.job.is_gone()
-        except NoAnswerError:
-            return False
 
     def _selector(self) -> str:
         """Return the label selector for the wanted pods; :meth:`_is_asked` filters the rest."""
@@ -180,27 +173,23 @@ class _Logs:
         is_asked = id is None or pod.id == id or (pod.shared and pod.id < id)
         return pod.role in _ROLES and role in ("", pod.role) and is_asked
 
-    def _line(self, pod: PodState, line: bytes) -> _Line | None:
-        """Return the process and its line; None if another process of the pod wrote the line."""
-        name, own = by_process(pod, line)
-        if self.query.id is not None and name != f"{pod.role}-{self.query.id}":
-            return None
-        return name, own.decode("utf-8", "replace")
-
     def _read(self, pod: PodState) -> None:
         try:
             # For one worker of a shared pod, ``--tail`` counts the lines of that worker only.
             of_one = pod.shared and self.query.id is not None
-            tail = None if of_one else self.query.tail
-            lines = self.job.api.log(pod.name, container=names.CONTAINER, tail=tail)
-            texts = filter(None, (self._line(pod, line) for line in lines))
-            for line in deque(texts, self.query.tail) if of_one else texts:
-                self._show(line)
+            tail = self.query.tail
+            lines = self.job.api.log(
+                pod.name, container=names.CONTAINER, tail=None if of_one else tail
+            )
+            if of_one:
+                lines = iter(deque((line for line in lines if self._wrote(pod, line)), tail))
+            for line in lines:
+                self._show(pod, line)
         except MissingError:
             pass  # the pod has just been deleted
         except ClusterError as error:
             if pod.running or pod.ended:
-                self._show(self._line(pod, str(error).encode()))
+                self._show(pod, str(error).encode())
 
     def _show_events(self) -> None:
         if self.query.role not in ("", _EVENTS):
@@ -219,6 +208,11 @@ class _Logs:
             mark = "" if event.level == "info" else f"{event.level}: "
             self.write(_EVENTS, f"{clock} {mark}{event.text}")
 
-    def _show(self, line: _Line | None) -> None:
-        if line is not None:
-            self.write(*line)
+    def _wrote(self, pod: PodState, line: bytes) -> bool:
+        """Return True if an asked process wrote a line of a pod's log."""
+        return self.query.id is None or by_process(pod, line)[0] == f"{pod.role}-{self.query.id}"
+
+    def _show(self, pod: PodState, line: bytes) -> None:
+        if self._wrote(pod, line):
+            name, own = by_process(pod, line)
+            self.write(name, own.decode("utf-8", "replace"))

@@ -6,7 +6,7 @@ import argparse
 import secrets
 import shlex
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -68,14 +68,8 @@ def check_script(args: argparse.Namespace) -> tuple[JobConfig, dict[str, bytes]]
     from torch_edl.plugins.kubernetes.client import script
 
     config = script.job_of(args)
-    for option in ("output", "checkpoint_dir", "journal_dir"):
-        _check_paths(f"--{option.replace('_', '-')}", [getattr(args, option, "") or "/"])
-    if "/" in config.checkpoint.load:
-        _check_paths(_load(config), [config.checkpoint.load])
-    if args.module:
-        file = script.module_file(args)
-        return _with_code(config, lambda: _sent_of_module(args.training_script, file))
-    return _with_code(config)
+    _check_written(args, config)
+    return _with_code(config, script.module_file(args) if args.module else None)
 
 
 def run(
@@ -137,10 +131,7 @@ def check(args: argparse.Namespace, kind: str) -> tuple[JobConfig, dict[str, byt
         _check_data("--data", wanted)
         preflight.check_streams(data)
         _check_data("--eval-data", data.eval if kind == "train" else ())
-    for option in ("output", "checkpoint_dir", "journal_dir"):
-        _check_paths(f"--{option.replace('_', '-')}", [getattr(args, option, "") or "/"])
-    if "/" in config.checkpoint.load:
-        _check_paths(_load(config), [config.checkpoint.load])
+    _check_written(args, config)
     if kind == "predict":
         preflight.check_suffix(args.output)
         keep = replace(config.checkpoint, parts=shared_paths.parts(config))
@@ -150,18 +141,11 @@ def check(args: argparse.Namespace, kind: str) -> tuple[JobConfig, dict[str, byt
     return _with_code(config)
 
 
-def _sent_of_module(name: str, file: Path | None) -> dict[str, bytes]:
-    assert file is not None
-    return collect_module(name, file, Path.cwd())
-
-
-def _with_code(
-    config: JobConfig, collect: Callable[[], dict[str, bytes]] | None = None
-) -> tuple[JobConfig, dict[str, bytes]]:
+def _with_code(config: JobConfig, module: Path | None = None) -> tuple[JobConfig, dict[str, bytes]]:
     """Return the configuration for the pods, and the source files to send.
 
     Args:
-        collect: returns the source files of a module; None: the files of the model file are sent.
+        module: source file of the module of ``-m`` that the job runs; None: there is none here.
     """
     pods = config.platform_config
     if pods.pod_template:
@@ -172,14 +156,23 @@ def _with_code(
         place = PurePosixPath(pods.code_in_image)
         if not place.is_absolute():
             raise UsageError(f"--code-in-image {place}: write an absolute path, such as /app")
-        if collect is None:
+        if not config.is_module:
             file = str(place / PurePosixPath(config.model_file).name)
             config = replace(config, model_file=file)
         sent = {}
+    elif module is not None:
+        sent = collect_module(config.model_file, module, Path.cwd())
     else:
-        sent = collect_code(config.model_file) if collect is None else collect()
+        sent = collect_code(config.model_file)
     shared_paths.check(config)
     return job.in_pods(config, sent), sent
+
+
+def _check_written(args: argparse.Namespace, config: JobConfig) -> None:
+    for option in ("output", "checkpoint_dir", "journal_dir"):
+        _check_paths(f"--{option.replace('_', '-')}", [getattr(args, option, "") or "/"])
+    if "/" in config.checkpoint.load:
+        _check_paths(_load(config), [config.checkpoint.load])
 
 
 def _check_data(option: str, paths: Sequence[str]) -> None:

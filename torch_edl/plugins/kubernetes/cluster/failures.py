@@ -58,11 +58,7 @@ class NoAnswerError(ClusterError):
 
 
 class ForbiddenError(ClusterError):
-    """The caller is not authorized at the moment.
-
-    An API server that just started rejects all calls until it has loaded the Roles, and a new Role
-    takes effect after a moment.
-    """
+    """The caller is not authorized at the moment; see :data:`SETTLING_S`."""
 
 
 class QuotaError(ClusterError):

@@ -50,26 +50,18 @@ class ClusterHost(Host):
     """The processes are pods in the namespace of the master's pod.
 
     Args:
-        namespace: namespace of all pods.
-        job_uid: uid of the master's Job.
-        host: IP address of the master's pod.
+        env: environment of a pod of the master's Job.
     """
 
     asks = True
     hands_over = True
     final_codes = (0, 1, _USAGE, SUPERSEDED, _STOPPED)
 
-    def __init__(self, *, namespace: str, job_uid: str, host: str) -> None:
-        self._namespace = namespace
-        self._job_uid = job_uid
-        self._host = host
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._namespace = env.get(ENV_NAMESPACE, "default")
+        self._job_uid = env[ENV_JOB_UID]
+        self._host = env.get(ENV_HOST, "")
         self._own: OwnJob | None = None
-
-    @classmethod
-    def of_environment(cls, env: Mapping[str, str]) -> ClusterHost:
-        """Return the cluster of a pod of the master's Job."""
-        namespace = env.get(ENV_NAMESPACE, "default")
-        return cls(namespace=namespace, job_uid=env[ENV_JOB_UID], host=env.get(ENV_HOST, ""))
 
     def begin(self, job: str) -> int | None:
         self._own = OwnJob(Api.in_cluster(self._namespace), job, self._job_uid)

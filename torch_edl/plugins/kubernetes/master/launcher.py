@@ -99,7 +99,6 @@ class KubernetesLauncher:
         job: name of the job.
         incarnation: incarnation of the job's state; pods of other incarnations are deleted.
         manifest: returns the manifest of the pod of a process.
-        clock: monotonic clock.
         forbidden_s: seconds for which a rejected call is repeated if no call of the kind ever
             succeeded. A call that succeeded before is repeated without end.
     """
@@ -111,14 +110,12 @@ class KubernetesLauncher:
         job: str,
         incarnation: str,
         manifest: Callable[[ProcessSpec], Manifest],
-        clock: Callable[[], float] = time.monotonic,
         forbidden_s: float = SETTLING_S,
     ) -> None:
         self._api = api
         self._job = job
         self._incarnation = incarnation
         self._manifest = manifest
-        self._clock = clock
         self._selector = f"{names.selector(job)},{names.ROLE} in (worker,ps,agent)"
         self._pods: dict[str, _Pod] = {}
         self._names: dict[tuple[str, int], str] = {}  # also of processes that have ended
@@ -163,7 +160,7 @@ class KubernetesLauncher:
             taken[each.role, each.id] = each if name in there or each.ran else None
             if name in there or each.ran:
                 # The first list of the watch reports the pods that do not exist.
-                self._take(_Pod(each.role, each.id, name, role, created_at=self._clock()))
+                self._take(_Pod(each.role, each.id, name, role, created_at=time.monotonic()))
                 self._made.add(role)
         self._follow()
         return taken
@@ -180,7 +177,7 @@ class KubernetesLauncher:
                         events += self._blind(error)
                     case change:
                         events += self._changed(change)
-        now = self._clock()
+        now = time.monotonic()
         for late in self._pods.values():
             if late.forget_at is not None and now >= late.forget_at:
                 late.forget_at = None
@@ -198,7 +195,7 @@ class KubernetesLauncher:
             return
         pod.asked, pod.grace_s = True, grace_s
         if grace_s > 0:
-            pod.forget_at = self._clock() + grace_s + _OVERDUE_S
+            pod.forget_at = time.monotonic() + grace_s + _OVERDUE_S
         if pod.created_at is not None:
             self._delete(pod.name, grace_s)
         else:  # the answer to the create is pending and decides
@@ -303,7 +300,7 @@ class KubernetesLauncher:
             return []
         if error is None:
             self._made.add(pod.made_for)
-            pod.created_at = self._clock()
+            pod.created_at = time.monotonic()
             if pod.asked:
                 self._delete(pod.name, pod.grace_s)
             return []
@@ -327,7 +324,7 @@ class KubernetesLauncher:
     def _blind(self, error: ClusterError) -> list[ProcessEvent]:
         """Return the events for pods that cannot be followed: this process may never have had the
         right to list them."""
-        now = self._clock()
+        now = time.monotonic()
         self._away_since = now if self._away_since is None else self._away_since
         if now - self._away_since >= _AWAY_S and not self._has_warned:
             log.warning("the pods cannot be followed: %s; the job goes on, trying again", error)
@@ -353,7 +350,7 @@ class KubernetesLauncher:
         if pod is None:
             self._stranger(state, gone=gone)
             return []
-        pod.created_at = self._clock() if pod.created_at is None else pod.created_at
+        pod.created_at = time.monotonic() if pod.created_at is None else pod.created_at
         exit = end(state, pod.role, pod.id, gone=gone, asked=pod.asked)
         if exit is None:
             return self._tell(pod, progress(state, pod.role, pod.id))

@@ -8,6 +8,7 @@ makes no decisions: a pod whose workers have all ended waits until the master de
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import queue
@@ -87,7 +88,8 @@ class PodWorkers:
                     log.error("the master is gone, and nobody has started it again")
                     return 1
                 self._turn(time.monotonic())
-                self._wait()
+                with contextlib.suppress(queue.Empty):
+                    self._wakes.get(timeout=_POLL_S)
             self._workers.stop_all(grace_s=_GRACE_S if self._signals.count else 0.0)
             return self._signals.exit_code
         finally:
@@ -157,12 +159,6 @@ class PodWorkers:
             self._last_lines[int(name.rpartition("-")[2])] = line
             sys.stdout.buffer.write(name.encode() + b": " + line.rstrip(b"\n") + b"\n")
             sys.stdout.buffer.flush()
-
-    def _wait(self) -> None:
-        try:
-            self._wakes.get(timeout=_POLL_S)
-        except queue.Empty:
-            return
 
     def _wake(self) -> None:
         self._wakes.put(None)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from torch_edl.processes.launcher import (
@@ -67,15 +67,11 @@ class SharedPods:
     Args:
         pods: launcher that creates a pod for each process.
         per_pod: maximum number of workers of a pod.
-        clock: monotonic clock.
     """
 
-    def __init__(
-        self, pods: Launcher, *, per_pod: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, pods: Launcher, *, per_pod: int) -> None:
         self._launcher = pods
         self._per_pod = per_pod
-        self._clock = clock
         self._lock = threading.Lock()
         self._pods: dict[int, _Pod] = {}
         self._where: dict[tuple[str, int], int] = {}  # also of processes that have ended
@@ -130,7 +126,7 @@ class SharedPods:
                 pod = self._pods.get(event.id) if event.role == _WORKER else None
                 self._events += [event] if pod is None else self._of_pod(pod, event)
             for pod in list(self._pods.values()):
-                self._tend(pod, self._clock())
+                self._tend(pod, time.monotonic())
             events, self._events = self._events, []
         return events
 
@@ -150,9 +146,9 @@ class SharedPods:
                 else:
                     before = grace_s if member.grace_s is None else member.grace_s
                     member.grace_s = min(grace_s, before)
-                    member.overdue_at = self._clock() + member.grace_s + _OVERDUE_S
+                    member.overdue_at = time.monotonic() + member.grace_s + _OVERDUE_S
                 break
-            self._tend(pod, self._clock())
+            self._tend(pod, time.monotonic())
 
     def rename(self, role: str, id: int, to_role: str, to_id: int) -> None:
         with self._lock:

@@ -72,14 +72,15 @@ def objects(
         token: token of the job; empty: the user adds it to the Secret, and no pod starts before.
         applied: True if a user creates the objects; the master then becomes their owner.
     """
+    job = config.name
     account = _account(config, namespace, adopts=applied)
     made = [
         *([] if config.platform_config.service_account else account),
-        _secret(config.name, token),
+        _secret(job, token),
         _files(config, code),
-        *([_state(config.name)] if keeps_state(config) else []),
-        _service(config.name),
-        *([_network_policy(config.name)] if config.platform_config.network_policy else []),
+        *([_object(job, "ConfigMap", names.state(job))] if keeps_state(config) else []),
+        _service(job),
+        *([_network_policy(job)] if config.platform_config.network_policy else []),
         _job(config),
     ]
     for each in made:
@@ -142,46 +143,32 @@ def master_rules(job: str, *, adopts: bool = False, state: bool = False) -> list
     ]
 
 
-def _metadata(job: str, name: str) -> Manifest:
-    return {"name": name, "labels": names.labels(job), "annotations": names.annotations_of(job)}
+def _object(job: str, kind: str, name: str, **parts: Any) -> Manifest:
+    labels, annotations = names.labels(job), names.annotations_of(job)
+    return {
+        "apiVersion": KINDS[kind][0].removeprefix("/apis/").removeprefix("/api/"),
+        "kind": kind,
+        "metadata": {"name": name, "labels": labels, "annotations": annotations},
+        **parts,
+    }
 
 
 def _account(config: JobConfig, namespace: str, *, adopts: bool) -> list[Manifest]:
     job = config.name
     name = names.master(job)
+    rules = master_rules(job, adopts=adopts, state=keeps_state(config))
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
+    subject = {"kind": "ServiceAccount", "name": name, "namespace": namespace}
     return [
-        {
-            "apiVersion": "v1",
-            "kind": "ServiceAccount",
-            "metadata": _metadata(job, name),
-            "automountServiceAccountToken": False,
-        },
-        {
-            "apiVersion": "rbac.authorization.k8s.io/v1",
-            "kind": "Role",
-            "metadata": _metadata(job, name),
-            "rules": master_rules(job, adopts=adopts, state=keeps_state(config)),
-        },
-        {
-            "apiVersion": "rbac.authorization.k8s.io/v1",
-            "kind": "RoleBinding",
-            "metadata": _metadata(job, name),
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
-            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
-        },
+        _object(job, "ServiceAccount", name, automountServiceAccountToken=False),
+        _object(job, "Role", name, rules=rules),
+        _object(job, "RoleBinding", name, roleRef=role, subjects=[subject]),
     ]
 
 
 def _secret(job: str, token: str) -> Manifest:
-    made = {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": _metadata(job, names.token(job)),
-        "type": "Opaque",
-    }
-    if token:
-        made["stringData"] = {names.TOKEN_KEY: token}
-    return made
+    data = {"stringData": {names.TOKEN_KEY: token}} if token else {}
+    return _object(job, "Secret", names.token(job), type="Opaque", **data)
 
 
 def _files(config: JobConfig, code: Mapping[str, bytes]) -> Manifest:
@@ -192,47 +179,25 @@ def _files(config: JobConfig, code: Mapping[str, bytes]) -> Manifest:
             data[names.code_key(place)] = content.decode()
         except UnicodeDecodeError:  # a source file may declare another encoding
             binary[names.code_key(place)] = base64.b64encode(content).decode()
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": _metadata(config.name, names.files(config.name)),
-        "data": data,
-        **({"binaryData": binary} if binary else {}),
-    }
-
-
-def _state(job: str) -> Manifest:
-    metadata = _metadata(job, names.state(job))
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+    more = {"binaryData": binary} if binary else {}
+    return _object(config.name, "ConfigMap", names.files(config.name), data=data, **more)
 
 
 def _service(job: str) -> Manifest:
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": _metadata(job, names.master(job)),
-        "spec": {
-            "clusterIP": "None",
-            "selector": _selected(job, "master"),
-            # The address of a master that is not ready is published too: its processes wait for it.
-            "publishNotReadyAddresses": True,
-            "ports": [{"name": "grpc", "port": names.MASTER_PORT, "protocol": "TCP"}],
-        },
+    spec = {
+        "clusterIP": "None",
+        "selector": {names.JOB: names.of_job(job), names.ROLE: "master"},
+        # The address of a master that is not ready is published too: its processes wait for it.
+        "publishNotReadyAddresses": True,
+        "ports": [{"name": "grpc", "port": names.MASTER_PORT, "protocol": "TCP"}],
     }
+    return _object(job, "Service", names.master(job), spec=spec)
 
 
 def _network_policy(job: str) -> Manifest:
-    own = {"podSelector": {"matchLabels": _selected(job)}}
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": _metadata(job, names.of_job(job)),
-        "spec": {**own, "policyTypes": ["Ingress"], "ingress": [{"from": [own]}]},
-    }
-
-
-def _selected(job: str, role: str = "") -> dict[str, str]:
-    return {names.JOB: names.of_job(job)} | ({names.ROLE: role} if role else {})
+    own = {"podSelector": {"matchLabels": {names.JOB: names.of_job(job)}}}
+    spec = {**own, "policyTypes": ["Ingress"], "ingress": [{"from": [own]}]}
+    return _object(job, "NetworkPolicy", names.of_job(job), spec=spec)
 
 
 def _job(config: JobConfig) -> Manifest:
@@ -268,28 +233,16 @@ def _job(config: JobConfig) -> Manifest:
         },
         "spec": spec,
     }
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": _metadata(job, name),
-        "spec": {
-            "backoffLimit": _MOST_PODS,
-            "podReplacementPolicy": _replacement(config),
-            "ttlSecondsAfterFinished": KEEP_S,
-            "template": with_template(pod, pods),
-        },
-    }
-
-
-def _replacement(config: JobConfig) -> str:
-    """Return the podReplacementPolicy, which decides when the next master's pod may start.
-
-    A pod on a node that does not answer never ends. If masters share the state, its lock keeps them
-    apart, and the old pod may still run. Otherwise nothing else prevents two masters.
-    """
-    pods = config.platform_config
+    # A pod on a node that does not answer never ends. If masters share the state, its lock keeps
+    # them apart, and the old pod may still run. Otherwise nothing else prevents two masters.
     shared = pods.state_claim or config.durability.shares_state or keeps_state(config)
-    return "TerminatingOrFailed" if shared else "Failed"
+    of_job = {
+        "backoffLimit": _MOST_PODS,
+        "podReplacementPolicy": "TerminatingOrFailed" if shared else "Failed",
+        "ttlSecondsAfterFinished": KEEP_S,
+        "template": with_template(pod, pods),
+    }
+    return _object(job, "Job", name, spec=of_job)
 
 
 def _field(name: str, path: str) -> Manifest:

@@ -193,9 +193,10 @@ def _variables(job: str, env: Mapping[str, str]) -> list[Manifest]:
 
 def _files(job: str, code: Sequence[str]) -> Manifest:
     """Return the ConfigMap as a volume with file paths, since keys cannot contain paths."""
-    paths = [(names.code_key(place), f"{names.CODE}/{path}") for place, path in enumerate(code)]
-    paths = [(names.CONFIG_KEY, f"{names.FILES}/{names.CONFIG_KEY}"), *paths]
-    items = [{"key": key, "path": path.removeprefix(f"{names.FILES}/")} for key, path in paths]
+    folder = names.CODE.removeprefix(f"{names.FILES}/")
+    items = [{"key": names.CONFIG_KEY, "path": names.CONFIG_KEY}]
+    for place, path in enumerate(code):
+        items.append({"key": names.code_key(place), "path": f"{folder}/{path}"})
     return {"name": names.files(job), "items": items}
 
 
