@@ -40,10 +40,9 @@ class KerasReducer(GradientReducer):
     """
 
     def __init__(self, trained: TrainedModel, controls: int, send: Send, receive: Receive) -> None:
-        self.covered = 1.0
+        super().__init__(send, receive)
         self._trained = trained
-        self._send, self._receive = send, receive
-        self._group: StreamGroup | None = None
+        self._group: StreamGroup | None
         self._places = trained.trained
         self._buffers = [place.variable for place in trained.places if place.is_buffer]
         self._measured = [each for each in self._buffers if _is_float(each)]
@@ -52,69 +51,32 @@ class KerasReducer(GradientReducer):
         self._dtype = np.dtype("f8" if any(v.dtype == "float64" for v in variables) else "f4")
         self._spans = _spans(variables)
         gradients = self._spans[-1].stop if self._spans else 0
-        self._told = slice(gradients, gradients + len(variables) + 2 + controls)
+        self._told_span = slice(gradients, gradients + len(variables) + 2 + controls)
         self._statistics = [
-            slice(span.start + self._told.stop, span.stop + self._told.stop)
+            slice(span.start + self._told_span.stop, span.stop + self._told_span.stop)
             for span in _spans(self._measured)
         ]
-        end = self._statistics[-1].stop if self._statistics else self._told.stop
+        end = self._statistics[-1].stop if self._statistics else self._told_span.stop
         self._flat: Array = np.zeros(end, self._dtype)
-        self._share = 1.0
-        self._share_before = 0.0  # sum of the shares of earlier minibatches of this update
-        self._leads = True
         self._has: set[int] = set()
         """Numbers of the variables whose gradients are in the array."""
-        trained.on_gradients(self._take)
-
-    def use(self, group: StreamGroup | None) -> None:
-        self._group = group
-        self._reset()
-
-    def begin_update(self, *, can_undo: bool = False) -> None:
-        self._reset()
-        if can_undo:
-            self._saved = [np.asarray(variable).copy() for variable in self._buffers]
-
-    def begin_minibatch(self, share: float, *, last: bool = True, leads: bool = True) -> None:
-        self._clear_unusable()
-        self._share, self._leads = share, leads
-        if self.phase is Phase.BROKEN:
-            return
-        if self._group is None and share == 1.0:
-            self.phase = Phase.LOCAL
-        else:
-            self.phase = Phase.REDUCE if last else Phase.ACCUMULATE
-
-    def reduce_nothing(self) -> None:
-        self._clear_unusable()
-        self.phase, self._share = Phase.REDUCE, 0.0
-        self._take()
-
-    def undo_update(self) -> None:
-        self._reset()
-        for variable, value in zip(self._buffers, self._saved, strict=True):
-            variable.assign(value)
-        self.clear_gradients()
+        trained.on_gradients(self._finish_backward)
 
     def clear_gradients(self) -> None:
         self._trained.gradients = {}
 
-    def before_step(self, optimizer: Any, *, live: bool) -> None:
-        assert live, "the body of a model file steps only then"
+    def _save_buffers(self) -> None:
+        self._saved = [np.asarray(variable).copy() for variable in self._buffers]
 
-    def after_step(self) -> None:
-        """Do nothing, since no gradient was hidden from the optimizer."""
-
-    def forbid_accumulation(self) -> None:
-        """Do nothing, since gradients of a tape are never accumulated in the variables."""
+    def _restore_buffers(self) -> None:
+        for variable, value in zip(self._buffers, self._saved, strict=True):
+            variable.assign(value)
 
     def _reset(self) -> None:
-        self.phase, self.failure = Phase.IDLE, ""
+        super()._reset()
         self._has.clear()
-        self._share_before = 0.0
 
-    def _take(self) -> None:
-        """Process the gradients of a minibatch after the backward pass."""
+    def _finish_backward(self) -> None:
         if self.phase is Phase.LOCAL:  # the optimizer receives the same types as in a ring
             given = self._trained.gradients
             self._trained.gradients = {name: dense(each) for name, each in given.items()}
@@ -147,14 +109,15 @@ class KerasReducer(GradientReducer):
 
     def _reduce(self) -> None:
         """Sum the array over all members, and set the gradients for the optimizer."""
-        flat, told, count = self._flat, self._flat[self._told], len(self._places)
-        has = [float(number in self._has) for number in range(count)]
-        for number, span in enumerate(self._spans):
-            if not has[number]:
-                flat[span] = 0
-        told[: count + 2] = [*has, self._share, self._share_before]
-        if self._group is not None:
-            told[count + 2 :] = self._send()
+        flat, told = self._flat, self._flat[self._told_span]
+        members = has = [float(number in self._has) for number in range(len(self._places))]
+        if self._group is None:
+            self.covered = self._share_before + self._share
+        else:
+            for span, given in zip(self._spans, has, strict=True):
+                if not given:
+                    flat[span] = 0
+            told[:] = self._told(has)
             for variable, span in zip(self._measured, self._statistics, strict=True):
                 flat[span] = np.asarray(variable).reshape(-1) if self._leads else 0
             try:
@@ -162,17 +125,14 @@ class KerasReducer(GradientReducer):
             except RingBrokenError as error:
                 self.fail(str(error))
                 return
-        sums: list[float] = told.tolist()
-        self.covered = sums[count] + sums[count + 1]
-        if self._group is not None:
-            if why := self._receive(sums[count + 2 :]):
-                self.fail(why)
+            if (heard := self._heard(told.tolist(), len(has))) is None:
                 return
+            members = heard
             for variable, span in zip(self._measured, self._statistics, strict=True):
                 variable.assign(flat[span].reshape(variable.shape))
         self._trained.gradients = {
             place.name: tf.cast(flat[span].reshape(place.variable.shape), place.variable.dtype)
-            for place, span, n in zip(self._places, self._spans, sums[:count], strict=True)
+            for place, span, n in zip(self._places, self._spans, members, strict=True)
             if n
         }
 

@@ -93,33 +93,47 @@ string."""
 
 
 _UNUSABLE = (Phase.ACCUMULATED, Phase.BROKEN)
+# Threshold for a sum of shares that should be 1, with rounding errors.
+_WHOLE = 1 - 1e-3
 
 
 class GradientReducer(ABC):
     """Sums the gradients of all members, each weighted by its share of the records.
 
-    Control numbers are summed together with the gradients.
+    The sums travel with the numbers of :meth:`_told`: a flag for each gradient that this member
+    has, two sums of shares, and the control numbers of the engine.
     """
 
-    phase = Phase.IDLE
-    failure = ""
-    """Reason for the phase ``BROKEN``; empty otherwise."""
-    covered: float
-    """Fraction of the update's records that gave a gradient, over all members."""
+    def __init__(self, send: Send, receive: Receive) -> None:
+        self.phase = Phase.IDLE
+        self.failure = ""
+        """Reason for the phase ``BROKEN``; empty otherwise."""
+        self.covered = 1.0
+        """Fraction of the update's records that gave a gradient, over all members."""
+        self._send, self._receive = send, receive
+        self._group: Any = None
+        self._can_undo = False
+        self._share = 1.0
+        self._share_before = 0.0  # sum of the shares of accumulated minibatches
+        self._repeatable = True  # no member accumulated, so another backward may be added
+        self._leads = True
 
-    @abstractmethod
     def use(self, group: Any) -> None:
         """Set the group that :meth:`Replicated.connect` returned; None if this process is alone."""
+        self._group = group
+        self._reset()
 
-    @abstractmethod
     def begin_update(self, *, can_undo: bool = False) -> None:
         """Begin an update, discarding accumulated and reduced gradients.
 
         Args:
             can_undo: save what :meth:`undo_update` needs.
         """
+        self._reset()
+        self._can_undo = can_undo
+        if can_undo:
+            self._save_buffers()
 
-    @abstractmethod
     def begin_minibatch(self, share: float, *, last: bool = True, leads: bool = True) -> None:
         """Begin another minibatch of the update.
 
@@ -128,35 +142,26 @@ class GradientReducer(ABC):
             last: True if no other minibatch of this member follows.
             leads: True if all members use the running statistics of this member.
         """
+        self._clear_unusable()
+        self._share, self._leads = share, leads
+        if self.phase is Phase.BROKEN:
+            return
+        if self._group is None and share == 1.0:
+            self.phase = Phase.LOCAL
+        else:
+            self.phase = Phase.REDUCE if last else Phase.ACCUMULATE
 
-    @abstractmethod
     def reduce_nothing(self) -> None:
         """Take part in the collectives of this update without a backward."""
+        self._clear_unusable()
+        self.phase, self._share = Phase.REDUCE, 0.0
+        self._finish_backward()
 
-    @abstractmethod
     def undo_update(self) -> None:
         """Undo the effects of forward and backward since :meth:`begin_update`."""
-
-    @abstractmethod
-    def clear_gradients(self) -> None:
-        """Remove all gradients, so that a step of an optimizer changes nothing."""
-
-    @abstractmethod
-    def before_step(self, optimizer: Any, *, live: bool) -> None:
-        """Prepare for a step of an optimizer.
-
-        Args:
-            live: False if the step must not change the model.
-        """
-
-    @abstractmethod
-    def after_step(self) -> None:
-        """Restore the gradients after a step of an optimizer."""
-
-    @abstractmethod
-    def forbid_accumulation(self) -> None:
-        """Make the next backward raise UsageError if it adds to the gradients of this update, which
-        no optimizer has applied."""
+        self._reset()
+        self._restore_buffers()
+        self.clear_gradients()
 
     def begin_warm_up(self) -> None:
         """Ignore the gradients of the following backward, until :meth:`undo_update`."""
@@ -174,6 +179,56 @@ class GradientReducer(ABC):
         # other members would wait.
         if self.phase is not Phase.BROKEN:
             self.phase, self.failure = Phase.BROKEN, why
+
+    @abstractmethod
+    def clear_gradients(self) -> None:
+        """Remove all gradients, so that a step of an optimizer changes nothing."""
+
+    def before_step(self, optimizer: Any, *, live: bool) -> None:
+        """Prepare for a step of an optimizer.
+
+        Args:
+            live: False if the step must not change the model.
+        """
+        assert live, "the body of a model file steps only then"
+
+    def after_step(self) -> None:
+        """Restore the gradients after a step of an optimizer, if :meth:`before_step` hid them."""
+        return
+
+    def forbid_accumulation(self) -> None:
+        """Make the next backward raise UsageError if it adds to the gradients of this update, which
+        no optimizer has applied. Gradients of a tape are never added to others."""
+        return
+
+    @abstractmethod
+    def _finish_backward(self) -> None:
+        """Accumulate or reduce the gradients of a minibatch, according to the phase."""
+
+    @abstractmethod
+    def _save_buffers(self) -> None:
+        """Save the buffers that a forward pass changes."""
+
+    @abstractmethod
+    def _restore_buffers(self) -> None:
+        """Restore the buffers of the last :meth:`_save_buffers`."""
+
+    def _reset(self) -> None:
+        self.phase, self.failure, self._share_before = Phase.IDLE, "", 0.0
+
+    def _told(self, has: Sequence[float]) -> list[float]:
+        """Return the numbers of this member; ``has`` says which gradients it has."""
+        return [*map(float, has), self._share, self._share_before, *self._send()]
+
+    def _heard(self, sums: list[float], count: int) -> list[float] | None:
+        """Evaluate the sums of :meth:`_told`. Return for each of the ``count`` gradients how many
+        members have it; None if the update is rejected."""
+        shares, before = sums[count : count + 2]
+        self.covered, self._repeatable = shares + before, shares >= _WHOLE
+        if why := self._receive(sums[count + 2 :]):
+            self.fail(why)
+            return None
+        return sums[:count]
 
     def _clear_unusable(self) -> None:
         if self.phase in _UNUSABLE:

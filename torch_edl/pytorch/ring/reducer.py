@@ -23,19 +23,14 @@ from torch_edl.pytorch.ring.buckets import Bucket, RunningStatistics, make_bucke
 from torch_edl.pytorch.ring.process_group import ProcessGroup, Wait
 from torch_edl.pytorch.torch_internals import after_backward
 
-# Threshold for a sum of shares that should be 1, with rounding errors.
-_WHOLE = 1 - 1e-3
-
-
 _COLLECTING = (Phase.ACCUMULATE, Phase.ACCUMULATED, Phase.REDUCE, Phase.REDUCED)
 
 
 class Reducer(GradientReducer):
     """Reduces the gradients of a model's parameters that require gradients now.
 
-    After a
-    backward in the phase ``REDUCE``, or after :meth:`reduce_nothing`, ``p.grad`` is the sum over
-    all members of ``share * gradient``, or None if no member has a gradient.
+    After a backward in the phase ``REDUCE``, or after :meth:`reduce_nothing`, ``p.grad`` is the sum
+    over all members of ``share * gradient``, or None if no member has a gradient.
 
     Args:
         controls: number of control numbers that are summed together with the gradients.
@@ -48,20 +43,15 @@ class Reducer(GradientReducer):
         send: Send = lambda: (),
         receive: Receive = lambda sums: "",
     ) -> None:
-        self.covered = 1.0
-        self._controls, self._send, self._receive = controls, send, receive
-        self._group: ProcessGroup | None = None
+        super().__init__(send, receive)
+        self._controls = controls
+        self._group: ProcessGroup | None
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._numbers = {id(parameter): n for n, parameter in enumerate(self._parameters)}
         self._statistics = RunningStatistics(model)
         self._accumulation = ManualAccumulation(model)
-        self._can_undo = False
         self._hidden: list[torch.Tensor | None] = []
         """Gradients that are hidden from an optimizer while it steps."""
-        self._share = 1.0
-        self._leads = True
-        self._share_before = 0.0  # sum of the shares of accumulated minibatches
-        self._repeatable = True  # no member accumulated, so another backward may be added
         self._touched: set[int] = set()
         """Indices of the parameters that received a gradient in the current backward."""
         self._accumulated: set[int] = set()
@@ -74,41 +64,18 @@ class Reducer(GradientReducer):
 
     # ---- an update ----
 
-    def begin_update(self, *, can_undo: bool = False) -> None:
-        self._reset()
-        self._can_undo = can_undo
-        if can_undo:
-            self._statistics.save()
-
     def begin_minibatch(self, share: float, *, last: bool = True, leads: bool = True) -> None:
-        self._clear_unusable()
+        super().begin_minibatch(share, last=last, leads=leads)
         self._touched.clear()  # left over if a backward raised
-        self._share, self._leads = share, leads
-        if self.phase is Phase.BROKEN:
-            return
-        if self._group is None and share == 1.0:
-            self.phase = Phase.LOCAL
-            return
-        self.phase = Phase.REDUCE if last else Phase.ACCUMULATE
-        self._accumulation.watch()  # must precede the hooks below, which change gradients
-        self._make_buckets()
-        self._add_hooks()
-
-    def reduce_nothing(self) -> None:
-        self._clear_unusable()
-        self.phase, self._share = Phase.REDUCE, 0.0
-        self._finish_backward()
-
-    def undo_update(self) -> None:
-        self._reset()
-        self._statistics.restore()
-        self.clear_gradients()
+        if self.phase in (Phase.REDUCE, Phase.ACCUMULATE):
+            self._accumulation.watch()  # must precede the hooks below, which change gradients
+            self._make_buckets()
+            self._add_hooks()
 
     def use(self, group: ProcessGroup | None) -> None:
         if self._group is not None and self._group.stuck:
             self._buckets, self._places = [], []
-        self._group = group
-        self._reset()
+        super().use(group)
 
     def clear_gradients(self) -> None:
         for parameter in self._parameters:
@@ -141,14 +108,19 @@ class Reducer(GradientReducer):
                         "process's own; unfreeze it before prepare()"
                     )
 
+    def _save_buffers(self) -> None:
+        self._statistics.save()
+
+    def _restore_buffers(self) -> None:
+        self._statistics.restore()
+
     def _reset(self) -> None:
-        self.phase, self.failure = Phase.IDLE, ""
+        super()._reset()
         self._touched.clear()
         self._clear_buckets()
 
     def _clear_buckets(self) -> None:
         self._accumulated.clear()
-        self._share_before = 0.0
         self._waits.clear()
         self._next = 0
         for bucket in self._buckets:
@@ -277,7 +249,7 @@ class Reducer(GradientReducer):
         extra = self._buckets[-1].extra
         length = extra.numel() - self._statistics.numel
         told, statistics = extra[:length], extra[length:]
-        told.copy_(torch.tensor([*map(float, has), self._share, self._share_before, *self._send()]))
+        told.copy_(torch.tensor(self._told(has)))
         statistics.zero_()
         if self._leads:
             self._statistics.write(statistics)
@@ -289,13 +261,9 @@ class Reducer(GradientReducer):
             self.fail(str(error))
         if self.phase is Phase.BROKEN:
             return
-        sums, count = told.tolist(), len(has)
-        shares, before = sums[count : count + 2]
-        self.covered, self._repeatable = shares + before, shares >= _WHOLE
-        if why := self._receive(sums[count + 2 :]):
-            self.fail(why)
+        if (members := self._heard(told.tolist(), len(has))) is None:
             return
-        for p, (_, view), n in zip(self._parameters, self._places, sums[:count], strict=True):
+        for p, (_, view), n in zip(self._parameters, self._places, members, strict=True):
             p.grad = view if n else None
         self._statistics.read(statistics)
 
