@@ -22,7 +22,7 @@ from torch_edl.checkpoint.tensor_files import (
     keras_optimizer,
     optimizer_header,
 )
-from torch_edl.engine.replica import Position
+from torch_edl.engine.replica import Position, other_model
 from torch_edl.errors import CheckpointError
 from torch_edl.tables.watermarks import Watermarks
 
@@ -171,9 +171,6 @@ def load_values(trained: TrainedModel, source: CheckpointReader, where: object) 
         elif value.shape != place.shape:
             wrong.append(f"{place.name} is {value.shape} there and {place.shape} here")
     if wrong:
-        raise CheckpointError(
-            f"{where} is of another model: {', '.join(wrong)}; use the model file of the job that "
-            "wrote it, with the same arguments after --"
-        )
+        raise CheckpointError(other_model(where, ", ".join(wrong)))
     for place in trained.places:
         place.assign(values[place.name])

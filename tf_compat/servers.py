@@ -11,8 +11,7 @@ import numpy.typing as npt
 from tf_compat.names import VariableName
 from tf_compat.rows import KerasPlan, KerasServerRows
 from tf_compat.trained import TrainedModel, dense, learning_rates, optimizer_config
-from torch_edl.engine.servers.served import PullRows
-from torch_edl.errors import EdlError, UsageError, UserCodeError, describe_error
+from torch_edl.errors import UsageError
 from torch_edl.ps_client.client import BUFFER_GROUP, DenseGradient
 from torch_edl.ps_client.partition import DenseSegment, Floats
 from torch_edl.wire import codec
@@ -40,9 +39,8 @@ class ServedKerasModel:
         self.model = trained.model
         self.kernel = optimizer_config(trained.optimizer)
         self._trained = trained
-        self._forward = forward
         self._local_steps = local_steps
-        self.rows = KerasServerRows()
+        self.rows = KerasServerRows(forward if trained.tables else None)
         for layer in trained.tables:
             layer.store = self.rows
         self._places = {place.name: place for place in trained.places}
@@ -80,27 +78,11 @@ class ServedKerasModel:
         self,
         layout: Sequence[Sequence[DenseSegment]],
         exact: Mapping[str, Array],
-        pull_rows: PullRows,
     ) -> None:
         self._flats = [_Flat(self._places, segments) for segments in layout]
         self._exact = {name: value.copy() for name, value in exact.items()}
         for name, value in self._exact.items():
             self._places[name].assign(value)
-        self.rows.connect(len(layout), pull_rows)
-
-    def plan(self, batches: Sequence[Any]) -> KerasPlan:
-        try:
-            return self.rows.plan(self._forward if self._trained.tables else None, batches)
-        except EdlError:
-            raise
-        except Exception as error:
-            raise UserCodeError(f"the model raised {describe_error(error)}") from error
-
-    def use(self, plan: Any, number: int) -> None:
-        self.rows.use(plan, number)
-
-    def given(self, features: Any) -> Any:
-        return features  # tensors of TensorFlow are immutable
 
     def load(self, values: Sequence[Floats | None]) -> None:
         for flat, each in zip(self._flats, values, strict=True):
@@ -140,12 +122,6 @@ class ServedKerasModel:
 
     def forbid_accumulation(self) -> None:
         raise AssertionError("this is for scripts, which are of torch")
-
-    def complaint(self, folder: str, said: str) -> str:
-        return (
-            f"{folder} is of another model: {said}; use the model file of the job that wrote it, "
-            "with the same arguments after --"
-        )
 
 
 class _Flat:

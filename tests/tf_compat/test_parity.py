@@ -66,16 +66,13 @@ class Side:
 
     def train(self, batches: list[tuple[Any, Any]]) -> list[float]:
         losses = []
-        lease = HeldLease(lease_id=1, task_id=0, end=len(batches) * BATCH)
+        lease = HeldLease(lease_id=1, task_id=0, end=len(batches) * BATCH, incarnation=1)
         for number, (features, labels) in enumerate(batches):
             first = number * BATCH
             batch = Batch(features, labels, BATCH)
-            one = Update(
-                first, first + BATCH, [Minibatch(0, first, BATCH, batch)], 1, BATCH, lease,
-                incarnation=1,
-            )  # fmt: skip
-            for minibatch in one.minibatches:
-                losses.append(self.body(self.engine.begin(one, minibatch)))
+            minibatch = Minibatch(0, first, BATCH, batch)
+            one = Update(first, first + BATCH, [minibatch], 1, BATCH, lease)
+            losses.append(self.body(self.engine.begin(one, minibatch)))
             assert self.engine.commit(one)
         self.engine.acknowledged(wait=True)
         with self.engine.evaluating():

@@ -86,8 +86,8 @@ class Job:
         for features, labels in batches:
             first, self.number = self.number * BATCH, self.number + 1
             minibatch = Minibatch(0, first, BATCH, Batch(features, labels, BATCH))
-            lease = HeldLease(lease_id=1, task_id=0, end=1000)
-            one = Update(first, first + BATCH, [minibatch], 1, BATCH, lease, incarnation=1)
+            lease = HeldLease(lease_id=1, task_id=0, end=1000, incarnation=1)
+            one = Update(first, first + BATCH, [minibatch], 1, BATCH, lease)
             losses.append(self.body(self.engine.begin(one, minibatch)))
             assert self.engine.commit(one)
         self.engine.acknowledged(wait=True)

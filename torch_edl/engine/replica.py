@@ -85,6 +85,14 @@ class Position:
         return self.step + len(self.results)
 
 
+def other_model(where: object, difference: object) -> str:
+    """Return the message about values of another model."""
+    return (
+        f"{where} is of another model: {difference}; use the model file of the job that wrote it, "
+        "with the same arguments after --"
+    )
+
+
 Bytes = npt.NDArray[np.uint8]
 
 

@@ -1,5 +1,5 @@
 """State of models, optimizers and schedulers as named tensors and JSON (no pickle), and files of a
-a model's ``state_dict``. Saved values are checked against the model."""
+model's ``state_dict``. Saved values are checked against the model."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from torch_edl.checkpoint.durable import replacing_path
+from torch_edl.engine.replica import other_model
 from torch_edl.errors import CheckpointError, EdlError, UsageError
 
 _SHOWN = 3
@@ -86,14 +87,6 @@ def check_groups(optimizer: torch.optim.Optimizer, rest: Mapping[str, Any]) -> N
             )
 
 
-def complaint(where: object, difference: str) -> str:
-    """Return the error message for values of another model."""
-    return (
-        f"{where} is of another model: {difference}; use the model file of the job that "
-        "wrote it, with the same arguments after --"
-    )
-
-
 def check_model(saved: Mapping[str, Any], own: Mapping[str, Any], *, where: object) -> None:
     """Compare the names and shapes of saved values with those of the model.
 
@@ -116,7 +109,7 @@ def check_model(saved: Mapping[str, Any], own: Mapping[str, Any], *, where: obje
     found += [f"it has {_some(besides)} besides"] * bool(besides)
     found += [_some(differ)] * bool(differ)
     if found:
-        raise CheckpointError(complaint(where, ", ".join(found)))
+        raise CheckpointError(other_model(where, ", ".join(found)))
 
 
 def jsonable(value: Any, owner: str = "the state", where: str = "") -> Any:

@@ -87,6 +87,12 @@ NORMALIZATIONS = (nn.modules.batchnorm._NormBase,)
 ``test_running_statistics_of_a_failed_update_are_restored``."""
 
 
+DROPOUTS = (nn.modules.dropout._DropoutNd,)
+"""Base class of the layers that draw random numbers in training. torch has no public one
+(``torch/nn/modules/dropout.py``). The test is
+``test_a_planning_run_draws_no_random_numbers``."""
+
+
 # ---- the gradient of a table ----
 
 

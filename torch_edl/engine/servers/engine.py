@@ -21,6 +21,7 @@ import numpy as np
 
 from torch_edl.checkpoint.manifest import Snapshot
 from torch_edl.config import JobConfig
+from torch_edl.engine.replica import other_model
 from torch_edl.engine.servers.served import PlannedUpdate, RowPlan, ServedModel
 from torch_edl.errors import ServersLostError, ServersReplacedError, UsageError
 from torch_edl.interfaces import Minibatch, Update
@@ -54,6 +55,7 @@ class ServersEngine:
     ) -> None:
         self.model = served.model
         self._served = served
+        self._rows = served.rows
         self._config = config
         self._token = token
         self._resolve = resolve
@@ -92,11 +94,11 @@ class ServersEngine:
         except BaseException as error:
             client.close()
             if isinstance(error, UsageError) and "restored" in str(error):
-                said = served.complaint(cluster.restored_from, str(error))
-                raise UsageError(said) from None
+                raise UsageError(other_model(cluster.restored_from, error)) from None
             raise
         self._client, self._incarnation = client, cluster.incarnation
-        served.connect(client.layout, client.exact, self._pull_rows)
+        served.connect(client.layout, client.exact)
+        self._rows.connect(len(client.layout), self._pull_rows)
 
     def follow(self, newest: int) -> None:
         """Connect to servers up to this incarnation. Called by the heartbeat thread."""
@@ -108,7 +110,7 @@ class ServersEngine:
         if self._client is not None:
             self._client.close()
         self._client = self._open = self._pushed = self._known = None
-        self._served.use(None, 0)
+        self._rows.use(None, 0)
         self._ahead.clear()
         self._done.clear()
         self._incarnation = self._trained = self._acked = 0
@@ -130,17 +132,17 @@ class ServersEngine:
         batches = [minibatch.batch for minibatch in update.minibatches]
         if not self._served.is_script:
             batches = [batch.features for batch in batches]
-        self._ahead.append(PlannedUpdate(update, self._served.plan(batches)))
+        self._ahead.append(PlannedUpdate(update, self._rows.plan(batches)))
         self._pull_ahead()
 
     def begin(self, update: Update, minibatch: Minibatch) -> Any:
         """Load the parameters before the first minibatch, and select the minibatch's rows."""
         planned = self._opened(update)
-        self._served.use(planned.plan, minibatch.number)
+        self._rows.use(planned.plan, minibatch.number)
         self._at_last = minibatch.number + 1 == update.count
         if self._served.is_script:
             return minibatch.batch
-        return replace(minibatch.batch, features=self._served.given(minibatch.batch.features))
+        return replace(minibatch.batch, features=self._rows.given(minibatch.batch.features))
 
     def backward(self, compute: Callable[[], None] | None) -> bool:
         """Start the pulls that the staleness now permits, and run backward."""
@@ -160,7 +162,7 @@ class ServersEngine:
         if self._open is None and update.count:
             raise ServersReplacedError("the connection was closed within an update")
         planned = self._opened(update)
-        self._served.use(None, 0)
+        self._rows.use(None, 0)
         self._forgiving = False
         if self._lost is not None:
             raise self._lost
@@ -195,7 +197,7 @@ class ServersEngine:
         """Discard the update that the script left, and all updates planned after it."""
         self._open = None
         self._ahead.clear()
-        self._served.use(None, 0)
+        self._rows.use(None, 0)
         self._forgiving = False
         return False
 
@@ -336,7 +338,7 @@ class ServersEngine:
         """Load the current dense parameters; rows are pulled when they are looked up."""
         self._load(self._servers.pull([]).wait())
         self._served.forget()
-        self._served.use(None, 0)
+        self._rows.use(None, 0)
         self._lost, self._forgiving = None, self._served.is_script
         try:
             yield self._prepared
@@ -347,11 +349,11 @@ class ServersEngine:
 
     def _prepared(self, features: Any) -> Any:
         """Pull the rows of all tables in one call, and return the features for the model."""
-        plan = self._served.plan([features])
+        plan = self._rows.plan([features])
         if plan.tables:
             plan.take(self._servers.pull(plan.tables, dense=False, read_only=True).wait().rows)
-        self._served.use(plan, 0)
-        return self._served.given(features)
+        self._rows.use(plan, 0)
+        return self._rows.given(features)
 
     def settled(self) -> PsClient:
         """Wait until the servers have acknowledged all pushes, and return their client.

@@ -3,6 +3,7 @@ that an update pulls and pushes."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
@@ -10,6 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from torch_edl.errors import EdlError, UserCodeError, describe_error
 from torch_edl.interfaces import Update
 from torch_edl.ps_client.client import DenseGradient, Pending, PullResult
 from torch_edl.ps_client.partition import DenseSegment, Floats, PartitionedIds, TableIds
@@ -30,6 +32,11 @@ class ServedModel(Protocol):
     is_script: bool
     """True if a script calls the model. Rows are then predicted, and each update has one
     minibatch."""
+
+    @property
+    def rows(self) -> ServedRows[Any, Any]:
+        """The rows of the model's tables."""
+        ...
 
     @property
     def training(self) -> bool:
@@ -55,38 +62,13 @@ class ServedModel(Protocol):
         """Return the descriptions of the tables."""
         ...
 
-    def connect(
-        self,
-        layout: Sequence[Sequence[DenseSegment]],
-        exact: Mapping[str, Array],
-        pull_rows: PullRows,
-    ) -> None:
+    def connect(self, layout: Sequence[Sequence[DenseSegment]], exact: Mapping[str, Array]) -> None:
         """Connect to servers.
 
         Args:
             layout: layout of the flat vector of each server.
             exact: buffers that keep their type, as stored on the servers.
-            pull_rows: returns the rows of lookups that were not planned.
         """
-        ...
-
-    def plan(self, batches: Sequence[Any]) -> RowPlan[Any, Any]:
-        """Find the rows that minibatches need.
-
-        Args:
-            batches: features of the minibatches; for a script, the whole minibatches.
-
-        Raises:
-            UserCodeError: the model raised an exception.
-        """
-        ...
-
-    def use(self, plan: Any, number: int) -> None:
-        """Select minibatch ``number`` of a plan for the next forward pass; None for no plan."""
-        ...
-
-    def given(self, features: Any) -> Any:
-        """Return the input of the model: a copy if the model changes its features in place."""
         ...
 
     def load(self, values: Sequence[Floats | None]) -> None:
@@ -122,10 +104,6 @@ class ServedModel(Protocol):
     def forbid_accumulation(self) -> None:
         """Make the next backward raise UsageError if it adds to the gradients of this minibatch,
         which no optimizer has applied."""
-        ...
-
-    def complaint(self, folder: str, said: str) -> str:
-        """Return the message about servers restored from the checkpoint of another model."""
         ...
 
 
@@ -257,3 +235,78 @@ class RowPlan(Generic[C, B]):
         names = dict.fromkeys(table.name for table, _ in self._blocks)
         found = [self.gradient(name) for name in names]
         return [each for each in found if each is not None]
+
+
+P = TypeVar("P", bound=RowPlan[Any, Any])
+
+
+class ServedRows(ABC, Generic[C, P]):
+    """The rows of all tables of a model, on servers.
+
+    The ids of an update are found before it is trained, by a run of the model up to its last
+    lookup, so that all rows are pulled in one call. Other rows are pulled at their lookup.
+
+    Args:
+        new_plan: makes a plan of the lookups of each minibatch and the number of servers.
+    """
+
+    def __init__(self, new_plan: Callable[[list[list[C]], int], P]) -> None:
+        self._new_plan = new_plan
+        self._pull: PullRows | None = None
+        self._servers = 1
+        self._planning: list[C] | None = None  # lookups of the current planning run
+        self._lookups = 0  # lookups per forward pass; 0 if unknown yet
+        self._plan: P | None = None
+        self._batch = self._call = 0
+
+    def connect(self, servers: int, pull: PullRows) -> None:
+        """Connect to the servers; ``pull`` returns the rows of lookups that were not planned."""
+        self._servers, self._pull = servers, pull
+        self.use(None, 0)
+
+    def plan(self, batches: Sequence[Any]) -> P:
+        """Find the rows that minibatches need.
+
+        Args:
+            batches: features of the minibatches; for a script, the whole minibatches.
+
+        Raises:
+            UserCodeError: the model raised an exception.
+        """
+        try:
+            return self._find(batches)
+        except EdlError:
+            raise
+        except Exception as error:
+            raise UserCodeError(f"the model raised {describe_error(error)}") from error
+
+    def use(self, plan: P | None, number: int) -> None:
+        """Select minibatch ``number`` of a plan for the next forward pass; None for no plan."""
+        self._plan = self._new_plan([[]], self._servers) if plan is None else plan
+        self._batch, self._call = number, 0
+
+    def given(self, features: Any) -> Any:
+        """Return the input of the model: a copy if the model changes its features in place."""
+        return features
+
+    @abstractmethod
+    def _find(self, batches: Sequence[Any]) -> P:
+        """See :meth:`plan`."""
+
+    def _dry_run(self, forward: Callable[[Any], Any], features: Any) -> list[C]:
+        """Return the lookups of the model for the features of a minibatch."""
+        self._planning = []
+        try:
+            forward(features)
+        except LastLookup:
+            pass
+        finally:
+            calls, self._planning = self._planning, None
+        self._lookups = self._lookups or len(calls)
+        return calls
+
+    def _note(self, planning: list[C], call: C) -> None:
+        """Add a lookup to those of a planning run, which ends after the last lookup."""
+        planning.append(call)
+        if len(planning) == self._lookups:
+            raise LastLookup

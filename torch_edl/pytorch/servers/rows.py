@@ -25,14 +25,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from torch_edl.engine.servers.served import Ids, LastLookup, PullRows, RowLookup, RowPlan
+from torch_edl.engine.servers.served import Ids, RowLookup, RowPlan, ServedRows
 from torch_edl.errors import UsageError
 from torch_edl.nn.embedding import Table
 from torch_edl.nn.model_tables import tables_of
 from torch_edl.nn.rows import DeviceBlock, lookup
 from torch_edl.ps_client.partition import Floats
 from torch_edl.pytorch.servers.id_prediction import IdPrediction, Lookup, shares_memory
-from torch_edl.pytorch.torch_internals import change_count, show_row_gradients
+from torch_edl.pytorch.torch_internals import DROPOUTS, change_count, show_row_gradients
 
 
 def tensors(features: Any) -> Iterator[torch.Tensor]:
@@ -100,10 +100,7 @@ class TorchPlan(RowPlan[TorchCall, DeviceBlock]):
             block.start_down()
 
 
-Given = dict[int, list[tuple[torch.Tensor, int]]]
-
-
-class ServerRows:
+class ServerRows(ServedRows[TorchCall, TorchPlan]):
     """The :class:`~torch_edl.nn.rows.RowStore` of all tables of a model.
 
     Args:
@@ -112,6 +109,7 @@ class ServerRows:
     """
 
     def __init__(self, model: nn.Module, forward: Callable[[Any], Any] | None) -> None:
+        super().__init__(lambda calls, servers: TorchPlan(calls, servers, DeviceBlock))
         self._model = model
         self._forward = forward
         self.tables = tables_of(model)
@@ -125,54 +123,29 @@ class ServerRows:
                 )
             module.store = self
         # A planning run must not update running statistics or draw random numbers.
-        self._quiet = any(
-            isinstance(m, nn.modules.dropout._DropoutNd) or m._buffers for m in model.modules()
+        self._quiet = any(isinstance(m, DROPOUTS) for m in model.modules()) or any(
+            True for _ in model.buffers()
         )
         # True if the model changes its features in place; None if that is unknown yet.
         self._alters: bool | None = None if self.tables else False
-        self._planning: list[TorchCall] | None = None
         self._noted: dict[Place, Ids] = {}
         self._plain = IdPrediction()
-        self._lookups = 0  # lookups per forward pass; 0 if unknown yet
-        self._plan: TorchPlan | None = None
-        self._batch = self._call = 0
         # Lookups of a script's minibatch without a prediction.
         self._seen: list[Lookup] = []
         self._seen_in_training = True
-        self._pull: PullRows | None = None
-        self._servers = 1
         self.gradients_taken = False
         """True after the step took the gradients, which are then hidden from the parameters."""
 
-    def connect(self, servers: int, pull: PullRows) -> None:
-        """Connect to the servers; ``pull`` returns the rows of lookups that were not planned."""
-        self._servers, self._pull = servers, pull
-        self.leave()
-
-    def plan(self, features: Sequence[Any]) -> TorchPlan:
-        """Find the rows that some minibatches need."""
-        given: Given = {}
-        calls: list[list[TorchCall]] = [[] for _ in features]
-        if self.tables:
-            calls = [self._calls(given, number, each) for number, each in enumerate(features)]
-        return TorchPlan(calls, self._servers, DeviceBlock, given=given)
-
     def given(self, features: Any) -> Any:
-        """Return the input of the model: a copy of the features if the model may change them in
-        place, because another run of the model needs the original."""
+        # If the model may change its features, another run of the model needs the original.
         return features if self._alters is False else copied(features)
 
-    def use(self, plan: TorchPlan, batch: int) -> None:
-        """Select minibatch ``batch`` of ``plan`` for the next forward pass."""
+    def use(self, plan: TorchPlan | None, number: int) -> None:
         if self._plan is not None:
             self._look_back(self._plan)
-        self._plan, self._batch, self._call = plan, batch, 0
+        super().use(plan, number)
         self._seen = []
         self.gradients_taken = False
-
-    def leave(self) -> None:
-        """End the current minibatch. Rows of later lookups are pulled at each lookup."""
-        self.use(TorchPlan([[]], self._servers, DeviceBlock), 0)
 
     def show_gradients(self) -> None:
         """Make ``grad`` of the tables' parameters return the gradients of their rows.
@@ -197,7 +170,8 @@ class ServerRows:
     def lookup(self, module: Table, ids: torch.Tensor) -> torch.Tensor:
         """Return rows of a table; see :class:`~torch_edl.nn.rows.RowStore`."""
         if self._planning is not None:
-            return self._note(module, ids)
+            self._note(self._planning, self._call_of(module, ids.cpu()))
+            return torch.zeros(()).expand(*ids.shape, module.embedding_dim)
         if self._plan is None:
             raise UsageError(
                 f"table {module.table}: its rows are on parameter servers, which this process "
@@ -255,7 +229,16 @@ class ServerRows:
             values.setdefault(_place(ids), _flat(ids).copy())
         return [_call(module, ids, None, values[_place(ids)]) for module, ids in found]
 
-    def _calls(self, noted: Given, number: int, features: Any) -> list[TorchCall]:
+    def _find(self, batches: Sequence[Any]) -> TorchPlan:
+        noted: dict[int, list[tuple[torch.Tensor, int]]] = {}
+        calls: list[list[TorchCall]] = [[] for _ in batches]
+        if self.tables:
+            calls = [self._calls(noted, number, each) for number, each in enumerate(batches)]
+        return TorchPlan(calls, self._servers, DeviceBlock, given=noted)
+
+    def _calls(
+        self, noted: dict[int, list[tuple[torch.Tensor, int]]], number: int, features: Any
+    ) -> list[TorchCall]:
         """Find the lookups of a minibatch."""
         given = list(tensors(features))
         if self._forward is None:
@@ -274,20 +257,15 @@ class ServerRows:
         features = self.given(features)
         given = list(tensors(features))
         versions = [change_count(t) for t in given]
-        self._planning = []
         was_training = self._model.training
         if self._quiet:
             self._model.eval()
         try:
             with torch.no_grad():
-                forward(features)
-        except LastLookup:
-            pass
+                calls = super()._dry_run(forward, features)
         finally:
-            calls, self._planning = self._planning, None
             if self._quiet:
                 self._model.train(was_training)
-        self._lookups = self._lookups or len(calls)
         if self._alters is not True:
             altered = versions != [change_count(t) for t in given]
             if altered and self._alters is False:
@@ -299,13 +277,6 @@ class ServerRows:
         if unchanged:
             self._plain.learn(given, was_training, [(c.module, c.ids) for c in calls])
         return calls
-
-    def _note(self, module: Table, ids: torch.Tensor) -> torch.Tensor:
-        assert self._planning is not None
-        self._planning.append(self._call_of(module, ids.cpu()))
-        if len(self._planning) == self._lookups:
-            raise LastLookup
-        return torch.zeros(()).expand(*ids.shape, module.embedding_dim)
 
     def _call_of(self, module: Table, ids: torch.Tensor) -> TorchCall:
         _check_range(module, ids)

@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_edl.engine.servers.served import Array, PullRows
-from torch_edl.errors import EdlError, UsageError, UserCodeError, describe_error
+from torch_edl.engine.servers.served import Array
+from torch_edl.errors import UsageError
 from torch_edl.optim import group_of, hyperparameters, optimizer_config
 from torch_edl.ps_client.client import DenseGradient, PsClient
 from torch_edl.ps_client.partition import DenseSegment, Floats
-from torch_edl.pytorch import state_dict
 from torch_edl.pytorch.gradient_hooks import ManualAccumulation, on_every_gradient, on_step
 from torch_edl.pytorch.servers import dense
 from torch_edl.pytorch.servers.rows import ServerRows, TorchPlan
@@ -158,29 +157,10 @@ class ServedTorchModel:
         self,
         layout: Sequence[Sequence[DenseSegment]],
         exact: Mapping[str, Array],
-        pull_rows: PullRows,
     ) -> None:
         self._schedule.rewind()
         self._flat = [dense.FlatVector(self._dense, segments) for segments in layout]
         self._exact = dense.ExactBuffers(self._dense, exact)
-        self.rows.connect(len(layout), pull_rows)
-
-    def plan(self, batches: Sequence[Any]) -> TorchPlan:
-        try:
-            return self.rows.plan(batches)
-        except EdlError:
-            raise
-        except Exception as error:
-            raise UserCodeError(f"the model raised {describe_error(error)}") from error
-
-    def use(self, plan: Any, number: int) -> None:
-        if plan is None:
-            self.rows.leave()
-        else:
-            self.rows.use(plan, number)
-
-    def given(self, features: Any) -> Any:
-        return self.rows.given(features)
 
     def load(self, values: Sequence[Floats | None]) -> None:
         for flat, each in zip(self._flat, values, strict=True):
@@ -225,9 +205,6 @@ class ServedTorchModel:
     def forbid_accumulation(self) -> None:
         if self._accumulation is not None:
             self._accumulation.forbid()
-
-    def complaint(self, folder: str, said: str) -> str:
-        return state_dict.complaint(folder, said)
 
     def gathered(self, client: PsClient) -> dict[str, torch.Tensor]:
         """Pull the whole model from the servers; the model of this process does not change."""

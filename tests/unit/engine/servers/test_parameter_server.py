@@ -28,6 +28,7 @@ from tests.unit.engine.servers.trained import (
 from torch_edl.errors import NanLossError, UsageError, UserCodeError
 from torch_edl.interfaces import Batch
 from torch_edl.master_client.leases import HeldLease
+from torch_edl.pytorch.servers.served import ServedTorchModel
 from torch_edl.wire import master_pb2 as pb
 
 OPTIMIZERS: dict[str, tuple[Make, bool]] = {
@@ -312,10 +313,32 @@ def test_ids_may_be_changed_in_place(start_servers: Callable[..., list[pb.Server
 
     model.kind = 0
     made = Trained(model, sgd, start_servers(1), staleness=0)
-    made.served.plan([torch.arange(2)])
+    made.served.rows.plan([torch.arange(2)])
     model.kind = 1
     with pytest.raises(UsageError, match=r"did not change the first one.*clone\(\)"):
-        made.served.plan([torch.arange(2)])
+        made.served.rows.plan([torch.arange(2)])
+
+
+def test_a_planning_run_draws_no_random_numbers() -> None:
+    """Nor does it count for the running statistics."""
+
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = torch_edl.nn.Embedding(None, 2)
+            self.drop, self.norm = nn.Dropout(0.5), nn.BatchNorm1d(2)
+            self.second = torch_edl.nn.Embedding(None, 2)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.norm(self.drop(self.first(ids))) + self.second(ids)
+
+    model = Noisy()
+    served = ServedTorchModel(model, sgd(model.parameters()), None, forward=model)
+    before = torch.get_rng_state()
+    assert len(served.rows.plan([torch.arange(4)]).tables) == 2
+    assert torch.equal(torch.get_rng_state(), before)
+    assert model.norm.num_batches_tracked == 0
+    assert model.drop.training
 
 
 def test_each_worker_may_draw_the_weights_that_are_swapped(
