@@ -119,7 +119,7 @@ class ServedTorchModel:
         self._optimizer = optimizer
         self._schedule = ServerSchedule(optimizer, scheduler, local_steps)
         self.kernel = optimizer_config(optimizer)
-        self.rows = ServerRows(model, forward)
+        self.rows: ServerRows = ServerRows(model, forward)
         if self.is_script:
             self.rows.show_gradients()
         self._dense = dense.dense_parameters(model, optimizer)
