@@ -216,12 +216,12 @@ class OneOffTasks:
 
     def _require_metric(self, known: Sequence[str]) -> None:
         train = self._file.config.train
-        named = {}
+        wanted = {}
         if train.early_stop:
-            named[f"--early-stop {train.early_stop}"] = EarlyStop.of(train.early_stop).objective
+            wanted[f"--early-stop {train.early_stop}"] = EarlyStop.of(train.early_stop).objective
         if train.keep_best:
-            named[f"--keep-best {train.keep_best}"] = Objective.of(train.keep_best)
-        for option, objective in named.items():
+            wanted[f"--keep-best {train.keep_best}"] = Objective.of(train.keep_best)
+        for option, objective in wanted.items():
             if objective.metric not in known:
                 raise ContractError(
                     f"{option}: no such metric; the evaluation has {', '.join(known)}"
