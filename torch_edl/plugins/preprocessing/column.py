@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from torch_edl.errors import UsageError
 from torch_edl.plugins.preprocessing import arrays
 from torch_edl.plugins.preprocessing.steps import (
@@ -112,13 +114,19 @@ class Column:
                 exact up to this number of distinct values, see
                 :class:`~torch_edl.plugins.preprocessing.statistic.Histogram`.
         """
-        if bool(boundaries) == bool(quantiles):
+        if bool(len(boundaries)) == bool(quantiles):
             raise UsageError("bucketize() takes either boundaries or quantiles=N")
         if quantiles:
             return self._with(Quantiles(count=quantiles, cells=cells))
         return self._with(Bucketize(boundaries=boundaries))
 
     def _with(self, step: ColumnStep) -> Column:
+        # A number of ids is often a number of numpy, such as the maximum of a column.
+        plain = {n: v.item() for n, v in vars(step).items() if isinstance(v, np.generic)}
+        step = replace(step, **plain)
+        for name, value in vars(step).items():
+            if isinstance(value, float) and name != "value":
+                raise UsageError(f"{self}.{step.name}: {name} is {value}; expected an integer")
         if self.gives_ids:
             raise UsageError(f"{self}: {self.steps[-1].name} makes ids; no step can follow it")
         if step.result is not None and any(each.result is not None for each in self.steps):
@@ -245,7 +253,10 @@ def cross(*columns: str | Column) -> Column:
     """
     if len(columns) < 2:
         raise UsageError(f"cross() of {len(columns)} columns; expected two or more")
-    return Column(tuple(Column(each) if isinstance(each, str) else each for each in columns))
+    made = tuple(Column(each) if isinstance(each, str) else each for each in columns)
+    if any(isinstance(each.source, tuple) and not each.steps for each in made):
+        raise UsageError("cross() of a cross: a cross is hashed: cross(...).hash(buckets)")
+    return Column(made)
 
 
 @dataclass(frozen=True)

@@ -222,6 +222,20 @@ def test_integers_are_filled_with_more_than_their_type_holds() -> None:
     assert Columns(x=column("x").fill(-1).ids())(records)["x"].tolist() == [-1, 7]
 
 
+def test_numbers_of_numpy_declare_the_same() -> None:
+    made = Columns(
+        ids=[column("a").ids(np.int64(9)), column("b").hash(np.int32(7), seed=np.uint64(3))],
+        x=column("x").bucketize(np.array([1, 2])),
+        y=column("x").fill(np.float32(0.5)),
+    )
+    wanted = Columns(
+        ids=[column("a").ids(9), column("b").hash(7, seed=3)],
+        x=column("x").bucketize([1, 2]),
+        y=column("x").fill(0.5),
+    )
+    assert made.spec == wanted.spec
+
+
 def test_a_cross_tells_combinations_apart() -> None:
     columns = Columns(x=cross("a", column("b").bucketize([5])).hash())
     made = columns({"a": ["u", "u", "v", "uv", None], "b": [1, 9, 1, 9, 9]})["x"]
@@ -273,6 +287,8 @@ def test_what_is_not_fitted_says_so() -> None:
         (lambda: column("x").normalize().bucketize(quantiles=3), "two passes"),
         (lambda: cross("a"), "two or more"),
         (lambda: cross("a", "b").log(), "a cross is hashed"),
+        (lambda: cross("a", cross("b", "c")), "a cross is hashed"),
+        (lambda: column("a").hash(np.float32(10)), "count is 10.0; expected an integer"),
         (lambda: Columns(x=cross("a", "b")), "a cross is hashed"),
         (lambda: Columns(x=[column("a"), column("b").hash(3)]), "ids and numbers"),
         (lambda: Columns(x=[]), "expected column"),
