@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -275,18 +275,19 @@ class OneSpace:
         return offsets
 
 
-def one_space(columns: Sequence[Column]) -> OneSpace:
+def one_space(columns: Iterable[Column]) -> OneSpace:
     """Place the ids of each column after those of the column before it.
 
     One embedding then serves all columns, and no two columns share a row.
     """
-    for each in columns:
+    made = OneSpace(tuple(columns))
+    for each in made.columns:
         if not each.gives_ids or not each.buckets:
             raise UsageError(
                 f"one_space(): {each} has no known number of ids; end it with hash(buckets), "
                 "vocabulary(size), bucketize(...) or ids(count)"
             )
-    return OneSpace(tuple(columns))
+    return made
 
 
 @dataclass(frozen=True)
@@ -296,16 +297,17 @@ class Shared:
     columns: tuple[Column, ...]
 
 
-def shared(columns: Sequence[Column]) -> Shared:
+def shared(columns: Iterable[Column]) -> Shared:
     """Give equal values of several columns the same id, and so the same row of an embedding.
 
     Examples are the last three items that a user viewed, or the sender and the receiver of a
     message. In a plain list, by contrast, each column has its own ids.
     """
-    for each in columns:
+    made = Shared(tuple(columns))
+    for each in made.columns:
         if not each.gives_ids or each.fitted_step is not None:
             raise UsageError(
                 f"shared(): {each} has ids that depend on its own values, or none; end it with "
                 "hash(...), bucketize([...]) or ids(...)"
             )
-    return Shared(tuple(columns))
+    return made

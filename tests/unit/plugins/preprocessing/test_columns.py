@@ -176,7 +176,7 @@ def test_ids_as_they_are_stay_as_they_are() -> None:
 
 
 def test_shared_columns_have_one_id_for_equal_values() -> None:
-    columns = Columns(x=shared([column("user").hash(), column("item").hash()]))
+    columns = Columns(x=shared(column(name).hash() for name in ("user", "item")))
     made = columns(TWO)["x"]
     assert made[0, 0] == made[0, 1]
     assert made[1, 0] != made[1, 1]
@@ -245,7 +245,7 @@ def test_a_cross_tells_combinations_apart() -> None:
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     columns = Columns(
-        ids=one_space([column("text").vocabulary(5), column("x").bucketize(quantiles=2)]),
+        ids=one_space(iter([column("text").vocabulary(5), column("x").bucketize(quantiles=2)])),
         crossed=cross(column("text").vocabulary(5), "id").hash(100),
         dense=column("x").normalize().fill(0),
     ).fit(TABLE)
