@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -261,7 +262,9 @@ class Job(JobState):
             "drop_last": drop_last,
             "seed": self._seed,
         }
-        return Loader(self, dataset, data, options)
+        # Checkpoints hold these values as JSON, which has no numbers of numpy.
+        plain = {n: v.item() if isinstance(v, np.generic) else v for n, v in data.items()}
+        return Loader(self, dataset, plain, options)
 
     def collect(self, make: Make, merge: Callable[[list[bytes]], Any]) -> Any:
         """Compute a value over all processes once, such as the result of an evaluation.

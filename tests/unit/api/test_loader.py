@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -41,6 +42,17 @@ def test_a_loader_has_what_scripts_read_of_a_dataloader(jobs: Any) -> None:
     ours.sampler.set_epoch(3)
     with pytest.raises(UsageError, match="the job deals the records out"):
         next(iter(ours.sampler))
+
+
+def test_numbers_of_numpy_may_be_in_a_checkpoint(jobs: Any, tmp_path: Path) -> None:
+    job = jobs(checkpoint_dir=tmp_path, seed=np.int64(3))
+    model, optimizer = prepared(job)
+    for x, y in job.loader(DATA, batch_size=np.int64(4), shuffle=np.bool_(True)):
+        train(model, optimizer, x, y)
+    job.close()
+    newest = layout.newest(tmp_path)
+    assert newest is not None
+    assert layout.read(newest).steps == 6
 
 
 def test_files_have_a_length_too(jobs: Any, tmp_path: Path) -> None:
