@@ -40,12 +40,13 @@ from torch_edl.config import (
 )
 from torch_edl.data.task_space import Shard
 from torch_edl.plugins.kubernetes.config import KubernetesConfig
-from torch_edl.processes.launcher import ProcessExit
+from torch_edl.processes.launcher import ProcessExit, ProcessRuns, ProcessWaits
 from torch_edl.wire import master_pb2 as pb
 
 SHARDS = [Shard("a", 20), Shard("b", 12)]
 SNAPSHOT = {"snapshot": {"files": {"f": 3}, "version": 9}}
 TIMEOUT_S = 10.0
+NO_ROOM = "no node has room: 0/3 nodes are available: 3 Insufficient cpu"
 
 
 _DATA = {"batch_size": 2, "records_per_task": 4}
@@ -67,6 +68,7 @@ class World(Said):
         least: minimum of workers; ``workers`` is the maximum.
         agents: number of agents that a cluster runs, each with two workers; 0 if users start them.
         cluster: processes are scheduled by Kubernetes.
+        per_pod: number of workers with neighbouring slots that share a pod.
         spec: declaration of the model file's preprocessing.
         state: state that an earlier master stored; None for a new job.
         fields: fields of CheckpointConfig, TrainConfig, DataConfig and ClusterConfig.
@@ -80,6 +82,7 @@ class World(Said):
         least: int = 1,
         agents: int = 0,
         cluster: bool = False,
+        per_pod: int = 1,
         shards: Sequence[Shard] = SHARDS,
         eval_records: int = 0,
         durability: Mapping[str, str] | None = None,
@@ -127,6 +130,7 @@ class World(Said):
                 servers=servers,
                 spares=self.config.cluster.spares,
                 is_scheduled=cluster,
+                workers_per_pod=per_pod,
                 agents=pods if script else None,
             ),
             folder=Path("/job"),
@@ -177,7 +181,7 @@ class World(Said):
                 self.job.apply(Started(action.spec.role, action.spec.id, 1), self.now)
             elif isinstance(action, Stop):
                 self.stopped.append(action)
-                self.exit(action.role, action.id, signal=15)
+                self.exit(action.role, action.id, signal=15 if action.grace_s else 9)
             elif not isinstance(action, Prune):
                 self.actions.append(action)
         return actions
@@ -217,6 +221,25 @@ class World(Said):
     def kill(self, *workers: int) -> None:
         for worker in workers:
             self.exit("worker", worker, signal=9)
+
+    def taken(self, role: str, id: int, why: str = "preempted") -> None:
+        """End a process whose machine was taken away."""
+        self.exit(role, id, code=143, why=why, own_fault=False)
+
+    def waits(self, role: str, *ids: int, why: str = NO_ROOM, placed: bool = False) -> None:
+        """Report that processes that were asked for do not run yet."""
+        for id in ids:
+            self.apply(ProcessWaits(role=role, id=id, why=why, fix="ask for less", placed=placed))
+
+    def runs(self, role: str, *ids: int, registers: bool = True) -> None:
+        """Report that processes that were asked for run."""
+        for id in ids:
+            self.apply(ProcessRuns(role=role, id=id, node="n1"))
+            assert not registers or role != "worker" or self.fleet.registered(id)
+
+    def begun(self, seconds: float = 0.0) -> list[str]:
+        """Let time pass. Returns the names of the processes that start."""
+        return [a.spec.name for a in self.tick(seconds) if isinstance(a, Start)]
 
     def servers_up(self) -> None:
         """Register all servers that were started."""
