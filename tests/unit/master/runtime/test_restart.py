@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -10,10 +11,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -75,58 +74,30 @@ class ScriptMaster:
 
 
 class Worker:
-    """Registers, beats ten times a second, and asks into rings."""
+    """Asks into rings, however long the master is away."""
 
-    def __init__(self, stub: Stub, local_rank: int, pid: int) -> None:
-        self.stub = stub
-        registered = stub.call(
-            pb.RegisterRequest(worker_id=-1, pid=pid, host="h", node="n", local_rank=local_rank),
-            timeout_s=HANG_S,
+    def __init__(self, stub: Stub, local_rank: int) -> None:
+        request = pb.RegisterRequest(
+            worker_id=-1, pid=11 + local_rank, host="h", node="n", local_rank=local_rank
         )
-        self.id = registered.worker_id
+        self.id = stub.call(request, timeout_s=HANG_S).worker_id
         self.ring = 0
-        self.heard = pb.HeartbeatResponse(known=True)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._beat)
-        self._thread.start()
+        self._insist = functools.partial(stub.insist, timeout_s=HANG_S, away_s=HANG_S)
 
-    def _beat(self) -> None:
-        while not self._stop.wait(0.1):
-            request = pb.HeartbeatRequest(worker_id=self.id, ring=self.ring)
-            try:
-                self.heard = self.stub.call(request, timeout_s=1)
-            except grpc.RpcError:
-                continue  # the master is away: the ring does not depend on it
+    def beat(self) -> pb.HeartbeatResponse:
+        return self._insist(pb.HeartbeatRequest(worker_id=self.id, ring=self.ring))
 
-    def join(self, step: int) -> pb.JoinRingResponse:
-        end = time.monotonic() + HANG_S
-        request = pb.JoinRingRequest(
-            worker_id=self.id, ring=self.ring, store=f"s{self.id}", step=step
-        )
-        while time.monotonic() < end:
-            try:
-                answer = self.stub.call(request, timeout_s=HANG_S)
-            except grpc.RpcError:
-                time.sleep(0.05)  # the master is away
-                continue
-            if answer.HasField("ring") or answer.leave:
-                self.ring = answer.ring.number
-                return answer  # type: ignore[no-any-return]
-        raise AssertionError("no ring")
+    def wish(self, step: int) -> pb.JoinRingRequest:
+        return pb.JoinRingRequest(worker_id=self.id, ring=self.ring, store=f"s{self.id}", step=step)
 
-    def join_three(self, step: int) -> pb.JoinRingResponse:
-        """Asks again whenever somebody waits, until all three are in."""
-        while len((answer := self.join(step)).ring.workers) < 3:
-            wait_for(lambda: self.heard.stale_ring >= self.ring, "that somebody waits")
-        return answer
-
-    def leave(self) -> None:
-        request = pb.LeaveRingRequest(worker_id=self.id, finished=True)
-        self.stub.call(request, timeout_s=HANG_S)
-
-    def close(self) -> None:
-        self._stop.set()
-        self._thread.join()
+    def join(self, step: int, *, members: int = 2) -> pb.Ring:
+        """Ask, and again whenever somebody waits, until a ring has so many members."""
+        while True:
+            answer = self._insist(self.wish(step), until=lambda answer: answer.HasField("ring"))
+            self.ring = answer.ring.number
+            if len(answer.ring.workers) == members:
+                return answer.ring
+            wait_for(lambda: self.beat().stale_ring >= self.ring, "that somebody waits")
 
 
 @pytest.fixture
@@ -140,50 +111,40 @@ def master(tmp_path: Path) -> Iterator[ScriptMaster]:
 
 
 def test_the_ring_outlives_the_master(master: ScriptMaster) -> None:
-    stub = master.stub()
-    workers = [Worker(stub, 0, 11), Worker(stub, 1, 12)]
-    try:
-        with ThreadPoolExecutor(3) as pool:
-            rings = list(pool.map(lambda w: w.join(-1), workers))
-            assert [list(r.ring.workers) for r in rings] == [[0, 1], [0, 1]]
-            written = pb.ReportCheckpointRequest(worker_id=0, directory="/c/1")
-            stub.call(written, timeout_s=HANG_S)
+    with contextlib.closing(master.stub()) as stub, ThreadPoolExecutor(3) as pool:
+        workers = [Worker(stub, rank) for rank in (0, 1)]
+        rings = list(pool.map(lambda worker: worker.join(-1), workers))
+        assert [list(ring.workers) for ring in rings] == [[0, 1], [0, 1]]
+        stub.call(pb.ReportCheckpointRequest(worker_id=0, directory="/c/1"), timeout_s=HANG_S)
 
-            where = master.found()["address"]
-            master.kill()
-            master.start()
-            assert master.found()["address"] == where
+        where = master.found()["address"]
+        master.kill()
+        master.start()
+        assert master.found()["address"] == where
+        heard = [worker.beat() for worker in workers]
+        assert [(h.known, h.broken_ring, h.stale_ring) for h in heard] == [(True, 0, 0)] * 2
+        workers[1].ring = 0
+        assert workers[1].join(-1) == rings[1], "an answer that was lost with the master"
 
-            for worker in workers:
-                worker.heard = pb.HeartbeatResponse()
-            wait_for(lambda: all(w.heard.known for w in workers), "heartbeats again")
-            assert [(w.heard.broken_ring, w.heard.stale_ring) for w in workers] == [(0, 0)] * 2
-            workers[1].ring = 0
-            assert workers[1].join(-1) == rings[1], "an answer that was lost with the master"
-
-            # A third one comes while there is no master: it is in the next ring with the others.
-            workers.append(Worker(stub, 2, 13))
-            assert workers[2].id == 2
-            joined: Future[pb.JoinRingResponse] = pool.submit(workers[2].join, -1)
-            wait_for(lambda: workers[0].heard.stale_ring == 1, "that the ring is to change")
-            master.kill()
-            others = [pool.submit(w.join_three, 7) for w in workers[:2]]
-            master.start()
-            answers = [f.result() for f in (*others, joined)]
-            rings = [a.ring for a in answers]
-            assert {tuple(r.workers) for r in rings} == {(0, 1, 2)}
-            assert {(r.source, r.heal, r.fresh) for r in rings} == {(0, True, False)}
-            assert len({r.number for r in rings}) == 1
+        # A third one comes while there is no master: it is in the next ring with the others.
+        workers.append(Worker(stub, 2))
+        assert workers[2].id == 2
+        joined = pool.submit(workers[2].join, -1, members=3)
+        wait_for(lambda: workers[0].beat().stale_ring == 1, "that the ring is to change")
+        master.kill()
+        others = [pool.submit(worker.join, 7, members=3) for worker in workers[:2]]
+        master.start()
+        rings = [each.result() for each in (*others, joined)]
+        assert rings == [rings[0]] * 3
+        assert list(rings[0].workers) == [0, 1, 2]
+        assert (rings[0].source, rings[0].heal, rings[0].fresh) == (0, True, False)
 
         status = stub.call(pb.GetStatusRequest(), timeout_s=HANG_S)
         assert (status.state, status.checkpoint) == ("running", "/c/1")
         for worker in workers:
-            worker.leave()
+            leave = pb.LeaveRingRequest(worker_id=worker.id, finished=True)
+            stub.call(leave, timeout_s=HANG_S)
         assert master.process.wait(HANG_S) == 0
-    finally:
-        for worker in workers:
-            worker.close()
-        stub.close()
 
 
 def test_it_listens_where_it_is_told(master: ScriptMaster) -> None:
@@ -226,35 +187,28 @@ def fill(disk: Path) -> Path:
 
 def test_a_full_disk_below_the_job_is_waited_through(small_disk: Path) -> None:
     master = ScriptMaster(small_disk)
-    stub, pool = master.stub(), ThreadPoolExecutor()
-    workers: list[Worker] = []
     try:
-        workers += [Worker(stub, rank, pid=100 + rank) for rank in range(2)]
-        rest = fill(small_disk)
-        asks = [
-            pb.JoinRingRequest(worker_id=w.id, ring=0, store=f"s{w.id}", step=-1) for w in workers
-        ]
-        with pytest.raises(grpc.RpcError, match=r"state\.sqlite: database or disk is full"):
-            [a.result() for a in [pool.submit(stub.call, a, timeout_s=HANG_S) for a in asks]]
-        waiting = [pool.submit(stub.insist, ask, timeout_s=HANG_S) for ask in asks]
-        status = stub.call(pb.GetStatusRequest(), timeout_s=HANG_S)
-        said = [event.text for event in status.events if event.level == "warning"]
-        assert len(said) == 1
-        assert "disk is full; training continues; no process joins or starts until" in said[0]
-        rest.unlink()
-        assert [len(answer.result().ring.workers) for answer in waiting] == [2, 2]
-        fill(small_disk)
-        # One that continues waits, too; it does not end its job.
-        master.kill()
-        again = pool.submit(master.start)
-        wait_for(lambda: "waiting until there is room" in master.said(), master.said)
-        assert master.process.poll() is None
-        rest.unlink()
-        again.result()
+        with contextlib.closing(master.stub()) as stub, ThreadPoolExecutor() as pool:
+            asks = [Worker(stub, rank).wish(-1) for rank in range(2)]
+            rest = fill(small_disk)
+            with pytest.raises(grpc.RpcError, match=r"state\.sqlite: database or disk is full"):
+                [a.result() for a in [pool.submit(stub.call, a, timeout_s=HANG_S) for a in asks]]
+            waiting = [pool.submit(stub.insist, ask, timeout_s=HANG_S) for ask in asks]
+            status = stub.call(pb.GetStatusRequest(), timeout_s=HANG_S)
+            (said,) = (event.text for event in status.events if event.level == "warning")
+            assert "disk is full; training continues; no process joins or starts until" in said
+            rest.unlink()
+            assert [len(answer.result().ring.workers) for answer in waiting] == [2, 2]
+            fill(small_disk)
+            # One that continues waits, too; it does not end its job.
+            master.kill()
+            again = pool.submit(master.start)
+            wait_for(lambda: "waiting until there is room" in master.said(), master.said)
+            assert master.process.poll() is None
+            rest.unlink()
+            again.result()
     finally:
         master.kill()
-        for worker in workers:
-            worker.close()
 
 
 def test_a_job_that_has_no_room_to_begin(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
