@@ -34,7 +34,7 @@ def take(records: Any, name: str) -> Values:
         UsageError: the column does not exist, or does not have one value per record.
     """
     try:
-        if _are_rows(records):
+        if are_rows(records):
             found: Any = [row[name] for row in records]
             # Arrow does not accept tensors with one number.
             found = np.asarray(found) if hasattr(found[0], "__array__") else found
@@ -47,12 +47,13 @@ def take(records: Any, name: str) -> Values:
     return as_values(found, name)
 
 
-def _are_rows(records: Any) -> bool:
+def are_rows(records: Any) -> bool:
+    """Return True for a list of mappings."""
     return isinstance(records, list) and bool(records) and isinstance(records[0], Mapping)
 
 
 def _described(records: Any) -> str:
-    records = records[0] if _are_rows(records) else records
+    records = records[0] if are_rows(records) else records
     names = getattr(records, "column_names", None)
     if names is None and isinstance(records, Mapping):
         names = list(records)
@@ -173,7 +174,7 @@ def _cast(values: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
 def from_tensors(records: Any) -> bool:
     """Return True if the records are tensors of torch."""
     torch = sys.modules.get("torch")
-    records = records[0] if _are_rows(records) else records
+    records = records[0] if are_rows(records) else records
     if torch is None or not isinstance(records, Mapping):
         return False
     return any(isinstance(value, torch.Tensor) for value in records.values())

@@ -212,7 +212,9 @@ class Columns:
                 ``pyarrow.dataset``.
         """
         statistics = self.statistics()
-        whole = hasattr(records, "column_names") or hasattr(records, "keys")
+        # A list of mappings has the records if their values are scalars, and parts otherwise.
+        rows = arrays.are_rows(records) and not any(map(np.ndim, records[0].values()))
+        whole = rows or hasattr(records, "column_names") or hasattr(records, "keys")
         for part in [records] if whole else records:
             statistics.observe(part)
         return self.finish(statistics)

@@ -222,6 +222,16 @@ def test_integers_are_filled_with_more_than_their_type_holds() -> None:
     assert Columns(x=column("x").fill(-1).ids())(records)["x"].tolist() == [-1, 7]
 
 
+def test_records_are_fitted_in_any_form() -> None:
+    rows = [{"x": "a", "y": torch.tensor(1.0)}, {"x": "b", "y": torch.tensor(3.0)}]
+    table = {"x": ["a", "b"], "y": [1.0, 3.0]}
+    made = {
+        Columns(x=column("x").vocabulary(5), y=column("y").normalize()).fit(records).to_bytes()
+        for records in (rows, [rows], table, [table], iter([rows[:1], rows[1:]]))
+    }
+    assert len(made) == 1
+
+
 def test_numbers_of_numpy_declare_the_same() -> None:
     made = Columns(
         ids=[column("a").ids(np.int64(9)), column("b").hash(np.int32(7), seed=np.uint64(3))],
