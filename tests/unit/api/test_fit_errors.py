@@ -63,7 +63,6 @@ def test_a_loss_in_torchs_order_or_in_ours(loss: Any) -> None:
         ({"precision": "tf32"}, "precision='tf32'"),
         ({"scheduler_interval": "batch"}, "'step' or 'epoch'"),
         ({"clip_grad_norm": -1.0}, "0 or more"),
-        ({"checkpoint_every": 3}, "^checkpoint_every 3: add checkpoint_dir"),
     ],
 )
 def test_what_cannot_work_is_said_at_once(options: dict[str, Any], message: str) -> None:

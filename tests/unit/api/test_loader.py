@@ -61,26 +61,6 @@ def test_files_have_a_length_too(jobs: Any, tmp_path: Path) -> None:
     assert len(loader.dataset) == len(loader.sampler) == 9
 
 
-def test_the_loop_of_pytorchs_mnist_example(jobs: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """The loop of github.com/pytorch/examples/mnist, with three lines changed."""
-    job = jobs()
-    model, optimizer = prepared(job)
-    train_loader = job.loader(DATA, batch_size=4, shuffle=True, num_workers=0, pin_memory=False)
-    model.train()
-    for batch_idx, (data, target) in enumerate(train_loader):
-        optimizer.zero_grad()
-        output = F.log_softmax(model(data), dim=1)
-        loss = F.nll_loss(output, target)
-        loss.backward()
-        optimizer.step()
-        if batch_idx % 2 == 0:
-            print(
-                f"{batch_idx * len(data)}/{len(train_loader.dataset)} "
-                f"({100.0 * batch_idx / len(train_loader):.0f}%)"
-            )
-    assert capsys.readouterr().out.splitlines() == ["0/22 (0%)", "8/22 (33%)", "16/22 (67%)"]
-
-
 def test_a_loader_that_was_left_half_read_counts_its_last_update(jobs: Any, tmp_path: Path) -> None:
     """The script holds the iterator to its end; the checkpoint has the record and the weights."""
     job = jobs(checkpoint_dir=tmp_path)
