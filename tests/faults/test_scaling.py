@@ -18,7 +18,8 @@ import pytest
 from tests.faults.conftest import EDL, ModelJob
 from tests.waiting import HANG_S
 
-RECORDS = 1000
+# More than are trained, with the delay of a minibatch, while slow commands run.
+RECORDS = 4000
 # In order, so that the record at which the data stop comes last.
 TASKS = ["--batch-size", "8", "--records-per-task", "64", "--no-shuffle"]
 FLAGS = ["--workers", "2", "--ps", "2", *TASKS]

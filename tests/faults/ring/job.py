@@ -236,6 +236,7 @@ class RingJob:
 
     def _scale(self, workers: int) -> None:
         self._scaled = True
+        (self.told / "slow").touch()  # the job must not end while the command starts
         subprocess.run(
             [sys.executable, "-m", "torch_edl.cli", "scale", "ring", "--workers", str(workers)],
             env=self._env, check=not self.over(), timeout=HANG_S,
