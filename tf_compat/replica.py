@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import copy
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -15,14 +15,8 @@ from tf_compat.trained import TrainedModel
 from torch_edl.checkpoint import layout, tensor_files
 from torch_edl.checkpoint.manifest import Manifest, Snapshot
 from torch_edl.checkpoint.reader import CheckpointReader
-from torch_edl.checkpoint.tensor_files import (
-    MODEL_FILE,
-    OPTIMIZER_FILE,
-    STEM,
-    keras_optimizer,
-    optimizer_header,
-)
-from torch_edl.engine.replica import Position, other_model
+from torch_edl.checkpoint.tensor_files import OPTIMIZER_FILE, keras_optimizer, optimizer_header
+from torch_edl.engine.replica import Position, other_model, snapshot_of
 from torch_edl.errors import CheckpointError
 from torch_edl.tables.watermarks import Watermarks
 
@@ -39,42 +33,25 @@ class KerasReplica:
         self._seed = seed
         self.position = Position()
 
-    @property
-    def step(self) -> int:
-        return self.position.step
-
-    def count(self, minibatches: int) -> None:
-        self.position.step += minibatches
-
     def check_tables(self) -> None:
         self._trained.hold_rows(self._seed)
 
     def snapshot(self, watermarks: Watermarks) -> Callable[[Path], Snapshot]:
-        trained, version = self._trained, self.position.step
+        trained = self._trained
         model = {place.name: place.value.copy() for place in trained.places}
         slots = {
             str(number): np.asarray(variable).copy()
             for number, variable in enumerate(trained.optimizer.variables)
         }
         tables = [(rows.table, rows.table.step) for rows in trained.local_rows()]
-        for table, _ in tables:
-            table.core.end_snapshot()  # ends the snapshot of a checkpoint that was never written
-            table.core.begin_snapshot()
+        tensor_files.begin_snapshots(tables)
         # The empty lists let a worker of torch detect that the checkpoint has no torch optimizer.
-        about = json.dumps({**self._header(), "optimizers": [], "stateful": []})
+        header = copy.deepcopy({**self._header(), "optimizers": [], "stateful": []})
 
-        def write_to(directory: Path) -> Snapshot:
-            directory.mkdir(parents=True, exist_ok=True)
-            written = {
-                **tensor_files.write_tables(tables, directory, STEM),
-                MODEL_FILE: tensor_files.write(directory / MODEL_FILE, model, {"format": "pt"}),
-                OPTIMIZER_FILE: tensor_files.write(
-                    directory / OPTIMIZER_FILE, slots, {"state": about}
-                ),
-            }
-            return Snapshot(files=written, watermarks=watermarks, version=version)
+        def write(folder: Path) -> dict[str, int]:
+            return tensor_files.write_replica(folder, tables, model, slots, header)
 
-        return write_to
+        return snapshot_of(write, watermarks, self.position.step)
 
     def outgoing(self) -> tuple[dict[str, Any], list[Bytes]]:
         values = [np.ascontiguousarray(variable) for _, variable in self._variables()]

@@ -349,7 +349,34 @@ def _about(table: EmbeddingTable, step: int) -> dict[str, str]:
     }
 
 
-# ---- the state of optimizers that a worker writes ----
+# ---- the files that a worker writes, with the state of its optimizers ----
+
+
+def begin_snapshots(tables: Sequence[tuple[EmbeddingTable, int]]) -> None:
+    """Begin snapshots of tables, and end those of an earlier copy that was never written."""
+    for table, _ in tables:
+        table.core.end_snapshot()
+        table.core.begin_snapshot()
+
+
+def write_replica(
+    folder: Path,
+    tables: Sequence[tuple[EmbeddingTable, int]],
+    model: Mapping[str, Array | Tensor],
+    slots: Mapping[str, Array | Tensor],
+    header: Mapping[str, Any],
+) -> dict[str, int]:
+    """Write the whole model of a worker; return the size of each file in bytes, by name.
+
+    Args:
+        tables: tables whose snapshots have begun, each with its step.
+        header: see :func:`optimizer_header`.
+    """
+    return {
+        **write_tables(tables, folder, STEM),
+        MODEL_FILE: write(folder / MODEL_FILE, model, {"format": "pt"}),
+        OPTIMIZER_FILE: write(folder / OPTIMIZER_FILE, slots, {"state": json.dumps(header)}),
+    }
 
 
 def optimizer_header(folder: Path) -> dict[str, Any]:

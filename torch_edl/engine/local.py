@@ -61,8 +61,8 @@ class LocalEngine:
         return compute is not None
 
     def commit(self, update: Update) -> bool:
-        self._held.count(update.count)
-        self._status.version = self._held.step
+        self._held.position.step += update.count
+        self._status.version = self._held.position.step
         self._watermarks.advance(_task(update), update.last)
         self._watermarks.retire(update.retired_before)
         self._done.append(update)

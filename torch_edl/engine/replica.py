@@ -93,6 +93,22 @@ def other_model(where: object, difference: object) -> str:
     )
 
 
+def snapshot_of(
+    write: Callable[[Path], dict[str, int]], watermarks: Watermarks, version: int
+) -> Callable[[Path], Snapshot]:
+    """Return a function that creates a folder and writes a copied state there.
+
+    Args:
+        write: writes the files of the state and returns their sizes in bytes by name.
+    """
+
+    def write_to(directory: Path) -> Snapshot:
+        directory.mkdir(parents=True, exist_ok=True)
+        return Snapshot(files=write(directory), watermarks=watermarks, version=version)
+
+    return write_to
+
+
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -107,15 +123,6 @@ class ModelReplica(Protocol):
     model: Any
     position: Position
 
-    @property
-    def step(self) -> int:
-        """Number of minibatches in the model."""
-        ...
-
-    def count(self, minibatches: int) -> None:
-        """Add minibatches after the optimizer has stepped."""
-        ...
-
     def check_tables(self) -> None:
         """Check before the first step that the rows of tables can be trained in this process.
 
@@ -125,11 +132,22 @@ class ModelReplica(Protocol):
         ...
 
     def restore(self, folder: Path, *, values_only: bool) -> Manifest | None:
-        """See :meth:`~torch_edl.pytorch.replica.Replica.restore`."""
+        """Load a checkpoint, or the values of an exported model.
+
+        Args:
+            values_only: load only the values of the model, also from a checkpoint of servers.
+
+        Returns:
+            The manifest of a completely loaded checkpoint; None if only values were loaded.
+
+        Raises:
+            CheckpointError: the checkpoint is damaged, or belongs to servers or another model.
+        """
         ...
 
     def snapshot(self, watermarks: Watermarks) -> Callable[[Path], Snapshot]:
-        """See :meth:`~torch_edl.pytorch.replica.Replica.snapshot`."""
+        """Copy the current state; return a function that creates a folder and writes the copy
+        there. The function may be called from any thread."""
         ...
 
     def outgoing(self) -> tuple[dict[str, Any], list[Bytes]]:

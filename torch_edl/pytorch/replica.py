@@ -11,6 +11,7 @@ import json
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ from torch import nn
 from torch_edl.checkpoint import layout, tensor_files
 from torch_edl.checkpoint.manifest import Manifest, Snapshot
 from torch_edl.checkpoint.reader import CheckpointReader
-from torch_edl.checkpoint.tensor_files import MODEL_FILE, OPTIMIZER_FILE, STEM, optimizer_header
-from torch_edl.engine.replica import Position
+from torch_edl.checkpoint.tensor_files import MODEL_FILE, OPTIMIZER_FILE, optimizer_header
+from torch_edl.engine.replica import Position, snapshot_of
 from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.nn.model_tables import dense_names, tables_of
 from torch_edl.nn.rows import state_of_rows, state_of_weight
@@ -54,7 +55,8 @@ class State:
 
 
 class Replica:
-    """The parts of a training program that are equal in all members of a ring.
+    """The parts of a training program that are equal in all members of a ring; a
+    :class:`~torch_edl.engine.replica.ModelReplica`.
 
     Args:
         optimizers: the optimizers, in the same order in every process.
@@ -76,21 +78,7 @@ class Replica:
         self.tables = tables_of(model)
         """Embedding tables of the model."""
 
-    @property
-    def step(self) -> int:
-        """Number of model updates; see :class:`Position`."""
-        return self.position.step
-
-    def count(self, minibatches: int) -> None:
-        """Add minibatches after the optimizer has stepped."""
-        self.position.step += minibatches
-
     def check_tables(self) -> None:
-        """Check before the first step that the rows of tables can be trained in this process.
-
-        Raises:
-            UnsupportedOptimizerError: the model has tables, and no kernel exists for the optimizer.
-        """
         if self.tables:
             for optimizer in self.optimizers:
                 optimizer_config(optimizer)
@@ -133,9 +121,7 @@ class Replica:
         The rows of tables are not copied but snapshotted, until :func:`write` has written them.
         """
         state = self.state()
-        for table, _ in state.tables:
-            table.core.end_snapshot()  # in case an earlier copy was never written
-            table.core.begin_snapshot()
+        tensor_files.begin_snapshots(state.tables)
         return State(
             json.loads(json.dumps(state.header)),
             {n: t.detach().to("cpu", copy=True).contiguous() for n, t in state.tensors.items()},
@@ -143,24 +129,13 @@ class Replica:
         )
 
     def snapshot(self, watermarks: Watermarks) -> Callable[[Path], Snapshot]:
-        """Copy the current state; return a function that creates a folder and writes the copy
-        there. The function may be called from any thread."""
-        state, version = self.copy(), self.position.step
-
-        def write_to(directory: Path) -> Snapshot:
-            directory.mkdir(parents=True, exist_ok=True)
-            files = write(state, directory)
-            return Snapshot(files=files, watermarks=watermarks, version=version)
-
-        return write_to
+        return snapshot_of(partial(write, self.copy()), watermarks, self.position.step)
 
     def outgoing(self) -> tuple[dict[str, Any], list[Bytes]]:
-        """See :class:`~torch_edl.engine.replica.ModelReplica`."""
         state = self.state()
         return state.header, [as_bytes(each.cpu()).numpy() for each in state.tensors.values()]
 
     def incoming(self, header: dict[str, Any]) -> tuple[list[Bytes], Callable[[], None]]:
-        """See :class:`~torch_edl.engine.replica.ModelReplica`."""
         received = {
             name: torch.empty(shape, dtype=getattr(torch, dtype))
             for name, dtype, shape in header["tensors"]
@@ -219,17 +194,6 @@ class Replica:
                 own[name].copy_(value)
 
     def restore(self, folder: Path, *, values_only: bool) -> Manifest | None:
-        """Load a checkpoint, or the values of an exported model.
-
-        Args:
-            values_only: load only the values of the model, also from a checkpoint of servers.
-
-        Returns:
-            The manifest of a completely loaded checkpoint; None if only values were loaded.
-
-        Raises:
-            CheckpointError: the checkpoint is damaged, or belongs to servers or another model.
-        """
         source = CheckpointReader(folder, values_only=values_only, on_servers=False)
         own = {module.table for module in self.tables}
         whole = layout.is_checkpoint(folder) and not values_only
@@ -248,7 +212,6 @@ class Replica:
         return source.manifest if whole else None
 
     def digest(self) -> int:
-        """Return a 32-bit checksum of the exact bits of all parameters."""
         value = 0
         for parameter in self.model.parameters():
             raw = parameter.detach().contiguous().cpu().reshape(-1).view(torch.uint8)
@@ -278,11 +241,9 @@ def write(state: State, folder: Path) -> dict[str, int]:
     """
     slots = {n: t for n, t in state.tensors.items() if not n.startswith("model.")}
     header = {key: value for key, value in state.header.items() if key != "tensors"}
-    return {
-        **tensor_files.write_tables(state.tables, folder, STEM),
-        MODEL_FILE: _write_file(folder / MODEL_FILE, state.model, {"format": "pt"}),
-        OPTIMIZER_FILE: _write_file(folder / OPTIMIZER_FILE, slots, {"state": json.dumps(header)}),
-    }
+    return tensor_files.write_replica(
+        folder, state.tables, _in_file(state.model), _in_file(slots), header
+    )
 
 
 def read(folder: Path, without: Collection[str] = ()) -> State:
@@ -327,15 +288,15 @@ def read_model(folder: Path, without: Collection[str] = ()) -> dict[str, torch.T
     return values
 
 
-def _write_file(path: Path, tensors: Mapping[str, torch.Tensor], about: dict[str, str]) -> int:
-    """Write contiguous CPU tensors; return the file size in bytes."""
+def _in_file(tensors: Mapping[str, torch.Tensor]) -> dict[str, tensor_files.Tensor]:
+    """Return contiguous CPU tensors as a file stores them."""
     found = {}
     for name, tensor in tensors.items():
         dtype = tensor_files.NAMES.get(str(tensor.dtype).removeprefix("torch."))
         if dtype is None:
             raise UsageError(f"{name}: {tensor.dtype} cannot be written to a checkpoint")
         found[name] = tensor_files.Tensor(dtype, tuple(tensor.shape), as_bytes(tensor).numpy())
-    return tensor_files.write(path, found, about)
+    return found
 
 
 def _read_file(path: Path) -> dict[str, torch.Tensor]:

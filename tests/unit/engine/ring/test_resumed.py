@@ -49,7 +49,7 @@ def replica(steps: int) -> Replica:
     for _ in range(steps):
         model(torch.ones(1, 2)).sum().backward()
         made.optimizers[0].step()
-    made.count(steps)
+    made.position.step += steps
     return made
 
 
