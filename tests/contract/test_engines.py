@@ -50,8 +50,7 @@ class Driven:
         optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
         contract = Contract(
             path="m.py", model=Count, loss=labels_first(lambda labels, p: -p.mean()),
-            optimizer=torch.optim.SGD, feed=lambda *_: None, eval_metrics_fn=None, scheduler=None,
-            callbacks=None, data_source=None, prediction_outputs_processor=None, preprocessing=None,
+            optimizer=torch.optim.SGD, feed=lambda *_: None,
         )  # fmt: skip
         step = Step(contract, self.model, on_nan="skip", log_layers="")
         status = WorkerStatus()

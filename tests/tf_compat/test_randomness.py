@@ -77,8 +77,7 @@ def train_beside(feeder: Feeder, stop: threading.Event) -> threading.Thread:
 
     contract = KerasContract(
         path="m.py", model=Noisy, loss=labels_first(lambda labels, p: tf.reduce_sum(p)),
-        optimizer=keras.optimizers.SGD, feed=lambda *_: None, eval_metrics_fn=None, callbacks=None,
-        data_source=None, prediction_outputs_processor=None, preprocessing=None,
+        optimizer=keras.optimizers.SGD, feed=lambda *_: None,
     )  # fmt: skip
     trained = TrainedModel(Noisy(), keras.optimizers.SGD())
     apart = feeder.generators.apart

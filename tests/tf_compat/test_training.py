@@ -49,8 +49,7 @@ Start = Callable[..., list[pb.Server]]
 def contract(loss: Callable[..., Any]) -> KerasContract:
     return KerasContract(
         path="m.py", model=keras.Model, loss=labels_first(loss), optimizer=keras.optimizers.SGD,
-        feed=lambda *_: None, eval_metrics_fn=None, callbacks=None, data_source=None,
-        prediction_outputs_processor=None, preprocessing=None,
+        feed=lambda *_: None,
     )  # fmt: skip
 
 

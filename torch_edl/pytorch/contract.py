@@ -29,7 +29,7 @@ class Contract(UserFunctions):
     model: Callable[[], nn.Module]
     optimizer: Callable[[Any], torch.optim.Optimizer]
     """Function from the parameters of the model to an optimizer."""
-    scheduler: Callable[[torch.optim.Optimizer], Any] | None
+    scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
     """Function from the optimizer to a learning rate scheduler; None: not defined."""
 
     signatures = SIGNATURES

@@ -13,7 +13,7 @@ from torch import nn
 from torch_edl.errors import UsageError
 from torch_edl.nn import Embedding, EmbeddingBag
 from torch_edl.nn.embedding import Table
-from torch_edl.nn.model_tables import distribution, set_defaults, swap_large
+from torch_edl.nn.model_tables import distribution, set_defaults, swap_large, tables_of
 from torch_edl.wire import tensor_pb2 as tensor
 
 
@@ -176,3 +176,13 @@ def test_nothing_large_is_left_in_the_optimizer(kind: type[torch.optim.Optimizer
     model(torch.tensor([1, 2])).sum().backward()
     optimizer.step()
     assert swapped["0"].weight.shape == (0, 4)
+
+
+def test_the_path_of_a_module_names_its_table() -> None:
+    shared = nn.ModuleDict({"a": Embedding(None, 2, name="x"),
+                            "b": nn.Sequential(Embedding(None, 2)),
+                            "c": Embedding(None, 2, name="x")})  # fmt: skip
+    assert [t.table for t in tables_of(shared)] == ["x", "b.0", "x"]
+    shared["d"] = Embedding(None, 3, name="x")
+    with pytest.raises(UsageError, match="share the table 'x'"):
+        tables_of(shared)

@@ -22,8 +22,7 @@ from torch_edl.training.contract.argument_order import labels_first
 def step(model: nn.Module, loss: Any = None) -> Step:
     contract = Contract(
         path="m.py", model=lambda: model, loss=labels_first(loss or nn.MSELoss()),
-        optimizer=torch.optim.SGD, feed=lambda *_: None, eval_metrics_fn=None, scheduler=None,
-        callbacks=None, data_source=None, prediction_outputs_processor=None, preprocessing=None,
+        optimizer=torch.optim.SGD, feed=lambda *_: None,
     )  # fmt: skip
     return Step(contract, model, on_nan="stop", log_layers="")
 

@@ -42,12 +42,12 @@ class UserFunctions:
     model: Callable[[], Any]
     loss: LabelsFirst
     feed: Callable[[Any, str, Any], Any]
-    eval_metrics_fn: Callable[[], Metrics] | None
-    callbacks: Callable[[], Sequence[Any]] | None
-    data_source: Callable[..., Any] | None
-    prediction_outputs_processor: Any | None
+    eval_metrics_fn: Callable[[], Metrics] | None = None
+    callbacks: Callable[[], Sequence[Any]] | None = None
+    data_source: Callable[..., Any] | None = None
+    prediction_outputs_processor: Any | None = None
     """Function of the outputs of a minibatch, or object with ``process(outputs, worker_id)``."""
-    preprocessing: Fittable | None
+    preprocessing: Fittable | None = None
     """Preprocessing of the file, which may have to be fitted before training; None: none."""
 
     names: Mapping[str, str] = field(default_factory=dict)

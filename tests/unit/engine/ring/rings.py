@@ -26,6 +26,7 @@ from tests.forks import FORKS
 from tests.waiting import HANG_S
 from torch_edl.api.job import Job
 from torch_edl.config import CheckpointConfig, JobConfig, TrainConfig
+from torch_edl.engine.ring.rendezvous import RingRendezvous
 from torch_edl.errors import DismissedError
 from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.processes.signals import GracefulExit
@@ -194,9 +195,8 @@ class Running:
             os.kill(self.process.pid, number)
 
 
-class Member:
-    """A process, as its program sees it; a
-    :class:`~torch_edl.engine.ring.rendezvous.RingRendezvous`."""
+class Member(RingRendezvous):
+    """A process, as its program sees it."""
 
     def __init__(
         self, worker: int, asks: Connection, pipe: Connection, flags: Flags, ring: int
@@ -262,7 +262,6 @@ class Member:
     # ---- RingRendezvous ----
 
     def next(self, ring: int, progress: int, *, handing_over: bool = False) -> pb.Ring:
-        """See :class:`~torch_edl.engine.ring.rendezvous.RingRendezvous`."""
         self.before_ask()
         formed = self._ask(ring, progress, ended=False)
         if formed is None:
@@ -270,11 +269,9 @@ class Member:
         return formed
 
     def stand_by(self, ring: int, progress: int) -> pb.Ring | None:
-        """See :class:`~torch_edl.engine.ring.rendezvous.RingRendezvous`."""
         return self._ask(ring, progress, ended=True)
 
     def awaited(self, ring: int) -> bool:
-        """See :class:`~torch_edl.engine.ring.rendezvous.RingRendezvous`."""
         return bool(self._flags.stale.value >= ring)
 
     def _ask(self, ring: int, progress: int, *, ended: bool) -> pb.Ring | None:
@@ -289,42 +286,27 @@ class Member:
         return list(ring.workers).index(self.worker_id)
 
     def joined(self, ring: int, records: int) -> None:
-        """See :class:`~torch_edl.engine.ring.rendezvous.RingRendezvous`."""
         self._joined = ring
 
     @property
     def authorized(self) -> bool:
-        """See :class:`~torch_edl.engine.ring.rendezvous.RingRendezvous`."""
         return not self._flags.silent.value
 
     def is_stale(self, ring: int) -> bool:
-        """See :class:`~torch_edl.engine.ring.rendezvous.RingRendezvous`."""
         return self._flags.stale.value >= ring or self.leaving
 
     @property
     def leaving(self) -> bool:
-        """See :class:`~torch_edl.engine.ring.rendezvous.RingRendezvous`."""
         return bool(self._flags.leaving.value)
-
-    @property
-    def stopping(self) -> bool:
-        """Never: nobody stops the whole job here."""
-        return False
 
     def beat(self) -> None:
         """Nothing: flags are shared with the test, so what a heartbeat would tell is known."""
 
     def may_commit(self) -> bool:
-        """See :class:`~torch_edl.engine.ring.rendezvous.RingRendezvous`."""
         self._asks.send(("commit",))
         return bool(self._asks.recv())
 
-    def report_checkpoint(self, directory: str) -> bool:
-        """See :class:`~torch_edl.engine.ring.rendezvous.RingRendezvous`."""
-        return True
-
     def leave(self, ring: int, *, finished: bool) -> None:
-        """See :class:`~torch_edl.engine.ring.rendezvous.RingRendezvous`."""
         self._asks.send(("leave", finished))
         self._asks.recv()
 
@@ -356,6 +338,21 @@ def office(first: int) -> Iterator[Office]:
         yield one
     finally:
         one.close()
+
+
+def run(program: Callable[..., None], *args: Any, world: int) -> None:
+    """The program in all members, which live until the last one has ended; an AssertionError of one
+    is one here."""
+    with office(world) as one:
+        started = [one.start(_stay, program, *args) for _ in range(world)]
+        for each in started:
+            assert each.hear() == "ok"
+
+
+def _stay(member: Member, program: Callable[..., None], *args: Any) -> None:
+    program(member, *args)
+    member.tell("ok")
+    member.hear()
 
 
 def count_sockets() -> int:

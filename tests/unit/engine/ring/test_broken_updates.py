@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tests.unit.engine.ring.rings import Member, office
-from tests.unit.pytorch.ring.test_reducer import MODELS, WORLD, inputs, loss_of, ring, run
+from tests.unit.engine.ring.rings import Member, office, run
+from tests.unit.pytorch.ring.test_reducer import MODELS, WORLD, inputs, loss_of, ring
 from torch_edl.engine.ring.replicated import Phase
 from torch_edl.pytorch.ring import buckets
 from torch_edl.pytorch.ring.reducer import Reducer
@@ -39,12 +39,10 @@ def controls(member: Member) -> None:
     reducer.end_update()
     assert all(p.grad is None for p in model.parameters())
     assert model[1].running_mean.tolist() == [group.rank] * 4
-    member.tell("ok")
-    member.hear()
 
 
 def test_control_numbers_travel_along_and_can_reject_the_update() -> None:
-    run(controls)
+    run(controls, world=WORLD)
 
 
 def broken(member: Member) -> None:

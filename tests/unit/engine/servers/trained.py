@@ -63,12 +63,6 @@ def contract(model: nn.Module, optimizer: Make) -> Contract:
         loss=labels_first(mse),
         optimizer=optimizer,
         feed=lambda *_: None,
-        eval_metrics_fn=None,
-        scheduler=None,
-        callbacks=None,
-        data_source=None,
-        prediction_outputs_processor=None,
-        preprocessing=None,
     )
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.unit.engine.ring.rings import MEET_S, Member, Office, count_sockets, office
+from tests.unit.engine.ring.rings import MEET_S, Member, Office, count_sockets, office, run
 from tests.waiting import HANG_S, wait_for
 from torch_edl.engine.ring.rendezvous import local_address
 from torch_edl.engine.ring.replicated import RingBrokenError
@@ -60,14 +60,10 @@ def collectives(member: Member) -> None:
         assert value.tolist() == [float(source)] * 3
     # Parts of different lengths, one of them empty.
     assert group.gather(b"ab" * member.rank_in(ring)) == [b"", b"ab", b"abab"]
-    member.tell("ok")
-    member.hear()
 
 
 def test_sums_copies_and_parts_of_all_members() -> None:
-    with office(3) as one:
-        for each in started(one, 3, collectives):
-            assert each.hear() == "ok"
+    run(collectives, world=3)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
@@ -184,15 +180,12 @@ def late(member: Member) -> None:
     with pytest.raises(RingBrokenError):
         group.gather(b"x")
     group.close()
-    member.tell("over")
 
 
 @pytest.mark.parametrize("attempt", range(4))
 def test_a_collective_after_an_interrupt_ends(attempt: int) -> None:
     """The remedy: ``ProcessGroup._wait_in_slices``. Gloo's own wait often does not end."""
-    with office(2) as one:
-        for each in started(one, 2, late):
-            assert each.hear() == "over"
+    run(late, world=2)
 
 
 def killed_peer(member: Member) -> None:
@@ -391,15 +384,11 @@ def listening(member: Member) -> None:
     assert len(ours) >= 2  # the store and gloo
     assert {address for address, _ in ours} == {"0100007F"}
     assert group.size == 2
-    member.tell("ok")
-    member.hear()
 
 
 def test_a_ring_on_one_machine_listens_on_the_loopback_address_only() -> None:
     """The remedy: ``master_listen_fd``; a store that binds by itself is open to all interfaces."""
-    with office(2) as one:
-        for each in started(one, 2, listening):
-            assert each.hear() == "ok"
+    run(listening, world=2)
 
 
 def test_the_address_towards_loopback_is_loopback() -> None:

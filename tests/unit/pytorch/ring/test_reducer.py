@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.unit.engine.ring.rings import Member, office
+from tests.unit.engine.ring.rings import Member, run
 from torch_edl.engine.ring.replicated import Phase
 from torch_edl.errors import UsageError
 from torch_edl.pytorch.ring import buckets
@@ -123,14 +123,6 @@ def ring(member: Member, ring: int = 1) -> ProcessGroup:
     )
 
 
-def run(program: Callable[..., None], *args: Any, world: int = WORLD) -> None:
-    """The program in all members; an AssertionError of one is one here."""
-    with office(world) as one:
-        started: list[Any] = [one.start(program, *args) for _ in range(world)]
-        for each in started:
-            assert each.hear() == "ok"
-
-
 # ---- equality ----
 
 
@@ -168,16 +160,11 @@ def equal(member: Member, name: str, bucket_bytes: int) -> None:
         close(model, wanted[counts - 1])
     if name == "many buckets":
         assert len(reducer._buckets) > 3
-    member.tell("ok")
-    member.hear()
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_sum_is_that_of_plain_torch(name: str) -> None:
-    with office(WORLD) as one:
-        started = [one.start(equal, name, 20_000) for _ in range(WORLD)]
-        for each in started:
-            assert each.hear() == "ok"
+    run(equal, name, 20_000, world=WORLD)
 
 
 # ---- who has which gradient ----
@@ -201,8 +188,6 @@ def unused(member: Member) -> None:
     loss_of(model, x, used=(0,)).backward()
     for got, p in zip(mine, model.branches[0].parameters(), strict=True):
         torch.testing.assert_close(got, 0.5 * p.grad)
-    member.tell("ok")
-    member.hear()
 
 
 def test_a_gradient_is_none_where_no_member_has_one() -> None:
@@ -226,8 +211,6 @@ def left_out(member: Member) -> None:
     assert reducer.covered == 0.75
     assert all(p.grad is not None for n in (0, 1) for p in model.branches[n].parameters())
     assert all(p.grad is None for p in model.branches[2].parameters())
-    member.tell("ok")
-    member.hear()
 
 
 def test_what_was_gathered_counts_where_the_last_backward_is_left_out() -> None:
@@ -247,12 +230,10 @@ def idle(member: Member) -> None:
         x[0, 0] = float("nan") if group.rank == 1 else float("inf")
     loss_of(model, x).backward()
     close(model, wanted)
-    member.tell("ok")
-    member.hear()
 
 
 def test_a_member_without_records_adds_nothing_though_its_gradient_is_not_finite() -> None:
-    run(idle)
+    run(idle, world=WORLD)
 
 
 # ---- how scripts call backward ----
@@ -288,8 +269,6 @@ def twice(member: Member) -> None:
     loss_of(model, xs[0][0]).backward()
     with pytest.raises(UsageError, match="add the losses up"):
         loss_of(model, xs[0][0]).backward()
-    member.tell("ok")
-    member.hear()
 
 
 def test_two_backwards_in_one_update_are_the_sum_of_both() -> None:
@@ -364,8 +343,6 @@ def compiled(member: Member, backend: str) -> None:
     reducer.begin_minibatch(1 / group.size)
     F.mse_loss(fast(xs[group.rank]), torch.zeros(3, 2)).backward()
     close(model, wanted)
-    member.tell("ok")
-    member.hear()
 
 
 @pytest.mark.parametrize(
