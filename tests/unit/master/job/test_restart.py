@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
+from typing import Any
 
 import pytest
 
 from master.state.actions import CommitLocal, Release, SaveServers, Start
 from master.state.calls import worker_calls
-from master.state.job.restart import after_failure
+from master.state.job.restart import FORMAT, after_failure
+from tests.unit.master.script_jobs import script
 from tests.unit.master.world import every_record, running
 from torch_edl.wire import master_pb2 as pb
 
@@ -36,6 +39,25 @@ def test_a_state_says_the_same_after_it_was_read() -> None:
         state["fleet"].pop("planned_at")
     assert told["fleet"] == left["fleet"]
     assert told["job"] == {**left["job"], "restarts": 1}
+
+
+def names(state: Any) -> set[str]:
+    """Return the names of all fields in a state."""
+    if isinstance(state, dict):
+        return set(state).union(*map(names, state.values()))
+    return set().union(*map(names, state)) if isinstance(state, list) else set()
+
+
+def test_a_state_with_other_fields_has_another_format() -> None:
+    jobs = [
+        running(eval_records=4, eval_every=2, durability={"mode": "replica"}, spares=1),
+        running(strategy="local", dir="/ck", every=2),
+        script(cluster=True, agents=1),
+    ]
+    jobs[1].work(tasks=1)
+    found = set().union(*(names(w.state()) for w in jobs))
+    digest = hashlib.sha256(" ".join(sorted(found)).encode()).hexdigest()[:8]
+    assert (FORMAT, digest) == (2, "dbe96ba2"), "raise FORMAT, and note the new digest here"
 
 
 def test_a_lease_that_the_new_master_does_not_know_is_taken_over() -> None:
