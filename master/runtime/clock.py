@@ -61,10 +61,6 @@ class Throttle:
         self._longest_s = longest_s
         self._due = float("-inf")
 
-    def is_due(self, now: float) -> bool:
-        """Return whether the action may run now."""
-        return now >= self._due
-
     def until_due(self, now: float) -> float:
         """Return the seconds until the action may run; 0 if it may run now."""
         return max(0.0, self._due - now)

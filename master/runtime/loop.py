@@ -174,7 +174,7 @@ class Persistence:
         notes = of_notes()
         while not self._ended.wait(_EVERY_S):
             began = time.monotonic()
-            whole = notes.is_due(began)
+            whole = not notes.until_due(began)
             self._keep(whole=whole)
             if whole:
                 notes.took(time.monotonic() - began, began)

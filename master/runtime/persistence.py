@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,22 +111,21 @@ class StateWriter:
                 puts[_PREPARATION] = json.dumps(whole).encode()
             # After a pause or a disconnection, the lock is checked even if nothing has changed.
             if puts or not self._lock.is_certain:
-                try:
-                    self._lock.put(puts)
-                except StoreConflictError as error:
-                    self._superseded(str(error))
-                    raise
+                self._put(puts)
             self._written, self._text = noted.number, text
             self._preparation = noted.preparation
 
     def renew(self) -> None:
         """Renew the lock if that is due; errors are those of :meth:`write`."""
         if self._lock.is_due:
-            try:
-                self._lock.renew()
-            except StoreConflictError as error:
-                self._superseded(str(error))
-                raise
+            self._put({})
+
+    def _put(self, puts: Mapping[str, bytes]) -> None:
+        try:
+            self._lock.put(puts)
+        except StoreConflictError as error:
+            self._superseded(str(error))
+            raise
 
     def close(self, *, over: bool = False) -> None:
         """Release the lock. If all processes of the job have ended (``over``), remove the stored

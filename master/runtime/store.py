@@ -95,13 +95,9 @@ class Lock:
         """True if the lock must be renewed by now."""
         return self._clock() >= self.valid_until - self.store.lock_ttl_s + self.store.renew_s
 
-    def renew(self) -> None:
-        """Renew the lock; StoreConflictError if another owner has it."""
-        self.put({})
-
     def put(self, puts: Mapping[str, bytes]) -> None:
-        """Write keys, and renew the lock. Raises StoreConflictError, and writes nothing, if another
-        owner has it."""
+        """Renew the lock, and write keys, if any. Raises StoreConflictError, and writes nothing, if
+        another owner has it."""
         with self._mutex:
             began = self._clock()
             self._beat = self._write({_BEAT: b"", **puts})
