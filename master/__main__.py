@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from master.runtime import job_files
 from master.runtime.clock import Clock
@@ -148,7 +148,10 @@ def _run_once(
         lock = _with_room(lambda: _open(config, folder, host), stop, waits=goes_on)
         left = left_behind(lock.store, token)
         if continues:
-            left = _require_left(name, left)
+            if left is None:
+                text = "its state is gone, so it cannot continue; start it again"
+                raise UsageError(f"{name}: {text}")
+            left = after_failure(left)
         claim = job_files.claim(config, token)
         if left:
             resumed = job_files.newest(config, left, claim)
@@ -278,12 +281,6 @@ def _run_once(
     outcome = job.lifecycle.outcome if over else None
     state, code = (outcome.state, outcome.exit_code) if outcome is not None else ("", 0)
     return host.exit_code(state, code, signalled=stop.exit_code)
-
-
-def _require_left(name: str, left: dict[str, Any] | None) -> dict[str, Any]:
-    if left is None:
-        raise UsageError(f"{name}: its state is gone, so it cannot continue; start it again")
-    return after_failure(left)
 
 
 def _open(config: JobConfig, folder: JobFolder, host: Host) -> Lock:

@@ -191,7 +191,6 @@ class Evaluations:
         }
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
-        """Restore what :meth:`to_state` returned."""
         self.results = [EvaluationResult(steps, metrics) for steps, metrics in state["results"]]
         self._next, self._final_begun = state["next"], state["final_begun"]
         self._skipped, self.holds = state["skipped"], state["holds"]

@@ -83,7 +83,6 @@ class FirstRecords:
         return [[task, first.framework, first.order, first.records] for task, first in known]
 
     def from_state(self, state: Iterable[Sequence[Any]]) -> None:
-        """Restore what :meth:`to_state` returned."""
         for task, framework, order, records in state:
             self.put(task, pb.FirstRecords(framework=framework, order=order, records=records))
 

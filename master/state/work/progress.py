@@ -195,11 +195,9 @@ class NanSteps:
         self.nan_steps = self._steps if left_out >= position else left_out // batch_size
 
     def to_state(self) -> list[int]:
-        """Return the state for a restarted master, as JSON values."""
         return [self.nan_steps, self._steps, self._records, self._wanted]
 
     def from_state(self, state: Sequence[int]) -> None:
-        """Restore what :meth:`to_state` returned."""
         self.nan_steps, self._steps, self._records, self._wanted = state
 
     @property

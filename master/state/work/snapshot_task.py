@@ -68,14 +68,12 @@ class SnapshotTask:
         return SnapshotWritten(directory, replace(written, watermarks=progress))
 
     def to_state(self) -> list[Any] | None:
-        """Return the state for a restarted master, as JSON values."""
         if self.queue is None:
             return None
         tasks, base = self.queue.to_state(), MessageToDict(self._base.to_proto())
         return [self.queue.directory, tasks, base]
 
     def from_state(self, state: list[Any] | None, now: float) -> None:
-        """Restore what :meth:`to_state` returned."""
         if state is None:
             return
         directory, tasks, base = state

@@ -296,7 +296,6 @@ class Servers:
     # ---- a restart of the master ----
 
     def to_state(self) -> dict[str, Any]:
-        """Return the state for a restarted master, as JSON values."""
         return {
             **{name: getattr(self, name) for name in _KEPT},
             # JSON has no numbers as keys.

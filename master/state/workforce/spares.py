@@ -84,9 +84,7 @@ class Spares:
     # ---- a restart of the master ----
 
     def to_state(self) -> dict[str, Any]:
-        """Return the state for a restarted master, as JSON values."""
         return {"given_up": self.given_up, "deaths": self._deaths}
 
     def from_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`to_state` returned."""
         self.given_up, self._deaths = state["given_up"], state["deaths"]

@@ -169,9 +169,7 @@ class Workforce:
         return True
 
     def to_state(self) -> dict[str, Any]:
-        """Return the state for a restarted master, as JSON values."""
         return {}
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
-        """Restore what :meth:`to_state` returned."""
         return
