@@ -13,7 +13,7 @@ from typing import Any
 from master.runtime.store import Lock
 from master.state.job.job import ManagedJob
 from master.state.job.restart import FORMAT, stored, to_state
-from torch_edl.errors import StoreConflictError, UsageError
+from torch_edl.errors import EdlError, StoreConflictError
 from torch_edl.interfaces import Store
 
 log = logging.getLogger(__name__)
@@ -28,14 +28,14 @@ def left_behind(store: Store, secret: str) -> dict[str, Any] | None:
     is the token of the job, which differs between runs of the same name.
 
     Raises:
-        UsageError: the master of another version of torch-edl stored the state.
+        EdlError: the master of another version of torch-edl stored the state.
     """
     found = [store.get(key) for key in (_STATE, _PREPARATION)]
     parts = [json.loads(entry.value) for entry in found if entry is not None]
     if len(parts) < 2 or any(part.pop("run") != _fingerprint(secret) for part in parts):
         return None
     if (found_format := parts[0].pop("format", 1)) != FORMAT:
-        raise UsageError(
+        raise EdlError(  # not the end of the job: the right version may go on
             f"state of the job: format {found_format}; this version of torch-edl reads format "
             f"{FORMAT}: go on with the version that started the job, or start the job again"
         )

@@ -19,7 +19,7 @@ from master.runtime.store import Lock, SqliteStore, acquire
 from master.state.job.restart import FORMAT
 from tests.unit.master.world import World, running
 from tests.waiting import HANG_S, wait_for
-from torch_edl.errors import StoreConflictError, UsageError
+from torch_edl.errors import EdlError, StoreConflictError, UsageError
 from torch_edl.processes.launcher import ProcessExit
 from torch_edl.processes.process_group import start_time
 from torch_edl.wire import master_pb2 as pb
@@ -98,7 +98,7 @@ def test_what_was_noted_earlier_never_replaces_what_was_noted_later(
     old = json.loads(found.value)
     old["format"] -= 1
     store.commit({"state": json.dumps(old).encode()}, {})
-    with pytest.raises(UsageError, match=rf"{FORMAT - 1}.*{FORMAT}"):
+    with pytest.raises(EdlError, match=rf"{FORMAT - 1}.*{FORMAT}"):
         left_behind(store, "s")
     writer.close()
 
