@@ -186,29 +186,27 @@ def test_local_checkpoints_survive_the_death_of_the_worker_and_a_resume(start, t
     assert not list((tmp_path / "ck").glob(".snapshot-*"))
 
 
-def test_a_directory_with_checkpoints_of_another_run_is_refused(start, tmp_path):
-    keep = {"dir": str(tmp_path / "ck")}
-    local = {"max_workers": 1}
-    first = start(train={"strategy": "local"}, cluster=local, checkpoint=keep)
+def test_a_directory_of_a_running_job_or_with_checkpoints_of_another_run_is_refused(
+    start, tmp_path
+):
+    options = {
+        "train": {"strategy": "local"},
+        "cluster": {"max_workers": 1},
+        "checkpoint": {"dir": str(tmp_path / "ck")},
+    }
+    other = Claim(tmp_path / "ck", job="other", run="another run")
+    early = start(**options)
+    assert early.left() == "exit code 2"
+    assert "belongs to the job other" in early.log()
+    assert not list(early.folder.glob("logs/worker-*")), "before anything is started"
+    early.close()
+    other.release()
+    first = start(**options)
     assert first.end("finished") == "exit code 0"
     first.close()
-    second = start(train={"strategy": "local"}, cluster=local, checkpoint=keep)
+    second = start(**options)
     assert second.left() == "exit code 2"
     assert "add --resume" in second.log()
-
-
-def test_a_directory_that_a_running_job_has_is_refused(start, tmp_path):
-    keep = {"dir": str(tmp_path / "ck")}
-    local = {"max_workers": 1}
-    other = Claim(tmp_path / "ck", job="other", run="another run")
-    second = start(train={"strategy": "local"}, cluster=local, checkpoint=keep)
-    assert second.left() == "exit code 2"
-    assert "belongs to the job other" in second.log()
-    assert not list(second.folder.glob("logs/worker-*")), "before anything is started"
-    second.close()
-    other.release()
-    third = start(train={"strategy": "local"}, cluster=local, checkpoint=keep)
-    assert third.end("finished") == "exit code 0"
 
 
 def test_it_starts_without_torch_and_without_what_it_does_not_need():
