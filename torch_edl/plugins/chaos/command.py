@@ -7,7 +7,6 @@ import contextlib
 import json
 import signal
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from torch_edl.cli.platforms import find
@@ -40,11 +39,9 @@ def main(args: argparse.Namespace) -> int:
     """
     plan = _plan(args)
     with _Display() as display, contextlib.closing(_site(args, plan)) as site:
-        chaos = Chaos(site, plan, display=display)
-        for risk in chaos.risks:
-            display.warn(risk)
-        if chaos.restraint:
-            display.warn(chaos.restraint)
+        chaos = Chaos(site, plan, line=display.line, progress=display.progress)
+        for text in filter(None, [*chaos.risks, chaos.restraint]):
+            display.warn(text)
         if chaos.elsewhere:
             display.warn(f"{chaos.elsewhere} processes run on other machines, and are spared")
         stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -106,9 +103,7 @@ class _Display:
     def __enter__(self) -> _Display:
         return self
 
-    def __exit__(
-        self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._status is not None:
             self._status.stop()
 
@@ -117,9 +112,11 @@ class _Display:
         self._console.print(f"warning: {text}", style="yellow", soft_wrap=True)
 
     def line(self, at_s: float, text: str) -> None:
+        """Print an action that happened ``at_s`` seconds after the start."""
         self._console.print(f"{at_s:7.1f} s  {text}", soft_wrap=True)
 
     def progress(self, at_s: float, for_s: float, text: str) -> None:
+        """Show the progress of a storm of ``for_s`` seconds, on a terminal only."""
         if not self._console.is_terminal:
             return
         shown = f"{clock(min(at_s, for_s))} of {clock(for_s)}  {text}"

@@ -7,11 +7,7 @@ import os
 import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
-from google.protobuf.message import Message
-
-from torch_edl.config import JobConfig
 from torch_edl.config.environment import ENV_TOKEN
 from torch_edl.errors import UsageError
 from torch_edl.launch.jobs.folder import ENDED, MasterAddress
@@ -21,22 +17,25 @@ from torch_edl.plugins.chaos.storm import Blow, Target
 from torch_edl.wire import master_pb2 as pb
 
 
-class Processes:
-    """Finds and signals processes of one job.
+class MachineSite:
+    """Implements :class:`torch_edl.plugins.chaos.site.Site` for a job on this machine.
 
     A process is held by a pidfd, which stays valid if the pid is reused. A process belongs to the
     job if its environment has the secret token of the job. This excludes processes on other
     machines and processes that received an old pid.
 
-    Args:
-        token: token of the job.
+    Raises:
+        UsageError: the job does not run on this machine.
     """
 
-    def __init__(self, token: str) -> None:
-        self._mark = f"{ENV_TOKEN}={token}".encode()
+    where = "on this machine"
+
+    def __init__(self, job: LocalJob) -> None:
+        self._job = job
+        self._mark = f"{ENV_TOKEN}={_running(job).token}".encode()
+        self.config, self.ask, self.has_master = job.config, job.ask, job.has_master
 
     def living(self, listed: Iterable[pb.ProcessStatus]) -> list[Target]:
-        """Return the processes of a status that run on this machine."""
         found = []
         for process in listed:
             target = Target(process.role, process.id, process.pid)
@@ -45,10 +44,20 @@ class Processes:
                     found += [target] if fd is not None else []
         return found
 
-    def send(self, target: Target, number: signal.Signals) -> bool:
-        """Send a signal; return False if the process is gone."""
-        with self._held(target) as fd:
-            return fd is not None and _send(fd, number)
+    def out_of_reach(self, listed: Iterable[pb.ProcessStatus]) -> int:
+        running = [process for process in listed if process.pid and process.state != EXITED]
+        return len(running) - len(self.living(running))
+
+    def strike(self, blow: Blow) -> bool:
+        with self._held(blow.target) as fd:
+            return fd is not None and _send(fd, blow.number)
+
+    def end(self) -> tuple[str, str]:
+        found = self._job.report()
+        return found["state"], found.get("error", "")
+
+    def close(self) -> None:
+        return
 
     @contextlib.contextmanager
     def _held(self, target: Target) -> Iterator[int | None]:
@@ -80,53 +89,13 @@ def _send(fd: int, number: int) -> bool:
     return True
 
 
-class MachineSite:
-    """Implements :class:`torch_edl.plugins.chaos.site.Site` for a job on this machine.
-
-    Raises:
-        UsageError: the job does not run on this machine.
-    """
-
-    where = "on this machine"
-
-    def __init__(self, job: LocalJob) -> None:
-        self._job = job
-        self._processes = Processes(_running(job).token)
-
-    def config(self) -> JobConfig:
-        return self._job.config()
-
-    def ask(self, request: Message) -> Any:
-        return self._job.ask(request)
-
-    def living(self, listed: Iterable[pb.ProcessStatus]) -> list[Target]:
-        return self._processes.living(listed)
-
-    def out_of_reach(self, listed: Iterable[pb.ProcessStatus]) -> int:
-        running = [process for process in listed if process.pid and process.state != EXITED]
-        return len(running) - len(self.living(running))
-
-    def strike(self, blow: Blow) -> bool:
-        return self._processes.send(blow.target, blow.number)
-
-    def has_master(self) -> bool:
-        return self._job.has_master()
-
-    def end(self) -> tuple[str, str]:
-        found = self._job.report()
-        return found["state"], found.get("error", "")
-
-    def close(self) -> None:
-        return
-
-
 def _running(job: LocalJob) -> MasterAddress:
     """Return the address of the master of a job that runs on this machine.
 
     Raises:
         UsageError: the job does not run on this machine, or belongs to another user.
     """
-    if job.master_file.exists() and not _readable(job):
+    if job.master_file.exists() and not os.access(job.master_file, os.R_OK):
         raise UsageError(
             f"{job.name}: the job of another user; run torch-edl chaos as the user that started it"
         )
@@ -140,13 +109,3 @@ def _running(job: LocalJob) -> MasterAddress:
             "the job was started, see torch-edl status"
         )
     return master
-
-
-def _readable(job: LocalJob) -> bool:
-    try:
-        job.master_file.read_bytes()
-    except PermissionError:
-        return False
-    except OSError:
-        return True
-    return True

@@ -7,8 +7,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from torch_edl.config import JobConfig
 from torch_edl.errors import EdlError, UsageError
@@ -67,31 +66,29 @@ def restraint(plan: StormPlan, config: JobConfig) -> str:
 _VERBS = {signal.SIGKILL: "killed", signal.SIGTERM: "told to end", signal.SIGCONT: "continues"}
 
 
-class StormDisplay(Protocol):
-    """Shows a storm to the user."""
-
-    def line(self, at_s: float, text: str) -> None:
-        """Show an action that happened ``at_s`` seconds after the start."""
-        ...
-
-    def progress(self, at_s: float, for_s: float, text: str) -> None:
-        """Show the progress of the storm and of the job."""
-        ...
-
-
 class Chaos:
     """One run of ``torch-edl chaos``. It ends by itself, or soon after :meth:`stop`.
 
     Args:
         site: site of a running job.
+        line: shows an action, after the seconds from the start to the action.
+        progress: shows the progress of the storm and of the job, after the seconds since the start
+            and the length of the storm.
 
     Raises:
         UsageError: the job is over, or has no process that the plan could strike; no fault was
             injected.
     """
 
-    def __init__(self, site: Site, plan: StormPlan, *, display: StormDisplay) -> None:
-        self._site, self._plan, self._display = site, plan, display
+    def __init__(
+        self,
+        site: Site,
+        plan: StormPlan,
+        *,
+        line: Callable[[float, str], None],
+        progress: Callable[[float, float, str], None],
+    ) -> None:
+        self._site, self._plan, self._line, self._progress = site, plan, line, progress
         status: pb.GetStatusResponse = site.ask(pb.GetStatusRequest())
         if status.state in ENDED:
             raise UsageError(f"{status.job}: the job is over, it is {status.state}")
@@ -179,7 +176,7 @@ class Chaos:
             if blow.number != signal.SIGCONT:
                 with self._lock:
                     self.watch.struck(blow, time.monotonic())
-            self._display.line(self.seconds, text)
+            self._line(self.seconds, text)
             self._events.add("warning", f"chaos: {text}")
 
     # ---- the job ----
@@ -205,7 +202,7 @@ class Chaos:
         """Wait until the job has made progress after the last fault, or has ended."""
         if not self._stopped.is_set() and not self._is_over():
             text = "the last fault is over; waiting for progress"
-            self._display.line(self.seconds, text)
+            self._line(self.seconds, text)
             self._events.add("info", f"chaos: {text}")
         until = time.monotonic() + _SETTLE_S
         while not self._stopped.is_set() and not self._is_over():
@@ -226,7 +223,7 @@ class Chaos:
             f"killed: {self.watch.counts()}  records: {last.records_done:,} of "
             f"{last.records_total:,}  rolled back: {back}"
         )
-        self._display.progress(self.seconds, self._plan.for_s, text)
+        self._progress(self.seconds, self._plan.for_s, text)
 
     def _is_over(self) -> bool:
         return self.watch.last.state in ENDED or not self._site.has_master()

@@ -145,51 +145,43 @@ def test_a_job_that_ended() -> None:
     assert found.as_dict()["stalls"] == {"times": 0, "longest_s": 0.0}
 
 
-class TestRisks:
-    plan = StormPlan(faults=faults(kill="ps=1,worker=2", every_s=3.0), for_s=9.0)
-
-    def told(self, strategy: str, *, checkpoint: str = "", **durability: Any) -> list[str]:
-        config = JobConfig(
-            name="j", kind="train", model_file="/m.py", durability=DurabilityConfig(**durability)
-        )
-        seen = status(1, ("worker", 0, 1), ("worker", 1, 2), strategy=strategy)
-        seen.checkpoint = checkpoint
-        return list(risks(self.plan, config, seen))
-
-    def test_servers_that_keep_nothing_but_checkpoints(self) -> None:
-        (told,) = self.told("ps", checkpoint="/ck/step-7")
-        assert "restores all servers from a checkpoint (/ck/step-7 or newer)" in told
-        (told,) = self.told("ps")
-        assert "from the beginning" in told
-
-    def test_a_journal_loses_nothing(self) -> None:
-        assert self.told("ps", mode="journal") == []
-
-    def test_workers_that_hold_the_model(self) -> None:
-        plan = StormPlan(faults=faults(kill="worker=2", every_s=3.0), for_s=9.0)
-        for strategy, words in (("local", "the one worker"), ("allreduce", "if all 2 die")):
-            seen = status(1, ("worker", 0, 1), ("worker", 1, 2), strategy=strategy)
-            config = JobConfig(name="j", kind="train", model_file="/m.py")
-            (told,) = risks(plan, config, seen)
-            assert words in told
-
-    @pytest.mark.parametrize(
-        ("mode", "pause", "waits"),
-        [
-            ("replica", "ps=1:1s", True),
-            ("replica", "worker=1:1s", False),
-            ("journal", "ps=1:1s", False),
-        ],
+def job(mode: str) -> JobConfig:
+    return JobConfig(
+        name="j",
+        model_file="/m.py",
+        cluster=ClusterConfig(servers=2),
+        durability=DurabilityConfig(mode=mode),
     )
-    def test_servers_with_replicas_are_struck_one_at_a_time(
-        self, mode: str, pause: str, waits: bool
-    ) -> None:
-        plan = StormPlan(faults=faults(pause=pause, every_s=3.0), for_s=9)
-        config = JobConfig(
-            name="j",
-            kind="train",
-            model_file="/m.py",
-            cluster=ClusterConfig(servers=2),
-            durability=DurabilityConfig(mode=mode),
-        )
-        assert ("must not die together" in restraint(plan, config)) == waits
+
+
+@pytest.mark.parametrize(
+    ("kill", "strategy", "mode", "checkpoint", "risk"),
+    [
+        ("ps=1", "ps", "checkpoint", "/ck/step-7", "all servers from a checkpoint (/ck/step-7 or"),
+        ("ps=1", "ps", "checkpoint", "", "from the beginning"),
+        ("ps=1,worker=2", "ps", "journal", "", ""),
+        ("worker=2", "local", "checkpoint", "", "the one worker"),
+        ("worker=2", "allreduce", "checkpoint", "", "if all 2 die"),
+    ],
+)
+def test_what_a_storm_may_cost(
+    kill: str, strategy: str, mode: str, checkpoint: str, risk: str
+) -> None:
+    plan = StormPlan(faults=faults(kill=kill, every_s=3.0), for_s=9.0)
+    seen = status(1, ("worker", 0, 1), ("worker", 1, 2), strategy=strategy, checkpoint=checkpoint)
+    told = risks(plan, job(mode), seen)
+    assert len(told) == bool(risk)
+    assert risk in "".join(told)
+
+
+@pytest.mark.parametrize(
+    ("mode", "pause", "waits"),
+    [
+        ("replica", "ps=1:1s", True),
+        ("replica", "worker=1:1s", False),
+        ("journal", "ps=1:1s", False),
+    ],
+)
+def test_servers_with_replicas_are_struck_one_at_a_time(mode: str, pause: str, waits: bool) -> None:
+    plan = StormPlan(faults=faults(pause=pause, every_s=3.0), for_s=9)
+    assert ("must not die together" in restraint(plan, job(mode))) == waits
