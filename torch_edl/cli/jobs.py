@@ -14,10 +14,11 @@ from rich.text import Text
 from torch_edl.cli import summary
 from torch_edl.cli.arguments.options import platform_of
 from torch_edl.cli.platforms import find, find_all, find_named
-from torch_edl.cli.progress import TRAINS, best_text, colour_of, duration, metrics_text, number
+from torch_edl.cli.progress import best_text, colour_of, duration, epoch_text, metrics_text, number
 from torch_edl.cli.terminal import stderr, stdout, table
 from torch_edl.config import ClusterConfig
 from torch_edl.config.job import LOCAL, check_servers
+from torch_edl.config.option import TRAINING
 from torch_edl.errors import EdlError, UsageError
 from torch_edl.interfaces.platform import JobHandle, LogQuery
 from torch_edl.launch.jobs.folder import outdated
@@ -108,19 +109,16 @@ def _records(found: dict[str, Any]) -> str:
 
 
 def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
-    tasks, rates, loss = found["tasks"], found["rates"], found.get("loss")
-    trains = found.get("kind") in TRAINS
+    loss, epochs = found.get("loss"), found.get("epochs") or 0
+    trains = found.get("kind") in TRAINING
     reason, evaluations = found.get("reason"), found.get("evaluations")
     rows = [
         ("strategy", found["strategy"] + (f": {reason}" if reason else "")),
         ("records", _records(found)),
-        ("epoch", _epoch(found)),
-        (
-            "tasks",
-            _tasks(found) if any(tasks.values()) else "",
-        ),
+        ("epoch", epoch_text(found["epoch"], epochs, **found["records"], of=" of ")),
+        ("tasks", _tasks(found) if any(found["tasks"].values()) else ""),
         ("steps", f"{found['steps']:,}" if found.get("steps") and trains else ""),
-        ("rates", _rates(rates)),
+        ("rates", _rates(found["rates"])),
         ("loss", number(loss) if loss is not None and trains else ""),
         ("metrics", metrics_text(**evaluations[-1]) if evaluations else ""),
         ("best", best_text(found["best"]) if found.get("best") else ""),
@@ -140,15 +138,6 @@ def _tasks(found: dict[str, Any]) -> str:
     # With allreduce, all workers share every task, so no task is assigned to one worker.
     doing = "" if found["strategy"] == "allreduce" else f"{tasks['doing']:,} at work, "
     return f"{tasks['todo']:,} to do, {doing}{tasks['done']:,} done"
-
-
-def _epoch(found: dict[str, Any]) -> str:
-    at, epochs = found["epoch"], found.get("epochs") or 0
-    done, total = found["records"]["done"], found["records"]["total"]
-    if epochs > 1:
-        return f"{min(at + 1, epochs)} of {epochs}"
-    # A script may not declare its number of epochs.
-    return f"{at + (done < total or not total)}" if at and not epochs else ""
 
 
 def _rates(rates: dict[str, float | None]) -> str:

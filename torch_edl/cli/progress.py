@@ -13,6 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
+from torch_edl.config.option import TRAINING
 from torch_edl.launch.jobs.folder import ENDED
 from torch_edl.wire import master_pb2 as pb
 
@@ -23,8 +24,6 @@ _VERBS = {
     "evaluate": "evaluating",
     "predict": "predicting",
 }
-TRAINS = ("train", "script")
-"""Kinds of jobs that have steps and a loss."""
 _PLAIN_EVERY_S = 5.0
 _PLAIN_LATER_S = 30.0
 _PLAIN_SETTLED_S = 120.0
@@ -65,7 +64,7 @@ def facts(status: pb.GetStatusResponse) -> list[str]:
         found.append(f"{number(rate)} records/s")
         if total > done and math.isfinite(rate):
             found.append(f"{duration((total - done) / rate)} left")
-    if status.kind in TRAINS and status.steps and math.isfinite(status.loss):
+    if status.kind in TRAINING and status.steps and math.isfinite(status.loss):
         found.append(f"loss {number(status.loss)}")
     roles = [p.role for p in status.processes if p.state in _ALIVE]
     workers, servers = roles.count("worker"), roles.count("ps")
@@ -124,14 +123,25 @@ def percent(status: pb.GetStatusResponse) -> float:
     return share if done >= total else min(share, 99.9)
 
 
+def epoch_text(epoch: int, epochs: int, *, done: int, total: int, of: str = "/") -> str:
+    """Return ``2/3``, or ``2`` of an unknown number; empty for a single epoch.
+
+    Args:
+        epoch: number of epochs that are over.
+        epochs: number of all epochs; 0 if a script did not declare it.
+        done: number of records done, of ``total``.
+    """
+    at = min(epoch + 1, epochs) if epochs else epoch + (done < total or not total)
+    if max(at, epochs) <= 1:
+        return ""
+    return f"{at}{of}{epochs}" if epochs else str(at)
+
+
 def epoch_of(status: pb.GetStatusResponse) -> str:
-    """Return ``epoch 2/3``, or ``epoch 2`` of an unknown number; empty for a single epoch."""
+    """Return ``epoch`` and the text of :func:`epoch_text`; empty for a single epoch."""
     done, total = extent(status)
-    if not status.epochs:
-        at = status.epoch + (done < total or not total)
-        return f"epoch {at}" if at > 1 else ""
-    at = min(status.epoch + 1, status.epochs)
-    return f"epoch {at}/{status.epochs}" if status.epochs > 1 else ""
+    text = epoch_text(status.epoch, status.epochs, done=done, total=total)
+    return f"epoch {text}" if text else ""
 
 
 def plain_line(status: pb.GetStatusResponse) -> str:

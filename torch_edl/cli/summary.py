@@ -10,9 +10,10 @@ from typing import Any
 from rich.console import Console
 
 from torch_edl.checkpoint.durable import write_text
-from torch_edl.cli.progress import TRAINS, best_text, counted, duration, number
+from torch_edl.cli.progress import best_text, counted, duration, number
 from torch_edl.cli.terminal import complain
 from torch_edl.config import JobConfig
+from torch_edl.config.option import TRAINING
 from torch_edl.interfaces.platform import JobOutcome
 from torch_edl.launch.jobs.status import as_dict
 from torch_edl.wire import master_pb2 as pb
@@ -108,7 +109,7 @@ def _print(config: JobConfig, outcome: JobOutcome, console: Console) -> None:
 
 def closing_lines(summary: dict[str, Any]) -> list[str]:
     """Return the last lines of a job that finished."""
-    trains = summary["kind"] in TRAINS
+    trains = summary["kind"] in TRAINING
     if summary["kind"] == "script" and not summary["steps"]:
         return [f"{summary['job']}: finished"]
     steps = f" in {counted(summary['steps'], 'step')}" if trains else ""

@@ -191,7 +191,7 @@ class JobConfig(Checked):
     @property
     def trains(self) -> bool:
         """True if the job trains a model; False if it evaluates or predicts."""
-        return self.kind in ("train", "script")
+        return self.kind in TRAINING
 
     @property
     def is_module(self) -> bool:

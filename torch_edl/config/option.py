@@ -15,6 +15,7 @@ JOB_KINDS = ("train", "evaluate", "predict", "script")
 TRAIN = ("train",)
 OF_MODEL_FILE = ("train", "evaluate", "predict")
 TRAINING = ("train", "script")
+"""Kinds of jobs that have steps and a loss."""
 
 _T = TypeVar("_T")
 

@@ -12,9 +12,7 @@ from torch_edl.errors import UsageError
 
 PREPROCESSING_FILE = "preprocessing.safetensors"
 """File of the fitted preprocessing in a checkpoint or model folder."""
-DURABILITIES = ("checkpoint", "journal", "replica")
 FSYNC_MODES = ("never", "interval", "always")
-FAILOVERS = ("restart", "worker")
 
 _train_option = functools.partial(option, kinds=TRAIN)
 _training_option = functools.partial(option, kinds=TRAINING)
@@ -229,7 +227,7 @@ class DurabilityConfig(Checked):
         "checkpoint",
         "--durability NAME",
         "checkpoint|journal|replica: what survives a dead server",
-        choices=DURABILITIES,
+        choices=("checkpoint", "journal", "replica"),
     )
     """``checkpoint``: the newest checkpoint survives. ``journal``: every acknowledged push survives
     in the log of its server. ``replica``: every acknowledged push survives on a peer server."""
@@ -258,7 +256,7 @@ class DurabilityConfig(Checked):
         "restart",
         "--ps-failover restart|worker",
         "replace a server by a new process, or by one of the workers",
-        choices=FAILOVERS,
+        choices=("restart", "worker"),
     )
     """``restart`` also uses a worker if a new process cannot be started."""
     store: str = _job_option(

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from torch_edl.config.option import TRAIN, TRAINING, Checked, Option, option
 from torch_edl.errors import UsageError
 
-STRATEGIES = ("auto", "ps", "allreduce", "local")
 SYNC_MODES = ("async", "sync")
-NAN_POLICIES = ("stop", "skip")
 FLOAT_DTYPES = ("fp32", "bf16", "fp16")
 # In the name of a metric: a lower value is better.
 _LOWER = ("loss", "error", "mse", "mae")
@@ -34,7 +32,7 @@ class TrainConfig(Checked):
             "--strategy NAME", "auto|ps|allreduce (default: auto, by the model)", kinds=("script",)
         ),
         group="model",
-        choices=STRATEGIES,
+        choices=("auto", "ps", "allreduce", "local"),
     )
     large_embedding: int = option(
         # 4M floats are 16 MB; for larger tables, sending the dense gradient costs more than sending
@@ -120,7 +118,7 @@ class TrainConfig(Checked):
         "stop",
         "--on-nan stop|skip",
         "fail the job or skip the minibatch if a loss is not finite",
-        choices=NAN_POLICIES,
+        choices=("stop", "skip"),
     )
     tf_function: bool = option(
         False,

@@ -260,6 +260,7 @@ def require_free(name: str) -> None:
         )
 
 
+@one_at_a_time("create")
 def create(config: JobConfig) -> JobFolder:
     """Create the folder of a new job, replacing that of an older job with the same name, and mark
     the job as watched by this process. Of several processes that create one job at once, one does.
@@ -269,11 +270,6 @@ def create(config: JobConfig) -> JobFolder:
             the parent of the folder.
         OSError: the folder cannot be written.
     """
-    with one_at_a_time("create"):
-        return _create(config)
-
-
-def _create(config: JobConfig) -> JobFolder:
     require_free(config.name)
     job = JobFolder(config.name)
     if job.dir.exists():

@@ -70,15 +70,7 @@ class WholeLines:
         Args:
             final: return all new lines, including an incomplete last line.
         """
-        lines: list[bytes] = []
-        for some in self._chunks():
-            lines += some
-            if not final:
-                break
-        if final and self._rest:
-            lines.append(self._rest)
-            self._rest = b""
-        return lines
+        return list(self.read_all(final=True)) if final else next(self._chunks(), [])
 
     def read_all(self, *, final: bool) -> Iterator[bytes]:
         """Yield all new lines as :meth:`read` returns them, with only a part in memory."""

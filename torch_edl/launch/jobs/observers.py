@@ -12,8 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
-from types import TracebackType
+from operator import methodcaller
 
 from torch_edl.config import JobConfig, extensions
 from torch_edl.errors import UsageError, describe_error
@@ -53,7 +52,7 @@ class Observers:
 
     def __init__(self, config: JobConfig, clock: Callable[[], float] = time.monotonic) -> None:
         texts = [*config.observe, *([_tensorboard(config)] if config.tensorboard else [])]
-        self._threads = [_ObserverThread(text) for text in texts]
+        self._threads = [_ObserverThread(text, config) for text in texts]
         self._clock = clock
         self._ended = False
         self._state = ""
@@ -64,17 +63,12 @@ class Observers:
         self._newest = (0, "")
         self._last: pb.GetStatusResponse | None = None
         for thread in self._threads:
-            thread.start(config)
+            thread.start()
 
     def __enter__(self) -> Observers:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end("left")
 
     def update(self, status: pb.GetStatusResponse) -> None:
@@ -83,14 +77,14 @@ class Observers:
             return
         self._last = status
         for event in self._new_events(status):
-            self._put(partial(_receive, event=event))
+            self._put(methodcaller("event", event))
         for evaluation in status.evaluations:
-            metrics = dict(evaluation.metrics)
             # Compared as bytes, since NaN is not equal to itself.
             content = evaluation.SerializeToString(deterministic=True)
             if self._evaluations.get(evaluation.steps) != content:
                 self._evaluations[evaluation.steps] = content
-                self._scalars(evaluation.steps, {f"eval/{k}": v for k, v in metrics.items()})
+                values = {f"eval/{k}": v for k, v in evaluation.metrics.items()}
+                self._scalars(evaluation.steps, values)
         if self._clock() - self._written >= _EVERY_S:
             self._training(status)
 
@@ -163,29 +157,23 @@ class Observers:
         self._scalars(status.steps, values)
 
     def _scalars(self, step: int, values: dict[str, float]) -> None:
-        now = time.time()
-        self._put(lambda observer: observer.scalars(step, now, values))
+        self._put(methodcaller("scalars", step, time.time(), values))
 
     def _put(self, call: Callable[[Observer], None]) -> None:
         for thread in self._threads:
             thread.put(call)
 
 
-class _ObserverThread:
+class _ObserverThread(threading.Thread):
     """Calls one observer on a daemon thread, which never keeps the process alive."""
 
-    def __init__(self, text: str) -> None:
-        self._name, self._kind, self._value = _parts(text)
+    def __init__(self, text: str, job: JobConfig) -> None:
+        self._observer, self._kind, self._value = _parts(text)
+        super().__init__(name=f"observer {self._observer}", daemon=True)
+        self._job = job
         # Unbounded, because the begin and the end must fit; put() holds the limit.
         self._queue: queue.SimpleQueue[Callable[[Observer], None] | None] = queue.SimpleQueue()
         self._warned = False
-        self._thread: threading.Thread | None = None
-
-    def start(self, job: JobConfig) -> None:
-        self._thread = threading.Thread(
-            target=self._run, args=(job,), name=f"observer {self._name}", daemon=True
-        )
-        self._thread.start()
 
     def put(self, call: Callable[[Observer], None]) -> None:
         if self._queue.qsize() >= _QUEUE_ITEMS:
@@ -194,27 +182,24 @@ class _ObserverThread:
             self._queue.put(call)
 
     def end(self, state: str, error: str) -> None:
-        self._queue.put(lambda observer: observer.end(state, error))
+        self._queue.put(methodcaller("end", state, error))
         self._queue.put(None)
 
     def wait(self, deadline: float) -> None:
         """Wait until the last item was received, or until the deadline."""
-        assert self._thread is not None
-        self._thread.join(max(0.0, deadline - time.monotonic()))
-        if self._thread.is_alive():
+        self.join(max(0.0, deadline - time.monotonic()))
+        if self.is_alive():
             self._warn(f"the observer did not end within {_LAST_ITEMS_S:.0f} s, and loses items")
 
-    def _run(self, job: JobConfig) -> None:
-        observer: Observer | None = None
+    def run(self) -> None:
+        """Make the observer, and call it with each item."""
         try:
             observer = self._kind(self._value)
-            observer.begin(job)
+            observer.begin(self._job)
         except (Exception, SystemExit) as error:
             self._warn(f"{describe_error(error)}; the observer receives nothing")
-            observer = None
+            return
         while (call := self._queue.get()) is not None:
-            if observer is None:
-                continue
             try:
                 call(observer)
             except (Exception, SystemExit) as error:
@@ -224,11 +209,7 @@ class _ObserverThread:
         """Log the first problem of the observer; the job goes on."""
         if not self._warned:
             self._warned = True
-            log.warning("--observe %s: %s", self._name, text)
-
-
-def _receive(observer: Observer, event: JobEvent) -> None:
-    observer.event(event)
+            log.warning("--observe %s: %s", self._observer, text)
 
 
 def _parts(text: str) -> tuple[str, type[Observer], str]:
