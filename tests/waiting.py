@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import psutil
+
 HANG_S = 100.0
 """No test waits longer for one thing. A time that only a hang exceeds: where all cores are busy,
 what takes a second takes half a minute."""
@@ -24,3 +26,11 @@ def wait_for(condition: Callable[[], Any], what: str | Callable[[], object] = ""
             raise AssertionError(f"it did not come about: {what() if callable(what) else what}")
         time.sleep(_POLL_S)
     return found
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process of this pid runs; a zombie does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

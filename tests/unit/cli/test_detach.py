@@ -31,15 +31,11 @@ def run(way: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, timeout=HANG_S, check=False)
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("TORCH_EDL_HOME", str(tmp_path))
-    monkeypatch.setenv("COLUMNS", "300")
-    return tmp_path
-
-
-def test_an_agent_that_joins_leaves_the_terminal_at_the_first_status(home: Path) -> None:
+def test_an_agent_that_joins_leaves_the_terminal_at_the_first_status(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The master is not started here, and has long been there."""
+    monkeypatch.setenv("COLUMNS", "300")
     done = run("joins")
     assert (done.returncode, done.stderr) == (0, "")
     log = re.search(r"would have shown here: (.*)", done.stdout)

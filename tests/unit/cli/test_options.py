@@ -24,17 +24,12 @@ def test_no_options_give_the_defaults() -> None:
     assert config == JobConfig(name="j", model_file="/m/net.py")
 
 
-def test_updates_are_in_order_unless_asked_for() -> None:
-    for command in ("run m.py", "run m.py --workers 4 --ps 2", "run m.py --local-steps 4"):
-        assert model_file_job(parse(command.split()), "train").train.staleness == 0
-
-
 @pytest.mark.parametrize(
     ("words", "spares"), [("", 0), ("--workers 1", 0), ("--workers 1:2", 1), ("--workers 8", 1)]
 )
-def test_several_workers_have_a_spare(words: str, spares: int) -> None:
+def test_several_workers_have_a_spare_and_updates_in_order(words: str, spares: int) -> None:
     config = model_file_job(parse(["run", "m.py", *words.split()]), "train")
-    assert config.cluster.spares == spares
+    assert (config.cluster.spares, config.train.staleness) == (spares, 0)
     given = model_file_job(parse(["run", "m.py", *words.split(), "--spares", "0"]), "train")
     assert given.cluster.spares == 0
 

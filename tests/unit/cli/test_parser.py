@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.installed import install
 from torch_edl.cli.arguments.parser import build_parser, parse
 from torch_edl.errors import UsageError
 
@@ -110,10 +111,7 @@ def test_an_installed_package_adds_a_verb(tmp_path: Path) -> None:
         "    print('hello', args.name)\n"
         "    return 7\n"
     )
-    info = tmp_path / "hello-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: hello\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[torch_edl.commands]\nhello = hello:add_parser\n")
+    install(tmp_path, "hello", "[torch_edl.commands]\nhello = hello:add_parser\n")
 
     def edl(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "torch_edl.cli", *words]

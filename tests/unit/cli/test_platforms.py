@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.installed import install
+
 _PLATFORM = """
 from dataclasses import dataclass
 
@@ -59,11 +61,8 @@ PLATFORM = Slurm()
 def site(tmp_path: Path) -> Path:
     """A folder with an installed package that offers a platform."""
     (tmp_path / "slurm_platform.py").write_text(_PLATFORM)
-    info = tmp_path / "slurm_platform-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: slurm-platform\nVersion: 1\n")
     entry = "[torch_edl.platforms]\nslurm = slurm_platform:PLATFORM\n"
-    (info / "entry_points.txt").write_text(entry)
+    install(tmp_path, "slurm_platform", entry)
     (tmp_path / "m.py").write_text("def model(): ...\ndef loss(labels, predictions): ...\n")
     return tmp_path
 

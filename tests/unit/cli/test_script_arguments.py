@@ -22,6 +22,7 @@ from torch_edl.launch.torchrun.options import launch_config, meeting_point
 
 from .conftest import MODEL
 
+ROOT = Path(__file__).parents[3]
 ELASTIC = "import torch_edl\njob = torch_edl.init()\n"
 
 
@@ -77,10 +78,7 @@ def test_variables_of_torchrun_say_that_it_is_no_file_of_python(
             set_in.setenv(name, "1")
             args = parse(["run", *line.split()])
             assert (args.verb, args.words) == ("script", line.split())
-            assert parse_script(args.words).training_script in (
-                "train.sh",
-                "some.module",
-            )
+            assert parse_script(args.words).training_script in ("train.sh", "some.module")
 
 
 @pytest.mark.parametrize(
@@ -96,6 +94,8 @@ def test_words_of_a_model_file(place: Path, line: str) -> None:
     [
         ("--epochs 3 plain.py", "--epochs: plain.py is a training script .*reads its own data"),
         ("--mode sync elastic.py", "--mode: elastic.py is .* for model files"),
+        ("elastic.py --dry-run", "is a training script and would train"),
+        ("--nnodes 1 plain.py --lr 1 --dry-run", "is a training script and would train"),
     ],
 )
 def test_words_that_make_no_sense(place: Path, line: str, message: str) -> None:
@@ -163,34 +163,18 @@ def test_words_that_look_like_ours_and_go_to_the_script(
     assert re.search(warning, " ".join(caplog.messages))
 
 
-@pytest.mark.parametrize("line", ["elastic.py --dry-run", "--nnodes 1 plain.py --lr 1 --dry-run"])
-def test_a_script_does_not_train_in_a_dry_run(place: Path, line: str) -> None:
-    with pytest.raises(UsageError, match="is a training script and would train"):
-        parse(["run", *line.split()])
-
-
 def test_model_files_and_help_do_not_wait_for_torch(place: Path) -> None:
     code = (
         "import sys\nfrom torch_edl.cli.__main__ import main\n"
         "code = main(sys.argv[1:])\n"
         "sys.exit(100 + code if 'torch' in sys.modules else code)\n"
     )
-    for words in (["run", "--help"], ["run", "model.py"], ["run", "model.py", "--data", "none"]):
-        root = Path(__file__).parents[3]
-        done = subprocess.run(
-            [sys.executable, "-c", code, *words],
-            capture_output=True,
-            text=True,
-            env={"PYTHONPATH": str(root), "PATH": "", "TORCH_EDL_HOME": str(place / "home")},
-        )
-        assert done.returncode == (0 if "--help" in words else 2), done.stderr
-    assert "--help-torchrun" in subprocess.run(
-        [sys.executable, "-c", code, "run", "--help"],
-        capture_output=True, text=True, env={"PYTHONPATH": str(root), "PATH": ""},
-    ).stdout  # fmt: skip
-
-
-DOCS = Path(__file__).parents[3] / "docs" / "torchrun.md"
+    env = {"PYTHONPATH": str(ROOT), "PATH": "", "TORCH_EDL_HOME": str(place / "home")}
+    for words, expected in (("--help", 0), ("model.py", 2), ("model.py --data none", 2)):
+        command = [sys.executable, "-c", code, "run", *words.split()]
+        done = subprocess.run(command, capture_output=True, text=True, env=env)
+        assert done.returncode == expected, done.stderr
+        assert ("--help-torchrun" in done.stdout) == (words == "--help")
 
 
 @pytest.mark.parametrize(
@@ -212,18 +196,14 @@ DOCS = Path(__file__).parents[3] / "docs" / "torchrun.md"
         ("--nnodes 2 --rdzv-id mine", ANY_PORT),
     ],
 )
-def test_nothing_is_joined_that_nobody_named(tmp_path: Path, words: str, endpoint: str) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("import torch_edl\njob = torch_edl.init()\n")
-    args = parse_script([*words.split(), str(script)])
+def test_nothing_is_joined_that_nobody_named(place: Path, words: str, endpoint: str) -> None:
+    args = parse_script([*words.split(), "elastic.py"])
     assert meeting_point(args, launch_config(args)[0]) == endpoint
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
-def test_an_endpoint_that_names_no_machine_is_rejected(tmp_path: Path, host: str) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("import torch_edl\njob = torch_edl.init()\n")
-    args = parse_script(["--nnodes", "2", "--rdzv-endpoint", f"{host}:29400", str(script)])
+def test_an_endpoint_that_names_no_machine_is_rejected(place: Path, host: str) -> None:
+    args = parse_script(["--nnodes", "2", "--rdzv-endpoint", f"{host}:29400", "elastic.py"])
     with pytest.raises(UsageError, match="names no machine"):
         meeting_point(args, launch_config(args)[0])
 
@@ -243,11 +223,9 @@ def test_an_endpoint_that_names_no_machine_is_rejected(tmp_path: Path, host: str
     ],
 )
 def test_who_may_restart_a_plain_script_does_not_meet_at_a_store_of_the_dead(
-    tmp_path: Path, line: str, may: bool
+    place: Path, line: str, may: bool
 ) -> None:
-    (tmp_path / "plain.py").write_text("import torch\n")
-    args = parse_script([*line.split(), str(tmp_path / "plain.py")])
-    assert may_restart_here(args) is may
+    assert may_restart_here(parse_script([*line.split(), "plain.py"])) is may
 
 
 @pytest.mark.parametrize(
@@ -264,7 +242,7 @@ def test_the_cores_are_divided_without_a_warning(
     words: str,
     named: str | None,
     threads: str | None,
-    tmp_path: Path,
+    place: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -272,15 +250,13 @@ def test_the_cores_are_divided_without_a_warning(
     if named is None:
         del os.environ["OMP_NUM_THREADS"]
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    script = tmp_path / "train.py"
-    script.write_text("import torch_edl\njob = torch_edl.init()\n")
-    launch_config(parse_script([*words.split(), str(script)]))
+    launch_config(parse_script([*words.split(), "elastic.py"]))
     assert os.environ.get("OMP_NUM_THREADS") == threads
     assert "OMP" not in capfd.readouterr().err
 
 
 def flags_of_the_tables() -> set[str]:
-    rows = re.findall(r"^\| (`-[^|]*)\|", DOCS.read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| (`-[^|]*)\|", (ROOT / "docs/torchrun.md").read_text(), re.MULTILINE)
     return {flag for row in rows for flag in re.findall(r"`(-[^`]*)`", row)}
 
 

@@ -42,11 +42,7 @@ sys.stdin.read()
 @pytest.fixture
 def job(home: Path) -> JobFolder:
     """A job whose client and master are gone, and that nobody saw end."""
-    return make_job("net-abc")
-
-
-def make_job(name: str) -> JobFolder:
-    job = JobFolder(name)
+    job = JobFolder("net-abc")
     job.dir.mkdir(parents=True)
     job.config_file.write_text("{}")
     return job

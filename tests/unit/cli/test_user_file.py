@@ -12,12 +12,8 @@ from torch_edl.cli.arguments import user_file
 from torch_edl.cli.arguments.user_file import check_model_file as check
 from torch_edl.errors import ContractError, UsageError
 
-CONTRACT = """
-def model(): ...
-def loss(labels, predictions): ...
-def optimizer(params): ...
-def feed(records, mode, metadata): ...
-"""
+from .conftest import MODEL as CONTRACT
+
 FLAT_SCRIPT = """
 import torch
 model = torch.nn.Linear(1, 1)
@@ -126,12 +122,6 @@ def test_examples_are_what_they_are() -> None:
         assert not user_file.kind_of(str(path), has_data=False).is_script, path
 
 
-@pytest.mark.parametrize("name", ["none.py", "."])
-def test_no_python_file(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UsageError, match=r"no such file|a folder"):
-        user_file.kind_of(str(tmp_path / name), has_data=False)
-
-
 @pytest.mark.parametrize(
     ("files", "uses"),
     [
@@ -184,14 +174,6 @@ def test_options_that_a_script_names(tmp_path: Path) -> None:
     assert user_file.named_options(str(tmp_path / "train.py")) == {"--workers", "--resume"}
 
 
-FULL = {
-    "model": "def model(): ...",
-    "loss": "def loss(labels, predictions): ...",
-    "optimizer": "def optimizer(params): ...",
-    "feed": "def feed(records, mode, metadata): ...",
-}
-
-
 def write(tmp_path: Path, text: str | bytes) -> str:
     path = tmp_path / "net.py"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -199,7 +181,9 @@ def write(tmp_path: Path, text: str | bytes) -> str:
 
 
 def without(name: str, instead: str = "") -> str:
-    return "\n".join([text for key, text in FULL.items() if key != name] + [instead])
+    """The contract without one of its functions."""
+    kept = [line for line in CONTRACT.splitlines() if not line.startswith(f"def {name}(")]
+    return "\n".join([*kept, instead])
 
 
 @pytest.mark.parametrize(
@@ -258,11 +242,6 @@ def test_all_that_is_missing_is_told_at_once(tmp_path: Path) -> None:
     assert str(caught.value).count("no function") == 4
 
 
-def test_an_evaluation_needs_no_metrics(tmp_path: Path) -> None:
-    """The loss is reported in any case."""
-    check(write(tmp_path, without("")))
-
-
 def test_a_syntax_error_is_shown_where_it_is(tmp_path: Path) -> None:
     path = write(tmp_path, "x = 1\ndef model(:\n    pass\n")
     with pytest.raises(UsageError) as caught:
@@ -279,22 +258,19 @@ def test_what_is_not_python_is_refused(tmp_path: Path, text: bytes) -> None:
         check(write(tmp_path, text), shown="net.py")
 
 
-def test_missing_file_and_folder(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no such file"):
-        check(str(tmp_path / "no.py"))
-    with pytest.raises(UsageError, match="a folder; name the Python file"):
-        check(str(tmp_path))
+@pytest.mark.parametrize(
+    ("name", "message"), [("no.py", "no such file"), (".", "a folder; name the Python file")]
+)
+def test_missing_file_and_folder(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        check(str(tmp_path / name))
 
 
-def test_nothing_is_executed(tmp_path: Path) -> None:
+def test_bound_names_are_returned_and_nothing_is_executed(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
-    check(write(tmp_path, without("", f"open({str(ran)!r}, 'w')")))
+    text = f"open({str(ran)!r}, 'w')\ndef data_source(paths): ..."
+    assert {"model", "data_source"} <= check(write(tmp_path, without("", text)))
     assert not ran.exists()
-
-
-def test_bound_names_are_returned(tmp_path: Path) -> None:
-    path = write(tmp_path, without("", "def data_source(paths): ..."))
-    assert {"model", "data_source"} <= check(path)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,9 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.waiting import wait_for
+from tests.waiting import is_running, wait_for
 from torch_edl.processes.launcher import ProcessExit, ProcessSpec
 from torch_edl.processes.local import LocalLauncher
 
@@ -99,7 +98,7 @@ def test_stop_uses_force_after_the_grace_also_on_what_it_forked(launcher, progra
     assert launcher.poll() == []
     exits = collect(launcher, 1)
     assert exits[0].signal == signal.SIGKILL
-    wait_for(lambda: not alive(forked), "the end of what it forked")
+    wait_for(lambda: not is_running(forked), "the end of what it forked")
 
 
 def test_what_a_dead_process_forked_is_ended(launcher, program):
@@ -117,7 +116,7 @@ def test_what_a_dead_process_forked_is_ended(launcher, program):
     )
     assert collect(launcher, 1)[0].code == 0
     forked = int(Path(launcher.log_path("worker", 0)).read_text().split()[1])
-    wait_for(lambda: not alive(forked), "the end of what it forked")
+    wait_for(lambda: not is_running(forked), "the end of what it forked")
 
 
 def test_a_folder_of_the_user_does_not_shadow_modules(launcher, program, tmp_path, monkeypatch):
@@ -142,13 +141,6 @@ def test_another_thread_is_refused(launcher, program):
     thread.start()
     thread.join()
     assert "main thread" in str(errors[0])
-
-
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 PARENT = """
@@ -187,4 +179,4 @@ def test_children_die_with_a_parent_that_is_killed(launcher, tmp_path):
             wait_for(lambda id=id: log_has(launcher, id, "following"), "the start")
         assert "worker-3 INFO here: following" in Path(launcher.log_path("worker", 0)).read_text()
         parent.kill()
-    wait_for(lambda: not any(alive(c) for c in children), "the end of the children")
+    wait_for(lambda: not any(is_running(c) for c in children), "the end of the children")

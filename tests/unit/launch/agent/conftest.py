@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from tests.forks import FORKS, run_torch_edl
-from tests.waiting import HANG_S, wait_for
+from tests.waiting import HANG_S, is_running, wait_for
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
@@ -120,13 +119,6 @@ class ForkedAgent(RunningAgent):
         assert self.process.exitcode is not None, "it has not ended"
         out, err = (path.read_text() for path in self._output)
         return self.process.exitcode, out, err
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from tests.closing_server import ClosingServer
-from tests.unit.launch.agent.conftest import ForkedAgent, ScriptedMaster, is_running
-from tests.waiting import wait_for
+from tests.unit.launch.agent.conftest import ForkedAgent, ScriptedMaster
+from tests.waiting import is_running, wait_for
 from torch_edl.launch.agent.workers import grace_s
 from torch_edl.wire import master_pb2 as pb
 

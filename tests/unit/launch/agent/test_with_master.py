@@ -6,7 +6,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,10 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.waiting import HANG_S, wait_for
+from tests.waiting import HANG_S, is_running, wait_for
 from torch_edl.wire.endpoint import free_port, is_remote, own_address
 
-from .conftest import ROOT, WORKER, RunningAgent, is_running
+from .conftest import ROOT, WORKER, RunningAgent
 
 
 class AgentProcess(RunningAgent):
@@ -100,9 +99,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 @pytest.fixture
 def endpoint() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 def test_a_job_of_one_machine_is_scaled_and_outlives_its_master(place: Place) -> None:

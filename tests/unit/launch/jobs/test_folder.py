@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.cli.conftest import MODEL
 from torch_edl.cli.__main__ import main
 from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
@@ -62,15 +63,6 @@ def test_a_job_that_is_watched_says_so_to_another_watcher(
     with job.hold(), pytest.raises(UsageError, match=message):
         JobFolder("j").hold()
     JobFolder("j").hold().close()
-
-
-MODEL = """
-import torch
-def model(): return torch.nn.Linear(1, 1)
-def loss(labels, predictions): return (predictions - labels).sum()
-def optimizer(params): return torch.optim.SGD(params, lr=0.1)
-def feed(records, mode, metadata): ...
-"""
 
 
 @pytest.mark.parametrize("flags", [[], ["--detach"]])

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.installed import install
 from torch_edl.config import JobConfig, extensions
 from torch_edl.errors import UsageError
 from torch_edl.interfaces import JobEvent, Observer
@@ -57,12 +58,9 @@ class Slow(Observer):
 @pytest.fixture(autouse=True)
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A package that offers the observers above."""
-    info = tmp_path / "watchers-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: watchers\nVersion: 1\n")
     kinds = (Recorded, Broken, BrokenFromTheStart, Slow)
     names = "".join(f"{kind.__name__} = {__name__}:{kind.__name__}\n" for kind in kinds)
-    (info / "entry_points.txt").write_text(f"[torch_edl.observers]\n{names}")
+    install(tmp_path, "watchers", f"[torch_edl.observers]\n{names}")
     monkeypatch.syspath_prepend(str(tmp_path))
     extensions.installed.cache_clear()
     received.clear()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -31,6 +30,7 @@ from torch_edl.launch.jobs.folder import all_jobs
 from torch_edl.launch.torchrun import handler_creator
 from torch_edl.launch.torchrun.handler import MasterRendezvousHandler
 from torch_edl.launch.torchrun.options import job_name, unquoted
+from torch_edl.wire.endpoint import free_port
 
 ROOT = Path(__file__).parents[3]
 
@@ -59,9 +59,7 @@ def meet(*handlers: MasterRendezvousHandler) -> list[RendezvousInfo]:
 
 
 def free_endpoint() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 @pytest.fixture
