@@ -157,13 +157,23 @@ class CopyNote:
         self.has_copy = False
         """Content of the newest note: whether a peer has a copy."""
         self._noted = 0
+        self._at = 0  # incarnation of the last peer with a complete copy; 0: none
 
-    def inherit(self) -> None:
-        """Adopt the predecessor's note that there is a copy."""
-        self.number, self.has_copy, self._noted = 1, True, 1
+    def inherit(self, peer: int) -> None:
+        """Adopt the predecessor's note that the peer of that incarnation has a copy."""
+        self.number, self.has_copy, self._noted, self._at = 1, True, 1, peer
 
-    def ask(self, has_copy: bool) -> None:
-        """Make a new note, unless the newest one has the same content."""
+    def copied_to(self, peer: int) -> None:
+        """Note that the peer of that incarnation has a complete copy."""
+        self._at = peer
+        self._ask(has_copy=True)
+
+    def peer_is(self, incarnation: int) -> None:
+        """Note that there is no copy, if another peer had it: a lost server does not return."""
+        if self._at not in (0, incarnation):
+            self._ask(has_copy=False)
+
+    def _ask(self, has_copy: bool) -> None:
         if has_copy != self.has_copy:
             self.number += 1
             self.has_copy = has_copy

@@ -114,7 +114,7 @@ class Disk:
             segment.path.unlink()
         return found[-1]
 
-    def read(self, base: Base, after: int) -> Iterator[Record]:
+    def read(self, after: int) -> Iterator[Record]:
         """Yield the records after number ``after``; see :meth:`ChangeLog.records` for errors."""
         with self._gone_means_lost():
             used, _ = segments.chain(self.folder, after)

@@ -95,7 +95,7 @@ class Place(Protocol):
             StateLostError: their base is not reachable.
         """
 
-    def read(self, base: Base, after: int) -> Iterator[Record]:
+    def read(self, after: int) -> Iterator[Record]:
         """Yield the records after number ``after``."""
 
     def begin(self, last: int) -> None:
@@ -173,7 +173,7 @@ class ChangeLog:
             stop = self.last if self.is_open else None
             if stop is None:
                 self.last, self.bytes = self.base.sequence, 0
-        for record in self.place.read(self.base, self.base.sequence if after is None else after):
+        for record in self.place.read(self.base.sequence if after is None else after):
             if stop is None:
                 self.last = record.sequence
                 self.bytes += HEAD_BYTES + len(record.payload)

@@ -70,14 +70,12 @@ class Peer:
     ) -> None:
         self._peer = PeerConnection(identity, incarnation, token)
         self._condition = self._peer.condition  # guards the fields below
-        self._name = self._peer.name
         self.folder = folder
         self._is_successor = is_successor
         self._patience_s = patience_s
         self.damage = Damage()
         """Always empty: the peer checks what it keeps."""
         self._complete = False  # the peer has all except unsent records
-        self._copy_at = 0  # last peer with a complete copy; 0: none
         self._note = CopyNote()
         self._incomplete_since = time.monotonic()
         self.needs_base = False
@@ -85,7 +83,6 @@ class Peer:
         self._is_base_made = False
         self._catches_up = False  # the last records before completion are sent
         self._alone_until = 0  # newest record acknowledged without a copy
-        self._most_kept = most_kept
         self._unsent = Unsent(most_kept)
         self._durable = 0
         self._source: PserverStub | None = None  # peer with the predecessor's copy
@@ -111,7 +108,7 @@ class Peer:
             soon = time.monotonic() < self._incomplete_since + self._patience_s
             if self._complete or self._is_alone or soon:
                 return ""
-            return f"{self._name}: pushes wait, {self._peer.why}"
+            return f"{self._peer.name}: pushes wait, {self._peer.why}"
 
     def waits(self) -> bool:
         """Return whether acknowledgements wait for an answer of the master."""
@@ -124,9 +121,7 @@ class Peer:
             self._note.answered(noted)
             if self._peer.named(peer):
                 self._incomplete()
-                if self._copy_at not in (0, self._peer.incarnation):
-                    # A lost server does not return, nor does its copy.
-                    self._note.ask(has_copy=False)
+                self._note.peer_is(self._peer.incarnation)
 
     @property
     def _is_alone(self) -> bool:
@@ -167,10 +162,9 @@ class Peer:
                 self.needs_base = last < self._unsent.forgotten
                 return False
             if not self._complete:
-                log.info("%s: at %s up to record %d", self._name, stub.address, last)
+                log.info("%s: at %s up to record %d", self._peer.name, stub.address, last)
             self._complete, self.needs_base = True, False
-            self._copy_at = self._peer.incarnation
-            self._note.ask(has_copy=True)
+            self._note.copied_to(self._peer.incarnation)
             self._unsent.forget(last)
             self._durable = max(self._durable, last)
             self._condition.notify_all()
@@ -216,7 +210,7 @@ class Peer:
                 taken = self._peer.call(stub, pb.TakeReplicaRequest()).message
                 if not taken.complete:
                     raise StateLostError(
-                        f"{self._name}: its peer at {stub.address} has no complete copy"
+                        f"{self._peer.name}: its peer at {stub.address} has no complete copy"
                     )
                 path = self.folder / "base"
                 transfer.fetch(partial(self._peer.call, stub), path, taken.files)
@@ -226,18 +220,18 @@ class Peer:
             with self._condition:
                 if stub is not self._peer.stub:
                     continue
-                self._source, self._copy_at = stub, self._peer.incarnation
-                self._note.inherit()
+                self._source = stub
+                self._note.inherit(self._peer.incarnation)
             return Base(taken.sequence, path if taken.files else None)
         return Base()
 
-    def read(self, base: Base, after: int) -> Iterator[Record]:
+    def read(self, after: int) -> Iterator[Record]:
         """Yield the records after number ``after``, fetched from the peer."""
         heard = -1
         while self._source is not None:
             stub, heard = self._peer.after(heard)
             if stub is not self._source:
-                raise StateLostError(f"{self._name}: the server that kept it is gone too")
+                raise StateLostError(f"{self._peer.name}: the server that kept it is gone too")
             try:
                 for record in transfer.records_after(partial(self._peer.call, stub), after):
                     after = record.sequence
@@ -261,14 +255,16 @@ class Peer:
         size = entry.size
         # A successor fetches the record as the last one of a frame.
         if size > MAX_FRAME_BYTES - transfer.PIECE_BYTES - HEAD_BYTES:
-            raise UsageError(f"{self._name}: a change of {size} bytes; use more --ps")
+            raise UsageError(f"{self._peer.name}: a change of {size} bytes; use more --ps")
         with self._condition:
             if self._peer.end:
                 raise StaleIncarnationError(self._peer.end)
-            if self._is_alone and not self._is_base_made and self._is_full(size):
+            if self._is_alone and not self._is_base_made and self._unsent.is_half_full(size):
                 self._unsent.forget(self._unsent.newest)  # the next peer will need a base
             if not self._unsent.has_room(size):
-                raise OSError(errno.ENOBUFS, f"{self._name}: no room in memory, {self._peer.why}")
+                raise OSError(
+                    errno.ENOBUFS, f"{self._peer.name}: no room in memory, {self._peer.why}"
+                )
             self._unsent.append(sequence, entry)
             self._condition.notify_all()
 
@@ -280,15 +276,12 @@ class Peer:
         with self._condition:
             if self._is_alone:
                 # A base in transfer needs the records after it: slow the workers down.
-                if self._catches_up or (self._is_base_made and self._is_full(0)):
+                if self._catches_up or (self._is_base_made and self._unsent.is_half_full()):
                     return False
                 self._alone_until = max(self._alone_until, sequence)
                 return True
             # The first acknowledgement waits for a note: with it, a successor looks for the copy.
             return self._note.is_made and self._durable >= sequence
-
-    def _is_full(self, size: int) -> bool:
-        return not self._unsent.has_room(size + self._most_kept // 2)
 
     def commit(self, sequence: int) -> None:
         """Wait until the peer can be called or the record may be acknowledged; send all records."""
@@ -351,7 +344,7 @@ class Peer:
         except (grpc.RpcError, PeerGoneError) as error:
             if stub is not None:
                 self._away(stub, error)
-            raise OSError(errno.ENOTCONN, f"{self._name}: {self._peer.why}") from None
+            raise OSError(errno.ENOTCONN, f"{self._peer.name}: {self._peer.why}") from None
         return self.folder / "at-the-peer"
 
     def drop(self, old: Base, sequence: int, *, whole: bool) -> None:

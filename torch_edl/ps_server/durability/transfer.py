@@ -46,6 +46,10 @@ class Unsent:
         """Return whether a record of that size fits; a first record always does."""
         return not self._entries or self._bytes + size <= self._most
 
+    def is_half_full(self, size: int = 0) -> bool:
+        """Return whether less than half of the room is left beside a record of that size."""
+        return not self.has_room(size + self._most // 2)
+
     def append(self, number: int, entry: LogEntry) -> None:
         """Add the next record."""
         self._entries.append((number, entry))
