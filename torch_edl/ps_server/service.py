@@ -137,18 +137,6 @@ class PserverService:
         self._wait_durable()
         return pb.PushEmbeddingTableInfosResponse()
 
-    def _looked_up(
-        self, request: pb.PullRequest, frames: codec.Frames
-    ) -> list[tuple[_core.Table, bytes | memoryview]]:
-        """Return the tables of a pull, each with packed ids."""
-        ids: list[bytes | memoryview] = []
-        for entry in request.tables:
-            ids.append(codec.entry_ids(entry, ids, frames))
-        return [
-            (self._shard.table(entry.name).core, each)
-            for entry, each in zip(request.tables, ids, strict=True)
-        ]
-
     def _pull(self, given: Framed, _may_wait: bool) -> Framed:
         """Answer a pull, with the rows in frames of their own."""
         shard, request = self._shard, given.message
@@ -158,8 +146,12 @@ class PserverService:
         version = shard.version
         dtype = request.row_dtype or tensor.DT_FLOAT
         answer = Framed(pb.PullResponse(initialized=True, version=version))
+        ids: list[bytes | memoryview] = []
+        for entry in request.tables:
+            ids.append(codec.entry_ids(entry, ids, given.frames))
+        tables = [shard.table(entry.name).core for entry in request.tables]
         try:
-            lookups, name = self._looked_up(request, given.frames), codec.float_name(dtype)
+            lookups, name = list(zip(tables, ids, strict=True)), codec.float_name(dtype)
             for rows in _core.pull_tables(lookups, name, request.read_only):
                 answer.put_narrow(answer.message.vectors.add(), rows, dtype)
         except ValueError as error:

@@ -233,16 +233,13 @@ class DenseShard:
         with self._lock:
             self._exact.update(values)
 
-    def exact(self) -> dict[str, Array]:
-        """Return the buffers that are not float32, by name."""
-        with self._lock:
-            return dict(self._exact)
-
     def exact_to_proto(self) -> list[pb.DenseParameter]:
         """Return the buffers that are not float32 as messages."""
+        with self._lock:
+            values = dict(self._exact)
         return [
             pb.DenseParameter(name=name, value=codec.to_proto(value), group=self._groups[name])
-            for name, value in self.exact().items()
+            for name, value in values.items()
         ]
 
     def begin_snapshot(self) -> Callable[[], dict[str, Array]]:

@@ -37,6 +37,10 @@ _FROM_NUMPY = {v: k for k, v in _TO_NUMPY.items()}
 FLOAT_DTYPES = {"fp32": pb.DT_FLOAT, "bf16": pb.DT_BFLOAT16, "fp16": pb.DT_HALF}
 """Types in which float32 values are sent or stored, by name."""
 _FLOAT_NAMES: dict[int, str] = {number: name for name, number in FLOAT_DTYPES.items()}
+_SHORTER = {
+    "bf16": (_core.to_bfloat16, _core.from_bfloat16),
+    "fp16": (_core.to_half, _core.from_half),
+}
 LARGE_BYTES = 1 << 20
 """Least bytes of a content that is always sent as a frame."""
 
@@ -66,30 +70,11 @@ def describe(proto: pb.TensorProto, array: Array) -> Array:
     return array.astype(little, copy=False)
 
 
-def describe_floats(proto: pb.TensorProto, array: Array, dtype: int) -> Array:
-    """Describe float32 values as :func:`describe` does, rounded to one of :data:`FLOAT_DTYPES`.
-
-    With fp16, finite values beyond its range become the largest value.
-
-    Raises:
-        UsageError: the dtype is not in :data:`FLOAT_DTYPES`.
-    """
-    if dtype == pb.DT_FLOAT:
-        return describe(proto, array)
-    narrow = {"bf16": _core.to_bfloat16, "fp16": _core.to_half}[float_name(dtype)]
-    describe_shape(proto, array.shape, dtype)
-    return narrow(np.ascontiguousarray(array, np.float32).reshape(-1))
-
-
 def rounded(values: Array, dtype: str) -> Array:
     """Return float32 values after rounding to one of :data:`FLOAT_DTYPES`."""
     if dtype == "fp32":
         return values
-    ways = {
-        "bf16": (_core.to_bfloat16, _core.from_bfloat16),
-        "fp16": (_core.to_half, _core.from_half),
-    }
-    narrow, widen = ways[dtype]
+    narrow, widen = _SHORTER[dtype]
     return widen(narrow(values.reshape(-1))).reshape(values.shape)
 
 
@@ -236,12 +221,18 @@ class Framed:
         self._attach(proto, describe(proto, array))
 
     def put_floats(self, proto: pb.TensorProto, array: Array, dtype: int) -> None:
-        """Attach float32 values, converted to one of :data:`FLOAT_DTYPES`; see :meth:`put`.
+        """Attach float32 values, rounded to one of :data:`FLOAT_DTYPES`; see :meth:`put`. With
+        fp16, finite values beyond its range become the largest value.
 
         Raises:
             UsageError: the dtype is not in :data:`FLOAT_DTYPES`.
         """
-        self._attach(proto, describe_floats(proto, array, dtype))
+        if dtype == pb.DT_FLOAT:
+            self.put(proto, array)
+            return
+        narrow, _ = _SHORTER[float_name(dtype)]
+        values = narrow(np.ascontiguousarray(array, np.float32).reshape(-1))
+        self.put_narrow(proto, values.reshape(array.shape), dtype)
 
     def put_narrow(self, proto: pb.TensorProto, array: Array, dtype: int) -> None:
         """Attach values that have already been converted to the bits of the dtype."""

@@ -109,12 +109,13 @@ def _answering(method: MethodDescriptor, handler: Handler) -> grpc.RpcMethodHand
     parse: Callable[[bytes], Any] = GetMessageClass(method.input_type).FromString
 
     def answer(raw: bytes, context: grpc.ServicerContext) -> Any:
-        require_few(method.input_type, raw)
-        return handler(parse(raw), context)
+        try:
+            require_few(method.input_type, raw)
+            return handler(parse(raw), context)
+        except Exception as error:
+            context.abort(*status_of(method.name, error))
 
-    return grpc.unary_unary_rpc_method_handler(
-        _guarded(method.name, answer), response_serializer=_encode
-    )
+    return grpc.unary_unary_rpc_method_handler(answer, response_serializer=_encode)
 
 
 def _encode(answer: Any) -> bytes:
@@ -138,16 +139,6 @@ def status_of(name: str, error: Exception) -> tuple[grpc.StatusCode, str]:
         return grpc.StatusCode.RESOURCE_EXHAUSTED, f"{name}: {error}"
     log.error("%s failed", name, exc_info=error)
     return grpc.StatusCode.INTERNAL, f"{name}: {type(error).__name__}: {error}"
-
-
-def _guarded(name: str, handler: Handler) -> Handler:
-    def call(request: Any, context: grpc.ServicerContext) -> Any:
-        try:
-            return handler(request, context)
-        except Exception as error:
-            context.abort(*status_of(name, error))
-
-    return call
 
 
 class _Refusal:

@@ -14,21 +14,16 @@ import grpc
 import zmq
 from google.protobuf.message import Message
 
-from torch_edl.wire import cluster_pb2, keepalive, pserver_pb2, replica_pb2
+from torch_edl.wire import cluster_pb2, keepalive, replica_pb2
 from torch_edl.wire import data_plane_pb2 as pb
 from torch_edl.wire.channel import AWAY, CallError, Stub
 from torch_edl.wire.codec import Framed
 from torch_edl.wire.data_plane.sockets import Keys, cut, joined, prepare, require_sizes
 from torch_edl.wire.services import Services
 
-_FIELDS = {
-    pserver_pb2.PullRequest: "pull",
-    pserver_pb2.PushGradientsRequest: "push_gradients",
-    pserver_pb2.PushDenseParametersRequest: "push_dense_parameters",
-    pserver_pb2.ReadRowsRequest: "read_rows",
-    replica_pb2.ReplicateRequest: "replicate",
-    replica_pb2.PutBaseRequest: "put_base",
-    replica_pb2.FetchReplicaRequest: "fetch_replica",
+_FIELDS: dict[type[Message], str] = {
+    type(getattr(pb.DataRequest(), field.name)): field.name
+    for field in pb.DataRequest.DESCRIPTOR.oneofs_by_name["request"].fields
 }
 CALLS = tuple(_FIELDS)
 """Types of the requests that are sent over the data plane."""
@@ -58,13 +53,12 @@ class DataCall:
 
     def __init__(self, stub: DataStub, number: int, deadline: float) -> None:
         self._stub, self._number, self._deadline = stub, number, deadline
-        self._answer: Framed | None = None
-        self._error: CallError | None = None
+        self._end: Framed | CallError | None = None
 
     @property
     def has_ended(self) -> bool:
         """True if the answer or an error was received; does not read from the connection."""
-        return self._answer is not None or self._error is not None
+        return self._end is not None
 
     def done(self) -> bool:
         """Return True if :meth:`result` does not block."""
@@ -78,16 +72,10 @@ class DataCall:
         """
         if not self.has_ended:
             self._stub._wait(self)
-        if self._error is not None:
-            raise self._error
-        assert self._answer is not None
-        return self._answer
-
-    def _end(self, end: Framed | CallError) -> None:
-        if isinstance(end, CallError):
-            self._error = end
-        else:
-            self._answer = end
+        assert self._end is not None
+        if isinstance(self._end, CallError):
+            raise self._end
+        return self._end
 
 
 class DataStub:
@@ -140,10 +128,10 @@ class DataStub:
                 require_sizes(content)
                 socket.send_multipart(cut(content, self.address), zmq.NOBLOCK, copy=False)
             except zmq.Again:  # the connection was lost meanwhile
-                call._end(self._unconnected())
+                call._end = self._unconnected()
                 self._disconnect()
             except CallError as error:
-                call._end(error)
+                call._end = error
             else:
                 self._waiting[self._made] = call
             return call
@@ -164,8 +152,8 @@ class DataStub:
                 if not self._take(math.ceil(1000 * left)) and not left:
                     del self._waiting[call._number]
                     text = f"no answer from {self.address}"
-                    call._end(CallError(grpc.StatusCode.DEADLINE_EXCEEDED, text))
-            if call._error is not None and call._error.code() in AWAY:
+                    call._end = CallError(grpc.StatusCode.DEADLINE_EXCEEDED, text)
+            if isinstance(call._end, CallError) and call._end.code() in AWAY:
                 self._disconnect()  # a late answer must not be received
 
     def _take(self, wait_ms: int) -> bool:
@@ -183,7 +171,7 @@ class DataStub:
             answer = pb.DataAnswer.FromString(bytes(head_frame))
             call = self._waiting.pop(answer.call, None)
             if call is not None:
-                call._end(_answered(answer, frames))
+                call._end = _answered(answer, frames)
         elif ready:
             self._disconnect()
         return bool(ready)
@@ -224,7 +212,7 @@ class DataStub:
 
     def _disconnect(self) -> None:
         for call in self._waiting.values():
-            call._end(self._cut_off() if self._closed else self._unconnected())
+            call._end = self._cut_off() if self._closed else self._unconnected()
         self._waiting.clear()
         self._poller = zmq.Poller()
         self._end()
