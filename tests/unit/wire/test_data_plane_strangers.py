@@ -4,15 +4,12 @@ they take few files and little memory, and keep nobody out."""
 from __future__ import annotations
 
 import contextlib
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import numpy as np
-import psutil
 import pytest
 
+from tests.unit.wire.watched import Server, ends, running
 from tests.waiting import HANG_S, wait_for
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as ps
@@ -38,38 +35,10 @@ echo.server.close()
 """
 
 
-class Server:
-    """A server in a process of its own, which must end well."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        self.endpoint = process.stdout.readline().strip()
-        self._process = psutil.Process(process.pid)
-
-    def connect(self) -> socket.socket:
-        return socket.create_connection(
-            ("127.0.0.1", int(self.endpoint.rpartition(":")[2])), HANG_S
-        )
-
-    @property
-    def mib(self) -> float:
-        return float(self._process.memory_info().rss) / (1 << 20)
-
-    @property
-    def files(self) -> int:
-        return self._process.num_fds()
-
-
 @pytest.fixture
 def server() -> Iterator[Server]:
-    command = [sys.executable, "-c", PROGRAM]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        yield Server(process)
-        assert process.stdin is not None
-        process.stdin.close()
-        assert process.wait(HANG_S) == 0
+    with running(PROGRAM) as made:
+        yield made
 
 
 def pulled(stub: DataStub, ids: int = 3) -> int:
@@ -86,14 +55,6 @@ def served(server: Server) -> bool:
     """Whether one who has the token is answered, over a connection of its own."""
     with contextlib.closing(DataStub(server.endpoint, "secret")) as stub:
         return pulled(stub) == 3
-
-
-def ends(connection: socket.socket) -> bool:
-    """Whether the other side closes the connection."""
-    with contextlib.suppress(ConnectionResetError):
-        while connection.recv(4096):
-            pass
-    return True
 
 
 @pytest.mark.parametrize("said", [b"", GREETING], ids=["nothing", "greeting"])

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 
 import grpc
-import psutil
 import pytest
 
+from tests.unit.wire.watched import Server, running
 from tests.waiting import HANG_S
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
@@ -44,31 +42,10 @@ server.stop(1).wait()
 """
 
 
-class Server:
-    """A server in a process of its own."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        self.address = f"127.0.0.1:{process.stdout.readline().strip()}"
-        self._process = psutil.Process(process.pid)
-
-    @property
-    def peak_mib(self) -> float:
-        with open(f"/proc/{self._process.pid}/status", encoding="utf-8") as file:
-            line = next(line for line in file if line.startswith("VmHWM"))
-        return int(line.split()[1]) / 1024
-
-
 @pytest.fixture
 def server() -> Iterator[Server]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    with process:
-        yield Server(process)
-        assert process.stdin is not None
-        process.stdin.close()
-        assert process.wait(HANG_S) == 0
+    with running(PROGRAM) as made:
+        yield made
 
 
 @pytest.fixture

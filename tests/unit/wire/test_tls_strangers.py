@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import socket
 import ssl
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
+from tests.unit.wire.watched import Server, ends, running
 from tests.waiting import HANG_S, wait_for
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
@@ -53,46 +50,16 @@ listening.stop(1).wait()
 """
 
 
-class Server:
-    """A server in a process of its own, which must end well."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        self.port = int(process.stdout.readline())
-        self._process = psutil.Process(process.pid)
-
-    def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), HANG_S)
-
-    @property
-    def mib(self) -> float:
-        return float(self._process.memory_info().rss) / (1 << 20)
-
-    @property
-    def files(self) -> int:
-        return self._process.num_fds()
-
-    def serves(self) -> bool:
-        """Whether one who has the token is answered, over a connection of its own."""
-        stub = Stub(services.CONTROL, f"127.0.0.1:{self.port}", TOKEN)
-        with contextlib.closing(stub):
-            return str(stub.call(pb.GetStatusRequest(), timeout_s=HANG_S, wait=True).job) == "j"
-
-
 @pytest.fixture
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(getattr(request, "param", ""))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "GRPC_VERBOSITY": "ERROR"},
-    )
-    with process:
-        yield Server(process)
-        assert process.stdin is not None
-        process.stdin.close()
-        assert process.wait(HANG_S) == 0
+    with running(PROGRAM, str(getattr(request, "param", ""))) as made:
+        yield made
+
+
+def serves(server: Server) -> bool:
+    """Whether one who has the token is answered, over a connection of its own."""
+    with contextlib.closing(Stub(services.CONTROL, server.address, TOKEN)) as stub:
+        return str(stub.call(pb.GetStatusRequest(), timeout_s=HANG_S, wait=True).job) == "j"
 
 
 @pytest.fixture
@@ -111,17 +78,9 @@ def member(tmp_path: Path) -> Callable[[str], ssl.SSLContext]:
     return made
 
 
-def ends(connection: socket.socket) -> bool:
-    """Whether the other side closes the connection before the timeout."""
-    with contextlib.suppress(ConnectionResetError, BrokenPipeError, ssl.SSLError):
-        while connection.recv(4096):
-            pass
-    return True
-
-
 def test_bytes_of_chance_and_broken_handshakes(server: Server) -> None:
     chance = random.Random(7)
-    assert server.serves()
+    assert serves(server)
     before, files = server.mib, server.files
     for turn in range(200):
         cut = HELLO[: chance.randrange(len(HELLO))]
@@ -133,13 +92,13 @@ def test_bytes_of_chance_and_broken_handshakes(server: Server) -> None:
             stranger.sendall(sent)
             stranger.shutdown(socket.SHUT_WR)
             assert ends(stranger)
-    assert server.serves()
+    assert serves(server)
     assert server.mib - before < GROWTH_MIB
     wait_for(lambda: server.files <= files)
 
 
 def test_handshakes_that_are_never_finished_end_and_block_nobody(server: Server) -> None:
-    assert server.serves()
+    assert serves(server)
     files = server.files
     first_bytes = (b"", HELLO[:1], HELLO[: len(HELLO) // 2], HELLO)
     began = time.monotonic()
@@ -148,17 +107,17 @@ def test_handshakes_that_are_never_finished_end_and_block_nobody(server: Server)
         for number, stranger in enumerate(strangers):
             stranger.sendall(first_bytes[number % len(first_bytes)])
         for _ in range(5):
-            assert server.serves()
+            assert serves(server)
         assert all(map(ends, strangers))
         assert time.monotonic() - began > HANDSHAKE_S / 2
-    assert server.serves()
+    assert serves(server)
     wait_for(lambda: server.files <= files)
 
 
 @pytest.mark.parametrize("server", [300], indirect=True)
 def test_strangers_do_not_take_all_files_of_the_process(server: Server) -> None:
     """With at most 300 files, a connected member is served, and others after the strangers end."""
-    stub = Stub(services.CONTROL, f"127.0.0.1:{server.port}", TOKEN)
+    stub = Stub(services.CONTROL, server.address, TOKEN)
     with contextlib.ExitStack() as stack, contextlib.closing(stub):
         assert stub.call(pb.GetStatusRequest(), timeout_s=HANG_S).job == "j"
         strangers = [stack.enter_context(server.connect()) for _ in range(500)]
@@ -166,12 +125,12 @@ def test_strangers_do_not_take_all_files_of_the_process(server: Server) -> None:
         assert server.files < 200
         assert stub.call(pb.GetStatusRequest(), timeout_s=HANG_S).job == "j"
         assert all(map(ends, strangers))
-        assert server.serves()
+        assert serves(server)
 
 
 def test_sizes_that_are_only_announced_take_no_memory(server: Server) -> None:
     """Sizes of a TLS record, and of a message of the handshake, which may have several records."""
-    assert server.serves()
+    assert serves(server)
     before = server.mib
     message = b"\x01" + (0xFFFFFF).to_bytes(3, "big") + bytes(16_000)
     for record in (
@@ -186,7 +145,7 @@ def test_sizes_that_are_only_announced_take_no_memory(server: Server) -> None:
                     for _ in range(100):
                         stranger.sendall(b"\x16\x03\x01\x3f\xff" + bytes(0x3FFF))
                 assert ends(stranger)
-    assert server.serves()
+    assert serves(server)
     assert server.mib - before < GROWTH_MIB
 
 
@@ -206,7 +165,7 @@ def test_a_certificate_of_another_job_or_none_opens_nothing(
                 stranger.sendall(PREFACE + bytes(9))
                 # Settings of HTTP/2 would come first from a server that goes on.
                 assert stranger.recv(9) == b""
-    assert server.serves()
+    assert serves(server)
 
 
 def test_a_member_that_talks_nonsense_ends_its_own_connection(
@@ -217,7 +176,7 @@ def test_a_member_that_talks_nonsense_ends_its_own_connection(
     host = certificates.of_token(TOKEN).host
     settings = bytes(3) + b"\x04" + bytes(5)
     headers = (0xFFFFFF).to_bytes(3, "big") + b"\x01\x04" + (1).to_bytes(4, "big")
-    assert server.serves()
+    assert serves(server)
     before = server.mib
     for turn in range(40):
         sent = [chance.randbytes(500), PREFACE + chance.randbytes(500),
@@ -227,5 +186,5 @@ def test_a_member_that_talks_nonsense_ends_its_own_connection(
                 peer.sendall(sent)
                 plain.shutdown(socket.SHUT_WR)
             assert ends(peer)
-    assert server.serves()
+    assert serves(server)
     assert server.mib - before < GROWTH_MIB
