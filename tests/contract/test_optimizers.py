@@ -122,10 +122,6 @@ def table_of(kind: str, hyper: dict[str, float], dim: int, seed: int) -> _core.T
     return _core.Table("t", dim, "normal", args, seed, _core.Optimizer(kind, hyper))
 
 
-def pulled(table: _core.Table, ids: np.ndarray) -> np.ndarray:
-    return table.pull(ids)
-
-
 @every_case
 @pytest.mark.parametrize("dim", [1, 8, 13, 16, 64])
 def test_rows_that_are_all_touched_move_as_a_dense_parameter(
@@ -133,7 +129,7 @@ def test_rows_that_are_all_touched_move_as_a_dense_parameter(
 ) -> None:
     table = table_of(kind, hyper, dim, seed=3)
     ids = np.arange(40) * 977 - 5000
-    theirs = parameter(kind, pulled(table, ids))
+    theirs = parameter(kind, table.pull(ids))
     reference = as_torch(kind, hyper, torch_class, [theirs])
     rng = np.random.default_rng(0)
     for step, gradient in enumerate(gradients((40, dim)), 1):
@@ -141,7 +137,7 @@ def test_rows_that_are_all_touched_move_as_a_dense_parameter(
         reference.step()
         order = rng.permutation(40)
         table.push(ids[order], gradient[order], hyper["lr"], step)
-        got = pulled(table, ids)
+        got = table.pull(ids)
         np.testing.assert_allclose(got, theirs.detach().numpy(), **tolerance(kind))
 
 
@@ -170,7 +166,7 @@ def test_rows_move_as_with_torchs_sparse_gradients(
     everything = np.arange(total)
     embedding = torch.nn.Embedding(total, dim, sparse=True)
     with torch.no_grad():
-        embedding.weight.copy_(torch.from_numpy(pulled(table, everything).copy()))
+        embedding.weight.copy_(torch.from_numpy(table.pull(everything).copy()))
     reference = as_torch(kind, hyper, torch_class, embedding.parameters())
     rng = np.random.default_rng(0)
     for step in range(1, STEPS + 1):
@@ -184,7 +180,7 @@ def test_rows_move_as_with_torchs_sparse_gradients(
         _core.scatter_sum(gradient, inverse, sums)
         table.push(unique, sums, hyper["lr"], step)
         expected = embedding.weight.detach().numpy()
-        np.testing.assert_allclose(pulled(table, everything), expected, rtol=2e-6, atol=1e-6)
+        np.testing.assert_allclose(table.pull(everything), expected, rtol=2e-6, atol=1e-6)
 
 
 def test_a_row_of_momentum_sgd_does_not_dampen_its_first_gradient() -> None:
@@ -192,7 +188,7 @@ def test_a_row_of_momentum_sgd_does_not_dampen_its_first_gradient() -> None:
     hyper = {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}
     table = table_of("sgd", hyper, 4, seed=0)
     ids = np.arange(3)
-    weights = [torch.nn.Parameter(torch.from_numpy(r.copy())) for r in pulled(table, ids)]
+    weights = [torch.nn.Parameter(torch.from_numpy(r.copy())) for r in table.pull(ids)]
     reference = as_torch("sgd", hyper, torch.optim.SGD, weights)
     for step, touched in enumerate(([0, 1], [1, 2], [0, 1, 2], [2]), 1):
         gradient = np.full((len(touched), 4), step, np.float32)
@@ -202,12 +198,12 @@ def test_a_row_of_momentum_sgd_does_not_dampen_its_first_gradient() -> None:
         reference.step()
         table.push(np.array(touched), gradient, 0.1, step)
     expected = np.stack([w.detach().numpy() for w in weights])
-    np.testing.assert_allclose(pulled(table, ids), expected, atol=1e-6)
+    np.testing.assert_allclose(table.pull(ids), expected, atol=1e-6)
 
 
 def test_slots_start_as_the_optimizers_and_not_as_weights() -> None:
     table = table_of("adagrad", {"lr": 0.1, "initial_accumulator_value": 0.25}, 4, seed=0)
-    pulled(table, np.arange(100))
+    table.pull(np.arange(100))
     table.begin_snapshot()
     chunk = table.next_chunk(1000)
     assert chunk is not None

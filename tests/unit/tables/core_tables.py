@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -23,3 +26,10 @@ def make(dim: int = 4, kind: str = "sgd", **options: int) -> _core.Table:
 
 def rows(table: _core.Table, ids: np.ndarray, read_only: bool = True) -> np.ndarray:
     return table.pull(ids, read_only)
+
+
+def run(call: Callable[..., None], arguments: Iterable[object]) -> None:
+    """Call a function with each of the arguments, in a thread of its own."""
+    given = list(arguments)
+    with ThreadPoolExecutor(len(given)) as threads:
+        list(threads.map(call, given))

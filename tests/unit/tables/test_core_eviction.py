@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.tables.core_tables import any_ids, make, rows
+from tests.unit.tables.core_tables import any_ids, make, rows, run
 from torch_edl import _core
 
 
@@ -30,7 +30,7 @@ def ids_of(table: _core.Table) -> list[int]:
 def test_rows_unused_for_too_long_are_evicted_and_start_anew() -> None:
     table = make(max_age=10)
     old, new = np.arange(0, 3000), np.arange(3000, 6000)
-    start = rows(table, old).copy()
+    start = rows(table, old)
     table.push(old, np.ones((3000, 4), np.float32), 1.0, 1)
     table.push(new, np.ones((3000, 4), np.float32), 1.0, 12)
     assert len(table.evict(11)) == 0
@@ -96,7 +96,7 @@ def test_the_least_recently_used_rows_go_first() -> None:
 def test_a_row_that_is_pulled_stays_and_one_that_went_starts_anew() -> None:
     table = make(max_rows=64)
     kept, other = np.arange(8), np.arange(8, 16)
-    start = rows(table, np.arange(16)).copy()
+    start = rows(table, np.arange(16))
     push(table, np.arange(16), 1)
     for step in range(2, 40):
         table.pull(kept)
@@ -169,7 +169,7 @@ def test_a_bound_in_bytes_holds_for_rows_and_index() -> None:
 def test_rows_that_are_not_admitted_count_and_go_as_others() -> None:
     table = make(min_count=2, max_rows=32)
     first = np.arange(16)
-    start = rows(table, first).copy()
+    start = rows(table, first)
     push(table, first, 1)
     for step in range(2, 10):
         push(table, np.arange(step * 16, step * 16 + 16), step)
@@ -195,7 +195,7 @@ def test_a_frozen_table_keeps_its_rows_and_makes_none_at_its_bound() -> None:
 def test_remove_takes_just_the_rows_that_it_is_told() -> None:
     table = make()
     ids = np.arange(10_000)
-    start = rows(table, ids).copy()
+    start = rows(table, ids)
     push(table, ids, 1)
     table.remove(np.array([5, 5, 77, -1, 9999, 20_000]))
     assert table.size == 9997
@@ -209,7 +209,7 @@ def test_a_snapshot_has_the_rows_that_go_while_it_is_written() -> None:
     table = make(max_rows=5000)
     ids = np.arange(5000)
     push(table, ids, 1)
-    before = rows(table, ids).copy()
+    before = rows(table, ids)
     table.begin_snapshot()
     chunks = [table.next_chunk(300)]
     for step in range(2, 12):
@@ -227,7 +227,7 @@ def test_a_table_of_many_times_its_bound_keeps_what_was_used_last() -> None:
     """The thread that evicts may have to wait for a core while others push."""
     table = make(dim=2, max_rows=6000)
     hot = np.arange(-500, 0)
-    start = rows(table, hot).copy()
+    start = rows(table, hot)
     for step in range(1, 201):
         ids = np.concatenate([hot, np.arange(700) + step * 700])
         table.push(ids, np.ones((1200, 2), np.float32), 1.0, step)
@@ -242,7 +242,7 @@ def test_threads_that_push_and_evict_lose_no_row_that_is_used() -> None:
     # may look newer than what all of them use.
     table = make(dim=2, max_rows=6000)
     hot = np.arange(-500, 0)
-    start = rows(table, hot).copy()
+    start = rows(table, hot)
     steps = iter(range(1, 1_000_000))
     lock = threading.Lock()
 
@@ -252,11 +252,7 @@ def test_threads_that_push_and_evict_lose_no_row_that_is_used() -> None:
                 step = next(steps)
             push(table, np.concatenate([hot, np.arange(700) + (i * 4 + k) * 700]), step)
 
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run(work, range(4))
     np.testing.assert_allclose(rows(table, hot), start - 200, atol=1e-3)
     while table.size > table.bound:
         table.evict(1000, aged=False)

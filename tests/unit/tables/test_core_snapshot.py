@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from tests.unit.tables.core_tables import INT64, make, rows
+from tests.unit.tables.core_tables import INT64, make, rows, run
 from torch_edl import _core
 
 
@@ -28,7 +28,7 @@ def snapshot(table: _core.Table, max_rows: int = 1000) -> list[np.ndarray]:
 def test_threads_that_push_the_same_rows_lose_no_update() -> None:
     table = make(dim=3)
     ids = np.arange(3000)
-    start = rows(table, ids).copy()
+    start = rows(table, ids)
     ones = np.ones((3000, 3), np.float32)
     rng = np.random.default_rng(0)
     orders = [rng.permutation(3000) for _ in range(4)]
@@ -38,7 +38,7 @@ def test_threads_that_push_the_same_rows_lose_no_update() -> None:
             table.push(order, ones, 1.0, step)
             table.pull(order)
 
-    run([lambda o=o: push(o) for o in orders])
+    run(push, orders)
     np.testing.assert_allclose(rows(table, ids), start - 100, atol=1e-3)
     assert table.size == 3000
 
@@ -52,33 +52,16 @@ def test_threads_that_insert_lose_no_row() -> None:
             table.pull(ids)
             table.pull(np.arange(start, start + 1000))
 
-    run([lambda k=k: insert(k) for k in range(3)])
+    run(insert, range(3))
     expected = {i * 3 + k for i in range(40_000) for k in range(3)} | set(range(40_000))
     assert table.size == len(expected)
-
-
-def run(calls: list) -> None:
-    failures: list[BaseException] = []
-
-    def guarded(call) -> None:
-        try:
-            call()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(c,)) for c in calls]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert not failures
 
 
 def test_a_snapshot_is_the_table_as_it_was() -> None:
     table = make(kind="adagrad", max_age=2)
     ids = np.arange(-3000, 3000)
     table.push(ids, np.ones((6000, 4), np.float32), 0.1, 1)
-    before = rows(table, ids).copy()
+    before = rows(table, ids)
     table.begin_snapshot()
     first = table.next_chunk(700)
     # What changes, comes or goes while the walk is under way is not in it.
@@ -102,7 +85,7 @@ def test_rows_that_are_saved_in_turns_are_all_given(rows_of: int, dim: int) -> N
     """The memory of a saved row that was given is used for the next one."""
     table = make(dim=dim)
     ids, third = np.arange(rows_of), rows_of // 3
-    before = rows(table, ids, read_only=False).copy()
+    before = rows(table, ids, read_only=False)
     table.begin_snapshot()
     chunks = []
     for start in (0, third, 2 * third):
@@ -187,7 +170,7 @@ def test_a_snapshot_that_was_given_up_leaves_nothing_to_the_next_one() -> None:
     table.begin_snapshot()
     table.push(ids, np.ones((5000, 4), np.float32), 1.0, 1)
     assert len(table.next_chunk(700)[0]) == 700
-    now = rows(table, ids).copy()
+    now = rows(table, ids)
     table.begin_snapshot()
     got = snapshot(table)
     np.testing.assert_array_equal(got[0], ids)

@@ -69,7 +69,7 @@ def test_unknown_initializers_and_arguments_are_named() -> None:
 
 def test_every_int64_is_a_legal_id() -> None:
     table = make()
-    before = rows(table, EXTREME, read_only=False).copy()
+    before = rows(table, EXTREME, read_only=False)
     assert table.size == len(EXTREME)
     assert len(np.unique(before, axis=0)) == len(EXTREME)
     table.push(EXTREME, np.ones_like(before), 1.0, 1)
@@ -107,7 +107,7 @@ def test_a_large_batch_with_a_duplicate_far_away() -> None:
     ids = np.arange(50_000)
     ids[-1] = 0
     table = make(dim=1)
-    start = rows(table, ids[:1]).copy()
+    start = rows(table, ids[:1])
     table.push(ids, np.ones((len(ids), 1), np.float32), 1.0, 1)
     assert rows(table, ids[:1]) == start - 2
     assert table.size == len(ids) - 1
@@ -119,7 +119,7 @@ def decode(table: _core.Table, ids: np.ndarray, grads: np.ndarray) -> None:
 
 def test_ids_beyond_the_bound_are_named_and_change_nothing() -> None:
     table = make(num_embeddings=10)
-    start = rows(table, np.arange(10)).copy()
+    start = rows(table, np.arange(10))
     for bad in (-1, 10, INT64.min):
         ids = np.array([3, bad])
         for call in (
