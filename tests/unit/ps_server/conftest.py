@@ -47,6 +47,25 @@ def ones(ids: np.ndarray, dim: int = 4) -> np.ndarray:
     return np.full((len(ids), dim), -1, np.float32)  # SGD with rate 1 then adds one
 
 
+def described(
+    values: Mapping[str, np.ndarray],
+    *,
+    kind: str = "sgd",
+    hyper: Mapping[str, float] | None = None,
+    groups: Mapping[str, int] | None = None,
+    seed: int = 0,
+) -> pb.PushDenseParametersRequest:
+    """The model of a worker: dense values, and their groups if they are not in group 0."""
+    return pb.PushDenseParametersRequest(
+        optimizer=pb.OptimizerConfig(kind=kind, groups=[pb.ParamGroup(hyper=hyper or {"lr": 1.0})]),
+        parameters=[
+            pb.DenseParameter(name=n, value=codec.to_proto(v), group=(groups or {}).get(n, 0))
+            for n, v in sorted(values.items())
+        ],
+        seed=seed,
+    )
+
+
 def launch(
     *words: str, token: str = TOKEN, env: Mapping[str, str] | None = None, **more: Any
 ) -> subprocess.Popen[str]:
@@ -101,22 +120,10 @@ class Server:
     ) -> bool:
         """This shard's part of `dense` (name -> value) and `tables` (name -> dim), rows zero."""
         owners = dense_owners({n: v.size for n, v in dense.items()}, self.shards)
-        answer = self.call(
-            pb.PushDenseParametersRequest(
-                fence=self.fence,
-                optimizer=pb.OptimizerConfig(
-                    kind=kind, groups=[pb.ParamGroup(hyper=hyper or {"lr": 1.0})]
-                ),
-                parameters=[
-                    pb.DenseParameter(
-                        name=n, value=codec.to_proto(dense[n]), group=(groups or {}).get(n, 0)
-                    )
-                    for n in sorted(dense)
-                    if owners[n] == self.shard
-                ],
-                seed=11,
-            ),
-        )
+        mine = {n: v for n, v in dense.items() if owners[n] == self.shard}
+        request = described(mine, kind=kind, hyper=hyper, groups=groups, seed=11)
+        request.fence.CopyFrom(self.fence)
+        answer = self.call(request)
         zeros = pb.Initializer(kind="zeros")
         self.call(
             pb.PushEmbeddingTableInfosRequest(

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from tests.unit.ps_server.conftest import described
 from tests.unit.ps_server.durability.crashes import Crash, crash_after
 from tests.unit.ps_server.durability.journals import on_disk
 from tests.unit.ps_server.journalled import (
+    ADAM,
     DENSE,
     IDENTITY,
     IDS,
@@ -29,7 +31,6 @@ from torch_edl.ps_server import snapshots
 from torch_edl.ps_server.recovery import recover
 from torch_edl.ps_server.shard import ModelShard
 from torch_edl.ps_server.snapshots import Compactor
-from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 
 
@@ -171,10 +172,7 @@ def test_there_is_no_snapshot_before_a_worker_asked_for_the_restored_tables(
     shard = ModelShard(RULES["async"], CheckpointReader(checkpoint), pytest.fail, log=journal)
     recover(shard, journal)
     compactor = Compactor(shard, journal, lambda: False)
-    dense = [pb.DenseParameter(name=n, value=codec.to_proto(v)) for n, v in sorted(DENSE.items())]
-    optimizer = pb.OptimizerConfig(kind="adam", groups=[pb.ParamGroup(hyper={"lr": 0.1})])
-    told = pb.PushDenseParametersRequest(optimizer=optimizer, parameters=dense, seed=11)
-    shard.initialize(told)
+    shard.initialize(described(DENSE, **ADAM, seed=11))
     assert shard.needs_source
     assert not compactor._is_due()
     info = pb.EmbeddingTableInfo(name="t", dim=4, initializer=pb.Initializer(kind="zeros"))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.unit.ps_server.conftest import described
 from torch_edl.checkpoint import layout, reader, tensor_files
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import TrainConfig
@@ -36,15 +37,9 @@ class Server:
             mode="sync" if quorum else "async", grads_to_wait=quorum or 1, staleness=0
         )
         self.shard = ModelShard(rules, source, lambda: pytest.fail("an update failed half-way"))
-        config = pb.OptimizerConfig(kind=kind, groups=[pb.ParamGroup(hyper=hyper)])
-        one = codec.to_proto(np.ones(2, np.float32))
-        parameters = [
-            pb.DenseParameter(name=name, value=one, group=group)
-            for name, group in zip(NAMES, groups, strict=True)
-        ]
-        self.shard.initialize(
-            pb.PushDenseParametersRequest(optimizer=config, parameters=parameters)
-        )
+        ones = dict.fromkeys(NAMES, np.ones(2, np.float32))
+        of = dict(zip(NAMES, groups, strict=True))
+        self.shard.initialize(described(ones, kind=kind, hyper=hyper, groups=of))
         self._records = 0
 
     def push(self, *gradients: float | None, stale: float = 7.0) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.ps_server.conftest import whole
+from tests.unit.ps_server.conftest import described, whole
 from tests.unit.wire.extremes import variants
 from torch_edl.config import TrainConfig
 from torch_edl.errors import StaleIncarnationError, UsageError
@@ -52,19 +52,17 @@ class World:
         )
         self._handlers: dict[str, Any] = service.handlers()
         self._data = service.data_answers()
-        group = pb.ParamGroup(hyper=HYPER[kind])
         normal = pb.Initializer(kind="normal", args={"mean": 0.0, "std": 1.0})
         self.requests: dict[str, Any] = {
-            "PushDenseParameters": pb.PushDenseParametersRequest(
-                optimizer=pb.OptimizerConfig(kind=kind, groups=[group]),
-                parameters=[
-                    pb.DenseParameter(name=name, value=codec.to_proto(value), group=group)
-                    for name, value, group in (
-                        ("buffer", np.zeros(2, np.float32), -2),
-                        ("frozen", np.zeros(1, np.float32), -1),
-                        ("weight", np.ones(3, np.float32), 0),
-                    )
-                ],
+            "PushDenseParameters": described(
+                {
+                    "buffer": np.zeros(2, np.float32),
+                    "frozen": np.zeros(1, np.float32),
+                    "weight": np.ones(3, np.float32),
+                },
+                kind=kind,
+                hyper=HYPER[kind],
+                groups={"buffer": -2, "frozen": -1},
                 seed=1,
             ),
             "PushEmbeddingTableInfos": pb.PushEmbeddingTableInfosRequest(

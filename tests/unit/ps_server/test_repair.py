@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.unit.ps_server.conftest import described
 from tests.unit.ps_server.durability.journals import on_disk
 from torch_edl.config import TrainConfig
 from torch_edl.errors import JournalDamagedError, UsageError
@@ -41,15 +42,9 @@ class Life:
         recover(self.shard, self.journal)
 
     def set_up(self) -> None:
-        weight = pb.DenseParameter(name="w", value=codec.to_proto(np.zeros(1, np.float32)))
-        dense = pb.PushDenseParametersRequest(
-            optimizer=pb.OptimizerConfig(kind="sgd", groups=[pb.ParamGroup(hyper={"lr": 1.0})]),
-            parameters=[weight],
-        )
         info = pb.EmbeddingTableInfo(name="t", dim=1, initializer=pb.Initializer(kind="zeros"))
-        tables = pb.PushEmbeddingTableInfosRequest(infos=[info])
-        self.shard.initialize(dense)
-        self.shard.add_tables(tables)
+        self.shard.initialize(described({"w": np.zeros(1, np.float32)}))
+        self.shard.add_tables(pb.PushEmbeddingTableInfosRequest(infos=[info]))
 
     def push(self, task: int, number: int) -> pb.PushGradientsResponse:
         """The update of that number of a task counts in the weight and in the row of the task."""

@@ -166,20 +166,6 @@ def test_a_bound_in_bytes_holds_for_rows_and_index() -> None:
         make(max_rows=-1)
 
 
-def test_rows_that_are_not_admitted_count_and_go_as_others() -> None:
-    table = make(min_count=2, max_rows=32)
-    first = np.arange(16)
-    start = rows(table, first)
-    push(table, first, 1)
-    for step in range(2, 10):
-        push(table, np.arange(step * 16, step * 16 + 16), step)
-    assert table.size <= 32
-    push(table, first, 10)  # their first occurrence was forgotten with their rows
-    assert (rows(table, first) == start).all()
-    push(table, first, 11)
-    np.testing.assert_array_equal(rows(table, first), start - 1)
-
-
 def test_a_frozen_table_keeps_its_rows_and_makes_none_at_its_bound() -> None:
     table = _core.Table("f", 2, "normal", {"std": 1.0}, 0, None, max_rows=100)
     ids = np.arange(100, dtype=np.int64)
