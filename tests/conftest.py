@@ -1,5 +1,5 @@
-"""For all tests: one thread each for torch, as workers on a shared machine have it, signals, and a
-real etcd."""
+"""For all tests: one thread each for torch, as workers on a shared machine have it, signals, no
+deadlines of hypothesis, and a real etcd."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.etcd_server import Etcd
 
 # Before torch is imported. Threads of several processes on few cores wait for each other in spin
 # loops: a test that takes a second alone takes minutes beside another.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# On a busy machine, any example may take longer than hypothesis allows by default, 200 ms.
+settings.register_profile("busy", deadline=None)
+settings.load_profile("busy")
 
 # A shell without job control has what it starts with `&` ignore SIGINT, and nohup SIGHUP; and so
 # would all that is started here: a job that is to end by Ctrl-C or with its terminal would not.

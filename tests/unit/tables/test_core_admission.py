@@ -63,7 +63,7 @@ def test_an_id_has_no_row_until_it_was_pushed_often_enough() -> None:
 
 
 @given(st.lists(any_ids, max_size=10), st.integers(2, 4))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_counting_is_exact(batches: list[np.ndarray], enough: int) -> None:
     table = make(dim=1, min_count=enough)
     seen: Counts = {}

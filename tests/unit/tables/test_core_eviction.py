@@ -54,7 +54,7 @@ def test_a_pull_keeps_a_row_young() -> None:
 
 
 @given(any_ids, any_ids)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_eviction_loses_no_other_row(stale: np.ndarray, fresh: np.ndarray) -> None:
     table = make(dim=1, max_age=1)
     table.push(stale, np.ones((len(stale), 1), np.float32), 1.0, 1)
@@ -110,7 +110,7 @@ def test_a_row_that_is_pulled_stays_and_one_that_went_starts_anew() -> None:
 
 
 @given(st.lists(any_ids, max_size=8), st.integers(1, 200))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_bounded_table_does_what_a_dict_does_that_loses_what_it_says(
     batches: list[np.ndarray], bound: int
 ) -> None:

@@ -12,7 +12,7 @@ from torch_edl import _core
 
 
 @given(any_ids, st.integers(1, 7))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_unique_partition_groups_by_owner_in_order_of_first_appearance(
     ids: np.ndarray, shards: int
 ) -> None:

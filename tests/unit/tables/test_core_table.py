@@ -78,7 +78,7 @@ def test_every_int64_is_a_legal_id() -> None:
 
 
 @given(st.lists(any_ids, max_size=6))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_table_does_what_a_dict_does(batches: list[np.ndarray]) -> None:
     table = make(dim=2)
     model: dict[int, np.ndarray] = {}
