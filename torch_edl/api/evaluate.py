@@ -150,7 +150,8 @@ def predict(
     return _unnamed({name: torch.cat([part[name] for part in loaded]) for name in loaded[0]})
 
 
-# Names of the tensors of a prediction: a single tensor, items of a tuple, values of a dict.
+# Names of the tensors of a prediction: a single tensor, items of a tuple, values of a dict. Values
+# have numbers too, since safetensors changes the order of tensors.
 _SINGLE, _ITEM, _KEY = "tensor", "item.", "key."
 
 
@@ -158,7 +159,8 @@ def _named(outputs: Any) -> dict[str, torch.Tensor]:
     if isinstance(outputs, torch.Tensor):
         named = {_SINGLE: outputs}
     elif isinstance(outputs, Mapping):
-        named = {_KEY + str(key): value for key, value in outputs.items()}
+        numbered = enumerate(outputs.items())
+        named = {f"{_KEY}{number:06}.{key}": value for number, (key, value) in numbered}
     elif isinstance(outputs, tuple | list) and outputs:
         named = {f"{_ITEM}{number}": value for number, value in enumerate(outputs)}
     else:
@@ -176,7 +178,7 @@ def _unnamed(tensors: dict[str, torch.Tensor]) -> Any:
     if _SINGLE in tensors:
         return tensors[_SINGLE]
     if next(iter(tensors)).startswith(_KEY):
-        return {name.removeprefix(_KEY): value for name, value in tensors.items()}
+        return {name.split(".", 2)[2]: tensors[name] for name in sorted(tensors)}
     return tuple(tensors[f"{_ITEM}{number}"] for number in range(len(tensors)))
 
 

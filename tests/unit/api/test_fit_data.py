@@ -151,11 +151,13 @@ def test_predictions_have_the_form_of_the_model() -> None:
     pairs, labelled = TensorDataset(x, y.float()), TensorDataset(x, y.float(), y)
     for form, expected in (
         (lambda a, b: (a, b), (x, y.float())),
-        (lambda a, b: {"a": a, "b": b}, {"a": x, "b": y.float()}),
+        (lambda a, b: {"b": b, "a": a}, {"b": y.float(), "a": x}),
     ):
         for dataset in (pairs, labelled):
             made = trainer(Both(form)).predict(dataset, batch_size=7)
             torch.testing.assert_close(made, expected, atol=0, rtol=0)
+            if isinstance(made, dict):
+                assert list(made) == ["b", "a"]
     assert torch.equal(
         trainer().predict(data(), batch_size=7), trainer().predict(TensorDataset(x), batch_size=7)
     )
