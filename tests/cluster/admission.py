@@ -39,16 +39,16 @@ def set_defaults(kind: Kind, thing: Object) -> None:
         thing["status"]["qosClass"] = "Burstable"
     elif kind is JOBS:
         spec = thing["spec"]
-        for field, value in (("parallelism", 1), ("completions", 1), ("backoffLimit", 6)):
-            spec.setdefault(field, value)
-        spec.setdefault("completionMode", "NonIndexed")
+        for field in ("parallelism", "completions", "podFailurePolicy"):
+            assert field not in spec, f"not known here: {field}"
+        spec |= {"parallelism": 1, "completions": 1, "completionMode": "NonIndexed"}
+        spec.setdefault("backoffLimit", 6)
         spec.setdefault("suspend", False)
-        # A policy of failures may not be mixed with the replacement of pods that still end.
-        replaced = "Failed" if spec.get("podFailurePolicy") else "TerminatingOrFailed"
-        spec.setdefault("podReplacementPolicy", replaced)
+        spec.setdefault("podReplacementPolicy", "TerminatingOrFailed")
         _pod(spec["template"]["spec"])
     elif kind is SERVICES:
-        spec = thing.setdefault("spec", {})
+        spec = thing["spec"]
+        assert spec["clusterIP"] == "None", "there is no proxy here"
         spec.setdefault("type", "ClusterIP")
         spec.setdefault("sessionAffinity", "None")
         for port in spec.get("ports") or []:
@@ -115,17 +115,12 @@ def _forbidden(kind: Kind, thing: Object, why: str) -> Refused:
 
 def _set_priority(store: Store, kind: Kind, pod: Object) -> None:
     spec = pod["spec"]
-    name = spec.get("priorityClassName", "")
-    policy = "PreemptLowerPriority"
-    if not name:
-        value = 0
-    else:
+    spec["priority"] = 0
+    if name := spec.get("priorityClassName", ""):
         found = store.find(PRIORITY_CLASSES, "", name)
         if found is None:
             raise _forbidden(kind, pod, f"no PriorityClass with name {name} was found")
-        value, policy = found["value"], found.get("preemptionPolicy", policy)
-    spec["priority"] = value
-    spec.setdefault("preemptionPolicy", policy)
+        spec["priority"] = found["value"]
 
 
 def _check_quotas(store: Store, pod: Object) -> None:

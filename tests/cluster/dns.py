@@ -1,4 +1,4 @@
-"""The name server of the cluster: names of services, and of pods with a host name and subdomain."""
+"""The name server of the cluster: names of services."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ DOMAIN = "cluster.local"
 
 
 class NameServer(asyncio.DatagramProtocol):
-    """Answers from the Services and Pods that exist. The address of a Service that has a cluster
-    IP is that of a pod behind it: there is no proxy here. Like CoreDNS, it repeats an answer for a
-    while, also that there is no such name.
+    """Answers from the Services and Pods that exist.
+
+    Like CoreDNS, it repeats an answer for a while, also that there is no such name.
     """
 
     def __init__(self, store: Store) -> None:
@@ -64,23 +64,14 @@ class NameServer(asyncio.DatagramProtocol):
     def addresses(self, name: str) -> list[str] | None:
         """None if there is no such name."""
         words = name.removesuffix(f".svc.{DOMAIN}").split(".")
-        if not name.endswith(f".svc.{DOMAIN}") or len(words) not in (2, 3):
+        if not name.endswith(f".svc.{DOMAIN}") or len(words) != 2:
             return None
         if words == ["kubernetes", "default"]:
             return [API]
-        service = self._store.find(SERVICES, words[-1], words[-2])
+        service = self._store.find(SERVICES, words[1], words[0])
         if service is None:
             return None
-        pods = endpoints(self._store, service)
-        if len(words) == 3:
-            pods = [
-                pod for pod in pods
-                if pod["spec"].get("hostname") == words[0]
-                and pod["spec"].get("subdomain") == words[1]
-            ]  # fmt: skip
-            if not pods:
-                return None
-        return [pod["status"]["podIP"] for pod in pods]
+        return [pod["status"]["podIP"] for pod in endpoints(self._store, service)]
 
 
 def endpoints(store: Store, service: Object) -> list[Object]:

@@ -29,7 +29,7 @@ class _BackOff:
     """When the next pod of a Job is made.
 
     Args:
-        failed: pods since the last success, also those that a policy ignores.
+        failed: pods so far.
         refused: creations in a row.
         not_before: no pod is created earlier.
     """
@@ -61,7 +61,6 @@ class JobController:
         uid, spec = job["metadata"]["uid"], job["spec"]
         back_off = self._back_off.setdefault(uid, _BackOff())
         status = {"failed": 0, "succeeded": 0} | (job.get("status") or {})
-        failed_by = None
         late = spec["podReplacementPolicy"] == "Failed"
         going = []
         for pod in self._claim(job):
@@ -73,11 +72,8 @@ class JobController:
                 continue  # it is counted
             if phase == "Succeeded":
                 status["succeeded"] += 1
-                back_off.failed = 0
             else:
-                action, why = _action(job, pod)
-                status["failed"] += action != "Ignore"
-                failed_by = ("PodFailurePolicy", why) if action == "FailJob" else failed_by
+                status["failed"] += 1
                 back_off.failed += 1
                 pause_s = doubling(FAILED_POD_BACK_OFF_S, back_off.failed)
                 back_off.not_before = time.monotonic() + pause_s
@@ -87,21 +83,18 @@ class JobController:
             "active": len(active), "terminating": len(going) - len(active),
             "ready": sum(p["status"]["phase"] == "Running" for p in active),
         }  # fmt: skip
-        if status["failed"] > spec["backoffLimit"]:
-            failed_by = "BackoffLimitExceeded", "Job has reached the specified backoff limit"
         self._write(job, status, suspended=spec["suspend"])
-        missing = spec["completions"] - status["succeeded"]
-        if failed_by:
-            self._end(job, active, "FailureTarget", "Failed", *failed_by)
-        elif missing <= 0:
+        if status["failed"] > spec["backoffLimit"]:
+            self._end(job, active, "FailureTarget", "Failed", "BackoffLimitExceeded",
+                      "Job has reached the specified backoff limit")  # fmt: skip
+        elif status["succeeded"]:
             self._end(job, active, "SuccessCriteriaMet", "Complete", "CompletionsReached",
                       "Reached expected number of succeeded pods")  # fmt: skip
         elif spec["suspend"]:
             self._delete(active)
         elif time.monotonic() >= back_off.not_before:
-            wanted = min(spec["parallelism"], missing)
-            self._delete(active[wanted:])
-            for _ in range(wanted - len(going if late else active)):
+            self._delete(active[1:])
+            if not (going if late else active):
                 self._create(job, back_off)
 
     def _claim(self, job: Object) -> list[Object]:
@@ -133,7 +126,11 @@ class JobController:
         template, name = job["spec"]["template"], name_of(job)
         metadata = {
             **(template.get("metadata") or {}), "generateName": f"{name}-",
-            "ownerReferences": [_owner(job)], "finalizers": [_TRACKING],
+            "finalizers": [_TRACKING],
+            "ownerReferences": [{
+                "apiVersion": "batch/v1", "kind": "Job", "name": name,
+                "uid": job["metadata"]["uid"], "controller": True, "blockOwnerDeletion": True,
+            }],
         }  # fmt: skip
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
         try:
@@ -196,24 +193,3 @@ def _is_over(job: Object) -> bool:
 
 def _owners(pod: Object) -> list[Object]:
     return pod["metadata"].get("ownerReferences") or []
-
-
-def _owner(job: Object) -> Object:
-    return {
-        "apiVersion": "batch/v1", "kind": "Job", "name": name_of(job),
-        "uid": job["metadata"]["uid"], "controller": True, "blockOwnerDeletion": True,
-    }  # fmt: skip
-
-
-def _action(job: Object, pod: Object) -> tuple[str, str]:
-    """What the policy of failures says about a pod that failed, and why."""
-    conditions = {c["type"]: c["status"] for c in pod["status"].get("conditions") or []}
-    where = f"{namespace_of(pod)}/{name_of(pod)}"
-    for i, rule in enumerate((job["spec"].get("podFailurePolicy") or {}).get("rules") or []):
-        for pattern in rule.get("onPodConditions") or []:
-            if conditions.get(pattern["type"]) == pattern["status"]:
-                return rule["action"], (
-                    f"Pod {where} has condition {pattern['type']} matching {rule['action']} "
-                    f"rule at index {i}"
-                )
-    return "Count", ""

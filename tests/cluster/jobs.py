@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -220,18 +219,6 @@ class Namespace:
 
     def kill_process(self, job: str, *words: str) -> None:
         """One process of a pod, by the end of its command. Only where pods are processes here."""
-        os.kill(self._pid_of(job, *words), signal.SIGKILL)
-
-    def usage(self, job: str, *words: str) -> dict[str, float]:
-        """Seconds of processor time and MiB of memory of a process of a pod, likewise."""
-        place = Path(f"/proc/{self._pid_of(job, *words)}")
-        times = (place / "stat").read_text().rpartition(")")[2].split()[11:13]
-        memory = re.search(r"VmHWM:\s+(\d+) kB", (place / "status").read_text())
-        assert memory is not None
-        cpu_s = sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
-        return {"cpu_s": cpu_s, "peak_mib": int(memory[1]) / 1024}
-
-    def _pid_of(self, job: str, *words: str) -> int:
         of_job = (f"TORCH_EDL_MASTER={job}-master.{self.name}.svc:".encode(),
                   f"TORCH_EDL_NAMESPACE={self.name}".encode())  # fmt: skip
         command = b"".join(word.encode() + b"\0" for word in words)
@@ -242,7 +229,8 @@ class Namespace:
                 if not any(name in environment for name in of_job):
                     continue
                 if (folder / "cmdline").read_bytes().endswith(command):
-                    return int(folder.name)
+                    os.kill(int(folder.name), signal.SIGKILL)
+                    return
         pytest.fail(f"no process {' '.join(words)}:\n{self.report()}")
 
     def report(self) -> str:

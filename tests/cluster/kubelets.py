@@ -121,7 +121,7 @@ class Kubelets:
         run = self._runs.get(pod["metadata"]["uid"])
         if run is None:
             return None
-        path = self._machine.log(run.uid, container, run.restarts.get(container, 0))
+        path = self._machine.log(run.uid, container)
         return path if path.exists() else None
 
     def _check_heard(self, pod: Object) -> None:

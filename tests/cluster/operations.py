@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import datetime
 import functools
-import itertools
 import random
 import secrets
 from typing import Any
@@ -16,7 +15,6 @@ from tests.cluster.kinds import (
     JOBS,
     NAMESPACES,
     PODS,
-    SERVICES,
     Kind,
     Object,
     Refused,
@@ -39,7 +37,6 @@ class Operations:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._pages: dict[str, tuple[int, list[Object]]] = {}
-        self._addresses = itertools.count(1)
 
     def create(self, kind: Kind, namespace: str, thing: Object) -> Object:
         thing = copy.deepcopy(thing)
@@ -59,9 +56,6 @@ class Operations:
         check_object(kind, thing)
         set_defaults(kind, thing)
         admit(self._store, kind, thing)
-        if kind is SERVICES and not thing["spec"].get("clusterIP"):
-            number = next(self._addresses)
-            thing["spec"]["clusterIP"] = f"10.96.{number // 250 + 1}.{number % 250 + 1}"
         made = self._store.create(kind, thing)
         return self._select_own_pods(made) if kind is JOBS else made
 
@@ -79,8 +73,7 @@ class Operations:
 
         return self._store.update(JOBS, namespace_of(job), name_of(job), change)
 
-    def replace(self, kind: Kind, namespace: str, name: str, thing: Object, sub: str) -> Object:
-        """PUT, of the object or of its status."""
+    def _replace(self, kind: Kind, namespace: str, name: str, thing: Object) -> Object:
         check_schema(kind, thing)
         before = self._store.get(kind, namespace, name)
         wanted = thing["metadata"].get("resourceVersion")
@@ -92,9 +85,7 @@ class Operations:
                 details=details,
             )  # fmt: skip
         after = copy.deepcopy(thing)
-        if sub == "status":
-            after = {**copy.deepcopy(before), "status": after.get("status", {})}
-        elif kind.has_status and "status" in before:
+        if kind.has_status and "status" in before:
             after["status"] = before["status"]
         # A writer cannot change these.
         kept = before["metadata"]
@@ -105,20 +96,19 @@ class Operations:
         if name_of(after) != name:
             raise Refused(400, "the name of the object does not match the name on the URL")
         check_object(kind, after)
-        if sub != "status":
-            set_defaults_again(kind, after)
-            _check_immutable(kind, before, after)
+        # Defaults of a new pod or Job that are a state are not set again.
+        if kind not in (PODS, JOBS):
+            set_defaults(kind, after)
+        _check_immutable(kind, before, after)
         after["metadata"]["resourceVersion"] = before["metadata"]["resourceVersion"]
         return self._store.replace(kind, after)
 
-    def patch(
-        self, kind: Kind, namespace: str, name: str, content_type: str, patch: Any, sub: str
-    ) -> Object:
+    def patch(self, kind: Kind, namespace: str, name: str, content_type: str, patch: Any) -> Object:
         before = self._store.get(kind, namespace, name)
         if content_type != "application/strategic-merge-patch+json":
             raise Refused(415, f"{content_type}: of the formats of a patch only strategic merge is "
                           "known here")  # fmt: skip
-        return self.replace(kind, namespace, name, _merge(before, patch), sub)
+        return self._replace(kind, namespace, name, _merge(before, patch))
 
     def delete(self, kind: Kind, namespace: str, name: str, options: Object) -> Object:
         """Deletes, or begins to; returns the object as it was last."""
@@ -179,12 +169,6 @@ class Operations:
     def forget_pages(self) -> None:
         """A list that was begun cannot be continued."""
         self._pages.clear()
-
-
-def set_defaults_again(kind: Kind, thing: Object) -> None:
-    """After a change: defaults of a new object that are a state are not set again."""
-    if kind not in (PODS, JOBS):
-        set_defaults(kind, thing)
 
 
 def _grace_of(pod: Object, options: Object) -> int:

@@ -14,7 +14,6 @@ from tests.cluster.network import API, API_PORT
 from tests.cluster.store import Store
 
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
-_REFERENCE = re.compile(r"\$\(([A-Za-z_.-][\w.-]*)\)|\$\$")
 _LABEL = re.compile(r"metadata\.labels\['([^']+)'\]")
 
 
@@ -51,16 +50,8 @@ class PodFiles:
         found = []
         for mount in container.get("volumeMounts") or []:
             volume = volumes[mount["name"]]
-            source = self._source(volume)
-            if sub := mount.get("subPath"):
-                source = source / sub
-                if not source.exists():
-                    source.mkdir(parents=True)
-                    self._share(source)
-            always = any(volume.get(kind) for kind in ("configMap", "secret", "projected"))
-            claim = volume.get("persistentVolumeClaim") or {}
-            read_only = mount.get("readOnly") or always or claim.get("readOnly") or False
-            found.append(Mount(str(source), mount["mountPath"], bool(read_only)))
+            read_only = bool(mount.get("readOnly") or volume.get("configMap"))
+            found.append(Mount(str(self._source(volume)), mount["mountPath"], read_only))
         if self._token:
             folder = self._folder / "service-account"
             folder.mkdir(exist_ok=True)
@@ -74,21 +65,13 @@ class PodFiles:
     def _source(self, volume: Object) -> Path:
         folder: Path = self._folder / "volumes" / volume["name"]
         if part := volume.get("configMap"):
-            self._write_config(CONFIG_MAPS, part["name"], part, folder)
-        elif part := volume.get("secret"):
-            self._write_config(SECRETS, part["secretName"], part, folder)
+            self._write_config(part, folder)
         elif part := volume.get("persistentVolumeClaim"):
             name = part["claimName"]
             if self._store.find(CLAIMS, namespace_of(self._pod), name) is None:
                 raise Missing(f'persistentvolumeclaim "{name}" not found')
             folder = self._claims / namespace_of(self._pod) / name
             self._make(folder)
-        elif part := volume.get("hostPath"):
-            folder = Path(part["path"])
-            if not folder.exists():
-                if not part.get("type", "").endswith("OrCreate"):
-                    raise Missing(f"hostPath type check failed: {folder} is not there")
-                folder.mkdir(parents=True)
         elif "emptyDir" in volume:
             self._make(folder)
         else:
@@ -112,25 +95,17 @@ class PodFiles:
         else:
             folder.chmod(0o777)
 
-    def _write_config(self, kind: Kind, name: str, part: Object, folder: Path) -> None:
-        found = self._store.find(kind, namespace_of(self._pod), name)
-        if found is None:
-            if not part.get("optional"):
-                raise Missing(f'{kind.plural[:-1]} "{name}" not found')
-            self._make(folder)
-            return
-        contents = read_data(found)
+    def _write_config(self, part: Object, folder: Path) -> None:
+        contents = self._data(CONFIG_MAPS, part["name"])
         self._make(folder)
         items = part.get("items") or [{"key": key, "path": key} for key in contents]
-        mode = part.get("defaultMode", 0o644)
         for item in items:
             if item["key"] not in contents:
-                raise Missing(f"{kind.plural[:-1]} references non-existent config key: "
-                              f"{item['key']}")  # fmt: skip
+                raise Missing(f"configmap references non-existent config key: {item['key']}")
             path = folder / item["path"]
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(contents[item["key"]])
-            path.chmod(item.get("mode", mode))
+            path.chmod(0o644)
 
     def environment(self, container: Object, image_env: dict[str, str], address: str) -> (
         dict[str, str]
@@ -142,44 +117,31 @@ class PodFiles:
             "KUBERNETES_SERVICE_PORT_HTTPS": str(API_PORT), "HOSTNAME": name_of(self._pod),
         }  # fmt: skip
         for variable in container.get("env") or []:
-            value = variable.get("value")
-            if value is None:
-                value = self._value(variable.get("valueFrom") or {}, address)
-            if value is not None:
-                env[variable["name"]] = expand(value, env)
+            source = variable.get("valueFrom")
+            value = self._value(source, address) if source else variable.get("value", "")
+            assert "$(" not in value, f"not known here: {value}"
+            env[variable["name"]] = value
         return env
 
-    def _data(self, kind: Kind, part: Object) -> dict[str, bytes]:
-        found = self._store.find(kind, namespace_of(self._pod), part["name"])
-        if found is None and not part.get("optional"):
-            raise Missing(f'{kind.plural[:-1]} "{part["name"]}" not found')
-        return read_data(found) if found else {}
+    def _data(self, kind: Kind, name: str) -> dict[str, bytes]:
+        found = self._store.find(kind, namespace_of(self._pod), name)
+        if found is None:
+            raise Missing(f'{kind.plural[:-1]} "{name}" not found')
+        return read_data(found)
 
-    def _value(self, source: Object, address: str) -> str | None:
-        for kind, field in ((SECRETS, "secretKeyRef"), (CONFIG_MAPS, "configMapKeyRef")):
-            if part := source.get(field):
-                found = self._data(kind, part)
-                if part["key"] not in found and not part.get("optional"):
-                    raise Missing(f"couldn't find key {part['key']} in {kind.name} "
-                                  f"{namespace_of(self._pod)}/{part['name']}")  # fmt: skip
-                return found[part["key"]].decode() if part["key"] in found else None
-        if part := source.get("fieldRef"):
-            return self._field(part["fieldPath"], address)
-        return ""
-
-    def _field(self, path: str, address: str) -> str:
-        pod = self._pod
-        if found := _LABEL.fullmatch(path):
-            return str((pod["metadata"].get("labels") or {}).get(found[1], ""))
-        values = {
-            "metadata.name": name_of(pod), "metadata.namespace": namespace_of(pod),
-            "metadata.uid": pod["metadata"]["uid"], "spec.nodeName": pod["spec"]["nodeName"],
-            "spec.serviceAccountName": pod["spec"]["serviceAccountName"],
-            "status.podIP": address, "status.podIPs": address, "status.hostIP": "10.244.0.1",
-        }  # fmt: skip
-        if path not in values:
-            raise Missing(f"unsupported fieldPath: {path}")
-        return str(values[path])
+    def _value(self, source: Object, address: str) -> str:
+        if part := source.get("secretKeyRef"):
+            found = self._data(SECRETS, part["name"])
+            if part["key"] not in found:
+                raise Missing(f"couldn't find key {part['key']} in Secret "
+                              f"{namespace_of(self._pod)}/{part['name']}")  # fmt: skip
+            return found[part["key"]].decode()
+        path = source["fieldRef"]["fieldPath"]
+        if label := _LABEL.fullmatch(path):
+            return str((self._pod["metadata"].get("labels") or {}).get(label[1], ""))
+        values = {"metadata.namespace": namespace_of(self._pod), "status.podIP": address}
+        assert path in values, f"not known here: {path}"
+        return values[path]
 
 
 def read_data(thing: Object) -> dict[str, bytes]:
@@ -191,11 +153,6 @@ def read_data(thing: Object) -> dict[str, bytes]:
         **{key: value.encode() for key, value in data.items()},
         **{key: base64.b64decode(value) for key, value in binary.items()},
     }
-
-
-def expand(text: str, env: dict[str, str]) -> str:
-    """``$(NAME)``, as the kubelet expands it; ``$$`` is a dollar, unknown names stay."""
-    return _REFERENCE.sub(lambda found: "$" if not found[1] else env.get(found[1], found[0]), text)
 
 
 _LAST_LINES, _LAST_BYTES = 80, 2048

@@ -17,12 +17,7 @@ from tests.cluster.network import DNS, PodNetwork
 from tests.cluster.pod_files import Missing, PodFiles, copy_log, last_lines
 from tests.cluster.pod_requests import set_condition
 from tests.cluster.store import Store, now, tell
-from tests.cluster.times import (
-    LEAST_GRACE_S,
-    PULL_BACK_OFF_S,
-    RESTART_BACK_OFF_S,
-    doubling,
-)
+from tests.cluster.times import LEAST_GRACE_S, PULL_BACK_OFF_S, doubling
 
 ROOT = Path(__file__).parents[2]
 # Those that can be pulled.
@@ -58,8 +53,8 @@ class Machine:
     lost: dict[str, float]
     image_env: dict[str, str]
 
-    def log(self, uid: str, container: str, number: int) -> Path:
-        return self.folder / "logs" / f"{uid}-{container}-{number}.log"
+    def log(self, uid: str, container: str) -> Path:
+        return self.folder / "logs" / f"{uid}-{container}.log"
 
 
 class PodRun:
@@ -80,7 +75,6 @@ class PodRun:
         self.namespace, self.name = namespace_of(pod), name_of(pod)
         self.node: str = pod["spec"]["nodeName"]
         self.network: PodNetwork | None = None
-        self.restarts: dict[str, int] = {}
         self._containers: dict[str, _Container] = {}
         self._ending = asyncio.Event()
         self._kill_at: float | None = None
@@ -162,7 +156,7 @@ class PodRun:
         status["hostIP"] = "10.244.0.1"
         waiting = {"waiting": {"reason": "ContainerCreating"}}
         status["containerStatuses"] = [
-            _status(container, waiting, 0) for container in pod["spec"]["containers"]
+            _status(container, waiting) for container in pod["spec"]["containers"]
         ]
 
     async def _pull(self, container: Object) -> None:
@@ -234,29 +228,9 @@ class PodRun:
         self._change(change)
 
     async def _run_container(self, container: Object) -> int:
-        """Until it ends for good; returns its exit code."""
+        """Until it ends; returns its exit code."""
         name = container["name"]
-        policy = self._pod["spec"]["restartPolicy"]
-        while True:
-            code, state = await self._run_once(container)
-            again = policy == "Always" or (policy == "OnFailure" and code != 0)
-            if not again or self._ending.is_set():
-                self._say(container, state)
-                return code
-            pause_s = doubling(RESTART_BACK_OFF_S, self.restarts.get(name, 0))
-            self.restarts[name] = self.restarts.get(name, 0) + 1
-            why = f"back-off {pause_s:.0f}s restarting failed container={name}"
-            waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": why}}
-            self._say(container, waiting, last=state)
-            await asyncio.wait({asyncio.create_task(self._ending.wait())}, timeout=pause_s)
-            if self._ending.is_set():
-                return code
-
-    async def _run_once(self, container: Object) -> tuple[int, Object]:
-        """The exit code, and the state of the container afterwards."""
-        name, number = container["name"], self.restarts.get(container["name"], 0)
-        assert self.network is not None
-        folder = self._machine.folder / "pods" / self.uid / f"{name}-{number}"
+        folder = self._machine.folder / "pods" / self.uid / f"container-{name}"
         spec = self._spec(container, folder)
         spec.write(folder / "spec.json")
         process = await asyncio.create_subprocess_exec(
@@ -271,15 +245,20 @@ class PodRun:
         self._change(self._ready)
         self._say(container, {"running": {"startedAt": running.started}})
         self._tell("Started", f"Started container {name}")
-        log = self._machine.log(self.uid, name, number)
+        log = self._machine.log(self.uid, name)
         await copy_log(process.stdout, log)
         code = await process.wait()
         del self._containers[name]
-        return self._ended(container, running, code, folder, log)
+        code, state = self._ended(container, running, code, folder, log)
+        again = self._pod["spec"]["restartPolicy"] != "Never"
+        assert self._ending.is_set() or not again, "no container is restarted here"
+        self._say(container, state)
+        return code
 
     def _ended(
         self, container: Object, running: _Container, code: int, folder: Path, log: Path
     ) -> tuple[int, Object]:
+        """The exit code, and the state of the container."""
         if code < 0:
             code = 128 - code
         reason = "Completed" if code == 0 else "Error"
@@ -301,30 +280,27 @@ class PodRun:
         (folder / "termination-log").chmod(0o666)
         own = container.get("securityContext") or {}
         of_pod = spec.get("securityContext") or {}
-        host = spec.get("hostname") or name_of(pod)
-        space = namespace_of(pod)
-        sub = spec.get("subdomain")
-        full = f"{host}.{sub}.{space}.svc.cluster.local " if sub else ""
+        host, space = name_of(pod), namespace_of(pod)
         search = f"{space}.svc.cluster.local svc.cluster.local cluster.local"
         group = int(own.get("runAsGroup", of_pod.get("runAsGroup", 1000)))
         more = [of_pod["fsGroup"]] if "fsGroup" in of_pod else []
         return ContainerSpec(
-            command=[*(container.get("command") or []), *(container.get("args") or [])],
+            command=container["command"],
             env=self._files.environment(container, self._machine.image_env, self.network.address),
-            folder=container.get("workingDir") or "/",
+            folder="/",
             host_name=host,
             network=self.network.namespace,
             mounts=self._files.mounts(container),
             files={
                 "/etc/hosts": f"127.0.0.1 localhost\n::1 localhost\n"
-                f"{self.network.address} {full}{host}\n",
+                f"{self.network.address} {host}\n",
                 "/etc/resolv.conf": f"search {search}\nnameserver {DNS}\noptions ndots:5\n",
                 "/etc/hostname": f"{host}\n",
             },
             code=[str(ROOT), sys.prefix, sys.base_prefix],
             root=str(folder / "root"),
             user=self._user(container),
-            groups=[group, *more, *of_pod.get("supplementalGroups", [])],
+            groups=[group, *more],
             read_only=bool(own.get("readOnlyRootFilesystem")),
             no_new_privileges=own.get("allowPrivilegeEscalation") is False,
             result=str(folder / "result"),
@@ -362,14 +338,12 @@ class PodRun:
     def _wait_because(self, container: Object, reason: str, message: str) -> None:
         self._say(container, {"waiting": {"reason": reason, "message": message}})
 
-    def _say(self, container: Object, state: Object, last: Object | None = None) -> None:
+    def _say(self, container: Object, state: Object) -> None:
         def change(pod: Object) -> None:
-            statuses = pod["status"].setdefault("containerStatuses", [])
-            new = _status(container, state, self.restarts.get(container["name"], 0), last)
-            if any(old["name"] == container["name"] for old in statuses):
-                pod["status"]["containerStatuses"] = [
-                    new if old["name"] == container["name"] else old for old in statuses
-                ]
+            pod["status"]["containerStatuses"] = [
+                _status(container, state) if old["name"] == container["name"] else old
+                for old in pod["status"]["containerStatuses"]
+            ]
 
         self._change(change)
 
@@ -378,9 +352,9 @@ class PodRun:
             tell(self._store, self._pod, "kubelet", reason, message, kind)
 
 
-def _status(container: Object, state: Object, restarts: int, last: Object | None = None) -> Object:
+def _status(container: Object, state: Object) -> Object:
     return {
         "name": container["name"], "image": container["image"], "imageID": container["image"],
-        "ready": "running" in state, "started": "running" in state, "restartCount": restarts,
-        "state": state, "lastState": last or {},
+        "ready": "running" in state, "started": "running" in state, "restartCount": 0,
+        "state": state, "lastState": {},
     }  # fmt: skip

@@ -43,7 +43,6 @@ def schedule(nodes: Iterable[Object], pods: Iterable[Object]) -> Decisions:
         pod for pod in all_pods
         if not pod["spec"].get("nodeName") and "deletionTimestamp" not in pod["metadata"]
         and pod["spec"]["schedulerName"] == "default-scheduler"
-        and not pod["spec"].get("schedulingGates")
     ]  # fmt: skip
     waiting.sort(key=lambda pod: (
         -pod["spec"]["priority"], pod["metadata"]["creationTimestamp"], name_of(pod),
@@ -120,26 +119,11 @@ def _problems(pod: Object, room: _Room) -> list[str]:
     node, spec = room.node, pod["spec"]
     labels = node["metadata"].get("labels") or {}
     for taint in node["spec"].get("taints") or []:
-        if taint["effect"] != "PreferNoSchedule" and not tolerates(spec, taint):
+        if toleration_of(spec, taint) is None:
             return [f"node(s) had untolerated taint {{{taint['key']}: {taint.get('value', '')}}}"]
-    if node["spec"].get("unschedulable"):
-        return ["node(s) were unschedulable"]
-    affinity = spec.get("affinity") or {}
-    wanted = (affinity.get("nodeAffinity") or {}).get(
-        "requiredDuringSchedulingIgnoredDuringExecution"
-    )
-    selected = (spec.get("nodeSelector") or {}).items() <= labels.items()
-    if not selected or (wanted and not any(
-        match_labels({"matchExpressions": term.get("matchExpressions")}, labels)
-        for term in wanted["nodeSelectorTerms"]
-    )):  # fmt: skip
+    if not (spec.get("nodeSelector") or {}).items() <= labels.items():
         return ["node(s) didn't match Pod's node affinity/selector"]
     return []
-
-
-def tolerates(spec: Object, taint: Object) -> bool:
-    """Whether the pod accepts a taint."""
-    return toleration_of(spec, taint) is not None
 
 
 def toleration_of(spec: Object, taint: Object) -> Object | None:
@@ -170,8 +154,6 @@ def _preempt(
     pod: Object, asked: Counter[str], rooms: list[_Room]
 ) -> tuple[_Room, list[Object]] | None:
     """The node whose victims are of the lowest priority and the fewest."""
-    if pod["spec"].get("preemptionPolicy") == "Never":
-        return None
     return cheapest_victims(
         (room, asked - room.free, _less_urgent(pod, room))
         for room in rooms

@@ -111,7 +111,7 @@ class ApiServer:
         self, request: web.Request, user: str, target: Target, attempt: Attempt
     ) -> web.StreamResponse:
         kind, namespace, name = target.kind, target.namespace, target.name
-        if target.sub not in ("", "status"):
+        if target.sub:
             return await self._pods.serve(request, namespace, name, target.sub)
         verb = attempt.verb
         if verb == "watch":
@@ -129,14 +129,9 @@ class ApiServer:
                     **thing.get("metadata", {}), "namespace": namespace}})  # fmt: skip
             made = self._operations.create(kind, namespace, thing)
             return web.json_response(made, status=201)
-        if verb == "update":
-            changed = self._operations.replace(
-                kind, namespace, name, await _body(request), target.sub
-            )
-            return web.json_response(changed)
         if verb == "patch":
             changed = self._operations.patch(
-                kind, namespace, name, request.content_type, await _body(request), target.sub
+                kind, namespace, name, request.content_type, await _body(request)
             )
             return web.json_response(changed)
         return self._delete(target, await _delete_options(request))
@@ -164,9 +159,11 @@ class ApiServer:
         return web.json_response(_list_of(target.kind, found, metadata))
 
     async def _watch(self, request: web.Request, target: Target) -> web.StreamResponse:
+        since = _number(request, "resourceVersion")
+        if not since:
+            raise Refused(400, "a watch without resourceVersion is unknown here")
         watched = Watched(
-            kind=target.kind, namespace=target.namespace, matches=_selectors(request),
-            since=_number(request, "resourceVersion") or None,
+            kind=target.kind, namespace=target.namespace, matches=_selectors(request), since=since,
             bookmarks=request.query.get("allowWatchBookmarks") in ("true", "True", "1"),
             timeout_s=_number(request, "timeoutSeconds"),
         )  # fmt: skip
@@ -188,20 +185,15 @@ def _attempt(request: web.Request, target: Target) -> Attempt:
     watch = request.query.get("watch") in ("true", "True", "1")
     verbs = {
         "GET": "watch" if watch else "get" if target.name else "list",
-        "POST": "create", "PUT": "update", "PATCH": "patch",
+        "POST": "create", "PATCH": "patch",
         "DELETE": "delete" if target.name else None,
     }  # fmt: skip
     verb = verbs.get(request.method)
     creates_in_all = verb == "create" and target.kind.namespaced and not target.namespace
-    if verb is None or creates_in_all or (target.sub and not _has_sub(target)):
+    subresources = ("", "log", "portforward", "eviction") if target.kind is PODS else ("",)
+    if verb is None or creates_in_all or target.sub not in subresources:
         raise Refused(405, "the server does not allow this method on the requested resource")
     return Attempt(verb, target.kind, target.namespace, target.name, target.sub)
-
-
-def _has_sub(target: Target) -> bool:
-    if target.sub == "status":
-        return target.kind.has_status
-    return target.kind is PODS and target.sub in ("log", "portforward", "eviction")
 
 
 def _selectors(request: web.Request) -> Matches:

@@ -239,8 +239,6 @@ def jobs(pods: Pods) -> Jobs:
     return Jobs(pods)
 
 
-_IGNORE = {"rules": [{"action": "Ignore", "onPodConditions": [
-    {"type": "DisruptionTarget", "status": "True"}]}]}  # fmt: skip
 _BACK_OFF_S = FAILED_POD_BACK_OFF_S[0]
 
 
@@ -255,20 +253,19 @@ def test_a_job_counts_crashes_and_waits_longer_after_each(pods: Pods, jobs: Jobs
     pods.wait_for(lambda: "Complete" in jobs.reasons("works"))
 
 
-def test_an_evicted_pod_of_a_job_is_replaced_after_a_pause_and_may_be_ignored(
+def test_pods_of_a_job_that_are_taken_away_count_and_are_replaced_after_a_pause(
     pods: Pods, jobs: Jobs
 ) -> None:
-    jobs.start("stays", SLEEP, podFailurePolicy=_IGNORE)
+    jobs.start("stays", SLEEP)
     first = jobs.running("stays")
     pods.core.create_namespaced_pod_eviction(first, pods.namespace, {"metadata": {"name": first}})
     began = time.monotonic()
     pods.wait_for(lambda: pods.is_gone(first))
     second = jobs.running("stays")
     assert time.monotonic() - began >= _BACK_OFF_S
-    assert not jobs.status("stays").failed
-    # A deletion counts.
+    assert jobs.status("stays").failed == 1
     pods.core.delete_namespaced_pod(second, pods.namespace)
-    pods.wait_for(lambda: jobs.status("stays").failed == 1)
+    pods.wait_for(lambda: jobs.status("stays").failed == 2)
     jobs.delete("stays")
 
 

@@ -15,8 +15,6 @@ FAILED_POD_BACK_OFF_S = 10.0 * FACTOR, 600.0 * FACTOR
 """Of the Job controller after a pod has failed: the first pause, which doubles, and the longest."""
 REFUSED_POD_BACK_OFF_S = 1.0 * FACTOR, 60.0 * FACTOR
 """Of the Job controller after a pod was refused, likewise."""
-RESTART_BACK_OFF_S = 10.0 * FACTOR, 300.0 * FACTOR
-"""Of the kubelet before a container is restarted once more; the first time there is no pause."""
 PULL_BACK_OFF_S = 10.0 * FACTOR, 300.0 * FACTOR
 """Of the kubelet after a pull that failed."""
 NAME_TTL_S = 5

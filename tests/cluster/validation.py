@@ -49,9 +49,8 @@ def check_object(kind: Kind, thing: Object) -> None:
     """Raises Refused 422 with the first problem."""
     checks = {
         PODS: lambda: _pod(thing["spec"], "spec"), JOBS: lambda: _job(thing["spec"]),
-        SERVICES: lambda: _service(thing), CONFIG_MAPS: lambda: _data(thing),
-        SECRETS: lambda: _data(thing), ROLES: lambda: _role(thing),
-        ROLE_BINDINGS: lambda: _role_binding(thing),
+        CONFIG_MAPS: lambda: _data(thing), SECRETS: lambda: _data(thing),
+        ROLES: lambda: _role(thing),
     }  # fmt: skip
     for field, problem in _metadata(kind, thing["metadata"]):
         raise invalid(kind.name, str(thing["metadata"].get("name")), field, problem)
@@ -122,40 +121,12 @@ def _role(thing: Object) -> Problems:
             yield f"rules[{i}]", "Required value: verbs, apiGroups and resources must be named"
 
 
-def _role_binding(thing: Object) -> Problems:
-    if thing["roleRef"].get("kind") not in ("Role", "ClusterRole"):
-        yield "roleRef.kind", f'Unsupported value: "{thing["roleRef"].get("kind")}"'
-    for i, subject in enumerate(thing.get("subjects") or []):
-        if subject.get("kind") == "ServiceAccount" and subject.get("apiGroup"):
-            yield f"subjects[{i}].apiGroup", 'Unsupported value: supported values: ""'
-
-
-def _service(thing: Object) -> Problems:
-    spec = thing.get("spec") or {}
-    ports = spec.get("ports") or []
-    if not ports and spec.get("clusterIP") != "None":
-        yield "spec.ports", "Required value"
-    for i, port in enumerate(ports):
-        if len(ports) > 1 and not port.get("name"):
-            yield f"spec.ports[{i}].name", "Required value"
-        if not 0 < port["port"] < 65536:
-            yield f"spec.ports[{i}].port", f"Invalid value: {port['port']}: must be 1-65535"
-
-
 def _job(spec: Object) -> Problems:
     pod = spec["template"].get("spec") or {}
     yield from _labels((spec["template"].get("metadata") or {}).get("labels") or {}, "spec")
     if pod.get("restartPolicy") not in ("Never", "OnFailure"):
         where = "spec.template.spec.restartPolicy"
         yield where, 'Required value: valid values: "OnFailure", "Never"'
-    if spec.get("podFailurePolicy") and pod.get("restartPolicy") != "Never":
-        yield "spec.template.spec.restartPolicy", "Invalid value: only Never is supported"
-    for i, rule in enumerate((spec.get("podFailurePolicy") or {}).get("rules") or []):
-        if bool(rule.get("onExitCodes")) == bool(rule.get("onPodConditions")):
-            yield f"spec.podFailurePolicy.rules[{i}]", "Invalid value: specify one of them"
-        for pattern in rule.get("onPodConditions") or []:
-            if not pattern.get("status"):
-                yield f"spec.podFailurePolicy.rules[{i}].onPodConditions", "Required value: status"
     yield from _pod(pod, "spec.template.spec")
 
 
@@ -182,10 +153,6 @@ def _pod(spec: Object, path: str) -> Problems:
         yield f"{path}.restartPolicy", f'Unsupported value: "{spec["restartPolicy"]}"'
     if (spec.get("terminationGracePeriodSeconds") or 0) < 0:
         yield f"{path}.terminationGracePeriodSeconds", "Invalid value: must be non-negative"
-    for field in ("hostname", "subdomain"):
-        value = spec.get(field)
-        if value and (not _LABEL.fullmatch(value) or len(value) > 63):
-            yield f"{path}.{field}", f'Invalid value: "{value}": must be a DNS label'
     for i, toleration in enumerate(spec.get("tolerations") or []):
         if toleration.get("operator", "Equal") not in ("Equal", "Exists"):
             yield f"{path}.tolerations[{i}].operator", "Unsupported value"
@@ -209,9 +176,6 @@ def _container(container: Object, path: str, volumes: list[str]) -> Problems:
             yield f"{path}.volumeMounts[{i}].name", f'Not found: "{mount["name"]}"'
         if places.count(mount["mountPath"]) > 1:
             yield f"{path}.volumeMounts[{i}].mountPath", "Invalid value: must be unique"
-    for port in container.get("ports") or []:
-        if not 0 < port["containerPort"] < 65536:
-            yield f"{path}.ports", f"Invalid value: {port['containerPort']}: must be 1-65535"
     yield from _resources(container.get("resources") or {}, f"{path}.resources")
 
 

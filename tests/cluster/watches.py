@@ -29,7 +29,7 @@ class Watched:
         kind: of the objects.
         namespace: empty for all.
         matches: the selectors.
-        since: a revision; None to begin with all objects that there are.
+        since: a revision.
         bookmarks: the client takes bookmarks.
         timeout_s: after which the server ends the stream.
     """
@@ -37,7 +37,7 @@ class Watched:
     kind: Kind
     namespace: str
     matches: Matches
-    since: int | None
+    since: int
     bookmarks: bool
     timeout_s: float | None
 
@@ -101,11 +101,7 @@ class Watches:
         return answer
 
     async def _stream(self, answer: web.StreamResponse, watched: Watched) -> None:
-        revision = self.store.revision if watched.since is None else watched.since
-        if watched.since is None:
-            for thing in self.store.list(watched.kind, watched.namespace):
-                if watched.matches(thing):
-                    await _send(answer, "ADDED", thing)
+        revision = watched.since
         end = time.monotonic() + (watched.timeout_s or _LONGEST_S)
         bookmark = time.monotonic() + _BOOKMARK_S
         while (left := end - time.monotonic()) > 0:
