@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 import time
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from torch_edl.cli import summary
 from torch_edl.cli.arguments.options import platform_of
-from torch_edl.cli.platforms import find, find_all, find_named
+from torch_edl.cli.platforms import find, find_all
 from torch_edl.cli.progress import best_text, colour_of, duration, epoch_text, metrics_text, number
 from torch_edl.cli.terminal import stderr, stdout, table
 from torch_edl.config import ClusterConfig
@@ -162,9 +163,10 @@ def logs(args: argparse.Namespace) -> int:
     if args.tail is not None and args.tail < 0:
         raise UsageError(f"--tail {args.tail}: must be 0 or more")
     several = args.id is None and args.role != _EVENTS
+    prefix = functools.cache(_prefix)  # a console takes longer than thousands of lines
 
     def write(name: str, line: str) -> None:
-        sys.stdout.write(f"{_prefix(name) if several else ''}{line}\n")
+        sys.stdout.write(f"{prefix(name) if several else ''}{line}\n")
         sys.stdout.flush()
 
     query = LogQuery(role=args.role, id=args.id, tail=args.tail, follow=args.follow)
@@ -282,7 +284,7 @@ def clean(args: argparse.Namespace) -> int:
 
 def _removable(args: argparse.Namespace) -> list[JobHandle]:
     if args.job:
-        named = [find_named(args, name) for name in dict.fromkeys(args.job)]
+        named = [find(args, name) for name in dict.fromkeys(args.job)]
         for job in named:
             if not job.is_over():
                 stop = f"torch-edl stop {job.name} {job.where}".rstrip()

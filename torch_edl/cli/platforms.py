@@ -47,20 +47,18 @@ def platform(name: str) -> Platform:
     return LocalPlatform()
 
 
-def find(args: argparse.Namespace) -> JobHandle:
-    """Return the job that the command names, or the newest job.
+def find(args: argparse.Namespace, job: str | None = None) -> JobHandle:
+    """Return a job where the options of the command say.
+
+    Args:
+        job: name of the job; None for the job that the command names, or the newest job.
 
     Raises:
         UsageError: the job does not exist.
         EdlError: the cluster does not answer, or rejects a request.
     """
-    return find_named(args, args.job)
-
-
-def find_named(args: argparse.Namespace, job: str | None) -> JobHandle:
-    """Return a job by its name, where the options of the command say; see :func:`find`."""
     name = platform_of(args)
-    return platform(name).find(job, locators(args, name))
+    return platform(name).find(job or args.job, locators(args, name))
 
 
 def find_all(args: argparse.Namespace) -> list[JobHandle]:

@@ -12,6 +12,7 @@ import pytest
 
 from master.runtime.job_files import EventFile
 from torch_edl.checkpoint.durable import write_text
+from torch_edl.cli import jobs
 from torch_edl.cli.__main__ import main
 from torch_edl.config import JobConfig
 from torch_edl.launch.jobs import folder
@@ -67,6 +68,16 @@ def test_all_logs_of_the_newest_job_the_events_last(job: JobFolder, capsys: Text
     assert lines[4].endswith(" ring 1: 2 workers")
     assert lines[5].endswith(" error: no")
     assert lines[6:] == ["events | Traceback", "events |   x"]
+
+
+def test_a_prefix_is_made_once_for_all_lines_of_a_process(
+    job: JobFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Made for each line, it takes most of the time of a long log."""
+    made: list[str] = []
+    monkeypatch.setattr(jobs, "_prefix", lambda name: made.append(name) or name)
+    assert main(["logs"]) == 0
+    assert made == ["master-0", "worker-0", "events"]
 
 
 @pytest.mark.parametrize(
