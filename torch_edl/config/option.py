@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, TypeVar
 
 from torch_edl.errors import UsageError
@@ -73,6 +74,11 @@ def option(
     first = Option(spelling, help, **option)
     made: _T = declare(first, *others, minimum=minimum, choices=choices, default=default)
     return made
+
+
+train_option = functools.partial(option, kinds=TRAIN)
+training_option = functools.partial(option, kinds=TRAINING)
+job_option = functools.partial(option, kinds=JOB_KINDS)
 
 
 def options_of(field: dataclasses.Field[Any]) -> tuple[Option, ...]:

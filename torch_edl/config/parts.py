@@ -3,10 +3,16 @@ durability."""
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
-from torch_edl.config.option import JOB_KINDS, TRAIN, TRAINING, Checked, Option, option
+from torch_edl.config.option import (
+    Checked,
+    Option,
+    job_option,
+    option,
+    train_option,
+    training_option,
+)
 from torch_edl.config.training import FLOAT_DTYPES
 from torch_edl.errors import UsageError
 
@@ -14,19 +20,15 @@ PREPROCESSING_FILE = "preprocessing.safetensors"
 """File of the fitted preprocessing in a checkpoint or model folder."""
 FSYNC_MODES = ("never", "interval", "always")
 
-_train_option = functools.partial(option, kinds=TRAIN)
-_training_option = functools.partial(option, kinds=TRAINING)
-_job_option = functools.partial(option, kinds=JOB_KINDS)
-
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Checked):
     """Sources of the records, and their division into tasks."""
 
-    train: tuple[str, ...] = _train_option(
+    train: tuple[str, ...] = train_option(
         (), "--data PATH", "files, folders or globs to train on; repeatable"
     )
-    eval: tuple[str, ...] = _train_option(
+    eval: tuple[str, ...] = train_option(
         (),
         "--eval-data PATH",
         "files, folders or globs to evaluate on",
@@ -53,17 +55,17 @@ class DataConfig(Checked):
         minimum=0,
     )
     """0 for 32 minibatches, rounded to whole windows of ``local_steps`` minibatches."""
-    epochs: int = _train_option(
+    epochs: int = train_option(
         1,
         "--epochs N|stream",
         "passes over the training data; stream: what comes, without end",
         minimum=0,
     )
     """0 for a stream."""
-    max_records: int = _train_option(
+    max_records: int = train_option(
         0, "--max-records N", "end a stream after N records (default: no end)", minimum=0
     )
-    shuffle: bool = _train_option(
+    shuffle: bool = train_option(
         True, "--no-shuffle", "keep the order of the data (default: shuffled)"
     )
     """Seed and epoch determine the order of tasks and of the records of a task."""
@@ -118,13 +120,10 @@ class ClusterConfig(Checked):
         "processes that can replace a worker at once (default: 1 from --workers 2 on)",
         minimum=0,
     )
-    servers: int = _job_option(
-        1,
-        "--ps, --servers N",
-        "parameter servers, with the strategy ps",
-        minimum=1,
+    servers: int = job_option(
+        1, "--ps, --servers N", "parameter servers, with the strategy ps", minimum=1
     )
-    wire_dtype: str = _job_option(
+    wire_dtype: str = job_option(
         "fp32",
         "--wire-dtype fp32|bf16|fp16",
         "type of rows and gradients on the way to servers and back",
@@ -133,15 +132,11 @@ class ClusterConfig(Checked):
     worker_threads: int = option(
         0, "--worker-threads N", "torch threads per worker (default: cores / workers)", minimum=0
     )
-    heartbeat_timeout_s: float = _job_option(
-        30.0,
-        "--heartbeat-timeout S",
-        "declare a worker lost after S seconds without a heartbeat",
+    heartbeat_timeout_s: float = job_option(
+        30.0, "--heartbeat-timeout S", "declare a worker lost after S seconds without a heartbeat"
     )
-    grace_s: float = _job_option(
-        25.0,
-        "--grace-period S",
-        "a worker that gets SIGTERM leaves within S seconds",
+    grace_s: float = job_option(
+        25.0, "--grace-period S", "a worker that gets SIGTERM leaves within S seconds"
     )
     """The default is below the 30 s after which Kubernetes and torchrun send SIGKILL."""
     task_timeout_s: float = option(
@@ -166,7 +161,7 @@ class ClusterConfig(Checked):
 class CheckpointConfig(Checked):
     """Source of the model, outputs and checkpoints."""
 
-    output: str = _training_option(
+    output: str = training_option(
         "",
         "--output DIR",
         "write the trained model to DIR",
@@ -181,25 +176,21 @@ class CheckpointConfig(Checked):
     parts: str = ""
     """Folder of partial predictions, one file per task, before they are merged; empty if there are
     none."""
-    dir: str = _training_option(
-        "",
-        "--checkpoint-dir DIR",
-        "write checkpoints to DIR",
-    )
-    every: int = _training_option(
+    dir: str = training_option("", "--checkpoint-dir DIR", "write checkpoints to DIR")
+    every: int = training_option(
         0,
         "--checkpoint-every STEPS",
         "steps between two checkpoints (default: only at the end)",
         minimum=0,
     )
-    keep: int = _training_option(
+    keep: int = training_option(
         3, "--keep-checkpoints N", "number of checkpoints to keep", minimum=1
     )
     """The newest checkpoints are kept."""
-    resume: bool = _training_option(
+    resume: bool = training_option(
         False, "--resume", "continue from the newest checkpoint in --checkpoint-dir"
     )
-    load: str = _training_option(
+    load: str = training_option(
         "",
         "--load SOURCE",
         "start from the model of a job, an output or a checkpoint",
@@ -223,7 +214,7 @@ class CheckpointConfig(Checked):
 class DurabilityConfig(Checked):
     """Storage of updates and state that survive the loss of a parameter server or of the master."""
 
-    mode: str = _training_option(
+    mode: str = training_option(
         "checkpoint",
         "--durability NAME",
         "checkpoint|journal|replica: what survives a dead server",
@@ -231,12 +222,10 @@ class DurabilityConfig(Checked):
     )
     """``checkpoint``: the newest checkpoint survives. ``journal``: every acknowledged push survives
     in the log of its server. ``replica``: every acknowledged push survives on a peer server."""
-    journal_dir: str = _training_option(
-        "",
-        "--journal-dir DIR",
-        "write journals to DIR (default: the job's folder)",
+    journal_dir: str = training_option(
+        "", "--journal-dir DIR", "write journals to DIR (default: the job's folder)"
     )
-    fsync: str = _training_option(
+    fsync: str = training_option(
         "interval",
         "--fsync never|interval|always",
         "write journals to the disk: once a second, or at each push",
@@ -244,25 +233,21 @@ class DurabilityConfig(Checked):
     )
     """``never`` leaves writing to the operating system. A journal always survives the loss of
     processes; this option concerns the loss of a machine."""
-    repair: bool = _training_option(
-        False,
-        "--repair",
-        "leave out damaged records of journals (default: restore)",
+    repair: bool = training_option(
+        False, "--repair", "leave out damaged records of journals (default: restore)"
     )
     """By default, the model returns to the newest checkpoint if a journal is damaged, and lost
     updates are computed again. With ``--repair``, the updates in damaged records are lost, each on
     one server only."""
-    failover: str = _train_option(
+    failover: str = train_option(
         "restart",
         "--ps-failover restart|worker",
         "replace a server by a new process, or by one of the workers",
         choices=("restart", "worker"),
     )
     """``restart`` also uses a worker if a new process cannot be started."""
-    store: str = _job_option(
-        "sqlite",
-        "--store URL",
-        "keep the state in sqlite or etcd://HOST:PORT (etcds: TLS)",
+    store: str = job_option(
+        "sqlite", "--store URL", "keep the state in sqlite or etcd://HOST:PORT (etcds: TLS)"
     )
     """``sqlite`` is a file in the folder of the job; ``etcds://`` is etcd with TLS. Several etcd
     members are separated by commas."""

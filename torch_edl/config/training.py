@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch_edl.config.option import TRAIN, TRAINING, Checked, Option, option
+from torch_edl.config.option import Checked, Option, option, train_option, training_option
 from torch_edl.errors import UsageError
 
 SYNC_MODES = ("async", "sync")
@@ -15,9 +14,6 @@ FLOAT_DTYPES = ("fp32", "bf16", "fp16")
 # In the name of a metric: a lower value is better.
 _LOWER = ("loss", "error", "mse", "mae")
 _WAYS = ("", "min", "max")
-
-_train_option = functools.partial(option, kinds=TRAIN)
-_training_option = functools.partial(option, kinds=TRAINING)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +38,7 @@ class TrainConfig(Checked):
         "place embeddings above N elements on servers (default: 4e6)",
         group="model",
     )
-    max_rows: int = _training_option(
+    max_rows: int = training_option(
         0,
         "--max-rows N",
         "rows of a table without num_embeddings (default: no limit)",
@@ -50,7 +46,7 @@ class TrainConfig(Checked):
         minimum=0,
     )
     """Row limit of tables without another bound; the least recently used rows are removed."""
-    storage_dtype: str = _training_option(
+    storage_dtype: str = training_option(
         "fp32",
         "--storage-dtype fp32|bf16|fp16",
         "how tables keep rows that do not say it themselves",
@@ -65,56 +61,54 @@ class TrainConfig(Checked):
         Option("--seed N", "seed of the data order", kinds=("script",)),
         group="model",
     )
-    mode: str = _train_option(
+    mode: str = train_option(
         "async",
         "--mode async|sync",
         "apply each push at once, or the average of several",
         choices=SYNC_MODES,
     )
-    grads_to_wait: int = _train_option(
+    grads_to_wait: int = train_option(
         1,
         "--grads-to-wait N",
         "pushes averaged by --mode sync (default: MIN of --workers)",
         minimum=1,
     )
-    staleness: int = _training_option(
+    staleness: int = training_option(
         0, "--staleness N", "pushes that may be in flight when the next batch is pulled", minimum=0
     )
     """0 for strict order. In ``sync`` mode, the age in versions of the oldest accepted gradient, by
     default 1."""
-    local_steps: int = _train_option(
+    local_steps: int = train_option(
         1, "--local-steps N", "minibatches per push (delayed update)", minimum=1
     )
-    max_steps: int = _train_option(
+    max_steps: int = train_option(
         0,
         "--max-steps N",
         "stop after N minibatches over all workers (default: no limit)",
         minimum=0,
     )
-    eval_every: int = _train_option(
+    eval_every: int = train_option(
         0,
         "--eval-every STEPS",
         "steps after which an evaluation is due (default: only at the end)",
         minimum=0,
     )
-    eval_epochs: bool = _train_option(
+    eval_epochs: bool = train_option(
         False, "--eval-epochs", "evaluate at the end of each epoch, before the next one begins"
     )
-    early_stop: str = _train_option(
-        "",
-        "--early-stop METRIC:PATIENCE",
-        "stop after PATIENCE epochs without a better METRIC",
+    early_stop: str = train_option(
+        "", "--early-stop METRIC:PATIENCE", "stop after PATIENCE epochs without a better METRIC"
     )
     """The metric is one of the evaluation. A lower value is better if the name contains loss or
     error, otherwise a higher one; ``METRIC:PATIENCE:min`` and ``:max`` select either."""
-    keep_best: str = _train_option(
+    keep_best: str = train_option(
         "",
         "--keep-best METRIC",
         "output and keep the model of the epoch with the best METRIC (default: the last)",
     )
     """The same metrics and rules as of :attr:`early_stop`: ``METRIC``, ``METRIC:min`` or
     ``METRIC:max``."""
-    on_nan: str = _train_option(
+    on_nan: str = train_option(
         "stop",
         "--on-nan stop|skip",
         "fail the job or skip the minibatch if a loss is not finite",
@@ -126,7 +120,7 @@ class TrainConfig(Checked):
         "run steps of TensorFlow as graphs (default: eagerly)",
         kinds=("train", "evaluate", "predict"),
     )
-    log_layers: str = _train_option(
+    log_layers: str = train_option(
         "",
         "--log-layers PATTERN",
         "log output statistics of modules that match, as 'deep.*'",

@@ -25,7 +25,7 @@ from tests.waiting import HANG_S, wait_for
 from torch_edl.checkpoint.claim import OWNER_FILE
 from torch_edl.cli import submit
 from torch_edl.cli.progress import Display
-from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
+from torch_edl.config import JobConfig
 from torch_edl.launch.jobs import folder
 from torch_edl.launch.jobs.folder import JobFolder
 from torch_edl.launch.jobs.master_process import MasterProcess
@@ -279,11 +279,7 @@ def test_a_master_that_runs_and_never_answers_is_an_error_with_likely_causes(
 ) -> None:
     """Another process closes what this client opens, as a firewall or a proxy may."""
     monkeypatch.setattr(submit, "_UNREACHABLE_S", 0.5)
-    config = JobConfig(
-        name="far", kind="script", model_file="/train.py",
-        cluster=ClusterConfig(), checkpoint=CheckpointConfig(),
-    )  # fmt: skip
-    job = folder.create(config)
+    job = folder.create(JobConfig(name="far", kind="script", model_file="/train.py"))
     with (
         ClosingServer() as other,
         StopSignals(()) as signals,

@@ -28,7 +28,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
+from torch_edl.config import ClusterConfig, JobConfig
 from torch_edl.config.environment import ENV_TOKEN
 from torch_edl.errors import EdlError, describe_error
 from torch_edl.launch.jobs.master_host import JobMaster, find_or_start
@@ -287,7 +287,6 @@ def _job(parameters: RendezvousParameters, name: str) -> JobConfig:
             min_workers=parameters.min_nodes * per_node,
             max_workers=parameters.max_nodes * per_node,
         ),
-        checkpoint=CheckpointConfig(),
     )
 
 

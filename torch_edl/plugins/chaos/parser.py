@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from torch_edl.cli.arguments.options import add_locators, add_option, whole
+from torch_edl.plugins.chaos.plan import SIGNALS
 
 _EPILOG = """\
 examples:
@@ -59,7 +60,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_option(chaos, "--for TIME", "length of all rounds (default: 60s)", dest="storm_for")
     add_option(chaos, "--seed N", "choose other times and processes (default: 0)", type=whole)
     text = "how processes are killed (default: KILL)"
-    add_option(chaos, "--signal KILL|TERM", text, choices=("KILL", "TERM"))
+    add_option(chaos, "--signal KILL|TERM", text, choices=SIGNALS)
     add_option(chaos, "--plan FILE", "a TOML file with faults, instead of --kill and --pause")
     add_option(chaos, "--wait", "wait for the end of the job before the verdict")
     add_option(chaos, "--json", "print the verdict as JSON")

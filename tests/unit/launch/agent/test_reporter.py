@@ -12,7 +12,7 @@ from master.state.workforce.fleet import Fleet
 from master.state.workforce.servers import ServerCommand
 from master.state.workforce.starts import AgentPods
 from tests.waiting import HANG_S, wait_for
-from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
+from torch_edl.config import JobConfig
 from torch_edl.launch.agent import reporter as reporter_module
 from torch_edl.launch.agent.reporter import Reporter
 from torch_edl.wire import master_pb2 as pb
@@ -26,13 +26,7 @@ def test_an_agent_that_shows_no_events_knows_how_the_job_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reporter_module, "PERIOD_S", 10 * HANG_S)  # what is new is told at once
-    config = JobConfig(
-        name="j",
-        kind="script",
-        model_file="/train.py",
-        cluster=ClusterConfig(),
-        checkpoint=CheckpointConfig(),
-    )
+    config = JobConfig(name="j", kind="script", model_file="/train.py")
     fleet = Fleet(ServerCommand(job="j"), workers=1, servers=0, agents=AgentPods())
     job = ManagedJob(config, fleet, folder=Path("/job"))
     job.start(0.0)

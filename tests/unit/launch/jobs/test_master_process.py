@@ -10,7 +10,7 @@ import pytest
 
 from tests.waiting import wait_for
 from torch_edl.checkpoint.durable import write_text
-from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
+from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
 from torch_edl.launch.jobs import folder
 from torch_edl.launch.jobs.folder import JobFolder
@@ -24,15 +24,7 @@ from torch_edl.wire.endpoint import LOOPBACK, split
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobFolder:
     """A job of a script: its master lives until it is stopped."""
     monkeypatch.setenv("TORCH_EDL_HOME", str(tmp_path))
-    return folder.create(
-        JobConfig(
-            name="j",
-            kind="script",
-            model_file="/train.py",
-            cluster=ClusterConfig(),
-            checkpoint=CheckpointConfig(),
-        )
-    )
+    return folder.create(JobConfig(name="j", kind="script", model_file="/train.py"))
 
 
 @pytest.fixture
