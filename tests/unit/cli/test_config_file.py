@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch_edl.cli.__main__ import main
 from torch_edl.cli.arguments.options import model_file_job
 from torch_edl.cli.arguments.parser import parse
+from torch_edl.cli.arguments.script_arguments import parse as parse_script
 from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
 
@@ -109,3 +110,10 @@ def test_a_list_of_observers(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(f"observe:\n- tensorboard={tmp_path}/a\n- tensorboard=/b\n")
     args = parse(f"run m.py --data a --config {tmp_path}/job.yaml".split())
     assert args.observe == [f"tensorboard={tmp_path}/a", "tensorboard=/b"]
+
+
+def test_a_wrong_value_of_an_option_of_torchrun(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("max-restarts: x\n")
+    (tmp_path / "train.py").write_text("import torch\n")
+    with pytest.raises(UsageError, match=r"job\.yaml: max-restarts: invalid int value: 'x'"):
+        parse_script(["--config", f"{tmp_path}/job.yaml", f"{tmp_path}/train.py"])

@@ -54,8 +54,11 @@ def expand(
 
 def placed(error: UsageError, places: Mapping[str, str]) -> UsageError:
     """Return the error with the place in the file of the option that the message names first."""
-    flag = str(error).partition(" ")[0].rstrip(":")
-    return UsageError(f"{places[flag]}: {error}") if flag in places else error
+    text = str(error)
+    flag = text.partition(" ")[0].rstrip(":")
+    if flag not in places:
+        return error
+    return UsageError(f"{places[flag]}: {text.removeprefix(f'{flag}: ')}")
 
 
 def _without_file(argv: Sequence[str]) -> tuple[list[str], str | None]:
@@ -96,16 +99,12 @@ def _words(flag: str, action: argparse.Action, value: Any, where: str) -> list[s
             raise UsageError(f"{where}: {_shown(value)}: write true, or leave it out")
         return [flag] if value.lower() in _YES else []
     repeats = action.nargs == "+" or isinstance(action, argparse._AppendAction)
-    if isinstance(value, list):
-        if not repeats:
-            raise UsageError(f"{where}: a list, and {flag} takes one value; write {flag[2:]}: "
-                             f"{action.metavar}")  # fmt: skip
-        texts = [_text(each, where) for each in value]
-    else:
-        texts = [_text(value, where)]
-    for text in texts:
-        _check(action, text, where)
-    return [f"{flag}={text}" for text in texts]
+    if isinstance(value, list) and not repeats:
+        raise UsageError(
+            f"{where}: a list, and {flag} takes one value; write {flag[2:]}: {action.metavar}"
+        )
+    values = value if isinstance(value, list) else [value]
+    return [f"{flag}={_text(each, where)}" for each in values]
 
 
 def _text(value: Any, where: str) -> str:
@@ -122,17 +121,6 @@ def _text(value: Any, where: str) -> str:
     if not isinstance(value, str):
         raise UsageError(f"{where}: {_shown(value)}: write one value, not a list in a list")
     return value
-
-
-def _check(action: argparse.Action, text: str, where: str) -> None:
-    """Raise the error that argparse would raise, with the place in the file."""
-    if action.type is not None:
-        try:
-            action.type(text)  # type: ignore[operator]
-        except argparse.ArgumentTypeError as error:
-            raise UsageError(f"{where}: {error}") from error
-    if action.choices is not None and text not in action.choices:
-        raise UsageError(f"{where}: {text}: choose one of {', '.join(action.choices)}")
 
 
 def _unknown(key: str, flags: list[str]) -> str:
