@@ -9,15 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.cli.conftest import MODEL
 from torch_edl import __version__
 from torch_edl.cli.__main__ import main
-
-MODEL = """
-def model(): ...
-def loss(labels, predictions): ...
-def optimizer(params): ...
-def feed(records, mode, metadata): ...
-"""
 
 
 @pytest.fixture

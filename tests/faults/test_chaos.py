@@ -90,28 +90,11 @@ def _is_stopped(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ["--kill", "wroker=1"],
-            "--kill wroker=1: no such role; choose from worker, spare, ps, master",
-        ),
-        (["--kill", "worker=1", "--every", "soon"], "--every soon: not a duration"),
-        (["--kill", "worker=1", "--for", "0s"], "--for 0s: not a duration"),
-        ([], "--kill: missing; name roles and numbers"),
-        (["--plan", "none.toml"], "--plan none.toml: No such file"),
-        (["--plan", "none.toml", "--kill", "ps=1"], "--plan and --kill ps=1: the plan says that"),
-    ],
-)
-def test_a_mistake_is_found_before_anything_is_done(
-    home: dict[str, str], words: list[str], message: str
-) -> None:
-    done = subprocess.run(
-        [*EDL, "chaos", "nobody", *words], env=home, capture_output=True, text=True, timeout=30
-    )
+def test_a_mistake_is_found_before_anything_is_done(home: dict[str, str]) -> None:
+    words = [*EDL, "chaos", "nobody", "--plan", "none.toml"]
+    done = subprocess.run(words, env=home, capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {message}"), done.stderr
+    assert done.stderr.startswith("error: --plan none.toml: No such file"), done.stderr
 
 
 @pytest.fixture

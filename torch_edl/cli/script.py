@@ -189,7 +189,8 @@ def _run_ours(
         master = master_host.find_or_start(job, endpoint=endpoint, follows=True)
     else:
         master = master_host.start(job)
-    if not agent_of_pod():
+    pod = agent_of_pod()
+    if not pod:
         log.info("%s", _announcement(args, config, job, master))
     captured = _capture(args, config, JobFolder(job.name))
     # The agent that hosts the master receives every status of the job.
@@ -197,7 +198,6 @@ def _run_ours(
     observers = Observers(unhosted if master.hosted is None else job)
     several = job.cluster.max_workers > 1
     display = ScriptDisplay(*detached, observers.update, captured=captured, several=several)
-    pod = agent_of_pod()
     agent = LocalAgent(
         AgentSpec(
             config=config,

@@ -39,13 +39,10 @@ def add_options(parser: argparse.ArgumentParser, kind: str) -> None:
     job = _section(parser, of_script or "job")
     if kind in TRAINING:
         add_option(job, "--detach", "leave the terminal when the job has started (default: no)")
-    if kind == "train":
         text = "try one minibatch and print the plan, or the YAML (default: no)"
+        if kind == "script":
+            text = "print the YAML of a job in pods, and run nothing (default: no)"
         add_option(job, "--dry-run", text)
-    elif kind == "script":
-        add_option(
-            job, "--dry-run", "print the YAML of a job in pods, and run nothing (default: no)"
-        )
     text = "read options from a YAML FILE; those given here count (default: none)"
     add_option(job, f"{config_file.FLAG} FILE", text)
     if kind in OF_MODEL_FILE:
@@ -237,11 +234,7 @@ def _options(kind: str) -> Iterator[tuple[str, str, dataclasses.Field[Any], Opti
     that a platform adds.
     """
     own = dataclasses.fields(JobConfig)
-    parts = [
-        (each.name, each.metadata["section"], PARTS[each.name])
-        for each in own
-        if each.name in PARTS
-    ]
+    parts = [(of.name, of.metadata["section"], PARTS[of.name]) for of in own if of.name in PARTS]
     platforms = extensions.platforms()
     parts += [(name, name, of.config) for name, of in platforms.items() if of.config is not None]
     fields = [(name, title, of) for name, title, each in parts for of in dataclasses.fields(each)]

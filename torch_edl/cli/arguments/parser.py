@@ -215,12 +215,8 @@ def build_parser() -> argparse.ArgumentParser:
     export.add_argument("source", metavar="SOURCE", help=source)
     text = "FILE.pt, .pth or .safetensors; of Keras .keras or a folder"
     export.add_argument("file", metavar="FILE", help=text)
-    export.add_argument(
-        "--model-file",
-        metavar="MODEL.py",
-        default="",
-        help="of a model of Keras, which FILE.keras or the folder shall have",
-    )
+    text = "of a model of Keras, which FILE.keras or the folder shall have"
+    add_option(export, "--model-file MODEL.py", text, default="")
 
     status = of_job("status", "jobs.show_job", "show a job: progress, processes, rates")
     add_option(status, "--json", "print one JSON object")
