@@ -140,7 +140,7 @@ class TrainingJob:
 
     def _tick(self) -> bool:
         job, now = self.job, self.clock.now
-        if not self._ticks.is_due(now):
+        if self._ticks.until_due(now):
             return True
         actions = self._meter("tick", job.tick, now)
         self._ticks.took(self._meter.last_s, now)
@@ -168,7 +168,7 @@ class TrainingJob:
 
     def _keep(self) -> bool:
         now = self.clock.now
-        if self._notes.is_due(now):
+        if not self._notes.until_due(now):
             text = self._meter("state", lambda: json.dumps(to_state(self.job)))
             self._notes.took(self._meter.last_s, now)
             self.state_bytes = max(self.state_bytes, len(text))
