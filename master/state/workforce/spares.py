@@ -60,11 +60,10 @@ class Spares:
     def ready(self, spares: Sequence[Process], now: float) -> SpareProcess | None:
         """Return a spare that can take a slot now; None if there is none."""
         for process in spares:
-            if not isinstance(process, SpareProcess):
-                continue
-            awake = process.heard_at is not None and now - process.heard_at < _AWAKE_S
-            if process.state == RUNNING and process.stop_by is None and awake:
-                return process
+            if isinstance(process, SpareProcess) and process.heard_at is not None:
+                awake = now - process.heard_at < _AWAKE_S
+                if awake and process.state == RUNNING and process.stop_by is None:
+                    return process
         return None
 
     def take(self, spares: Sequence[Process], now: float) -> WorkerProcess | None:

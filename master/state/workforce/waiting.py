@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from master.state.actions import Note
@@ -37,21 +37,14 @@ class Census:
     """Number of workers that are pending."""
 
     @classmethod
-    def of(cls, processes: Iterable[Process]) -> Census:
-        """Return the census of the processes."""
+    def of(cls, processes: Sequence[Process]) -> Census:
         waiting: dict[str, list[Process]] = {}
-        staying: set[str] = set()
-        workers = pending = 0
         for process in processes:
-            kind, state = process.kind, process.state
-            if kind == "worker":
-                workers += 1
-                pending += state == PENDING
-            if state in (STARTING, RUNNING):
-                staying.add(kind)
-            elif state == PENDING and process.waits:
-                waiting.setdefault(kind, []).append(process)
-        return cls(waiting, frozenset(staying), workers, pending)
+            if process.state == PENDING and process.waits:
+                waiting.setdefault(process.kind, []).append(process)
+        staying = frozenset(p.kind for p in processes if p.state in (STARTING, RUNNING))
+        workers = [p.state for p in processes if p.kind == "worker"]
+        return cls(waiting, staying, len(workers), workers.count(PENDING))
 
 
 class Waiting:
