@@ -163,9 +163,10 @@ class KerasServerRows(ServedRows[KerasCall, KerasPlan]):
             tables.
     """
 
+    training = True
+
     def __init__(self, forward: Callable[[Any], Any] | None) -> None:
         super().__init__(lambda calls, servers: RowPlan(calls, servers, RowBlock))
-        self.training = True
         self._forward = forward
         self._noted: dict[bytes, Ids] = {}
 

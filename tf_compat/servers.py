@@ -54,10 +54,6 @@ class ServedKerasModel:
     ) -> None:
         self._trained.before_step(before_step)
 
-    @property
-    def training(self) -> bool:
-        return self.rows.training
-
     def initial(self) -> Sequence[pb.DenseParameter]:
         return [
             pb.DenseParameter(

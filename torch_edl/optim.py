@@ -128,6 +128,7 @@ def _leader(
     return torch.where(shrunk == 0, torch.zeros_like(shrunk), -shrunk / curvature)
 
 
+_ADAM = ("lr", "beta1", "beta2", "eps", "weight_decay", "amsgrad", "maximize")
 # Class -> kernel and the names of its hyperparameters in torch. The other options of a group
 # (foreach, fused, capturable, ...) do not affect the result.
 _KERNELS: dict[type[torch.optim.Optimizer], tuple[str, tuple[str, ...]]] = {
@@ -139,14 +140,8 @@ _KERNELS: dict[type[torch.optim.Optimizer], tuple[str, tuple[str, ...]]] = {
         "adagrad",
         ("lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps", "maximize"),
     ),
-    torch.optim.Adam: (
-        "adam",
-        ("lr", "beta1", "beta2", "eps", "weight_decay", "amsgrad", "maximize"),
-    ),
-    torch.optim.AdamW: (
-        "adamw",
-        ("lr", "beta1", "beta2", "eps", "weight_decay", "amsgrad", "maximize"),
-    ),
+    torch.optim.Adam: ("adam", _ADAM),
+    torch.optim.AdamW: ("adamw", _ADAM),
     torch.optim.SparseAdam: ("sparse_adam", ("lr", "beta1", "beta2", "eps", "maximize")),
     torch.optim.RMSprop: (
         "rmsprop",

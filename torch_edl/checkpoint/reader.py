@@ -104,10 +104,7 @@ class SavedTable:
             yield Path(self.name), TableRows(np.arange(n), self._weight, slots, none, none)
         for path in self.parts:
             tensors = tensor_files.read(path)
-            try:
-                ids, vectors = tensors["ids"], tensors["vectors"]
-            except KeyError as error:
-                raise CheckpointError(f"{path}: no tensor {error}; it is damaged") from None
+            ids, vectors = _required(path, tensors, "ids", "vectors")
             if vectors.shape != (len(ids), int(self.info["dim"])):
                 raise CheckpointError(
                     f"{path}: vectors of shape {vectors.shape}, table {self.name} has "
@@ -121,10 +118,7 @@ class SavedTable:
     def ids(self) -> Iterator[Ids]:
         """Yield the ids of each part, without reading the rest of the part."""
         for path in self.parts:
-            try:
-                yield tensor_files.read(path, {"ids"})["ids"]
-            except KeyError as error:
-                raise CheckpointError(f"{path}: no tensor {error}; it is damaged") from None
+            yield from _required(path, tensor_files.read(path, {"ids"}), "ids")
 
     def vectors(self, rows: int) -> Iterator[Floats]:
         """Yield the vectors in the order of :meth:`ids`, at most ``rows`` at a time."""
@@ -135,10 +129,15 @@ class SavedTable:
         """Yield the path and the counted ids without a row of each part."""
         for path in self.counts_parts:
             tensors = tensor_files.read(path)
-            try:
-                yield path, AdmissionCounts(tensors["ids"], tensors["count"], tensors["last_used"])
-            except KeyError as error:
-                raise CheckpointError(f"{path}: no tensor {error}; it is damaged") from None
+            yield path, AdmissionCounts(*_required(path, tensors, "ids", "count", "last_used"))
+
+
+def _required(path: Path, tensors: dict[str, Any], *names: str) -> list[Any]:
+    """Return tensors of a part by their names, all of which the part must have."""
+    for name in names:
+        if name not in tensors:
+            raise CheckpointError(f"{path}: no tensor {name!r}; it is damaged")
+    return [tensors[name] for name in names]
 
 
 _INFO: dict[str, Callable[[Any], bool]] = {

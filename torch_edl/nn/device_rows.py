@@ -8,6 +8,7 @@ copies; only tests use them, because rows in host memory need no device.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,18 +34,18 @@ class DeviceRows:
         self._copies = copies_of(device)
         self._values = self._copies.up(values)
         self._gradient: torch.Tensor | None = None
-        self._down: Download | None = None
+        self._down: Callable[[], Floats] | None = None
 
     def look_up(self, inverse: Ids) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the rows at ``inverse`` (n,) as (n, dim), and ``inverse`` on the device."""
-        index = self._copies.up(inverse).ready()
-        return self._values.ready().index_select(0, index), index
+        index = self._copies.up(inverse)()
+        return self._values().index_select(0, index), index
 
     def add(self, index: torch.Tensor, gradient: torch.Tensor) -> None:
         """Add the gradient (n, dim) of a lookup of the rows ``index`` (n,), both on the device."""
         self._down = None
         if self._gradient is None:
-            self._gradient = torch.zeros_like(self._values.ready())
+            self._gradient = torch.zeros_like(self._values())
         self._gradient.index_add_(0, index, gradient)
 
     def start_down(self) -> None:
@@ -60,50 +61,29 @@ class DeviceRows:
         """Return the sum of the gradients (u, dim) since the last call; None if there was none."""
         self.start_down()
         down, self._down, self._gradient = self._down, None, None
-        return None if down is None else down.wait()
-
-
-class Upload:
-    """A tensor that is being copied to a device."""
-
-    def __init__(self, tensor: torch.Tensor, done: Any | None) -> None:
-        self._tensor = tensor
-        self._done = done
-
-    def ready(self) -> torch.Tensor:
-        """Return the tensor; later work of the current stream waits for the copy."""
-        if self._done is not None:
-            current = torch.cuda.current_stream(self._tensor.device)
-            current.wait_event(self._done)
-            self._tensor.record_stream(current)
-        return self._tensor
-
-
-class Download:
-    """A tensor that is being copied to host memory."""
-
-    def __init__(self, tensor: torch.Tensor, done: Any | None) -> None:
-        self._tensor = tensor
-        self._done = done
-
-    def wait(self) -> Floats:
-        """Wait for the copy and return the values."""
-        if self._done is not None:
-            self._done.synchronize()
-        values: Floats = self._tensor.numpy()
-        return values
+        return None if down is None else down()
 
 
 class Copies:
     """Copies for a device that shares the memory of the host."""
 
-    def up(self, values: npt.NDArray[Any]) -> Upload:
-        """Start to copy an array to the device; the array may be changed when this returns."""
-        return Upload(torch.from_numpy(values.copy()), None)
+    def up(self, values: npt.NDArray[Any]) -> Callable[[], torch.Tensor]:
+        """Start to copy an array to the device; the array may be changed when this returns.
 
-    def down(self, tensor: torch.Tensor) -> Download:
-        """Start to copy a tensor, after the work that was queued before."""
-        return Download(tensor.clone(), None)
+        Returns:
+            A function that returns the tensor. Later work of the current stream waits for the copy.
+        """
+        tensor = torch.from_numpy(values.copy())
+        return lambda: tensor
+
+    def down(self, tensor: torch.Tensor) -> Callable[[], Floats]:
+        """Start to copy a tensor, after the work that was queued before.
+
+        Returns:
+            A function that waits for the copy and returns the values.
+        """
+        values: Floats = tensor.clone().numpy()
+        return lambda: values
 
 
 class CudaCopies(Copies):
@@ -113,7 +93,7 @@ class CudaCopies(Copies):
         self._device = device
         self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def up(self, values: npt.NDArray[Any]) -> Upload:
+    def up(self, values: npt.NDArray[Any]) -> Callable[[], torch.Tensor]:
         """See :class:`Copies`."""
         # From torch's cache of pinned memory, which keeps the memory until the copy is done.
         dtype = getattr(torch, values.dtype.name)
@@ -121,16 +101,31 @@ class CudaCopies(Copies):
         np.copyto(pinned.numpy(), values)  # values may be a read-only view of a received message
         with torch.cuda.stream(self._stream):
             tensor = pinned.to(self._device, non_blocking=True)
-            return Upload(tensor, self._stream.record_event())
+            done = self._stream.record_event()
 
-    def down(self, tensor: torch.Tensor) -> Download:
+        def ready() -> torch.Tensor:
+            current = torch.cuda.current_stream(tensor.device)
+            current.wait_event(done)
+            tensor.record_stream(current)
+            return tensor
+
+        return ready
+
+    def down(self, tensor: torch.Tensor) -> Callable[[], Floats]:
         """See :class:`Copies`."""
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             host.copy_(tensor, non_blocking=True)
             tensor.record_stream(self._stream)
-            return Download(host, self._stream.record_event())
+            done = self._stream.record_event()
+
+        def wait() -> Floats:
+            done.synchronize()
+            values: Floats = host.numpy()
+            return values
+
+        return wait
 
 
 @functools.cache

@@ -104,8 +104,8 @@ def test_copies_to_a_gpu_wait_for_nothing_else() -> None:
     copies = copies_of(torch.device("cuda"))
 
     def there_and_back() -> list[list[float]]:
-        values = copies.up(np.ones((10, 3), np.float32)).ready()
-        return copies.down(values * 2).wait().tolist()
+        values = copies.up(np.ones((10, 3), np.float32))()
+        return copies.down(values * 2)().tolist()
 
     there_and_back()  # memory that is pinned for the first time waits for the whole GPU
     side = torch.cuda.Stream()

@@ -287,7 +287,7 @@ class ServersEngine:
         If servers are lost within a script's update, no error is raised in the middle of its model:
         the rows are zeros, and :meth:`commit` raises ServersLostError.
         """
-        read_only = not self._served.training
+        read_only = not self._rows.training
         if self._lost is None:
             try:
                 return self._servers.pull(tables, dense=False, read_only=read_only).wait().rows

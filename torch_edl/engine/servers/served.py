@@ -38,11 +38,6 @@ class ServedModel(Protocol):
         """The rows of the model's tables."""
         ...
 
-    @property
-    def training(self) -> bool:
-        """True if the model is in training mode, in which lookups create rows."""
-        ...
-
     def attach(
         self, before_step: Callable[[], None], on_gradient: Callable[[], None] | None
     ) -> None:
@@ -288,6 +283,11 @@ class ServedRows(ABC, Generic[C, P]):
     def given(self, features: Any) -> Any:
         """Return the input of the model: a copy if the model changes its features in place."""
         return features
+
+    @property
+    @abstractmethod
+    def training(self) -> bool:
+        """True if the model is in training mode, in which lookups create rows."""
 
     @abstractmethod
     def _find(self, batches: Sequence[Any]) -> P:

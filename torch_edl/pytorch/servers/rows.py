@@ -136,6 +136,10 @@ class ServerRows(ServedRows[TorchCall, TorchPlan]):
         self.gradients_taken = False
         """True after the step took the gradients, which are then hidden from the parameters."""
 
+    @property
+    def training(self) -> bool:
+        return self._model.training
+
     def given(self, features: Any) -> Any:
         # If the model may change its features, another run of the model needs the original.
         return features if self._alters is False else copied(features)

@@ -139,10 +139,6 @@ class ServedTorchModel:
         if on_gradient is not None:
             on_every_gradient(self.model, on_gradient)
 
-    @property
-    def training(self) -> bool:
-        return self.model.training
-
     def initial(self) -> Sequence[pb.DenseParameter]:
         # Copied on the first call, because a script may load values after prepare().
         if not self._initial:
