@@ -211,15 +211,7 @@ def test_slots_start_as_the_optimizers_and_not_as_weights() -> None:
     assert (chunk[2] == 0.25).all()
 
 
-DEFAULTS_OF: dict[str, Any] = {
-    "sgd": torch.optim.SGD,
-    "adagrad": torch.optim.Adagrad,
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-    "sparse_adam": torch.optim.SparseAdam,
-    "rmsprop": torch.optim.RMSprop,
-    "ftrl": Ftrl,
-}
+DEFAULTS_OF = {kind: torch_class for kind, _, torch_class in [*CASES, *SPARSE]}
 
 
 @pytest.mark.parametrize("kind", sorted(DEFAULTS_OF))

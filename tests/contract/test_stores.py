@@ -66,10 +66,6 @@ class Clock:
         return self.now
 
 
-def test_a_key_that_is_not_there(store: Store) -> None:
-    assert store.get("a") is None
-
-
 def test_what_is_written_is_read_also_by_others(store: Store, reopen: Reopen) -> None:
     value = bytes(range(256))
     revision = store.commit({"a": value}, {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,17 @@ from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.errors import CheckpointError
 from torch_edl.tables.watermarks import Watermarks
+
+
+def empty(job: str = "j", steps: int = 1) -> Callable[[Path], Manifest]:
+    """Writes a checkpoint without files."""
+    return lambda folder: Manifest(job=job, strategy="ps", steps=steps)
+
+
+def one_file(folder: Path) -> Manifest:
+    """Writes a checkpoint with a file."""
+    (folder / "a").write_bytes(b"abc")
+    return Manifest(job="j", strategy="ps", steps=1, files={"a": 3})
 
 
 @pytest.mark.parametrize(
@@ -69,13 +81,10 @@ def test_a_checkpoint_is_complete_or_absent(tmp_path: Path) -> None:
 
 
 def test_a_complete_checkpoint_is_not_written_again(tmp_path: Path) -> None:
-    def write(folder: Path) -> Manifest:
-        return Manifest(job="first", strategy="ps", steps=1)
-
     def fail(folder: Path) -> Manifest:
         raise AssertionError(folder)
 
-    first = layout.save(tmp_path, 1, write)
+    first = layout.save(tmp_path, 1, empty())
     assert layout.save(tmp_path, 1, fail) == first
 
 
@@ -94,14 +103,8 @@ def test_a_cut_is_written_though_a_lost_model_had_as_many_steps(tmp_path: Path) 
 
 
 def test_a_checkpoint_that_another_process_completes_meanwhile_stays(tmp_path: Path) -> None:
-    def write(folder: Path) -> Manifest:
-        return Manifest(job="slow", strategy="allreduce", steps=1)
-
-    def fast(folder: Path) -> Manifest:
-        return Manifest(job="fast", strategy="allreduce", steps=1)
-
     directory, manifest = layout.save(
-        tmp_path, 1, write, fence=lambda: layout.save(tmp_path, 1, fast) and None
+        tmp_path, 1, empty("slow"), fence=lambda: layout.save(tmp_path, 1, empty("fast")) and None
     )
     assert manifest == layout.read(directory)
     assert manifest.job == "fast"
@@ -129,53 +132,43 @@ def test_leftovers_of_a_crash_are_removed(tmp_path: Path) -> None:
 def test_what_is_taken_for_a_leftover_is_not_committed_in_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def write(folder: Path) -> Manifest:
-        (folder / "a").write_bytes(b"abc")
-        return Manifest(job="j", strategy="local", steps=1, files={"a": 3})
-
     def fence() -> None:
         with monkeypatch.context() as slow:  # it is half-way when the other process commits
             slow.setattr(shutil, "rmtree", lambda path, **_: (path / "a").unlink())
             layout.remove_leftovers(tmp_path)
 
     with pytest.raises(FileNotFoundError):
-        layout.save(tmp_path, 1, write, fence=fence)
+        layout.save(tmp_path, 1, one_file, fence=fence)
     assert layout.newest(tmp_path) is None
     layout.remove_leftovers(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_fence_that_raises_commits_nothing(tmp_path: Path) -> None:
-    def write(folder: Path) -> Manifest:
-        (folder / "a").write_bytes(b"abc")
-        return Manifest(job="j", strategy="ps", steps=1, files={"a": 3})
-
     def fence() -> None:
         (folder,) = tmp_path.iterdir()
         assert layout.read(folder).steps == 1, "asked last, when all is written"
         raise CheckpointError("replaced")
 
     with pytest.raises(CheckpointError, match="replaced"):
-        layout.save(tmp_path, 1, write, fence=fence)
+        layout.save(tmp_path, 1, one_file, fence=fence)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_checkpoint_that_is_there_gets_the_metrics_of_its_evaluation(tmp_path: Path) -> None:
-    made = Manifest(job="j", strategy="ps", steps=4)
-    layout.save(tmp_path, 4, lambda _: made)
-    folder, found = layout.save(tmp_path, 4, lambda _: made, metrics={"auc": 0.5})
+    layout.save(tmp_path, 4, empty(steps=4))
+    folder, found = layout.save(tmp_path, 4, empty(steps=4), metrics={"auc": 0.5})
     assert found == layout.read(folder)
     assert found.metrics == {"auc": 0.5}
-    assert layout.save(tmp_path, 4, lambda _: made)[1].metrics == {"auc": 0.5}
+    assert layout.save(tmp_path, 4, empty(steps=4))[1].metrics == {"auc": 0.5}
 
 
 def test_a_process_that_was_replaced_adds_no_metrics(tmp_path: Path) -> None:
-    made = Manifest(job="j", strategy="ps", steps=4)
-    folder, _ = layout.save(tmp_path, 4, lambda _: made)
+    folder, _ = layout.save(tmp_path, 4, empty(steps=4))
 
     def fence() -> None:
         raise CheckpointError("another job")
 
     with pytest.raises(CheckpointError, match="another job"):
-        layout.save(tmp_path, 4, lambda _: made, metrics={"auc": 0.5}, fence=fence)
+        layout.save(tmp_path, 4, empty(steps=4), metrics={"auc": 0.5}, fence=fence)
     assert layout.read(folder).metrics == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -187,3 +188,25 @@ def test_what_cannot_work_is_said(
 def test_what_is_opened_is_of_the_kind_of_the_dataset() -> None:
     assert isinstance(opened([1, 2]), Batches)
     assert isinstance(opened(Stream(2)), StreamBatches)
+
+
+TEXTS = ["the cat sat", "on the mat", "and looked"]
+
+
+@pytest.mark.parametrize("texts", [TEXTS, tuple(TEXTS), ["long " * 5000], []])
+def test_texts_in_a_list_are_said_to_be_taken_for_files(texts: Any) -> None:
+    with pytest.raises(UsageError, match=r"a list of str names data files; .*\[\{'text'") as error:
+        opened(texts)
+    assert len(str(error.value)) < 500
+
+
+def test_of_one_path_only_the_path_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no such file") as error:
+        opened(tmp_path / "none.csv")
+    assert "a list of str" not in str(error.value)
+
+
+def test_the_remedy_that_is_named_works() -> None:
+    batches = opened([{"text": text} for text in TEXTS], batch_size=2)
+    assert batches.take((0, 2), 0, 0, 1) == {"text": TEXTS[:2]}
+    batches.close()

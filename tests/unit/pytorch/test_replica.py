@@ -211,21 +211,13 @@ def test_a_damaged_file_is_said_to_be_damaged(name: str, tmp_path: Path) -> None
     source = Parts("adam", "step", 1)
     source.step(0)
     commit(source.replica.copy(), tmp_path)
-    size = (tmp_path / name).stat().st_size
-    (tmp_path / name).write_bytes(b"\xff" * size)
-    with pytest.raises(CheckpointError):
-        replicas.read(tmp_path)
-
-
-@pytest.mark.parametrize("name", [MODEL_FILE, OPTIMIZER_FILE])
-def test_a_single_bit_that_has_changed_is_found(name: str, tmp_path: Path) -> None:
-    source = Parts("adam", "step", 1)
-    source.step(0)
-    commit(source.replica.copy(), tmp_path)
     raw = bytearray((tmp_path / name).read_bytes())
     raw[-1] ^= 1
     (tmp_path / name).write_bytes(raw)
     with pytest.raises(CheckpointError, match=f"{name}: the checksum of .* does not match"):
+        replicas.read(tmp_path)
+    (tmp_path / name).write_bytes(b"\xff" * len(raw))
+    with pytest.raises(CheckpointError):
         replicas.read(tmp_path)
 
 

@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from torch_edl.checkpoint import layout
-from torch_edl.checkpoint.manifest import Manifest
+from tests.unit.pytorch.test_replica import commit, through_json
 from torch_edl.errors import UsageError
 from torch_edl.pytorch import replica as replicas
 from torch_edl.pytorch import state_dict
@@ -95,15 +94,11 @@ def same(one: Any, other: Any) -> None:
 
 
 def sent(state: State, folder: Path) -> State:
-    return State(json.loads(json.dumps(state.header)), state.tensors)
+    return through_json(state)
 
 
 def written(state: State, folder: Path) -> State:
-    files = replicas.write(state, folder)
-    layout.seal(
-        folder,
-        Manifest(job="", strategy="allreduce", steps=3, shards=1, files=files),
-    )
+    commit(state, folder)
     return replicas.read(folder)
 
 

@@ -148,7 +148,7 @@ def test_one_pull_for_all_tables(script: Script) -> None:
     script.check(BATCHES)
 
 
-@pytest.mark.parametrize("where", ["host", "as on a device", GPU])
+@pytest.mark.parametrize("where", ["as on a device", GPU])
 def test_a_model_on_a_device(
     start_servers: Callable[..., list[pb.Server]], monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
