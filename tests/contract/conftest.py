@@ -14,7 +14,7 @@ from tests.etcd_server import Etcd
 from tests.kafka_server import Kafka
 from tests.maxcompute_server import MaxCompute
 from tests.postgres_server import PASSWORD, Postgres
-from torch_edl.plugins.etcd.access import EtcdAccess
+from torch_edl.plugins.etcd.store import EtcdAccess
 
 if TYPE_CHECKING:  # it needs the client of Kubernetes, an extra
     from tests.cluster.cluster import Cluster

@@ -15,8 +15,7 @@ from etcd3gw.client import Etcd3Client
 from master.runtime.store import Lock
 from tests.etcd_server import Etcd
 from torch_edl.errors import StoreConflictError, UsageError
-from torch_edl.plugins.etcd.access import EtcdAccess
-from torch_edl.plugins.etcd.store import EtcdStore
+from torch_edl.plugins.etcd.store import EtcdAccess, EtcdStore
 
 
 def test_an_etcd_that_is_away_is_named_and_ridden_through(etcd: Etcd) -> None:
@@ -26,7 +25,7 @@ def test_an_etcd_that_is_away_is_named_and_ridden_through(etcd: Etcd) -> None:
     lock.acquire()
     lock.put({"a": b"1"})
     etcd.kill()
-    for use in (lock.renew, lambda: store.get("a")):
+    for use in (lambda: lock.put({}), lambda: store.get("a")):
         with pytest.raises(OSError, match=rf"{etcd.endpoint}.*refused.*start it, or correct --st"):
             use()
     etcd.start()

@@ -14,8 +14,7 @@ import pytest
 from master.runtime.store import Lock, SqliteStore
 from torch_edl.errors import StoreConflictError
 from torch_edl.interfaces import Entry, Store
-from torch_edl.plugins.etcd.access import EtcdAccess
-from torch_edl.plugins.etcd.store import EtcdStore
+from torch_edl.plugins.etcd.store import EtcdAccess, EtcdStore
 from torch_edl.plugins.kubernetes.cluster.api import Api
 from torch_edl.plugins.kubernetes.master.state import ConfigMapStore
 

@@ -9,7 +9,6 @@ import re
 
 from torch_edl.errors import UsageError
 from torch_edl.interfaces import Store
-from torch_edl.plugins.etcd.access import EtcdAccess
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9_.-]+):([0-9]{1,5})")
 
@@ -27,7 +26,7 @@ def open(url: str, job: str) -> Store:
     """
     # Imported here: the client of etcd belongs to an extra, which a client of a cluster does not
     # need.
-    from torch_edl.plugins.etcd.store import EtcdStore
+    from torch_edl.plugins.etcd.store import EtcdAccess, EtcdStore
 
     access = EtcdAccess.from_environment(tls=url.startswith("etcds:"))
     return EtcdStore(endpoints(url), f"/torch-edl/jobs/{job}", access)
