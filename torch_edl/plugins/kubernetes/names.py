@@ -10,6 +10,9 @@ import hashlib
 import re
 from typing import Any
 
+Manifest = dict[str, Any]
+"""An object of the API, as plain data."""
+
 PLATFORM = "kubernetes"
 """Name of the platform, the value of ``--platform``."""
 DOMAIN = "torch-edl.dev"

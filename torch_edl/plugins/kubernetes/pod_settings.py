@@ -112,31 +112,25 @@ def shares(option: str, text: str) -> list[tuple[str, float]]:
     return found
 
 
-def object_name(option: str, text: str) -> str:
-    """Check the name of a Kubernetes object, which may be empty, and return it."""
+def object_name(option: str, text: str) -> None:
+    """Check the name of a Kubernetes object, which may be empty."""
     if text and not _DNS_NAME.fullmatch(text):
         raise UsageError(f"{option} {text}: no name of an object of Kubernetes; use small letters, "
                          "digits, '-' and '.'")  # fmt: skip
-    return text
 
 
-def namespace(option: str, text: str) -> str:
-    """Check the name of a namespace, which may be empty, and return it."""
+def namespace(option: str, text: str) -> None:
+    """Check the name of a namespace, which may be empty."""
     if text and not _DNS_LABEL.fullmatch(text):
         raise UsageError(f"{option} {text}: no name of a namespace; use at most 63 small letters, "
                          "digits and '-'")  # fmt: skip
-    return text
-
-
-def is_qualified(name: str) -> bool:
-    """Return True for the name of a label, taint or resource: ``disk`` or ``nvidia.com/gpu``."""
-    prefix, slash, last = name.rpartition("/")
-    return bool(_LABEL_NAME.fullmatch(last)) and (not slash or bool(_DNS_NAME.fullmatch(prefix)))
 
 
 def _is_resource(name: str) -> bool:
-    is_own = name in _RESOURCES or _HUGE_PAGES.fullmatch(name)
-    return is_qualified(name) if "/" in name else bool(is_own)
+    domain, slash, last = name.rpartition("/")
+    if slash:
+        return bool(_LABEL_NAME.fullmatch(last) and _DNS_NAME.fullmatch(domain))
+    return name in _RESOURCES or bool(_HUGE_PAGES.fullmatch(name))
 
 
 def _meant(name: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from torch_edl.plugins.kubernetes import names
-from torch_edl.plugins.kubernetes.cluster.failures import ExpiredError, NoAnswerError
+from torch_edl.plugins.kubernetes.cluster.failures import ClusterError, ExpiredError, NoAnswerError
 from torch_edl.plugins.kubernetes.cluster.pod_state import read_pod
 from torch_edl.plugins.kubernetes.cluster.watch import (
     Change,
@@ -101,95 +101,72 @@ def test_a_pod_of_the_same_name_is_another_one() -> None:
 # ---- the pace ----
 
 
-def pace() -> ListPause:
-    return ListPause(jitter=lambda: 1.0)
+def pace(*, watches: bool = True, jitter: float = 1.0) -> ListPause:
+    """Of pods that were listed, unless nothing was asked yet."""
+    found = ListPause(jitter=lambda: jitter)
+    if watches:
+        found.listed()
+    found.begins(0.0)
+    return found
 
 
 def test_pods_are_listed_once_and_watched_from_there() -> None:
-    found = pace()
+    found = pace(watches=False)
     assert found.lists
-    found.begins(0.0)
     found.listed()
-    assert not found.lists
     found.begins(0.0)
     assert found.ended(300.0) == 0.0
     assert not found.lists
 
 
-def test_an_expired_version_has_the_pods_listed_at_once() -> None:
+@pytest.mark.parametrize(
+    ("error", "after_s", "wait_s", "lists"),
+    [
+        (ExpiredError("410", status=410), 0.1, 0.0, True),
+        (NoAnswerError("timed out"), 95.0, 0.5, True),  # a silent watch may have missed something
+        (NoAnswerError("connection reset"), 30.0, 0.5, False),
+        (NoAnswerError("slow down", status=429, retry_after_s=17.0), 0.0, 17.0, False),
+    ],
+)
+def test_a_watch_that_fails_is_continued_or_the_pods_are_listed(
+    error: ClusterError, after_s: float, wait_s: float, lists: bool
+) -> None:
     found = pace()
-    found.listed()
-    found.begins(100.0)
-    assert found.failed(ExpiredError("410", status=410), 100.1) == 0.0
-    assert found.lists
+    assert found.failed(error, after_s) == wait_s
+    assert found.lists is lists
 
 
-def test_expired_again_and_again_backs_off() -> None:
-    found, waits = pace(), []
-    for i in range(8):
-        found.begins(float(i))
-        found.listed()
-        waits.append(found.failed(ExpiredError("410", status=410), float(i)))
-        assert found.lists
-    assert waits == [0.0, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0]
-
-
-def test_a_silent_watch_has_the_pods_listed() -> None:
+@pytest.mark.parametrize(
+    ("error", "waits"),
+    [
+        (ExpiredError("410", status=410), [0.0, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]),
+        (NoAnswerError("refused"), [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]),
+    ],
+)
+def test_a_call_that_fails_again_and_again_is_made_ever_more_rarely(
+    error: ClusterError, waits: list[float]
+) -> None:
     found = pace()
-    found.listed()
-    found.begins(0.0)
-    assert found.failed(NoAnswerError("timed out"), 95.0) == 0.5
-    assert found.lists
-
-
-def test_a_watch_that_breaks_is_continued_where_it_was() -> None:
-    found = pace()
-    found.listed()
-    found.begins(0.0)
-    assert found.failed(NoAnswerError("connection reset"), 30.0) == 0.5
-    assert not found.lists
-
-
-def test_a_server_that_stays_away_is_asked_ever_more_rarely() -> None:
-    found, now, waits = pace(), 0.0, []
-    found.listed()
-    for _ in range(9):
-        found.begins(now)
-        waits.append(found.failed(NoAnswerError("refused"), now))
-        now += waits[-1]
-    assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0, 10.0]
+    for wait_s in waits:
+        if isinstance(error, ExpiredError):
+            found.listed()
+        assert found.failed(error, 0.0) == wait_s
     assert found.lists
 
 
 def test_a_watch_that_lasted_forgives_earlier_failures() -> None:
     found = pace()
-    found.listed()
     for _ in range(5):
-        found.begins(0.0)
         found.failed(NoAnswerError("refused"), 0.0)
-    found.listed()
-    found.begins(100.0)
-    assert found.failed(NoAnswerError("reset"), 200.0) == 0.5
-
-
-def test_the_server_says_when_to_come_again() -> None:
-    found = pace()
-    found.begins(0.0)
-    assert found.failed(NoAnswerError("slow down", status=429, retry_after_s=17.0), 0.0) == 17.0
+    assert found.failed(NoAnswerError("reset"), 100.0) == 0.5
 
 
 def test_watches_that_end_at_once_are_not_repeated_at_once() -> None:
     found = pace()
-    found.listed()
-    waits = []
-    for _ in range(3):
-        found.begins(0.0)
-        waits.append(found.ended(0.0))
-    assert waits == [0.5, 1.0, 2.0]
+    assert [found.ended(0.0) for _ in range(3)] == [0.5, 1.0, 2.0]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_jitter_spreads_the_waiting(share: float) -> None:
-    found = ListPause(jitter=lambda: share)
-    found.begins(0.0)
+    found = pace(jitter=share)
     assert found.failed(NoAnswerError("refused"), 0.0) == 0.5 * (0.5 + 0.5 * share)

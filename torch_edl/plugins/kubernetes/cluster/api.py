@@ -18,8 +18,8 @@ from urllib.parse import quote
 from torch_edl.errors import UsageError
 from torch_edl.plugins.kubernetes.cluster.event_stream import EventStream, in_one_line, lines_of
 from torch_edl.plugins.kubernetes.cluster.failures import NoAnswerError, read_error
+from torch_edl.plugins.kubernetes.names import Manifest
 
-Manifest = dict[str, Any]
 T = TypeVar("T")
 
 CORE, BATCH = "/api/v1", "/apis/batch/v1"

@@ -24,10 +24,11 @@ from torch_edl.plugins.kubernetes.cluster.api import Api
 from torch_edl.plugins.kubernetes.cluster.failures import ForbiddenError
 from torch_edl.plugins.kubernetes.cluster.requests import settled
 from torch_edl.plugins.kubernetes.config import KubernetesConfig
-from torch_edl.plugins.kubernetes.master.launcher import KubernetesLauncher, Manifest
+from torch_edl.plugins.kubernetes.master.launcher import KubernetesLauncher
 from torch_edl.plugins.kubernetes.master.own_job import OwnJob
 from torch_edl.plugins.kubernetes.master.shared_pods import SharedPods
 from torch_edl.plugins.kubernetes.master.state import ConfigMapStore
+from torch_edl.plugins.kubernetes.names import Manifest
 from torch_edl.plugins.kubernetes.objects import final_status, shared_paths
 from torch_edl.plugins.kubernetes.objects.job import ENV_JOB_UID, ENV_NAMESPACE, keeps_state
 from torch_edl.plugins.kubernetes.objects.pod import process_pod

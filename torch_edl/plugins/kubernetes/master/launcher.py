@@ -18,7 +18,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch_edl.plugins.kubernetes import names
 from torch_edl.plugins.kubernetes.cluster.api import Api
@@ -38,6 +37,7 @@ from torch_edl.plugins.kubernetes.cluster.watch import (
     PodsListed,
     PodWatch,
 )
+from torch_edl.plugins.kubernetes.names import Manifest
 from torch_edl.processes.launcher import (
     Known,
     ProcessEvent,
@@ -48,8 +48,6 @@ from torch_edl.processes.launcher import (
 )
 
 log = logging.getLogger(__name__)
-
-Manifest = dict[str, Any]
 
 # Seconds after the grace period until a pod is deleted without its node: a lost node does not
 # confirm that a pod has ended.

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from typing import Any
 
 from torch_edl.launch.jobs.folder import ENDED
 from torch_edl.plugins.kubernetes import names
@@ -24,12 +23,11 @@ from torch_edl.plugins.kubernetes.cluster.failures import (
     MissingError,
 )
 from torch_edl.plugins.kubernetes.cluster.requests import settled
+from torch_edl.plugins.kubernetes.names import Manifest
 from torch_edl.plugins.kubernetes.objects import final_status
 from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
-
-Manifest = dict[str, Any]
 
 _AGAIN_S = 1.0
 # Finalizer of a pod that the controller has not counted yet.

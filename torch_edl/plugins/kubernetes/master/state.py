@@ -11,14 +11,13 @@ import json
 import threading
 import zlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch_edl.errors import StoreConflictError
 from torch_edl.interfaces import Entry, Store
 from torch_edl.plugins.kubernetes.cluster.api import Api
 from torch_edl.plugins.kubernetes.cluster.failures import ClusterError, InvalidError
-
-Manifest = dict[str, Any]
+from torch_edl.plugins.kubernetes.names import Manifest
 
 _CONFLICT = 409
 # Key of ConfigMap.data with the revisions; values are in ConfigMap.binaryData.

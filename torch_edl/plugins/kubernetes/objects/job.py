@@ -26,10 +26,9 @@ from torch_edl.config import JobConfig
 from torch_edl.config.environment import ENV_HOME, ENV_PLATFORM, hash_environment
 from torch_edl.plugins.kubernetes import names
 from torch_edl.plugins.kubernetes.cluster.api import CORE, KINDS
+from torch_edl.plugins.kubernetes.names import Manifest
 from torch_edl.plugins.kubernetes.objects import template
 from torch_edl.plugins.kubernetes.objects.pod import pod_spec, with_template
-
-Manifest = dict[str, Any]
 
 ENV_NAMESPACE = "TORCH_EDL_NAMESPACE"
 """Environment variable with the namespace of the master's pod."""

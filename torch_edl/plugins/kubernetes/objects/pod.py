@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from torch_edl.config.environment import (
     ENV_HOME,
@@ -19,9 +18,8 @@ from torch_edl.config.environment import (
 )
 from torch_edl.plugins.kubernetes import names
 from torch_edl.plugins.kubernetes.config import KubernetesConfig
+from torch_edl.plugins.kubernetes.names import Manifest
 from torch_edl.plugins.kubernetes.objects import template
-
-Manifest = dict[str, Any]
 
 USER = 1000
 """User id and group id of all containers, and the group of their volumes."""

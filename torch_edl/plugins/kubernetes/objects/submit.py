@@ -12,9 +12,8 @@ from torch_edl.plugins.kubernetes import names
 from torch_edl.plugins.kubernetes.cluster.api import Api
 from torch_edl.plugins.kubernetes.cluster.failures import ClusterError, ExistsError
 from torch_edl.plugins.kubernetes.cluster.pod_state import mapping, mappings
+from torch_edl.plugins.kubernetes.names import Manifest
 from torch_edl.plugins.kubernetes.objects import job
-
-Manifest = dict[str, Any]
 
 
 def submit(api: Api, config: JobConfig, *, token: str, code: Mapping[str, bytes]) -> Manifest:
