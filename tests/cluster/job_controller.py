@@ -49,7 +49,8 @@ class JobController:
     def reconcile(self) -> None:
         going = set()
         for job in self._store.list(JOBS):
-            if "deletionTimestamp" not in job["metadata"] and not _is_over(job):
+            is_over = any(c["type"] in ("Complete", "Failed") for c in _conditions(job))
+            if "deletionTimestamp" not in job["metadata"] and not is_over:
                 going.add(job["metadata"]["uid"])
                 self._reconcile(job)
         for pod in self._store.list(PODS):
@@ -185,10 +186,6 @@ class JobController:
 
 def _conditions(job: Object) -> list[Object]:
     return (job.get("status") or {}).get("conditions") or []
-
-
-def _is_over(job: Object) -> bool:
-    return any(c["type"] in ("Complete", "Failed") for c in _conditions(job))
 
 
 def _owners(pod: Object) -> list[Object]:

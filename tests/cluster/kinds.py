@@ -113,15 +113,11 @@ def requests_of(pod: Object) -> Counter[str]:
     among the pods of the node."""
     total: Counter[str] = Counter()
     for container in pod["containers"]:
-        total.update(_requests(container))
+        resources = container.get("resources") or {}
+        asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+        total.update({name: parse_quantity(amount) for name, amount in asked.items()})
     total["pods"] = 1000
     return total
-
-
-def _requests(container: Object) -> Counter[str]:
-    resources = container.get("resources") or {}
-    asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
-    return Counter({name: parse_quantity(amount) for name, amount in asked.items()})
 
 
 def write_quantity(thousandths: int) -> str:

@@ -119,7 +119,8 @@ class PodRun:
             ending.cancel()
             if prepare.done():
                 prepare.result()
-                await self._run_containers()
+                containers = self._pod["spec"]["containers"]
+                self._finish(max(await asyncio.gather(*map(self._run_container, containers))))
             else:
                 prepare.cancel()
                 self._finish(137)
@@ -139,8 +140,9 @@ class PodRun:
         await self._until_there(self._files.prepare, "FailedMount", "")
         self.network = PodNetwork()
         for container in spec["containers"]:
-            problem = self._problem_of_user(container)
-            if problem:
+            security = self._security(container)
+            if security.get("runAsNonRoot") and security["runAsUser"] == 0:
+                problem = "container has runAsNonRoot and image will run as root"
                 self._wait_because(container, "CreateContainerConfigError", problem)
                 await asyncio.Event().wait()
 
@@ -202,21 +204,10 @@ class PodRun:
                 return
             await self._store.change().wait()
 
-    def _problem_of_user(self, container: Object) -> str:
-        own, all_of_pod = container.get("securityContext") or {}, self._pod["spec"].get(
-            "securityContext") or {}  # fmt: skip
-        wanted = own.get("runAsNonRoot", all_of_pod.get("runAsNonRoot"))
-        root = self._user(container) == 0
-        return "container has runAsNonRoot and image will run as root" if wanted and root else ""
-
-    def _user(self, container: Object) -> int:
-        own = container.get("securityContext") or {}
+    def _security(self, container: Object) -> Object:
+        """What the container says about its user and rights, or else the pod."""
         of_pod = self._pod["spec"].get("securityContext") or {}
-        return int(own.get("runAsUser", of_pod.get("runAsUser", 1000)))
-
-    async def _run_containers(self) -> None:
-        codes = await asyncio.gather(*map(self._run_container, self._pod["spec"]["containers"]))
-        self._finish(max(codes))
+        return {"runAsUser": 1000, **of_pod, **(container.get("securityContext") or {})}
 
     def _finish(self, code: int) -> None:
         def change(pod: Object) -> None:
@@ -273,17 +264,14 @@ class PodRun:
 
     def _spec(self, container: Object, folder: Path) -> ContainerSpec:
         assert self.network is not None
-        pod, spec = self._pod, self._pod["spec"]
         (folder / "root").mkdir(parents=True)
         for name in ("termination-log", "result"):
             (folder / name).touch()
         (folder / "termination-log").chmod(0o666)
-        own = container.get("securityContext") or {}
-        of_pod = spec.get("securityContext") or {}
-        host, space = name_of(pod), namespace_of(pod)
+        security = self._security(container)
+        host, space = self.name, self.namespace
         search = f"{space}.svc.cluster.local svc.cluster.local cluster.local"
-        group = int(own.get("runAsGroup", of_pod.get("runAsGroup", 1000)))
-        more = [of_pod["fsGroup"]] if "fsGroup" in of_pod else []
+        more = [security["fsGroup"]] if "fsGroup" in security else []
         return ContainerSpec(
             command=container["command"],
             env=self._files.environment(container, self._machine.image_env, self.network.address),
@@ -299,10 +287,10 @@ class PodRun:
             },
             code=[str(ROOT), sys.prefix, sys.base_prefix],
             root=str(folder / "root"),
-            user=self._user(container),
-            groups=[group, *more],
-            read_only=bool(own.get("readOnlyRootFilesystem")),
-            no_new_privileges=own.get("allowPrivilegeEscalation") is False,
+            user=security["runAsUser"],
+            groups=[security.get("runAsGroup", 1000), *more],
+            read_only=bool(security.get("readOnlyRootFilesystem")),
+            no_new_privileges=security.get("allowPrivilegeEscalation") is False,
             result=str(folder / "result"),
             own_users=self._machine.own_users,
             termination_log=str(folder / "termination-log"),
@@ -312,13 +300,13 @@ class PodRun:
 
     def _change(self, change: Callable[[Object], None]) -> None:
         """Change the status, if the pod still exists and the node can still report."""
-        found = self._store.find(PODS, namespace_of(self._pod), name_of(self._pod))
+        found = self._store.find(PODS, self.namespace, self.name)
         if found is None or found["metadata"]["uid"] != self.uid or self.has_vanished:
             return
         if self.node in self._machine.lost:
             self._unsaid.append(change)
             return
-        self._store.update(PODS, namespace_of(self._pod), name_of(self._pod), change)
+        self._store.update(PODS, self.namespace, self.name, change)
 
     def say_all(self) -> None:
         """The node reports again."""

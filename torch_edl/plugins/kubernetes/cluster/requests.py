@@ -43,6 +43,16 @@ _WAITS = (QuotaError, NoAnswerError)
 _PATIENCE_S, _PAUSE_S = 60.0, 1.0
 
 
+def backoff_s(failures: int, *, first_s: float, longest_s: float, jitter: float) -> float:
+    """Return the pause after a number of consecutive failures: each is twice the last one.
+
+    Args:
+        failures: 1 after the first failure.
+        jitter: number from 0 to 1 that spreads the calls of many clients; 1 for the whole pause.
+    """
+    return min(first_s * 2.0 ** min(failures - 1, 16), longest_s) * (0.5 + 0.5 * jitter)
+
+
 def settled(call: Callable[[], T], *, forbidden_s: float = SETTLING_S) -> T:
     """Return the answer to a call, which is repeated if the server rejects it or is silent.
 
@@ -117,8 +127,9 @@ class Pacing:
         if now >= give_up_at:
             return None
         first_s = _QUOTA_BACKOFF_S if isinstance(error, QuotaError) else _FIRST_BACKOFF_S
-        wait_s = min(first_s * 2.0 ** min(failures - 1, 10), _LONGEST_BACKOFF_S)
-        wait_s *= 0.5 + 0.5 * self._jitter()
+        wait_s = backoff_s(
+            failures, first_s=first_s, longest_s=_LONGEST_BACKOFF_S, jitter=self._jitter()
+        )
         if error.status == 429:
             self.rest_until = max(self.rest_until, now + max(error.retry_after_s, 1.0))
         return now + max(wait_s, error.retry_after_s)

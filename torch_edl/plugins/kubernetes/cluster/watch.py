@@ -16,6 +16,7 @@ from torch_edl.plugins.kubernetes.cluster.api import Api
 from torch_edl.plugins.kubernetes.cluster.event_stream import EventStream, WatchEvent
 from torch_edl.plugins.kubernetes.cluster.failures import ClusterError, ExpiredError
 from torch_edl.plugins.kubernetes.cluster.pod_state import PodState, read_pod
+from torch_edl.plugins.kubernetes.cluster.requests import backoff_s
 
 # The server ends a watch after _WATCH_S, as with client-go, and sends a bookmark each minute. The
 # probes of the socket detect a dead connection earlier, see api.py. The limit of silence remains
@@ -152,10 +153,14 @@ class ListPause:
         return max(wait_s, error.retry_after_s)
 
     def _back_off(self) -> float:
-        wait_s = min(_FIRST_BACKOFF_S * 2.0**self._failures, _LONGEST_BACKOFF_S)
-        self._failures = min(self._failures + 1, 16)
+        self._failures += 1
         # Jitter, since all masters of a cluster lose their watch at once when its server restarts.
-        return wait_s * (0.5 + 0.5 * self._jitter())
+        return backoff_s(
+            self._failures,
+            first_s=_FIRST_BACKOFF_S,
+            longest_s=_LONGEST_BACKOFF_S,
+            jitter=self._jitter(),
+        )
 
 
 class PodWatch:

@@ -6,7 +6,7 @@ written there, such as a part of a checkpoint, cannot be read by another pod.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -22,18 +22,19 @@ _OWN = "emptyDir"
 
 
 def check(config: JobConfig) -> None:
-    """Raise UsageError if processes of a job could not read each other's files.
-
-    Raises:
-        UsageError: a path is not on a shared volume; names the option, the path and the fix.
-    """
+    """Raise UsageError, which names the option, if processes of a job could not read each other's
+    files."""
     if config.durability.mode == "journal" and not config.durability.journal_dir:
         raise UsageError(
             "--durability journal: the journal of a server would be gone with its pod; add "
             "--journal-dir on a --volume, or take --durability replica"
         )
     mounts = _mounts(config)
-    for option, path in _written(config):
+    for option, path in (
+        ("--checkpoint-dir", config.checkpoint.dir),
+        ("--output", config.checkpoint.output),
+        ("--journal-dir", config.durability.journal_dir),
+    ):
         if not path:
             continue
         inside = [each for each in mounts if PurePosixPath(path).is_relative_to(each)]
@@ -64,12 +65,6 @@ def parts(config: JobConfig) -> str:
     """Return the folder of unmerged predictions, on the same volume as the output."""
     output = PurePosixPath(config.checkpoint.output)
     return str(output.parent / f".{names.of_job(config.name)}-parts")
-
-
-def _written(config: JobConfig) -> Iterator[tuple[str, str]]:
-    yield "--checkpoint-dir", config.checkpoint.dir
-    yield "--output", config.checkpoint.output
-    yield "--journal-dir", config.durability.journal_dir
 
 
 def _mounts(config: JobConfig) -> dict[str, str]:
