@@ -40,7 +40,6 @@ class ContainerSpec:
     Args:
         command: of process 1.
         env: all of its environment.
-        folder: the working directory.
         host_name: of the pod.
         network: file descriptor of the namespace, inherited.
         mounts: the volumes.
@@ -57,7 +56,6 @@ class ContainerSpec:
 
     command: list[str]
     env: dict[str, str]
-    folder: str
     host_name: str
     network: int
     mounts: list[Mount]
@@ -118,7 +116,6 @@ def _become(spec: ContainerSpec) -> None:
     _build_root(spec)
     linux.set_host_name(spec.host_name)
     linux.change_root(spec.root)
-    os.chdir(spec.folder)
     if not spec.own_users:
         os.setgroups(spec.groups)
         os.setresgid(*[spec.groups[0]] * 3)
@@ -170,7 +167,6 @@ def _build_root(spec: ContainerSpec) -> None:
             os.unlink(root + path)
         Path(root + path).write_text(text)
     places = [_place(_resolve(root, mount.target), mount.source) for mount in spec.mounts]
-    os.makedirs(_resolve(root, spec.folder), exist_ok=True)
     if spec.read_only:
         for folder in [*written, root]:
             linux.make_read_only(folder)

@@ -26,14 +26,6 @@ _IMAGE = re.compile(r"[a-z0-9]+([._/:@-]+[A-Za-z0-9_]+)*")
 _LONGEST_LINE = 1 << 20
 
 
-@dataclass
-class _Container:
-    """A container that was started."""
-
-    process: asyncio.subprocess.Process
-    started: str
-
-
 @dataclass(frozen=True)
 class Machine:
     """What all pods of the cluster share.
@@ -75,7 +67,7 @@ class PodRun:
         self.namespace, self.name = namespace_of(pod), name_of(pod)
         self.node: str = pod["spec"]["nodeName"]
         self.network: PodNetwork | None = None
-        self._containers: dict[str, _Container] = {}
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._ending = asyncio.Event()
         self._kill_at: float | None = None
         self.has_vanished = False
@@ -92,9 +84,9 @@ class PodRun:
             return
         if self._kill_at is None:
             self._ending.set()
-            for container in self._containers.values():
+            for process in self._processes.values():
                 with contextlib.suppress(ProcessLookupError):
-                    container.process.terminate()
+                    process.terminate()
         self._kill_at = kill_at
         asyncio.get_running_loop().call_later(grace_s, self._kill)
 
@@ -105,9 +97,9 @@ class PodRun:
         self.task.cancel()
 
     def _kill(self) -> None:
-        for container in self._containers.values():
+        for process in self._processes.values():
             with contextlib.suppress(ProcessLookupError):
-                container.process.kill()
+                process.kill()
 
     # The course of a pod
 
@@ -229,25 +221,24 @@ class PodRun:
             cwd=ROOT, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT, pass_fds=[spec.network], limit=_LONGEST_LINE,
         )  # fmt: skip
-        running = _Container(process, now())
-        self._containers[name] = running
+        self._processes[name], started = process, now()
         if self._ending.is_set():
             process.terminate()
         self._change(self._ready)
-        self._say(container, {"running": {"startedAt": running.started}})
+        self._say(container, {"running": {"startedAt": started}})
         self._tell("Started", f"Started container {name}")
         log = self._machine.log(self.uid, name)
         await copy_log(process.stdout, log)
         code = await process.wait()
-        del self._containers[name]
-        code, state = self._ended(container, running, code, folder, log)
+        del self._processes[name]
+        code, state = self._ended(container, started, code, folder, log)
         again = self._pod["spec"]["restartPolicy"] != "Never"
         assert self._ending.is_set() or not again, "no container is restarted here"
         self._say(container, state)
         return code
 
     def _ended(
-        self, container: Object, running: _Container, code: int, folder: Path, log: Path
+        self, container: Object, started: str, code: int, folder: Path, log: Path
     ) -> tuple[int, Object]:
         """The exit code, and the state of the container."""
         if code < 0:
@@ -258,7 +249,7 @@ class PodRun:
             reason, message = "StartError", f"failed to create containerd task: {problem}"
         elif code and not message and container["terminationMessagePolicy"] != "File":
             message = last_lines(log)
-        ended = {"exitCode": code, "reason": reason, "startedAt": running.started,
+        ended = {"exitCode": code, "reason": reason, "startedAt": started,
                  "finishedAt": now(), "containerID": f"containerd://{self.uid}"}  # fmt: skip
         return code, {"terminated": {**ended, **({"message": message} if message else {})}}
 
@@ -269,21 +260,19 @@ class PodRun:
             (folder / name).touch()
         (folder / "termination-log").chmod(0o666)
         security = self._security(container)
-        host, space = self.name, self.namespace
-        search = f"{space}.svc.cluster.local svc.cluster.local cluster.local"
+        search = f"{self.namespace}.svc.cluster.local svc.cluster.local cluster.local"
         more = [security["fsGroup"]] if "fsGroup" in security else []
         return ContainerSpec(
             command=container["command"],
             env=self._files.environment(container, self._machine.image_env, self.network.address),
-            folder="/",
-            host_name=host,
+            host_name=self.name,
             network=self.network.namespace,
             mounts=self._files.mounts(container),
             files={
                 "/etc/hosts": f"127.0.0.1 localhost\n::1 localhost\n"
-                f"{self.network.address} {host}\n",
+                f"{self.network.address} {self.name}\n",
                 "/etc/resolv.conf": f"search {search}\nnameserver {DNS}\noptions ndots:5\n",
-                "/etc/hostname": f"{host}\n",
+                "/etc/hostname": f"{self.name}\n",
             },
             code=[str(ROOT), sys.prefix, sys.base_prefix],
             root=str(folder / "root"),
