@@ -73,14 +73,15 @@ def cut(frames: Sequence[Any], endpoint: str) -> Sequence[Any]:
 
 
 def joined(pieces: Sequence[memoryview], endpoint: str) -> Iterator[memoryview]:
-    """Yield the frames that :func:`cut` has cut into pieces.
+    """Return the frames that :func:`cut` has cut into pieces; they are joined one by one.
 
     Raises:
         UsageError: the last piece is missing, or a frame is too large.
     """
-    if endpoint.startswith(LOCAL):
-        yield from pieces
-        return
+    return iter(pieces) if endpoint.startswith(LOCAL) else _joined(pieces)
+
+
+def _joined(pieces: Sequence[memoryview]) -> Iterator[memoryview]:
     begun: list[memoryview] = []
     for piece in pieces:
         if len(piece) == PIECE_BYTES:
