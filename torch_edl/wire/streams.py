@@ -209,8 +209,7 @@ def connect(address: str, greeting: bytes, token: str, timeout_s: float) -> Stre
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(timeout_s))
             connection.connect(f"\0{address.removeprefix(_LOCAL)}")
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(0))
-        connection.settimeout(timeout_s)
-        if address.startswith(_LOCAL):
+            connection.settimeout(timeout_s)
             _require_own(connection)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
         else:

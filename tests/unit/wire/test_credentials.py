@@ -19,13 +19,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from tests.other_user import false_listener, needs_root
 from tests.waiting import HANG_S
 from torch_edl.config.environment import ENV_TLS
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.channel import REFUSED, Stub
-from torch_edl.wire.endpoint import REMOTE, free_port, is_remote
+from torch_edl.wire.endpoint import REMOTE, free_port
 from torch_edl.wire.security import certificates, keys
 from torch_edl.wire.server import serve
 
@@ -83,30 +84,6 @@ def refused(stub: Stub, *, wait: bool = False) -> tuple[CODES, str]:
     return caught.value.code(), caught.value.details()
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "remote"),
-    [
-        ("127.0.0.1:1", False),
-        ("127.9.9.9:1", False),
-        ("[::1]:1", False),
-        ("localhost:1", False),
-        ("remote://127.0.0.1:1", True),
-        ("0.0.0.0:1", True),
-        ("[::]:1", True),
-        (":1", True),
-        ("*:1", True),
-        ("10.0.0.1:1", True),
-        ("[fd00::1]:1", True),
-        # Whatever a name server says of them.
-        ("node0:1", True),
-        ("localhost.example.com:1", True),
-        ("127.0.0.1.example.com:1", True),
-    ],
-)
-def test_all_but_literal_loopback_may_be_another_machine(endpoint: str, remote: bool) -> None:
-    assert is_remote(endpoint) == remote
-
-
 def test_processes_that_have_the_token_accept_each_other(
     listen: Callable[..., str], connect: Connect
 ) -> None:
@@ -152,6 +129,16 @@ def test_a_server_that_speaks_plain_is_named(connect: Connect, wait: bool) -> No
     server.stop(None).wait()
     assert code in REFUSED
     assert "does not speak TLS" in details
+
+
+@needs_root
+def test_a_process_of_another_user_at_the_port_receives_no_token(connect: Connect) -> None:
+    port = free_port()
+    with false_listener(port) as received:
+        code, details = refused(connect(f"{NEAR}:{port}"))
+    assert received
+    assert TOKEN.encode() not in b"".join(received)
+    assert (code, "does not speak TLS" in details) == (CODES.UNAUTHENTICATED, True)
 
 
 def test_a_connection_to_itself_is_no_refusal(connect: Connect) -> None:

@@ -1,4 +1,4 @@
-"""Names of machines, as the files and servers of names have them."""
+"""Which endpoints are of this machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,31 @@ from typing import Any
 
 import pytest
 
-from torch_edl.wire.endpoint import is_loopback_name
+from torch_edl.wire.endpoint import is_loopback_name, is_remote
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "remote"),
+    [
+        ("127.0.0.1:1", False),
+        ("127.9.9.9:1", False),
+        ("[::1]:1", False),
+        ("localhost:1", False),
+        ("remote://127.0.0.1:1", True),
+        ("0.0.0.0:1", True),
+        ("[::]:1", True),
+        (":1", True),
+        ("*:1", True),
+        ("10.0.0.1:1", True),
+        ("[fd00::1]:1", True),
+        # Whatever a name server says of them.
+        ("node0:1", True),
+        ("localhost.example.com:1", True),
+        ("127.0.0.1.example.com:1", True),
+    ],
+)
+def test_all_but_literal_loopback_may_be_another_machine(endpoint: str, remote: bool) -> None:
+    assert is_remote(endpoint) == remote
 
 
 @pytest.mark.parametrize(
