@@ -81,7 +81,8 @@ class UserFunctions:
         are named OUTPUT_METRIC.
 
         Raises:
-            ContractError: the function raised, or did not return metrics by name.
+            ContractError: the function raised, did not return metrics by name, or a name is
+                ``loss`` or occurs twice.
         """
         if self.eval_metrics_fn is None:
             return {}
@@ -94,6 +95,11 @@ class UserFunctions:
                 found = [(f"{name}_{each}", UserMetric(metric, name)) for each, metric in of_output]
             for each, metric in found:
                 self.check_metric(f"eval_metrics_fn()[{each!r}]", metric.made)
+                if each == "loss":
+                    raise ContractError(
+                        f"{self.path}: eval_metrics_fn() has a metric 'loss', and the loss is "
+                        "always evaluated; choose another name"
+                    )
                 if each in metrics:
                     raise ContractError(
                         f"{self.path}: eval_metrics_fn() has two metrics {each!r}; rename one"
