@@ -53,7 +53,7 @@ class KerasStep:
         self._forward = tf.function(self.call, reduce_retracing=True) if compiled else self.call
 
     def call(self, features: Any) -> Any:
-        """Return the predictions for a minibatch, computed eagerly in evaluation mode."""
+        """Return the predictions for a minibatch, computed in evaluation mode."""
         with self._apart():
             return self._trained.model(features, training=False)
 

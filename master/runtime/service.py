@@ -41,7 +41,7 @@ Event = Callable[[ManagedJob, Any, float], Any]
 
 
 class Service:
-    """Answers the RPCs of the Master service.
+    """Answers all RPCs of the master.
 
     ``changed`` is the lock of the job; a thread that changes the job under it notifies the waiters.
 
@@ -237,7 +237,8 @@ class Service:
             self.apply(Note("info" if error is None else "warning", text))
 
     def _leasing(self, event: Event) -> Event:
-        """Return an event that waits while another master of the job may grant leases."""
+        """Return the event with no answer, so that its call waits, while another master of the job
+        may grant leases."""
         if (writer := self._writer) is None:
             return event
 

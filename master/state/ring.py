@@ -17,8 +17,8 @@ from torch_edl.wire import master_pb2 as pb
 
 # Seconds without a new worker after which the first ring of a model is formed.
 PATIENCE_S = 0.5
-# Seconds after the first member asked or left at which the ring counts as broken: members in the
-# same step have finished it, and a member that hangs in a later step is told.
+# Seconds after the first member asked or left at which the ring counts as broken. By then, members
+# in the same step have finished it; a member that hangs in a later step learns it by a heartbeat.
 GRACE_S = 1.0
 
 

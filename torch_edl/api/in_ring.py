@@ -116,7 +116,9 @@ class ScriptInRing:
         self.records_before, self.records_here = self.records_before + self.records_here, 0
         loader.until = loader.until or first + loader.passes * epochs
         until = loader.until
-        if until < self._epochs:  # the script iterates in its own loop over epochs
+        if (
+            until < self._epochs
+        ):  # more iterations than planned: the script has its own loop over epochs
             until = self._epochs if epochs > 1 else 0
         if self.late:
             try:

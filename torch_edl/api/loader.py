@@ -96,7 +96,8 @@ class Loader:
         """Number of planned iterations over the loader; 0: unknown. Jobs on parameter servers read
         the number when the first pass begins."""
         self.until = 0
-        """Number of epochs of the job after all planned iterations; 0 before the first pass."""
+        """Number of epochs of the job at the end of all planned iterations; 0 before the first
+        pass."""
         # Rejects invalid arguments before the first step.
         batches = open_batches(dataset, data, 0, options)
         self.whole = batches.data

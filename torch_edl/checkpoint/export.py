@@ -21,7 +21,8 @@ from torch_edl.config.parts import PREPROCESSING_FILE
 from torch_edl.errors import CheckpointError
 
 _ROWS = 1 << 14
-"""Number of rows that are written at a time, each to a page of its own: 64 MB of pages at most."""
+"""Number of rows that are written at a time. If each of them is on another page of the file, the
+pages take 64 MB of memory."""
 
 
 def write_output(checkpoint_dir: str | Path, output_dir: str | Path) -> None:

@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kSweep = size_t{1} << 17;        // entries that one call of evict() visits
 constexpr size_t kMostEvicted = size_t{1} << 14;  // entries that one call of evict() removes
-constexpr size_t kCounted = size_t{1} << 16;      // up to this size, all ages are read
+constexpr size_t kReadAll = size_t{1} << 16;      // up to so many entries, all ages are read
 constexpr size_t kSample = 256;                   // for larger tables, entries read per sub-table
 constexpr size_t kRoom = 16;                      // eviction stops at the bound minus 1/16 of it
 
@@ -81,7 +81,7 @@ struct Table::CounterEntries {
 template <typename Entries>
 Table::Oldest Table::oldest(Entries entries, size_t excess) {
   const size_t total = entries.total();
-  const bool all = total <= kCounted;
+  const bool all = total <= kReadAll;
   std::vector<int64_t> ages;
   for (SubTable& sub : subs_) {
     std::lock_guard<std::mutex> guard(sub.lock);

@@ -36,7 +36,8 @@ struct RowMeta {
   int64_t id;
   int64_t last_used;  // last update of the table that used the row
   uint32_t count;     // number of updates that used the row
-  uint32_t epoch;     // newest snapshot that has the row already; kFree: the row has no id
+  uint32_t epoch;     // number of the newest snapshot with the row (no epoch of training);
+                      // kFree: the row has no id
 };
 
 struct TableOptions {

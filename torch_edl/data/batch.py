@@ -41,7 +41,8 @@ MODES = {
 
 
 class BatchError(UsageError):
-    """A value is not a minibatch; the message describes the value and has no subject."""
+    """A value is not a minibatch. The message describes the value, and the caller says whose value
+    it is, as in "feed returned a scalar"."""
 
 
 class Datasets(Protocol):

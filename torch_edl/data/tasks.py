@@ -131,8 +131,12 @@ class LeasedTasks:
         self._changed = threading.Condition()  # guards the attributes below
         self._answers: deque[HeldLease | Item] = deque()
         self._pace = TaskDuration()
-        self._sated = False  # the master granted fewer tasks than requested
-        self._idle = True  # no tasks are wanted
+        self._sated = (
+            False  # the master granted fewer tasks than requested: ask again at the next get
+        )
+        self._idle = (
+            True  # give_up() was called, or the pass is over: lease nothing until the next get
+        )
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="leases-ahead", daemon=True)
 

@@ -25,7 +25,8 @@ class Position:
     """The updates and records that the model of a replica includes."""
 
     step: int = 0
-    """Number of model updates, including those skipped because a gradient was not finite."""
+    """Number of changes of the model, including those skipped because a gradient was not finite. In
+    a ring, an update is one change; with the engine ``local``, each of its minibatches is one."""
     pass_index: int = 0
     """Number of the current pass over data. Loaders and evaluations of a script are counted in the
     order in which the script runs them."""

@@ -9,7 +9,7 @@ engine. The same body therefore runs on all engines:
 ====================  ==========================  ==========================  =====================
 call                  :class:`LocalEngine`        :class:`ServersEngine`      :class:`RingEngine`
 ====================  ==========================  ==========================  =====================
-``begin``             nothing                     loads what was pulled       arms the reduction
+``begin``             nothing                     loads what was pulled       prepares the sum
 ``backward``          runs backward               pulls ahead, runs backward  runs backward, or adds
                                                                               no gradient to the sum
 ``optimizer.step()``  moves the model             collects the gradients      moves the model by the
@@ -162,7 +162,8 @@ class Engine(Protocol):
         ...
 
     def backward(self, compute: Callable[[], None] | None) -> bool:
-        """Run the backward pass of a model file, while transfers of other processes continue.
+        """Run the backward pass of a model file. With servers, the rows of later updates are pulled
+        meanwhile.
 
         Args:
             compute: runs backward; None if the minibatch gives no gradient.

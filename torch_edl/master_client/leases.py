@@ -42,7 +42,8 @@ class HeldLease:
     shard_mtime_ns: int = 0
     first: pb.FirstRecords = field(default_factory=pb.FirstRecords)
     incarnation: int = 0
-    """Incarnation of the servers when the task was leased; not part of the message."""
+    """Incarnation of the model when the task was leased; the answer of the master carries it once
+    for all its leases."""
 
     @classmethod
     def from_proto(cls, message: pb.LeaseMessage, incarnation: int = 0) -> HeldLease:

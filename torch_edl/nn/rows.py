@@ -33,7 +33,8 @@ WEIGHT, IDS, VECTORS = "weight", "ids", "vectors"
 
 _ALL_ROWS = 1 << 62
 
-_UNTRAINED = Optimizers("sgd", ())  # until the first step of an optimizer defines the kernel
+# Without groups, it changes no row. The first step of an optimizer replaces it.
+_UNTRAINED = Optimizers("sgd", ())
 
 # Keyed by the id of the weight that represents the table in an optimizer's groups.
 _tables: weakref.WeakValueDictionary[int, LocalRows] = weakref.WeakValueDictionary()

@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--job", required=True, help="name of the job")
     parser.add_argument("--shard", type=int, required=True, help="index of this shard, from 0")
     parser.add_argument("--shards", type=int, required=True, help="number of shards")
-    parser.add_argument("--incarnation", type=int, required=True, help="incarnation of the servers")
+    parser.add_argument("--incarnation", type=int, required=True, help="incarnation of this server")
     parser.add_argument("--host", default=own_host(), help="address to listen on")
     parser.add_argument("--port", type=int, default=0, help="port (default: a free one)")
     parser.add_argument("--mode", choices=SYNC_MODES, default="async")

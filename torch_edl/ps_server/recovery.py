@@ -23,8 +23,8 @@ _SET_UP = 2
 
 def recover(shard: ModelShard, log: ChangeLog) -> None:
     """Load the base of the log, and apply the later changes again, to a shard that is not in use
-    yet. Updates that the log cannot read are lost; at the end, the damage of its place is only what
-    no earlier server has found.
+    yet. Updates that the log cannot read are lost. In the end, ``log.place.damage`` contains only
+    damage that no earlier server has counted.
 
     Raises:
         JournalDamagedError: the base or a record is damaged or missing; the message names it.

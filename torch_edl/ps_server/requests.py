@@ -176,8 +176,8 @@ def require_same_dense(given: DenseShard, first: DenseShard) -> None:
         )
     if not given.optimizers.same(first.optimizers):
         raise UsageError(
-            f"optimizer {given.optimizers}: the first worker's is {first.optimizers}; use one "
-            "optimizer that both model files mean alike, such as SGD or Adagrad, or one model file"
+            f"optimizer {given.optimizers}: the first worker's is {first.optimizers}; use an "
+            "optimizer that both frameworks compute alike, such as SGD, or one model file"
         )
 
 

@@ -192,7 +192,7 @@ class ModelShard:
                 if answer is None:
                     self._append(entry)
                     self._take(push, request.retired_before)
-                    self._tables_told = True  # workers push after that
+                    self._tables_told = True  # a worker describes its tables before it pushes
                     answer = pb.PushGradientsResponse(accepted=True, version=self.version)
         return answer
 

@@ -154,7 +154,8 @@ class EmbeddingTable:
             return self._step
 
     def _is_round(self, step: int) -> bool:
-        # A round visits every row. A row stays at most a quarter of max_age too long.
+        # A round of evictions visits every row. With four rounds in max_age, a row stays at most a
+        # quarter of max_age too long.
         max_age = self.info.max_age
         return max_age > 0 and step % max(1, max_age // 4) == 0
 

@@ -115,7 +115,7 @@ class LeasedUpdates:
         """Prefetch an update, or execute one item other than training."""
         self.connect()
         self._fill()
-        # A failed task disconnects the engine from the servers.
+        # After a failed task, `_fail` has dropped the pipeline together with the connection.
         if self._upcoming or not self._connected:
             return
         self._count(self._engine.acknowledged(wait=True))

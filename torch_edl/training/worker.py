@@ -1,8 +1,9 @@
-"""The worker process, which leases tasks and trains, evaluates or predicts on them.
+"""The worker process of a model file, which trains, evaluates or predicts.
 
 The master starts ``python -m torch_edl.training.worker --job NAME --id I`` with its address and
 token in the environment. The worker registers, sends heartbeats, loads the model file, reports the
-model to the master, and begins when the master has started the servers.
+model to the master, and begins once the master has chosen the strategy and, with servers, started
+them.
 """
 
 from __future__ import annotations

@@ -29,7 +29,8 @@ class AgentRecord:
     rank: int = -1
     """Number among the machines; -1 before one is assigned. Changes until the agent has begun."""
     begun: bool = False
-    """True once the agent has started workers, which one beyond the job's machines does not."""
+    """True once the agent has started workers. The agent of a machine that the job does not need
+    never does."""
     knows_end: bool = False
     """True once the agent was told that the job is over."""
     logs: dict[int, str] = field(default_factory=dict)

@@ -38,8 +38,8 @@ class TaskProgress:
 
     @property
     def retired_before(self) -> int:
-        """Id below which all tasks are done, without one that ``max_steps`` cut: a higher limit
-        continues it."""
+        """Id below which all tasks are done. A task that ``max_steps`` cut does not count as done,
+        because a job that is resumed with more steps continues it."""
         cut = self.space.cut
         return self._retired if cut is None else min(self._retired, cut.id)
 

@@ -25,8 +25,9 @@ from torch_edl.wire import master_pb2 as pb
 class TaskScheduler:
     """The queues of a job, made once the data is counted and the model file is loaded.
 
-    In a job that leases its tasks, the workload: the methods of
-    :class:`~master.state.work.script_data.ScriptProgress` are described there.
+    It is the workload of a job that leases its tasks, as
+    :class:`~master.state.work.script_data.ScriptProgress` is that of a script. Methods that both
+    have are described there.
 
     Args:
         preprocessing: the fitted part, see :class:`~master.state.work.fitting.Fitting`.

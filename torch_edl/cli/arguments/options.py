@@ -268,7 +268,7 @@ def _value(option: Option, default: Any) -> dict[str, Any]:
     if "MIN:MAX" in option.metavar:
         return {"type": worker_range}
     if option.metavar.endswith("|stream"):
-        return {"type": passes}
+        return {"type": epochs}
     if option.metavar.endswith("[=VALUE]"):  # a positional argument may follow
         return {"action": "append"}
     if isinstance(default, tuple):
@@ -338,7 +338,7 @@ def whole(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
 
 
-def passes(text: str) -> int:
+def epochs(text: str) -> int:
     """Parse a number of epochs; ``stream`` is 0."""
     if text == "stream":
         return 0

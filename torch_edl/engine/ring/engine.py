@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 class RingEngine:
     """One member of a ring; see :class:`~torch_edl.interfaces.Engine`.
 
-    Optimizer steps do nothing unless ``live`` is True.
+    Unless ``live`` is True, gradients are hidden from the optimizers, whose steps then do nothing.
 
     Args:
         rendezvous: forms the rings; None if this process always trains alone.

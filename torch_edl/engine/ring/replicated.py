@@ -115,7 +115,9 @@ class GradientReducer(ABC):
         self._can_undo = False
         self._share = 1.0
         self._share_before = 0.0  # sum of the shares of accumulated minibatches
-        self._repeatable = True  # no member accumulated, so another backward may be added
+        # Another backward may follow the sum only if no member had accumulated minibatches: the sum
+        # of these is not repeated.
+        self._repeatable = True
         self._leads = True
 
     def use(self, group: Any) -> None:
@@ -190,7 +192,7 @@ class GradientReducer(ABC):
         Args:
             live: False if the step must not change the model.
         """
-        assert live, "the body of a model file steps only then"
+        assert live, "the body of a model file calls step only while the engine is live"
 
     def after_step(self) -> None:
         """Restore the gradients after a step of an optimizer, if :meth:`before_step` hid them."""
@@ -198,7 +200,7 @@ class GradientReducer(ABC):
 
     def forbid_accumulation(self) -> None:
         """Make the next backward raise UsageError if it adds to the gradients of this update, which
-        no optimizer has applied. Gradients of a tape are never added to others."""
+        no optimizer has applied. TensorFlow never adds up gradients, so it needs no check."""
         return
 
     @abstractmethod

@@ -71,8 +71,11 @@ class ServersEngine:
         self._incarnation = self._trained = self._acked = 0
         self._known: PullResult | None = None
         self._lost: ServersLostError | None = None
-        self._forgiving = self._keeps_gradients = False
-        self._at_last = True
+        # Lost servers raise no error inside a script's model; see `_pull_rows`.
+        self._forgiving = False
+        # The script has not called the optimizer, so its gradients belong to the next update.
+        self._keeps_gradients = False
+        self._at_last = True  # the current minibatch is the last one of its update
         # The engine is not told when the backward of a script begins, so hooks observe it.
         watches = served.is_script and self.depth
         served.attach(self._before_step, self._pull_ahead if watches else None)
@@ -242,10 +245,11 @@ class ServersEngine:
         """Collect the gradients of a minibatch, which are complete when the optimizer steps.
 
         Between the minibatches of an update, the user's optimizer changes this process's dense
-        parameters, with a local state. The next pull replaces the parameters, but the pushed
-        gradients were computed along the path of the model instead of all at its start. This halves
-        the loss that the delay costs (measured on DeepFM, 4 workers, updates of 8 minibatches).
-        After the last minibatch, the optimizer finds no gradients, because the servers apply them.
+        parameters, with a local state. The next pull replaces the parameters, but each pushed
+        gradient was computed at the parameters that the minibatches before it had reached, instead
+        of all gradients at the pulled parameters. This halves the loss that the delay costs
+        (measured on DeepFM, 4 workers, updates of 8 minibatches). After the last minibatch, the
+        optimizer finds no gradients, because the servers apply them.
         """
         planned = self._open
         if planned is None:

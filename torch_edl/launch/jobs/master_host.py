@@ -115,7 +115,7 @@ def find_or_start(
     with folder.one_at_a_time(place):
         found = _find(endpoint, names)
         if isinstance(found, JobFolder):
-            found = _succeed(found, config, endpoint, follows=follows)
+            found = _restart(found, config, endpoint, follows=follows)
         if found is None:
             with folder.one_at_a_time("start"):
                 free = [name for name in names if not JobFolder(name).is_running()]
@@ -135,7 +135,7 @@ def _start(job: JobFolder, *, token: str, listen: str, follows: bool) -> JobMast
     return JobMaster(address=address, token=hosted.token, hosted=hosted, job=job.name)
 
 
-def _succeed(job: JobFolder, config: JobConfig, endpoint: str, *, follows: bool) -> JobMaster:
+def _restart(job: JobFolder, config: JobConfig, endpoint: str, *, follows: bool) -> JobMaster:
     """Restart the master of a job whose agents wait for it, because its starter is lost.
 
     A new job instead would be a second group that does the same training.

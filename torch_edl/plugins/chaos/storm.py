@@ -108,8 +108,8 @@ class Storm:
 
         Args:
             living: the running processes.
-            expendable: servers of which one may be lost, provided that no other server was struck
-                since this list was made; None: all servers may be lost, even together.
+            expendable: servers that may be lost, but only one of them before the caller makes a new
+                list; None: all servers may be lost, even together.
         """
         blows = []
         for paused, until in list(self._paused.items()):

@@ -81,7 +81,7 @@ class Peer:
         self.needs_base = False
         """True if the peer lacks records that are no longer in memory: it needs a snapshot."""
         self._is_base_made = False
-        self._catches_up = False  # the last records before completion are sent
+        self._catches_up = False  # the last records that the peer lacks are being sent
         self._alone_until = 0  # newest record acknowledged without a copy
         self._unsent = Unsent(most_kept)
         self._durable = 0

@@ -238,7 +238,8 @@ class ProcessGroup:
         work.wait()
 
     def _wait_beside(self, work: Any) -> None:
-        """Wait in another thread: Gloo breaks the ring if the wait for a transfer is cut short."""
+        """Wait for a transfer in another thread. If the wait for a transfer ends early, Gloo breaks
+        the ring, which it does not for a collective; see :meth:`_wait_in_slices`."""
         ended, failures = threading.Event(), []
 
         def wait() -> None:

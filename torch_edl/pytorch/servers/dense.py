@@ -158,7 +158,8 @@ class FlatVector:
         # Memory for pulled values and pushed gradients: the vectors themselves, or host copies.
         self._pulled = _on_host(self._values)
         self._pushed = _on_host(self._gradient)
-        # Tensors that are not views of the vector, and buffers, which may stop being views.
+        # Tensors that are not views of the vector, and all buffers: a module may assign another
+        # tensor to a buffer, which is then no view.
         self._copied: list[tuple[DenseTensor, torch.Tensor]] = []
         self._parts: list[tuple[DenseTensor, torch.Tensor]] = []
         self._trained: list[tuple[str, DenseTensor, slice, int]] = []

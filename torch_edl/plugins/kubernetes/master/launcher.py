@@ -320,8 +320,8 @@ class KubernetesLauncher:
         ]
 
     def _blind(self, error: ClusterError) -> list[ProcessEvent]:
-        """Return the events for pods that cannot be followed: this process may never have had the
-        right to list them."""
+        """Return the events after the watch failed. A process that was never allowed to list pods
+        reports, after a while, that one of its pods is refused."""
         now = time.monotonic()
         self._away_since = now if self._away_since is None else self._away_since
         if now - self._away_since >= _AWAY_S and not self._has_warned:
