@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.place import MODELS
 from tests.waiting import HANG_S, wait_for
 from torch_edl.checkpoint.claim import OWNER_FILE
-
-from .conftest import MODELS
 
 RECORDS = 400
 RUN = "run @bad --data n.parquet --batch-size 20 --records-per-task 100 --ps 2"
@@ -135,13 +133,11 @@ def test_a_hang_is_shown_and_ends_the_job_after_so_many_tries(place: Any) -> Non
 
 
 def test_what_workers_do_is_shown_on_request(place: Any) -> None:
-    edl = [sys.executable, "-m", "torch_edl.cli"]
-
     def asked(*words: str) -> tuple[str, str]:
-        return place.start(*edl, "stack", "asked", *words).communicate(timeout=HANG_S)
+        return place.edl("stack", "asked", *words).communicate(timeout=HANG_S)
 
     words = RUN.replace("@bad", str(MODELS / "bad.py")).split()
-    with place.start(*edl, *words, "--job-name", "asked", "--", "hang") as job:
+    with place.edl(*words, "--job-name", "asked", "--", "hang") as job:
         try:
             wait_for(lambda: "time.sleep(3600)" in asked()[0])
             assert "job asked has no worker-7" in asked("--id", "7")[1]

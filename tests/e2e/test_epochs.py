@@ -12,9 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
 
+from tests.place import Place
 from torch_edl.checkpoint import layout
-
-from .conftest import Place
 
 SCRIPTS = Path(__file__).with_name("scripts")
 OPTIONS = "--data n.parquet --eval-data n.parquet --batch-size 20 --records-per-task 40"

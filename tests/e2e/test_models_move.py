@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
 
-from .conftest import Place
+from tests.place import Place
 
 # Counts: after n epochs from scratch every weight is n times the records that it saw.
 MODEL = """

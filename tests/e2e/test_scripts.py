@@ -13,15 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.place import EDL, ROOT, Place
 from tests.waiting import HANG_S
-
-from .conftest import ROOT, Place
 
 EXAMPLES = ROOT / "examples" / "mnist"
 SCRIPT = str(EXAMPLES / "train.py")
 PYTHON = sys.executable
 TORCHRUN = [PYTHON, "-m", "torch.distributed.run"]
-EDL = [PYTHON, "-m", "torch_edl.cli", "run"]
 ENOUGH = 0.95
 # With two processes an update has twice the records, so there are half as many: 4 are too few.
 EPOCHS = ["--epochs", "8"]
@@ -48,10 +46,12 @@ def test_three_lines_and_an_import_are_all_that_changes() -> None:
     [
         pytest.param([PYTHON, SCRIPT], 1, marks=pytest.mark.slow),
         ([*TORCHRUN, "--nproc-per-node", "2", SCRIPT], 2),
-        ([*EDL, SCRIPT, "--workers", "2", "--job-name", "ring", "--output", "trained"], 2),
+        ([*EDL, "run", SCRIPT, "--workers", "2", "--job-name", "ring", "--output", "trained"], 2),
         # tests/e2e/test_torchrun.py starts several machines.
         pytest.param(
-            [*EDL, "--nnodes", "1:4", "--nproc-per-node", "1", SCRIPT], 1, marks=pytest.mark.slow
+            [*EDL, "run", "--nnodes", "1:4", "--nproc-per-node", "1", SCRIPT],
+            1,
+            marks=pytest.mark.slow,
         ),
         # But for the three lines it is the same.
         pytest.param([PYTHON, str(EXAMPLES / "train_plain.py")], 1, marks=pytest.mark.slow),
@@ -136,7 +136,7 @@ def test_a_package_that_calls_init_is_found_there(place: Place, tmp_path: Path) 
     (place / "script.py").write_text("import company\nprint('at its end')\n")
     path = f"{place.env['PYTHONPATH']}{os.pathsep}{site}"
     process = place.start(
-        *EDL, "script.py", "--workers", "1",
+        *EDL, "run", "script.py", "--workers", "1",
         env={**place.env, "PYTHONPATH": path}, stderr=subprocess.STDOUT,
     )  # fmt: skip
     text, _ = process.communicate(timeout=HANG_S)

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.place import EDL, Place
 from tests.waiting import HANG_S
 from torch_edl.config.environment import ENV_UNSEEN
 
-from .conftest import Place
-
 GANG = Path(__file__).with_name("scripts") / "gang.py"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
-TORCH_EDL = [sys.executable, "-m", "torch_edl.cli", "run"]
+TORCH_EDL = [*EDL, "run"]
 
 # What must differ from one run to the next.
 _OF_THE_RUN = {

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -21,6 +21,7 @@ from rich.console import Console
 
 from master.state.lifecycle import LEAVE_WITHIN_S
 from tests.closing_server import ClosingServer
+from tests.place import Place
 from tests.waiting import HANG_S, wait_for
 from torch_edl.checkpoint.claim import OWNER_FILE
 from torch_edl.cli import submit
@@ -51,70 +52,37 @@ def feed(records, mode, metadata):
 """
 RECORDS = 300
 
-Run = Callable[..., "subprocess.Popen[str]"]
-
 
 @pytest.fixture
-def place(tmp_path: Path, home: Path) -> Path:
-    """A folder with a model file and 300 records."""
-    (tmp_path / "net.py").write_text(MODEL)
-    (tmp_path / "x.csv").write_text("x\n" + "".join(f"{i}\n" for i in range(RECORDS)))
-    return tmp_path
-
-
-@pytest.fixture
-def torch_edl(place: Path) -> Iterator[Run]:
-    """Starts commands there; at the end none of their processes may be left."""
-    started: list[subprocess.Popen[str]] = []
-    root = str(Path(__file__).parents[3])
-
-    def run(*words: str) -> subprocess.Popen[str]:
-        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
-        process = subprocess.Popen(
-            [sys.executable, "-m", "torch_edl.cli", *words],
-            cwd=place,
-            env={**os.environ, "PYTHONPATH": path},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        return process
-
-    yield run
-    for process in started:
+def place(tmp_path: Path, home: Path) -> Iterator[Place]:
+    """A folder with a model file and 300 records; at the end no process of a job may be left."""
+    place = Place(tmp_path)
+    (place / "net.py").write_text(MODEL)
+    (place / "x.csv").write_text("x\n" + "".join(f"{i}\n" for i in range(RECORDS)))
+    yield place
+    for process in place.started:
         if process.poll() is None:
             process.kill()
         process.communicate()
     wait_for(lambda: not job_processes(place), lambda: job_processes(place))
 
 
-def job_processes(place: Path) -> list[psutil.Process]:
-    """Living processes of jobs in this test's folder, the commands themselves excepted."""
-    found = []
-    home = str(place / "home")
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            words = process.cmdline()
-            ours = any(
-                w in ("master", "torch_edl.training.worker", "torch_edl.ps_server") for w in words
-            )
-            if ours and process.environ().get("TORCH_EDL_HOME") == home:
-                found.append(process)
-    return found
+def job_processes(place: Place) -> list[psutil.Process]:
+    """Living processes of jobs, without the commands."""
+    return [each for each in place.processes() if "torch_edl.cli" not in each.info["cmdline"]]
 
 
-def start_slow(torch_edl: Run, place: Path) -> subprocess.Popen[str]:
+def start_slow(place: Place) -> subprocess.Popen[str]:
     """A job that would continue for minutes; returns once it trains."""
     words = "run net.py --data x.csv --epochs 1000 --job-name slow --summary s.json -- slow"
-    process = torch_edl(*words.split())
+    process = place.edl(*words.split())
     log = place / "home/jobs/slow/logs/worker-0.log"
     wait_for(lambda: log.exists() and "feeding 300 to training" in log.read_text())
     return process
 
 
-def test_ctrl_c_ends_all_processes(torch_edl: Run, place: Path) -> None:
-    process = start_slow(torch_edl, place)
+def test_ctrl_c_ends_all_processes(place: Place) -> None:
+    process = start_slow(place)
     commands = [" ".join(each.cmdline()) for each in job_processes(place)]
     assert len(commands) > 1
     assert all("--job slow" in command for command in commands), "ps does not show the job"
@@ -130,8 +98,8 @@ def test_ctrl_c_ends_all_processes(torch_edl: Run, place: Path) -> None:
     assert [p["exit"] for p in summary["processes"] if p["role"] == "worker"] == ["stopped"]
 
 
-def test_a_second_ctrl_c_does_not_wait(torch_edl: Run, place: Path) -> None:
-    process = start_slow(torch_edl, place)
+def test_a_second_ctrl_c_does_not_wait(place: Place) -> None:
+    process = start_slow(place)
     worker = next(p for p in job_processes(place) if "torch_edl.training.worker" in p.cmdline())
     worker.suspend()  # it would not hear the end of the job
     process.send_signal(signal.SIGINT)
@@ -145,21 +113,21 @@ def test_a_second_ctrl_c_does_not_wait(torch_edl: Run, place: Path) -> None:
     wait_for(lambda: not job_processes(place))
 
 
-def test_the_death_of_the_client_ends_the_job(torch_edl: Run, place: Path) -> None:
-    process = start_slow(torch_edl, place)
+def test_the_death_of_the_client_ends_the_job(place: Place) -> None:
+    process = start_slow(place)
     process.kill()
     process.communicate()
     wait_for(lambda: not job_processes(place))
-    status = torch_edl("status", "--json")
+    status = place.edl("status", "--json")
     assert json.loads(status.communicate()[0])["state"] == "stopped"
 
 
-def master_pid(place: Path) -> int:
+def master_pid(place: Place) -> int:
     return int(json.loads((place / "home/jobs/slow/master.json").read_text())["pid"])
 
 
-def test_a_master_that_dies_again_and_again_ends_the_job(torch_edl: Run, place: Path) -> None:
-    process = start_slow(torch_edl, place)
+def test_a_master_that_dies_again_and_again_ends_the_job(place: Place) -> None:
+    process = start_slow(place)
     worker = next(p for p in job_processes(place) if "torch_edl.training.worker" in p.cmdline())
     deaths: set[int] = set()
     while process.poll() is None:  # as soon as it is there: it never answers
@@ -182,12 +150,12 @@ def test_a_master_that_dies_again_and_again_ends_the_job(torch_edl: Run, place: 
     assert "(signal 9)" in kept["error"]
 
 
-def test_a_master_that_is_killed_is_started_again(torch_edl: Run, place: Path) -> None:
-    process = start_slow(torch_edl, place)
+def test_a_master_that_is_killed_is_started_again(place: Place) -> None:
+    process = start_slow(place)
     worker = next(p for p in job_processes(place) if "torch_edl.training.worker" in p.cmdline())
     killed = master_pid(place)
     os.kill(killed, signal.SIGKILL)
-    status = torch_edl("status", "slow", "--json").communicate(timeout=HANG_S)[0]
+    status = place.edl("status", "slow", "--json").communicate(timeout=HANG_S)[0]
     assert json.loads(status)["state"] in ("starting", "running"), "also while there is none"
     wait_for(lambda: master_pid(place) != killed)
     assert worker.is_running()
@@ -198,8 +166,8 @@ def test_a_master_that_is_killed_is_started_again(torch_edl: Run, place: Path) -
     assert "slow: stopped after" in out
 
 
-def test_ctrl_c_while_the_master_is_away_leaves_nothing_behind(torch_edl: Run, place: Path) -> None:
-    process = start_slow(torch_edl, place)
+def test_ctrl_c_while_the_master_is_away_leaves_nothing_behind(place: Place) -> None:
+    process = start_slow(place)
     os.kill(master_pid(place), signal.SIGKILL)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=HANG_S)
@@ -207,12 +175,10 @@ def test_ctrl_c_while_the_master_is_away_leaves_nothing_behind(torch_edl: Run, p
     assert not job_processes(place)
 
 
-def test_an_exception_of_the_users_reaches_the_terminal(
-    torch_edl: Run, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+def test_an_exception_of_the_users_reaches_the_terminal(place: Place) -> None:
+    place.env.pop("PYTHONHASHSEED", None)
     words = "run net.py --data x.csv --job-name j --summary s.json --max-task-failures 2 --seed 5"
-    process = torch_edl(*words.split(), "--", "raise")
+    process = place.edl(*words.split(), "--", "raise")
     out, err = process.communicate(timeout=HANG_S)
     assert process.returncode == 1
     *trace, last, logs = err.splitlines()
@@ -220,7 +186,7 @@ def test_an_exception_of_the_users_reaches_the_terminal(
     assert trace[-1] == "ValueError: no [red] column"
     assert last.startswith("error: ")
     assert "(records 0 to 299 of " in last
-    assert logs == f"logs: {place}/home/jobs/j/logs"
+    assert logs == f"logs: {place.folder}/home/jobs/j/logs"
     assert out.startswith("net.py is a model file of PyTorch: job j trains it\n")
     assert "worker-0 | feeding 300 to training" in out
     salted = {**os.environ, "PYTHONHASHSEED": "5"}
@@ -235,11 +201,11 @@ def test_an_exception_of_the_users_reaches_the_terminal(
     assert [json.loads(e).get("traceback", "").splitlines() for e in events[-2:]] == [trace, trace]
 
 
-def test_a_closed_terminal_stops_the_job_as_sigterm_does(place: Path) -> None:
+def test_a_closed_terminal_stops_the_job_as_sigterm_does(place: Place) -> None:
     words = "run net.py --data x.csv --epochs 1000 --job-name tty --checkpoint-dir c -- slow"
     pid, terminal = pty.fork()
     if not pid:
-        os.chdir(place)
+        os.chdir(place.folder)
         os.environ["PYTHONPATH"] = str(Path(__file__).parents[3])
         os.execv(sys.executable, [sys.executable, "-m", "torch_edl.cli", *words.split()])
     log = place / "home/jobs/tty/logs/worker-0.log"
@@ -253,19 +219,19 @@ def test_a_closed_terminal_stops_the_job_as_sigterm_does(place: Path) -> None:
     assert JobFolder("tty").last_status()["state"] == "stopped"
 
 
-def test_a_job_that_is_detached_goes_on(torch_edl: Run, place: Path) -> None:
+def test_a_job_that_is_detached_goes_on(place: Place) -> None:
     words = "run net.py --data x.csv --epochs 1000 --job-name off --detach --checkpoint-dir c"
-    out, err = torch_edl(*words.split(), "--", "slow").communicate(timeout=HANG_S)
+    out, err = place.edl(*words.split(), "--", "slow").communicate(timeout=HANG_S)
     assert "stop it: torch-edl stop off" in out, err
     assert job_processes(place)
-    status = torch_edl("status", "off", "--json").communicate()[0]
+    status = place.edl("status", "off", "--json").communicate()[0]
     assert json.loads(status)["state"] in ("starting", "running")
-    again = torch_edl(*words.split())
+    again = place.edl(*words.split())
     assert "a job of that name is running" in again.communicate(timeout=HANG_S)[1]
     assert again.returncode == 2
     log = place / "home/jobs/off/logs/worker-0.log"
     wait_for(lambda: log.exists() and log.read_text().count("feeding 300") > 2)
-    assert "off: stopped" in torch_edl("stop", "off").communicate(timeout=HANG_S)[0]
+    assert "off: stopped" in place.edl("stop", "off").communicate(timeout=HANG_S)[0]
     wait_for(lambda: not JobFolder("off").is_watched())
     said = (place / "home/jobs/off/logs/client-0.log").read_text()
     assert "stopping: torch-edl stop" in said
@@ -275,7 +241,7 @@ def test_a_job_that_is_detached_goes_on(torch_edl: Run, place: Path) -> None:
 
 
 def test_a_master_that_runs_and_never_answers_is_an_error_with_likely_causes(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+    place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process closes what this client opens, as a firewall or a proxy may."""
     monkeypatch.setattr(submit, "_UNREACHABLE_S", 0.5)

@@ -7,18 +7,17 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
+from tests.place import Place
 from tests.waiting import HANG_S, is_running, wait_for
 from torch_edl.wire.endpoint import free_port, is_remote, own_address
 
-from .conftest import ROOT, WORKER, RunningAgent
+from .conftest import WORKER, RunningAgent
 
 
 class AgentProcess(RunningAgent):
@@ -34,40 +33,23 @@ class AgentProcess(RunningAgent):
         return self.process.returncode, out, err
 
 
-class Place:
-    """A folder of jobs, and commands in it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.env = {
-            **os.environ,
-            "TORCH_EDL_HOME": str(folder / "home"),
-            "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": "1",
-        }
-        self.env.pop("TORCH_EDL_TOKEN", None)
-        self.agents: list[AgentProcess] = []
+class AgentPlace(Place):
+    """A folder in which agents run."""
 
     def run(self, *words: str, name: str = "agent", arg: str = "") -> AgentProcess:
         """Starts ``torch-edl run`` of the script that tells of itself in a folder of that name."""
         out = self.folder / name
         out.mkdir()
-        process = subprocess.Popen(
-            [*_TORCH_EDL, "run", *words, str(WORKER), *filter(None, [arg])],
-            env={**self.env, "WORKER_FOLDER": str(out)},
-            cwd=self.folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.agents.append(AgentProcess(out, process))
-        return self.agents[-1]
+        command = ["run", *words, WORKER, *filter(None, [arg])]
+        process = self.edl(*command, env={**self.env, "WORKER_FOLDER": str(out)})
+        return AgentProcess(out, process)
 
     def ask(self, *words: str) -> str:
         """What a command prints."""
-        return subprocess.run(
-            [*_TORCH_EDL, *words], env=self.env, capture_output=True, text=True, check=True
-        ).stdout
+        process = self.edl(*words)
+        out, err = process.communicate(timeout=HANG_S)
+        assert process.returncode == 0, err
+        return out
 
     def master(self, job: str) -> dict[str, Any]:
         """Where it listens, once it does."""
@@ -75,26 +57,13 @@ class Place:
         wait_for(file.exists)
         return json.loads(file.read_text())  # type: ignore[no-any-return]
 
-    def left(self) -> list[psutil.Process]:
-        """Processes of the folder that run."""
-        return [
-            p
-            for p in psutil.process_iter(["environ"])
-            if (p.info["environ"] or {}).get("TORCH_EDL_HOME") == self.env["TORCH_EDL_HOME"]
-        ]
-
-
-_TORCH_EDL = [sys.executable, "-m", "torch_edl.cli"]
-
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    place = Place(tmp_path)
+def place(tmp_path: Path) -> Iterator[AgentPlace]:
+    place = AgentPlace(tmp_path)
+    place.env.pop("TORCH_EDL_TOKEN", None)
     yield place
-    for process in place.left():
-        process.kill()
-    for agent in place.agents:
-        agent.process.communicate()
+    place.close()
 
 
 @pytest.fixture
@@ -102,7 +71,7 @@ def endpoint() -> str:
     return f"127.0.0.1:{free_port()}"
 
 
-def test_a_job_of_one_machine_is_scaled_and_outlives_its_master(place: Place) -> None:
+def test_a_job_of_one_machine_is_scaled_and_outlives_its_master(place: AgentPlace) -> None:
     agent = place.run("--workers", "1:2", "--job-name", "one")
     workers = agent.workers(2)
     before = place.master("one")
@@ -122,27 +91,27 @@ def test_a_job_of_one_machine_is_scaled_and_outlives_its_master(place: Place) ->
     assert "1 to 2 workers, job one" in err
     assert "the master ended (signal 9); starting it again" in err
     assert json.loads(place.ask("status", "one", "--json"))["state"] == "finished"
-    wait_for(lambda: not place.left())
+    wait_for(lambda: not place.processes())
 
 
-def test_ctrl_c_ends_the_job_and_leaves_nothing(place: Place) -> None:
+def test_ctrl_c_ends_the_job_and_leaves_nothing(place: AgentPlace) -> None:
     agent = place.run("--workers", "2", "--job-name", "gone")
     agent.workers(2)
     agent.process.send_signal(signal.SIGINT)
     assert agent.finish()[0] == 130
-    assert not place.left()
+    assert not place.processes()
     assert json.loads(place.ask("status", "gone", "--json"))["state"] == "stopped"
 
 
-def test_a_killed_agent_takes_everything_with_it(place: Place) -> None:
+def test_a_killed_agent_takes_everything_with_it(place: AgentPlace) -> None:
     agent = place.run("--workers", "2", "--job-name", "dead", arg="deaf")
     agent.workers(2)
     agent.process.kill()
-    wait_for(lambda: not place.left())
+    wait_for(lambda: not place.processes())
 
 
 def test_agents_that_begin_at_once_start_one_master_and_end_at_one_failure(
-    place: Place, endpoint: str
+    place: AgentPlace, endpoint: str
 ) -> None:
     words = ["--nnodes", "1:3", "--nproc-per-node", "2", "--rdzv-endpoint", endpoint]
     agents = [place.run(*words, "--rdzv-id", "many", name=name) for name in ("one", "two")]
@@ -150,7 +119,7 @@ def test_agents_that_begin_at_once_start_one_master_and_end_at_one_failure(
     assert {env["TORCH_EDL_MASTER"] for env in envs} == {endpoint}
     assert sorted(env["RANK"] for env in envs) == ["0", "1", "2", "3"]
     assert sorted(env["GROUP_RANK"] for env in envs) == ["0", "0", "1", "1"]
-    assert len([p for p in place.left() if "master" in p.cmdline()]) == 1
+    assert len([p for p in place.processes() if "master" in p.cmdline()]) == 1
     one, two = agents
     two.end(77, 1)
     code, _, err = two.finish()
@@ -159,10 +128,10 @@ def test_agents_that_begin_at_once_start_one_master_and_end_at_one_failure(
     code, _, err = one.finish()
     assert code == 1
     assert "ended (exit code 1)" in err
-    wait_for(lambda: not place.left())
+    wait_for(lambda: not place.processes())
 
 
-def test_a_job_that_is_stopped(place: Place) -> None:
+def test_a_job_that_is_stopped(place: AgentPlace) -> None:
     agent = place.run("--workers", "1", "--job-name", "halt")
     workers = agent.workers(1)
     place.ask("stop", "halt")
@@ -173,7 +142,7 @@ def test_a_job_that_is_stopped(place: Place) -> None:
     assert json.loads(place.ask("status", "halt", "--json"))["state"] == "stopped"
 
 
-def test_a_token_that_can_be_guessed_is_rejected_on_one_machine_too(place: Place) -> None:
+def test_a_token_that_can_be_guessed_is_rejected_on_one_machine_too(place: AgentPlace) -> None:
     """Other users of the machine reach the port, and could search for the token."""
     place.env["TORCH_EDL_TOKEN"] = "open sesame"
     code, _, err = place.run("--rdzv-endpoint", f"127.0.0.1:{free_port()}").finish()
@@ -184,7 +153,7 @@ def test_a_token_that_can_be_guessed_is_rejected_on_one_machine_too(place: Place
 
 
 @pytest.mark.slow
-def test_agents_meet_off_loopback_if_they_have_the_token(place: Place) -> None:
+def test_agents_meet_off_loopback_if_they_have_the_token(place: AgentPlace) -> None:
     """At an address of this machine that others could reach; all calls are encrypted there."""
     host = own_address("192.0.2.1:9")  # an address of nobody: the way there begins at ours
     if not is_remote(f"{host}:1"):
@@ -205,7 +174,7 @@ def test_agents_meet_off_loopback_if_they_have_the_token(place: Place) -> None:
 
 
 @pytest.mark.slow
-def test_a_machine_too_many_waits_for_a_place(place: Place, endpoint: str) -> None:
+def test_a_machine_too_many_waits_for_a_place(place: AgentPlace, endpoint: str) -> None:
     def start(name: str) -> AgentProcess:
         words = ["--nnodes", "2", "--rdzv-endpoint", endpoint, "--rdzv-id", "full"]
         return place.run(*words, name=name)
@@ -235,7 +204,7 @@ def test_a_machine_too_many_waits_for_a_place(place: Place, endpoint: str) -> No
 
 @pytest.mark.slow
 def test_who_comes_after_the_first_agent_and_the_master_goes_on_with_the_others(
-    place: Place, endpoint: str
+    place: AgentPlace, endpoint: str
 ) -> None:
     """Without a token that was set by hand, and never as a second job beside the first."""
 
@@ -271,7 +240,7 @@ def test_who_comes_after_the_first_agent_and_the_master_goes_on_with_the_others(
 
 
 @pytest.mark.slow
-def test_too_few_machines_end_the_job_where_its_master_is(place: Place, endpoint: str) -> None:
+def test_too_few_machines_end_the_job_where_its_master_is(place: AgentPlace, endpoint: str) -> None:
     words = ["--nnodes", "2", "--rdzv-endpoint", endpoint, "--rdzv-id", "few"]
     agent = place.run(*words, "--rdzv-conf", "join_timeout=1.5")
     code, _, err = agent.finish()
@@ -280,10 +249,10 @@ def test_too_few_machines_end_the_job_where_its_master_is(place: Place, endpoint
     status = json.loads(place.ask("status", "few", "--json"))
     assert status["state"] == "failed"
     assert "machines joined" in status["error"]
-    wait_for(lambda: not place.left())
+    wait_for(lambda: not place.processes())
 
 
-def test_two_commands_are_two_jobs_unless_they_name_one(place: Place) -> None:
+def test_two_commands_are_two_jobs_unless_they_name_one(place: AgentPlace) -> None:
     """One line twice: two results. Who names a job must run what it runs."""
     words = ["--nnodes", "1:4", "--nproc-per-node", "1"]
     named = place.run(*words, "--rdzv-id", "mine", name="named", arg="0.005")

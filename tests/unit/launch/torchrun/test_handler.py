@@ -24,6 +24,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from tests.place import processes_of
 from tests.waiting import HANG_S, wait_for
 from torch_edl.launch.jobs import master_host, master_process
 from torch_edl.launch.jobs.folder import all_jobs
@@ -71,9 +72,8 @@ def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         monkeypatch.setenv(name, "")  # so that what the handler sets is undone
         monkeypatch.delenv(name)
     yield free_endpoint()
-    for process in psutil.process_iter(["environ"]):
-        if (process.info["environ"] or {}).get("TORCH_EDL_HOME") == str(tmp_path / "home"):
-            process.kill()
+    for process in processes_of(tmp_path / "home"):
+        process.kill()
 
 
 @pytest.fixture
