@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-import torchmetrics
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
@@ -95,6 +94,7 @@ def test_parts_of_processes_are_contiguous_and_whole() -> None:
 
 
 def test_evaluate_is_what_one_computes_by_hand() -> None:
+    torchmetrics = pytest.importorskip("torchmetrics")
     metric = torchmetrics.classification.MulticlassAccuracy(2, average="micro")
     made = trainer(
         metrics={

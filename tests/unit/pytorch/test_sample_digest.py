@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -42,6 +41,7 @@ def values(order: list[int], scale: float = 1.0) -> torch.Tensor:
 
 
 def hugging(order: list[int]) -> Any:
+    datasets = pytest.importorskip("datasets")
     whole = datasets.Dataset.from_dict({"text": [f"text {n}" for n in range(COUNT)]})
     return whole.select(order)
 

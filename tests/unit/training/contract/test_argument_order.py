@@ -10,8 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchmetrics import MeanSquaredError
-from torchmetrics.functional import mean_squared_error
 
 from torch_edl.interfaces import Batch
 from torch_edl.metrics import AUC
@@ -92,12 +90,13 @@ def test_the_reason_names_what_it_rests_on() -> None:
 
 
 def test_an_evaluation_calls_each_metric_in_its_order() -> None:
+    torchmetrics = pytest.importorskip("torchmetrics")
     metrics = {
         "torch": nn.BCEWithLogitsLoss(),
         "theirs": theirs,
-        "functional": lambda y, p: mean_squared_error(p, y),
+        "functional": lambda y, p: torchmetrics.functional.mean_squared_error(p, y),
         "auc": AUC(),
-        "object": MeanSquaredError(),
+        "object": torchmetrics.MeanSquaredError(),
     }
     made = {name: UserMetric(metric) for name, metric in metrics.items()}
     measured = TaskMetrics(nn.BCEWithLogitsLoss(), made, TorchValues())
