@@ -55,6 +55,12 @@ def _words_of(pid: int, file: str) -> list[str]:
         return []
 
 
+def send(pid: int, number: signal.Signals) -> None:
+    """A signal to a process, unless that has ended."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
 class Job:
     """A running ``torch-edl run``.
 
@@ -62,13 +68,16 @@ class Job:
         name: of the job.
         command: of a client that reads until ``gate`` exists.
         workers: a word of the command line of its workers.
+        more: environment.
     """
 
-    def __init__(self, folder: Path, name: str, command: list[str], workers: str) -> None:
+    def __init__(
+        self, folder: Path, name: str, command: list[str], workers: str, **more: str
+    ) -> None:
         self.name = name
         self.log = folder / f"{name}.log"
         self.gate = self._gate(folder, name)
-        self.env = {**os.environ, "TORCH_EDL_HOME": str(folder / "home")}
+        self.env = {**os.environ, "TORCH_EDL_HOME": str(folder / "home"), **more}
         self._words = {"worker": workers, "ps": "torch_edl.ps_server", "master": "master"}
         self.folder = Path(self.env["TORCH_EDL_HOME"]) / "jobs" / name
         self._stub: Stub | None = None
@@ -98,16 +107,18 @@ class Job:
         """Committed records."""
         return self.status().records_done
 
+    def processes(self) -> dict[int, list[str]]:
+        """Command lines of all processes that live now, found without asking the job."""
+        home = f"TORCH_EDL_HOME={self.env['TORCH_EDL_HOME']}"
+        every = sorted(int(each.name) for each in Path("/proc").glob("[0-9]*"))
+        return {
+            pid: _words_of(pid, "cmdline") for pid in every if home in _words_of(pid, "environ")
+        }
+
     def pids(self, role: str) -> list[int]:
-        """Processes of that role that live now, found without asking the job."""
-        word, home = self._words[role], f"TORCH_EDL_HOME={self.env['TORCH_EDL_HOME']}"
-        return [
-            pid
-            for pid in sorted(int(each.name) for each in Path("/proc").glob("[0-9]*"))
-            if word in _words_of(pid, "cmdline")
-            and home in _words_of(pid, "environ")
-            and pid != self.process.pid
-        ]
+        """Processes of that role that live now, without the client."""
+        word, client = self._words[role], self.process.pid
+        return [pid for pid, words in self.processes().items() if word in words and pid != client]
 
     def running(self, role: str) -> set[int]:
         """The pids of processes that run, as the job tells."""
@@ -178,8 +189,11 @@ class Job:
             self.process.kill()
             self.process.wait()
         deadline = time.monotonic() + 15
-        while left := [p for role in self._words for p in self.pids(role)]:
-            assert time.monotonic() < deadline, f"orphans {left}\n{self.report()}"
+        while left := self.processes():
+            if time.monotonic() > deadline:
+                for pid in left:
+                    send(pid, signal.SIGKILL)
+                pytest.fail(f"orphans {left}\n{self.report()}")
             time.sleep(0.05)
 
 

@@ -20,7 +20,7 @@ import psutil
 import pytest
 from safetensors.numpy import load_file
 
-from tests.faults.conftest import EDL, Job, ModelJob
+from tests.faults.conftest import EDL, Job, ModelJob, send
 from tests.other_user import false_listener, needs_root
 from tests.waiting import HANG_S
 from torch_edl.wire.endpoint import split
@@ -189,12 +189,6 @@ def test_two_at_once(start_job: Callable[..., Any], durability: str, seed: int) 
     for wake in wakes:
         wake.join()
     job.check(rolled_back=0 if durability == "journal" else None)
-
-
-def send(pid: int, number: signal.Signals) -> None:
-    """A signal to a process, unless that has ended."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
 
 
 @needs_root

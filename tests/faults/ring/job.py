@@ -7,9 +7,7 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -19,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.faults.conftest import EDL, Job, send
 from tests.faults.ring.network import Network
 from tests.faults.ring.plan import (
     At,
@@ -34,6 +33,7 @@ from tests.faults.ring.plan import (
     StartAgent,
 )
 from tests.waiting import HANG_S
+from torch_edl.wire.endpoint import free_port
 
 SCRIPT = Path(__file__).parents[1] / "counting_script.py"
 HEARTBEAT_TIMEOUT_S = 3.0
@@ -55,71 +55,56 @@ class Batch:
     """Unix time at which it began it."""
 
 
-class RingJob:
+class PlannedJob(Job):
     """One plan, carried out."""
 
     def __init__(self, folder: Path, plan: Plan) -> None:
         self.plan = plan
-        self.folder = folder
         self.told = folder / "told"
         self.told.mkdir()
-        self.checkpoints = folder / "checkpoints"
         self.done: list[At] = []
         self._hurt: set[int] = set()
         self._scaled = False
         self._listens: set[str] = set()
         self._cuts: list[tuple[float, float, set[int]]] = []
         self._network = Network() if plan.machines == 2 else None
-        self._port = _free_port()
-        self._env = {
-            **os.environ,
-            "TORCH_EDL_HOME": str(folder / "home"),
-            "TORCH_EDL_TOKEN": "the token of this test, shared by both machines",
-            "OMP_NUM_THREADS": "1",
-        }
+        self._second_log = folder / "second.log"
+        self._command = self._words_of_agents(folder / "checkpoints")
         deaths = [
             {**asdict(d), "phase": d.phase.value, "number": None, "signal": int(d.number)}
             for d in plan.deaths
         ]
         (self.told / "deaths.json").write_text(json.dumps(deaths))
-        self.agents = [self._start_agent(0)]
+        token = "the token of this test, shared by both machines"
+        super().__init__(folder, "ring", self._command, str(SCRIPT), TORCH_EDL_TOKEN=token)
+        self.agents = [self.process]
         if plan.machines == 2 and not plan.later:
-            self.agents.append(self._start_agent(1))
+            self._start_second_agent()
 
-    def _start_agent(self, number: int) -> subprocess.Popen[bytes]:
+    def _words_of_agents(self, checkpoints: Path) -> list[str]:
         plan = self.plan
-        words = [sys.executable, "-m", "torch_edl.cli", "run", "--job-name", "ring"]
+        words = [*EDL, "run", "--job-name", "ring"]
         words += ["--heartbeat-timeout", f"{HEARTBEAT_TIMEOUT_S:g}"]
         if self._network is None:
             words += ["--workers", f"1:{plan.workers}"]
         else:
             here = self._network.here
             words += ["--nnodes", "1:2", "--nproc-per-node", str(plan.workers)]
-            words += ["--rdzv-endpoint", f"{here}:{self._port}"]
+            words += ["--rdzv-endpoint", f"{here}:{free_port()}"]
         if plan.checkpoint_every:
-            words += ["--checkpoint-dir", str(self.checkpoints)]
+            words += ["--checkpoint-dir", str(checkpoints)]
             words += ["--checkpoint-every", str(plan.checkpoint_every)]
         words += [str(SCRIPT), str(self.told), "--records", str(plan.records)]
         words += ["--epochs", str(plan.epochs), "--delay", str(_DELAY_S)]
-        words += ["--global-batch", str(plan.global_batch)]
-        if number and self._network is not None:
-            words = self._network.command(words)
-        with open(self._log(number), "w") as log:
-            return subprocess.Popen(words, env=self._env, stdout=log, stderr=log)
+        return [*words, "--global-batch", str(plan.global_batch)]
 
-    def _log(self, number: int) -> Path:
-        return self.folder / f"agent-{number}.log"
+    def _start_second_agent(self) -> None:
+        assert self._network is not None
+        words = self._network.command(self._command)
+        with open(self._second_log, "w") as log:
+            self.agents.append(subprocess.Popen(words, env=self.env, stdout=log, stderr=log))
 
     # ---- what is to be seen ----
-
-    def processes(self) -> dict[int, str]:
-        """All that live of this job, found without asking it: pid to command line."""
-        found = {}
-        for process in psutil.process_iter(["cmdline", "environ", "status"]):
-            home = (process.info["environ"] or {}).get("TORCH_EDL_HOME")
-            if home == self._env["TORCH_EDL_HOME"] and process.info["status"] != "zombie":
-                found[process.pid] = " ".join(process.info["cmdline"] or [])
-        return found
 
     def batches(self) -> list[Batch]:
         """The last one of each worker that ever trained."""
@@ -146,7 +131,7 @@ class RingJob:
     def over(self) -> bool:
         return self.agents[0].poll() is not None
 
-    def wait_for(self, condition: Callable[[], object], timeout_s: float, what: str) -> bool:
+    def comes(self, condition: Callable[[], object], timeout_s: float, what: str) -> bool:
         """Return whether the condition was met before the job was over."""
         deadline = time.monotonic() + timeout_s
         while not condition():
@@ -158,11 +143,9 @@ class RingJob:
         return True
 
     def report(self) -> str:
-        """The logs, for who looks for what went wrong."""
-        parts = [str(self.plan)]
-        logs = [self._log(0), self._log(1), *sorted(self.told.glob("log-*"))]
-        logs += sorted(self.folder.glob("home/jobs/*/logs/master*"))
-        for file in logs:
+        """The plan, the logs, and the state of the processes."""
+        parts = [str(self.plan), super().report()]
+        for file in (self._second_log, *sorted(self.told.glob("log-*"))):
             if file.exists():
                 parts.append(f"==== {file.name}\n{file.read_text(errors='replace')[-2500:]}")
         parts.append(f"==== alive\n{self.processes()}\n==== last\n{self.batches()}")
@@ -173,9 +156,7 @@ class RingJob:
     def carry_out(self) -> None:
         """All events, each when its step has come; those are left out that the job's end outran."""
         for event in self.plan.events:
-            if not self.wait_for(
-                lambda e=event: self.step() >= e.step, _STEP_S, f"step {event.step}"
-            ):
+            if not self.comes(lambda e=event: self.step() >= e.step, _STEP_S, f"step {event.step}"):
                 return
             time.sleep(event.delay_s)  # the moment in the step: part of the plan
             if self.over():
@@ -197,22 +178,21 @@ class RingJob:
             self._signal(action)
         elif isinstance(action, KillMaster):
             self._hurt |= set(self._send_ranks(action.ranks, signal.SIGKILL))
-            for pid, line in self.processes().items():
-                if " -m master " in line:
-                    _send(pid, signal.SIGKILL)
+            for pid in self.pids("master"):
+                send(pid, signal.SIGKILL)
         elif isinstance(action, Scale):
             self._scale(action.workers)
         elif isinstance(action, Grown):
             self._wait_for_world(action.workers)
         elif isinstance(action, StartAgent):
-            self.agents.append(self._start_agent(1))
+            self._start_second_agent()
         elif isinstance(action, KillAgent):
             self._hurt |= self._workers_of(1)
             self.agents[1].kill()
         elif isinstance(action, KillWorkers):
             for pid in self._workers_of(0):
                 self._hurt.add(pid)
-                _send(pid, signal.SIGKILL)
+                send(pid, signal.SIGKILL)
         else:
             self._cut(action)
 
@@ -223,7 +203,7 @@ class RingJob:
         stopped = self._send_ranks(action.ranks, action.number)
         time.sleep(action.for_s)  # as long as the plan says
         for pid in stopped:
-            _send(pid, signal.SIGCONT)
+            send(pid, signal.SIGCONT)
 
     def _send_ranks(self, ranks: tuple[int, ...], number: signal.Signals) -> list[int]:
         members = self.members()
@@ -231,15 +211,15 @@ class RingJob:
         if ranks and not pids and members:
             pids = [members[max(members)].pid]
         for pid in pids:
-            _send(pid, number)
+            send(pid, number)
         return pids
 
     def _scale(self, workers: int) -> None:
         self._scaled = True
         (self.told / "slow").touch()  # the job must not end while the command starts
         subprocess.run(
-            [sys.executable, "-m", "torch_edl.cli", "scale", "ring", "--workers", str(workers)],
-            env=self._env, check=not self.over(), timeout=HANG_S,
+            [*EDL, "scale", "ring", "--workers", str(workers)],
+            env=self.env, check=not self.over(), timeout=HANG_S,
         )  # fmt: skip
         self._wait_for_world(workers)
 
@@ -252,7 +232,7 @@ class RingJob:
             newest = max(members, key=lambda each: each.when, default=None)
             return newest is not None and newest.world == workers
 
-        self.wait_for(is_there, _JOIN_S, f"{workers} members")
+        self.comes(is_there, _JOIN_S, f"{workers} members")
         slow.unlink()
 
     def _cut(self, action: Cut) -> None:
@@ -267,16 +247,13 @@ class RingJob:
 
     def _workers_of(self, machine: int) -> set[int]:
         """Pids of the workers of a machine."""
-        lines = self.processes()
-        return {
-            child.pid
-            for child in psutil.Process(self.agents[machine].pid).children(recursive=True)
-            if str(SCRIPT) in lines.get(child.pid, "") and "torch_edl.cli" not in lines[child.pid]
-        }
+        children = psutil.Process(self.agents[machine].pid).children(recursive=True)
+        workers = {p for p, line in self.processes().items() if EDL[-1] not in line}
+        return workers.intersection(self.pids("worker"), (child.pid for child in children))
 
     # ---- what must be so ----
 
-    def finish(self, timeout_s: float) -> None:
+    def check(self, timeout_s: float) -> None:
         """Waits for the end of all agents, and checks everything."""
         deadline = time.monotonic() + timeout_s
         for number, agent in enumerate(self.agents):
@@ -288,11 +265,11 @@ class RingJob:
             if code != (-signal.SIGKILL if killed else 0):
                 pytest.fail(f"agent {number} ended with {code}\n{self.report()}")
         try:
-            self._check()
+            self._check_all()
         except AssertionError as error:
             pytest.fail(f"{error}\n{self.report()}")
 
-    def _check(self) -> None:
+    def _check_all(self) -> None:
         plan = self.plan
         hits = list(self.told.glob("hit-*"))
         hit = {_number_of(file) for file in hits}
@@ -362,17 +339,10 @@ class RingJob:
     def close(self) -> None:
         """Nothing outlives its job, whatever the test did to it."""
         try:
-            for agent in self.agents:
-                if agent.poll() is None:
-                    agent.kill()
-                    agent.wait()
-            deadline = time.monotonic() + 15
-            while left := self.processes():
-                if time.monotonic() > deadline:
-                    for pid in left:
-                        _send(pid, signal.SIGKILL)
-                    pytest.fail(f"orphans {left}\n{self.report()}")
-                time.sleep(0.05)
+            for agent in self.agents[1:]:
+                agent.kill()
+                agent.wait()
+            super().close()
         finally:
             if self._network is not None:
                 self._network.close()
@@ -380,14 +350,3 @@ class RingJob:
 
 def _number_of(file: Path) -> int:
     return int(file.name.split("-")[1])
-
-
-def _send(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

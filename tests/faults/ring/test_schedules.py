@@ -9,7 +9,7 @@ from signal import SIGKILL, SIGSTOP, SIGTERM
 
 import pytest
 
-from tests.faults.ring.job import RingJob
+from tests.faults.ring.job import PlannedJob
 from tests.faults.ring.network import Network
 from tests.faults.ring.plan import (
     ALL,
@@ -32,18 +32,18 @@ pytestmark = pytest.mark.timeout(2 * LIMIT_S)
 
 
 @pytest.fixture
-def carry_out(tmp_path: Path) -> Callable[[Plan], RingJob]:
+def carry_out(tmp_path: Path) -> Callable[[Plan], PlannedJob]:
     """Runs a plan to its end, with all checks."""
 
-    def run(plan: Plan) -> RingJob:
+    def run(plan: Plan) -> PlannedJob:
         why_not = Network.why_not() if plan.machines == 2 else ""
         if why_not:
             pytest.skip(why_not)
         started = time.monotonic()
-        job = RingJob(tmp_path, plan)
+        job = PlannedJob(tmp_path, plan)
         try:
             job.carry_out()
-            job.finish(max(10.0, LIMIT_S - (time.monotonic() - started)))
+            job.check(max(10.0, LIMIT_S - (time.monotonic() - started)))
         finally:
             job.close()
         return job
@@ -52,7 +52,7 @@ def carry_out(tmp_path: Path) -> Callable[[Plan], RingJob]:
 
 
 @pytest.mark.slow
-def test_a_kill_in_the_step_and_a_stop(carry_out: Callable[[Plan], RingJob]) -> None:
+def test_a_kill_in_the_step_and_a_stop(carry_out: Callable[[Plan], PlannedJob]) -> None:
     """One dies while gradients travel; rank 0 stops, and the master declares it lost."""
     plan = Plan(
         deaths=(Inside(Phase.BACKWARD, 10, rank=1),),
@@ -64,7 +64,7 @@ def test_a_kill_in_the_step_and_a_stop(carry_out: Callable[[Plan], RingJob]) -> 
 
 @pytest.mark.slow
 def test_master_and_worker_are_killed_at_once_and_one_joins(
-    carry_out: Callable[[Plan], RingJob],
+    carry_out: Callable[[Plan], PlannedJob],
 ) -> None:
     """The survivor continues with the new master; the newcomer takes its state."""
     plan = Plan(workers=2, events=(At(10, KillMaster((0,))), At(11, Grown(2))), records=240)
@@ -81,7 +81,7 @@ def test_master_and_worker_are_killed_at_once_and_one_joins(
     ids=["joining", "in steps"],
 )
 def test_workers_are_asked_to_leave_in_each_phase(
-    carry_out: Callable[[Plan], RingJob], phases: tuple[Phase, ...]
+    carry_out: Callable[[Plan], PlannedJob], phases: tuple[Phase, ...]
 ) -> None:
     """Before they join, while they recover, in a step: each leaves, and another one comes."""
     deaths = tuple(Inside(phase, 5 + 5 * n, None, SIGTERM) for n, phase in enumerate(phases))
@@ -91,13 +91,13 @@ def test_workers_are_asked_to_leave_in_each_phase(
 
 
 @pytest.mark.slow
-def test_all_die_before_there_is_a_checkpoint(carry_out: Callable[[Plan], RingJob]) -> None:
+def test_all_die_before_there_is_a_checkpoint(carry_out: Callable[[Plan], PlannedJob]) -> None:
     """The job begins anew, and counts nothing of its first life."""
     carry_out(Plan(workers=2, events=(At(10, Signal(ALL, SIGKILL)),), records=240, epochs=3))
 
 
 @pytest.mark.slow
-def test_all_die_after_a_checkpoint(carry_out: Callable[[Plan], RingJob]) -> None:
+def test_all_die_after_a_checkpoint(carry_out: Callable[[Plan], PlannedJob]) -> None:
     """The job goes back to it, and not to the beginning."""
     plan = Plan(workers=2, events=(At(50, Signal(ALL, SIGKILL)),), checkpoint_every=10)
     job = carry_out(plan)
@@ -106,7 +106,7 @@ def test_all_die_after_a_checkpoint(carry_out: Callable[[Plan], RingJob]) -> Non
 
 
 @pytest.mark.slow
-def test_rank_0_is_cut_off_from_the_master(carry_out: Callable[[Plan], RingJob]) -> None:
+def test_rank_0_is_cut_off_from_the_master(carry_out: Callable[[Plan], PlannedJob]) -> None:
     """It writes no checkpoint meanwhile, and another one does."""
     plan = Plan(
         workers=2,
@@ -119,7 +119,7 @@ def test_rank_0_is_cut_off_from_the_master(carry_out: Callable[[Plan], RingJob])
 
 
 @pytest.mark.slow
-def test_the_whole_ring_is_cut_off_from_the_master(carry_out: Callable[[Plan], RingJob]) -> None:
+def test_the_whole_ring_is_cut_off_from_the_master(carry_out: Callable[[Plan], PlannedJob]) -> None:
     """Its members stop by themselves, before newcomers on the master's side begin."""
     plan = Plan(
         workers=2,
@@ -133,5 +133,5 @@ def test_the_whole_ring_is_cut_off_from_the_master(carry_out: Callable[[Plan], R
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30))
-def test_random_schedules(carry_out: Callable[[Plan], RingJob], seed: int) -> None:
+def test_random_schedules(carry_out: Callable[[Plan], PlannedJob], seed: int) -> None:
     carry_out(random_plan(seed))
