@@ -49,6 +49,7 @@ def place(tmp_path: Path) -> Path:
         ("export mine out.pt", "SOURCE mine: no trained model there; name the --output"),
         ("status nobody", "no job on this machine"),
         ("stop nobody", "no job on this machine"),
+        ("chaos nobody --plan none.toml", "--plan none.toml: No such file"),
     ],
 )
 def test_a_mistake_is_one_line_and_nothing_is_written(

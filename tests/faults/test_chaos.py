@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
 
 import pytest
 
@@ -90,22 +90,10 @@ def _is_stopped(pid: int) -> bool:
         return False
 
 
-def test_a_mistake_is_found_before_anything_is_done(home: dict[str, str]) -> None:
-    words = [*EDL, "chaos", "nobody", "--plan", "none.toml"]
-    done = subprocess.run(words, env=home, capture_output=True, text=True, timeout=HANG_S)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: --plan none.toml: No such file"), done.stderr
-
-
-@pytest.fixture
-def home(tmp_path: Any) -> dict[str, str]:
-    """The environment of a machine without jobs."""
-    return {**os.environ, "TORCH_EDL_HOME": str(tmp_path / "home")}
-
-
 @pytest.mark.slow
-def test_jobs_that_cannot_be_hurt(start_job: Start, home: dict[str, str]) -> None:
+def test_jobs_that_cannot_be_hurt(start_job: Start, tmp_path: Path) -> None:
     """Unknown, over, or without such a process."""
+    home = {**os.environ, "TORCH_EDL_HOME": str(tmp_path / "home")}
 
     def refused(job: str, role: str) -> str:
         words = [*EDL, "chaos", job, "--kill", f"{role}=1"]
