@@ -101,7 +101,11 @@ def named(line: str) -> list[int]:
 @pytest.mark.parametrize(
     "strategy", ["local", pytest.param("allreduce --workers 2", marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("way", ["one label", "one class"])
+@pytest.mark.parametrize(
+    # tests/unit/api/test_rows_at_fault.py has a fast table of the causes, with this class.
+    "way",
+    ["one label", pytest.param("one class", marks=SLOW)],
+)
 def test_the_row_of_a_label_is_named(place: Any, way: str, strategy: str) -> None:
     flags = RUN.replace(" --ps 2", f" --strategy {strategy}")
     said = failed(place, f"{flags} --output never --", way)
