@@ -96,8 +96,9 @@ def test_a_job_continues_though_journals_lost_their_tails(
 def test_a_job_that_failed_continues_from_its_journals(
     start_job: Callable[..., ModelJob],
 ) -> None:
-    flags = ["--workers", "2", "--ps", "2", *TASKS, "--durability", "journal"]
-    job = start_job(1000, *flags, model=Path(__file__).with_name("failing_model.py"))
+    flags = ["--workers", "1", "--ps", "2", *TASKS, "--durability", "journal", "--no-shuffle"]
+    model = Path(__file__).with_name("failing_model.py")
+    job = start_job(1000, *flags, delay_s=0.05, model=model)
     job.wait_for(lambda: job.done() > 300)
     bad = job.gate.with_suffix(".bad")
     bad.touch()

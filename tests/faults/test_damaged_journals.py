@@ -91,7 +91,7 @@ def test_a_bit_that_flips_anywhere_costs_no_record(
 def test_a_repaired_server_lacks_one_update_and_counts_none_twice(
     start_job: Callable[..., Any],
 ) -> None:
-    job = start_job(RECORDS, *FLAGS, *CHECKPOINTS, "--repair")
+    job = start_job(RECORDS, *FLAGS, *CHECKPOINTS, "--repair", "--workers", "1", "--no-shuffle")
     job.wait_for(lambda: job.done() > 300)
     (shard,) = (job.folder / "journal").glob("**/shard-0-of-2")
     damage(job, shard, "incarnation-*/*.log")

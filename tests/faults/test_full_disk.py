@@ -11,7 +11,7 @@ import pytest
 
 RECORDS = 1500
 FLAGS = ["--durability", "journal", "--batch-size", "8", "--records-per-task", "64"]
-FLAGS += ["--workers", "2", "--ps", "2"]
+FLAGS += ["--workers", "1", "--ps", "2", "--no-shuffle"]
 
 
 @pytest.fixture

@@ -82,7 +82,7 @@ def test_servers_come_and_go(start_job: Callable[..., ModelJob], flags: list[str
     [
         pytest.param("master", [], id="master", marks=pytest.mark.slow),
         pytest.param("master", JOURNAL, id="master, journal", marks=pytest.mark.slow),
-        pytest.param("ps", JOURNAL, id="ps, journal"),
+        pytest.param("ps", [*JOURNAL, "--workers", "1"], id="ps, journal"),
         pytest.param("ps", [], id="ps", marks=pytest.mark.slow),
     ],
 )
