@@ -75,14 +75,6 @@ class Embedding(TableLayer, keras.layers.Layer):  # type: ignore[misc]
         """Return rows (*inputs.shape, output_dim)."""
         return self.look_up(inputs)
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        """Return the shape of the output of :meth:`call`."""
-        return (*input_shape, self.dim)
-
-    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """Return the mask of ids that are no padding; None without ``mask_zero``."""
-        return keras.ops.not_equal(inputs, 0) if self.mask_zero else None
-
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
         return {**super().get_config(), **self._given}

@@ -15,14 +15,14 @@ import tensorflow as tf
 from tf_compat.contract import KerasContract, load_contract
 from tf_compat.embedding import tables_of
 from tf_compat.replica import load_values
-from tf_compat.rows import TableLayer
+from tf_compat.rows import IdLayer, TableLayer
 from tf_compat.trained import TrainedModel
 from torch_edl.checkpoint.reader import CheckpointReader, SavedTable
 from torch_edl.errors import CheckpointError, ContractError, describe_error
 
 
 @keras.saving.register_keras_serializable(package="tf_compat")
-class FilledEmbedding(keras.layers.Layer):  # type: ignore[misc]
+class FilledEmbedding(IdLayer, keras.layers.Layer):  # type: ignore[misc]
     """An embedding with a fixed set of ids; any other id has a row of zeros.
 
     The ids are all ids of a table with a bound, or else those that training has seen.
@@ -55,17 +55,7 @@ class FilledEmbedding(keras.layers.Layer):  # type: ignore[misc]
         place = tf.minimum(tf.searchsorted(known, flat), self.rows - 1)
         hit = tf.equal(tf.gather(known, place), flat)
         rows = tf.where(hit[:, None], tf.gather(vectors, place), 0.0)
-        found = tf.reshape(rows, tf.concat([tf.shape(wanted), [self.dim]], 0))
-        found.set_shape([*wanted.shape, self.dim])
-        return found
-
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        """Return the shape of the output of :meth:`call`."""
-        return (*input_shape, self.dim)
-
-    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """Return the mask of ids that are no padding; None without ``mask_zero``."""
-        return keras.ops.not_equal(inputs, 0) if self.mask_zero else None
+        return self.shaped(rows, wanted)
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""

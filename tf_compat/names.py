@@ -81,9 +81,19 @@ class VariableName:
         self.variable.assign(self.inside(value))
 
 
-def layers(model: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def layers(model: Any) -> Iterator[tuple[str, Any]]:
     """Yield all layers of a model with their paths, the model itself first; each layer once."""
-    yield from _walk(model, path, set())
+    seen: set[int] = set()
+
+    def walk(layer: Any, path: str) -> Iterator[tuple[str, Any]]:
+        if id(layer) in seen:
+            return
+        seen.add(id(layer))
+        yield path, layer
+        for name, part in _parts(layer):
+            yield from walk(part, f"{path}.{name}" if path else name)
+
+    return walk(model, "")
 
 
 def places(model: Any, tables: Mapping[int, Any]) -> list[VariableName]:
@@ -124,15 +134,6 @@ def _named(layer: Any, variable: Any) -> tuple[str, tuple[int, ...] | None]:
     if isinstance(layer, _NORMS):
         return _NORM_NAMES.get(name, name), None
     return name, None
-
-
-def _walk(layer: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    if id(layer) in seen:
-        return
-    seen.add(id(layer))
-    yield path, layer
-    for name, part in _parts(layer):
-        yield from _walk(part, f"{path}.{name}" if path else name, seen)
 
 
 def _parts(layer: Any) -> Iterator[tuple[str, Any]]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
@@ -20,7 +21,30 @@ from torch_edl.wire import pserver_pb2 as pb
 _UNTRAINED = Optimizers("sgd", ())
 
 
-class TableLayer:
+class IdLayer:
+    """The base of Keras layers from ids to rows."""
+
+    dim: int
+    """Number of elements of a row."""
+    mask_zero: bool
+    """True if id 0 is padding, which later layers ignore."""
+
+    def shaped(self, rows: Any, ids: Any) -> Any:
+        """Return the rows (n, dim) of some ids as (*ids.shape, dim)."""
+        found = tf.reshape(rows, tf.concat([tf.shape(ids), [self.dim]], 0))
+        found.set_shape([*ids.shape, self.dim])
+        return found
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Return the shape of the output of ``call``."""
+        return (*input_shape, self.dim)
+
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+        """Return the mask of ids that are no padding; None without ``mask_zero``."""
+        return keras.ops.not_equal(inputs, 0) if self.mask_zero else None
+
+
+class TableLayer(IdLayer):
     """The base of Keras layers with a table."""
 
     table: str
@@ -37,8 +61,7 @@ class TableLayer:
     :func:`~torch_edl.tables.options.bind_tables`."""
 
     @property
-    def dim(self) -> int:
-        """Number of elements of a row."""
+    def dim(self) -> int:  # type: ignore[override]
         return self.options.dim
 
     def look_up(self, inputs: Any) -> Any:
@@ -46,10 +69,7 @@ class TableLayer:
         ids = tf.cast(inputs, tf.int64)
         flat = tf.reshape(ids, [-1])
         rows = _lookup(self)(tf.convert_to_tensor(self.anchor), flat)
-        shape = tf.concat([tf.shape(ids), [self.dim]], 0)
-        found = tf.reshape(rows, shape)
-        found.set_shape([*ids.shape, self.dim])
-        return found
+        return self.shaped(rows, ids)
 
     def info(self, group: int) -> pb.EmbeddingTableInfo:
         """Return the description of the table; ``group`` is its parameter group."""

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from tests.unit.engine.conftest import TOKEN, start_servers
+from tests.unit.engine.servers.trained import contract
 from torch_edl.config import JobConfig, TrainConfig
 from torch_edl.engine.local import LocalEngine
 from torch_edl.engine.ring.engine import RingEngine
@@ -18,12 +19,10 @@ from torch_edl.engine.servers.engine import ServersEngine
 from torch_edl.interfaces import Batch, Engine, LeasedEngine, Minibatch, Update
 from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.master_client.leases import HeldLease
-from torch_edl.pytorch.contract import Contract
 from torch_edl.pytorch.replica import Replica
 from torch_edl.pytorch.ring.reducer import ReplicatedTorchModel as ReplicatedModel
 from torch_edl.pytorch.servers.served import ServedTorchModel
 from torch_edl.pytorch.step import Step, contract_body
-from torch_edl.training.contract.argument_order import labels_first
 from torch_edl.wire import master_pb2 as pb
 
 __all__ = ["start_servers"]
@@ -48,11 +47,8 @@ class Driven:
     def __init__(self, kind: str, start: Callable[..., list[pb.Server]]) -> None:
         self.model = Count()
         optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
-        contract = Contract(
-            path="m.py", model=Count, loss=labels_first(lambda labels, p: -p.mean()),
-            optimizer=torch.optim.SGD, feed=lambda *_: None,
-        )  # fmt: skip
-        step = Step(contract, self.model, on_nan="skip", log_layers="")
+        made = contract(self.model, torch.optim.SGD, lambda labels, p: -p.mean())
+        step = Step(made, self.model, on_nan="skip", log_layers="")
         status = WorkerStatus()
         self.engine: Engine
         self.leased: LeasedEngine | None = None

@@ -46,18 +46,15 @@ def run_id(job: str, secret: str) -> str:
     return hashlib.sha256(f"{job}\n{secret}".encode()).hexdigest()[:_RUN_DIGITS]
 
 
-def require_free(root: str | Path, *, option: str = "--checkpoint-dir ") -> None:
-    """Raise UsageError if a running job owns the directory. Nothing is written.
-
-    Args:
-        option: option of the user that names the directory, for messages.
-    """
+def require_free(root: str | Path) -> None:
+    """Raise UsageError if a running job owns the directory of ``--checkpoint-dir``. Nothing is
+    written."""
     try:
         file = os.open(Path(root) / OWNER_FILE, os.O_RDONLY)
     except OSError:  # not claimed yet
         return
     try:
-        _lock_exclusively(file, Path(root), option)
+        _lock_exclusively(file, Path(root), "--checkpoint-dir ")
     finally:
         os.close(file)
 

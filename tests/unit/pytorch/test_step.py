@@ -9,22 +9,18 @@ import pytest
 import torch
 from torch import nn
 
+from tests.unit.engine.servers.trained import contract
 from torch_edl.config import DataConfig
 from torch_edl.data.batch import slice_tensors
 from torch_edl.errors import UserCodeError
 from torch_edl.interfaces import Batch
-from torch_edl.pytorch.contract import Contract
 from torch_edl.pytorch.datasets import TorchDatasets
 from torch_edl.pytorch.step import Step
-from torch_edl.training.contract.argument_order import labels_first
 
 
 def step(model: nn.Module, loss: Any = None) -> Step:
-    contract = Contract(
-        path="m.py", model=lambda: model, loss=labels_first(loss or nn.MSELoss()),
-        optimizer=torch.optim.SGD, feed=lambda *_: None,
-    )  # fmt: skip
-    return Step(contract, model, on_nan="stop", log_layers="")
+    made = contract(model, torch.optim.SGD, loss or nn.MSELoss())
+    return Step(made, model, on_nan="stop", log_layers="")
 
 
 def batch(features: Any, labels: torch.Tensor) -> Batch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,14 +57,11 @@ def mse(labels: torch.Tensor, predictions: torch.Tensor) -> torch.Tensor:
     return (labels - predictions).pow(2).mean()
 
 
-def contract(model: nn.Module, optimizer: Make) -> Contract:
+def contract(model: nn.Module, optimizer: Make, loss: Callable[..., Any] = mse) -> Contract:
     return Contract(
-        path="m.py",
-        model=lambda: model,
-        loss=labels_first(mse),
-        optimizer=optimizer,
+        path="m.py", model=lambda: model, loss=labels_first(loss), optimizer=optimizer,
         feed=lambda *_: None,
-    )
+    )  # fmt: skip
 
 
 class Trained:
