@@ -16,7 +16,7 @@ from tests.unit.engine.ring.rings import MEET_S, Member, Office, Running, office
 from tests.waiting import HANG_S
 from torch_edl.engine.ring.replicated import RingBrokenError
 from torch_edl.errors import UsageError
-from torch_edl.pytorch.ring import process_group as group_module
+from torch_edl.pytorch import torch_internals
 from torch_edl.pytorch.ring.process_group import ProcessGroup
 from torch_edl.wire import master_pb2 as pb
 
@@ -130,7 +130,7 @@ def forming(member: Member) -> None:
             member.tell("lost")
             member.hear()
 
-        group_module._nccl = never
+        torch_internals.make_nccl = never
     with pytest.raises(RingBrokenError, match="a member did not connect"):
         formed(member, ring, meet_s=2.0)
     member.tell("noticed")
