@@ -67,15 +67,12 @@ class WorkerStatus:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Protects ``_values``, which the heartbeat thread reads."""
 
-    def add_loss(self, loss: float) -> None:
-        """Add the loss of one minibatch to the mean of this interval."""
-        self.note({"loss": loss})
-
     def note(self, values: Mapping[str, Any]) -> None:
         """Add values of one update to the means of this interval.
 
         A value is a number or an object that ``float`` accepts. ``float`` is called later by the
-        heartbeat thread, so that training does not wait for a GPU.
+        heartbeat thread, so that training does not wait for a GPU. ``loss`` is the loss of one
+        minibatch.
         """
         with self._lock:
             for name, value in values.items():

@@ -219,7 +219,7 @@ class LeasedUpdates:
             self._status.steps += update.count
             for loss in update.losses:
                 if math.isfinite(loss):
-                    self._status.add_loss(loss)
+                    self._status.note({"loss": loss})
             self._call_back("on_batch_end", self._status.steps, update.loss)
             if update.ends_task:
                 self._leases.report(*self._open.pop(update.lease.lease_id))

@@ -169,7 +169,7 @@ class FileUpdates(PositionUpdates):
         status.pass_records = self._total
         status.left_out = position.left_out
         if math.isfinite(loss):
-            status.add_loss(loss)
+            status.note({"loss": loss})
         self._file.call_back("on_batch_end", position.step, loss)
         if position.records >= self._open:
             self._heartbeat.beat()

@@ -114,7 +114,7 @@ class World:
         assert not self.fatal.is_set()
 
 
-FAST = {("adam", False), ("ftrl", False), ("sgd", True)}
+FAST = {("ftrl", False), ("sgd", True)}
 
 
 @pytest.mark.parametrize(

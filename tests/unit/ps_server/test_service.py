@@ -152,6 +152,12 @@ def test_what_is_wrong_is_named_and_changes_nothing(start: Callable[..., Any]) -
         fence=server.fence, tables=[pb.TableIds(name="t", ids=np.array([100]).tobytes())]
     )
     assert "id 100" in server.refusal(pull)[1]
+    pull.row_dtype = 9
+    code, text = server.refusal(pull)
+    assert (code, "dtype number 9: expected one of" in text) == (INVALID, True)
+    request.dense.CopyFrom(tensor.TensorProto(dtype=tensor.DT_INT32, tensor_content=b"1234"))
+    code, text = server.refusal(request)
+    assert (code, "dense gradient: int32" in text) == (INVALID, True)
 
     assert (server.pull("t", ids) == 0).all()
     assert server.dense().tolist() == [0, 0, 0, 1, 1, 1, 1]
@@ -244,12 +250,3 @@ def test_the_rate_of_a_push(start: Callable[..., Any]) -> None:
     assert server.dense() == 18
     server.push(0, 2, 3, dense=minus, version=2)
     assert server.dense() == 18 + 12
-
-
-def test_content_of_another_type_is_refused(start: Callable[..., Any]) -> None:
-    (server,) = start(1)
-    server.initialize(DENSE, {})
-    request = pb.PushGradientsRequest(fence=server.fence, range=pb.RecordRange(last=1))
-    request.dense.CopyFrom(tensor.TensorProto(dtype=tensor.DT_INT32, tensor_content=b"1234"))
-    code, text = server.refusal(request)
-    assert (code, "dense gradient: int32" in text) == (INVALID, True)

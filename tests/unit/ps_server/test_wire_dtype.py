@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 import torch
@@ -132,13 +131,3 @@ def test_values_of_buffers_are_not_rounded(
     ).wait()
     (dense,) = pull(client).dense
     assert dense[mean.start : mean.start + 3].tolist() == [1 + 2**-20] * 3
-
-
-def test_rows_of_another_type_are_refused(start: Callable[..., Any]) -> None:
-    (server,) = start(1)
-    server.initialize({"w": WEIGHTS}, {"t": 4})
-    request = pb.PullRequest(fence=server.fence, row_dtype=9)
-    request.tables.add(name="t", ids=IDS.astype("<i8").tobytes())
-    code, text = server.refusal(request)
-    assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert "rows of dtype number 9: expected one of" in text
