@@ -225,28 +225,27 @@ def test_a_create_whose_answer_was_lost_finds_its_pod(place: Place) -> None:
     assert [pod["metadata"]["uid"] for pod in place.pods().values()] == [uid]
 
 
-def test_a_server_without_time_is_asked_again_when_it_says(place: Place) -> None:
-    place.cluster.control("fail", verb="create", resource="pods", code=429, retry_after_s=1)
+@pytest.mark.parametrize(
+    ("fault", "placed", "least_s"),
+    [
+        ({"code": 429, "message": "slow down", "retry_after_s": 1}, True, 1.0),
+        ({"code": 403, "message": "exceeded quota: compute"}, False, 0.0),
+    ],
+    ids=["busy", "quota"],
+)
+def test_a_server_without_time_and_a_quota_are_waited_for(
+    place: Place, fault: JSON, placed: bool, least_s: float
+) -> None:
+    place.cluster.control("fail", verb="create", resource="pods", **fault)
     launcher = place.launcher()
     began = time.monotonic()
     launcher.start(spec(0))
     waits = hear(launcher, ProcessWaits)
-    assert "no pod yet" in waits.why
-    assert waits.placed
+    assert waits.why.startswith("no pod yet: ")
+    assert fault["message"] in waits.why
+    assert waits.placed is placed
     wait_for(place.pods)
-    assert time.monotonic() - began >= 1.0
-
-
-def test_a_quota_is_waited_for(place: Place) -> None:
-    place.cluster.control(
-        "fail", verb="create", resource="pods", code=403, message="exceeded quota: compute"
-    )
-    launcher = place.launcher()
-    launcher.start(spec(0))
-    waits = hear(launcher, ProcessWaits)
-    assert not waits.placed
-    assert "exceeded quota: compute" in waits.why
-    wait_for(place.pods)
+    assert time.monotonic() - began >= least_s
 
 
 def test_a_watch_that_breaks_misses_nothing(place: Place) -> None:

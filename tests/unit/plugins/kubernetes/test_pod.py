@@ -44,12 +44,6 @@ def test_a_pod_is_named_labelled_and_owned() -> None:
     ]
 
 
-def test_the_same_process_has_the_same_pod() -> None:
-    assert made() == made()
-    assert made()["metadata"]["name"] != made(incarnation="ab12d")["metadata"]["name"]
-    assert made()["metadata"]["name"] != made(id=4)["metadata"]["name"]
-
-
 def test_a_pod_has_no_privilege() -> None:
     spec = made()["spec"]
     assert spec["securityContext"]["runAsNonRoot"] is True
@@ -165,9 +159,5 @@ def test_nodes_are_avoided_and_not_forbidden() -> None:
         {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["n1", "n2"]}
     ]
     assert "affinity" not in made()["spec"]
-
-
-def test_a_pod_names_a_bounded_number_of_nodes() -> None:
-    affinity = made(avoid=[f"n{i}" for i in range(1000)])["spec"]["affinity"]["nodeAffinity"]
-    [term] = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
-    assert len(term["preference"]["matchExpressions"][0]["values"]) == 20
+    # The size of a pod is limited.
+    assert "n999" not in str(made(avoid=[f"n{i}" for i in range(1000)]))

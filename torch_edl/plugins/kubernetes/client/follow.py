@@ -144,9 +144,7 @@ class ClusterFollower:
     def _ask(self) -> None:
         """Ask the master and, if it is silent, the cluster.
 
-        Raises:
-            ClusterError: the cluster rejects a request for longer than the restart of an API server
-                takes.
+        The cluster may reject requests for as long as the restart of an API server takes.
         """
         try:
             self._poll()

@@ -53,16 +53,10 @@ def show(config: JobConfig, sent: Mapping[str, bytes]) -> int:
 
 
 def check_script(args: argparse.Namespace) -> tuple[JobConfig, dict[str, bytes]]:
-    """Check the job of a training script without a request to the cluster.
+    """Check the job of a training script, as :func:`check` does for a model file.
 
     Args:
         args: options of torchrun and of torch-edl.
-
-    Returns:
-        The configuration for the pods, and the source files to send.
-
-    Raises:
-        UsageError: the arguments cannot work.
     """
     # Imported here: torchrun's options import torch.
     from torch_edl.plugins.kubernetes.client import script
@@ -75,14 +69,7 @@ def check_script(args: argparse.Namespace) -> tuple[JobConfig, dict[str, bytes]]
 def run(
     config: JobConfig, sent: Mapping[str, bytes], args: argparse.Namespace, console: Console
 ) -> JobOutcome | None:
-    """Submit a job and follow it.
-
-    Returns:
-        The outcome; None if the job continues without this client.
-
-    Raises:
-        ClusterError: the cluster does not answer, or rejects a request.
-    """
+    """Submit a job and follow it; see :meth:`torch_edl.interfaces.Platform.run`."""
     if config.kind == "script":
         what = f"{args.training_script} is a training script"
     else:
@@ -269,11 +256,7 @@ def collect_module(name: str, file: Path, folder: Path) -> dict[str, bytes]:
     """Return the files of a module of ``-m``, as :func:`collect_code` does for a model file.
 
     Args:
-        file: source file of the module.
         folder: root folder of the module and of its local imports.
-
-    Raises:
-        UsageError: as for :func:`collect_code`.
     """
     return _collect(f"-m {name}", folder, source_files.module_files(name, file, folder))
 

@@ -84,7 +84,7 @@ class Api:
 
         Args:
             context: name of the context; empty: the current one.
-            namespace: name of the namespace; empty: that of the context, or ``default``.
+            namespace: name of the namespace; empty: that of the context.
 
         Raises:
             UsageError: there is no such context, or no kubeconfig.
@@ -103,15 +103,8 @@ class Api:
 
     @staticmethod
     def namespace_of(context: str = "") -> str:
-        """Return the namespace of a context of the user's kubeconfig, or ``default``.
-
-        Args:
-            context: name of the context; empty: the current one. Without a kubeconfig, the
-                namespace is ``default``.
-
-        Raises:
-            UsageError: there is no such context.
-        """
+        """Return the namespace of a context, as :meth:`of_kubeconfig` takes it; ``default`` if it
+        has none, or if there is no kubeconfig."""
         kubernetes = _official_client()
         try:
             contexts, current = kubernetes.config.list_kube_config_contexts(_kubeconfig())
@@ -195,7 +188,6 @@ class Api:
         """Watch the objects of a list from a version on, until the server ends the watch.
 
         Args:
-            timeout_s: seconds after which the server ends the watch.
             silence_s: seconds without an event after which the connection counts as broken; the
                 server sends bookmarks when nothing changes.
 
@@ -270,7 +262,6 @@ class Api:
         self._client.close()
 
     def _object(self, method: str, what: str, path: str, **more: Any) -> Manifest:
-        """Return the object of a successful answer."""
         response = self._answer(method, what, path, **more)
         with contextlib.closing(response), in_one_line(what, self._host):
             found = json.loads(response.read())

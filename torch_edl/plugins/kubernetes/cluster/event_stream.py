@@ -34,9 +34,7 @@ class EventStream:
 
     Args:
         response: response of the server whose body was not read yet.
-        what: request that the response answers, for messages.
-        host: address of the server, for messages.
-        namespace: namespace of the objects, for messages.
+        what: request that the response answers; like host and namespace, for messages.
     """
 
     def __init__(self, response: Any, what: str, host: str, namespace: str) -> None:

@@ -179,8 +179,7 @@ def end(
     """Return how the process of a pod ended; None if it has not ended.
 
     Args:
-        role: current role of the process.
-        id: current id of the process.
+        role, id: as for :func:`progress`.
         gone: True if the pod was deleted and ``pod`` is its last state.
         asked: True if the job itself requested the deletion of the pod.
     """

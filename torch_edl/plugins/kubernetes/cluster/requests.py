@@ -119,11 +119,7 @@ class Pacing:
     def again_at(
         self, error: ClusterError, failures: int, now: float, *, give_up_at: float
     ) -> float | None:
-        """Return the time at which a failed call is repeated; None: it is not repeated.
-
-        Args:
-            give_up_at: time at which the call is no longer repeated.
-        """
+        """Return the time at which a failed call is repeated; None from ``give_up_at`` on."""
         if now >= give_up_at:
             return None
         first_s = _QUOTA_BACKOFF_S if isinstance(error, QuotaError) else _FIRST_BACKOFF_S

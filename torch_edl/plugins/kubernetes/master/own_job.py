@@ -76,12 +76,11 @@ class OwnJob:
         return state if (state := final_status.state_of(found)) in ENDED else ""
 
     def end(self, status: pb.GetStatusResponse) -> None:
-        """Write the final status to the Job object, and prevent further pods.
+        """Write the final status to the Job object, and prevent further pods; only if
+        :attr:`may_note`.
 
         Waits while the cluster does not answer, because the next master would otherwise start the
         ended job again.
-
-        Must be called only while :attr:`may_note` is true.
         """
         patch: Manifest = {
             "metadata": {"annotations": {names.STATUS: final_status.to_text(status)}},
