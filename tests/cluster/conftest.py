@@ -37,14 +37,16 @@ def require_networks() -> None:
 def cluster(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Cluster | None]:
-    """None: the tests run on a cluster of somebody else, see `make test-kubernetes`."""
+    """With the nodes that a module names as ``NODES``. None: the tests run on a cluster of somebody
+    else, see `make test-kubernetes`."""
     if os.environ.get("EDL_TEST_KUBECONFIG"):
         yield None
         return
     from tests.cluster.cluster import Cluster
 
     require_networks()
-    with Cluster(tmp_path_factory.mktemp("cluster"), nodes=NODES) as started:
+    nodes = getattr(request.module, "NODES", NODES)
+    with Cluster(tmp_path_factory.mktemp("cluster"), nodes=nodes) as started:
         yield started
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -21,14 +20,8 @@ from tests.cluster.cluster import Cluster  # noqa: E402
 from tests.waiting import wait_for  # noqa: E402
 
 JSON = dict[str, Any]
+NODES: list[JSON] = []  # pods stay pending
 STRATEGIC = "application/strategic-merge-patch+json"
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory, machine: None) -> Iterator[Cluster]:
-    """Without nodes: pods stay pending."""
-    with Cluster(tmp_path_factory.mktemp("cluster"), nodes=[]) as started:
-        yield started
 
 
 @pytest.fixture

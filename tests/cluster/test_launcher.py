@@ -31,15 +31,8 @@ from torch_edl.processes.launcher import (
     ProcessWaits,
 )
 
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory, machine: None) -> Iterator[Cluster]:
-    nodes = [{"name": "node-a", "cpu": "8"}]
-    with Cluster(tmp_path_factory.mktemp("cluster"), nodes=nodes) as started:
-        yield started
-
-
 JSON = dict[str, Any]
+NODES = [{"name": "node-a", "cpu": "8"}]
 JOB = "ctr"
 
 

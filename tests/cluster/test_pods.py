@@ -91,12 +91,6 @@ class Pods:
         return self.phase(name)
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory, machine: None) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster"), nodes=NODES) as started:
-        yield started
-
-
 @pytest.fixture
 def pods(cluster: Cluster) -> Iterator[Pods]:
     pods = Pods(cluster, cluster.make_namespace())
