@@ -14,8 +14,9 @@ from kubernetes import client
 from tests.cluster.cluster import Cluster
 from tests.unit.plugins.kubernetes.jobs import CODE, TOKEN, job_config
 from tests.waiting import wait_for
+from torch_edl.interfaces.platform import LogQuery
 from torch_edl.plugins.kubernetes import names
-from torch_edl.plugins.kubernetes.client import cluster_job
+from torch_edl.plugins.kubernetes.client import cluster_job, logs
 from torch_edl.plugins.kubernetes.client.cluster_job import ClusterJob
 from torch_edl.plugins.kubernetes.cluster.api import Api
 from torch_edl.plugins.kubernetes.cluster.failures import ForbiddenError
@@ -90,6 +91,18 @@ def test_a_master_that_may_not_change_its_job_says_in_its_pod_how_the_job_ended(
     wait_for(lambda: (pod := found.master_pod()) and pod.ended)
     report = found.report()
     assert (report["state"], report["error"], report["records"]["done"]) == ("failed", "why", 7)
+
+
+def test_the_logs_of_a_job_that_is_over_can_be_followed(cluster: Cluster, api: Api) -> None:
+    found = found_job(api)
+    start_master(api, "only", "n1", ["echo", "hello"])
+    wait_for(lambda: (pod := found.master_pod()) and pod.ended)
+    found.remove()
+    # The end of the job is known before its pods are.
+    cluster.control("fail", verb="list", resource="pods", code=429, retry_after_s=1)
+    lines: list[tuple[str, str]] = []
+    logs.read(found, LogQuery(follow=True), lambda name, line: lines.append((name, line)))
+    assert lines == [("master-0", "hello")]
 
 
 def test_a_master_that_has_ended_well_is_not_started_again(api: Api) -> None:

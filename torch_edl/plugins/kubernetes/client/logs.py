@@ -30,6 +30,8 @@ _NAMED = re.compile(rb"(worker-\d+): (.*)", re.DOTALL)
 
 _EVENTS = "events"
 _LOOK_S = 1.0
+# Seconds to wait for the first list of the pods of a job that is over.
+_LISTED_S = 10.0
 
 
 def by_process(pod: PodState, line: bytes) -> tuple[str, bytes]:
@@ -146,6 +148,8 @@ class _Logs:
                 # between.
                 with contextlib.suppress(NoAnswerError):
                     over = self.job.is_gone()
+                if over:
+                    watch.listed.wait(_LISTED_S)
                 for pod in filter(self._is_asked, watch.pods()):
                     output.saw(pod, tail=self.query.tail)
                 self._show_events()
