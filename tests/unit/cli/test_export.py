@@ -129,13 +129,6 @@ def test_a_job_is_known_by_its_name(
     assert "no such folder, and no such job" in capsys.readouterr().err
 
 
-def test_a_folder_that_is_no_output_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["export", str(tmp_path), str(tmp_path / "m.pt")]) == 2
-    assert "no trained model there; name the --output" in capsys.readouterr().err
-
-
 def test_the_suffix_says_the_kind(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(output), "m.onnx"]) == 2
     assert "the name must end in .pt or .pth or .safetensors" in capsys.readouterr().err

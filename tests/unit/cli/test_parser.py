@@ -24,17 +24,6 @@ def test_words_after_the_dashes_are_the_model_files() -> None:
     assert args.model_args == ("--lr", "0.1", "--", "x")
 
 
-@pytest.mark.parametrize(("text", "expected"), [("4", (4, 4)), ("2:8", (2, 8)), ("0", (0, 0))])
-def test_worker_range(text: str, expected: tuple[int, int]) -> None:
-    assert parse(["run", "m.py", "--workers", text]).workers == expected
-
-
-def test_servers_has_two_names_and_says_if_it_was_given() -> None:
-    assert parse(["run", "m.py"]).servers is None
-    assert parse(["run", "m.py", "--ps", "2"]).servers == 2
-    assert parse(["run", "m.py", "--servers", "3"]).servers == 3
-
-
 @pytest.mark.parametrize(
     ("argv", "message"),
     [

@@ -224,8 +224,3 @@ def test_jobs_that_are_over_cannot_be_asked(
     assert "net-abc: no longer runs, it is dead" in capsys.readouterr().err
     assert main([*words, "other"]) == 2
     assert "other: no such job; the newest is net-abc" in capsys.readouterr().err
-
-
-def test_no_jobs_at_all(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["status"]) == 2
-    assert "start one with torch-edl run" in capsys.readouterr().err

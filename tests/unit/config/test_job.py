@@ -39,18 +39,6 @@ def test_each_kind_of_job_has_an_option_of_a_field_once(field: dataclasses.Field
     assert set(kinds) <= set(JOB_KINDS)
 
 
-def test_no_two_options_of_a_kind_share_a_flag() -> None:
-    for kind in JOB_KINDS:
-        flags = [
-            flag
-            for field in FIELDS
-            for option in options_of(field)
-            if kind in option.kinds
-            for flag in option.flags
-        ]
-        assert len(flags) == len(set(flags))
-
-
 def test_what_the_user_leaves_out_is_not_given() -> None:
     args = build_parser().parse_args(["run", "net.py", "--no-shuffle", "--ps", "2"])
     assert given(args, "train") == {
