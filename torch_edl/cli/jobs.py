@@ -17,8 +17,7 @@ from torch_edl.cli.arguments.options import platform_of
 from torch_edl.cli.platforms import find, find_all
 from torch_edl.cli.progress import best_text, colour_of, duration, epoch_text, metrics_text, number
 from torch_edl.cli.terminal import stderr, stdout, table
-from torch_edl.config import ClusterConfig
-from torch_edl.config.job import LOCAL, check_servers
+from torch_edl.config.job import LOCAL, check_servers, check_workers
 from torch_edl.config.option import TRAINING
 from torch_edl.errors import EdlError, UsageError
 from torch_edl.interfaces.platform import JobHandle, LogQuery
@@ -194,15 +193,12 @@ def scale(args: argparse.Namespace) -> int:
         raise UsageError("scale: nothing to change; add --workers N or --ps N")
     request = pb.ScaleRequest()
     if args.workers is not None:
-        least, most = args.workers
-        ClusterConfig(min_workers=least, max_workers=most)  # raises UsageError for 0 and 8:2
-        request.min_workers, request.max_workers = least, most
-    if args.ps is not None:
-        ClusterConfig(servers=args.ps)
-        request.servers = args.ps
+        check_workers(*args.workers, strategy="")
+        request.min_workers, request.max_workers = args.workers
     job = find(args)
     if args.ps is not None:
         check_servers(job.config(), args.ps)
+        request.servers = args.ps
     answer = job.ask(request)
     stdout().print(answer.text, soft_wrap=True)
     return 0

@@ -290,7 +290,8 @@ def check_servers(config: JobConfig, servers: int, *, strategy: str = "") -> Non
 
 def check_workers(min_workers: int, max_workers: int, *, strategy: str) -> None:
     """Raise UsageError if a running job cannot have this number of workers."""
-    wanted = f"--workers {min_workers}:{max_workers}"
+    upto = "" if min_workers == max_workers else f":{max_workers}"
+    wanted = f"--workers {min_workers}{upto}"
     if min_workers < 1 or max_workers < 1:
         raise UsageError(f"{wanted}: at least one worker is needed; torch-edl stop ends a job")
     if min_workers > max_workers:

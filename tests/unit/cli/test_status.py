@@ -216,6 +216,16 @@ def test_servers_that_cannot_be_scaled_are_refused_before_the_master_is_asked(
     assert "start the job with --checkpoint-dir on a --volume" in said
 
 
+@pytest.mark.parametrize("option", ["--ps", "--workers"])
+@pytest.mark.parametrize("number", ["0", "99999999999"])
+def test_a_number_of_processes_that_no_job_has_is_refused(
+    job: JobFolder, capsys: pytest.CaptureFixture[str], option: str, number: str
+) -> None:
+    job.config_file.write_text(JobConfig(name=job.name, model_file="/m.py").to_json())
+    assert main(["scale", job.name, option, number]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {option} {number}")
+
+
 @pytest.mark.parametrize("words", [["stop"], ["scale", "--workers", "2"]])
 def test_jobs_that_are_over_cannot_be_asked(
     job: JobFolder, capsys: pytest.CaptureFixture[str], words: list[str]

@@ -162,7 +162,13 @@ class JobFolder:
     def is_alive(self) -> bool:
         """Return True if the master is running: the process with its pid is this job's master."""
         master = self.master()
-        return master is not None and _runs_master(master.pid, self.name)
+        if master is None:
+            return False
+        try:
+            command = Path(f"/proc/{master.pid}/cmdline").read_bytes()
+        except OSError:
+            return False
+        return self.name.encode() in command.split(b"\0")
 
     def is_watched(self) -> bool:
         """Return True if the process that started the master is alive."""
@@ -342,11 +348,3 @@ def _modified(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
-
-
-def _runs_master(pid: int, name: str) -> bool:
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-    return name.encode() in command.split(b"\0")
