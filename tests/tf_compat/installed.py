@@ -1,6 +1,8 @@
 """TensorFlow, where it is installed; the tests of it are skipped elsewhere, but never in CI."""
 
+import json
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,4 +18,14 @@ else:
     tf = pytest.importorskip("tensorflow", reason=_REASON)
     keras = pytest.importorskip("keras", reason=_REASON)
 
-__all__ = ["keras", "tf"]
+__all__ = ["check_imports", "keras", "tf"]
+
+
+def check_imports(folder: Path) -> None:
+    """Workers that wrote there what they had imported had TensorFlow, and nothing of torch."""
+    found = [json.loads(path.read_text()) for path in folder.glob("imported-*.json")]
+    assert found
+    for modules in found:
+        packages = {name.partition(".")[0] for name in modules}
+        assert {"tensorflow", "tf_compat", "torch_edl"} <= packages
+        assert not packages & {"torch", "torchvision", "master"}

@@ -49,18 +49,6 @@ def test_a_script_is_in_a_ring_or_on_servers(
     assert pick("auto", embedding, workers=workers, script=True).name == name
 
 
-def test_a_script_is_not_told_to_train_locally() -> None:
-    with pytest.raises(UsageError, match=r"cannot run it, or train with --strategy allreduce"):
-        pick("auto", LARGE, workers=1, script=True, optimizer_error="cannot run it")
-
-
-def test_nothing_is_reduced_where_nothing_is_trained() -> None:
-    assert pick(workers=2, trains=False).name == "ps"
-    assert pick(workers=1, trains=False).name == "local"
-    with pytest.raises(UsageError, match="it is for training"):
-        pick("allreduce", trains=False)
-
-
 @pytest.mark.parametrize(
     ("wanted", "flags"),
     [("ps", "--ps or --strategy ps"), ("allreduce", "--strategy allreduce")],
@@ -70,24 +58,36 @@ def test_an_explicit_wish_counts(wanted: str, flags: str) -> None:
     assert choice == Choice(name=wanted, reason=f"asked for with {flags}")
 
 
-def test_rows_of_ours_cannot_be_in_a_ring() -> None:
-    with pytest.raises(UsageError, match=r"embedding bounded is a table of torch-edl"):
-        pick("allreduce", SMALL, BOUNDED)
-    with pytest.raises(UsageError, match=r"embedding rows has no bound.*use --strategy ps"):
-        pick("allreduce", SMALL, UNBOUNDED)
+def test_what_trains_nothing_or_has_an_optimizer_of_its_own() -> None:
+    assert pick(workers=2, trains=False).name == "ps"
+    assert pick(workers=1, trains=False).name == "local"
+    assert pick(optimizer_error=ERROR).name == "allreduce"
 
 
-def test_local_runs_one_worker() -> None:
-    with pytest.raises(UsageError, match="--strategy allreduce or --strategy ps"):
-        pick("local", workers=2)
+ERROR = "--strategy ps: LBFGS is none of sgd"
 
 
-def test_any_optimizer_will_do_but_on_servers() -> None:
-    error = "--strategy ps: LBFGS is none of sgd"
-    assert pick(optimizer_error=error).name == "allreduce"
-    with pytest.raises(UsageError, match="or train with --strategy allreduce"):
-        pick("ps", optimizer_error=error)
-    with pytest.raises(UsageError, match="or train with --strategy local"):
-        pick("ps", workers=1, optimizer_error=error)
-    with pytest.raises(UsageError, match=r"none of sgd$"):
-        pick("auto", UNBOUNDED, optimizer_error=error)
+@pytest.mark.parametrize(
+    ("wanted", "embeddings", "more", "message"),
+    [
+        ("allreduce", [], {"trains": False}, "it is for training"),
+        ("allreduce", [SMALL, BOUNDED], {}, "embedding bounded is a table of torch-edl"),
+        ("allreduce", [SMALL, UNBOUNDED], {}, "embedding rows has no bound.*use --strategy ps"),
+        ("local", [], {"workers": 2}, "--strategy allreduce or --strategy ps"),
+        ("ps", [], {"optimizer_error": ERROR}, "or train with --strategy allreduce$"),
+        ("ps", [], {"optimizer_error": ERROR, "workers": 1}, "or train with --strategy local$"),
+        ("auto", [UNBOUNDED], {"optimizer_error": ERROR}, "none of sgd$"),
+        # A script is in a ring, which others may join.
+        (
+            "auto",
+            [LARGE],
+            {"optimizer_error": ERROR, "workers": 1, "script": True},
+            "none of sgd, or train with --strategy allreduce$",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    wanted: str, embeddings: list[pb.EmbeddingReport], more: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        pick(wanted, *embeddings, **more)

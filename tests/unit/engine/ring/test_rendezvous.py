@@ -46,17 +46,13 @@ def refused() -> Iterator[Callable[[bool], MasterRendezvous]]:
         close()
 
 
-def test_one_that_was_given_up_is_to_be_replaced(
-    refused: Callable[[bool], MasterRendezvous],
+@pytest.mark.parametrize(("known", "error"), [(False, DeclaredLostError), (True, DismissedError)])
+def test_one_that_is_not_wanted_leaves_and_one_that_was_given_up_is_replaced(
+    refused: Callable[[bool], MasterRendezvous], known: bool, error: type[Exception]
 ) -> None:
-    with pytest.raises(DeclaredLostError):
-        refused(False).next(1, 5)
-
-
-def test_one_that_is_not_wanted_leaves(refused: Callable[[bool], MasterRendezvous]) -> None:
-    with pytest.raises(DismissedError) as caught:
-        refused(True).next(1, 5)
-    assert not isinstance(caught.value, DeclaredLostError)
+    with pytest.raises(error) as caught:
+        refused(known).next(1, 5)
+    assert caught.type is error
 
 
 def test_a_launcher_that_serves_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
