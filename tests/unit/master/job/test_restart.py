@@ -169,6 +169,9 @@ def test_a_worker_that_leaves_has_the_rest_of_its_time_under_the_next_master() -
     w.beat(0, leaving=True)
     w.tick(9)
     again = w.restart(now=w.now + 1000)
+    again.now += 1
+    again.fleet.from_state(w.state()["fleet"], again.now)
+    assert again.state()["fleet"]["planned_at"] == again.now, "noted before the first plan"
     assert again.beat(0).drain
     again.tick(w.config.cluster.grace_s - 8)
     assert again.stopped == []

@@ -91,6 +91,23 @@ def test_an_agent_at_the_end_of_the_script_is_not_replaced() -> None:
     assert started(w) == [0, 1]
 
 
+def test_once_an_agent_has_completed_the_script_none_is_replaced() -> None:
+    w = job(workers=6)
+    for agent in range(3):
+        report(w, agent, 100)
+    w.exit("agent", 2, code=0, why="preempted", own_fault=False)
+    w.tick()
+    assert started(w) == [0, 1, 2, 3], "that was no end of the script"
+    report(w, 3, 100)
+    report(w, 0, done=True)
+    w.exit("agent", 0, code=0)
+    for each in (w, w.restart()):
+        each.exit("agent", 1, code=1)
+        each.tick(1)
+        assert each.outcome is None
+        assert len(each.started) == (4 if each is w else 0)
+
+
 def test_the_next_master_knows_the_agents() -> None:
     w = job()
     report(w, 0, 100)

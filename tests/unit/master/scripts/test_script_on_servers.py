@@ -220,6 +220,15 @@ def test_a_server_lost_after_the_training(checkpoint: bool) -> None:
     assert w.outcome.state == "finished"
 
 
+def test_a_worker_of_an_agent_never_becomes_a_server() -> None:
+    w = begun(durability={"mode": "journal", "failover": "worker"})
+    w.register(2, local_rank=1)
+    kill_server(w)
+    w.tick()
+    assert w.started[-1].name == "ps-2"
+    assert {p.state for p in w.fleet.alive("worker")} == {"running"}
+
+
 def test_the_servers_and_the_tasks_outlive_a_master_that_is_killed() -> None:
     w = begun()
     lease = w.task(0)
