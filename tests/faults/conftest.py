@@ -31,6 +31,8 @@ ROOT = Path(__file__).parents[2]
 MODEL = Path(__file__).with_name("counting_model.py")
 COUNTING = ROOT / "examples" / "counting"
 EDL = [sys.executable, "-m", "torch_edl.cli"]
+TASKS = ["--batch-size", "8", "--records-per-task", "64"]
+KEEP = ["--checkpoint-every", "20", "--checkpoint-dir", "DIR"]
 _OVER = "the last fault is over"
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.conftest import EDL, ModelJob
+from tests.faults.conftest import EDL, MODEL, TASKS, ModelJob
 from tests.waiting import HANG_S
 
-FLAGS = ["--workers", "2", "--ps", "2", "--batch-size", "8", "--records-per-task", "64"]
+FLAGS = ["--workers", "2", "--ps", "2", *TASKS]
 Start = Callable[..., ModelJob]
 
 
@@ -110,3 +110,22 @@ def test_jobs_that_cannot_be_hurt(start_job: Start, tmp_path: Path) -> None:
     )
     job.check()
     assert "count: the job is over, it is finished" in refused(job.name, "worker")
+
+
+@pytest.mark.slow
+def test_a_feed_with_a_generator_of_its_own_breaks_the_promise(
+    start_job: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job fails rather than end with records that were trained twice or never."""
+    monkeypatch.setenv("EDL_TEST_SHUFFLE", "own")
+    flags = [*FLAGS, "--records-per-task", "128"]
+    job = start_job(1500, *flags, delay_s=0.03, model=MODEL.with_name("shuffling_model.py"))
+    job.wait_for(lambda: job.done() > 100)
+    process = chaos(job, "--kill", "worker=3", "--for", "4s", "--json")
+    out, _ = process.communicate(timeout=HANG_S)
+    job.go_on()
+    assert job.finish() == 1, job.report()
+    assert process.returncode == 1, out
+    (problem,) = json.loads(out)["problems"]
+    assert "numpy.random" in problem
+    assert "(records " in problem

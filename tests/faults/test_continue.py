@@ -12,10 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.conftest import EDL, ModelJob
+from tests.faults.conftest import EDL, KEEP, TASKS, ModelJob
 from tests.waiting import HANG_S
-
-TASKS = ["--batch-size", "8", "--records-per-task", "64"]
 
 
 def torch_edl(job: ModelJob, *words: str) -> subprocess.CompletedProcess[str]:
@@ -40,8 +38,7 @@ def test_a_job_whose_processes_all_died_continues(
     start_job: Callable[..., ModelJob], durability: str
 ) -> None:
     flags = ["--workers", "2", "--ps", "2", *TASKS, "--durability", durability]
-    flags += ["--checkpoint-dir", "DIR", "--checkpoint-every", "20"]
-    job = start_job(1000, *flags)
+    job = start_job(1000, *flags, *KEEP)
     job.wait_for(lambda: job.done() > 300 and job.status().checkpoint)
     running = torch_edl(job, "continue", job.name)
     assert (running.returncode, "it runs" in running.stderr) == (2, True)

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
+from tests.faults.conftest import KEEP, TASKS
+
 RECORDS = 1000
-FLAGS = ["--durability", "journal", "--batch-size", "8", "--records-per-task", "64"]
-FLAGS += ["--workers", "2", "--ps", "2"]
-CHECKPOINTS = ["--checkpoint-dir", "DIR", "--checkpoint-every", "20"]
+FLAGS = ["--durability", "journal", *TASKS, *KEEP, "--workers", "2", "--ps", "2"]
 
 
 def flip(path: Path, bit: int, share: float = 0.5) -> None:
@@ -57,7 +57,7 @@ def test_a_damaged_journal_is_named_and_the_model_restored(
     journals = tmp_path / "disk" / "count"
     other = journals / "of-another-run"
     other.mkdir(parents=True)
-    job = start_job(RECORDS, *FLAGS, *CHECKPOINTS, "--journal-dir", str(tmp_path / "disk"))
+    job = start_job(RECORDS, *FLAGS, "--journal-dir", str(tmp_path / "disk"))
     job.wait_for(lambda: job.done() > 300)
     (shard,) = journals.glob("*/model-1/shard-0-of-2")
     damage(job, shard, name, bit)
@@ -77,7 +77,7 @@ def test_a_bit_that_flips_anywhere_costs_no_record(
     """In the description, or in a segment: where nobody could count what is lost, the model goes
     back to its checkpoint."""
     chance = random.Random(seed)
-    job = start_job(RECORDS, *FLAGS, *CHECKPOINTS)
+    job = start_job(RECORDS, *FLAGS)
     job.wait_for(lambda: job.done() > 300)
     (shard,) = (job.folder / "journal").glob("*/model-1/shard-0-of-2")
     name = "incarnation-*/*.log" if seed % 3 == 2 else "journal.json"
@@ -91,7 +91,7 @@ def test_a_bit_that_flips_anywhere_costs_no_record(
 def test_a_repaired_server_lacks_one_update_and_counts_none_twice(
     start_job: Callable[..., Any],
 ) -> None:
-    job = start_job(RECORDS, *FLAGS, *CHECKPOINTS, "--repair", "--workers", "1", "--no-shuffle")
+    job = start_job(RECORDS, *FLAGS, "--repair", "--workers", "1", "--no-shuffle")
     job.wait_for(lambda: job.done() > 300)
     (shard,) = (job.folder / "journal").glob("**/shard-0-of-2")
     damage(job, shard, "incarnation-*/*.log")

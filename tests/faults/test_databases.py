@@ -10,11 +10,12 @@ import psycopg
 import pyarrow as pa
 import pytest
 
+from tests.faults.conftest import TASKS
 from tests.maxcompute_server import MaxCompute
 from tests.postgres_server import PASSWORD, Postgres
 
 RECORDS = 2000
-TASKS = ["--batch-size", "8", "--records-per-task", "64", "--strategy", "ps", "--workers", "2"]
+FLAGS = [*TASKS, "--workers", "2", "--ps", "2"]
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def test_processes_and_the_database_are_killed(
 ) -> None:
     """Rows that are added meanwhile are no part of the job, whoever starts when."""
     url = f"{postgres.url}#table=numbers&key=n"
-    job = start_job(RECORDS, *TASKS, "--ps", "2", "--max-task-failures", "1000", data=url)
+    job = start_job(RECORDS, *FLAGS, "--max-task-failures", "1000", data=url)
     job.wait_for(lambda: job.done() > 200)
     with psycopg.connect(postgres.url) as connection:
         connection.execute(f"INSERT INTO numbers SELECT generate_series({RECORDS}, 3000)")
@@ -59,7 +60,7 @@ def test_processes_are_killed_that_read_a_partition_of_maxcompute(
     server = MaxCompute(tmp_path, monkeypatch)
     server.write("edl_numbers", pa.table({"n": range(RECORDS)}), "day=1")
     url = server.url("edl_numbers", "day=1")
-    job = start_job(RECORDS, *TASKS, "--ps", "2", data=url)
+    job = start_job(RECORDS, *FLAGS, data=url)
     for done, role in [(200, "worker"), (600, "master"), (1000, "worker"), (1300, "ps")]:
         job.wait_for(lambda done=done: job.done() > done)
         job.kill(role)

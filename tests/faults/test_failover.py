@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.faults.conftest import TASKS
+
 RECORDS = 1000
-TASKS = ["--batch-size", "8", "--records-per-task", "64"]
 JOURNAL = ["--durability", "journal", *TASKS]
 MODES = {
     "async": ["--workers", "2", "--ps", "2"],

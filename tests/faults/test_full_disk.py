@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from tests.faults.conftest import TASKS
+
 RECORDS = 1500
-FLAGS = ["--durability", "journal", "--batch-size", "8", "--records-per-task", "64"]
-FLAGS += ["--workers", "1", "--ps", "2", "--no-shuffle"]
+FLAGS = ["--durability", "journal", *TASKS, "--workers", "1", "--ps", "2", "--no-shuffle"]
 
 
 @pytest.fixture

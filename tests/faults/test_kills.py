@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from tests.faults.conftest import KEEP, TASKS
+
 RECORDS = 1000
-TASKS = ["--batch-size", "8", "--records-per-task", "64"]
 FLAGS = ["--workers", "2", "--ps", "2", *TASKS]
-KEEP = ["--checkpoint-every", "20", "--checkpoint-dir", "DIR"]
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,11 @@ import pytest
 from pyarrow import csv, feather, parquet
 
 from tests.broken_link import BrokenLink
+from tests.faults.conftest import TASKS
 from tests.s3_server import S3Server
 
 RECORDS = 1200
-FLAGS = ["--workers", "2", "--ps", "2", "--batch-size", "8", "--records-per-task", "64"]
+FLAGS = ["--workers", "2", "--ps", "2", *TASKS]
 
 
 def write_json(numbers: Any, path: Path) -> None:

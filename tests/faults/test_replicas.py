@@ -10,11 +10,10 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.faults.conftest import ModelJob
+from tests.faults.conftest import TASKS, ModelJob
 
 RECORDS = 1000
-REPLICA = ["--durability", "replica", "--workers", "2", "--batch-size", "8"]
-REPLICA += ["--records-per-task", "64"]
+REPLICA = ["--durability", "replica", "--workers", "2", *TASKS]
 MODES = {
     "async": [],
     "in order": ["--staleness", "0"],
@@ -70,7 +69,7 @@ def test_both_servers_are_killed_at_once(start_job: Callable[..., ModelJob], sav
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("servers", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("servers", [2, 3])
 def test_all_servers_are_asked_to_leave_at_once(
     start_job: Callable[..., ModelJob], servers: int
 ) -> None:

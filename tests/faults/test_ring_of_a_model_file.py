@@ -46,7 +46,7 @@ def test_the_master_is_paused(ring: RingJob) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recovering", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("recovering", [False, True])
 def test_a_member_is_asked_to_leave(ring: RingJob, recovering: bool) -> None:
     """In a step, or while the others form the ring without a member that has died."""
     ring.trains()

@@ -15,16 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.conftest import EDL, ModelJob
+from tests.faults.conftest import EDL, KEEP, TASKS, ModelJob
 from tests.waiting import HANG_S
 
 # More than are trained, with the delay of a minibatch, while slow commands run.
 RECORDS = 4000
 # In order, so that the record at which the data stop comes last.
-TASKS = ["--batch-size", "8", "--records-per-task", "64", "--no-shuffle"]
-FLAGS = ["--workers", "2", "--ps", "2", *TASKS]
+FLAGS = ["--workers", "2", "--ps", "2", *TASKS, "--no-shuffle"]
 JOURNAL = ["--durability", "journal"]
-KEEP = ["--checkpoint-every", "20", "--checkpoint-dir", "DIR"]
 
 
 def scale(job: ModelJob, *words: object) -> str:
@@ -52,15 +50,11 @@ def check(job: ModelJob) -> None:
     assert "restart from" not in job.log.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
-    [
-        pytest.param([], id="async", marks=pytest.mark.slow),
-        pytest.param(JOURNAL, id="journal", marks=pytest.mark.slow),
-        pytest.param(["--durability", "replica"], id="replica", marks=pytest.mark.slow),
-        pytest.param(KEEP, id="checkpoints", marks=pytest.mark.slow),
-        pytest.param(["--local-steps", "4"], id="local-steps", marks=pytest.mark.slow),
-    ],
+    [[], JOURNAL, ["--durability", "replica"], KEEP, ["--local-steps", "4"]],
+    ids=["async", "journal", "replica", "checkpoints", "local-steps"],
 )
 def test_servers_come_and_go(start_job: Callable[..., ModelJob], flags: list[str]) -> None:
     job = start_job(RECORDS, *FLAGS, *flags, delay_s=0.1)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.conftest import EDL, Job
+from tests.faults.conftest import EDL, KEEP, Job
 from tests.waiting import HANG_S
 
 SCRIPT = Path(__file__).with_name("counting_on_servers.py")
@@ -55,9 +55,6 @@ def start(tmp_path: Path, jobs: contextlib.ExitStack) -> Callable[..., ScriptJob
         return jobs.enter_context(contextlib.closing(ScriptJob(tmp_path, name, given, delay_s)))
 
     return start_job
-
-
-KEEP = ("--checkpoint-dir", "DIR", "--checkpoint-every", "20")
 
 
 @pytest.mark.slow

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.conftest import EDL, Job, ModelJob
+from tests.faults.conftest import EDL, TASKS, Job, ModelJob
 
-FLAGS = ["--workers", "2", "--batch-size", "8", "--records-per-task", "64"]
+FLAGS = ["--workers", "2", *TASKS]
 STORM = """
 seed = 5
 for = "20s"

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
+from tests.faults.conftest import KEEP, TASKS
 from tests.kafka_server import Kafka
 from tests.tansu_server import Tansu
 
 MODEL = Path(__file__).with_name("counting_stream_model.py")
 RECORDS = 3000
 PARTITIONS = 3
-TASKS = ["--epochs", "stream", "--batch-size", "8", "--records-per-task", "64", "--workers", "2"]
+STREAM = ["--epochs", "stream", *TASKS, "--workers", "2"]
 
 
 class Producer:
@@ -46,7 +47,7 @@ def kafka() -> Iterator[Kafka]:
 def test_a_stream_ends_after_its_last_record(start_job: Callable[..., Any], kafka: Kafka) -> None:
     producer = Producer(kafka)
     producer.up_to(500)
-    flags = [*TASKS, "--max-records", "1000"]
+    flags = [*STREAM, "--max-records", "1000"]
     job = start_job(1000, *flags, data=kafka.url("numbers"), model=MODEL)
     job.wait_for(lambda: job.done() == 500)
     assert job.status().state == "running"
@@ -64,7 +65,7 @@ def test_records_of_transactions_are_counted_once(
         bounds = [0, 1, 2, 40, 41, 200, 500, 501, 600]
         for first, end in itertools.pairwise(bounds[:5]):
             broker.commit("numbers", 0, [b"%d" % n for n in range(first, end)])
-        flags = [*TASKS, "--records-per-task", "16", "--max-records", str(600 + len(bounds) - 1)]
+        flags = [*STREAM, "--records-per-task", "16", "--max-records", str(600 + len(bounds) - 1)]
         job = start_job(600, *flags, data=broker.url("numbers"), model=MODEL)
         job.wait_for(lambda: job.done() == 41 + 4)
         for first, end in itertools.pairwise(bounds[4:]):
@@ -82,9 +83,8 @@ def test_every_process_is_killed_while_a_producer_fills_the_stream(
 ) -> None:
     producer = Producer(kafka)
     producer.up_to(50)
-    flags = [*TASKS, "--ps", "2", "--durability", durability, "--max-records", str(RECORDS)]
-    keep = ["--checkpoint-every", "20", "--checkpoint-dir", "DIR"]
-    job = start_job(RECORDS, *flags, *keep, data=kafka.url("numbers"), model=MODEL)
+    flags = [*STREAM, "--ps", "2", "--durability", durability, "--max-records", str(RECORDS)]
+    job = start_job(RECORDS, *flags, *KEEP, data=kafka.url("numbers"), model=MODEL)
     job.wait_for(lambda: job.done() == 50)
     filled = threading.Event()
 
@@ -113,14 +113,13 @@ def test_a_stopped_stream_goes_on_from_its_checkpoint(
     """With records that came while no job ran, and other numbers of servers and workers."""
     producer = Producer(kafka)
     producer.up_to(RECORDS // 2)
-    keep = ["--checkpoint-every", "20", "--checkpoint-dir", "DIR"]
     url = kafka.url("numbers")
-    first = start_job(RECORDS, *TASKS, *keep, "--ps", "2", data=url, model=MODEL, name="first")
+    first = start_job(RECORDS, *STREAM, *KEEP, "--ps", "2", data=url, model=MODEL, name="first")
     first.wait_for(lambda: first.done() > 300 and first.status().checkpoint)
     first.process.send_signal(signal.SIGINT)
     assert first.finish(60) == 130
     producer.up_to(RECORDS)
-    flags = [*TASKS, *keep, "--ps", "3", "--resume", "--max-records", str(RECORDS)]
+    flags = [*STREAM, *KEEP, "--ps", "3", "--resume", "--max-records", str(RECORDS)]
     second = start_job(RECORDS, *flags, data=url, model=MODEL, name="second")
     second.check()
 
@@ -132,10 +131,9 @@ def test_the_local_worker_and_the_master_are_killed(
     """The worker held the model: the next one continues from the last checkpoint, and its plan."""
     producer = Producer(kafka)
     producer.up_to(RECORDS // 2)
-    flags = [*TASKS[:-2], "--strategy", "local", "--max-records", str(RECORDS)]
-    keep = ["--checkpoint-every", "20", "--checkpoint-dir", "DIR"]
+    flags = [*STREAM[:-2], "--strategy", "local", "--max-records", str(RECORDS)]
     url = kafka.url("numbers")
-    job = start_job(RECORDS, *flags, *keep, data=url, model=MODEL)
+    job = start_job(RECORDS, *flags, *KEEP, data=url, model=MODEL)
     job.wait_for(lambda: job.done() > 300 and job.status().checkpoint)
     job.kill("worker")
     job.wait_for(lambda: job.done() > 700)
@@ -155,7 +153,7 @@ def test_messages_that_are_removed_from_a_task_in_hand_are_noticed(
     broker = Kafka("numbers:1")  # keeps 5 MB
     try:
         broker.produce("numbers", 0, (b"%d" % n + b" " * 60_000 for n in range(64)))
-        flags = [*TASKS[:-1], "1", "--ps", "1", "--skip-damaged", "--max-records", "64"]
+        flags = [*STREAM[:-1], "1", "--ps", "1", "--skip-damaged", "--max-records", "64"]
         url = broker.url("numbers")
         job = start_job(64, *flags, delay_s=0.3, data=url, model=MODEL)
         job.wait_for(lambda: job.done() >= 8)

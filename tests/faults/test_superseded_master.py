@@ -52,8 +52,7 @@ def address_of(job: ModelJob) -> tuple[str, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kept",
-    # The lock lives for 3 s in sqlite, and for 15 s in etcd.
-    ["sqlite", pytest.param("etcd", marks=pytest.mark.slow)],
+    ["sqlite", "etcd"],  # the lock lives for 3 s in the one, and for 15 s in the other
 )
 def test_it_leases_nothing_when_it_wakes_up(
     start_job: Callable[..., ModelJob], request: pytest.FixtureRequest, kept: str

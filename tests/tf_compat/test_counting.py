@@ -12,7 +12,7 @@ import psutil
 import pytest
 from safetensors.numpy import load_file
 
-from tests.faults.conftest import ModelJob, jobs, start_job
+from tests.faults.conftest import KEEP, TASKS, ModelJob, jobs, start_job
 from tests.tf_compat import installed
 from torch_edl.preprocessing import Columns
 
@@ -23,7 +23,7 @@ TORCH = Path(__file__).parents[1] / "faults" / "counting_model.py"
 FITTED = Path(__file__).with_name("fitted_tf.py")
 SHUFFLING = Path(__file__).with_name("shuffling_tf.py")
 OURS = Path(__file__).with_name("counting_tf.py")
-FLAGS = ["--ps", "2", "--batch-size", "8", "--records-per-task", "64", "--no-shuffle"]
+FLAGS = ["--ps", "2", *TASKS, "--no-shuffle"]
 
 
 def kill_worker(job: ModelJob, number: int) -> None:
@@ -68,9 +68,8 @@ def test_a_storm_over_workers_whose_dataset_shuffles(start_job: Callable[..., An
 def test_killed_workers_and_servers_of_a_keras_model(
     start_job: Callable[..., Any], flags: list[str]
 ) -> None:
-    keep = ["--checkpoint-every", "20", "--checkpoint-dir", "DIR"]
     quorum = 2 if "sync" in flags else 1
-    flags = ["--workers", "2", *keep, *flags]
+    flags = ["--workers", "2", *KEEP, *flags]
     job = start_job(RECORDS, *FLAGS, *flags, model=OURS, quorum=quorum)
     job.wait_for(lambda: job.done() > 200 and job.status().checkpoint)
     job.kill("worker")
@@ -84,9 +83,8 @@ def test_killed_workers_and_servers_of_a_keras_model(
 def test_the_local_worker_of_a_keras_model_is_killed(
     start_job: Callable[..., Any],
 ) -> None:
-    keep = ["--checkpoint-every", "20", "--checkpoint-dir", "DIR"]
     flags = [flag for flag in FLAGS if flag not in ("--ps", "2")]
-    job = start_job(RECORDS, "--strategy", "local", *flags, *keep, model=OURS)
+    job = start_job(RECORDS, "--strategy", "local", *flags, *KEEP, model=OURS)
     job.wait_for(lambda: job.done() > 300 and job.status().checkpoint)
     job.kill("worker")
     job.go_on()
