@@ -29,6 +29,8 @@ _EXITED = "exited"
 # Number of ended processes that the list shows for each role.
 _LAST_ENDED = 3
 _STYLES = {"running": "green", "finished": "green", "failed": "red", "dead": "red"}
+# More lines than a log has.
+_MOST_LINES = 2**31
 _POLL_S = 0.1
 # Seconds to wait for the stacks of workers, which send a heartbeat each second.
 _TELL_S = 5.0
@@ -168,7 +170,8 @@ def logs(args: argparse.Namespace) -> int:
         sys.stdout.write(f"{prefix(name) if several else ''}{line}\n")
         sys.stdout.flush()
 
-    query = LogQuery(role=args.role, id=args.id, tail=args.tail, follow=args.follow)
+    tail = args.tail if args.tail is None else min(args.tail, _MOST_LINES)
+    query = LogQuery(role=args.role, id=args.id, tail=tail, follow=args.follow)
     find(args).read_logs(query, write)
     return 0
 

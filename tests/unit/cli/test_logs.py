@@ -85,6 +85,7 @@ def test_a_prefix_is_made_once_for_all_lines_of_a_process(
     [
         ("--role worker --id 0", ["one", "two", "three"]),
         ("--role worker --id 0 --tail 2", ["two", "three"]),
+        (f"--role worker --id 0 --tail {10**30}", ["one", "two", "three"]),
         ("--role master", ["master-0 | up"]),
         ("--tail 1 --role worker", ["worker-0 | three"]),
     ],
