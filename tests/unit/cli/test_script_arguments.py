@@ -103,6 +103,7 @@ def test_words_of_a_model_file(place: Path, line: str) -> None:
         ("--workers x elastic.py", "--workers: 'x': write a number or a range"),
         ("-m --no-python plain", "--no-python and --module: choose one"),
         ("--nnodes 2 none.py", "none.py: no such file"),
+        ("-- none.py", "none.py: no such file; after `--` comes a training script"),
         ("--epochs 3 plain.py", "--epochs: plain.py is a training script .*reads its own data"),
         ("--mode sync elastic.py", "--mode: elastic.py is .* for model files"),
         ("elastic.py --dry-run", "is a training script and would train"),

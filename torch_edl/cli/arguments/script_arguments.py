@@ -75,6 +75,8 @@ def script_words(words: Sequence[str], run: argparse.ArgumentParser) -> list[str
     if place < len(words) and any(os.environ.get(name, "0") != "0" for name in _NO_FILE):
         return list(words)  # the program need not be a Python file
     if place >= len(words) or not os.path.exists(words[place]):
+        if is_cut and place < len(words) and words[place].endswith(".py"):
+            raise UsageError(f"{words[place]}: no such file; after `--` comes a training script")
         return None  # the parser of model files names what is missing
     file, rest = words[place], list(words[place + 1 :])
     ours = [] if is_cut else _before_cut(rest)
