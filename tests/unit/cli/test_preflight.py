@@ -200,6 +200,9 @@ def test_evaluate_names_its_own_options(tmp_path: Path, model_file: Path) -> Non
     words[-1] = str(tmp_path / "test.csv")
     with pytest.raises(UsageError, match=r"^--from .*: no trained model there"):
         preflight.check(parse(words), "evaluate")
+    words[3] = ""  # a model that was never trained would be evaluated
+    with pytest.raises(UsageError, match=r"^--from '': names nothing"):
+        preflight.check(parse(words), "evaluate")
 
 
 def test_output_file(tmp_path: Path) -> None:

@@ -93,7 +93,8 @@ def given(args: argparse.Namespace, kind: str) -> dict[str, Any]:
     :meth:`JobConfig.of`.
 
     Raises:
-        UsageError: an option of another platform than the chosen one is given.
+        UsageError: an option of another platform than the chosen one is given, or a required one
+            is empty.
     """
     platforms = extensions.platforms()
     found: dict[str, Any] = {part: {} for part in (*PARTS, *platforms)}
@@ -101,6 +102,8 @@ def given(args: argparse.Namespace, kind: str) -> dict[str, Any]:
         value = getattr(args, _dest(option))
         if value is None:
             continue
+        if option.required and not value:  # a shell variable that is not set
+            raise UsageError(f"{option.flags[0]} '': names nothing; write {option.spelling}")
         fields = found[part] if part else found
         if "MIN:MAX" in option.metavar:
             fields[of.name], fields[of.name.replace("min_", "max_")] = value
