@@ -20,6 +20,7 @@ from torch_edl.plugins.kubernetes.client import cluster_job, logs
 from torch_edl.plugins.kubernetes.client.cluster_job import ClusterJob
 from torch_edl.plugins.kubernetes.cluster.api import Api
 from torch_edl.plugins.kubernetes.cluster.failures import ForbiddenError
+from torch_edl.plugins.kubernetes.cluster.pod_state import PodState
 from torch_edl.plugins.kubernetes.objects import final_status, job
 from torch_edl.wire import master_pb2 as pb
 
@@ -111,3 +112,13 @@ def test_a_master_that_has_ended_well_is_not_started_again(api: Api) -> None:
     start_master(api, "only", "n1", ["true"])
     wait_for(lambda: (pod := found.master_pod()) and pod.ended)
     assert found.state(found.master_pod()) == ("finished", "")
+
+
+def test_a_line_of_a_shared_pod_begins_with_its_worker() -> None:
+    alone = PodState(name="p", uid="u", role="worker", id=3)
+    shared = PodState(name="p", uid="u", role="worker", id=3, shared=True)
+    line = b"worker-4: worker-5: loss 0.1"
+    assert logs.by_process(alone, line) == ("worker-3", line)
+    assert logs.by_process(shared, line) == ("worker-4", b"worker-5: loss 0.1")
+    for own in (b"12:00:00.000 pod-3 ERROR gone", b"worker-x: a"):
+        assert logs.by_process(shared, own) == ("worker-3", own)
