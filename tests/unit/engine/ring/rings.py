@@ -355,15 +355,15 @@ def _stay(member: Member, program: Callable[..., None], *args: Any) -> None:
     member.hear()
 
 
-def count_sockets() -> int:
-    """TCP sockets that this process has open."""
+def tcp_sockets() -> list[list[str]]:
+    """The fields of /proc/self/net of each TCP socket that this process has open."""
     ours = {
         os.readlink(f"/proc/self/fd/{fd}")
         for fd in os.listdir("/proc/self/fd")
         if os.path.islink(f"/proc/self/fd/{fd}")
     }
-    inodes = set()
+    found = []
     for table in ("tcp", "tcp6"):
         with open(f"/proc/self/net/{table}", encoding="ascii") as file:
-            inodes |= {f"socket:[{line.split()[9]}]" for line in list(file)[1:]}
-    return len(ours & inodes)
+            found += [line.split() for line in list(file)[1:]]
+    return [fields for fields in found if f"socket:[{fields[9]}]" in ours]

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.unit.engine.ring.rings import MEET_S, Member, Office, count_sockets, office, run
+from tests.unit.engine.ring.rings import MEET_S, Member, Office, office, run, tcp_sockets
 from tests.waiting import HANG_S, wait_for
 from torch_edl.engine.ring.rendezvous import local_address
 from torch_edl.engine.ring.replicated import RingBrokenError
@@ -271,9 +271,9 @@ def failure_of(group: ProcessGroup) -> str:
 
 
 def closed(member: Member) -> None:
-    before = count_sockets()
+    before = len(tcp_sockets())
     group = formed(member, member.next(0, -1))
-    assert count_sockets() > before
+    assert len(tcp_sockets()) > before
     member.tell(group.rank)
     if group.rank == 1:
         member.hear()
@@ -284,7 +284,7 @@ def closed(member: Member) -> None:
         why = failure_of(group)
         group.close()
         del group
-        wait_for(lambda: count_sockets() <= before)
+        wait_for(lambda: len(tcp_sockets()) <= before)
     member.tell(why)
     member.hear()
 
@@ -361,26 +361,9 @@ def test_a_member_that_dies_while_the_ring_is_formed_holds_the_others_up_for_a_w
 # ---- who may connect ----
 
 
-def listeners() -> set[tuple[str, int]]:
-    """Addresses on which this process listens."""
-    inodes = set()
-    for fd in os.listdir("/proc/self/fd"):
-        if os.path.islink(f"/proc/self/fd/{fd}"):
-            inodes.add(os.readlink(f"/proc/self/fd/{fd}"))
-    found = set()
-    for table in ("tcp", "tcp6"):
-        with open(f"/proc/self/net/{table}", encoding="ascii") as file:
-            for line in list(file)[1:]:
-                fields = line.split()
-                if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
-                    address, _, port = fields[1].rpartition(":")
-                    found.add((address, int(port, 16)))
-    return found
-
-
 def listening(member: Member) -> None:
     group = formed(member, member.next(0, -1))
-    ours = listeners()
+    ours = [fields[1].split(":") for fields in tcp_sockets() if fields[3] == "0A"]
     assert len(ours) >= 2  # the store and gloo
     assert {address for address, _ in ours} == {"0100007F"}
     assert group.size == 2
