@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from tests.faults.ring.network import Network
+from tests.place import EDL
 from tests.waiting import HANG_S
 from torch_edl.wire.endpoint import free_port
 
@@ -80,7 +81,6 @@ class Machines:
             **os.environ,
             "TORCH_EDL_HOME": str(self.folder / f"home{machine}"),
             "TORCH_EDL_TOKEN": token or self.token,
-            "OMP_NUM_THREADS": "1",
         }
         with open(self.log(machine), "w") as log:
             agent = subprocess.Popen(
@@ -90,7 +90,7 @@ class Machines:
         return agent
 
     def _counting(self) -> list[str]:
-        words = [sys.executable, "-m", "torch_edl.cli", "run", "--job-name", "two"]
+        words = [*EDL, "run", "--job-name", "two"]
         words += ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-endpoint", self.endpoint]
         words += ["--ps", "2", "--durability", "replica"]
         words += [str(SCRIPT), str(self.told), str(self.gate), "--records", str(RECORDS)]

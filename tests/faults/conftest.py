@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,15 +21,14 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.place import EDL, ROOT
 from tests.waiting import HANG_S
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.channel import Stub
 
-ROOT = Path(__file__).parents[2]
 MODEL = Path(__file__).with_name("counting_model.py")
 COUNTING = ROOT / "examples" / "counting"
-EDL = [sys.executable, "-m", "torch_edl.cli"]
 TASKS = ["--batch-size", "8", "--records-per-task", "64"]
 KEEP = ["--checkpoint-every", "20", "--checkpoint-dir", "DIR"]
 _OVER = "the last fault is over"

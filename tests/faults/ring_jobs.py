@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
-from tests.faults.conftest import EDL, Job
+from tests.faults.conftest import Job
+from tests.place import EDL
 
 _IMPORT_S = 170.0  # of TensorFlow, at most, on a busy machine
 

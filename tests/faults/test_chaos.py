@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.conftest import EDL, MODEL, TASKS, ModelJob
+from tests.faults.conftest import MODEL, TASKS, ModelJob
+from tests.place import EDL
 from tests.waiting import HANG_S
 
 FLAGS = ["--workers", "2", "--ps", "2", *TASKS]

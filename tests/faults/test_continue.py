@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.conftest import EDL, KEEP, TASKS, ModelJob
+from tests.faults.conftest import KEEP, TASKS, ModelJob
+from tests.place import EDL
 from tests.waiting import HANG_S
 
 

@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.faults.conftest import EDL, Job
+from tests.faults.conftest import Job
+from tests.place import EDL
 from torch_edl.checkpoint import layout
 from torch_edl.config.parts import PREPROCESSING_FILE
 from torch_edl.preprocessing import Columns, column

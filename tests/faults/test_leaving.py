@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.faults.conftest import MODEL, ROOT, ModelJob
+from tests.faults.conftest import MODEL, ModelJob
+from tests.place import ROOT
 
 RECORDS = 600
 GRACE_S = 3.0

@@ -20,8 +20,9 @@ import psutil
 import pytest
 from safetensors.numpy import load_file
 
-from tests.faults.conftest import EDL, Job, ModelJob, send
+from tests.faults.conftest import Job, ModelJob, send
 from tests.other_user import false_listener, needs_root
+from tests.place import EDL
 from tests.waiting import HANG_S
 from torch_edl.wire.endpoint import split
 

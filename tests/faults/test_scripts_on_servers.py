@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.conftest import EDL, KEEP, Job
+from tests.faults.conftest import KEEP, Job
+from tests.place import EDL
 from tests.waiting import HANG_S
 
 SCRIPT = Path(__file__).with_name("counting_on_servers.py")

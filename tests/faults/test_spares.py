@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.conftest import EDL, TASKS, Job, ModelJob
+from tests.faults.conftest import TASKS, Job, ModelJob
+from tests.place import EDL
 
 FLAGS = ["--workers", "2", *TASKS]
 STORM = """

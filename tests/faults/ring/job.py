@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.faults.conftest import EDL, Job, send
+from tests.faults.conftest import Job, send
 from tests.faults.ring.network import Network
 from tests.faults.ring.plan import (
     At,
@@ -32,6 +32,7 @@ from tests.faults.ring.plan import (
     Signal,
     StartAgent,
 )
+from tests.place import EDL
 from tests.waiting import HANG_S
 from torch_edl.wire.endpoint import free_port
 
