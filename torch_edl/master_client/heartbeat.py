@@ -7,7 +7,8 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -23,6 +24,8 @@ HEARTBEAT_INTERVAL_S = 1.0
 _CALL_S = 5.0
 # Largest number of names of logged values in one heartbeat.
 _MOST_VALUES = 100
+# Seconds that a heartbeat waits for logged values.
+_READ_S = 0.2
 
 
 @dataclass
@@ -66,6 +69,8 @@ class WorkerStatus:
     _values: dict[str, list[Any]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Protects ``_values``, which the heartbeat thread reads."""
+    _means: Future[dict[str, float]] | None = None
+    """Means that another thread reads."""
 
     def note(self, values: Mapping[str, Any]) -> None:
         """Add values of one update to the means of this interval.
@@ -80,10 +85,26 @@ class WorkerStatus:
                     self._values.setdefault(name, []).append(value)
 
     def take_values(self) -> dict[str, float]:
-        """Return the means since the last call, by name."""
-        with self._lock:
-            values, self._values = self._values, {}
-        return {name: sum(map(float, of)) / len(of) for name, of in values.items()}
+        """Return the means since the last call, by name.
+
+        A value on a GPU can be read only when the GPU has computed it, which may wait for a lost
+        member of a ring, of which the next heartbeat tells. If the values cannot be read within
+        0.2 s, the result is empty, and a later call returns them.
+        """
+        if self._means is None:
+            with self._lock:
+                values, self._values = self._values, {}
+            self._means = Future()
+            reader = threading.Thread(
+                target=_read, args=(values, self._means), name="logged-values", daemon=True
+            )
+            reader.start()
+        try:
+            means = self._means.result(_READ_S)
+        except TimeoutError:
+            return {}
+        self._means = None
+        return means
 
     def request(self, worker_id: int) -> pb.HeartbeatRequest:
         """Return the heartbeat of a worker, with the means since the last heartbeat."""
@@ -91,6 +112,15 @@ class WorkerStatus:
         told = {f.name: getattr(self, f.name) for f in fields(self) if not f.name.startswith("_")}
         loss = values.get("loss", math.nan)
         return pb.HeartbeatRequest(worker_id=worker_id, loss=loss, logged=values, **told)
+
+
+def _read(values: Mapping[str, Sequence[Any]], means: Future[dict[str, float]]) -> None:
+    found = {}
+    try:
+        found = {name: sum(map(float, of)) / len(of) for name, of in values.items()}
+    except Exception as error:  # of a GPU, which the training meets, too
+        log.warning("logged values cannot be read: %s", error)
+    means.set_result(found)
 
 
 class Heartbeat:

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from tests.waiting import HANG_S
 from torch_edl.master_client.heartbeat import WorkerStatus
 
 
@@ -36,3 +37,40 @@ def test_no_value_is_lost_between_the_loop_and_the_heartbeat() -> None:
     heartbeat.join()
     assert sums == [1.0] * len(sums)
     assert sums
+
+
+class OnGpu:
+    """A value that can be read once the GPU has computed it."""
+
+    def __init__(self, value: float, error: Exception | None = None) -> None:
+        self._value, self._error = value, error
+        self.computed = threading.Event()
+
+    def __float__(self) -> float:
+        assert self.computed.wait(HANG_S)
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
+def test_no_heartbeat_waits_for_a_value_on_a_gpu() -> None:
+    """The GPU may wait for a lost member of the ring, of which the next heartbeat tells."""
+    progress, loss = WorkerStatus(), OnGpu(2.0)
+    progress.note({"loss": loss})
+    assert progress.take_values() == {}
+    progress.note({"loss": 4.0})
+    assert progress.take_values() == {}
+    loss.computed.set()
+    while not (found := progress.take_values()):
+        pass
+    assert found == {"loss": 2.0}
+    assert progress.take_values() == {"loss": 4.0}
+
+
+def test_values_that_a_gpu_could_not_compute_end_no_heartbeat() -> None:
+    progress, loss = WorkerStatus(), OnGpu(0.0, RuntimeError("CUDA error"))
+    loss.computed.set()
+    progress.note({"loss": loss})
+    assert progress.take_values() == {}
+    progress.note({"loss": 4.0})
+    assert progress.take_values() == {"loss": 4.0}

@@ -186,7 +186,9 @@ class ProcessGroup:
                 with contextlib.suppress(OSError):
                     torch_internals.shut_down(fd)
             if self._nccl is not None:
-                self._nccl.abort()
+                # It waits for the threads of NCCL, and the heartbeat, which may call, must go on.
+                abort = self._nccl.abort
+                threading.Thread(target=abort, name="nccl-abort", daemon=True).start()
 
     def close(self) -> None:
         self.interrupt()
