@@ -89,6 +89,16 @@ class RunningAgent:
 
         return wait_for(running)  # type: ignore[no-any-return]
 
+    def finish(self) -> tuple[int, str, str]:
+        """Exit code, stdout and stderr, once it has ended."""
+        raise NotImplementedError
+
+    def stderr_at_end(self, code: int) -> str:
+        """Stderr, once it has ended with that exit code."""
+        found, _, err = self.finish()
+        assert found == code, err
+        return err
+
     def end(self, code: int, local_rank: int | None = None) -> None:
         """Ends all workers, or the next one of a local rank."""
         name = "end" if local_rank is None else f"end-{local_rank}"

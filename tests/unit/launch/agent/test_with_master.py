@@ -86,8 +86,7 @@ def test_a_job_of_one_machine_is_scaled_and_outlives_its_master(place: AgentPlac
     (last,) = agent.workers(1).values()
     assert last["LOCAL_RANK"] == "0"
     agent.end(0)
-    code, _, err = agent.finish()
-    assert code == 0, err
+    err = agent.stderr_at_end(0)
     assert "1 to 2 workers, job one" in err
     assert "the master ended (signal 9); starting it again" in err
     assert json.loads(place.ask("status", "one", "--json"))["state"] == "finished"
@@ -122,11 +121,9 @@ def test_agents_that_begin_at_once_start_one_master_and_end_at_one_failure(
     assert len([p for p in place.processes() if "master" in p.cmdline()]) == 1
     one, two = agents
     two.end(77, 1)
-    code, _, err = two.finish()
-    assert code == 1
+    err = two.stderr_at_end(1)
     assert "ValueError: too bad" in err
-    code, _, err = one.finish()
-    assert code == 1
+    err = one.stderr_at_end(1)
     assert "ended (exit code 1)" in err
     wait_for(lambda: not place.processes())
 
@@ -135,8 +132,7 @@ def test_a_job_that_is_stopped(place: AgentPlace) -> None:
     agent = place.run("--workers", "1", "--job-name", "halt")
     workers = agent.workers(1)
     place.ask("stop", "halt")
-    code, _, err = agent.finish()
-    assert code == 1
+    err = agent.stderr_at_end(1)
     assert "error: the job was stopped: torch-edl stop" in err
     assert not any(map(is_running, workers))
     assert json.loads(place.ask("status", "halt", "--json"))["state"] == "stopped"
@@ -145,8 +141,7 @@ def test_a_job_that_is_stopped(place: AgentPlace) -> None:
 def test_a_token_that_can_be_guessed_is_rejected_on_one_machine_too(place: AgentPlace) -> None:
     """Other users of the machine reach the port, and could search for the token."""
     place.env["TORCH_EDL_TOKEN"] = "open sesame"
-    code, _, err = place.run("--rdzv-endpoint", f"127.0.0.1:{free_port()}").finish()
-    assert code == 2
+    err = place.run("--rdzv-endpoint", f"127.0.0.1:{free_port()}").stderr_at_end(2)
     assert "TORCH_EDL_TOKEN: 11 characters" in err
     assert "openssl rand -base64 32" in err
     assert "sesame" not in err
@@ -167,8 +162,7 @@ def test_agents_meet_off_loopback_if_they_have_the_token(place: AgentPlace) -> N
     for agent in (one, two):
         agent.end(0)
     for agent in (one, two):
-        code, _, err = agent.finish()
-        assert code == 0, err
+        err = agent.stderr_at_end(0)
         assert token not in err
     assert token not in place.ask("status", "far", "--json")
 
@@ -223,8 +217,7 @@ def test_who_comes_after_the_first_agent_and_the_master_goes_on_with_the_others(
     os.kill(place.master("left")["pid"], signal.SIGKILL)
     one.process.kill()
     # What else might take the place is refused.
-    code, _, err = place.run("--rdzv-endpoint", endpoint, name="stray").finish()
-    assert code == 2
+    err = place.run("--rdzv-endpoint", endpoint, name="stray").stderr_at_end(2)
     assert f"{endpoint}: agents of job left wait there for it, not job worker-" in err
     three = start("three")
     (env,) = three.workers(1).values()
@@ -233,8 +226,7 @@ def test_who_comes_after_the_first_agent_and_the_master_goes_on_with_the_others(
     two.end(0)
     three.end(0)
     for agent in (two, three):
-        code, _, err = agent.finish()
-        assert code == 0, err
+        err = agent.stderr_at_end(0)
     assert "job left lost its master, and agents wait for it: starting it again" in err
     assert json.loads(place.ask("status", "left", "--json"))["state"] == "finished"
 
@@ -243,8 +235,7 @@ def test_who_comes_after_the_first_agent_and_the_master_goes_on_with_the_others(
 def test_too_few_machines_end_the_job_where_its_master_is(place: AgentPlace, endpoint: str) -> None:
     words = ["--nnodes", "2", "--rdzv-endpoint", endpoint, "--rdzv-id", "few"]
     agent = place.run(*words, "--rdzv-conf", "join_timeout=1.5")
-    code, _, err = agent.finish()
-    assert code == 1
+    err = agent.stderr_at_end(1)
     assert "1 of at least 2 machines joined within 1.5 s" in err
     status = json.loads(place.ask("status", "few", "--json"))
     assert status["state"] == "failed"
@@ -263,12 +254,10 @@ def test_two_commands_are_two_jobs_unless_they_name_one(place: AgentPlace) -> No
         assert (env["RANK"], env["WORLD_SIZE"]) == ("0", "1")
         masters.add(env["TORCH_EDL_MASTER"])
     assert len(masters) == 2
-    code, _, err = place.run(*words, "--rdzv-id", "mine", name="other", arg="0.5").finish()
-    assert code == 1
+    err = place.run(*words, "--rdzv-id", "mine", name="other", arg="0.5").stderr_at_end(1)
     assert "job mine runs another experiment: arguments 0.005 there, 0.5 here" in err
     for agent in (named, alone):
         agent.end(0)
     for agent in (named, alone):
-        code, _, err = agent.finish()
-        assert code == 0, err
+        err = agent.stderr_at_end(0)
     assert "--nnodes 1:4: runs on this machine alone, since no rendezvous is named" in err
