@@ -13,14 +13,19 @@ from typing import Any
 
 from torch_edl.config import extensions
 from torch_edl.config.option import JOB_KINDS, TRAINING, Checked, Option, declare, option
-from torch_edl.config.parts import CheckpointConfig, ClusterConfig, DataConfig, DurabilityConfig
+from torch_edl.config.parts import (
+    MOST_SERVERS,
+    MOST_WORKERS,
+    CheckpointConfig,
+    ClusterConfig,
+    DataConfig,
+    DurabilityConfig,
+)
 from torch_edl.config.training import TrainConfig
 from torch_edl.errors import UsageError
 
 LOCAL = "local"
 """Name of the built-in platform: the machine of the command."""
-_MOST_WORKERS = 10_000
-_MOST_SERVERS = 1_000
 _SHOWN_CHARACTERS = 200
 
 
@@ -273,8 +278,8 @@ def check_servers(config: JobConfig, servers: int, *, strategy: str = "") -> Non
         )
     if servers < 1:
         raise UsageError(f"{wanted}: at least one server is needed; write --ps 1 or more")
-    if servers > _MOST_SERVERS:
-        raise UsageError(f"{wanted}: a job has {_MOST_SERVERS:,} parameter servers at most")
+    if servers > MOST_SERVERS:
+        raise UsageError(f"{wanted}: a job has {MOST_SERVERS:,} parameter servers at most")
     strategy = strategy or config.train.strategy
     if strategy not in ("ps", "auto"):
         raise UsageError(
@@ -298,8 +303,8 @@ def check_workers(min_workers: int, max_workers: int, *, strategy: str) -> None:
         raise UsageError(
             f"{wanted}: the minimum is above the maximum; write {max_workers}:{min_workers}"
         )
-    if max_workers > _MOST_WORKERS:
-        raise UsageError(f"{wanted}: a job has {_MOST_WORKERS:,} workers at most")
+    if max_workers > MOST_WORKERS:
+        raise UsageError(f"{wanted}: a job has {MOST_WORKERS:,} workers at most")
     if strategy == "local" and max_workers > 1:
         raise UsageError(
             f"{wanted}: the strategy local runs one worker; start the job with --strategy allreduce"

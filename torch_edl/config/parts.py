@@ -18,6 +18,8 @@ from torch_edl.errors import UsageError
 
 PREPROCESSING_FILE = "preprocessing.safetensors"
 """File of the fitted preprocessing in a checkpoint or model folder."""
+MOST_WORKERS = 10_000
+MOST_SERVERS = 1_000
 FSYNC_MODES = ("never", "interval", "always")
 
 
@@ -154,6 +156,14 @@ class ClusterConfig(Checked):
             raise UsageError(
                 f"--workers {self.min_workers}:{self.max_workers}: the minimum is above the "
                 f"maximum; write {self.max_workers}:{self.min_workers}"
+            )
+        if self.max_workers > MOST_WORKERS:
+            raise UsageError(
+                f"--workers {self.max_workers}: a job has {MOST_WORKERS:,} workers at most"
+            )
+        if self.servers > MOST_SERVERS:
+            raise UsageError(
+                f"--ps {self.servers}: a job has {MOST_SERVERS:,} parameter servers at most"
             )
 
 

@@ -140,6 +140,8 @@ def test_sync_waits_for_the_workers_that_are_sure_to_be_there() -> None:
         ("--workers 8:2", "--workers 8:2: the minimum is above the maximum; write 2:8"),
         ("--workers 0", "--workers 0: must be 1 or more"),
         ("--ps 0", "--ps 0: "),
+        ("--workers 1:99999999", "--workers 99999999: a job has 10,000 workers at most"),
+        ("--ps 99999999", "--ps 99999999: a job has 1,000 parameter servers at most"),
         ("--resume", "--resume: add --checkpoint-dir DIR"),
         ("--checkpoint-every 9", "--checkpoint-every 9: add --checkpoint-dir DIR"),
         ("--grads-to-wait 2", "--grads-to-wait 2: only --mode sync waits"),
