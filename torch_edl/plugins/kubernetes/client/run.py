@@ -69,7 +69,7 @@ def check_script(args: argparse.Namespace) -> tuple[JobConfig, dict[str, bytes]]
 def run(
     config: JobConfig, sent: Mapping[str, bytes], args: argparse.Namespace, console: Console
 ) -> JobOutcome | None:
-    """Submit a job and follow it; see :meth:`torch_edl.interfaces.Platform.run`."""
+    """Submit a job and follow it; see :meth:`torch_edl.interfaces.platform.Platform.run`."""
     if config.kind == "script":
         what = f"{args.training_script} is a training script"
     else:
