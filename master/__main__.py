@@ -28,7 +28,7 @@ from master.runtime import job_files
 from master.runtime.clock import Clock
 from master.runtime.effects import Effects
 from master.runtime.job_files import EventFile
-from master.runtime.loop import Persistence, run
+from master.runtime.loop import StateThread, run
 from master.runtime.persistence import StateWriter, left_behind
 from master.runtime.scan import scan, watch_streams
 from master.runtime.service import Service
@@ -217,7 +217,7 @@ def _run_once(
         shared=launcher if isinstance(launcher, SharedLauncher) else None,
         writer=writer,
     )
-    kept = Persistence(service, writer, status_file=folder.status_file)
+    kept = StateThread(service, writer, status_file=folder.status_file)
     # Workers of the earlier master look for its successor at the same address.
     earlier = folder.master() if left is not None else None
     try:

@@ -152,7 +152,7 @@ def _act(action: Action, service: Service, launcher: Launcher, effects: Effects)
             effects.submit(action)
 
 
-class Persistence:
+class StateThread:
     """A thread that renews the lock of the job, and writes its state, and its status for
     ``torch-edl status``, once a second."""
 
@@ -162,7 +162,7 @@ class Persistence:
         self._status_file = status_file
         self._status_written: dict[str, Any] | None = None
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="persistence", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="state", daemon=True)
         self._thread.start()
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from master.state.job.job import ManagedJob
-from master.state.work.progress import in_both
+from master.state.work.progress import without_lost
 from master.state.workforce.processes import EXITED, STOPPING, ServerProcess, SpareProcess
 from torch_edl.errors import UsageError
 from torch_edl.tables.watermarks import Watermarks
@@ -43,7 +43,7 @@ def _take_back(job: ManagedJob, server: ServerProcess, marks: Watermarks, now: f
     main = job.tasks.main
     if main is None or not job.config.trains or job.checkpoints.final is not None:
         return
-    kept, lacks = in_both(main.space, main.progress(), marks)
+    kept, lacks = without_lost(main.space, main.progress(), marks)
     if not lacks:
         return
     records = "1 record" if lacks == 1 else f"{lacks:,} records"

@@ -146,7 +146,9 @@ def first_task(tasks: TaskProgress, epoch: int) -> int:
 # ---- what is missing in the model ----
 
 
-def in_both(space: AnySpace, progress: Watermarks, marks: Watermarks) -> tuple[Watermarks, int]:
+def without_lost(
+    space: AnySpace, progress: Watermarks, marks: Watermarks
+) -> tuple[Watermarks, int]:
     """Return the progress without the records that a server lacks, and the number of these records.
 
     Args:

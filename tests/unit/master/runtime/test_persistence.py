@@ -54,7 +54,7 @@ class Kept:
             w.job, clock=lambda: w.now, log_path=lambda role, id: "", cores=1, writer=self.writer
         )
         self.status = folder / "status.json"
-        self._thread = loop.Persistence(self.service, self.writer, status_file=self.status)
+        self._thread = loop.StateThread(self.service, self.writer, status_file=self.status)
 
     def close(self) -> None:
         self._thread.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from master.state.work.progress import in_both
+from master.state.work.progress import without_lost
 from tests.unit.master.world import World, running
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.tables.watermarks import Watermarks
@@ -24,7 +24,7 @@ SPACE = TaskSpace([Shard("a", 40)], 4)
 )
 def test_what_is_done_and_in_a_server(marks: Watermarks, kept: Watermarks, lacks: int) -> None:
     progress = Watermarks(2, {2: 4, 3: 2, 5: 4})
-    assert in_both(SPACE, progress, marks) == (kept, lacks)
+    assert without_lost(SPACE, progress, marks) == (kept, lacks)
 
 
 def world() -> World:
