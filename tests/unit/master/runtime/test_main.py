@@ -104,6 +104,7 @@ def test_a_master_that_is_killed_goes_on_with_the_same_processes(start):
         restart(master, number)
         assert restarts(master) == number, "before it leases: its leases are numbered by that"
         master.until(lambda s: s.state == "running", "its status")
+        wait_for(lambda n=number: restarts_noted(master) == n, "its event")
     assert {(p.role, p.id): p.pid for p in master.children()} == before
     assert where(master)["address"] == address
     assert all(alive(pid) for pid in before.values())
@@ -114,7 +115,7 @@ def test_a_master_that_is_killed_goes_on_with_the_same_processes(start):
     assert {p.exit for p in master.children()} <= {"stopped", "left when asked"}
     numbers = [json.loads(line)["sequence"] for line in events(master)]
     assert numbers == list(range(1, len(numbers) + 1))
-    assert sum("the master was restarted" in line for line in events(master)) == 2
+    assert restarts_noted(master) == 2
 
 
 def test_a_worker_that_died_while_there_was_no_master_is_replaced(start):
@@ -157,6 +158,10 @@ def where(master: Master) -> dict[str, object]:
 
 def events(master: Master) -> list[str]:
     return (master.folder / "events.jsonl").read_text().splitlines()
+
+
+def restarts_noted(master: Master) -> int:
+    return sum("the master was restarted" in line for line in events(master))
 
 
 def test_local_checkpoints_survive_the_death_of_the_worker_and_a_resume(start, tmp_path):
