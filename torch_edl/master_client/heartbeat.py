@@ -91,20 +91,24 @@ class WorkerStatus:
         member of a ring, of which the next heartbeat tells. If the values cannot be read within
         0.2 s, the result is empty, and a later call returns them.
         """
-        if self._means is None:
-            with self._lock:
+        with self._lock:
+            means = self._means
+            if means is None:
                 values, self._values = self._values, {}
-            self._means = Future()
-            reader = threading.Thread(
-                target=_read, args=(values, self._means), name="logged-values", daemon=True
-            )
-            reader.start()
+                means = self._means = Future()
+                reader = threading.Thread(
+                    target=_read, args=(values, means), name="logged-values", daemon=True
+                )
+                reader.start()
         try:
-            means = self._means.result(_READ_S)
+            found = means.result(_READ_S)
         except TimeoutError:
             return {}
-        self._means = None
-        return means
+        with self._lock:
+            if self._means is not means:  # another thread sends them
+                return {}
+            self._means = None
+        return found
 
     def request(self, worker_id: int) -> pb.HeartbeatRequest:
         """Return the heartbeat of a worker, with the means since the last heartbeat."""

@@ -29,12 +29,14 @@ def test_no_value_is_lost_between_the_loop_and_the_heartbeat() -> None:
             sums.extend(progress.take_values().values())
         sums.extend(progress.take_values().values())
 
-    heartbeat = threading.Thread(target=take)
-    heartbeat.start()
+    heartbeats = [threading.Thread(target=take) for _ in range(2)]
+    for heartbeat in heartbeats:
+        heartbeat.start()
     for step in range(20_000):
         progress.note({f"loss-{step}": 1.0})
     over.set()
-    heartbeat.join()
+    for heartbeat in heartbeats:
+        heartbeat.join()
     assert sums == [1.0] * len(sums)
     assert sums
 

@@ -154,7 +154,7 @@ def test_what_a_worker_forked_is_not_asked_before_it_and_ends_with_it(
     wait_for(lambda: [pid for pid, reader in readers.items() if is_running(reader)] == [last])
     agent.signal(signal.SIGINT)
     assert agent.finish()[0] == 130
-    assert not any(map(is_running, readers.values()))
+    wait_for(lambda: not any(map(is_running, readers.values())))
     assert [file.name for file in agent.folder.glob("*-asked")] == ["worker-asked"]
 
 
