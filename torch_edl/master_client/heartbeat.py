@@ -68,16 +68,16 @@ class WorkerStatus:
     """Number of ends of epochs that the worker was informed of."""
     _values: dict[str, list[Any]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    """Protects ``_values``, which the heartbeat thread reads."""
+    """Protects ``_values`` and ``_means``: two threads may send heartbeats."""
     _means: Future[dict[str, float]] | None = None
-    """Means that another thread reads."""
+    """Means that a thread is computing, and no heartbeat has taken yet."""
 
     def note(self, values: Mapping[str, Any]) -> None:
         """Add values of one update to the means of this interval.
 
-        A value is a number or an object that ``float`` accepts. ``float`` is called later by the
-        heartbeat thread, so that training does not wait for a GPU. ``loss`` is the loss of one
-        minibatch.
+        A value is a number or an object that ``float`` accepts. ``float`` is called later by a
+        thread of its own, so that neither training nor the heartbeat waits for a GPU. ``loss`` is
+        the loss of one minibatch.
         """
         with self._lock:
             for name, value in values.items():
