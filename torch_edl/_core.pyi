@@ -146,9 +146,14 @@ def pull_tables(
     lookups: Sequence[tuple[Table, bytes | memoryview]],
     dtype: str = "fp32",
     read_only: bool = False,
+    room: npt.NDArray[np.uint8] | None = None,
 ) -> list[npt.NDArray[Any]]:
     """Rows (n, dim) of packed ids (n,) of each table: float32, or the bits of ``bf16`` or ``fp16``
     as uint16.
+
+    Args:
+        room: memory (n,) for the rows, one table after the other at multiples of 64 bytes; rows
+            that do not fit get their own memory.
 
     Raises:
         ValueError: as :meth:`Table.pull`, or the dtype or the size of a buffer is none of these.
@@ -308,3 +313,38 @@ def exact_sums(
 ) -> tuple[int, int, bytes, bytes]:
     """Of what is not NaN: finite numbers, infinite ones, and of the finite ones the exact sum times
     2^1074 and that of the squares times 2^2148, as little-endian integers in two's complement."""
+
+class SharedMemory:
+    """Memory of a fixed size that processes of one machine share by its file descriptor.
+
+    Raises:
+        OSError: the system has no such memory.
+    """
+
+    def __init__(self, bytes: int) -> None: ...
+    @staticmethod
+    def open(path: str) -> SharedMemory:
+        """Map the memory of another process, ``/proc/PID/fd/FILE``.
+
+        Raises:
+            OSError: the file cannot be opened.
+            ValueError: the file is not memory of this user with a sealed size.
+        """
+
+    @property
+    def file(self) -> int:
+        """The file descriptor."""
+
+    @property
+    def size(self) -> int:
+        """The size in bytes."""
+
+    def allocate(self, bytes: int) -> npt.NDArray[np.uint8] | None:
+        """Return unused memory (bytes,), released with the last view of it; None if the memory is
+        full."""
+
+    def view(self, at: int, bytes: int) -> npt.NDArray[np.uint8]:
+        """Return the memory (bytes,) at a position; raise ValueError if it is not inside."""
+
+    def position(self, buffer: Any) -> int:
+        """Return the position of a contiguous buffer in the memory; -1 if it is not inside."""

@@ -5,4 +5,5 @@
 
 void bind_ids(pybind11::module_& m);
 void bind_requests(pybind11::module_& m);
+void bind_shared_memory(pybind11::module_& m);
 void bind_text(pybind11::module_& m);

@@ -4,7 +4,10 @@
 
 #include <cmath>
 #include <cstring>
+#include <pybind11/stl.h>
+
 #include <deque>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -71,7 +74,21 @@ py::array_t<T> array_of(const Numbers<T>& numbers, py::handle buffer,
                            : py::array_t<T>(std::move(shape), numbers.data());
 }
 
-py::list pull_tables(const py::sequence& lookups, const std::string& dtype, bool read_only) {
+// The buffer of rows to send: in `room`, from byte `used` on, or in memory of its own if the room is
+// too small.
+py::array rows_buffer(const std::optional<py::array_t<uint8_t>>& room, size_t* used, Dtype kind,
+                      size_t n, size_t dim) {
+  const py::dtype dtype =
+      kind == Dtype::kFloat ? py::dtype::of<float>() : py::dtype::of<uint16_t>();
+  const std::vector<py::ssize_t> shape{ssize(n), ssize(dim)};
+  const size_t begin = (*used + 63) / 64 * 64, bytes = n * dim * edl::size_of(kind);
+  if (!room || begin + bytes > static_cast<size_t>(room->size())) return py::array(dtype, shape);
+  *used = begin + bytes;
+  return py::array(dtype, shape, room->data() + begin, *room);
+}
+
+py::list pull_tables(const py::sequence& lookups, const std::string& dtype, bool read_only,
+                     const std::optional<py::array_t<uint8_t>>& room) {
   struct Lookup {
     edl::Table* table;
     size_t n;
@@ -82,22 +99,14 @@ py::list pull_tables(const py::sequence& lookups, const std::string& dtype, bool
   std::deque<Ids> buffers;
   std::vector<Lookup> work;
   py::list rows;
-  size_t floats = 0;
+  size_t floats = 0, used = 0;
   for (const py::handle each : lookups) {
     const auto pair = each.cast<std::pair<edl::Table*, py::object>>();
     buffers.emplace_back(pair.second);
     const size_t n = checked_ids(buffers.back()), dim = pair.first->dim();
-    Lookup lookup{pair.first, n, buffers.back().data(), nullptr};
-    if (kind == Dtype::kFloat) {
-      py::array_t<float> out({ssize(n), ssize(dim)});
-      lookup.to = reinterpret_cast<char*>(out.mutable_data());
-      rows.append(std::move(out));
-    } else {
-      py::array_t<uint16_t> out({ssize(n), ssize(dim)});
-      lookup.to = reinterpret_cast<char*>(out.mutable_data());
-      rows.append(std::move(out));
-    }
-    work.push_back(lookup);
+    py::array out = rows_buffer(room, &used, kind, n, dim);
+    work.push_back({pair.first, n, buffers.back().data(), static_cast<char*>(out.mutable_data())});
+    rows.append(std::move(out));
     floats += n * dim;
   }
   const Unlocked unlocked(floats);
@@ -217,7 +226,7 @@ py::list push_tables(const py::sequence& pushes, bool evict) {
 
 void bind_requests(py::module_& m) {
   m.def("pull_tables", &pull_tables, py::arg("lookups"), py::arg("dtype") = "fp32",
-        py::arg("read_only") = false);
+        py::arg("read_only") = false, py::arg("room") = py::none());
   m.def("decode_gradients", &decode_gradients, py::arg("pushes"));
   m.def("push_tables", &push_tables, py::arg("pushes"), py::arg("evict") = true);
 }

@@ -182,6 +182,7 @@ class PsClient:
             )
             call = Framed(request)
             add_tables(call, tables, server)
+            call.answer_bytes = self._answer_bytes(tables, server, dense=dense)
             calls.append(call)
 
         def combine(answers: list[Answer]) -> PullResult:
@@ -199,6 +200,14 @@ class PsClient:
             )
 
         return Pending(self._call_all(calls, known=known.incarnations if known else None), combine)
+
+    def _answer_bytes(self, tables: Sequence[TableIds], server: int, *, dense: bool) -> int:
+        """Return an upper bound of the bytes of values in the answer to a pull, with padding."""
+        sizes = [4 * table.dim * table.ids.count(server) for table in tables]
+        if dense and self.layout[server]:
+            last = self.layout[server][-1]
+            sizes.append(4 * (last.start + last.size))
+        return sum(size + -size % 64 for size in sizes)
 
     def push(
         self,
@@ -237,7 +246,10 @@ class PsClient:
                 dtype = tensor_pb2.DT_FLOAT if self._has_buffers[server] else self._dtype
                 flat = dense[server].flat
                 if dtype == tensor_pb2.DT_FLOAT:
-                    flat = flat.copy()  # the worker writes the next gradient into the same array
+                    # The worker writes the next gradient into the same array.
+                    copy = self._connections[server].allocate(flat.nbytes).view(np.float32)
+                    np.copyto(copy, flat)
+                    flat = copy
                 call.put_floats(request.dense, flat, dtype)
                 request.without_gradient.extend(dense[server].untouched)
             for name, value in (exact or {}).items():

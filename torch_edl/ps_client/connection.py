@@ -145,6 +145,10 @@ class ShardConnection:
         """Incarnation of the server that receives calls now."""
         return self._server.incarnation
 
+    def allocate(self, size: int) -> npt.NDArray[np.uint8]:
+        """Return memory (size,) for a frame of a push, shared with the server if possible."""
+        return self._stub.allocate(size)
+
     def call(self, request: Any, *, timeout_s: float, known: int = -1) -> Call:
         """Start a call.
 

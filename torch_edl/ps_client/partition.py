@@ -35,6 +35,10 @@ class PartitionedIds:
         """Group ``ids`` (n,), which may contain duplicates, by owner."""
         return cls(*_core.unique_partition(ids, servers))
 
+    def count(self, server: int) -> int:
+        """Return the number of ids that ``server`` owns."""
+        return int(self.offsets[server + 1] - self.offsets[server])
+
     def part(self, server: int) -> slice:
         """Return the slice of ids and rows that ``server`` owns."""
         return slice(int(self.offsets[server]), int(self.offsets[server + 1]))

@@ -150,16 +150,15 @@ class PserverService:
         for entry in request.tables:
             ids.append(codec.entry_ids(entry, ids, given.frames))
         tables = [shard.table(entry.name).core for entry in request.tables]
+        if request.dense and request.dense_version != version:
+            answer.put(answer.message.dense, shard.dense.copy(given.room))
         try:
             lookups, name = list(zip(tables, ids, strict=True)), codec.float_name(dtype)
-            for rows in _core.pull_tables(lookups, name, request.read_only):
+            rest = given.room.rest if given.room else None
+            for rows in _core.pull_tables(lookups, name, request.read_only, rest):
                 answer.put_narrow(answer.message.vectors.add(), rows, dtype)
         except ValueError as error:
             raise UsageError(str(error)) from None
-        if request.dense and request.dense_version != version:
-            with shard.dense.reading() as flat:
-                values = flat.copy()
-            answer.put(answer.message.dense, values)
         return answer
 
     def _push_gradients(self, given: Framed, may_wait: bool) -> Framed | Later:
@@ -168,7 +167,7 @@ class PserverService:
         with ExitStack() as inside:
             task, last = request.range.task_id, request.range.last
             inside.enter_context(self._barrier.passing(task, last, may_wait=may_wait))
-            answer = Framed(self._shard.push(request, given.frames))
+            answer = Framed(self._shard.push(request, given.frames, lent=given.lent))
             inside.callback(self._wait_durable)
             if self._log is not None and self._log.place.is_slow:
                 return Later(answer, inside.pop_all().close)

@@ -166,9 +166,12 @@ class ModelShard:
     # ---- changing ----
 
     def push(
-        self, request: pb.PushGradientsRequest, frames: codec.Frames = ()
+        self, request: pb.PushGradientsRequest, frames: codec.Frames = (), *, lent: bool = False
     ) -> pb.PushGradientsResponse:
         """Apply a push unless it is a duplicate; in sync mode, store it for its quorum.
+
+        Args:
+            lent: the frames are memory of the worker, which changes after the answer.
 
         Raises:
             UsageError, OSError: the push is rejected, or the log has no room; nothing has changed.
@@ -184,6 +187,9 @@ class ModelShard:
             )
         answer = self._answer_without_change(request)
         if answer is None:
+            if lent and (self._is_sync or (self._log is not None and self._log.place.is_slow)):
+                # The quorum, or the peer, may need the push after the answer.
+                frames = [memoryview(bytes(frame)) for frame in frames]
             gradients = decode(request, self.dense, self.tables, frames, for_mean=self._is_sync)
             push = Push(gradients, Framed(request, list(frames)))
             entry = self._entry(Kind.GRADIENTS, request, frames)

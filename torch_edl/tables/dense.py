@@ -11,7 +11,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -136,11 +135,13 @@ class DenseShard:
             *((name, v.shape, self._groups[name], v.dtype.name) for name, v in exact),
         ]
 
-    @contextmanager
-    def reading(self) -> Iterator[Floats]:
-        """Yield the flat vector (n,), not a copy. No update changes the vector inside the block."""
+    def copy(self, room: codec.Room | None = None) -> Floats:
+        """Return a copy of the flat vector (n,), in ``room`` if it has enough memory."""
+        memory = room.take(self.flat.nbytes) if room else None
+        out = np.empty_like(self.flat) if memory is None else memory.view(np.float32)
         with self._lock:
-            yield self.flat
+            np.copyto(out, self.flat)
+        return out
 
     def check(self, gradient: Floats, untouched: Set[int] = frozenset()) -> None:
         """Raise UsageError unless ``gradient`` (n,) has the right size and finite trained values.

@@ -200,6 +200,31 @@ def entry_ids(
     return before[entry.same_ids_as - 1]
 
 
+class Room:
+    """Memory of the caller for the frames of an answer.
+
+    Args:
+        memory: the memory (n,), of bytes.
+    """
+
+    def __init__(self, memory: npt.NDArray[np.uint8]) -> None:
+        self._memory = memory
+        self._used = 0
+
+    def take(self, size: int) -> npt.NDArray[np.uint8] | None:
+        """Return unused bytes (size,), aligned to 64 bytes; None if there are not enough."""
+        begin = self._used
+        if begin + size > len(self._memory):
+            return None
+        self._used = begin + size + -size % 64
+        return self._memory[begin : begin + size]
+
+    @property
+    def rest(self) -> npt.NDArray[np.uint8]:
+        """The unused bytes."""
+        return self._memory[self._used :]
+
+
 @dataclass
 class Framed:
     """A message and its frames.
@@ -211,6 +236,14 @@ class Framed:
 
     message: Any
     frames: list[memoryview] = field(default_factory=list)
+    answer_bytes: int = 0
+    """Upper bound of the bytes of all frames in the answer, each rounded up to 64 bytes; 0: the
+    answer does not need memory of the caller."""
+    room: Room | None = None
+    """In a received call: memory of the caller for the frames of the answer."""
+    lent: bool = False
+    """In a received call: True if its frames are memory of the caller, which may change as soon as
+    the call is answered."""
 
     def put(self, proto: pb.TensorProto, array: Array) -> None:
         """Attach an array as the content of an empty tensor; the array must not change afterwards.

@@ -26,7 +26,7 @@ from torch_edl.wire import pserver_pb2 as torch__edl_dot_wire_dot_pserver__pb2
 from torch_edl.wire import replica_pb2 as torch__edl_dot_wire_dot_replica__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ftorch_edl/wire/data_plane.proto\x12\ttorch_edl\x1a\x1ctorch_edl/wire/pserver.proto\x1a\x1ctorch_edl/wire/replica.proto\"\xa9\x03\n\x0b\x44\x61taRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x0c\n\x04\x63\x61ll\x18\x02 \x01(\x03\x12&\n\x04pull\x18\x03 \x01(\x0b\x32\x16.torch_edl.PullRequestH\x00\x12\x39\n\x0epush_gradients\x18\x04 \x01(\x0b\x32\x1f.torch_edl.PushGradientsRequestH\x00\x12\x30\n\treplicate\x18\x05 \x01(\x0b\x32\x1b.torch_edl.ReplicateRequestH\x00\x12-\n\x08put_base\x18\x06 \x01(\x0b\x32\x19.torch_edl.PutBaseRequestH\x00\x12\x37\n\rfetch_replica\x18\x07 \x01(\x0b\x32\x1e.torch_edl.FetchReplicaRequestH\x00\x12\x46\n\x15push_dense_parameters\x18\x08 \x01(\x0b\x32%.torch_edl.PushDenseParametersRequestH\x00\x12/\n\tread_rows\x18\t \x01(\x0b\x32\x1a.torch_edl.ReadRowsRequestH\x00\x42\t\n\x07request\"\xc0\x03\n\nDataAnswer\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x03\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0f\n\x07\x64\x65tails\x18\x03 \x01(\t\x12\'\n\x04pull\x18\x04 \x01(\x0b\x32\x17.torch_edl.PullResponseH\x00\x12:\n\x0epush_gradients\x18\x05 \x01(\x0b\x32 .torch_edl.PushGradientsResponseH\x00\x12\x31\n\treplicate\x18\x06 \x01(\x0b\x32\x1c.torch_edl.ReplicateResponseH\x00\x12.\n\x08put_base\x18\x07 \x01(\x0b\x32\x1a.torch_edl.PutBaseResponseH\x00\x12\x38\n\rfetch_replica\x18\x08 \x01(\x0b\x32\x1f.torch_edl.FetchReplicaResponseH\x00\x12G\n\x15push_dense_parameters\x18\t \x01(\x0b\x32&.torch_edl.PushDenseParametersResponseH\x00\x12\x30\n\tread_rows\x18\n \x01(\x0b\x32\x1b.torch_edl.ReadRowsResponseH\x00\x42\x08\n\x06\x61nswerb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ftorch_edl/wire/data_plane.proto\x12\ttorch_edl\x1a\x1ctorch_edl/wire/pserver.proto\x1a\x1ctorch_edl/wire/replica.proto\"\xb0\x04\n\x0b\x44\x61taRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x0c\n\x04\x63\x61ll\x18\x02 \x01(\x03\x12&\n\x04pull\x18\x03 \x01(\x0b\x32\x16.torch_edl.PullRequestH\x00\x12\x39\n\x0epush_gradients\x18\x04 \x01(\x0b\x32\x1f.torch_edl.PushGradientsRequestH\x00\x12\x30\n\treplicate\x18\x05 \x01(\x0b\x32\x1b.torch_edl.ReplicateRequestH\x00\x12-\n\x08put_base\x18\x06 \x01(\x0b\x32\x19.torch_edl.PutBaseRequestH\x00\x12\x37\n\rfetch_replica\x18\x07 \x01(\x0b\x32\x1e.torch_edl.FetchReplicaRequestH\x00\x12\x46\n\x15push_dense_parameters\x18\x08 \x01(\x0b\x32%.torch_edl.PushDenseParametersRequestH\x00\x12/\n\tread_rows\x18\t \x01(\x0b\x32\x1a.torch_edl.ReadRowsRequestH\x00\x12\x37\n\rattach_memory\x18\n \x01(\x0b\x32\x1e.torch_edl.AttachMemoryRequestH\x00\x12\'\n\x06shared\x18\x0b \x01(\x0b\x32\x17.torch_edl.SharedFrames\x12\x0f\n\x07room_at\x18\x0c \x01(\x03\x12\x12\n\nroom_bytes\x18\r \x01(\x03\x42\t\n\x07request\"\xa3\x04\n\nDataAnswer\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x03\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0f\n\x07\x64\x65tails\x18\x03 \x01(\t\x12\'\n\x04pull\x18\x04 \x01(\x0b\x32\x17.torch_edl.PullResponseH\x00\x12:\n\x0epush_gradients\x18\x05 \x01(\x0b\x32 .torch_edl.PushGradientsResponseH\x00\x12\x31\n\treplicate\x18\x06 \x01(\x0b\x32\x1c.torch_edl.ReplicateResponseH\x00\x12.\n\x08put_base\x18\x07 \x01(\x0b\x32\x1a.torch_edl.PutBaseResponseH\x00\x12\x38\n\rfetch_replica\x18\x08 \x01(\x0b\x32\x1f.torch_edl.FetchReplicaResponseH\x00\x12G\n\x15push_dense_parameters\x18\t \x01(\x0b\x32&.torch_edl.PushDenseParametersResponseH\x00\x12\x30\n\tread_rows\x18\n \x01(\x0b\x32\x1b.torch_edl.ReadRowsResponseH\x00\x12\x38\n\rattach_memory\x18\x0b \x01(\x0b\x32\x1f.torch_edl.AttachMemoryResponseH\x00\x12\'\n\x06shared\x18\x0c \x01(\x0b\x32\x17.torch_edl.SharedFramesB\x08\n\x06\x61nswer\"-\n\x0cSharedFrames\x12\x0e\n\x06places\x18\x01 \x03(\x03\x12\r\n\x05sizes\x18\x02 \x03(\x03\"0\n\x13\x41ttachMemoryRequest\x12\x0b\n\x03pid\x18\x01 \x01(\x03\x12\x0c\n\x04\x66ile\x18\x02 \x01(\x05\"\x16\n\x14\x41ttachMemoryResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,7 +34,13 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'torch_edl.wire.data_plane_p
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_DATAREQUEST']._serialized_start=107
-  _globals['_DATAREQUEST']._serialized_end=532
-  _globals['_DATAANSWER']._serialized_start=535
-  _globals['_DATAANSWER']._serialized_end=983
+  _globals['_DATAREQUEST']._serialized_end=667
+  _globals['_DATAANSWER']._serialized_start=670
+  _globals['_DATAANSWER']._serialized_end=1217
+  _globals['_SHAREDFRAMES']._serialized_start=1219
+  _globals['_SHAREDFRAMES']._serialized_end=1264
+  _globals['_ATTACHMEMORYREQUEST']._serialized_start=1266
+  _globals['_ATTACHMEMORYREQUEST']._serialized_end=1314
+  _globals['_ATTACHMEMORYRESPONSE']._serialized_start=1316
+  _globals['_ATTACHMEMORYRESPONSE']._serialized_end=1338
 # @@protoc_insertion_point(module_scope)

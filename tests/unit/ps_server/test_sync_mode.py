@@ -31,6 +31,17 @@ def test_a_quorum_of_pushes_is_one_update_of_their_mean(start: Callable[..., Any
     assert server.pull("t", two)[:, 0].tolist() == [1.0, 0.5]
 
 
+def test_a_waiting_push_does_not_depend_on_the_memory_of_its_worker(
+    start: Callable[..., Any],
+) -> None:
+    """The second push is written to the shared memory that the first one had."""
+    (server,) = start(1, "--mode=sync", "--grads-to-wait=2")
+    server.initialize({"w": np.zeros(1000, np.float32)}, {})
+    for task in range(2):
+        server.push(task, 0, 64, dense=np.full(1000, -4 * (task + 1), np.float32))
+    assert server.dense().tolist() == 1000 * [6.0]
+
+
 def test_gradients_that_are_too_old_are_not_accepted(start: Callable[..., Any]) -> None:
     (server,) = start(1, "--mode=sync", "--grads-to-wait=1", "--staleness=1")
     server.initialize({"w": np.zeros(1, np.float32)}, {})

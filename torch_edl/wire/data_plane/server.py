@@ -26,6 +26,7 @@ from torch_edl.errors import UsageError
 from torch_edl.wire import data_plane_pb2 as pb
 from torch_edl.wire import keepalive
 from torch_edl.wire.codec import Framed
+from torch_edl.wire.data_plane.shared_memory import AttachedMemories, put_places, received
 from torch_edl.wire.data_plane.sockets import LOCAL, Keys, cut, joined, prepare, require_sizes
 from torch_edl.wire.security.newcomers import Newcomers
 from torch_edl.wire.server import require_few, status_of
@@ -102,6 +103,7 @@ class DataServer:
     ) -> None:
         self._answers = answers
         self._key = Keys.of(token)
+        self._memories = AttachedMemories()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="data")
         self._context = zmq.Context(max(1, min(_IO_THREADS, (os.cpu_count() or 1) // 4)))
         self._socket = socket = self._context.socket(zmq.ROUTER)
@@ -190,7 +192,7 @@ class DataServer:
         if sum(map(len, pieces)) > _LARGE or (_HAS_SPARE_CORES and self._socket.poll(0)):
             return False
         try:
-            answered = self._answer(pieces, may_wait=False)
+            answered = self._answer(bytes(sender), pieces, may_wait=False)
         except WouldWaitError:
             return False
         if answered.wait is None:
@@ -200,7 +202,7 @@ class DataServer:
         return True
 
     def _call(self, sender: Any, pieces: list[Any]) -> None:
-        answered = self._answer(pieces, may_wait=True)
+        answered = self._answer(bytes(sender), pieces, may_wait=True)
         if answered.wait is None:
             self._send(sender, answered.content)
         else:
@@ -219,7 +221,7 @@ class DataServer:
         self._done.put((sender, content))
         self._wake()
 
-    def _answer(self, pieces: list[Any], *, may_wait: bool) -> _Answered:
+    def _answer(self, sender: bytes, pieces: list[Any], *, may_wait: bool) -> _Answered:
         call, name = 0, "a call"
         try:
             # Only the first frame is joined and decoded before the sender is authenticated.
@@ -234,24 +236,39 @@ class DataServer:
             if not hmac.compare_digest(head.key, self._key.request):
                 code = grpc.StatusCode.UNAUTHENTICATED
                 return _failed(call, code, "wrong or missing key: not a process of this job")
+            if name == "attach_memory":
+                return self._attach(sender, head)
             if name not in self._answers:
                 raise UsageError("a DataRequest without a request; use a newer torch-edl")
             require_sizes(pieces)
-            request = Framed(getattr(head, name), list(frames))
+            memory = self._memories.find(sender)
+            request = received(memory, head, getattr(head, name), list(frames))
             if len(request.frames) >= MOST_FRAMES:
                 raise UsageError(f"{len(request.frames) + 1} frames: at most {MOST_FRAMES} travel")
+            if not may_wait and request.lent and sum(map(len, request.frames)) > _LARGE:
+                raise WouldWaitError
             given = self._answers[name](request, may_wait)
             later = given.wait if isinstance(given, Later) else None
             given = given.answer if isinstance(given, Later) else given
             answer = pb.DataAnswer(call=call)
             getattr(answer, name).CopyFrom(given.message)
-            content = [answer.SerializeToString(), *given.frames]
+            sent = given.frames
+            if memory is not None:
+                sent = put_places(memory, head, answer, sent)
+            content = [answer.SerializeToString(), *sent]
             require_sizes(content)
         except WouldWaitError:
             raise
         except Exception as error:
             return _failed(call, *status_of(name, error))
         return _Answered(call, name, content, later)
+
+    def _attach(self, sender: bytes, head: pb.DataRequest) -> _Answered:
+        if not self.endpoint.startswith(LOCAL):
+            raise UsageError("shared memory: the client is on another machine")
+        self._memories.attach(sender, head.attach_memory)
+        answer = pb.DataAnswer(call=head.call, attach_memory=pb.AttachMemoryResponse())
+        return _Answered(head.call, "attach_memory", [answer.SerializeToString()], None)
 
 
 class _Answered(NamedTuple):

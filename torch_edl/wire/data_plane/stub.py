@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
+import numpy as np
 import zmq
 from google.protobuf.message import Message
 
-from torch_edl.wire import cluster_pb2, keepalive, replica_pb2
+from torch_edl.errors import UsageError
+from torch_edl.wire import cluster_pb2, keepalive, pserver_pb2, replica_pb2
 from torch_edl.wire import data_plane_pb2 as pb
 from torch_edl.wire.channel import AWAY, CallError, Stub
 from torch_edl.wire.codec import Framed
-from torch_edl.wire.data_plane.sockets import Keys, cut, joined, prepare, require_sizes
+from torch_edl.wire.data_plane.shared_memory import Bytes, ClientMemory
+from torch_edl.wire.data_plane.sockets import LOCAL, Keys, cut, joined, prepare, require_sizes
 from torch_edl.wire.services import Services
+
+log = logging.getLogger(__name__)
 
 _FIELDS: dict[type[Message], str] = {
     type(getattr(pb.DataRequest(), field.name)): field.name
@@ -27,6 +33,9 @@ _FIELDS: dict[type[Message], str] = {
 }
 CALLS = tuple(_FIELDS)
 """Types of the requests that are sent over the data plane."""
+# Calls whose frames are in memory that is shared with a server of this machine. A server keeps the
+# frames of other calls beyond their end.
+_SHARED = (pserver_pb2.PullRequest, pserver_pb2.PushGradientsRequest)
 _BULK = (replica_pb2.PutBaseRequest, replica_pb2.FetchReplicaRequest)
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -54,6 +63,9 @@ class DataCall:
     def __init__(self, stub: DataStub, number: int, deadline: float) -> None:
         self._stub, self._number, self._deadline = stub, number, deadline
         self._end: Framed | CallError | None = None
+        self._kept: list[Any] = []  # frames in shared memory
+        self._room: Bytes | None = None  # shared memory for the answer
+        self._memory: ClientMemory | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -98,6 +110,8 @@ class DataStub:
         self._monitor: zmq.Socket[bytes] | None = None
         self._end: Callable[[], object] = lambda: None
         self._poller = zmq.Poller()
+        self._memory: ClientMemory | None = None
+        self._attached: DataCall | None = None  # the call that shares the memory
 
     def call(self, request: Framed, *, timeout_s: float) -> Framed:
         """Call the server and wait for the answer, see :meth:`DataCall.result`.
@@ -123,18 +137,59 @@ class DataStub:
             call = DataCall(self, self._made, time.monotonic() + timeout_s)
             try:
                 socket = self._connected()
-                head.call = self._made
-                content = [head.SerializeToString(), *request.frames]
-                require_sizes(content)
-                socket.send_multipart(cut(content, self.address), zmq.NOBLOCK, copy=False)
+                head.call = call._number
+                frames: Sequence[Any] = request.frames
+                require_sizes(frames)
+                if isinstance(request.message, _SHARED) and (memory := self._shared()) is not None:
+                    frames, call._kept, call._room = memory.place(head, request)
+                    call._memory = memory
+                self._send(socket, head, frames)
             except zmq.Again:  # the connection was lost meanwhile
                 call._end = self._unconnected()
                 self._disconnect()
             except CallError as error:
                 call._end = error
             else:
-                self._waiting[self._made] = call
+                self._waiting[call._number] = call
             return call
+
+    def allocate(self, size: int) -> Bytes:
+        """Return memory (size,) for a frame, shared with the server if possible."""
+        with self._lock:
+            memory = self._shared()
+        return np.empty(size, np.uint8) if memory is None else memory.allocate(size)
+
+    def _send(self, socket: zmq.Socket[bytes], head: pb.DataRequest, frames: Sequence[Any]) -> None:
+        content = [head.SerializeToString(), *frames]
+        require_sizes(content)
+        socket.send_multipart(cut(content, self.address), zmq.NOBLOCK, copy=False)
+
+    def _shared(self) -> ClientMemory | None:
+        """Return the memory of the connection, once the server has attached it."""
+        attached = self._attached
+        if attached is not None and attached.has_ended:
+            self._attached = None
+            if isinstance(attached._end, CallError):
+                log.info("%s: without shared memory: %s", self.address, attached._end.details())
+                self._memory = None
+        return self._memory if self._attached is None else None
+
+    def _share(self, socket: zmq.Socket[bytes]) -> None:
+        """Share memory with the server of a new connection, if it runs on this machine."""
+        self._memory = self._attached = None
+        if not self.address.startswith(LOCAL):
+            return
+        try:
+            self._memory = ClientMemory()
+        except OSError as error:
+            log.info("%s: without shared memory: %s", self.address, error)
+            return
+        self._made += 1
+        head = pb.DataRequest(
+            key=self._keys.request, call=self._made, attach_memory=self._memory.request()
+        )
+        self._send(socket, head, ())
+        self._attached = self._waiting[self._made] = DataCall(self, self._made, math.inf)
 
     def _look(self, call: DataCall) -> bool:
         if not call.has_ended and self._lock.acquire(blocking=False):
@@ -171,7 +226,7 @@ class DataStub:
             answer = pb.DataAnswer.FromString(bytes(head_frame))
             call = self._waiting.pop(answer.call, None)
             if call is not None:
-                call._end = _answered(answer, frames)
+                call._end = _answered(answer, frames, call)
         elif ready:
             self._disconnect()
         return bool(ready)
@@ -208,6 +263,7 @@ class DataStub:
             # monitor, and with it all connections of the process.
             self._end = weakref.finalize(self, _end, socket, self._monitor)
             socket.connect(self.address)
+            self._share(socket)
         return self._socket
 
     def _disconnect(self) -> None:
@@ -235,13 +291,19 @@ def _end(socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
     socket.close(0)
 
 
-def _answered(answer: pb.DataAnswer, frames: list[Any]) -> Framed | CallError:
+def _answered(answer: pb.DataAnswer, frames: list[Any], call: DataCall) -> Framed | CallError:
+    call._kept = []
     if answer.code:
         code = _CODES.get(answer.code, grpc.StatusCode.UNKNOWN)
         return CallError(code, answer.details)
     which = answer.WhichOneof("answer")
     if which is None:
         return CallError(grpc.StatusCode.INTERNAL, "an empty answer")
+    if call._memory is not None and call._room is not None:
+        try:
+            frames = call._memory.answered(answer.shared, frames, call._room)
+        except UsageError as error:
+            return CallError(grpc.StatusCode.INTERNAL, str(error))
     return Framed(getattr(answer, which), frames)
 
 
@@ -281,6 +343,10 @@ class PserverStub:
         """
         data = self._bulk if isinstance(request.message, _BULK) else self._data
         return data.start(request, timeout_s=timeout_s)
+
+    def allocate(self, size: int) -> Bytes:
+        """Return memory (size,) for a frame of a push; see :meth:`DataStub.allocate`."""
+        return self._data.allocate(size)
 
     def close(self) -> None:
         """Close the connections; calls in flight end with ``CANCELLED``."""
