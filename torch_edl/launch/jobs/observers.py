@@ -21,6 +21,8 @@ from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
 
+# Every job has this observer, which keeps its curves in its folder.
+_HISTORY = "history"
 _EVERY_S = 1.0
 _QUEUE_ITEMS = 1000
 # Seconds that the observers may take, all together, for their last items after the end of a job.
@@ -52,6 +54,7 @@ class Observers:
 
     def __init__(self, config: JobConfig, clock: Callable[[], float] = time.monotonic) -> None:
         texts = [*config.observe, *([_tensorboard(config)] if config.tensorboard else [])]
+        texts += [_HISTORY] * (_HISTORY in extensions.installed(extensions.OBSERVERS))
         self._threads = [_ObserverThread(text, config) for text in texts]
         self._clock = clock
         self._ended = False

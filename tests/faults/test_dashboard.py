@@ -1,0 +1,51 @@
+"""The page of a job that runs, in a real Chromium."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.chromium import Chromium
+from tests.faults.conftest import TASKS, ModelJob
+from tests.place import EDL
+from torch_edl.plugins.dashboard.recorder import FILE
+
+
+@pytest.fixture
+def chromium() -> Iterator[Chromium]:
+    browser = Chromium()
+    yield browser
+    browser.close()
+
+
+def test_a_kill_is_shown(start_job: Callable[..., ModelJob], chromium: Chromium) -> None:
+    """The page of a running job shows a kill and its cost, and the end of the job."""
+    job = start_job(1000, "--workers", "2", "--ps", "2", *TASKS)
+    job.wait_for(lambda: job.done() > 0)
+    words = [*EDL, "dashboard", job.name]
+    with subprocess.Popen(words, env=job.env, stdout=subprocess.PIPE, text=True) as dashboard:
+        try:
+            assert dashboard.stdout is not None
+            chromium.show(1400)
+            chromium.open(dashboard.stdout.readline().strip())
+            chromium.wait_for("document.querySelector('#state').textContent == 'running'")
+            chromium.wait_for("document.querySelectorAll('#worker-table tbody tr').length == 2")
+            pid = job.pids("worker")[0]
+            began = time.monotonic()
+            os.kill(pid, 9)
+            chromium.wait_for("document.querySelectorAll('.death').length == 1")
+            shown_s = time.monotonic() - began
+            chromium.wait_for("document.querySelector('#cost-table').innerText.includes('≤')")
+            assert "none" in chromium.evaluate("document.querySelector('#cost-table').innerText")
+            job.end_well()
+            chromium.wait_for("document.querySelector('#state').textContent == 'finished'")
+            assert "No record was lost" in chromium.evaluate("document.body.innerText")
+            assert chromium.errors == []
+            assert shown_s < 10  # about a second, but not on a busy machine
+        finally:
+            dashboard.terminate()
+    assert "train/loss" in (job.folder / FILE).read_text()

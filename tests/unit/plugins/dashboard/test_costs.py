@@ -1,0 +1,120 @@
+"""Lanes of processes, and what deaths cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch_edl.plugins.dashboard import incidents
+from torch_edl.plugins.dashboard.events import EventBook
+from torch_edl.plugins.dashboard.lanes import Lanes
+from torch_edl.plugins.dashboard.samples import Sample, Samples
+
+
+def _lanes(*changes: tuple[float, str, int, str, str]) -> Lanes:
+    lanes = Lanes()
+    for time, role, id, state, exit in changes:
+        lanes.note(time, role=role, id=id, pid=100 + id, state=state, exit=exit)
+    return lanes
+
+
+def _samples(*points: tuple[float, int], kept: bool = True) -> Samples:
+    samples = Samples()
+    samples.kept = kept
+    for time, step in points:
+        samples.add(Sample(time, step, {}))
+    return samples
+
+
+def _event(sequence: int, time: float, text: str, level: str = "warning") -> dict[str, Any]:
+    return {"sequence": sequence, "time": time, "level": level, "text": text}
+
+
+LOST = "worker-0 declared lost: no heartbeat for 30 s; its tasks were returned to the queue"
+KILLED = "worker-0 ended with signal 9; its tasks were returned to the queue"
+
+
+def test_a_spare_becomes_a_worker_in_one_lane() -> None:
+    lanes = _lanes(
+        (1, "spare", 2, "starting", ""),
+        (2, "spare", 2, "running", ""),
+        (2, "spare", 2, "running", ""),
+        (9, "worker", 2, "running", ""),
+        (12, "worker", 2, "exited", "signal 9"),
+    )
+    lanes.ended(11.5, "worker-2")
+    states = [[1, "spare starting"], [2, "spare running"], [9, "worker running"]]
+    assert lanes.shown()["rows"] == [["worker-2", states, 11.5, "signal 9", True]]
+    assert lanes.deaths() == 1
+
+
+def test_a_restarted_master_lives_on() -> None:
+    lanes = _lanes((1, "master", 0, "running", ""), (5, "master", 0, "exited", "signal 9"))
+    lanes.note(6, role="master", id=0, pid=7, state="running", exit="")
+    (lane,) = lanes.all.values()
+    assert lane.end is None
+    assert [start for start, _ in lane.segments] == [1, 6]
+
+
+def test_a_thousand_workers_are_few_lanes() -> None:
+    """The page lists the processes with a story; agents and workers without one are counted."""
+    lanes = _lanes((0, "master", 0, "running", ""), (0, "agent", 0, "running", ""))
+    for id in range(1000):
+        lanes.note(1, role="worker", id=id, pid=id, state="running", exit="")
+    lanes.note(50, role="worker", id=7, pid=7, state="exited", exit="signal 9")
+    lanes.note(60, role="worker", id=1000, pid=9, state="running", exit="")
+    shown = lanes.shown()
+    assert [row[0] for row in shown["rows"]] == ["master-0", "worker-7", "worker-1000"]
+    assert (shown["plain"], shown["plain_since"], shown["hidden"]) == (1000, 0, 0)
+    for id in range(100):
+        lanes.note(100 + id, role="worker", id=id, pid=id, state="exited", exit="exit code 1")
+    assert lanes.shown()["hidden"] == 100 + 2 - 48  # with worker-1000 and the master
+
+
+def test_costs_of_a_kill() -> None:
+    """The event of the injected fault may be written after that of its consequence."""
+    book = EventBook()
+    book.add([_event(1, 100.2, KILLED), _event(2, 100.0, "chaos: worker-0 (pid 5) killed")])
+    lanes = _lanes((1, "worker", 0, "running", ""), (101.5, "worker", 1, "running", ""))
+    samples = _samples((99, 50), (100, 60), (103, 61), (104, 70))
+    (cost,) = incidents.costs(book.incidents, samples, lanes)
+    assert round(cost["noticed_s"], 3) == 0.2
+    assert round(cost["step_s"], 3) == 2.8
+    assert round(cost["replaced_s"], 3) == 1.3
+    assert cost["again"] == 0
+    assert samples.waited_s() == 2
+
+
+def test_costs_of_a_silent_worker_and_of_a_rollback() -> None:
+    again = "ps-0 ended with signal 9; the servers restart from /c/7, and train 1,280 records again"
+    book = EventBook()
+    book.add([_event(1, 100, LOST), _event(2, 110, again, "error")])
+    samples = _samples((99, 50), (109, 90), (115, 40), (116, 45))
+    lost, restored = incidents.costs(book.incidents, samples, Lanes())
+    assert (lost["noticed_s"], lost["step_s"], lost["replaced_s"]) == (30, 9, None)
+    assert (restored["kind"], restored["again"], restored["step_s"]) == ("restored", 1280, 6)
+
+
+def test_steps_before_the_fault_do_not_count() -> None:
+    """The sample after a fault may count steps that were made before it."""
+    samples = _samples((99.5, 50), (100.5, 60), (101.5, 60), (102.5, 61))
+    assert samples.next_step_s(100) == 2.5
+    assert _samples((99.5, 50), (100.5, 60)).next_step_s(100) is None
+
+
+def test_a_time_that_nobody_saw_has_no_cost() -> None:
+    book = EventBook()
+    book.add([_event(1, 100, KILLED)])
+    unseen = _samples((50, 10), (190, 900), (191, 910), kept=False)
+    assert incidents.costs(book.incidents, unseen, Lanes())[0]["step_s"] is None
+    assert unseen.waited_s() == 0
+    seen = _samples((99.5, 10), (100.5, 10), (101.5, 11), kept=False)
+    assert incidents.costs(book.incidents, seen, Lanes())[0]["step_s"] == 1.5
+    assert seen.waited_s() == 1
+
+
+def test_many_samples_are_thinned_to_the_newest() -> None:
+    samples = _samples(*((float(i), i) for i in range(4001)))
+    rows = samples.rows(0)
+    assert len(rows) <= 1500
+    assert rows[-1][1] == 4000
+    assert [row[1] for row in samples.rows(3999)] == [3999, 4000]

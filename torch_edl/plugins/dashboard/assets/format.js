@@ -1,0 +1,158 @@
+"use strict";
+// Elements and texts. Texts of a job are set as text, never as markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else node.setAttribute(name, value === true ? "" : value);
+  }
+  for (const child of children.flat(9)) {
+    if (child === null || child === undefined || child === false) continue;
+    node.append(child instanceof Node ? child : String(child));
+  }
+  return node;
+}
+
+const el = (tag, attributes, ...children) =>
+  fill(document.createElement(tag), attributes, children);
+const svg = (tag, attributes, ...children) =>
+  fill(document.createElementNS(SVG, tag), attributes, children);
+const byId = (id) => document.getElementById(id);
+
+function setText(id, text) {
+  const node = byId(id);
+  if (node.textContent !== text) node.textContent = text;
+}
+
+// Draws a part of the page again only if what it shows has changed.
+const drawn = new Map();
+function changed(key, ...what) {
+  const text = JSON.stringify(what);
+  if (drawn.get(key) === text) return false;
+  drawn.set(key, text);
+  return true;
+}
+
+function whole(value) {
+  return Math.round(value).toLocaleString("en-US");
+}
+
+function number(value) {
+  if (value === null || value === undefined || !Number.isFinite(value)) return "not a number";
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size >= 1000) return whole(value);
+  if (size < 1e-4) return value.toExponential(2);
+  return String(Number(value.toPrecision(4)));
+}
+
+function short(value) {
+  const size = Math.abs(value);
+  if (size >= 1e9) return Number((value / 1e9).toPrecision(3)) + " G";
+  if (size >= 1e6) return Number((value / 1e6).toPrecision(3)) + " M";
+  if (size >= 1e4) return Number((value / 1e3).toPrecision(3)) + " k";
+  if (size >= 1) return String(Number(value.toPrecision(4)));
+  if (size >= 1e-3 || size === 0) return String(Number(value.toPrecision(3)));
+  return value.toExponential(0);
+}
+
+function bytes(value) {
+  const units = ["B", "KB", "MB", "GB", "TB"];
+  let place = 0;
+  while (value >= 1000 && place < units.length - 1) { value /= 1000; place += 1; }
+  return `${Number(value.toPrecision(3))} ${units[place]}`;
+}
+
+function duration(seconds) {
+  const total = Math.max(0, Math.round(seconds));
+  const two = (n) => String(n).padStart(2, "0");
+  const days = Math.floor(total / 86400), hours = Math.floor(total / 3600) % 24;
+  const minutes = Math.floor(total / 60) % 60;
+  if (days) return `${days} d ${two(hours)}:${two(minutes)}`;
+  return hours ? `${hours}:${two(minutes)}:${two(total % 60)}` : `${minutes}:${two(total % 60)}`;
+}
+
+function span(seconds) {
+  if (seconds < 0.1) return "at once";
+  if (seconds < 10) return `${seconds.toFixed(1)} s`;
+  if (seconds < 120) return `${Math.round(seconds)} s`;
+  if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
+  if (seconds < 172800) return `${Number((seconds / 3600).toPrecision(2))} h`;
+  return `${Math.round(seconds / 86400)} days`;
+}
+
+function clock(time, seconds = true) {
+  const options = { hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
+  if (seconds) options.second = "2-digit";
+  const date = new Date(time * 1000);
+  const text = date.toLocaleTimeString("en-GB", options);
+  const far = Math.abs(Date.now() - date.getTime()) > 20 * 3600 * 1000;
+  return far ? `${date.toLocaleDateString("en-CA")} ${text}` : text;
+}
+
+function count(n, noun) {
+  return `${whole(n)} ${noun}${n === 1 ? "" : "s"}`;
+}
+
+// The numbers at which an axis has lines: 1, 2 or 5 times a power of ten.
+function ticks(low, high, most) {
+  const rough = (high - low) / Math.max(1, most);
+  const power = 10 ** Math.floor(Math.log10(rough || 1));
+  const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= rough * 0.7) || power * 10;
+  const found = [];
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i += 1) {
+    found.push(Number((i * step).toPrecision(12)));
+  }
+  return found;
+}
+
+// The lines of a logarithmic axis between two exponents: powers of ten.
+function decades(low, high) {
+  const stride = Math.max(1, Math.ceil((high - low) / 5)), found = [];
+  for (let p = Math.ceil(low / stride) * stride; p <= high; p += stride) found.push(Number(`1e${p}`));
+  return found;
+}
+
+function timeTicks(low, high, most) {
+  const steps = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600,
+    43200, 86400, 172800, 604800];
+  const step = steps.find((s) => (high - low) / s <= most + 0.5) || 604800 * 4;
+  const found = [];
+  for (let t = Math.ceil(low / step) * step; t <= high; t += step) found.push(t);
+  return found;
+}
+
+// A table; a row is a list of cells: texts, nodes, or [text, class].
+function table(caption, heads, rows, attributes) {
+  const cell = (value, place) => {
+    const [text, name] = Array.isArray(value) ? value : [value, ""];
+    const right = heads[place].startsWith(">") ? "number" : "";
+    const label = heads[place].replace(/^>/, "");
+    return place === 0
+      ? el("th", { scope: "row", class: name || null }, text)
+      : el("td", { class: `${right} ${name || ""}`.trim() || null, "data-label": label }, text);
+  };
+  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+    el("table", attributes,
+      el("caption", { class: "hidden" }, caption),
+      el("thead", null, el("tr", null, heads.map((head) => el("th", {
+        scope: "col", class: head.startsWith(">") ? "number" : null,
+      }, head.replace(/^>/, ""))))),
+      el("tbody", null, rows.map((row) => el("tr", null, row.map(cell))))));
+}
+
+// The numbers of a chart as a table, which is made when it is opened; make() returns heads and rows.
+function behind(caption, make) {
+  const details = el("details", { class: "behind" }, el("summary", null, "Data as a table"));
+  details.addEventListener("toggle", () => {
+    if (!details.open) return;
+    const [heads, rows] = make();
+    const stride = Math.ceil(rows.length / 200);
+    const kept = rows.filter((_, i) => (rows.length - 1 - i) % stride === 0);
+    details.replaceChildren(details.firstChild, table(caption, heads, kept));
+  });
+  return details;
+}

@@ -1,0 +1,272 @@
+"use strict";
+// Progress, the four answers, curves, and tables of processes.
+
+const TRAINING = ["train", "script"];
+
+function trains(data) {
+  return TRAINING.includes(data.status.kind);
+}
+
+function drawHead(data) {
+  const { status } = data;
+  setText("name", data.name);
+  document.title = `${data.name}: ${status.state || "starting"} - torch-edl`;
+  const pill = byId("state");
+  setText("state", status.state || "starting");
+  pill.className = `pill ${({ running: "good", finished: "good", failed: "bad", dead: "bad",
+    stopping: "warn", stopped: "warn" })[status.state] || ""}`;
+  const roles = data.processes.map((p) => p.role);
+  const have = (role) => roles.filter((r) => r === role).length;
+  const facts = [status.strategy && `strategy ${status.strategy}`, `started ${clock(data.started)}`];
+  if (!data.over) {
+    const workers = have("worker"), wanted = status.workers_wanted;
+    facts.push(wanted && workers < wanted ? `${workers} of ${wanted} workers` : count(workers, "worker"));
+    if (have("ps")) facts.push(count(have("ps"), "server"));
+    if (have("spare")) facts.push(count(have("spare"), "spare"));
+  }
+  setText("facts", facts.filter(Boolean).join(" · "));
+  const problem = byId("problem");
+  const text = data.problem || (data.over && status.error) || "";
+  problem.hidden = !text;
+  setText("problem", text && (data.problem ? `The master does not answer: ${text}` : text));
+}
+
+function drawProgress(data) {
+  const { status } = data, { done, total } = status.records || { done: 0, total: 0 };
+  byId("progress").hidden = !total && !done;
+  const share = total ? done / total : 0;
+  const bar = byId("bar");
+  bar.value = Math.floor(share * 1000);
+  bar.className = status.state === "failed" || status.state === "dead" ? "bad"
+    : data.over ? "good" : "";
+  setText("progress-left", total ? `${share >= 1 ? 100 : Math.min(99.9, share * 100).toFixed(1)} %`
+    : `${whole(done)} records`);
+  const parts = [total ? `${whole(done)} of ${whole(total)} records` : ""];
+  if (status.epochs > 1) parts.push(`epoch ${Math.min(status.epoch + 1, status.epochs)} of ${status.epochs}`);
+  if (status.steps) parts.push(`step ${whole(status.steps)}`);
+  setText("progress-text", parts.filter(Boolean).join(" · "));
+  setText("progress-right", endText(data, total - done));
+}
+
+// The end from the rate of the last ten seconds and the mean rate: a range, as they differ.
+function endText(data, left) {
+  const { status } = data;
+  if (data.over) {
+    return status.wall_s ? `took ${duration(status.wall_s)}, ended ${clock(data.last)}`
+      : `ended ${clock(data.last)}`;
+  }
+  const { records_per_s: now, mean_records_per_s: mean } = status.rates || {};
+  if (!(left > 0)) return "";
+  if (!now && !mean) return "no progress yet";
+  if (!now) return "no progress in the last 10 s; the end is unknown";
+  const ends = [now, mean || now].map((rate) => left / rate).sort((a, b) => a - b);
+  const [soon, late] = ends;
+  const range = duration(late) === duration(soon) ? duration(soon)
+    : `${duration(soon)} to ${duration(late)}`;
+  const at = clock(data.now + soon, soon < 3600), until = clock(data.now + late, soon < 3600);
+  return `${range} left · ends ${at === until ? `at ${at}` : `between ${at} and ${until}`}`;
+}
+
+// ---- the four answers ----
+
+function drawAnswers(data) {
+  const answers = [learning(data), time(data), died(data), trust(data)];
+  if (!changed("answers", answers)) return;
+  byId("answers").replaceChildren(...answers.map(({ question, tone, head, lines, bar }) =>
+    el("article", { class: `card ${tone}` },
+      el("h2", null, question),
+      el("p", { class: "head" }, el("span", { class: `tone ${tone}`, role: "img", "aria-label": {
+        good: "good", warn: "attention", bad: "problem", calm: "neutral" }[tone] }), head),
+      bar ? shares(bar) : null,
+      lines.filter(Boolean).map((line) => el("p", { class: "muted" }, line)))));
+}
+
+function shares(parts) {
+  const total = parts.reduce((sum, [, value]) => sum + value, 0) || 1;
+  let x = 0;
+  const bars = parts.filter(([, value]) => value > 0).map(([name, value, tone]) => {
+    const width = (100 * value) / total;
+    const rect = svg("rect", { class: `share ${tone}`, x, width, y: 0, height: 8 },
+      svg("title", null, `${name}: ${span(value)}`));
+    x += width;
+    return rect;
+  });
+  return svg("svg", { class: "shares", viewBox: "0 0 100 8", preserveAspectRatio: "none", role: "img",
+    "aria-label": parts.map(([name, value]) => `${name} ${span(value)}`).join(", ") }, bars);
+}
+
+function mean(points) {
+  return points.reduce((sum, p) => sum + p, 0) / points.length;
+}
+
+function learning(data) {
+  const question = "Is it learning?", { status } = data;
+  if (!trains(data)) return { question, tone: "calm", head: `A job of kind ${status.kind || "unknown"}`, lines: [] };
+  const values = store.samples.map(([, , v]) => v["train/loss"]);
+  const losses = values.filter((v) => typeof v === "number");
+  const evaluated = evaluationText(status);
+  if (values.length && values.at(-1) === null && !losses.length) {
+    return { question, tone: "calm", head: status.steps ? `Step ${whole(status.steps)}` : "No step yet", lines: [evaluated] };
+  }
+  if (status.nan_steps) {
+    return { question, tone: "warn", head: `${count(status.nan_steps, "step")} had no finite loss`, lines: [evaluated] };
+  }
+  if (losses.length < 4) {
+    return { question, tone: "calm", head: losses.length ? `Loss ${number(losses.at(-1))}` : "No loss yet", lines: [evaluated] };
+  }
+  const part = Math.max(2, Math.floor(losses.length / 10));
+  const now = mean(losses.slice(-part)), before = mean(losses.slice(-2 * part, -part));
+  const first = mean(losses.slice(0, part));
+  const change = (now - before) / Math.abs(before || 1);
+  const since = first ? `${number(first)} at the start` : "";
+  const word = change < -0.01 ? `falls by ${(-change * 100).toFixed(0)} %`
+    : change > 0.05 ? `rises by ${(change * 100).toFixed(0)} %` : "is level";
+  const worse = overfits(status);
+  return {
+    question,
+    tone: worse || (change > 0.05 && now > first) ? "warn" : now < first ? "good" : "calm",
+    head: `Loss ${number(losses.at(-1))}`,
+    lines: [`It ${word} over the last tenth; ${since}`, evaluated, worse],
+  };
+}
+
+function evaluationText(status) {
+  const last = (status.evaluations || []).at(-1);
+  if (!last) return "";
+  const text = Object.entries(last.metrics).slice(0, 3).map(([k, v]) => `${k} ${number(v)}`).join(", ");
+  return `Evaluation${last.steps ? ` at step ${whole(last.steps)}` : ""}: ${text}`;
+}
+
+function overfits(status) {
+  const losses = (status.evaluations || []).map((e) => [e.steps, e.metrics.loss])
+    .filter(([, v]) => typeof v === "number");
+  if (losses.length < 3) return "";
+  const best = losses.reduce((a, b) => (b[1] < a[1] ? b : a)), last = losses.at(-1)[1];
+  return last > best[1] * 1.1
+    ? `The evaluation loss was lowest at step ${whole(best[0])}: ${number(best[1])}, now ${number(last)}` : "";
+}
+
+function time(data) {
+  const question = "Where does the time go?", { status } = data;
+  const until = data.over ? data.last : data.now, wall = status.wall_s || 0;
+  const start = Math.max(0, until - data.started - wall);
+  const waits = Math.min(wall, data.waited_s);
+  const bar = wall ? [["start and end", start, "starting"], ["training", wall - waits, "worker"],
+    ["without a step", waits, "bad"]] : null;
+  const rate = data.over ? status.rates?.mean_records_per_s || (wall ? status.records.done / wall : 0)
+    : status.rates?.records_per_s;
+  const share = wall ? waits / wall : 0;
+  return {
+    question,
+    tone: !wall ? "calm" : share > 0.1 ? "warn" : "good",
+    head: rate ? `${short(rate)} records/s${data.over ? " on average" : ""}` : "No step yet",
+    bar,
+    lines: wall ? [`${span(start)} to start${data.over ? " and end" : ""}, ${span(wall - waits)} of training, ` +
+      (waits < 0.1 ? "no stall" : `${span(waits)} without a step (${(share * 100).toFixed(0)} %)`)] : [],
+  };
+}
+
+function died(data) {
+  const question = "Who died, and what did it cost?";
+  const losses = data.incidents.filter((i) => i.kind === "lost" || i.kind === "restored");
+  const again = data.status.rolled_back?.records || 0;
+  const deaths = Math.max(data.deaths, losses.filter((i) => i.process).length);
+  if (!deaths) {
+    return { question, tone: "good", head: "Nobody died", lines: ["No process was lost, no record is trained again"] };
+  }
+  const pauses = losses.map((i) => i.step_s).filter((s) => s !== null);
+  const last = losses.at(-1);
+  return {
+    question,
+    tone: again ? "bad" : "warn",
+    head: `${count(deaths, "process").replace("processs", "processes")} died`,
+    lines: [
+      `${again ? count(again, "record") : "No record"} trained again` +
+        (pauses.length ? `; the longest wait for the next step was ${span(Math.max(...pauses))}` : ""),
+      last ? `Last: ${last.process || "the model"} at ${clock(last.time)}` : "",
+    ],
+  };
+}
+
+function trust(data) {
+  const question = "Can I trust the result?", { status } = data;
+  const lost = status.updates_lost, { times, records } = status.rolled_back || { times: 0 };
+  const notes = [
+    lost && `${count(lost, "update")} lost for good in damaged journals`,
+    times && `The model was restored ${count(times, "time")}: ${count(records, "record")} trained again`,
+    status.damaged && `${count(status.damaged, "damaged record")} left out`,
+    status.nan_steps && `${count(status.nan_steps, "step")} skipped: the loss was not finite`,
+  ].filter(Boolean);
+  if (status.state === "failed" || status.state === "dead") {
+    return { question, tone: "bad", head: status.state === "failed" ? "The job failed" : "The job is dead", lines: notes };
+  }
+  const incomplete = data.over && status.records?.total && status.records.done < status.records.total;
+  if (lost) return { question, tone: "bad", head: "Updates were lost", lines: notes };
+  if (incomplete) notes.push("The job was stopped before its last record");
+  return {
+    question,
+    tone: incomplete || status.damaged || status.nan_steps ? "warn" : "good",
+    head: "No record was lost or counted twice",
+    lines: [...notes, notes.length ? "" : "No rollback, no lost update, no damaged record, no skipped step"],
+  };
+}
+
+// ---- tables of processes ----
+
+function drawCosts(data) {
+  const rows = data.incidents.slice(-60).reverse();
+  if (!changed("costs", rows)) return;
+  const ends = (s) => (s === null ? "not yet" : span(s));
+  byId("cost-table").replaceChildren(rows.length
+    ? table("What failures and moves cost", ["time", "process", "what happened", ">noticed after",
+      ">next step after", ">replaced after", ">trained again"], rows.map((i) => [
+      clock(i.time), [i.process || "model", "strong"], [i.text, i.kind === "lost" || i.kind === "restored" ? "what bad-text" : "what"],
+      i.noticed_s === null ? (i.kind === "lost" ? "at once" : "") : span(i.noticed_s),
+      i.step_s === null ? (data.over ? "" : ends(null)) : `≤ ${span(i.step_s)}`.replace("≤ at once", "at once"),
+      i.replaced_s === null ? "" : span(i.replaced_s),
+      i.again ? count(i.again, "record") : i.kind === "lost" ? "none" : ""]), { class: "stack" })
+    : el("p", { class: "empty" }, "Nothing failed or moved"));
+}
+
+function drawWorkers(data) {
+  const workers = data.processes.filter((p) => p.role === "worker" || p.role === "spare");
+  byId("workers").hidden = data.over && !workers.length;
+  const timeout = data.task_timeout_s || 0;
+  const rows = workers.map((p) => ({ ...p, age: p.progress_age_s || 0 }))
+    .sort((a, b) => b.age - a.age || a.id - b.id);
+  const known = rows.some((p) => p.rate !== undefined);
+  const shown = rows.slice(0, store.allWorkers ? 2000 : 16);
+  if (!changed("workers", shown, rows.length, known)) return;
+  const heads = known ? ["worker", "state", ">records/s", ">leases", ">oldest lease"] : ["worker", "state", ">pid", "note"];
+  const most = Math.max(1, ...rows.map((p) => p.rate || 0));
+  const cells = (p) => (known ? [
+    meter(p.rate || 0, most), p.leases ?? "",
+    p.leases ? [span(p.age), timeout && p.age > timeout / 2 ? "bad-text" : timeout && p.age > timeout / 4 ? "warn-text" : ""] : "",
+  ] : [p.pid ? String(p.pid) : "", p.problem || ""]);
+  byId("worker-table").replaceChildren(
+    rows.length ? table("Workers", heads, shown.map((p) => [
+      [`${p.role}-${p.id}`, "strong"], [p.state, `state ${p.role}`], ...cells(p)]))
+      : el("p", { class: "empty" }, "No worker runs"),
+    rows.length > shown.length ? el("button", { type: "button", onclick: () => {
+      store.allWorkers = true;
+      drawWorkers(store.data);
+    } }, `Show all ${whole(rows.length)}`) : "");
+}
+
+function meter(value, most) {
+  return el("span", { class: "meter" }, short(value), svg("svg", { viewBox: "0 0 100 6",
+    preserveAspectRatio: "none", "aria-hidden": "true" },
+  svg("rect", { class: "track", width: 100, height: 6 }),
+  svg("rect", { class: "share worker", width: (100 * value) / most, height: 6 })));
+}
+
+function drawServers(data) {
+  const servers = data.processes.filter((p) => p.role === "ps");
+  const none = !servers.length;
+  byId("servers").hidden = byId("to-servers").hidden = none;
+  if (none || !changed("servers", servers)) return;
+  byId("server-table").replaceChildren(table("Parameter servers",
+    ["server", "state", "address", "copy on its peer", "problem"], servers.map((p) => [
+      [`ps-${p.id}`, "strong"], [p.state, "state ps"], p.address || "", p.kept ? "yes" : "no",
+      [p.problem || "none", p.problem ? "bad-text" : ""]])));
+}

@@ -1,0 +1,133 @@
+"use strict";
+// Events with filters, and the logs of processes.
+
+const KIND_TEXTS = { lost: "deaths", restored: "restores", role: "role changes", move: "moves", join: "joins",
+  left: "departures", ring: "rings", evaluation: "evaluations", epoch: "epochs", checkpoint: "checkpoints",
+  master: "master restarts", fault: "injected faults", chaos: "chaos", scaled: "scaling", waiting: "waiting",
+  end: "end", process: "other of a process", repaired: "repairs", other: "other" };
+const MOST_SHOWN = 300;
+
+const filters = {
+  get level() { return byId("level").value; },
+  get kind() { return byId("kind").value; },
+  get text() { return byId("text").value.trim().toLowerCase(); },
+};
+
+function matches(event) {
+  return (!filters.level || event.level === filters.level) && (!filters.kind || event.kind === filters.kind) &&
+    event.text.toLowerCase().includes(filters.text);
+}
+
+function eventItem(event) {
+  const name = event.process && event.text.startsWith(event.process) ? event.process : "";
+  const [line, ...more] = event.text.split("\n");
+  const rest = [more.join("\n"), event.traceback].filter(Boolean).join("\n");
+  return el("li", { class: `event ${event.level} ${event.kind}`, "data-sequence": event.sequence },
+    el("time", { datetime: new Date(event.time * 1000).toISOString() }, clock(event.time)),
+    el("span", { class: "level" }, event.level === "info" ? "" : event.level),
+    el("div", { class: "text" },
+      name ? el("button", { type: "button", class: "name", "aria-label": `Log of ${name}`,
+        onclick: () => showLog(name) }, name) : null,
+      name ? line.slice(name.length) : line,
+      rest ? el("details", null, el("summary", null, "Details"), el("pre", null, rest)) : null));
+}
+
+// The events that the browser has, newest first; a filter asks the server for those that match.
+async function filterEvents(older = false) {
+  const list = byId("event-list");
+  const last = older && list.lastElementChild ? Number(list.lastElementChild.dataset.sequence) : 0;
+  let found;
+  if (store.exported) {
+    found = store.data.events.filter((e) => (!last || e.sequence < last) && matches(e)).reverse().slice(0, MOST_SHOWN);
+  } else {
+    const query = new URLSearchParams({ level: filters.level, kind: filters.kind, text: filters.text });
+    if (last) query.set("before", last);
+    const answer = await fetch(`events?${query}`);
+    if (!answer.ok) return;
+    found = await answer.json();
+  }
+  const items = found.map(eventItem);
+  if (older) list.append(...items);
+  else list.replaceChildren(...items);
+  byId("more").hidden = found.length < MOST_SHOWN;
+  if (!list.children.length) list.append(el("li", { class: "empty" }, "No such event"));
+}
+
+function drawEvents(data) {
+  const kinds = Object.entries(data.kinds).sort((a, b) => b[1] - a[1]);
+  if (changed("kinds", kinds)) {
+    const select = byId("kind"), chosen = select.value;
+    select.replaceChildren(el("option", { value: "" }, "all"), ...kinds.map(([kind, n]) =>
+      el("option", { value: kind }, `${KIND_TEXTS[kind] || kind} (${whole(n)})`)));
+    select.value = chosen;
+  }
+  const list = byId("event-list"), fresh = data.fresh.filter(matches);
+  if (!store.listed) {
+    store.listed = true;
+    list.replaceChildren(...data.fresh.filter(matches).reverse().slice(0, MOST_SHOWN).map(eventItem));
+    byId("more").hidden = data.events_last <= data.fresh.length;
+  } else if (fresh.length) {
+    list.querySelector(".empty")?.remove();
+    list.prepend(...fresh.reverse().map(eventItem));
+    while (list.children.length > 4 * MOST_SHOWN) list.lastElementChild.remove();
+  }
+}
+
+// ---- logs ----
+
+function drawProcesses(data) {
+  const live = data.processes.map((p) => [`${p.role === "spare" ? "worker" : p.role}-${p.id}`, p.role === "spare" ? " (spare)" : ""]);
+  const names = store.exported ? Object.keys(data.logs) : null;
+  if (!changed("processes", live, data.ended)) return;
+  const select = byId("process"), chosen = select.value;
+  const option = ([name, more]) => el("option", { value: name }, name + more);
+  const ended = data.ended.map((n) => n.replace("spare-", "worker-")).reverse();
+  const group = (label, found) => (found.length ? el("optgroup", { label }, found.map(option)) : null);
+  const kept = ([name]) => !names || names.includes(name);
+  select.replaceChildren(...[group("running", live.slice(0, 1000).filter(kept)),
+    group("ended", ended.map((n) => [n, ""]).filter(kept))].filter(Boolean));
+  if (chosen) select.value = chosen;
+  if (select.selectedIndex < 0) select.selectedIndex = 0;
+  if (!store.logOf) readLog();
+}
+
+function showLog(name) {
+  const select = byId("process");
+  const value = name.replace("spare-", "worker-");
+  if (![...select.options].some((o) => o.value === value)) select.append(el("option", { value }, value));
+  select.value = value;
+  readLog();
+  byId("logs").scrollIntoView();
+  byId("log").focus({ preventScroll: true });
+}
+
+async function readLog() {
+  const name = byId("process").value, log = byId("log");
+  if (!name) return;
+  let lines = [], problem = "";
+  if (store.exported) lines = store.data.logs[name] || [];
+  else {
+    const answer = await fetch(`log?${new URLSearchParams({ process: name })}`);
+    if (!answer.ok) return;
+    ({ lines, error: problem } = await answer.json());
+  }
+  if (name !== byId("process").value) return;
+  const same = store.logOf === name;
+  const bottom = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
+  store.logOf = name;
+  const text = lines.join("\n").trimEnd() || problem || "This process has printed nothing";
+  if (same && log.textContent === text) return;
+  log.replaceChildren(...text.split("\n").map((line) => el("span", {
+    class: / ERROR |^Traceback|Error:/.test(line) ? "error" : / WARNING /.test(line) ? "warning" : null }, line, "\n")));
+  if (bottom || !same) log.scrollTop = log.scrollHeight;
+}
+
+function listenToRecords() {
+  let timer = 0;
+  const later = () => { clearTimeout(timer); timer = setTimeout(filterEvents, 200); };
+  byId("filters").addEventListener("submit", (event) => event.preventDefault());
+  for (const id of ["level", "kind"]) byId(id).addEventListener("change", () => filterEvents());
+  byId("text").addEventListener("input", () => later());
+  byId("more").addEventListener("click", () => filterEvents(true));
+  byId("process").addEventListener("change", readLog);
+}

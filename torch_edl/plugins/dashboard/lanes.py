@@ -1,0 +1,124 @@
+"""The lives of the processes of a job, one lane each from start to end. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+EXITED = "exited"
+_ROLES = ("master", "ps", "agent", "worker")
+# Ends that are no deaths.
+_CLEAN = re.compile(r"exit code 0$|stopped|left|became |finished|$")
+# Processes that start together within this time are the first ones.
+_TOGETHER_S = 30.0
+_MOST_LANES = 48
+_MOST_SEGMENTS = 12
+
+
+@dataclass
+class Lane:
+    """One process: its states, each with the time at which it began."""
+
+    role: str
+    id: int
+    segments: list[tuple[float, str]] = field(default_factory=list)
+    """Start and state, such as ``(1.5, "worker running")``."""
+    end: float | None = None
+    """Time of the end; None while the process is alive."""
+    exit: str = ""
+    """How the process ended; empty while it is alive."""
+
+    @property
+    def name(self) -> str:
+        """Name of the process, such as ``worker-3``."""
+        return f"{self.role}-{self.id}"
+
+    @property
+    def died(self) -> bool:
+        """Whether the process ended in another way than it should."""
+        return self.end is not None and not _CLEAN.match(self.exit)
+
+    def as_row(self) -> list[Any]:
+        """Return the lane for the page."""
+        kept = self.segments[-_MOST_SEGMENTS:]
+        segments = [[round(start, 2), state] for start, state in kept]
+        return [self.name, segments, self.end, self.exit, self.died]
+
+
+class Lanes:
+    """The lanes of all processes of a job."""
+
+    def __init__(self) -> None:
+        self.all: dict[tuple[str, int], Lane] = {}
+        self._seen: dict[tuple[str, int], tuple[str, int, str]] = {}
+
+    def note(self, time: float, *, role: str, id: int, pid: int, state: str, exit: str) -> None:
+        """Note the state of a process at a time; a state that is known has no effect."""
+        key = ("worker" if role == "spare" else role, id)
+        if self._seen.get(key) == (role, pid, state):
+            return
+        self._seen[key] = (role, pid, state)
+        lane = self.all.get(key)
+        if lane is None:
+            lane = self.all[key] = Lane(*key)
+        if state == EXITED:
+            if lane.end is None:
+                lane.end = time
+            lane.exit = exit
+            if not lane.segments:
+                lane.segments.append((time, f"{role} starting"))
+            return
+        lane.end, lane.exit = None, ""  # a master may be started again
+        lane.segments.append((time, f"{role} {state}"))
+
+    def ended(self, time: float, name: str) -> None:
+        """Move the end of a process to the time at which the master saw it."""
+        role, _, number = name.rpartition("-")
+        lane = self.all.get(("worker" if role == "spare" else role, int(number)))
+        if lane is not None and lane.end is not None and lane.segments[-1][0] <= time < lane.end:
+            lane.end = time
+
+    def close(self, time: float) -> None:
+        """End all lanes of a job that is over."""
+        for lane in self.all.values():
+            if lane.end is None:
+                lane.end, lane.exit = time, "stopped"
+
+    def deaths(self) -> int:
+        """Return the number of processes that died."""
+        return sum(lane.died for lane in self.all.values())
+
+    def shown(self, most: int = _MOST_LANES) -> dict[str, Any]:
+        """Return the lanes to show: all masters and servers that fit, the workers with a story,
+        and the number of those without one.
+
+        A worker without a story started with the first ones, and runs or ended as it should.
+        """
+        every = sorted(self.all.values(), key=lambda lane: (_order(lane), lane.id))
+        if len(every) <= most:
+            return {"rows": [lane.as_row() for lane in every], "plain": 0, "hidden": 0}
+        began = min((lane.segments[0][0] for lane in every if lane.segments), default=0.0)
+        plain: list[Lane] = []
+        eventful: list[Lane] = []
+        for lane in every:
+            first = lane.segments[0][0] - began <= _TOGETHER_S
+            is_plain = first and not lane.died and lane.role not in ("master", "ps")
+            (plain if is_plain else eventful).append(lane)
+        # The master, then the lanes in which something happened last.
+        latest = sorted(eventful, key=lambda lane: (lane.role != "master", -_last(lane)))[:most]
+        rows = sorted(latest, key=lambda lane: (_order(lane), lane.id))
+        return {
+            "rows": [lane.as_row() for lane in rows],
+            "plain": len(plain),
+            "plain_since": min((lane.segments[0][0] for lane in plain), default=0.0),
+            "hidden": len(eventful) - len(rows),
+        }
+
+
+def _order(lane: Lane) -> int:
+    return _ROLES.index(lane.role) if lane.role in _ROLES else len(_ROLES)
+
+
+def _last(lane: Lane) -> float:
+    return lane.end if lane.end is not None else lane.segments[-1][0]

@@ -1,0 +1,135 @@
+"""The curves of a job: numbers by step and time, from the history in its folder or from polls."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch_edl.launch.jobs.logs import WholeLines
+from torch_edl.plugins.dashboard import recorder
+from torch_edl.plugins.dashboard.lanes import Lanes
+
+MOST_ROWS = 1500
+"""Number of samples in one answer."""
+_MOST_POLLED = 20_000
+# Between samples of a page that are further apart, the page was not read.
+_LOOKS_S = 5.0
+
+
+class Sample(NamedTuple):
+    """Numbers of one moment."""
+
+    time: float
+    """Unix time in seconds."""
+    step: int
+    values: dict[str, float | None]
+    """Numbers by name, as an observer receives them."""
+
+
+class Samples:
+    """The samples of a job in the order of time, without those of evaluations."""
+
+    def __init__(self) -> None:
+        self.all: list[Sample] = []
+        self.generation = 0
+        """Number that changes when samples were removed."""
+        self.interval_s = 1.0
+        """Seconds between samples while the job trains."""
+        self.kept = False
+        """True if the job records its samples; False if only this page does, while it is read."""
+        self.eval_times: dict[int, float] = {}
+        """Unix time at which each evaluation was known, by its step."""
+
+    def add(self, sample: Sample) -> None:
+        """Append a sample; beyond 20,000, every second one is removed."""
+        self.all.append(sample)
+        if len(self.all) > _MOST_POLLED:
+            del self.all[1::2]
+            self.generation += 1
+
+    def clear(self) -> None:
+        """Remove all samples."""
+        self.all.clear()
+        self.generation += 1
+
+    def rows(self, first: int) -> list[list[Any]]:
+        """Return the samples from an index on; more than :data:`MOST_ROWS` are thinned, but the
+        newest is kept."""
+        new = self.all[first:]
+        stride = -(-len(new) // MOST_ROWS) or 1
+        kept = new[(len(new) - 1) % stride :: stride]
+        return [[sample.time, sample.step, sample.values] for sample in kept]
+
+    def waited_s(self) -> float:
+        """Return the seconds without a step, as far as they were seen."""
+        pairs = zip(self.all, self.all[1:], strict=False)
+        if self.kept:  # the job records no sample without a step
+            allowed_s = 2 * self.interval_s
+            gaps = (after.time - before.time for before, after in pairs)
+            return sum(gap_s - self.interval_s for gap_s in gaps if gap_s > allowed_s)
+        return sum(b.time - a.time for a, b in pairs if a.step == b.step and _seen(a, b))
+
+    def next_step_s(self, at: float) -> float | None:
+        """Return the seconds from a time to the next step that was seen; None if no step was
+        seen, or if no sample is near the time."""
+        first = bisect_right(self.all, at, key=attrgetter("time"))
+        before = self.all[first - 1] if first else None
+        for sample in self.all[first:]:
+            if not self.kept and (before is None or not _seen(before, sample)):
+                return None
+            # The steps of a sample may be older than the time, unless the job, which records a
+            # step within the interval, was silent for longer.
+            silent = self.kept and sample.time - at > 1.5 * self.interval_s
+            later = silent or (before is not None and before.time >= at)
+            if later and (before is None or sample.step > before.step):
+                return sample.time - at
+            before = sample  # fewer steps after a rollback
+        return None
+
+
+def _seen(before: Sample, after: Sample) -> bool:
+    """Return whether a page was read all the time between two of its samples."""
+    return after.time - before.time <= _LOOKS_S
+
+
+class HistoryFile:
+    """Reads what the recorder of a job adds to its history."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / recorder.FILE
+        self._inode = 0
+        self._lines = WholeLines(self._path)
+
+    def read(self, samples: Samples, lanes: Lanes) -> bool:
+        """Add what is new to the samples and lanes. Return False if there is no history."""
+        try:
+            inode = self._path.stat().st_ino
+        except OSError:
+            return False
+        if inode != self._inode:  # the recorder has thinned the file
+            self._inode, self._lines = inode, WholeLines(self._path)
+            samples.clear()
+            samples.kept = True
+        for line in recorder.parse(list(self._lines.read_all(final=False))):
+            if line["kind"] == "begin":
+                samples.interval_s = line["interval_s"]
+            elif line["kind"] == "process":
+                fields = {k: v for k, v in line.items() if k not in ("kind", "time")}
+                lanes.note(line["time"], **fields)
+            elif line["kind"] == "scalars" and any(n.startswith("eval/") for n in line["values"]):
+                samples.eval_times[line["step"]] = line["time"]
+            elif line["kind"] == "scalars":
+                samples.add(Sample(line["time"], line["step"], line["values"]))
+        return True
+
+
+def of_status(report: dict[str, Any], time: float) -> Sample:
+    """Return the sample of a status, for a job that keeps no history."""
+    values = {f"rate/{name}": value for name, value in report["rates"].items()}
+    values |= {f"train/{name}": value for name, value in report.get("logged", {}).items()}
+    if report.get("kind") != "script":
+        values["train/loss"] = report.get("loss")
+    running = [p for p in report["processes"] if (p["role"], p["state"]) == ("worker", "running")]
+    return Sample(time, report["steps"], {**values, "train/workers": len(running)})

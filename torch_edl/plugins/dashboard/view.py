@@ -1,0 +1,211 @@
+"""A job as the page shows it: read only while a browser asks, at most once a second."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch_edl.errors import EdlError
+from torch_edl.interfaces.platform import JobHandle, LogQuery
+from torch_edl.launch.jobs.folder import ENDED
+from torch_edl.launch.jobs.local_job import LocalJob
+from torch_edl.launch.jobs.logs import WholeLines, last_lines
+from torch_edl.launch.jobs.status import as_dict
+from torch_edl.plugins.dashboard import events, incidents, marks
+from torch_edl.plugins.dashboard.lanes import EXITED, Lanes
+from torch_edl.plugins.dashboard.samples import HistoryFile, Samples, of_status
+from torch_edl.wire import master_pb2 as pb
+
+_EVERY_S = 0.9
+_EVERY_AFTER_END_S = 5.0
+_LOG_LINES = 500
+_LINE_CHARS = 2000
+_MOST_ENDED = 300
+_ROLES = ("master", "ps", "worker", "spare", "agent")
+_OVER = (*ENDED, "dead")
+
+
+class View:
+    """What the page shows of a job, and the calls that keep it new.
+
+    Args:
+        clock: returns the Unix time in seconds.
+    """
+
+    def __init__(self, job: JobHandle, clock: Callable[[], float] = time.time) -> None:
+        self._job = job
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._read_at = 0.0
+        self._report: dict[str, Any] = {}
+        self._problem = ""
+        self._rates: dict[int, tuple[float, int, float]] = {}
+        self.book = events.EventBook()
+        self.samples = Samples()
+        self.lanes = Lanes()
+        local = job if isinstance(job, LocalJob) else None
+        self._events_file = WholeLines(local.events_file) if local else None
+        self._history = HistoryFile(local.dir) if local else None
+        self._marked = 0
+        self._closed = False
+
+    # ---- reading ----
+
+    def refresh(self) -> None:
+        """Read what is new, unless the last read is younger than a second."""
+        with self._lock:
+            over = self._report.get("state") in _OVER
+            if self._clock() - self._read_at < (_EVERY_AFTER_END_S if over else _EVERY_S):
+                return
+            try:
+                self._read()
+            finally:
+                self._read_at = self._clock()
+
+    def _read(self) -> None:
+        try:
+            status: pb.GetStatusResponse | None = self._job.ask(
+                pb.GetStatusRequest(events_after=self.book.last)
+            )
+            self._problem = ""
+        except EdlError as error:
+            status, self._problem = None, str(error)
+        now = self._clock()
+        if status is not None:
+            self._report = as_dict(status)
+        else:
+            try:
+                self._report = self._job.report()
+            except EdlError as error:
+                self._problem = str(error)
+        if self._report.get("state") in _OVER:
+            self._problem = ""
+        if self._events_file is not None:
+            self.book.add(events.parse(self._events_file.read_all(final=False)))
+        elif status is not None:
+            self.book.add(_plain(event) for event in status.events)
+        kept = self._history is not None and self._history.read(self.samples, self.lanes)
+        self._note(now, kept=kept)
+
+    def _note(self, now: float, *, kept: bool) -> None:
+        """Note the processes of the newest status, and its numbers if the job keeps none."""
+        report = self._report
+        over = report.get("state") in _OVER
+        # A job that ended before this page began has no times but those of its history.
+        began = self._job.started() if not self.lanes.all else now
+        for p in report.get("processes", ()):
+            fields = {name: p[name] for name in ("role", "id", "pid", "state", "exit")}
+            at = began if p["state"] != EXITED else self._last_time(now)
+            self.lanes.note(at, **fields)
+        for event, mark in self.book.incidents[self._marked :]:
+            if mark.kind in (marks.LOST, "restored") and mark.process:
+                self.lanes.ended(event["time"], mark.process)
+        self._marked = len(self.book.incidents)
+        if over and not self._closed:
+            self.lanes.close(self._last_time(now))
+        self._closed = over
+        if not kept and not over and report.get("steps"):
+            self.samples.add(of_status(report, now))
+
+    def _last_time(self, now: float) -> float:
+        """Return the time of the last sign of a job that is over; ``now`` while it runs."""
+        if self._report.get("state") not in _OVER:
+            return now
+        last = self.book.all[-1]["time"] if self.book.all else self._job.touched()
+        return max(last, self.samples.all[-1].time if self.samples.all else 0.0)
+
+    # ---- answers ----
+
+    def page(self, *, after: int = 0, first: int = 0, generation: int = -1) -> dict[str, Any]:
+        """Return what the page shows, as JSON values.
+
+        Args:
+            after: number of the newest event that the browser has.
+            first: number of samples that the browser has.
+            generation: :attr:`Samples.generation` of these samples.
+        """
+        with self._lock:
+            samples = self.samples
+            if generation != samples.generation:
+                first = 0
+            report = dict(self._report)
+            processes = report.pop("processes", [])
+            ended = [p for p in processes if p["state"] == EXITED]
+            return {
+                "name": self._job.name,
+                "now": self._clock(),
+                "started": self._job.started(),
+                "last": self._last_time(self._clock()),
+                "over": report.get("state") in _OVER,
+                "problem": self._problem,
+                "status": report,
+                "processes": [self._live(p) for p in processes if p["state"] != EXITED],
+                "ended": [f"{p['role']}-{p['id']}" for p in ended[-_MOST_ENDED:]],
+                "samples": samples.rows(first),
+                "samples_first": first,
+                "samples_total": len(samples.all),
+                "generation": samples.generation,
+                "interval_s": samples.interval_s,
+                "waited_s": round(samples.waited_s(), 2),
+                "evaluated_at": samples.eval_times,
+                "lanes": self.lanes.shown(),
+                "deaths": self.lanes.deaths(),
+                "incidents": incidents.costs(self.book.incidents, samples, self.lanes),
+                "events": self.book.after(after),
+                "events_last": self.book.last,
+                "kinds": dict(self.book.kinds),
+                "levels": dict(self.book.levels),
+            }
+
+    def _live(self, process: dict[str, Any]) -> dict[str, Any]:
+        """Return a process without what the page does not show, with its rate if known."""
+        kept = {k: v for k, v in process.items() if k != "log" and v not in ("", None)}
+        if "records" in process:
+            now, records = self._clock(), process["records"]
+            before, had, rate = self._rates.get(process["id"], (now, records, 0.0))
+            if now - before >= _EVERY_S:
+                rate = max(0.0, (records - had) / (now - before))
+                before, had = now, records
+            self._rates[process["id"]] = before, had, rate
+            kept["rate"] = round(rate, 2)
+        return kept
+
+    def log(self, name: str) -> list[str]:
+        """Return the last lines of the log of a process, such as ``worker-3``.
+
+        Raises:
+            EdlError: there is no such log.
+        """
+        role, _, number = name.rpartition("-")
+        with self._lock:
+            known = self._report.get("processes", [])
+        paths = [p.get("log") for p in known if (p["role"], str(p["id"])) == (role, number)]
+        path = Path(paths[-1]) if paths and paths[-1] else None
+        lines: list[str] = []
+        if self._events_file is not None and path is not None and path.is_file():
+            lines = last_lines(path, _LOG_LINES).split("\n")
+        elif role in _ROLES and number.isdecimal():
+            query = LogQuery(role=role, id=int(number), tail=_LOG_LINES)
+            self._job.read_logs(query, lambda _, line: lines.append(line))
+        return [line[:_LINE_CHARS] for line in lines[-_LOG_LINES:]]
+
+    def logs(self) -> dict[str, list[str]]:
+        """Return the ends of all logs that an exported file shows: of processes that died first,
+        at most 40."""
+        with self._lock:
+            died = [lane.name for lane in self.lanes.all.values() if lane.died]
+            others = [f"{p['role']}-{p['id']}" for p in self._report.get("processes", [])]
+        found = {}
+        for name in list(dict.fromkeys([*died[-20:], *others]))[:40]:
+            with contextlib.suppress(EdlError):
+                found[name] = self.log(name)
+        return found
+
+
+def _plain(event: pb.Event) -> dict[str, Any]:
+    names = ("sequence", "time", "level", "text", "traceback")
+    return {n: getattr(event, n) for n in names if getattr(event, n) or n == "text"}
