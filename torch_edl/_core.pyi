@@ -348,3 +348,57 @@ class SharedMemory:
 
     def position(self, buffer: Any) -> int:
         """Return the position of a contiguous buffer in the memory; -1 if it is not inside."""
+
+class ShardCall:
+    """A received pull or push of the steady state."""
+
+    @property
+    def is_pull(self) -> bool: ...
+    def frames(self) -> list[memoryview]:
+        """Return the frames of the call, without its first frame."""
+
+class ShardCalls:
+    """Decodes the pulls and pushes to one shard. A call that is unusual in any way (an error, a
+    large call, a 16-bit gradient, ...) has the result None, before any change.
+
+    Args:
+        job: job of the fence of each call.
+        incarnation: incarnation of the fence of each call.
+        key: key in each call.
+        piece_bytes: size from which a frame is cut into pieces.
+    """
+
+    def __init__(self, job: str, incarnation: int, key: bytes, piece_bytes: int) -> None: ...
+    def add_table(self, name: str, table: Any, core: Table) -> None:
+        """Add a table; pushes refer to it as ``table``."""
+
+    def set_dense(self, size: int, trained: Sequence[tuple[int, int]]) -> None:
+        """Set the size of the flat vector, and its ranges whose gradients must be finite."""
+
+    def open(self, pieces: Sequence[Any], memory: SharedMemory | None) -> ShardCall | None:
+        """Decode the first frame of a call. ``memory`` is shared by its sender."""
+
+    def answer_pull(self, call: ShardCall, version: int, dense: _Floats) -> list[Any] | None:
+        """Return the frames of the answer to a pull at a version of the shard, whose flat vector
+        ``dense`` (n,) must not change meanwhile."""
+
+    def decode_push(
+        self, call: ShardCall
+    ) -> (
+        tuple[
+            int,
+            tuple[int, int, int],
+            int,
+            int,
+            list[float],
+            _Floats | None,
+            list[tuple[Any, _Ids, _Floats]],
+            bytes,
+            bool,
+        ]
+        | None
+    ):
+        """Return the number of the call; task, first and last record; version; ``retired_before``;
+        learning rates; flat gradient; table, ids (n,) and gradient (n, dim) of each entry, all
+        checked; the encoded PushGradientsRequest; and whether the arrays are memory of the sender.
+        """

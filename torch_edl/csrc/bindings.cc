@@ -304,6 +304,7 @@ PYBIND11_MODULE(_core, m) {
   bind_ids(m);
   bind_requests(m);
   bind_shared_memory(m);
+  bind_calls(m);
   bind_text(m);
   m.def("dense_apply", &dense_apply, py::arg("optimizer"), py::arg("param"), py::arg("grad"),
         py::arg("slots"), py::arg("lr"), py::arg("step"));

@@ -121,6 +121,8 @@ class Table {
   const std::string& name() const { return name_; }
   size_t dim() const { return dim_; }
   size_t slots() const { return slots_; }
+  // True if the table takes no gradients.
+  bool frozen() const { return !optimizer_; }
 
  private:
   static constexpr size_t kSubTables = 16;

@@ -253,7 +253,10 @@ def _serve_data(
         path = str(_scratch(args, closing) / "data")
         if len(path.encode()) <= _SOCKET_PATH:
             where = LOCAL + path
-    server = DataServer(service.data_answers(), endpoint=where, token=token, threads=_THREADS)
+    usual = service.steady_state(token, is_local=where.startswith(LOCAL))
+    server = DataServer(
+        service.data_answers(), endpoint=where, token=token, threads=_THREADS, quick=usual.answer
+    )
     closing.callback(server.close, _STOP_GRACE_S)
     if server.endpoint.startswith(LOCAL):
         return server.endpoint

@@ -15,7 +15,6 @@ from torch_edl.tables.table import EmbeddingTable, Floats, Ids, storage_dtype
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
-from torch_edl.wire.codec import Framed
 
 
 @dataclass(frozen=True)
@@ -35,19 +34,47 @@ class Gradients:
     """New values of buffers that are not float32, by name."""
 
 
+NO_GRADIENTS = Gradients(None, [], [])
+
+
 @dataclass(frozen=True)
 class Push:
-    """An accepted push."""
+    """A push whose content was checked."""
 
+    task_id: int
+    first: int
+    last: int
+    version: int
+    """Version of the parameters that the gradients were computed with."""
+    retired_before: int
+    """All tasks below this number are complete."""
     gradients: Gradients
-    given: Framed
-    """The request as it was received."""
+    message: pb.PushGradientsRequest | bytes
+    """The request as it was received, or its encoding."""
+    frames: codec.Frames
 
-    @property
-    def range(self) -> pb.RecordRange:
-        """Records of the push."""
-        found: pb.RecordRange = self.given.message.range
-        return found
+    @classmethod
+    def of(
+        cls, request: pb.PushGradientsRequest, gradients: Gradients, frames: codec.Frames
+    ) -> Push:
+        """Return the push of a request, whose content was decoded.
+
+        Raises:
+            UsageError: a task has a negative number.
+        """
+        if request.range.task_id < 0 or request.retired_before < 0:
+            raise UsageError(
+                f"push of task {request.range.task_id}, retired_before {request.retired_before}: "
+                "tasks count from 0"
+            )
+        r, version, retired = request.range, request.version, request.retired_before
+        return cls(r.task_id, r.first, r.last, version, retired, gradients, request, frames)
+
+    def encoded(self) -> bytes:
+        """Return the encoded request."""
+        if isinstance(self.message, bytes):
+            return self.message
+        return self.message.SerializeToString()
 
 
 def table_named(name: str, tables: Mapping[str, EmbeddingTable]) -> EmbeddingTable:
@@ -120,8 +147,7 @@ def split(pushes: Sequence[Push], targets: Watermarks | None) -> tuple[list[Push
     within: list[Push] = []
     beyond: list[Push] = []
     for push in pushes:
-        r = push.range
-        wanted = targets is None or r.last <= targets.offset(r.task_id)
+        wanted = targets is None or push.last <= targets.offset(push.task_id)
         (within if wanted else beyond).append(push)
     return within, beyond
 

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,17 @@ from torch_edl.errors import StaleIncarnationError, UsageError
 from torch_edl.ps_server.durability.keeper import ReplicaKeeper
 from torch_edl.ps_server.durability.log import ChangeLog
 from torch_edl.ps_server.push_barrier import PushBarrier
+from torch_edl.ps_server.requests import Push
 from torch_edl.ps_server.shard import ModelShard
 from torch_edl.ps_server.snapshots import Compactor
+from torch_edl.ps_server.steady_state import SteadyState
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import tensor_pb2 as tensor
 from torch_edl.wire.codec import Framed
 from torch_edl.wire.data_plane.server import Answer, Later, in_pool
+from torch_edl.wire.data_plane.sockets import MAX_FRAME_BYTES, PIECE_BYTES, Keys
 from torch_edl.wire.server import Handler
 
 _log = logging.getLogger(__name__)
@@ -162,16 +166,51 @@ class PserverService:
         return answer
 
     def _push_gradients(self, given: Framed, may_wait: bool) -> Framed | Later:
-        """Apply a push, and acknowledge it once it is durable, inside the barrier until then."""
         request: pb.PushGradientsRequest = given.message
+
+        def push() -> pb.PushGradientsResponse:
+            return self._shard.push(request, given.frames, lent=given.lent)
+
+        r = request.range
+        answer, wait = self._change(r.task_id, r.last, push, may_wait=may_wait)
+        return Framed(answer) if wait is None else Later(Framed(answer), wait)
+
+    def _change(
+        self,
+        task_id: int,
+        last: int,
+        push: Callable[[], pb.PushGradientsResponse],
+        *,
+        may_wait: bool,
+    ) -> tuple[pb.PushGradientsResponse, Callable[[], None] | None]:
+        """Apply a push inside the barrier, until it is durable.
+
+        Returns:
+            The answer, and a function that waits until the push is durable, if that takes long.
+        """
         with ExitStack() as inside:
-            task, last = request.range.task_id, request.range.last
-            inside.enter_context(self._barrier.passing(task, last, may_wait=may_wait))
-            answer = Framed(self._shard.push(request, given.frames, lent=given.lent))
-            inside.callback(self._wait_durable)
-            if self._log is not None and self._log.place.is_slow:
-                return Later(answer, inside.pop_all().close)
-            return answer
+            inside.enter_context(self._barrier.passing(task_id, last, may_wait=may_wait))
+            answer = push()
+            if self._log is not None:
+                inside.callback(self._wait_durable)
+                if self._log.place.is_slow:
+                    return answer, inside.pop_all().close
+            return answer, None
+
+    def steady_state(self, token: str, *, is_local: bool) -> SteadyState:
+        """Return the answers to the usual pulls and pushes.
+
+        Args:
+            is_local: the data plane is a Unix socket, which needs no cut frames.
+        """
+        pieces = MAX_FRAME_BYTES + 1 if is_local else PIECE_BYTES
+
+        def change(push: Push) -> tuple[pb.PushGradientsResponse, Callable[[], None] | None]:
+            apply = partial(self._shard.apply, push)
+            return self._change(push.task_id, push.last, apply, may_wait=False)
+
+        key, logs = Keys.of(token).request, self._log is not None
+        return SteadyState(self._shard, self._fence, key, pieces, change, logs=logs)
 
     def _wait_durable(self) -> None:
         """Wait until all changes so far may be acknowledged."""

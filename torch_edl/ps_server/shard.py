@@ -11,8 +11,6 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from google.protobuf.message import Message
-
 from torch_edl.checkpoint.reader import CheckpointReader
 from torch_edl.config import TrainConfig
 from torch_edl.errors import EdlError, UsageError
@@ -20,6 +18,7 @@ from torch_edl.ps_server.durability import records
 from torch_edl.ps_server.durability.log import ChangeLog
 from torch_edl.ps_server.durability.records import Kind, LogEntry
 from torch_edl.ps_server.requests import (
+    NO_GRADIENTS,
     Push,
     decode,
     mean,
@@ -36,7 +35,6 @@ from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import shard_state_pb2 as state_pb
-from torch_edl.wire.codec import Framed
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +71,8 @@ class ModelShard:
         self._source = source
         self._on_fatal = on_fatal
         self._log = log
-        self._broken = ""
+        self.broken = ""
+        """Error of the update that failed half-way; empty if none did."""
         # The lock of a task covers check, update and watermark of one push. In sync mode, or with a
         # log, one lock covers all pushes. `_state` guards the fields below, only briefly.
         locks = range(1 if self._is_sync or log else _TASK_LOCKS)
@@ -113,7 +112,7 @@ class ModelShard:
             if self._source:
                 dense.restore(*self._source.dense())
             with self._task_locks[0]:
-                self._append(self._entry(Kind.DENSE, request, frames))
+                self._append(self._entry(Kind.DENSE, request.SerializeToString, *frames))
                 self._description = without_values(request)
                 self.dense = dense
         return True
@@ -137,7 +136,7 @@ class ModelShard:
                     require_same_table(info, there.declared)
             if new:
                 with self._task_locks[0]:
-                    self._append(self._entry(Kind.TABLES, request))
+                    self._append(self._entry(Kind.TABLES, request.SerializeToString))
                     self.tables.update(new)
             self._tables_told = True
 
@@ -151,7 +150,7 @@ class ModelShard:
         _log.info("table %s: %d rows restored", info.name, table.core.size)
         return table
 
-    # ---- reading ----
+    # ---- reading and changing ----
 
     def table(self, name: str) -> EmbeddingTable:
         """Return the table of that name; raise UsageError if there is none."""
@@ -162,8 +161,6 @@ class ModelShard:
         """Return a copy of the watermarks of applied pushes, or, in sync mode, of received ones."""
         with self._state:
             return (self._received if received else self._applied).copy()
-
-    # ---- changing ----
 
     def push(
         self, request: pb.PushGradientsRequest, frames: codec.Frames = (), *, lent: bool = False
@@ -179,54 +176,57 @@ class ModelShard:
         self._require_sound()
         if self.dense is None:
             raise UsageError("push: this server was not initialised; send its parameters first")
-        r = request.range
-        if r.task_id < 0 or request.retired_before < 0:
-            raise UsageError(
-                f"push of task {r.task_id}, retired_before {request.retired_before}: "
-                "tasks count from 0"
-            )
-        answer = self._answer_without_change(request)
+        answer = self._answer_without_change(Push.of(request, NO_GRADIENTS, frames))
         if answer is None:
-            if lent and (self._is_sync or (self._log is not None and self._log.place.is_slow)):
-                # The quorum, or the peer, may need the push after the answer.
+            if lent and self.keeps_pushes:
                 frames = [memoryview(bytes(frame)) for frame in frames]
             gradients = decode(request, self.dense, self.tables, frames, for_mean=self._is_sync)
-            push = Push(gradients, Framed(request, list(frames)))
-            entry = self._entry(Kind.GRADIENTS, request, frames)
-            with self._task_locks[r.task_id % len(self._task_locks)]:
-                answer = self._answer_without_change(request)
+            answer = self.apply(Push.of(request, gradients, frames))
+        return answer
+
+    @property
+    def keeps_pushes(self) -> bool:
+        """True if a push may be needed after its answer: by the quorum, or by the peer."""
+        return self._is_sync or (self._log is not None and self._log.place.is_slow)
+
+    def apply(self, push: Push) -> pb.PushGradientsResponse:
+        """Apply a push whose content was checked; see :meth:`push`."""
+        self._require_sound()
+        answer = self._answer_without_change(push)
+        if answer is None:
+            entry = self._entry(Kind.GRADIENTS, push.encoded, *push.frames)
+            with self._task_locks[push.task_id % len(self._task_locks)]:
+                answer = self._answer_without_change(push)
                 if answer is None:
                     self._append(entry)
-                    self._take(push, request.retired_before)
+                    self._take(push)
                     self._tables_told = True  # a worker describes its tables before it pushes
                     answer = pb.PushGradientsResponse(accepted=True, version=self.version)
         return answer
 
-    def _answer_without_change(
-        self, request: pb.PushGradientsRequest
-    ) -> pb.PushGradientsResponse | None:
+    def _answer_without_change(self, push: Push) -> pb.PushGradientsResponse | None:
         """Return the answer to a duplicate or stale push; None if the push is to be applied."""
-        r = request.range
+        task, first, last = push.task_id, push.first, push.last
         with self._state:
-            beyond = self.lost and self._received.offset(r.task_id) < r.first < r.last
-            if r.task_id < request.retired_before or (
-                not beyond and self._received.has(r.task_id, r.first, r.last)
+            beyond = self.lost and self._received.offset(task) < first < last
+            if task < push.retired_before or not (
+                beyond or not self._received.has(task, first, last)
             ):
                 return pb.PushGradientsResponse(accepted=True, duplicate=True, version=self.version)
-            if self._is_sync and self.version - request.version > self._rules.staleness:
+            if self._is_sync and self.version - push.version > self._rules.staleness:
                 return pb.PushGradientsResponse(accepted=False, version=self.version)
         return None
 
-    def _take(self, push: Push, retired_before: int) -> None:
+    def _take(self, push: Push) -> None:
         with self._state:
-            for watermarks in (self._applied, self._received):
-                watermarks.retire(retired_before)
+            self._applied.retire(push.retired_before)
+            self._received.retire(push.retired_before)
         if not self._is_sync:
             self._update([push])
             return
         self._waiting.append(push)
         with self._state:
-            self._received.advance(push.range.task_id, push.range.last)
+            self._received.advance(push.task_id, push.last)
         if len(self._waiting) >= self._rules.grads_to_wait:
             self.apply_waiting()
 
@@ -235,7 +235,7 @@ class ModelShard:
         self._require_sound()
         with self._task_locks[0]:
             if self._waiting:
-                self._append(self._entry(Kind.FLUSH, pb.FlushRequest()))
+                self._append(self._entry(Kind.FLUSH, pb.FlushRequest().SerializeToString))
                 self.apply_waiting()
             return self.version
 
@@ -260,13 +260,13 @@ class ModelShard:
                 for (table, _, _), ids in zip(gradients.tables, removed, strict=True):
                     self._note_eviction(table.name, ids)
         except BaseException as error:
-            self._broken = f"{type(error).__name__}: {error}"
+            self.broken = f"{type(error).__name__}: {error}"
             _log.critical("an update failed half-way", exc_info=True)
             self._on_fatal()
             raise
         with self._state:
             for push in pushes:
-                self._applied.advance(push.range.task_id, push.range.last)
+                self._applied.advance(push.task_id, push.last)
             self.version += 1
 
     # ---- the log ----
@@ -276,12 +276,12 @@ class ModelShard:
         """True while records of an earlier server are read from the log and applied again."""
         return self._log is not None and not self._log.is_open
 
-    def _entry(self, kind: Kind, message: Message, frames: codec.Frames = ()) -> LogEntry | None:
+    def _entry(self, kind: int, encode: Callable[[], bytes], *frames: memoryview) -> LogEntry | None:
         """Return the argument of :meth:`_append`; None if nothing is appended. A push calls it
         without a lock, since the checksum takes time."""
         if self._log is None or self._is_replay:
             return None
-        return LogEntry.of(kind, message.SerializeToString(), frames)
+        return LogEntry.of(kind, encode(), frames)
 
     def _append(self, entry: LogEntry | None) -> None:
         """Append a change to the log before it is made, with the lock of all changes held."""
@@ -296,8 +296,8 @@ class ModelShard:
             self._log.append_before_next(entry)
 
     def _require_sound(self) -> None:
-        if self._broken:
-            raise EdlError(f"this server stops: an update failed half-way ({self._broken})")
+        if self.broken:
+            raise EdlError(f"this server stops: an update failed half-way ({self.broken})")
 
     # ---- snapshots: the caller keeps pushes out ----
 
@@ -309,8 +309,8 @@ class ModelShard:
                 lost updates, the records up to these watermarks count as lost and are not awaited.
         """
         with self._state:
-            there = [self._received, acknowledged] if self.lost else [self._received]
-            return Watermarks.union(there).reached(targets)
+            lost = [acknowledged] if self.lost else []
+            return Watermarks.union([self._received, *lost]).reached(targets)
 
     def cut(self, targets: Watermarks) -> tuple[int, Snapshots]:
         """Freeze the state in which the records of ``targets`` are applied, for a checkpoint.
@@ -328,7 +328,7 @@ class ModelShard:
         if self._is_sync:
             with self._task_locks[0]:
                 if split(self._waiting, targets)[0]:
-                    self._append(self._entry(Kind.CUT, targets.to_proto()))
+                    self._append(self._entry(Kind.CUT, targets.to_proto().SerializeToString))
                     self.apply_waiting(targets)
         return self.version, self._begin_snapshots()
 
@@ -364,7 +364,7 @@ class ModelShard:
         with self._task_locks[0]:
             sequence = rotate()
             begun = self._begin_snapshots()
-            waiting = [push.given for push in self._waiting]
+            waiting = list(self._waiting)
             with self._state:
                 state = state_pb.ShardState(
                     dense=self._description,
@@ -376,9 +376,8 @@ class ModelShard:
                 )
         for table, step in begun[1]:
             state.tables.add(info=table.info, declared=table.declared, seed=table.seed, step=step)
-        for given in waiting:
-            message = given.message.SerializeToString()
-            entry = LogEntry.of(Kind.GRADIENTS, message, given.frames)
+        for push in waiting:
+            entry = LogEntry.of(Kind.GRADIENTS, push.encoded(), push.frames)
             state.waiting.append(records.pack(sequence, entry))
         return sequence, state, begun
 
@@ -397,4 +396,4 @@ class ModelShard:
             message, frames = record.parts()
             request = pb.PushGradientsRequest.FromString(message)
             gradients = decode(request, dense, self.tables, frames, for_mean=self._is_sync)
-            self._waiting.append(Push(gradients, Framed(request, frames)))
+            self._waiting.append(Push.of(request, gradients, frames))

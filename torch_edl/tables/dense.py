@@ -73,7 +73,8 @@ class DenseShard:
         optimizers: Optimizers,
         frames: codec.Frames = (),
     ) -> None:
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
+        """Lock of all values; an update holds it."""
         self.optimizers = optimizers
         names = [p.name for p in parameters]
         if names != sorted(set(names)):
@@ -104,6 +105,8 @@ class DenseShard:
         self._runs = self._runs_of(range(len(self.parameters)))
         self.assigned = [slice(run.start, run.stop) for run in self._runs if run.group == BUFFER]
         """Ranges of the float32 buffers. A push holds new values there instead of gradients."""
+        self.trained = [(run.start, run.stop) for run in self._runs if run.group >= 0]
+        """Ranges of the trained parameters; a push must be finite there."""
         self._snapshot: Callable[[], _Snapshot | None] = lambda: None
         # Groups may keep different slots (momentum in one only), so each slot is a whole vector.
         self._slots: dict[str, Floats] = {}
@@ -139,7 +142,7 @@ class DenseShard:
         """Return a copy of the flat vector (n,), in ``room`` if it has enough memory."""
         memory = room.take(self.flat.nbytes) if room else None
         out = np.empty_like(self.flat) if memory is None else memory.view(np.float32)
-        with self._lock:
+        with self.lock:
             np.copyto(out, self.flat)
         return out
 
@@ -188,7 +191,7 @@ class DenseShard:
             untouched: indices of the parameters that keep their values and slots, as parameters
                 do whose ``grad`` is None in torch; ``gradient`` is ignored there.
         """
-        with self._lock:
+        with self.lock:
             for run in self._touched(untouched):
                 for part in self._parts(slice(run.start, run.stop)):
                     self._update(run, part, gradient, rates)
@@ -231,12 +234,12 @@ class DenseShard:
 
     def assign_exact(self, values: Mapping[str, Array]) -> None:
         """Store the buffers that :meth:`decode_exact` returned."""
-        with self._lock:
+        with self.lock:
             self._exact.update(values)
 
     def exact_to_proto(self) -> list[pb.DenseParameter]:
         """Return the buffers that are not float32 as messages."""
-        with self._lock:
+        with self.lock:
             values = dict(self._exact)
         return [
             pb.DenseParameter(name=name, value=codec.to_proto(value), group=self._groups[name])
@@ -253,8 +256,8 @@ class DenseShard:
             A function that copies the state by name: slots are ``NAME@SLOT``, the number of updates
             is ``NAME@step``. A tied weight is listed under each of its names.
         """
-        with self._lock:
-            snapshot = _Snapshot({**self._slots, _VALUES: self.flat}, self._lock)
+        with self.lock:
+            snapshot = _Snapshot({**self._slots, _VALUES: self.flat}, self.lock)
             self._snapshot = weakref.ref(snapshot)
             exact, steps = dict(self._exact), self._steps.copy()
         return lambda: self._state(snapshot.finish(), exact, steps)
@@ -281,7 +284,7 @@ class DenseShard:
         Raises:
             UsageError: a value is missing or of another shape.
         """
-        with self._lock:
+        with self.lock:
             for name, here in self._exact.items():
                 self._exact[name] = _fitting(values, name, here.shape).astype(here.dtype)
             for place, p in enumerate(self.parameters):

@@ -25,6 +25,7 @@ from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import tensor_pb2 as tensor
+from torch_edl.wire.codec import Framed
 
 IDENTITY = JournalIdentity(job="job", shard=0, shards=1, model=1, run=run_id("job", "secret"))
 DENSE = {"b": np.zeros(3, np.float32), "w": np.ones((20, 30), np.float32)}
@@ -47,7 +48,7 @@ def dump(shard: ModelShard) -> dict[str, Any]:
         "version": shard.version,
         "applied": shard.watermarks(),
         "received": shard._received.copy(),
-        "waiting": [(p.range.task_id, p.range.last, whole(p.given)) for p in shard._waiting],
+        "waiting": [(p.task_id, p.last, whole(Framed(p.message, list(p.frames)))) for p in shard._waiting],
         **{name: value.tobytes() for name, value in shard.dense.begin_snapshot()().items()},
     }
     for table in shard.tables.values():

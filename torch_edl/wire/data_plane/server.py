@@ -11,7 +11,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -22,6 +22,7 @@ import zmq
 from google.protobuf.message import DecodeError
 from zmq.utils.monitor import recv_monitor_message
 
+from torch_edl import _core
 from torch_edl.errors import UsageError
 from torch_edl.wire import data_plane_pb2 as pb
 from torch_edl.wire import keepalive
@@ -67,6 +68,22 @@ Answer = Callable[[Framed, bool], Framed | Later]
 raises :class:`WouldWaitError` before any change, and is called again in another thread."""
 
 
+class Quick(NamedTuple):
+    """An answer in the form in which it is sent."""
+
+    call: int
+    name: str
+    content: list[Any]
+    wait: Callable[[], None] | None
+    """Waits until the answer may be sent; None if it may be sent at once."""
+
+
+QuickAnswer = Callable[[Sequence[Any], "_core.SharedMemory | None"], Quick | None]
+"""Answers a call that usually comes, from its frames and the memory that its sender shares. Returns
+None, or raises an exception, before any change if the call is unusual; the call is then decoded and
+given to its :data:`Answer`."""
+
+
 class WouldWaitError(Exception):
     """The call cannot be answered without waiting for other calls."""
 
@@ -96,12 +113,20 @@ class DataServer:
         endpoint: ZeroMQ endpoint; ``tcp://host:*`` binds a free port.
         token: token of the job.
         threads: number of concurrent calls; further calls are queued.
+        quick: a quick answer to usual calls.
     """
 
     def __init__(
-        self, answers: Mapping[str, Answer], *, endpoint: str, token: str, threads: int
+        self,
+        answers: Mapping[str, Answer],
+        *,
+        endpoint: str,
+        token: str,
+        threads: int,
+        quick: QuickAnswer | None = None,
     ) -> None:
         self._answers = answers
+        self._quick = quick
         self._key = Keys.of(token)
         self._memories = AttachedMemories()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="data")
@@ -191,15 +216,25 @@ class DataServer:
     def _answered_here(self, sender: Any, pieces: list[Any]) -> bool:
         if sum(map(len, pieces)) > _LARGE or (_HAS_SPARE_CORES and self._socket.poll(0)):
             return False
-        try:
-            answered = self._answer(bytes(sender), pieces, may_wait=False)
-        except WouldWaitError:
-            return False
+        answered = self._usual(bytes(sender), pieces)
+        if answered is None:
+            try:
+                answered = self._answer(bytes(sender), pieces, may_wait=False)
+            except WouldWaitError:
+                return False
         if answered.wait is None:
             self._write(sender, answered.content)
         else:
             self._start(self._later, self._finish, sender, answered)
         return True
+
+    def _usual(self, sender: bytes, pieces: list[Any]) -> Quick | None:
+        if self._quick is None:
+            return None
+        try:
+            return self._quick(pieces, self._memories.find(sender))
+        except Exception:  # decoded step by step, the call gets an answer with the reason
+            return None
 
     def _call(self, sender: Any, pieces: list[Any]) -> None:
         answered = self._answer(bytes(sender), pieces, may_wait=True)
@@ -208,7 +243,7 @@ class DataServer:
         else:
             self._start(self._later, self._finish, sender, answered)
 
-    def _finish(self, sender: Any, answered: _Answered) -> None:
+    def _finish(self, sender: Any, answered: Quick) -> None:
         assert answered.wait is not None
         content = answered.content
         try:
@@ -221,7 +256,7 @@ class DataServer:
         self._done.put((sender, content))
         self._wake()
 
-    def _answer(self, sender: bytes, pieces: list[Any], *, may_wait: bool) -> _Answered:
+    def _answer(self, sender: bytes, pieces: list[Any], *, may_wait: bool) -> Quick:
         call, name = 0, "a call"
         try:
             # Only the first frame is joined and decoded before the sender is authenticated.
@@ -261,28 +296,19 @@ class DataServer:
             raise
         except Exception as error:
             return _failed(call, *status_of(name, error))
-        return _Answered(call, name, content, later)
+        return Quick(call, name, content, later)
 
-    def _attach(self, sender: bytes, head: pb.DataRequest) -> _Answered:
+    def _attach(self, sender: bytes, head: pb.DataRequest) -> Quick:
         if not self.endpoint.startswith(LOCAL):
             raise UsageError("shared memory: the client is on another machine")
         self._memories.attach(sender, head.attach_memory)
         answer = pb.DataAnswer(call=head.call, attach_memory=pb.AttachMemoryResponse())
-        return _Answered(head.call, "attach_memory", [answer.SerializeToString()], None)
+        return Quick(head.call, "attach_memory", [answer.SerializeToString()], None)
 
 
-class _Answered(NamedTuple):
-    """An answer in the form in which it is sent."""
-
-    call: int
-    name: str
-    content: list[Any]
-    wait: Callable[[], None] | None
-
-
-def _failed(call: int, code: grpc.StatusCode, details: str) -> _Answered:
+def _failed(call: int, code: grpc.StatusCode, details: str) -> Quick:
     answer = pb.DataAnswer(call=call, code=code.value[0], details=details)
-    return _Answered(call, "", [answer.SerializeToString()], None)
+    return Quick(call, "", [answer.SerializeToString()], None)
 
 
 _EVENTS = zmq.Event.ACCEPTED | zmq.Event.CLOSED | zmq.Event.DISCONNECTED
