@@ -68,6 +68,8 @@ def describe(
         if job.fleet.agents is not None and isinstance(process, WorkerProcess):
             # The master does not keep the output of a worker that it did not start.
             log = process.log
+        member = job.members.get(process.id) if process.role == "worker" else None
+        leases, idle_s = job.tasks.held(process.id, now) if member is not None else (0, 0.0)
         status.processes.add(
             role=process.kind,
             id=process.id,
@@ -79,6 +81,10 @@ def describe(
             kept=server is not None and job.fleet.servers.is_kept(server),
             expendable=replicas and server is not None and job.fleet.servers.is_expendable(server),
             log=log,
+            phase=member.heartbeat.phase if member is not None else "",
+            records=member.heartbeat.records if member is not None else 0,
+            leases=leases,
+            idle_s=round(idle_s, 2),
         )
     return status
 

@@ -250,6 +250,11 @@ class TaskScheduler:
         for each in self.queues():
             each.drop_worker(worker)
 
+    def held(self, worker: int, now: float) -> tuple[int, float]:
+        """Return the number of leases of a worker, and the seconds since it made progress."""
+        held = [(len(each.held_by(worker)), each.idle_s(worker, now)) for each in self.queues()]
+        return sum(count for count, _ in held), max((idle_s for _, idle_s in held), default=0.0)
+
     def late(self, now: float) -> set[int]:
         """Return the workers whose leases expire by ``now`` unless they make progress."""
         return {worker for each in self.queues() for worker in each.late(now)}

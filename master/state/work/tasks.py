@@ -237,6 +237,11 @@ class TaskQueue(TaskProgress):
             self._forget(lease)
             self._return(lease.task.id, lease.id)
 
+    def idle_s(self, worker: int, now: float) -> float:
+        """Return the seconds since a worker made progress on its leases; 0 if it holds none."""
+        hand = self._hands.get(worker)
+        return 0.0 if hand is None else max(0.0, now + self.timeout_s - hand.deadline)
+
     def late(self, now: float) -> list[int]:
         """Return the workers whose leases expire by ``now`` unless they make progress."""
         hands = self._hands.items()

@@ -52,6 +52,7 @@ class View:
         self._history = HistoryFile(local.dir) if local else None
         self._marked = 0
         self._closed = False
+        self._task_timeout_s = 0.0
 
     # ---- reading ----
 
@@ -84,6 +85,9 @@ class View:
                 self._problem = str(error)
         if self._report.get("state") in _OVER:
             self._problem = ""
+        if not self._task_timeout_s:
+            with contextlib.suppress(EdlError):
+                self._task_timeout_s = self._job.config().cluster.task_timeout_s
         if self._events_file is not None:
             self.book.add(events.parse(self._events_file.read_all(final=False)))
         elif status is not None:
@@ -142,6 +146,7 @@ class View:
                 "last": self._last_time(self._clock()),
                 "over": report.get("state") in _OVER,
                 "problem": self._problem,
+                "task_timeout_s": self._task_timeout_s,
                 "status": report,
                 "processes": [self._live(p) for p in processes if p["state"] != EXITED],
                 "ended": [f"{p['role']}-{p['id']}" for p in ended[-_MOST_ENDED:]],
@@ -164,8 +169,8 @@ class View:
     def _live(self, process: dict[str, Any]) -> dict[str, Any]:
         """Return a process without what the page does not show, with its rate if known."""
         kept = {k: v for k, v in process.items() if k != "log" and v not in ("", None)}
-        if "records" in process:
-            now, records = self._clock(), process["records"]
+        if process["role"] == "worker":
+            now, records = self._clock(), process.get("records", 0)
             before, had, rate = self._rates.get(process["id"], (now, records, 0.0))
             if now - before >= _EVERY_S:
                 rate = max(0.0, (records - had) / (now - before))

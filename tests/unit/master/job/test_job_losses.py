@@ -45,6 +45,19 @@ class TestWorkers:
         assert w.said("declared lost: no step for 60 s")
         assert w.said("Its threads:\nloop.py")
 
+    def test_the_status_tells_which_worker_makes_no_step(self):
+        w = running(workers=2)
+        w.lease(0, want=2)
+        for step in range(1, 9):
+            w.tick(1.0)
+            w.beat(0, phase="training", steps=min(3, step), records=min(12, 4 * step))
+            w.beat(1, phase="waiting")
+        shown = [p for p in w.status().processes if p.role == "worker"]
+        assert [(p.phase, p.records, p.leases, p.idle_s) for p in shown] == [
+            ("training", 12, 2, 5.0),
+            ("waiting", 0, 0, 0.0),
+        ]
+
     @pytest.mark.parametrize(("fatal", "times"), [(False, 3), (True, 1)])
     def test_failures_of_the_users_code_are_limited(self, fatal, times):
         w = running(workers=2)

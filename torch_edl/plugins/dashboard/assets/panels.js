@@ -228,29 +228,36 @@ function drawCosts(data) {
     : el("p", { class: "empty" }, "Nothing failed or moved"));
 }
 
+// The worker whose leases are oldest comes first: it turns red before the timeout ends it.
 function drawWorkers(data) {
   const workers = data.processes.filter((p) => p.role === "worker" || p.role === "spare");
-  byId("workers").hidden = data.over && !workers.length;
-  const timeout = data.task_timeout_s || 0;
-  const rows = workers.map((p) => ({ ...p, age: p.progress_age_s || 0 }))
-    .sort((a, b) => b.age - a.age || a.id - b.id);
-  const known = rows.some((p) => p.rate !== undefined);
-  const shown = rows.slice(0, store.allWorkers ? 2000 : 16);
-  if (!changed("workers", shown, rows.length, known)) return;
-  const heads = known ? ["worker", "state", ">records/s", ">leases", ">oldest lease"] : ["worker", "state", ">pid", "note"];
+  byId("workers").hidden = byId("to-workers").hidden = data.over;
+  if (data.over) return;
+  const limit = data.task_timeout_s;
+  const tone = (p) => (!p.leases || !limit ? "" : p.idle_s > limit / 4 ? "bad-text" : p.idle_s > limit / 10 ? "warn-text" : "");
+  const order = (p) => [p.role === "spare", -(tone(p) ? p.idle_s : 0), p.id];
+  const rows = workers.map((p) => [order(p), p]).sort(([a], [b]) => a[0] - b[0] || a[1] - b[1] || a[2] - b[2]).map(([, p]) => p);
+  const shown = rows.slice(0, store.allWorkers ? 2000 : 12);
+  if (!changed("workers", shown, rows.length)) return;
   const most = Math.max(1, ...rows.map((p) => p.rate || 0));
-  const cells = (p) => (known ? [
-    meter(p.rate || 0, most), p.leases ?? "",
-    p.leases ? [span(p.age), timeout && p.age > timeout / 2 ? "bad-text" : timeout && p.age > timeout / 4 ? "warn-text" : ""] : "",
-  ] : [p.pid ? String(p.pid) : "", p.problem || ""]);
+  const stuck = rows.filter((p) => tone(p) === "bad-text");
   byId("worker-table").replaceChildren(
-    rows.length ? table("Workers", heads, shown.map((p) => [
-      [`${p.role}-${p.id}`, "strong"], [p.state, `state ${p.role}`], ...cells(p)]))
+    stuck.length ? el("p", { class: "banner slim" }, `${names(stuck.map((p) => `worker-${p.id}`))} made no progress for ` +
+      `${span(stuck[0].idle_s)}; a worker is declared lost after ${span(limit)}`) : "",
+    rows.length ? table("Workers", ["worker", "does", ">records/s", ">records", ">leases", ">last progress"], shown.map((p) => [
+      [`${p.role}-${p.id}`, "strong"],
+      [p.state === "running" ? p.phase || (p.role === "spare" ? "waits for a place" : "running") : p.state, `state ${p.role}`],
+      p.role === "worker" ? meter(p.rate || 0, most) : "", p.role === "worker" ? whole(p.records || 0) : "",
+      p.leases ? String(p.leases) : "", [p.leases ? `${span(p.idle_s)}${p.idle_s < 0.1 ? "" : " ago"}` : "", tone(p)]]))
       : el("p", { class: "empty" }, "No worker runs"),
     rows.length > shown.length ? el("button", { type: "button", onclick: () => {
       store.allWorkers = true;
       drawWorkers(store.data);
     } }, `Show all ${whole(rows.length)}`) : "");
+}
+
+function names(all) {
+  return all.length > 3 ? `${all.slice(0, 3).join(", ")} and ${whole(all.length - 3)} more` : all.join(", ");
 }
 
 function meter(value, most) {

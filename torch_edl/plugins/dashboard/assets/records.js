@@ -86,9 +86,16 @@ function drawProcesses(data) {
   const kept = ([name]) => !names || names.includes(name);
   select.replaceChildren(...[group("running", live.slice(0, 1000).filter(kept)),
     group("ended", ended.map((n) => [n, ""]).filter(kept))].filter(Boolean));
-  if (chosen) select.value = chosen;
+  select.value = chosen || interesting(data);
   if (select.selectedIndex < 0) select.selectedIndex = 0;
   if (!store.logOf) readLog();
+}
+
+// The process whose log is shown first: of a failed job the last one that died, else a worker.
+function interesting(data) {
+  const died = data.lanes.rows.filter((row) => row[4]).sort((a, b) => a[2] - b[2]);
+  const last = data.status.state === "failed" || data.status.state === "dead" ? died.at(-1) : null;
+  return (last || data.lanes.rows.find(([name]) => name.startsWith("worker")) || [""])[0];
 }
 
 function showLog(name) {
