@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch_edl.plugins.dashboard import marks
 MOST_AT_ONCE = 300
 """Number of events in one answer."""
 _MOST_KEPT = 200_000
+_MOST_RINGS = 100
 _TEXT_CHARS = 2000
 
 
@@ -22,6 +23,8 @@ class EventBook:
         self.all: list[dict[str, Any]] = []
         self.incidents: list[tuple[dict[str, Any], marks.Mark]] = []
         """Events with a cost, and faults that were injected, in order."""
+        self.rings: deque[tuple[float, str]] = deque(maxlen=_MOST_RINGS)
+        """Times and texts of the newest rings of workers, in order."""
         self.kinds: Counter[str] = Counter()
         """Number of events by kind."""
         self.levels: Counter[str] = Counter()
@@ -43,6 +46,8 @@ class EventBook:
             self.all.append(event)
             self.kinds[mark.kind] += 1
             self.levels[event["level"]] += 1
+            if mark.kind == marks.RING:
+                self.rings.append((event["time"], event["text"]))
             if mark.kind in marks.INCIDENTS or mark.kind == marks.FAULT:
                 self.incidents.append((event, mark))
         if len(self.all) > _MOST_KEPT:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-LOST, FAULT = "lost", "fault"
-INCIDENTS = frozenset({LOST, "restored", "role", "move", "master", "repaired"})
+LOST, FAULT, MASTER, RING = "lost", "fault", "master", "ring"
+INCIDENTS = frozenset({LOST, "restored", "role", "move", MASTER, "repaired"})
 """Kinds whose cost the page shows."""
 
 
@@ -36,10 +36,10 @@ _RULES = {
     "left": rf"{_NAME} (?:left$|was asked to leave|.*, as asked$)",
     LOST: rf"{_NAME} {_HOW}",
     "join": rf"{_NAME} (?:takes the place|joined)|agent .* joined",
-    "ring": r"ring \d+: \d+ worker|round \d+ of",
+    RING: r"ring \d+: \d+ worker|round \d+ of",
     "move": r"the model moves from",
     "repaired": rf"{_NAME} (?:goes on without|lacks) .*",
-    "master": r"the master was restarted",
+    MASTER: r"the master was restarted",
     "evaluation": r"evaluation at step",
     "epoch": r"epoch [\d,]+ of",
     "checkpoint": r"(?:best )?checkpoint|.*(?:checkpoint not written|written to )",
@@ -64,7 +64,7 @@ def read(level: str, text: str) -> Mark:
         named = found.groupdict()
         return Mark(
             kind if not _AGAIN.search(line) else "restored",
-            process=named.get("process") or "",
+            process=named.get("process") or ("master-0" if kind == MASTER else ""),
             to=named.get("to") or "",
             how=(named.get("how") or "").removeprefix("ended with ").removeprefix("declared "),
             again=_again(line),

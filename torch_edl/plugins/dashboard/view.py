@@ -160,6 +160,7 @@ class View:
                 "lanes": self.lanes.shown(),
                 "deaths": self.lanes.deaths(),
                 "incidents": incidents.costs(self.book.incidents, samples, self.lanes),
+                "rings": list(self.book.rings),
                 "events": self.book.after(after),
                 "events_last": self.book.last,
                 "kinds": dict(self.book.kinds),

@@ -78,7 +78,7 @@ RETURNED = "its tasks were returned to the queue"
             "the model moves from 2 to 3 parameter servers; nothing is rolled back",
             Mark("move"),
         ),
-        ("warning", "the master was restarted: 2 workers continue", Mark("master")),
+        ("warning", "the master was restarted: 2 workers continue", Mark("master", "master-0")),
         ("warning", "chaos: ps-1 (pid 17677) killed", Mark("fault", "ps-1")),
         ("info", "chaos: the last fault is over; waiting for progress", Mark("chaos")),
         (

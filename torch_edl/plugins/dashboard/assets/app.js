@@ -68,19 +68,18 @@ function drawCurves(data) {
   if (trains(data)) {
     const loss = curveOf("train/loss", "step"), dots = evaluated.map((e) => [e.steps, e.metrics.loss ?? null])
       .filter(([, y]) => y !== null);
-    const series = [{ name: "loss", points: loss, kind: "raw", tone: "s0" }];
-    if (loss.length > 30) series.push({ name: "smoothed", points: smooth(loss), tone: "s0", derived: true, lead: true });
+    const smoothed = loss.length > 30;
+    const series = [{ name: "training", points: loss, kind: smoothed ? "raw" : "", tone: "s0" }];
+    if (smoothed) series.push({ name: "smoothed", points: smooth(loss), tone: "s0", derived: true, lead: true });
     if (dots.length) series.push({ name: "evaluation", points: dots, dots: true, tone: "s1" });
-    chart("Loss").update({ x: "step", series, log: true, note: dots.length
-      ? "Blue: training, pale where it is not smoothed. Orange: evaluations." : "",
-    empty: "No loss yet" });
+    chart("Loss").update({ x: "step", series, log: true, empty: "No loss yet" });
   }
   const rate = curveOf("rate/records_per_s", "time");
   const marks = data.incidents.map((i) => ({ x: i.time, text: `${clock(i.time)} ${i.text}`,
     tone: i.kind === "lost" || i.kind === "restored" ? "bad" : "" }));
   chart("Records per second").update({ x: "time", zero: true, marks, format: (v) => `${short(v)}/s`,
     series: [{ name: "records/s", points: rate, area: true, tone: "s2" }],
-    note: marks.length ? "Lines mark deaths (red) and moves." : "" });
+    note: marks.length ? "Dashed lines: deaths (red) and moves." : "" });
   const metrics = new Set(evaluated.flatMap((e) => Object.keys(e.metrics)).filter((n) => n !== "loss"));
   for (const name of [...metrics].sort().slice(0, 6)) {
     chart(`Evaluation: ${name}`).update({ x: "step", series: [{ name, dots: true, tone: "s1",

@@ -27,8 +27,10 @@ class Chart {
   //        log, zero, format, note, origin}
   update(spec) {
     this.spec = spec;
-    this.note.textContent = spec.note || "";
-    this.note.hidden = !spec.note;
+    const named = spec.series.filter((s) => !s.derived);
+    this.note.replaceChildren(...(named.length > 1
+      ? named.map((s) => el("span", { class: `key ${s.tone}` }, s.name)) : []), spec.note || "");
+    this.note.hidden = !this.note.textContent;
     this.draw();
   }
 
@@ -80,8 +82,8 @@ class Chart {
         svg("line", { x1: LEFT, x2: width - RIGHT, y1: sy(y), y2: sy(y) }),
         svg("text", { x: LEFT - 8, y: sy(y) + 4, "text-anchor": "end" }, short(y)),
       ]),
-      (spec.x === "step" ? ticks(x0, x1, across) : timeTicks(x0, x1, across)).map((x) =>
-        svg("text", { x: Math.min(sx(x), width - RIGHT - 8), y: HEIGHT - 6,
+      (spec.x === "step" ? ticks(x0, x1, across).filter(Number.isInteger) : timeTicks(x0, x1, across)).map((x) =>
+        svg("text", { x: Math.min(sx(x), width - (spec.x === "step" ? 20 : 30)), y: HEIGHT - 6,
           "text-anchor": "middle" },
         spec.x === "step" ? short(x) : clock(x, x1 - x0 < 600))));
     const marks = (spec.marks || []).filter((m) => m.x >= x0 && m.x <= x1).slice(-120)

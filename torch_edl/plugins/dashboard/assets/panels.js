@@ -168,9 +168,10 @@ function time(data) {
 
 function died(data) {
   const question = "Who died, and what did it cost?";
-  const losses = data.incidents.filter((i) => i.kind === "lost" || i.kind === "restored");
+  const losses = data.incidents.filter((i) => ["lost", "restored", "master"].includes(i.kind));
   const again = data.status.rolled_back?.records || 0;
-  const deaths = Math.max(data.deaths, losses.filter((i) => i.process).length);
+  const masters = losses.filter((i) => i.kind === "master").length;
+  const deaths = Math.max(data.deaths + masters, losses.filter((i) => i.process).length);
   if (!deaths) {
     return { question, tone: "good", head: "Nobody died", lines: ["No process was lost, no record is trained again"] };
   }
@@ -248,7 +249,7 @@ function drawWorkers(data) {
       [`${p.role}-${p.id}`, "strong"],
       [p.state === "running" ? p.phase || (p.role === "spare" ? "waits for a place" : "running") : p.state, `state ${p.role}`],
       p.role === "worker" ? meter(p.rate || 0, most) : "", p.role === "worker" ? whole(p.records || 0) : "",
-      p.leases ? String(p.leases) : "", [p.leases ? `${span(p.idle_s)}${p.idle_s < 0.1 ? "" : " ago"}` : "", tone(p)]]))
+      p.leases ? String(p.leases) : "", [p.leases ? (p.idle_s < 1 ? "now" : `${span(p.idle_s)} ago`) : "", tone(p)]]), { class: "stack" })
       : el("p", { class: "empty" }, "No worker runs"),
     rows.length > shown.length ? el("button", { type: "button", onclick: () => {
       store.allWorkers = true;
@@ -272,8 +273,9 @@ function drawServers(data) {
   const none = !servers.length;
   byId("servers").hidden = byId("to-servers").hidden = none;
   if (none || !changed("servers", servers)) return;
+  const copies = servers.some((p) => p.kept);
   byId("server-table").replaceChildren(table("Parameter servers",
-    ["server", "state", "address", "copy on its peer", "problem"], servers.map((p) => [
-      [`ps-${p.id}`, "strong"], [p.state, "state ps"], p.address || "", p.kept ? "yes" : "no",
-      [p.problem || "none", p.problem ? "bad-text" : ""]])));
+    ["server", "state", "address", ...(copies ? ["copy on its peer"] : []), "problem"], servers.map((p) => [
+      [`ps-${p.id}`, "strong"], [p.state, "state ps"], p.address || "", ...(copies ? [p.kept ? "yes" : "not yet"] : []),
+      [p.problem || "none", p.problem ? "bad-text" : ""]]), { class: "stack" }));
 }

@@ -32,7 +32,7 @@ class Timeline {
 
   update(data) {
     this.data = data;
-    if (changed("timeline", data.lanes, data.over ? 0 : Math.floor(data.now), data.incidents.length)) {
+    if (changed("timeline", data.lanes, data.over ? 0 : Math.floor(data.now), data.incidents.length, data.rings.length)) {
       this.draw();
     }
   }
@@ -63,6 +63,10 @@ class Timeline {
         svg("text", { x: Math.max(left, Math.min(width - 18, sx(from + t))), y: height - 7, "text-anchor": "middle" },
           seconds ? clock(from + t) : duration(t)),
       ]))];
+    for (const [time, text] of data.rings.filter(([t]) => t >= from)) {
+      parts.push(svg("line", { class: "ring", x1: sx(time), x2: sx(time), y1: 0, y2: height - AXIS },
+        svg("title", null, `${clock(time)} ${text}`)));
+    }
     for (const mark of data.incidents.filter((i) => i.kind !== "lost" && i.time >= from)) {
       parts.push(svg("line", { class: "sign", x1: sx(mark.time), x2: sx(mark.time), y1: 0, y2: height - AXIS },
         svg("title", null, `${clock(mark.time)} ${mark.text}`)));
@@ -78,7 +82,7 @@ class Timeline {
     this.plot.replaceChildren(svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`,
       "aria-hidden": "true" }, parts));
     const dead = rows.filter((r) => r[4]).length;
-    this.explain(rows, dead, data.incidents.some((i) => i.kind !== "lost"));
+    this.explain(rows, dead, data);
     this.plot.setAttribute("aria-label",
       `Timeline of ${count(rows.length + plain + hidden, "process").replace("processs", "processes")}, ` +
       `${dead} died. The table below lists them.`);
@@ -87,12 +91,14 @@ class Timeline {
     this.tip.hidden = !this.tip.textContent;
   }
 
-  explain(rows, dead, signs) {
+  explain(rows, dead, data) {
+    const signs = data.incidents.some((i) => i.kind !== "lost"), rings = data.rings.length > 0;
     const present = new Set(rows.flatMap((r) => r[1].map(([, state]) => stateOf(state)[0])));
-    if (!changed("legend", [...present], dead > 0, signs)) return;
+    if (!changed("legend", [...present], dead > 0, signs, rings)) return;
     this.legend.replaceChildren(...Object.values(STATES).filter(([name]) => present.has(name))
       .map(([name, text]) => el("li", { class: `key ${name}` }, text)),
     dead ? el("li", { class: "key cross-key" }, "died") : "",
+    rings ? el("li", { class: "key ring-key" }, "a new ring") : "",
     signs ? el("li", { class: "key mark-key" }, "move, restore or restart") : "");
   }
 
