@@ -276,12 +276,12 @@ class ModelShard:
         """True while records of an earlier server are read from the log and applied again."""
         return self._log is not None and not self._log.is_open
 
-    def _entry(self, kind: int, encode: Callable[[], bytes], *frames: memoryview) -> LogEntry | None:
+    def _entry(self, kind: int, head: Callable[[], bytes], *frames: memoryview) -> LogEntry | None:
         """Return the argument of :meth:`_append`; None if nothing is appended. A push calls it
         without a lock, since the checksum takes time."""
         if self._log is None or self._is_replay:
             return None
-        return LogEntry.of(kind, encode(), frames)
+        return LogEntry.of(kind, head(), frames)
 
     def _append(self, entry: LogEntry | None) -> None:
         """Append a change to the log before it is made, with the lock of all changes held."""

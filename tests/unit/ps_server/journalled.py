@@ -48,7 +48,9 @@ def dump(shard: ModelShard) -> dict[str, Any]:
         "version": shard.version,
         "applied": shard.watermarks(),
         "received": shard._received.copy(),
-        "waiting": [(p.task_id, p.last, whole(Framed(p.message, list(p.frames)))) for p in shard._waiting],
+        "waiting": [
+            (p.task_id, p.last, whole(Framed(p.message, list(p.frames)))) for p in shard._waiting
+        ],
         **{name: value.tobytes() for name, value in shard.dense.begin_snapshot()().items()},
     }
     for table in shard.tables.values():
