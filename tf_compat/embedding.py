@@ -10,6 +10,7 @@ import numpy as np
 
 from tf_compat.names import layers
 from tf_compat.rows import TableLayer
+from torch_edl.config.training import TrainConfig
 from torch_edl.tables.initializers import Initializer, InitializerLike, check_drawn, measured
 from torch_edl.tables.options import TableOptions, bind_tables
 
@@ -28,7 +29,8 @@ class Embedding(TableLayer, keras.layers.Layer):  # type: ignore[misc]
             ``"constant"``, ``"xavier_uniform"``, ``"xavier_normal"``, or with arguments
             ``("normal", {"std": 0.01})``.
         mask_zero: True: id 0 is padding, which later layers ignore.
-        min_count, max_age, max_rows, max_bytes, storage_dtype: as in ``torch_edl.nn.Embedding``.
+        min_count, max_age, max_rows, max_bytes, storage_dtype, storage: as in
+            ``torch_edl.nn.Embedding``.
 
     Raises:
         UsageError: an argument is out of range.
@@ -47,12 +49,13 @@ class Embedding(TableLayer, keras.layers.Layer):  # type: ignore[misc]
         max_rows: int | None = None,
         max_bytes: int | None = None,
         storage_dtype: str | None = None,
+        storage: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         limits: dict[str, Any] = {
             "min_count": min_count, "max_age": max_age, "max_rows": max_rows,
-            "max_bytes": max_bytes, "storage_dtype": storage_dtype,
+            "max_bytes": max_bytes, "storage_dtype": storage_dtype, "storage": storage,
         }  # fmt: skip
         self.options = TableOptions(input_dim, output_dim, initializer, **limits)
         self._given = {
@@ -139,11 +142,11 @@ def swap_large(model: Any, threshold: int, *, restored: bool = False) -> list[st
     return swapped
 
 
-def set_defaults(model: Any, max_rows: int, storage_dtype: str) -> None:
-    """Set a limit of rows and a storage type for tables for which the user set none."""
+def set_defaults(model: Any, train: TrainConfig) -> None:
+    """Apply the job's defaults to the tables of a model."""
     for _, layer in layers(model):
         if isinstance(layer, TableLayer):
-            layer.options = layer.options.with_defaults(max_rows, storage_dtype)
+            layer.options = layer.options.with_defaults(train)
 
 
 def _is_plain(layer: Any) -> bool:

@@ -90,7 +90,7 @@ class KerasModelFile(UserModel):
             restored = bool(ready.cluster.restored_from)
             for path in swap_large(self.model, train.large_embedding, restored=restored):
                 log.info("%s lives on the servers", path)
-        set_defaults(self.model, train.max_rows, train.storage_dtype)
+        set_defaults(self.model, train)
         log.info("strategy %s: %s", ready.strategy, ready.reason)
 
     @cached_property

@@ -54,9 +54,12 @@ class Table:
         dtype: of the values in memory, ``"fp32"``, ``"bf16"`` or ``"fp16"``. Slots, gradients and
             the arithmetic are float32; an update rounds values of 16 bits up or down by chance,
             which is a pure function of (id, step), and all others to the nearest.
+        folder: folder of an unnamed file with the rows; empty: rows are in memory. Metadata and
+            buckets are always in memory.
 
     Raises:
-        ValueError: an unknown initializer or argument, or a size out of range.
+        ValueError: an unknown initializer or argument, a size out of range, or a folder in memory.
+        OSError: the folder cannot hold a file.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Table:
         max_rows: int = 0,
         max_bytes: int = 0,
         dtype: str = "fp32",
+        folder: str = "",
     ) -> None: ...
     def pull(self, ids: _Ids, read_only: bool = False) -> _Floats:
         """Rows (n, dim) of ``ids`` (n,); duplicates are allowed.
@@ -97,6 +101,13 @@ class Table:
     def load_counts(self, ids: _Ids, count: _Ids, last_used: _Ids) -> None:
         """Sets how often ids (n,) were counted; one that has a row keeps the row alone. A table
         without ``min_count`` counts nothing."""
+    def prepare(self, ids: _Ids) -> None:
+        """Reads the rows of a push of ``ids`` (n,) from the disk, and makes room for those that it
+        creates. Does nothing for a table in memory.
+
+        Raises:
+            OSError: the disk is full.
+        """
     def evict(self, step: int, aged: bool = True) -> _Ids:
         """Removes rows beyond the bound, least recently used first (of a table of more than 65,536
         rows, as a sample tells), and counted ids likewise; returns the ids (n,).
@@ -140,7 +151,10 @@ class Table:
         """Ids that are counted and have no row."""
     @property
     def bytes(self) -> int:
-        """Memory of rows, counted ids and buckets."""
+        """Size of rows, counted ids and buckets, in memory and on the disk."""
+    @property
+    def disk_bytes(self) -> int:
+        """Size of the file with the rows; 0 for a table in memory."""
 
 def pull_tables(
     lookups: Sequence[tuple[Table, bytes | memoryview]],

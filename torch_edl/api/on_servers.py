@@ -78,7 +78,7 @@ class ScriptOnServers:
         train = session.config.train
         restored = bool(session.cluster.restored_from)
         swap_large(model, train.large_embedding, optimizer, restored=restored)
-        set_defaults(model, train.max_rows, train.storage_dtype)
+        set_defaults(model, train)
         self._model = ServedTorchModel(model, optimizer, scheduler)
         self._engine = ServersEngine(
             self._model,

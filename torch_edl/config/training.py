@@ -6,7 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch_edl.config.option import Checked, Option, option, train_option, training_option
+from torch_edl.config.option import (
+    Checked,
+    Option,
+    job_option,
+    option,
+    train_option,
+    training_option,
+)
+from torch_edl.config.table_storage import MEMORY, folder_of
 from torch_edl.errors import UsageError
 
 SYNC_MODES = ("async", "sync")
@@ -54,6 +62,13 @@ class TrainConfig(Checked):
         choices=FLOAT_DTYPES,
     )
     """Applies to tables of ``torch_edl.nn`` and to embeddings that become tables."""
+    table_storage: str = job_option(
+        MEMORY,
+        "--table-storage memory|disk:DIR",
+        "where tables keep rows that do not say it themselves",
+        group="model",
+    )
+    """Applies to the same tables. The folder is on a local disk of each server."""
     seed: int = option(
         0,
         "--seed N",
@@ -129,6 +144,7 @@ class TrainConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        folder_of(self.table_storage, "--table-storage")
         if self.early_stop:
             EarlyStop.of(self.early_stop)
         if self.keep_best:

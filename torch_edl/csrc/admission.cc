@@ -10,7 +10,7 @@ namespace edl {
 char* Table::admit(SubTable& sub, int64_t id, int64_t step) {
   const uint64_t hash = hash_id(id);
   if (sub.counters.add(id, hash, enough_, step) < enough_) return nullptr;
-  char* row = insert(sub, id, hash);
+  char* row = insert(sub, id, hash, Missing::kAdd);
   meta(row).count = enough_ - 1;
   return row;
 }

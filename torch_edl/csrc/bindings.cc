@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <optional>
+#include <system_error>
 
 #if defined(__GLIBC__)
 #include <malloc.h>
@@ -39,7 +40,7 @@ std::unique_ptr<edl::Table> make_table(const std::string& name, int64_t dim,
                                        int64_t seed, const edl::Optimizer* optimizer,
                                        int64_t num_embeddings, int64_t min_count,
                                        int64_t max_age, int64_t max_rows, int64_t max_bytes,
-                                       const std::string& dtype) {
+                                       const std::string& dtype, const std::string& folder) {
   const std::pair<const char*, int64_t> sizes[] = {{"num_embeddings", num_embeddings},
                                                    {"min_count", min_count},
                                                    {"max_age", max_age},
@@ -56,7 +57,7 @@ std::unique_ptr<edl::Table> make_table(const std::string& name, int64_t dim,
                           ": must be " + std::to_string(edl::Counter::kMostCount) + " or less");
   }
   const edl::TableOptions options{num_embeddings, min_count, max_age,
-                                  max_rows,       max_bytes, edl::dtype_of(dtype)};
+                                  max_rows,       max_bytes, edl::dtype_of(dtype), folder};
   return std::make_unique<edl::Table>(name, check_dim(dim), initializer, args, seed, optimizer,
                                       options);
 }
@@ -164,6 +165,13 @@ py::array_t<int64_t> evict(edl::Table& table, int64_t step, bool aged) {
   return to_array(std::move(removed));
 }
 
+void prepare(edl::Table& table, const Array& ids) {
+  const size_t n = count_ids(ids);
+  const auto* from = static_cast<const int64_t*>(ids.data());
+  const Unlocked unlocked(n);
+  table.prepare(from, n);
+}
+
 void remove_rows(edl::Table& table, const Array& ids) {
   const size_t n = count_ids(ids);
   const auto* from = static_cast<const int64_t*>(ids.data());
@@ -266,6 +274,14 @@ void tune_malloc() {
 }  // namespace
 
 PYBIND11_MODULE(_core, m) {
+  py::register_local_exception_translator([](std::exception_ptr raised) {
+    try {
+      if (raised) std::rethrow_exception(raised);
+    } catch (const std::system_error& error) {
+      const auto about = py::make_tuple(error.code().value(), error.what());
+      PyErr_SetObject(PyExc_OSError, about.ptr());
+    }
+  });
   m.doc() = "Embedding tables, optimizers and id handling; see _core.pyi.";
 
   py::class_<edl::Optimizer>(m, "Optimizer")
@@ -280,12 +296,14 @@ PYBIND11_MODULE(_core, m) {
       .def(py::init(&make_table), py::arg("name"), py::arg("dim"), py::arg("initializer"),
            py::arg("initializer_args"), py::arg("seed"), py::arg("optimizer").none(true),
            py::arg("num_embeddings") = 0, py::arg("min_count") = 0, py::arg("max_age") = 0,
-           py::arg("max_rows") = 0, py::arg("max_bytes") = 0, py::arg("dtype") = "fp32")
+           py::arg("max_rows") = 0, py::arg("max_bytes") = 0, py::arg("dtype") = "fp32",
+           py::arg("folder") = "")
       .def("pull", &pull, py::arg("ids"), py::arg("read_only") = false)
       .def("push", &push, py::arg("ids"), py::arg("grads"), py::arg("lr"), py::arg("step"))
       .def("load", &load, py::arg("ids"), py::arg("vectors"), py::arg("slots") = py::none(),
            py::arg("last_used") = py::none(), py::arg("count") = py::none())
       .def("load_counts", &load_counts, py::arg("ids"), py::arg("count"), py::arg("last_used"))
+      .def("prepare", &prepare, py::arg("ids"))
       .def("evict", &evict, py::arg("step"), py::arg("aged") = true)
       .def("remove", &remove_rows, py::arg("ids"))
       .def("begin_snapshot", &edl::Table::begin_snapshot)
@@ -297,7 +315,8 @@ PYBIND11_MODULE(_core, m) {
       .def_property_readonly("bound", &edl::Table::bound)
       .def_property_readonly("size", &edl::Table::size)
       .def_property_readonly("counted", &edl::Table::counted)
-      .def_property_readonly("bytes", &edl::Table::bytes);
+      .def_property_readonly("bytes", &edl::Table::bytes)
+      .def_property_readonly("disk_bytes", &edl::Table::disk_bytes);
 
   m.def("init_rows", &init_rows, py::arg("name"), py::arg("seed"), py::arg("initializer"),
         py::arg("args"), py::arg("ids"), py::arg("dim"));

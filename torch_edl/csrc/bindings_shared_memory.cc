@@ -55,14 +55,6 @@ ptrdiff_t position(const SharedMemory& memory, py::handle buffer) {
 }  // namespace
 
 void bind_shared_memory(py::module_& m) {
-  py::register_local_exception_translator([](std::exception_ptr error) {
-    try {
-      if (error) std::rethrow_exception(error);
-    } catch (const std::system_error& failed) {
-      errno = failed.code().value();
-      PyErr_SetFromErrnoWithFilename(PyExc_OSError, failed.what());
-    }
-  });
   py::class_<SharedMemory, Memory>(m, "SharedMemory")
       .def(py::init<size_t>(), py::arg("bytes"))
       .def_static("open", [](const std::string& path) { return std::make_shared<SharedMemory>(path); },

@@ -150,7 +150,7 @@ SavedRows Counters::end_snapshot() {
 
 void Counters::before_change(size_t number) {
   if (number < cursor_ || number >= limit_ || seen_[number]) return;
-  saved_.push(reinterpret_cast<const char*>(&entry(number)));
+  std::memcpy(saved_.push(), &entry(number), sizeof(Counter));
   seen_[number] = true;
 }
 

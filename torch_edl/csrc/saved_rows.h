@@ -15,10 +15,10 @@ class SavedRows {
  public:
   explicit SavedRows(size_t stride = 1) : stride_(stride) {}
 
-  void push(const char* row) {
+  // Returns the memory of one more row.
+  char* push() {
     if (size_ == blocks_.size() * kRows) blocks_.emplace_back(new char[kRows * stride_]);
-    std::memcpy(at(size_), row, stride_);
-    ++size_;
+    return at(size_++);
   }
   const char* back() const { return at(size_ - 1); }
   void pop() { --size_; }  // the memory is reused for the next row

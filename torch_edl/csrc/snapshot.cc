@@ -74,20 +74,33 @@ size_t Table::take_next(SubTable& sub, size_t most, char* to) {
   for (const size_t end = std::min(sub.limit, sub.cursor + most); sub.cursor < end; ++sub.cursor) {
     char* row = row_at(sub, sub.cursor);
     if (meta(row).epoch >= sub.epoch) continue;  // kFree is the largest epoch
-    std::memcpy(to + n++ * layout_.stride, row, layout_.stride);
+    copy_whole(row, to + n++ * layout_.stride);
     meta(row).epoch = sub.epoch;
   }
   return n;
+}
+
+// Without the lock, since reads of the disk take long.
+void Table::warm_next(const SubTable& sub, size_t at, size_t rows) const {
+  if (!file_) return;
+  const char* from;
+  {
+    std::lock_guard<std::mutex> guard(sub.lock);
+    if (at >= sub.rows_used) return;
+    from = row_at(sub, at);
+  }
+  file_->warm_range(from, std::min(rows, kSlabRows - at % kSlabRows));
 }
 
 size_t Table::next_chunk(size_t most, const Chunk& out) {
   const size_t at_once = rows_at_once(layout_.stride);
   std::vector<char> copies(at_once * layout_.stride);
   size_t given = 0;
-  const auto take_all = [&](auto take, auto has_more) {
+  const auto take_all = [&](auto take, auto has_more, auto prepare) {
     for (SubTable& sub : subs_) {
       for (bool more = true; more && given < most;) {
         give_way();
+        prepare(sub);
         size_t taken;
         {
           std::lock_guard<std::mutex> guard(sub.lock);
@@ -99,8 +112,10 @@ size_t Table::next_chunk(size_t most, const Chunk& out) {
     }
   };
   // Saved rows first, because their memory would grow.
-  take_all(&Table::take_saved, [](const SubTable& sub) { return sub.saved.size() > 0; });
-  take_all(&Table::take_next, [](const SubTable& sub) { return sub.cursor < sub.limit; });
+  take_all(&Table::take_saved, [](const SubTable& sub) { return sub.saved.size() > 0; },
+           [](const SubTable&) {});
+  take_all(&Table::take_next, [](const SubTable& sub) { return sub.cursor < sub.limit; },
+           [&](const SubTable& sub) { warm_next(sub, sub.cursor, at_once); });
   return given;
 }
 
@@ -128,6 +143,7 @@ size_t Table::scan(int64_t* cursor, size_t most, int64_t* ids, float* vectors) c
       size_t taken = 0;
       bool full = false;
       give_way();
+      warm_next(sub, at, at_once);
       {
         std::lock_guard<std::mutex> guard(sub.lock);
         for (const size_t end = std::min(sub.rows_used, at + at_once); at < end; ++at) {
@@ -135,7 +151,7 @@ size_t Table::scan(int64_t* cursor, size_t most, int64_t* ids, float* vectors) c
           if (meta(row).epoch == kFree) continue;
           full = given + taken == most;
           if (full) break;
-          std::memcpy(&copies[taken++ * layout_.stride], row, layout_.stride);
+          copy_whole(row, &copies[taken++ * layout_.stride]);
         }
         more = at < sub.rows_used;
       }

@@ -13,6 +13,7 @@ namespace {
 constexpr size_t kRun = 4096;           // ids processed while the locks are held
 constexpr size_t kBlock = 128;          // ids whose cache misses are in flight together
 constexpr size_t kMaxPrefetch = 1024;   // bytes of a row to prefetch
+constexpr size_t kSpareRows = 1024;     // rows of a sub-table on a disk that pulls leave to pushes
 
 }  // namespace
 
@@ -23,13 +24,18 @@ Table::Table(std::string name, size_t dim, const std::string& initializer,
       dim_(dim),
       initializer_(name_, seed, initializer, initializer_args, dim),
       optimizer_(optimizer ? std::optional<Optimizer>(*optimizer) : std::nullopt),
-      options_(options),
+      options_(std::move(options)),
       slots_(optimizer_ ? optimizer_->slots().size() : 0),
-      layout_(row_layout(dim, size_of(options.dtype), slots_, sizeof(RowMeta), alignof(RowMeta))),
-      enough_(static_cast<uint32_t>(std::max<int64_t>(options.min_count, 1))),
+      layout_(row_layout(dim, size_of(options_.dtype), slots_, sizeof(RowMeta), alignof(RowMeta))),
+      enough_(static_cast<uint32_t>(std::max<int64_t>(options_.min_count, 1))),
       counts_(optimizer_ && enough_ > 1),
+      file_(options_.folder.empty()
+                ? nullptr
+                : std::make_unique<SlabFile>(options_.folder, layout_.meta_at, kSlabRows,
+                                             sizeof(RowMeta))),
+      spacing_(file_ ? layout_.meta_at : layout_.stride),
       arena_(kSlabRows * layout_.stride, kSubTables),
-      bound_(bound_of(options)) {
+      bound_(bound_of(options_)) {
   for (SubTable& sub : subs_) {
     sub.saved = SavedRows(layout_.stride);
     sub.counters = Counters(&counter_arena_, &counted_);
@@ -50,7 +56,44 @@ void Table::check_ids(const int64_t* ids, size_t n) const {
   }
 }
 
-char* Table::insert(SubTable& sub, int64_t id, uint64_t hash) {
+bool Table::make_room(SubTable& sub, size_t rows) {
+  while (sub.free.size() + sub.slabs.size() * kSlabRows - sub.rows_used < rows) {
+    char* slab = file_ ? file_->take() : arena_.take();
+    if (!slab) return false;
+    sub.slabs.push_back(slab);
+  }
+  return true;
+}
+
+void Table::prepare(const int64_t* ids, size_t n) {
+  if (!file_) return;
+  warm(ids, n);
+  std::array<size_t, kSubTables> rows{};
+  visit(ids, n, 0, Missing::kSkip, [&](size_t, const Found* found, size_t m) {
+    for (size_t i = 0; i < m; ++i) {
+      if (found[i].row) continue;
+      if (!make_room(*found[i].sub, ++rows[found[i].sub - subs_.data()])) file_->throw_full(name_);
+    }
+  });
+}
+
+void Table::warm(const int64_t* ids, size_t n) {
+  std::vector<char*> rows;
+  rows.reserve(n);
+  visit(ids, n, 0, Missing::kSkip, [&](size_t, const Found* found, size_t m) {
+    for (size_t i = 0; i < m; ++i) {
+      if (found[i].row) rows.push_back(found[i].row);
+    }
+  });
+  file_->warm(rows);
+}
+
+char* Table::insert(SubTable& sub, int64_t id, uint64_t hash, Missing missing) {
+  // Pulls leave room for rows that pushes create, so a push that has reserved room finds it.
+  if (!make_room(sub, missing == Missing::kAddIfRoom && file_ ? kSpareRows : 1)) {
+    if (missing == Missing::kAddIfRoom) return nullptr;
+    file_->throw_full(name_);
+  }
   if ((sub.size + 1) * 10 > (sub.mask + 1) * 7) {
     grow(sub);
   }
@@ -59,7 +102,6 @@ char* Table::insert(SubTable& sub, int64_t id, uint64_t hash) {
     row = sub.free.back();
     sub.free.pop_back();
   } else {
-    if (sub.rows_used == sub.slabs.size() * kSlabRows) sub.slabs.push_back(arena_.take());
     row = row_at(sub, sub.rows_used++);
   }
   begin_row(id, row, sub.scratch.data());
@@ -121,19 +163,24 @@ void Table::release(SubTable& sub, char* row) {
   rows_.fetch_sub(1, std::memory_order_relaxed);
 }
 
+void Table::copy_whole(const char* row, char* to) const {
+  std::memcpy(to, row, spacing_);
+  if (file_) std::memcpy(to + layout_.meta_at, file_->meta(row), sizeof(RowMeta));
+}
+
 void Table::before_change(SubTable& sub, char* row) {
   RowMeta& m = meta(row);
   if (!sub.saving || m.epoch >= sub.epoch) return;
-  sub.saved.push(row);
+  copy_whole(row, sub.saved.push());
   m.epoch = sub.epoch;
 }
 
 // Calls work(from, found, m) for ids[from, from + m), block by block, while holding the locks. A
-// row is null if the id has none and `add` is false. All sub-tables are locked together, for
-// microseconds, instead of one after the other with sorted ids: rows and gradients of a batch are
-// then accessed in order, which halves the time of a push.
+// row is null if the id has none and `missing` does not create it. All sub-tables are locked
+// together, for microseconds, instead of one after the other with sorted ids: rows and gradients of
+// a batch are then accessed in order, which halves the time of a push.
 template <typename Work>
-void Table::visit(const int64_t* ids, size_t n, size_t touched, bool add, Work work) {
+void Table::visit(const int64_t* ids, size_t n, size_t touched, Missing missing, Work work) {
   touched = std::min(touched, kMaxPrefetch);
   Found found[kBlock];
   uint64_t hashes[2 * kBlock];
@@ -163,7 +210,7 @@ void Table::visit(const int64_t* ids, size_t n, size_t touched, bool add, Work w
         size_t at = hash & sub.mask;
         while (sub.buckets[at].id != id && sub.buckets[at].row) at = (at + 1) & sub.mask;
         char* row = sub.buckets[at].row;
-        if (!row && add) row = insert(sub, id, hash);
+        if (!row && missing != Missing::kSkip) row = insert(sub, id, hash, missing);
         found[i] = {row, &sub};
         if (row) prefetch_range(row, touched);
       }
@@ -200,7 +247,9 @@ void Table::pull(const int64_t* ids, size_t n, char* out, Dtype as, bool read_on
     if (as == options_.dtype) return copy_row(to, row, bytes);
     convert(row, to, as, scratch.data());
   };
-  visit(ids, n, touch ? layout_.stride : layout_.values, !read_only && !full && !counts_,
+  const auto missing = read_only || full || counts_ ? Missing::kSkip : Missing::kAddIfRoom;
+  if (file_) warm(ids, n);
+  visit(ids, n, touch ? layout_.stride : layout_.values, missing,
         [&](size_t from, const Found* found, size_t m) {
           for (size_t i = 0; i < m; ++i) {
             char* to = out + (from + i) * bytes;
@@ -230,6 +279,7 @@ void Table::push(const int64_t* ids, const float* grads, size_t n, double lr, in
     scatter_add(grads, inverse.data(), n, dim_, sums.data(), one.unique.size());
     return push(one.unique.data(), sums.data(), one.unique.size(), lr, step);
   }
+  if (file_) warm(ids, n);
   FlushDenormals flush;
   const Scalars scalars = optimizer_->scalars(lr, step);
   int64_t newest = step_.load(std::memory_order_relaxed);
@@ -237,7 +287,8 @@ void Table::push(const int64_t* ids, const float* grads, size_t n, double lr, in
   }
   const bool whole = options_.dtype == Dtype::kFloat;
   std::vector<float> values(whole ? 0 : kBlock * dim_);  // 16-bit rows, widened to float32
-  visit(ids, n, layout_.stride, !counts_, [&](size_t from, const Found* found, size_t m) {
+  const auto missing = counts_ ? Missing::kSkip : Missing::kAdd;
+  visit(ids, n, layout_.stride, missing, [&](size_t from, const Found* found, size_t m) {
     Span spans[kBlock];
     char* rows[kBlock];
     size_t used = 0;
@@ -279,7 +330,8 @@ void Table::round_rows(char* const* rows, size_t n, const float* values, int64_t
 
 void Table::load(const Chunk& rows, size_t n) {
   check_ids(rows.ids, n);
-  visit(rows.ids, n, layout_.stride, true, [&](size_t from, const Found* found, size_t m) {
+  const auto missing = Missing::kAdd;
+  visit(rows.ids, n, layout_.stride, missing, [&](size_t from, const Found* found, size_t m) {
     for (size_t i = 0; i < m; ++i) {
       const size_t at = from + i;
       char* row = found[i].row;
@@ -301,7 +353,8 @@ void Table::load(const Chunk& rows, size_t n) {
 }
 
 void Table::remove(const int64_t* ids, size_t n) {
-  visit(ids, n, layout_.stride, false, [&](size_t from, const Found* found, size_t m) {
+  const auto missing = Missing::kSkip;
+  visit(ids, n, layout_.stride, missing, [&](size_t from, const Found* found, size_t m) {
     for (size_t i = 0; i < m; ++i) {
       SubTable& sub = *found[i].sub;
       char* row = found[i].row;

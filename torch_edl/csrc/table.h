@@ -28,6 +28,7 @@
 #include "pages.h"
 #include "row_layout.h"
 #include "saved_rows.h"
+#include "slab_file.h"
 
 namespace edl {
 
@@ -47,6 +48,7 @@ struct TableOptions {
   int64_t max_rows = 0;        // evict() removes the least recently used rows beyond; 0: no bound
   int64_t max_bytes = 0;       // the same bound in bytes of rows and buckets; 0: none
   Dtype dtype = Dtype::kFloat;  // type of the weights in memory
+  std::string folder;           // of the file with the rows; empty: in memory
 };
 
 // Rows as flat arrays, returned by a snapshot and accepted by load().
@@ -79,6 +81,9 @@ class Table {
   // min_count updates is only counted, and its gradient is dropped. If an id is out of range or the
   // table is frozen, throws std::invalid_argument without any change.
   void push(const int64_t* ids, const float* grads, size_t n, double lr, int64_t step);
+  // Reads the rows of a push of these ids from the disk, and makes room for those that it creates.
+  // Throws std::system_error if the disk is full. Does nothing for a table in memory.
+  void prepare(const int64_t* ids, size_t n);
   // Throws std::invalid_argument naming the first id outside [0, num_embeddings).
   void check_ids(const int64_t* ids, size_t n) const;
   // Sets rows. Missing slots get the optimizer's initial values, missing last_used and count are 0.
@@ -117,7 +122,9 @@ class Table {
   size_t size() const;
   // Number of ids that are counted and have no row.
   size_t counted() const { return counted_.load(std::memory_order_relaxed); }
+  // Bytes of rows, counts and buckets; of these, bytes on the disk.
   size_t bytes() const;
+  size_t disk_bytes() const { return file_ ? file_->bytes() : 0; }
   const std::string& name() const { return name_; }
   size_t dim() const { return dim_; }
   size_t slots() const { return slots_; }
@@ -160,7 +167,9 @@ class Table {
     SubTable* sub;
   };
 
-  RowMeta& meta(char* row) const { return *reinterpret_cast<RowMeta*>(row + layout_.meta_at); }
+  RowMeta& meta(char* row) const {
+    return *reinterpret_cast<RowMeta*>(file_ ? file_->meta(row) : row + layout_.meta_at);
+  }
   float* slot(char* row, size_t k) const {
     return reinterpret_cast<float*>(row + layout_.slots_at) + k * dim_;
   }
@@ -169,14 +178,29 @@ class Table {
   // Writes the initial values of an id, in the type of the table. scratch: dim floats.
   void begin_row(int64_t id, char* to, float* scratch) const;
   char* row_at(const SubTable& sub, size_t index) const {
-    return sub.slabs[index / kSlabRows] + index % kSlabRows * layout_.stride;
+    return sub.slabs[index / kSlabRows] + index % kSlabRows * spacing_;
   }
   // Convert 16-bit rows to float32 for an update, and back by stochastic rounding. values: (n,
   // dim).
   void widen_rows(char* const* rows, size_t n, float* values) const;
   void round_rows(char* const* rows, size_t n, const float* values, int64_t step) const;
-  // Creates the row of an id that has none.
-  char* insert(SubTable& sub, int64_t id, uint64_t hash);
+  // What visit() does about ids without a row.
+  enum class Missing {
+    kSkip,
+    kAddIfRoom,  // creates rows, unless the disk is full
+    kAdd,        // creates rows; throws std::system_error if the disk is full
+  };
+  // Creates the row of an id that has none. Returns nullptr if `missing` is kAddIfRoom and the disk
+  // is full.
+  char* insert(SubTable& sub, int64_t id, uint64_t hash, Missing missing);
+  // Makes room for this number of new rows; false if the disk is full.
+  bool make_room(SubTable& sub, size_t rows);
+  // Reads the rows of these ids from the disk into memory, before the locks are taken to use them.
+  void warm(const int64_t* ids, size_t n);
+  // Reads the rows from index `at` on from the disk into memory, before they are copied.
+  void warm_next(const SubTable& sub, size_t at, size_t rows) const;
+  // Copies a row with its metadata, as `layout_` says. to: layout_.stride bytes.
+  void copy_whole(const char* row, char* to) const;
   // Counts an id without a row. Creates the row, with a count of one update less, if that is
   // enough.
   char* admit(SubTable& sub, int64_t id, int64_t step);
@@ -216,7 +240,7 @@ class Table {
   // Prefetches the counters of ids without a row.
   void prefetch_counters(const int64_t* ids, const Found* found, size_t n) const;
   template <typename Work>
-  void visit(const int64_t* ids, size_t n, size_t touched, bool add, Work work);
+  void visit(const int64_t* ids, size_t n, size_t touched, Missing missing, Work work);
 
   const std::string name_;
   const size_t dim_;
@@ -227,6 +251,8 @@ class Table {
   const RowLayout layout_;
   const uint32_t enough_;  // number of updates with an id from which the id is trained
   const bool counts_;      // true if ids are counted before they get a row
+  const std::unique_ptr<SlabFile> file_;  // nullptr if the rows are in memory
+  const size_t spacing_;                  // distance between two rows of a slab
   SlabArena arena_;
   SlabArena counter_arena_{Counters::kSlabBytes, kSubTables};
   std::array<SubTable, kSubTables> subs_;

@@ -94,12 +94,13 @@ class Table(nn.Module):
         max_rows: int | None = None,
         max_bytes: int | None = None,
         storage_dtype: str | None = None,
+        storage: str | None = None,
     ) -> None:
         super().__init__()
         self.options = TableOptions(
             num_embeddings, embedding_dim, initializer,
             min_count=min_count, max_age=max_age, max_rows=max_rows, max_bytes=max_bytes,
-            storage_dtype=storage_dtype,
+            storage_dtype=storage_dtype, storage=storage,
         )  # fmt: skip
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
@@ -257,6 +258,9 @@ class Embedding(Table):
             and output are always float32. An update rounds 16-bit rows stochastically, so that
             small updates are effective on average. None for ``torch-edl run --storage-dtype``, or
             float32.
+        storage: ``"memory"``, or ``"disk:DIR"`` for rows and optimizer state in a folder on a local
+            disk of each server, for tables that are larger than the memory. None for ``torch-edl
+            run --table-storage``, or memory.
 
     Example:
         >>> embedding = torch_edl.nn.Embedding(None, 16)
@@ -274,7 +278,7 @@ class EmbeddingBag(Table):
 
     Args:
         num_embeddings, embedding_dim, padding_idx, name, initializer, min_count, max_age,
-            max_rows, max_bytes, storage_dtype: as in :class:`Embedding`.
+            max_rows, max_bytes, storage_dtype, storage: as in :class:`Embedding`.
         mode: ``sum``; ``mean``, divided by the sum of weights; or ``sqrtn``, divided by the root of
             the sum of squared weights. The default weight is 1; the weight of padding is 0.
         include_last_offset: True if ``offsets`` ends with the length of ``input``.
@@ -295,6 +299,7 @@ class EmbeddingBag(Table):
         max_rows: int | None = None,
         max_bytes: int | None = None,
         storage_dtype: str | None = None,
+        storage: str | None = None,
     ) -> None:
         super().__init__(
             num_embeddings,
@@ -307,6 +312,7 @@ class EmbeddingBag(Table):
             max_rows=max_rows,
             max_bytes=max_bytes,
             storage_dtype=storage_dtype,
+            storage=storage,
         )
         if mode not in _MODES:
             raise UsageError(f"mode {mode!r}: choose one of {', '.join(_MODES)}")

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from torch_edl.config.training import TrainConfig
 from torch_edl.errors import UsageError
 from torch_edl.nn.embedding import Embedding, EmbeddingBag, Table
 from torch_edl.tables.initializers import Initializer, check_drawn, measured
@@ -68,16 +69,11 @@ def check_shared(model: nn.Module) -> None:
             )
 
 
-def set_defaults(model: nn.Module, max_rows: int, storage_dtype: str) -> None:
-    """Apply the job's defaults to the tables of a model.
-
-    Args:
-        max_rows: row limit for tables without any bound of their own; 0 for no limit.
-        storage_dtype: type of rows in memory, see :class:`~torch_edl.nn.Embedding`.
-    """
+def set_defaults(model: nn.Module, train: TrainConfig) -> None:
+    """Apply the job's defaults to the tables of a model."""
     for module in model.modules():
         if isinstance(module, Table):
-            module.options = module.options.with_defaults(max_rows, storage_dtype)
+            module.options = module.options.with_defaults(train)
 
 
 def _replace(optimizer: torch.optim.Optimizer, old: torch.Tensor, new: torch.Tensor) -> None:

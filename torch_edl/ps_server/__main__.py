@@ -203,8 +203,7 @@ def _serve(
         else:
             closing.callback(link.close)
             link.version = lambda: shard.version
-            if place:
-                link.problem = lambda: place.problem
+            link.problem = lambda: shard.room.problem or (place.problem if place else "")
             link.register(
                 address,
                 data_plane=data_plane,

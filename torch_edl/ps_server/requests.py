@@ -233,6 +233,7 @@ def _line(info: pb.EmbeddingTableInfo) -> str:
         f"dim {info.dim}, num_embeddings {info.num_embeddings}, group {info.group}, "
         f"min_count {info.min_count}, max_age {info.max_age}, max_rows {info.max_rows}, "
         f"max_bytes {info.max_bytes}, storage_dtype {storage_dtype(info)}, "
+        f"storage {'disk:' + info.folder if info.folder else 'memory'}, "
         f"rows start as {start} {args}"
     )
 

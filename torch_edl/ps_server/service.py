@@ -27,7 +27,7 @@ from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import tensor_pb2 as tensor
 from torch_edl.wire.codec import Framed
-from torch_edl.wire.data_plane.server import Answer, Later, in_pool
+from torch_edl.wire.data_plane.server import Answer, Later, WouldWaitError, in_pool
 from torch_edl.wire.data_plane.sockets import MAX_FRAME_BYTES, PIECE_BYTES, Keys
 from torch_edl.wire.server import Handler
 
@@ -137,13 +137,15 @@ class PserverService:
     def _push_embedding_table_infos(
         self, request: pb.PushEmbeddingTableInfosRequest
     ) -> pb.PushEmbeddingTableInfosResponse:
-        self._shard.add_tables(request)
+        with self._shard.room.noting():
+            self._shard.add_tables(request)
         self._wait_durable()
         return pb.PushEmbeddingTableInfosResponse()
 
-    def _pull(self, given: Framed, _may_wait: bool) -> Framed:
+    def _pull(self, given: Framed, may_wait: bool) -> Framed:
         """Answer a pull, with the rows in frames of their own."""
         shard, request = self._shard, given.message
+        self._require_pool(may_wait)
         if shard.dense is None:
             return Framed(pb.PullResponse(initialized=False))
         # Read before the parameters: they may be newer than the version, but never older.
@@ -167,6 +169,7 @@ class PserverService:
 
     def _push_gradients(self, given: Framed, may_wait: bool) -> Framed | Later:
         request: pb.PushGradientsRequest = given.message
+        self._require_pool(may_wait)
 
         def push() -> pb.PushGradientsResponse:
             return self._shard.push(request, given.frames, lent=given.lent)
@@ -211,6 +214,12 @@ class PserverService:
 
         key, logs = Keys.of(token).request, self._log is not None
         return SteadyState(self._shard, self._fence, key, pieces, change, logs=logs)
+
+    def _require_pool(self, may_wait: bool) -> None:
+        """Raise WouldWaitError in the thread that receives, if a table is on a disk."""
+        tables = list(self._shard.tables.values())
+        if not may_wait and any(table.on_disk for table in tables):
+            raise WouldWaitError
 
     def _wait_durable(self) -> None:
         """Wait until all changes so far may be acknowledged."""

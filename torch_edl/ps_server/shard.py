@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from torch_edl.checkpoint.reader import CheckpointReader
 from torch_edl.config import TrainConfig
 from torch_edl.errors import EdlError, UsageError
+from torch_edl.ps_server.disk_room import DiskRoom
 from torch_edl.ps_server.durability import records
 from torch_edl.ps_server.durability.log import ChangeLog
 from torch_edl.ps_server.durability.records import Kind, LogEntry
@@ -85,11 +86,11 @@ class ModelShard:
         self._applied = source.watermarks.copy() if source else Watermarks()
         # Sync mode: includes waiting pushes.
         self._received = self._applied.copy() if self._is_sync else self._applied
-        # Sync mode: pushes that wait for their quorum, in order of arrival.
-        self._waiting: list[Push] = []
+        self._waiting: list[Push] = []  # sync mode: for their quorum, in order of arrival
         self._description = pb.PushDenseParametersRequest()
         self._restored = source is not None
         self._tables_told = False
+        self.room = DiskRoom()
         self.lost = 0
         """Number of damaged records of the log that were left out. With losses, a push may leave a
         gap: records that were acknowledged and are lost here."""
@@ -171,7 +172,7 @@ class ModelShard:
             lent: the frames are memory of the worker, which changes after the answer.
 
         Raises:
-            UsageError, OSError: the push is rejected, or the log has no room; nothing has changed.
+            UsageError, OSError: the push is rejected, or has no room; nothing has changed.
         """
         self._require_sound()
         if self.dense is None:
@@ -194,6 +195,7 @@ class ModelShard:
         self._require_sound()
         answer = self._answer_without_change(push)
         if answer is None:
+            self.room.prepare(push.gradients)
             entry = self._entry(Kind.GRADIENTS, push.encoded, *push.frames)
             with self._task_locks[push.task_id % len(self._task_locks)]:
                 answer = self._answer_without_change(push)
@@ -292,8 +294,7 @@ class ModelShard:
         """Log removed rows by their ids, since pulls, which are not logged, decide on them too."""
         if self._log is not None and len(ids):
             message = pb.TableIds(name=table, ids=ids.astype("<i8").tobytes())
-            entry = LogEntry.of(Kind.EVICTION, message.SerializeToString())
-            self._log.append_before_next(entry)
+            self._log.append_before_next(LogEntry.of(Kind.EVICTION, message.SerializeToString()))
 
     def _require_sound(self) -> None:
         if self.broken:
@@ -389,9 +390,7 @@ class ModelShard:
         self._description = without_values(state.dense)
         self.dense, self.tables, self.version = dense, dict(tables), state.version
         self._applied = Watermarks.from_proto(state.applied)
-        self._received = self._applied
-        if self._is_sync:
-            self._received = Watermarks.from_proto(state.received)
+        self._received = Watermarks.from_proto(state.received) if self._is_sync else self._applied
         for record in records.read(state.waiting):
             message, frames = record.parts()
             request = pb.PushGradientsRequest.FromString(message)

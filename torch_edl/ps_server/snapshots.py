@@ -6,6 +6,7 @@ by a successor.
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import threading
@@ -33,6 +34,7 @@ _log = logging.getLogger(__name__)
 _LOADERS = 4  # parts of a table that are loaded in parallel
 _STEM = "shard"
 _STATE = "state.safetensors"
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 LOG_BYTES = 512 << 20
 """Size below which a log is not replaced by a snapshot; half the size of the last snapshot is a
@@ -97,6 +99,8 @@ def load(shard: ModelShard, path: Path) -> None:
             tables[saved.info.name] = _read_table(saved, optimizers, path, index, shard.shards)
         shard.thaw(state, dense, tables)
     except (CheckpointError, UsageError, OSError, ValueError, KeyError) as error:
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:  # for a table on a disk
+            raise
         raise JournalDamagedError(f"{path}: the snapshot is damaged: {error}") from error
 
 

@@ -47,6 +47,7 @@ class SteadyState:
         self._arguments = fence.job, fence.incarnation, key, piece_bytes
         self._calls = _core.ShardCalls(*self._arguments)
         self._known: tuple[Any, int] = (None, 0)
+        self._reads_disk = False
 
     def answer(self, pieces: Sequence[Any], memory: _core.SharedMemory | None) -> Quick | None:
         """Answer a call; None for an unusual call, which has changed nothing.
@@ -60,6 +61,8 @@ class SteadyState:
             return None
         if self._known != (dense, len(shard.tables)):
             self._learn()
+        if self._reads_disk:
+            return None
         call = self._calls.open(pieces, memory)
         if call is None:
             return None
@@ -83,6 +86,7 @@ class SteadyState:
         self._calls.set_dense(dense.flat.size, dense.trained)
         for name, table in tables.items():
             self._calls.add_table(name, table, table.core)
+        self._reads_disk = any(table.on_disk for table in tables.values())
         self._known = dense, len(tables)
 
     def _push(self, call: _core.ShardCall) -> Quick | None:

@@ -70,7 +70,7 @@ class ModelFile(UserModel):
                     table,
                     table.options.begins,
                 )
-        set_defaults(self.model, train.max_rows, train.storage_dtype)
+        set_defaults(self.model, train)
         log.info("strategy %s: %s", ready.strategy, ready.reason)
 
     @cached_property

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
+from torch_edl.config.table_storage import folder_of
+from torch_edl.config.training import TrainConfig
 from torch_edl.errors import UsageError
 from torch_edl.tables.initializers import Initializer, InitializerLike, resolve
 from torch_edl.wire import codec
@@ -29,6 +31,7 @@ class TableOptions:
     max_rows: int | None = None
     max_bytes: int | None = None
     storage_dtype: str | None = None
+    storage: str | None = None
     begins: Initializer = field(init=False, repr=False)
     """The distribution of a new row."""
 
@@ -47,19 +50,19 @@ class TableOptions:
         if self.storage_dtype not in (None, *codec.FLOAT_DTYPES):
             names = ", ".join(codec.FLOAT_DTYPES)
             raise UsageError(f"storage_dtype {self.storage_dtype!r}: choose one of {names}")
+        if self.storage is not None:
+            folder_of(self.storage, "storage")
         object.__setattr__(self, "begins", resolve(self.initializer, self.bound, self.dim))
 
-    def with_defaults(self, max_rows: int, storage_dtype: str) -> TableOptions:
-        """Return a copy in which missing options have the defaults of the job.
-
-        Args:
-            max_rows: row limit for a table without any bound of its own; 0 for no limit.
-        """
+    def with_defaults(self, train: TrainConfig) -> TableOptions:
+        """Return a copy in which missing options have the defaults of the job. The row limit is for
+        tables without any bound of their own."""
         open_ended = self.bound is self.max_rows is self.max_bytes is None
         return replace(
             self,
-            max_rows=max_rows or None if open_ended else self.max_rows,
-            storage_dtype=self.storage_dtype or storage_dtype,
+            max_rows=train.max_rows or None if open_ended else self.max_rows,
+            storage_dtype=self.storage_dtype or train.storage_dtype,
+            storage=self.storage or train.table_storage,
         )
 
     def check_range(self, table: str, low: int, high: int, *, argument: str) -> None:
@@ -98,6 +101,7 @@ class TableOptions:
             max_rows=self.max_rows or 0,
             max_bytes=self.max_bytes or 0,
             storage_dtype=codec.FLOAT_DTYPES[self.storage_dtype or "fp32"],
+            folder=folder_of(self.storage, "storage") if self.storage else "",
             modules=modules,
         )
 

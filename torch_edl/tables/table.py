@@ -101,6 +101,8 @@ class EmbeddingTable:
         kernel = optimizers.kernel(info.group, f"table {info.name}")
         self.slot_names: list[str] = kernel.slots if kernel else []
         self.slot_initial: list[float] = kernel.slot_initial if kernel else []
+        self.on_disk = bool(info.folder)
+        """True if the rows are on a disk."""
         self._frozen = info.group == FROZEN
         self._step = 0
         self._step_lock = threading.Lock()
@@ -118,9 +120,14 @@ class EmbeddingTable:
                 -(-info.max_rows // shards),
                 -(-info.max_bytes // shards),
                 storage_dtype(info),
+                info.folder,
             )
         except ValueError as error:
             raise UsageError(f"table {info.name}: {error}") from None
+        except OSError as error:
+            raise UsageError(
+                f"table {info.name}: {error.strerror}; name a folder on a local disk of this server"
+            ) from None
 
     @property
     def step(self) -> int:
@@ -147,6 +154,15 @@ class EmbeddingTable:
         if self._frozen:
             raise UsageError(f"table {self.name}: frozen, it takes no gradient")
         return codec.float_name(values.dtype)
+
+    def prepare(self, ids: Ids) -> None:
+        """Read the rows of a push of ids (n,) from the disk, and make room for those that the push
+        creates.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        self.core.prepare(ids)
 
     def _next_step(self) -> int:
         with self._step_lock:

@@ -43,7 +43,7 @@ class Initializer(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., args: _Optional[_Mapping[str, float]] = ..., measured: _Optional[bool] = ...) -> None: ...
 
 class EmbeddingTableInfo(_message.Message):
-    __slots__ = ("name", "dim", "initializer", "num_embeddings", "group", "min_count", "max_age", "modules", "max_rows", "max_bytes", "storage_dtype")
+    __slots__ = ("name", "dim", "initializer", "num_embeddings", "group", "min_count", "max_age", "modules", "max_rows", "max_bytes", "storage_dtype", "folder")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIM_FIELD_NUMBER: _ClassVar[int]
     INITIALIZER_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +55,7 @@ class EmbeddingTableInfo(_message.Message):
     MAX_ROWS_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
     STORAGE_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
     name: str
     dim: int
     initializer: Initializer
@@ -66,7 +67,8 @@ class EmbeddingTableInfo(_message.Message):
     max_rows: int
     max_bytes: int
     storage_dtype: _tensor_pb2.DataType
-    def __init__(self, name: _Optional[str] = ..., dim: _Optional[int] = ..., initializer: _Optional[_Union[Initializer, _Mapping]] = ..., num_embeddings: _Optional[int] = ..., group: _Optional[int] = ..., min_count: _Optional[int] = ..., max_age: _Optional[int] = ..., modules: _Optional[_Iterable[str]] = ..., max_rows: _Optional[int] = ..., max_bytes: _Optional[int] = ..., storage_dtype: _Optional[_Union[_tensor_pb2.DataType, str]] = ...) -> None: ...
+    folder: str
+    def __init__(self, name: _Optional[str] = ..., dim: _Optional[int] = ..., initializer: _Optional[_Union[Initializer, _Mapping]] = ..., num_embeddings: _Optional[int] = ..., group: _Optional[int] = ..., min_count: _Optional[int] = ..., max_age: _Optional[int] = ..., modules: _Optional[_Iterable[str]] = ..., max_rows: _Optional[int] = ..., max_bytes: _Optional[int] = ..., storage_dtype: _Optional[_Union[_tensor_pb2.DataType, str]] = ..., folder: _Optional[str] = ...) -> None: ...
 
 class ParamGroup(_message.Message):
     __slots__ = ("hyper",)

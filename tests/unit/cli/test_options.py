@@ -45,7 +45,7 @@ def test_every_option_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "--strategy ps --mode sync --grads-to-wait 4 --staleness 2 --local-steps 8 "
         "--max-steps 100 --eval-every 10 --seed 11 --on-nan skip "
         "--log-layers deep.* --large-embedding 12 --max-rows 900 --storage-dtype fp16 "
-        "--checkpoint-dir ck "
+        "--table-storage disk:/fast --checkpoint-dir ck "
         "--checkpoint-every 20 --keep-checkpoints 6 --resume --load start --output out "
         "--job-name j --tensorboard tb --durability journal --journal-dir log --fsync always "
         "-- --hidden 3"
@@ -80,6 +80,7 @@ def test_every_option_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             large_embedding=12,
             max_rows=900,
             storage_dtype="fp16",
+            table_storage="disk:/fast",
         ),
         cluster=ClusterConfig(
             min_workers=2,

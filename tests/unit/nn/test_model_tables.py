@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from torch_edl.config.training import TrainConfig
 from torch_edl.errors import UsageError
 from torch_edl.nn import Embedding, EmbeddingBag
 from torch_edl.nn.embedding import Table
@@ -144,9 +145,9 @@ def test_only_tables_without_any_bound_get_one() -> None:
             "torch": nn.Embedding(10, 4),
         }
     )
-    set_defaults(model, 0, "fp32")
+    set_defaults(model, TrainConfig())
     assert model["open"].info(0).max_rows == 0
-    set_defaults(model, 50, "fp32")
+    set_defaults(model, TrainConfig(max_rows=50))
     tables = {name: module for name, module in model.items() if isinstance(module, Table)}
     limits = {name: module.info(0).max_rows for name, module in tables.items()}
     assert limits == {"open": 50, "bounded": 0, "own": 7, "bytes": 0}
@@ -156,11 +157,29 @@ def test_only_tables_that_do_not_say_how_they_keep_rows_are_told() -> None:
     model = nn.ModuleDict(
         {"open": Embedding(None, 4), "own": EmbeddingBag(None, 4, storage_dtype="fp16")}
     )
-    set_defaults(model, 0, "bf16")
+    set_defaults(model, TrainConfig(storage_dtype="bf16"))
     kept = {name: module.info(0).storage_dtype for name, module in model.items()}
     assert kept == {"open": tensor.DT_BFLOAT16, "own": tensor.DT_HALF}
     with pytest.raises(UsageError, match="storage_dtype 'fp8': choose one of fp32, bf16, fp16"):
         Embedding(None, 4, storage_dtype="fp8")
+
+
+def test_only_tables_that_do_not_say_where_rows_are_take_the_place_of_the_job() -> None:
+    model = nn.ModuleDict(
+        {
+            "open": Embedding(None, 4),
+            "own": EmbeddingBag(None, 4, storage="disk:/own"),
+            "memory": Embedding(None, 4, storage="memory"),
+        }
+    )
+    set_defaults(model, TrainConfig(table_storage="disk:/job"))
+    places = {name: module.info(0).folder for name, module in model.items()}
+    assert places == {"open": "/job", "own": "/own", "memory": ""}
+    for wrong in ("disk", "disk:", "disk:relative", "/dir", "ssd:/dir"):
+        with pytest.raises(UsageError, match=f"storage {wrong}: expected memory, or disk: and"):
+            Embedding(None, 4, storage=wrong)
+        with pytest.raises(UsageError, match=f"--table-storage {wrong}: expected memory"):
+            TrainConfig(table_storage=wrong)
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adagrad, torch.optim.Adam])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -19,9 +20,17 @@ any_ids = hnp.arrays(
 )
 
 
-def make(dim: int = 4, kind: str = "sgd", **options: int) -> _core.Table:
+place: dict[str, str] = {}
+"""Where the tables of the running test keep their rows; the fixture ``storage`` sets it."""
+
+
+def core_table(*args: Any, **options: Any) -> _core.Table:
+    return _core.Table(*args, **options, **place)
+
+
+def make(dim: int = 4, kind: str = "sgd", **options: Any) -> _core.Table:
     rate = {"lr": 1.0} if kind == "sgd" else {}
-    return _core.Table("t", dim, "normal", {"std": 1.0}, 7, _core.Optimizer(kind, rate), **options)
+    return core_table("t", dim, "normal", {"std": 1.0}, 7, _core.Optimizer(kind, rate), **options)
 
 
 def rows(table: _core.Table, ids: np.ndarray, read_only: bool = True) -> np.ndarray:

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.tables.core_tables import any_ids, make, rows, run
+from tests.unit.tables.core_tables import any_ids, core_table, make, rows, run
 from torch_edl import _core
+
+pytestmark = pytest.mark.usefixtures("storage")
 
 Counts = dict[int, tuple[int, int]]
 """Id to count and time of last use."""
@@ -98,7 +100,7 @@ def test_many_ids_are_counted_in_less_than_thirty_bytes_each() -> None:
 def test_the_first_update_of_the_optimizer_is_the_one_that_admits() -> None:
     """The buffer of momentum starts as the first gradient, not as zero."""
     sgd = _core.Optimizer("sgd", {"lr": 1.0, "momentum": 0.9, "dampening": 0.5})
-    table, plain = (_core.Table("t", 2, "zeros", {}, 0, sgd, min_count=enough) for enough in (2, 0))
+    table, plain = (core_table("t", 2, "zeros", {}, 0, sgd, min_count=enough) for enough in (2, 0))
     ids, ones = np.array([5]), np.ones((1, 2), np.float32)
     for step in (1, 2, 3):
         table.push(ids, ones, 1.0, step)
@@ -108,7 +110,7 @@ def test_the_first_update_of_the_optimizer_is_the_one_that_admits() -> None:
 
 
 def test_a_frozen_table_counts_nothing() -> None:
-    table = _core.Table("f", 2, "constant", {"value": 3.0}, 0, None, min_count=2)
+    table = core_table("f", 2, "constant", {"value": 3.0}, 0, None, min_count=2)
     assert (rows(table, np.arange(4), read_only=False) == 3).all()
     assert (table.size, table.counted) == (4, 0)
 

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.tables.core_tables import any_ids, make, rows, run
+from tests.unit.tables.core_tables import any_ids, core_table, make, rows, run
 from torch_edl import _core
+
+pytestmark = pytest.mark.usefixtures("storage")
 
 
 def push(table: _core.Table, ids: np.ndarray, step: int) -> list[int]:
@@ -167,7 +169,7 @@ def test_a_bound_in_bytes_holds_for_rows_and_index() -> None:
 
 
 def test_a_frozen_table_keeps_its_rows_and_makes_none_at_its_bound() -> None:
-    table = _core.Table("f", 2, "normal", {"std": 1.0}, 0, None, max_rows=100)
+    table = core_table("f", 2, "normal", {"std": 1.0}, 0, None, max_rows=100)
     ids = np.arange(100, dtype=np.int64)
     table.load(ids, np.full((100, 2), 5, np.float32))
     unseen = np.arange(1000, 1100)

@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from tests.unit.tables.core_tables import core_table
 from torch_edl import _core
+
+pytestmark = pytest.mark.usefixtures("storage")
 
 RNG = np.random.default_rng(11)
 TABLES = [("a", 3, 50), ("b", 1, 0), ("c", 16, 4000)]  # name, dim, ids of a request
@@ -17,7 +20,7 @@ TABLES = [("a", 3, 50), ("b", 1, 0), ("c", 16, 4000)]  # name, dim, ids of a req
 def tables(**options: Any) -> list[_core.Table]:
     adagrad = _core.Optimizer("adagrad", {"lr": 0.1})
     return [
-        _core.Table(name, dim, "normal", {"std": 1.0}, 5, adagrad, **options)
+        core_table(name, dim, "normal", {"std": 1.0}, 5, adagrad, **options)
         for name, dim, _ in TABLES
     ]
 

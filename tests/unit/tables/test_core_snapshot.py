@@ -7,8 +7,10 @@ import threading
 import numpy as np
 import pytest
 
-from tests.unit.tables.core_tables import INT64, make, rows, run
+from tests.unit.tables.core_tables import INT64, core_table, make, rows, run
 from torch_edl import _core
+
+pytestmark = pytest.mark.usefixtures("storage")
 
 
 def snapshot(table: _core.Table, max_rows: int = 1000) -> list[np.ndarray]:
@@ -119,7 +121,7 @@ def test_load_restores_what_a_snapshot_gave() -> None:
 
 def test_a_snapshot_under_fire_holds_each_row_once_and_unmixed() -> None:
     """Every push adds one to all four elements of each row: a torn row would show."""
-    table = _core.Table("t", 4, "zeros", {}, 0, _core.Optimizer("sgd", {"lr": 1.0}))
+    table = core_table("t", 4, "zeros", {}, 0, _core.Optimizer("sgd", {"lr": 1.0}))
     ids = np.arange(20_000)
     minus = np.full((len(ids), 4), -1, np.float32)
     table.push(ids, minus, 1.0, 1)
@@ -145,7 +147,7 @@ def test_a_snapshot_under_fire_holds_each_row_once_and_unmixed() -> None:
 
 
 def test_a_scan_gives_each_row_once() -> None:
-    table = _core.Table("t", 2, "normal", {"std": 1.0}, 3, None)
+    table = core_table("t", 2, "normal", {"std": 1.0}, 3, None)
     assert table.scan(0, 10)[2] == -1
     ids = np.arange(-3000, 3000)
     values = table.pull(ids)

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.tables.core_tables import rows
+from tests.unit.tables.core_tables import core_table, rows
 from torch_edl import _core
+
+pytestmark = pytest.mark.usefixtures("storage")
 
 SHORT = {"bf16": torch.bfloat16, "fp16": torch.float16}
 IDS = np.arange(-50, 3_950)
@@ -16,7 +18,7 @@ IDS = np.arange(-50, 3_950)
 def make(dtype: str, dim: int = 16, kind: str = "sgd", start: float = 0.0) -> _core.Table:
     rate = {"lr": 1.0} if kind == "sgd" else {"lr": 0.1}
     optimizer = _core.Optimizer(kind, rate)
-    return _core.Table("t", dim, "constant", {"value": start}, 7, optimizer, dtype=dtype)
+    return core_table("t", dim, "constant", {"value": start}, 7, optimizer, dtype=dtype)
 
 
 def kept(values: np.ndarray, dtype: str) -> np.ndarray:
@@ -119,7 +121,7 @@ def test_slots_are_whole_and_a_snapshot_has_what_there_is(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", SHORT)
 def test_a_row_starts_the_same_whether_it_is_made_or_not(dtype: str) -> None:
-    table = _core.Table("t", 5, "normal", {"std": 1.0}, 7, _core.Optimizer("sgd", {}), dtype=dtype)
+    table = core_table("t", 5, "normal", {"std": 1.0}, 7, _core.Optimizer("sgd", {}), dtype=dtype)
     seen = rows(table, IDS, read_only=True)
     assert table.size == 0
     assert rows(table, IDS, read_only=False).tobytes() == seen.tobytes()

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.tables.core_tables import INT64, any_ids, make, rows
+from tests.unit.tables.core_tables import INT64, any_ids, core_table, make, rows
 from torch_edl import _core
+
+pytestmark = pytest.mark.usefixtures("storage")
 
 EXTREME = np.array([INT64.min, INT64.min + 1, -2, -1, 0, 1, 2, INT64.max - 1, INT64.max], np.int64)
 
@@ -144,7 +146,7 @@ def test_gradients_that_are_not_finite_are_named() -> None:
 
 
 def test_a_frozen_table_gives_rows_and_takes_no_gradient() -> None:
-    table = _core.Table("f", 2, "constant", {"value": 3.0}, 0, None)
+    table = core_table("f", 2, "constant", {"value": 3.0}, 0, None)
     assert (rows(table, np.arange(4), read_only=False) == 3).all()
     with pytest.raises(ValueError, match="frozen"):
         table.push(np.arange(4), np.ones((4, 2), np.float32), 1.0, 1)

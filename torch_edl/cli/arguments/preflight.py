@@ -11,6 +11,7 @@ from torch_edl.checkpoint.durable import check_writable
 from torch_edl.cli.arguments import user_file
 from torch_edl.cli.arguments.options import model_file_job
 from torch_edl.config import DataConfig, JobConfig
+from torch_edl.config.table_storage import folder_of
 from torch_edl.data.resuming import continued
 from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.launch.jobs import folder
@@ -92,6 +93,9 @@ def check_folders(config: JobConfig) -> JobConfig:
     journal_dir = config.durability.journal_dir
     if journal_dir:
         check_writable(Path(journal_dir), "--journal-dir", is_file=False)
+    storage = config.train.table_storage
+    if (place := folder_of(storage, "--table-storage")) and not Path(place).is_dir():
+        raise UsageError(f"--table-storage {storage}: no such folder; create it on a local disk")
     return dataclasses.replace(config, checkpoint=keep)
 
 
