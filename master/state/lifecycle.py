@@ -74,6 +74,17 @@ class EventLog:
         assert not self._count, "events were added before"
         self._count = sequence
 
+    @property
+    def count(self) -> int:
+        """Number of the newest event; 0 before the first."""
+        return self._count
+
+    def exceed(self, sequence: int) -> None:
+        """Continue above all numbers that a lost file of events may have had, of which
+        ``sequence`` was stored: clients ask for what is above the newest number they know."""
+        if self._count < sequence:
+            self._count = sequence + _EVENTS
+
     def add(self, level: str, text: str, wall_time: float, traceback: str = "") -> None:
         """Append an event; ``wall_time`` is in Unix seconds."""
         self._count += 1
@@ -290,6 +301,7 @@ class Lifecycle:
             "leave_s": self.leave_s,
             "stopping": None if stopping is None else [stopping.reason, wall(stopping.began)],
             "outcome": None if self.outcome is None else asdict(self.outcome),
+            "events": self.log.count,
             "sources": self.log.sources,
             "rollbacks": self.rollbacks,
             "records_rolled_back": self.records_rolled_back,
@@ -308,6 +320,7 @@ class Lifecycle:
         if state["outcome"] is not None:
             self.outcome, self.leave_s = Outcome(**state["outcome"]), state["leave_s"]
             self.ended_at = at(state["ended"]) or now
+        self.log.exceed(state["events"])
         self.log.sources.update(state["sources"])
         self.rollbacks = state["rollbacks"]
         self.records_rolled_back = state["records_rolled_back"]

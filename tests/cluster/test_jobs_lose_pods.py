@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +22,7 @@ _BROKEN_S = 30.0
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_chaos_kills_pods_and_clean_removes_what_is_over(
-    namespace: Namespace, running: Job
+    namespace: Namespace, running: Job, tmp_path: Path
 ) -> None:
     refused = namespace.edl("chaos", JOB, "--pause", "worker=1:5s")
     assert refused.returncode == 2
@@ -33,12 +36,28 @@ def test_chaos_kills_pods_and_clean_removes_what_is_over(
     assert verdict["held"]
     assert verdict["kills"] == {"worker": 2, "ps": 2, "master": 2}
     assert verdict["replaced"]["ps"] >= 2
+    shown = _page(namespace, tmp_path)
+    assert shown["status"]["state"] == "running"
+    assert "master" in {each["kind"] for each in shown["incidents"]}
+    assert {"master-0", "ps-2", "ps-3"} <= {row[0] for row in shown["lanes"]["rows"]}
     running.complete()
+    assert _page(namespace, tmp_path)["status"]["state"] == "finished"
     kept = namespace.edl("clean", "--keep", "1")
     assert "nothing to remove" in kept.stdout
     removed = namespace.edl("clean")
     assert f"removed: job {JOB}" in removed.stdout, removed.stdout
     namespace.wait_for(lambda: namespace.left_of(JOB) == [])
+
+
+def _page(namespace: Namespace, folder: Path) -> dict[str, Any]:
+    """Export the dashboard of the job, and return its data."""
+    file = folder / "page.html"
+    exported = namespace.edl("dashboard", JOB, "--export", str(file))
+    assert exported.returncode == 0, exported.stdout
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', file.read_text())
+    assert data is not None
+    found: dict[str, Any] = json.loads(data[1])
+    return found
 
 
 @pytest.mark.slow

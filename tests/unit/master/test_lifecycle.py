@@ -18,6 +18,25 @@ def test_events_are_numbered_told_once_and_old_ones_go():
     assert events.after(1500) == events.after(1599) == []
 
 
+def test_a_client_receives_the_events_of_a_master_that_was_restarted_without_the_file():
+    """A pod of a cluster is replaced with its files. The stored state may lack the last events."""
+    before, after = Lifecycle(wall_offset_s=0.0), Lifecycle(wall_offset_s=0.0)
+    before.note("info", "stored", 1.0)
+    state = before.to_state()
+    for _ in range(9):
+        before.note("info", "not stored", 1.0)
+    known = before.log.after(0)[-1].sequence
+    after.from_state(state, 0.0)
+    after.note("info", "restarted", 2.0)
+    assert [event.text for event in after.log.after(known)] == ["restarted"]
+    # With the file, the numbers continue without a gap.
+    same = Lifecycle(wall_offset_s=0.0)
+    same.log.continue_after(known)
+    same.from_state(state, 0.0)
+    same.note("info", "restarted", 2.0)
+    assert same.log.after(known)[0].sequence == known + 1
+
+
 class TestEventsOfCommands:
     def events(self, *numbers: int, level: str = "warning") -> list[pb.Event]:
         return [pb.Event(sequence=n, time=5.0, level=level, text=f"kill {n}") for n in numbers]
