@@ -91,8 +91,8 @@ function drawCurves(data) {
     chart(name.slice(6)).update({ x: "step", series: [{ name, tone: "s0", points: curveOf(name, "step") }] });
   }
   const workers = curveOf("train/workers", "time");
-  if (new Set(workers.map(([, y]) => y)).size > 1) {
-    chart("Workers").update({ x: "time", zero: true, marks, series: [{ name: "workers", points: workers, area: true, tone: "s0" }] });
+  if (new Set(workers.map(([, y]) => y).filter(Boolean)).size > 1) {
+    chart("Workers").update({ x: "time", zero: true, whole: true, marks, series: [{ name: "workers", points: workers, area: true, tone: "s0" }] });
   }
 }
 

@@ -76,7 +76,7 @@ class Chart {
     const across = Math.max(2, Math.floor((width - LEFT) / 90));
     const lines = log
       ? decades(low, high)
-      : ticks(low, high, 4);
+      : ticks(low, high, 4).filter((y) => !spec.whole || Number.isInteger(y));
     const axis = svg("g", { class: "axis" },
       lines.map((y) => [
         svg("line", { x1: LEFT, x2: width - RIGHT, y1: sy(y), y2: sy(y) }),
@@ -105,22 +105,20 @@ class Chart {
     const parts = [];
     let path = "", first = null, last = null;
     for (const [x, y] of series.points) {
-      if (y === null) { path += ""; first = null; continue; }
+      if (y === null) { first = null; continue; }
       path += `${first === null ? "M" : "L"}${sx(x).toFixed(1)} ${sy(y).toFixed(1)}`;
       first = first === null ? x : first;
       last = x;
     }
     const tone = series.tone || `s${place}`;
-    if (series.kind !== "dots") {
-      if (series.area && last !== null) {
-        const start = series.points.find(([, y]) => y !== null)[0], floor = HEIGHT - BOTTOM;
-        parts.push(svg("path", { class: `area ${tone}`,
-          d: `${path}L${sx(last).toFixed(1)} ${floor}L${sx(start).toFixed(1)} ${floor}Z` }));
-      }
-      parts.push(svg("path", { class: `line ${tone} ${series.kind || ""}`, d: path }));
+    if (series.area && last !== null) {
+      const start = series.points.find(([, y]) => y !== null)[0], floor = HEIGHT - BOTTOM;
+      parts.push(svg("path", { class: `area ${tone}`,
+        d: `${path}L${sx(last).toFixed(1)} ${floor}L${sx(start).toFixed(1)} ${floor}Z` }));
     }
-    if (series.kind === "dots" || series.dots) {
-      for (const [x, y] of series.points.slice(-300)) {
+    parts.push(svg("path", { class: `line ${tone} ${series.kind || ""}`, d: path }));
+    if (series.dots && series.points.length <= 80) {
+      for (const [x, y] of series.points) {
         if (y !== null) parts.push(svg("circle", { class: `dot ${tone}`, cx: sx(x), cy: sy(y), r: 3.5 }));
       }
     }

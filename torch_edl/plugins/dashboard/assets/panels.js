@@ -247,7 +247,7 @@ function drawWorkers(data) {
       `${span(stuck[0].idle_s)}; a worker is declared lost after ${span(limit)}`) : "",
     rows.length ? table("Workers", ["worker", "does", ">records/s", ">records", ">leases", ">last progress"], shown.map((p) => [
       [`${p.role}-${p.id}`, "strong"],
-      [p.state === "running" ? p.phase || (p.role === "spare" ? "waits for a place" : "running") : p.state, `state ${p.role}`],
+      stateTag(p.state === "running" ? p.phase || (p.role === "spare" ? "waits for a place" : "running") : p.state, p.role),
       p.role === "worker" ? meter(p.rate || 0, most) : "", p.role === "worker" ? whole(p.records || 0) : "",
       p.leases ? String(p.leases) : "", [p.leases ? (p.idle_s < 1 ? "now" : `${span(p.idle_s)} ago`) : "", tone(p)]]), { class: "stack" })
       : el("p", { class: "empty" }, "No worker runs"),
@@ -255,6 +255,10 @@ function drawWorkers(data) {
       store.allWorkers = true;
       drawWorkers(store.data);
     } }, `Show all ${whole(rows.length)}`) : "");
+}
+
+function stateTag(text, role) {
+  return el("span", { class: `state ${role}` }, text);
 }
 
 function names(all) {
@@ -276,6 +280,6 @@ function drawServers(data) {
   const copies = servers.some((p) => p.kept);
   byId("server-table").replaceChildren(table("Parameter servers",
     ["server", "state", "address", ...(copies ? ["copy on its peer"] : []), "problem"], servers.map((p) => [
-      [`ps-${p.id}`, "strong"], [p.state, "state ps"], p.address || "", ...(copies ? [p.kept ? "yes" : "not yet"] : []),
+      [`ps-${p.id}`, "strong"], stateTag(p.state, "ps"), p.address || "", ...(copies ? [p.kept ? "yes" : "not yet"] : []),
       [p.problem || "none", p.problem ? "bad-text" : ""]]), { class: "stack" }));
 }
