@@ -4,7 +4,7 @@ Arrays are C-contiguous and of exactly the dtype named; anything else is a ``Val
 what came. Heavy calls release the GIL and may run concurrently.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -389,12 +389,17 @@ class ShardCalls:
     def set_dense(self, size: int, trained: Sequence[tuple[int, int]]) -> None:
         """Set the size of the flat vector, and its ranges whose gradients must be finite."""
 
-    def open(self, pieces: Sequence[Any], memory: SharedMemory | None) -> ShardCall | None:
-        """Decode the first frame of a call. ``memory`` is shared by its sender."""
+    def open(
+        self, pieces: Sequence[Any], memory: SharedMemory | None, most_bytes: int
+    ) -> ShardCall | None:
+        """Decode the first frame of a call with at most ``most_bytes`` bytes of frames. ``memory``
+        is shared by its sender."""
 
-    def answer_pull(self, call: ShardCall, version: int, dense: _Floats) -> list[Any] | None:
+    def answer_pull(
+        self, call: ShardCall, version: int, dense: _Floats, release: Callable[[], None]
+    ) -> list[Any] | None:
         """Return the frames of the answer to a pull at a version of the shard, whose flat vector
-        ``dense`` (n,) must not change meanwhile."""
+        ``dense`` (n,) must not change until ``release`` is called."""
 
     def decode_push(
         self, call: ShardCall

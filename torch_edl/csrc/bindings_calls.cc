@@ -48,6 +48,7 @@ struct Entry {
   const int64_t* ids = nullptr;
   size_t n = 0;
   py::object owner;  // of the ids
+  const float* values = nullptr;
 };
 
 class ShardCalls {
@@ -66,7 +67,9 @@ class ShardCalls {
     trained_ = std::move(trained);
   }
 
-  py::object answer_pull(const Call& call, int64_t version, const Floats& flat) const {
+  // Calls `release` when the dense parameters were read.
+  py::object answer_pull(const Call& call, int64_t version, const Floats& flat,
+                         const py::object& release) const {
     bool dense = false, read_only = false, fenced = false;
     int64_t dense_version = 0, dtype = 0;
     std::vector<Entry> entries;
@@ -99,6 +102,7 @@ class ShardCalls {
       std::memcpy(answer.add(4 * size), flat.data(), 4 * size);
       message.message(3, answer.tensor(kFloat, {size}));
     }
+    release();
     std::vector<char*> out;
     size_t floats = 0;
     for (const Entry& each : entries) {
@@ -162,19 +166,14 @@ class ShardCalls {
       }
     }
     require(in.good() && fenced && range[0] >= 0 && retired_before >= 0);
-    if (!dense.is_none()) {
-      const auto* values = dense.cast<Floats>().data();
-      for (const auto& [start, stop] : trained_) {
-        require(edl::first_nonfinite(values + start, stop - start) < 0);
-      }
-    }
+    require(is_sound(entries, dense.is_none() ? nullptr : dense.cast<Floats>().data()));
     return py::make_tuple(call.number, py::make_tuple(range[0], range[1], range[2]), version,
                           retired_before, rates, dense, tables,
                           py::bytes(call.body.data(), call.body.size()), call.lent);
   }
 
-  Call open(const py::sequence& pieces, const Memory& memory) const {
-    return Call(pieces, memory, key_, piece_bytes_);
+  Call open(const py::sequence& pieces, const Memory& memory, size_t most_bytes) const {
+    return Call(pieces, memory, key_, piece_bytes_, most_bytes);
   }
 
  private:
@@ -229,16 +228,31 @@ class ShardCalls {
     return found;
   }
 
-  // Table, ids and gradient of the newest entry, checked.
-  py::tuple gradient(const Call& call, const std::vector<Entry>& entries,
-                     std::string_view values) const {
-    const Entry& own = entries.back();
+  // True if all ids are within their tables and all gradients are finite. dense: the flat gradient,
+  // or nullptr. Throws std::invalid_argument for ids outside of a table.
+  bool is_sound(const std::vector<Entry>& entries, const float* dense) const {
+    size_t floats = dense ? dense_size_ : 0;
+    for (const Entry& each : entries) floats += each.n * each.table->second->dim();
+    const Unlocked unlocked(floats);
+    for (const auto& [start, stop] : dense ? trained_ : Ranges()) {
+      if (edl::first_nonfinite(dense + start, stop - start) >= 0) return false;
+    }
+    for (const Entry& each : entries) {
+      const Table& table = *each.table->second;
+      table.check_ids(each.ids, each.n);
+      if (edl::first_nonfinite(each.values, each.n * table.dim()) >= 0) return false;
+    }
+    return true;
+  }
+
+  // Table, ids and gradient of the newest entry.
+  py::tuple gradient(const Call& call, std::vector<Entry>& entries, std::string_view values) const {
+    Entry& own = entries.back();
     const Table& table = *own.table->second;
     for (size_t i = 0; i + 1 < entries.size(); ++i) require(entries[i].table != own.table);
     require(!values.empty() && !table.frozen());
     Floats gradients = Tensor(call, values).array({own.n, table.dim()});
-    table.check_ids(own.ids, own.n);
-    require(edl::first_nonfinite(gradients.data(), own.n * table.dim()) < 0);
+    own.values = gradients.data();
     const py::array_t<int64_t> ids(ssize(own.n), own.ids, own.owner);
     return py::make_tuple(own.table->first, ids, std::move(gradients));
   }
@@ -253,9 +267,9 @@ class ShardCalls {
 };
 
 py::object answer_pull(const ShardCalls& calls, const Call& call, int64_t version,
-                       const Floats& flat) {
+                       const Floats& flat, const py::object& release) {
   try {
-    return calls.answer_pull(call, version, flat);
+    return calls.answer_pull(call, version, flat, release);
   } catch (const Unusual&) {
     return py::none();
   } catch (const std::invalid_argument&) {
@@ -274,9 +288,9 @@ py::object decode_push(const ShardCalls& calls, const Call& call) {
 }
 
 std::unique_ptr<Call> open(const ShardCalls& calls, const py::sequence& pieces,
-                           const Memory& memory) {
+                           const Memory& memory, size_t most_bytes) {
   try {
-    return std::make_unique<Call>(calls.open(pieces, memory));
+    return std::make_unique<Call>(calls.open(pieces, memory, most_bytes));
   } catch (const Unusual&) {
     return nullptr;
   }
@@ -293,7 +307,9 @@ void bind_calls(py::module_& m) {
            py::arg("incarnation"), py::arg("key"), py::arg("piece_bytes"))
       .def("add_table", &ShardCalls::add_table, py::arg("name"), py::arg("table"), py::arg("core"))
       .def("set_dense", &ShardCalls::set_dense, py::arg("size"), py::arg("trained"))
-      .def("open", &open, py::arg("pieces"), py::arg("memory"))
-      .def("answer_pull", &answer_pull, py::arg("call"), py::arg("version"), py::arg("dense"))
+      .def("open", &open, py::arg("pieces"), py::arg("memory"),
+           py::arg("most_bytes"))
+      .def("answer_pull", &answer_pull, py::arg("call"), py::arg("version"), py::arg("dense"),
+           py::arg("release"))
       .def("decode_push", &decode_push, py::arg("call"));
 }

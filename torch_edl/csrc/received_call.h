@@ -20,7 +20,6 @@ using Bytes = py::array_t<uint8_t>;
 using Floats = py::array_t<float>;
 
 inline constexpr size_t kMostFrames = 4096;
-inline constexpr size_t kMostBytes = 1 << 20;  // of the frames of a call
 inline constexpr size_t kAlignment = 64;       // of frames in shared memory
 inline constexpr int64_t kFloat = 1;           // DataType.DT_FLOAT
 inline constexpr uint32_t kPull = 3, kPush = 4;  // fields of DataRequest and DataAnswer
@@ -51,7 +50,9 @@ struct Frame {
 // A received call, without the content of its request.
 class Call {
  public:
-  Call(const py::sequence& pieces, const Memory& memory, std::string_view key, size_t piece_bytes)
+  // most_bytes: limit of the bytes of all frames.
+  Call(const py::sequence& pieces, const Memory& memory, std::string_view key, size_t piece_bytes,
+       size_t most_bytes)
       : memory_(memory) {
     for (const py::handle piece : pieces) {
       views_.emplace_back(piece);
@@ -82,7 +83,7 @@ class Call {
       }
     }
     require(in.good() && known && kind);
-    find_frames(pieces, places, sizes);
+    require(find_frames(pieces, places, sizes) <= most_bytes);
     require(room_bytes == 0 || (memory && inside(room_at, room_bytes)));
   }
 
@@ -124,8 +125,9 @@ class Call {
     return at >= 0 && bytes >= 0 && at <= size && bytes <= size - at;
   }
 
-  void find_frames(const py::sequence& pieces, const std::vector<int64_t>& places,
-                   const std::vector<int64_t>& sizes) {
+  // Returns the bytes of all frames.
+  size_t find_frames(const py::sequence& pieces, const std::vector<int64_t>& places,
+                     const std::vector<int64_t>& sizes) {
     size_t sent = 1, total = 0;
     const size_t count = places.empty() ? views_.size() - 1 : places.size();
     const py::object memory = memory_ ? py::cast(memory_) : py::none();
@@ -142,7 +144,8 @@ class Call {
       }
       total += frames_.back().size;
     }
-    require(sent == views_.size() && total <= kMostBytes);
+    require(sent == views_.size());
+    return total;
   }
 
   Memory memory_;

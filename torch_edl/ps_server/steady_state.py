@@ -49,12 +49,15 @@ class SteadyState:
         self._known: tuple[Any, int] = (None, 0)
         self._reads_disk = False
 
-    def answer(self, pieces: Sequence[Any], memory: _core.SharedMemory | None) -> Quick | None:
+    def answer(
+        self, pieces: Sequence[Any], memory: _core.SharedMemory | None, most_bytes: int
+    ) -> Quick | None:
         """Answer a call; None for an unusual call, which has changed nothing.
 
         Args:
             pieces: the received frames.
             memory: memory that the sender shares.
+            most_bytes: size of the frames of a call above which the call is unusual.
         """
         dense, shard = self._shard.dense, self._shard
         if dense is None or shard.broken:
@@ -63,7 +66,7 @@ class SteadyState:
             self._learn()
         if self._reads_disk:
             return None
-        call = self._calls.open(pieces, memory)
+        call = self._calls.open(pieces, memory, most_bytes)
         if call is None:
             return None
         if not call.is_pull:
@@ -72,10 +75,14 @@ class SteadyState:
         version = shard.version
         if not dense.lock.acquire(blocking=False):
             return None
+        held = [dense.lock]
         try:
-            content = self._calls.answer_pull(call, version, dense.flat)
+            content = self._calls.answer_pull(
+                call, version, dense.flat, lambda: held.pop().release()
+            )
         finally:
-            dense.lock.release()
+            for lock in held:
+                lock.release()
         return None if content is None else Quick(0, "pull", content, None)
 
     def _learn(self) -> None:

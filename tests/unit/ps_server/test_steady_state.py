@@ -26,6 +26,7 @@ TOKEN = "secret"
 KEY = Keys.of(TOKEN).request
 FENCE = pb.Fence(job="j", incarnation=1)
 DIMS = {"t": 2, "u": 5}
+MOST = 1 << 20
 DENSE = 12  # numbers: a buffer, a frozen and two trained parameters
 
 
@@ -152,7 +153,7 @@ def test_the_core_answers_as_step_by_step(shared: bool) -> None:
         memory = _core.SharedMemory(1 << 20) if shared else None
         room = [0, 3000, 100_000][number % 3]
         given = pull(rng, dense=bool(number % 2), read_only=number % 5 == 0)
-        found = quick.usual.answer(sent(given, memory, room), memory)
+        found = quick.usual.answer(sent(given, memory, room), memory, MOST)
         assert found is not None
         message, frames = received(found.content, memory)
         expected = slow.step_by_step(given)
@@ -162,7 +163,7 @@ def test_the_core_answers_as_step_by_step(shared: bool) -> None:
         assert message.version == expected.message.version
         for each in (number, number, number - 3):  # the others are duplicates
             given = push(rng, max(each, 0))
-            found = quick.usual.answer(sent(given, memory), memory)
+            found = quick.usual.answer(sent(given, memory), memory, MOST)
             assert found is not None
             assert received(found.content, memory)[0] == slow.step_by_step(given).message
         assert quick.state == slow.state
@@ -236,7 +237,7 @@ def unusual(name: str) -> Callable[[], list[Any]]:
 def test_unusual_calls_change_nothing(name: str) -> None:
     world = World()
     before = world.state
-    assert world.usual.answer(unusual(name)(), None) is None
+    assert world.usual.answer(unusual(name)(), None, MOST) is None
     assert world.state == before
 
 
@@ -245,7 +246,7 @@ def test_a_gradient_of_a_buffer_may_be_anything() -> None:
     flat = np.frombuffer(call.frames[0], np.float32).copy()
     flat[:2] = np.inf
     call.frames[0] = flat.view(np.uint8).data
-    assert world.usual.answer(sent(call), None) is not None
+    assert world.usual.answer(sent(call), None, MOST) is not None
 
 
 def fuzz(seed: int, times: int) -> None:
@@ -269,7 +270,7 @@ def fuzz(seed: int, times: int) -> None:
                 bad = bytearray(b"\0")
         before = world.state if number % 20 == 0 else None
         try:
-            found = world.usual.answer([bytes(bad), *frames], memory)
+            found = world.usual.answer([bytes(bad), *frames], memory, MOST)
         except Exception:
             found = None
         if found is None and before is not None:

@@ -28,7 +28,7 @@ from torch_edl.wire import data_plane_pb2 as pb
 from torch_edl.wire import keepalive
 from torch_edl.wire.codec import Framed
 from torch_edl.wire.data_plane.shared_memory import AttachedMemories, put_places, received
-from torch_edl.wire.data_plane.sockets import LOCAL, Keys, cut, joined, prepare, require_sizes
+from torch_edl.wire.data_plane.sockets import LOCAL, MAX_CALL_BYTES, Keys, cut, joined, prepare, require_sizes
 from torch_edl.wire.security.newcomers import Newcomers
 from torch_edl.wire.server import require_few, status_of
 
@@ -78,9 +78,9 @@ class Quick(NamedTuple):
     """Waits until the answer may be sent; None if it may be sent at once."""
 
 
-QuickAnswer = Callable[[Sequence[Any], "_core.SharedMemory | None"], Quick | None]
-"""Answers a call that usually comes, from its frames and the memory that its sender shares. Returns
-None, or raises an exception, before any change if the call is unusual; the call is then decoded and
+QuickAnswer = Callable[[Sequence[Any], "_core.SharedMemory | None", int], Quick | None]
+"""Answers a call that usually comes, from its frames, the memory that its sender shares, and the
+number of bytes of frames above which the call is unusual. Returns None, or raises an exception, before any change if the call is unusual; the call is then decoded and
 given to its :data:`Answer`."""
 
 
@@ -216,7 +216,7 @@ class DataServer:
     def _answered_here(self, sender: Any, pieces: list[Any]) -> bool:
         if sum(map(len, pieces)) > _LARGE or (_HAS_SPARE_CORES and self._socket.poll(0)):
             return False
-        answered = self._usual(bytes(sender), pieces)
+        answered = self._usual(bytes(sender), pieces, _LARGE)
         if answered is None:
             try:
                 answered = self._answer(bytes(sender), pieces, may_wait=False)
@@ -228,16 +228,18 @@ class DataServer:
             self._start(self._later, self._finish, sender, answered)
         return True
 
-    def _usual(self, sender: bytes, pieces: list[Any]) -> Quick | None:
+    def _usual(self, sender: bytes, pieces: list[Any], most_bytes: int) -> Quick | None:
         if self._quick is None:
             return None
         try:
-            return self._quick(pieces, self._memories.find(sender))
+            return self._quick(pieces, self._memories.find(sender), most_bytes)
         except Exception:  # decoded step by step, the call gets an answer with the reason
             return None
 
     def _call(self, sender: Any, pieces: list[Any]) -> None:
-        answered = self._answer(bytes(sender), pieces, may_wait=True)
+        answered = self._usual(bytes(sender), pieces, MAX_CALL_BYTES)
+        if answered is None:
+            answered = self._answer(bytes(sender), pieces, may_wait=True)
         if answered.wait is None:
             self._send(sender, answered.content)
         else:
