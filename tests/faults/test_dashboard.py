@@ -24,7 +24,8 @@ def chromium() -> Iterator[Chromium]:
 
 def test_a_kill_is_shown(start_job: Callable[..., ModelJob], chromium: Chromium) -> None:
     """The page of a running job shows a kill and its cost, and the end of the job."""
-    job = start_job(1000, "--workers", "2", "--ps", "2", *TASKS)
+    flags = ["--workers", "2", "--ps", "2", "--task-timeout", "20"]
+    job = start_job(1000, *flags, *TASKS)
     job.wait_for(lambda: job.done() > 0)
     words = [*EDL, "dashboard", job.name]
     with subprocess.Popen(words, env=job.env, stdout=subprocess.PIPE, text=True) as dashboard:
@@ -41,6 +42,9 @@ def test_a_kill_is_shown(start_job: Callable[..., ModelJob], chromium: Chromium)
             shown_s = time.monotonic() - began
             chromium.wait_for("document.querySelector('#cost-table').innerText.includes('≤')")
             assert "none" in chromium.evaluate("document.querySelector('#cost-table').innerText")
+            # The data stop at the last record: the worker that holds it turns red before the
+            # timeout.
+            chromium.wait_for("document.querySelector('#worker-table .bad-text')?.innerText")
             job.end_well()
             chromium.wait_for("document.querySelector('#state').textContent == 'finished'")
             assert "No record was lost" in chromium.evaluate("document.body.innerText")

@@ -88,11 +88,11 @@ class _Handler(BaseHTTPRequestHandler):
         elif path == "/data":
             view.refresh()
             numbers = {name: _number(query, name) for name in ("after", "first")}
-            generation = _number(query, "generation", -1)
+            generation = query.get("generation", "")
             self._json(view.page(**numbers, generation=generation))
         elif path == "/events":
             texts = {n: query.get(n, "")[:_QUERY_CHARS] for n in ("level", "kind", "text")}
-            self._json(view.book.matching(before=_number(query, "before", _MOST_NUMBER), **texts))
+            self._json(view.events(before=_number(query, "before", _MOST_NUMBER), **texts))
         elif path == "/log":
             try:
                 self._json({"lines": view.log(query.get("process", "")[:_QUERY_CHARS])})

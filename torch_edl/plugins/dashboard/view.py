@@ -41,13 +41,20 @@ class View:
         self._clock = clock
         self._lock = threading.Lock()
         self._read_at = 0.0
+        self._generation = 0
+        self._begin(job.started())
+
+    def _begin(self, started: float) -> None:
+        """Forget everything: the job, or a new one of the same name, started at another time."""
+        self._started = started
+        self._generation += 1
         self._report: dict[str, Any] = {}
         self._problem = ""
         self._rates: dict[int, tuple[float, int, float]] = {}
         self.book = events.EventBook()
         self.samples = Samples()
         self.lanes = Lanes()
-        local = job if isinstance(job, LocalJob) else None
+        local = self._job if isinstance(self._job, LocalJob) else None
         self._events_file = WholeLines(local.events_file) if local else None
         self._history = HistoryFile(local.dir) if local else None
         self._marked = 0
@@ -68,6 +75,9 @@ class View:
                 self._read_at = self._clock()
 
     def _read(self) -> None:
+        started = self._job.started()
+        if started and started != self._started:
+            self._begin(started)
         try:
             status: pb.GetStatusResponse | None = self._job.ask(
                 pb.GetStatusRequest(events_after=self.book.last)
@@ -100,7 +110,7 @@ class View:
         report = self._report
         over = report.get("state") in _OVER
         # A job that ended before this page began has no times but those of its history.
-        began = self._job.started() if not self.lanes.all else now
+        began = self._started if not self.lanes.all else now
         for p in report.get("processes", ()):
             fields = {name: p[name] for name in ("role", "id", "pid", "state", "exit")}
             at = began if p["state"] != EXITED else self._last_time(now)
@@ -124,25 +134,26 @@ class View:
 
     # ---- answers ----
 
-    def page(self, *, after: int = 0, first: int = 0, generation: int = -1) -> dict[str, Any]:
+    def page(self, *, after: int = 0, first: int = 0, generation: str = "") -> dict[str, Any]:
         """Return what the page shows, as JSON values.
 
         Args:
             after: number of the newest event that the browser has.
             first: number of samples that the browser has.
-            generation: :attr:`Samples.generation` of these samples.
+            generation: value of the answer from which the browser has them; a browser with
+                another value receives everything.
         """
         with self._lock:
-            samples = self.samples
-            if generation != samples.generation:
-                first = 0
+            samples, now = self.samples, f"{self._generation}.{self.samples.generation}"
+            if generation != now:
+                after = first = 0
             report = dict(self._report)
             processes = report.pop("processes", [])
             ended = [p for p in processes if p["state"] == EXITED]
             return {
                 "name": self._job.name,
                 "now": self._clock(),
-                "started": self._job.started(),
+                "started": self._started,
                 "last": self._last_time(self._clock()),
                 "over": report.get("state") in _OVER,
                 "problem": self._problem,
@@ -153,7 +164,7 @@ class View:
                 "samples": samples.rows(first),
                 "samples_first": first,
                 "samples_total": len(samples.all),
-                "generation": samples.generation,
+                "generation": now,
                 "interval_s": samples.interval_s,
                 "waited_s": round(samples.waited_s(), 2),
                 "evaluated_at": samples.eval_times,
@@ -179,6 +190,11 @@ class View:
             self._rates[process["id"]] = before, had, rate
             kept["rate"] = round(rate, 2)
         return kept
+
+    def events(self, **filters: Any) -> list[dict[str, Any]]:
+        """Return the events that match the arguments of ``EventBook.matching``."""
+        with self._lock:
+            return self.book.matching(**filters)
 
     def log(self, name: str) -> list[str]:
         """Return the last lines of the log of a process, such as ``worker-3``.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import shutil
 import time
 from typing import Any
 
@@ -163,6 +165,25 @@ def test_nobody_reads_the_job_for_a_page_that_nobody_reads(job: SimulatedJob) ->
     assert view.book.last == count
     view.refresh()
     assert view.book.last == count + 1
+
+
+def test_a_new_job_of_the_same_name_has_a_page_of_its_own(job: SimulatedJob) -> None:
+    now = [1000.0]
+    view = View(LocalJob("digits"), clock=lambda: now[0])
+    view.refresh()
+    before = view.page()
+    shutil.rmtree(job.folder.dir)
+    again = SimulatedJob("digits", deaths=0, events=10, seconds=30)
+    os.utime(again.folder.config_file, (5.0, 5.0))
+    now[0] += 60
+    view.refresh()
+    after = view.page(
+        after=before["events_last"],
+        first=before["samples_total"],
+        generation=before["generation"],
+    )
+    assert after["generation"] != before["generation"]
+    assert (after["deaths"], len(after["events"]), len(after["samples"])) == (0, 10, 28)
 
 
 def test_a_port_in_use(job: SimulatedJob, serve: Serve) -> None:

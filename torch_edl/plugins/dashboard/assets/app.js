@@ -2,12 +2,15 @@
 // Asks the server for what is new each second while the page is visible, and draws it.
 
 const EVERY_MS = 1000, AFTER_END_MS = 10000, MOST_SAMPLES = 4000;
-const store = { data: null, samples: [], events: 0, generation: -1, total: 0, charts: new Map() };
+const store = { data: null, samples: [], events: 0, generation: "", total: 0, charts: new Map() };
 let timeline = null, timer = 0, failures = 0, seen = 0;
 
 function take(data) {
   store.data = data;
-  if (data.generation !== store.generation || data.samples_first === 0) store.samples = [];
+  if (data.generation !== store.generation) {
+    store.samples = [];
+    store.listed = false;
+  }
   store.generation = data.generation;
   store.total = data.samples_total;
   store.samples.push(...data.samples);
