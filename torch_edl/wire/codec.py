@@ -240,10 +240,10 @@ class Framed:
     """Upper bound of the bytes of all frames in the answer, each rounded up to 64 bytes; 0: the
     answer does not need memory of the caller."""
     room: Room | None = None
-    """In a received call: memory of the caller for the frames of the answer."""
+    """Memory of the caller for the frames of the answer, if this is a received call."""
     lent: bool = False
-    """In a received call: True if its frames are memory of the caller, which may change as soon as
-    the call is answered."""
+    """True if this is a received call whose frames are memory of the caller, which may change as
+    soon as the call is answered."""
 
     def put(self, proto: pb.TensorProto, array: Array) -> None:
         """Attach an array as the content of an empty tensor; the array must not change afterwards.

@@ -28,7 +28,15 @@ from torch_edl.wire import data_plane_pb2 as pb
 from torch_edl.wire import keepalive
 from torch_edl.wire.codec import Framed
 from torch_edl.wire.data_plane.shared_memory import AttachedMemories, put_places, received
-from torch_edl.wire.data_plane.sockets import LOCAL, MAX_CALL_BYTES, Keys, cut, joined, prepare, require_sizes
+from torch_edl.wire.data_plane.sockets import (
+    LOCAL,
+    MAX_CALL_BYTES,
+    Keys,
+    cut,
+    joined,
+    prepare,
+    require_sizes,
+)
 from torch_edl.wire.security.newcomers import Newcomers
 from torch_edl.wire.server import require_few, status_of
 
@@ -80,8 +88,9 @@ class Quick(NamedTuple):
 
 QuickAnswer = Callable[[Sequence[Any], "_core.SharedMemory | None", int], Quick | None]
 """Answers a call that usually comes, from its frames, the memory that its sender shares, and the
-number of bytes of frames above which the call is unusual. Returns None, or raises an exception, before any change if the call is unusual; the call is then decoded and
-given to its :data:`Answer`."""
+number of bytes of frames above which the call is unusual. Returns None, or raises an exception,
+before any change if the call is unusual; the call is then decoded and given to its
+:data:`Answer`."""
 
 
 class WouldWaitError(Exception):
