@@ -88,7 +88,8 @@ class Observer:
             step: optimizer steps of the job so far.
             time: Unix time in seconds.
             values: ``train/loss`` and ``train/NAME`` of ``job.log(NAME=...)``, ``train/workers``,
-                ``rate/records_per_s`` and ``rate/steps_per_s``. The metrics of an evaluation,
+                ``rate/records_per_s`` and ``rate/steps_per_s``, and ``servers/rows`` and
+                ``servers/bytes`` of all tables. The metrics of an evaluation,
                 ``eval/NAME``, come in a call of their own with the step that was evaluated.
         """
 

@@ -202,7 +202,7 @@ def _serve(
             sys.stdout.flush()
         else:
             closing.callback(link.close)
-            link.version = lambda: shard.version
+            link.version, link.size = lambda: shard.version, lambda: _size(shard)
             link.problem = lambda: shard.room.problem or (place.problem if place else "")
             link.register(
                 address,
@@ -296,6 +296,12 @@ def _link(
     )
     link.start()
     return link
+
+
+def _size(shard: ModelShard) -> tuple[int, int]:
+    """Return the rows and the bytes of all tables of a shard."""
+    cores = [table.core for table in list(shard.tables.values())]
+    return sum(core.size for core in cores), sum(core.bytes for core in cores)
 
 
 class _SignalWatch:

@@ -52,6 +52,8 @@ class MasterLink:
         self._peer = peer
         self.version: Callable[[], int] = lambda: 0
         """Callback that returns the number of updates of the shard."""
+        self.size: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """Callback that returns the rows and the bytes of all tables of the shard."""
         self.problem: Callable[[], str] = lambda: peer.problem if peer else ""
         """Callback that returns the reason why the server rejects pushes; empty if it accepts
         them."""
@@ -121,6 +123,7 @@ class MasterLink:
         """Send one heartbeat; the master may be unreachable. Returns whether a server that is
         leaving is to stay for now."""
         note, has_copy = self._peer.note() if self._peer else (0, False)
+        rows, size = self.size()
         request = pb.ServerHeartbeatRequest(
             shard=self._shard,
             incarnation=self._incarnation,
@@ -130,6 +133,8 @@ class MasterLink:
             keeper=self._peer.keeper() if self._peer else 0,
             note=note,
             has_copy=has_copy,
+            rows=rows,
+            bytes=size,
         )
         try:
             answer = self._stub.call(request, timeout_s=_CALL_S)

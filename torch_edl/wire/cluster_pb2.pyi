@@ -54,7 +54,7 @@ class Cluster(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., restored_from: _Optional[str] = ..., values_only: _Optional[bool] = ...) -> None: ...
 
 class ServerHeartbeatRequest(_message.Message):
-    __slots__ = ("shard", "incarnation", "version", "problem", "leaving", "keeper", "note", "has_copy")
+    __slots__ = ("shard", "incarnation", "version", "problem", "leaving", "keeper", "note", "has_copy", "rows", "bytes")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +63,8 @@ class ServerHeartbeatRequest(_message.Message):
     KEEPER_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
     HAS_COPY_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
     shard: int
     incarnation: int
     version: int
@@ -71,7 +73,9 @@ class ServerHeartbeatRequest(_message.Message):
     keeper: int
     note: int
     has_copy: bool
-    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., version: _Optional[int] = ..., problem: _Optional[str] = ..., leaving: _Optional[bool] = ..., keeper: _Optional[int] = ..., note: _Optional[int] = ..., has_copy: _Optional[bool] = ...) -> None: ...
+    rows: int
+    bytes: int
+    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., version: _Optional[int] = ..., problem: _Optional[str] = ..., leaving: _Optional[bool] = ..., keeper: _Optional[int] = ..., note: _Optional[int] = ..., has_copy: _Optional[bool] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class ServerHeartbeatResponse(_message.Message):
     __slots__ = ("known", "stay", "noted", "peer")

@@ -79,6 +79,7 @@ def heartbeat(
         known = over and job.fleet.servers.has(request.shard, request.incarnation)
         return pb.ServerHeartbeatResponse(known=known)
     process.keeper = request.keeper
+    job.fleet.servers.loads[request.shard] = request
     if process.problem != request.problem:
         process.problem = request.problem
         name = f"ps-{process.id}"

@@ -10,6 +10,8 @@ from torch_edl.config.job import check_servers
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 
+_NO_LOAD = pb.ServerHeartbeatRequest()
+
 LogPath = Callable[[str, int], str]
 
 
@@ -70,6 +72,7 @@ def describe(
             log = process.log
         member = job.members.get(process.id) if process.role == "worker" else None
         leases, idle_s = job.tasks.held(process.id, now) if member is not None else (0, 0.0)
+        load = job.fleet.servers.load(server) if server else _NO_LOAD
         status.processes.add(
             role=process.kind,
             id=process.id,
@@ -85,6 +88,9 @@ def describe(
             records=member.heartbeat.records if member is not None else 0,
             leases=leases,
             idle_s=round(idle_s, 2),
+            updates=load.version,
+            rows=load.rows,
+            bytes=load.bytes,
         )
     return status
 

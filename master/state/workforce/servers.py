@@ -112,6 +112,8 @@ class Servers:
         """True if the model has to move to other servers, even if their number stays the same."""
         self.made = 0
         """Number of servers that the job ever had; the incarnation of the newest one."""
+        self.loads: dict[int, pb.ServerHeartbeatRequest] = {}
+        """Newest heartbeat of each shard's server, by shard."""
         self.from_workers: set[int] = set()
         """Shards whose next server is made from a worker or a spare."""
         self.orders: dict[int, Sequence[str]] = {}
@@ -231,6 +233,11 @@ class Servers:
         if process is not None:
             process.heard_at = now
         return process
+
+    def load(self, process: ServerProcess) -> pb.ServerHeartbeatRequest:
+        """Return the newest heartbeat of a server; an empty one before the first."""
+        found = self.loads.get(process.shard, pb.ServerHeartbeatRequest())
+        return found if found.incarnation == process.incarnation else pb.ServerHeartbeatRequest()
 
     def note(self, process: ServerProcess, number: int, has_copy: bool) -> bool:
         """Record whether another server has a copy of a server's shard. Returns False if a newer

@@ -40,6 +40,7 @@ class Master:
         self.keepers: dict[int, int] = {}  # of the server's copy, by incarnation
         self.lost: dict[int, str] = {}
         self.problems: list[str] = []
+        self.loads: dict[int, tuple[int, int]] = {}  # updates and rows, by incarnation
         self._started: list[Server] = []
         handlers: dict[str, Any] = {
             "RegisterServer": self._register,
@@ -66,6 +67,9 @@ class Master:
             known = self.current.get(request.shard) == request.incarnation
             self.keepers[request.incarnation] = request.keeper
             self.problems.append(request.problem)
+            if request.rows:
+                assert request.bytes >= 4 * 4 * request.rows  # each has four numbers of 4 bytes
+                self.loads[request.incarnation] = request.version, request.rows
             self._changed.notify_all()
             answer = master_pb2.ServerHeartbeatResponse(known=known, noted=request.note)
             peer = self.current.get((request.shard + 1) % self.shards, 0)
@@ -230,6 +234,15 @@ def test_a_killed_owner_has_all_that_it_acknowledged(job: Callable[..., Master])
     for number in range(done):
         push(twin, number)
     assert state(owner) == state(twin)
+
+
+def test_a_server_tells_its_updates_and_rows(job: Callable[..., Master]) -> None:
+    master = job(1, "--mode", "async")
+    (server,) = master.start_all()
+    initialize(server)
+    push(server, 0)
+    rows = len(np.unique(np.random.default_rng(0).integers(-50, 50, 20)))
+    master.wait(lambda: master.loads.get(server.fence.incarnation) == (1, rows))
 
 
 def test_a_paused_owner_acknowledges_nothing_and_ends(job: Callable[..., Master]) -> None:

@@ -157,6 +157,9 @@ class Observers:
         if status.kind != "script":  # a script logs its loss itself
             values["train/loss"] = status.loss
         values["train/workers"] = len(running)
+        if rows := sum(p.rows for p in status.processes):
+            values["servers/rows"] = rows
+            values["servers/bytes"] = sum(p.bytes for p in status.processes)
         self._scalars(status.steps, values)
 
     def _scalars(self, step: int, values: dict[str, float]) -> None:

@@ -132,4 +132,6 @@ def of_status(report: dict[str, Any], time: float) -> Sample:
     if report.get("kind") != "script":
         values["train/loss"] = report.get("loss")
     running = [p for p in report["processes"] if (p["role"], p["state"]) == ("worker", "running")]
+    if rows := sum(p.get("rows", 0) for p in report["processes"]):
+        values["servers/rows"] = rows
     return Sample(time, report["steps"], {**values, "train/workers": len(running)})

@@ -50,7 +50,7 @@ class View:
         self._generation += 1
         self._report: dict[str, Any] = {}
         self._problem = ""
-        self._rates: dict[int, tuple[float, int, float]] = {}
+        self._rates: dict[tuple[str, int], tuple[float, int, float]] = {}
         self.book = events.EventBook()
         self.samples = Samples()
         self.lanes = Lanes()
@@ -181,13 +181,18 @@ class View:
     def _live(self, process: dict[str, Any]) -> dict[str, Any]:
         """Return a process without what the page does not show, with its rate if known."""
         kept = {k: v for k, v in process.items() if k != "log" and v not in ("", None)}
-        if process["role"] == "worker":
-            now, records = self._clock(), process.get("records", 0)
-            before, had, rate = self._rates.get(process["id"], (now, records, 0.0))
+        count = {"worker": "records", "ps": "updates"}.get(process["role"])
+        if count is not None:
+            key, now, records = (
+                (process["role"], process["id"]),
+                self._clock(),
+                process.get(count, 0),
+            )
+            before, had, rate = self._rates.get(key, (now, records, 0.0))
             if now - before >= _EVERY_S:
                 rate = max(0.0, (records - had) / (now - before))
                 before, had = now, records
-            self._rates[process["id"]] = before, had, rate
+            self._rates[key] = before, had, rate
             kept["rate"] = round(rate, 2)
         return kept
 

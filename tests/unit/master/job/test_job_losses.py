@@ -58,6 +58,19 @@ class TestWorkers:
             ("waiting", 0, 0, 0.0),
         ]
 
+    def test_the_status_tells_the_load_of_each_server(self):
+        w = running(durability={"mode": "journal"})
+        first, second = list(w.fleet.servers)
+        w.server_beat(first, version=7, rows=10, bytes=640)
+        shown = {p.id: p for p in w.status().processes if p.role == "ps"}
+        assert (shown[0].updates, shown[0].rows, shown[0].bytes) == (7, 10, 640)
+        assert (shown[1].updates, shown[1].rows) == (0, 0)
+        w.exit("ps", first.id, signal=9)
+        w.tick()
+        loads = {p.id: (p.state, p.rows) for p in w.status().processes if p.role == "ps"}
+        assert loads[first.id] == ("exited", 10)
+        assert loads[second.id + 1] == ("starting", 0)
+
     @pytest.mark.parametrize(("fatal", "times"), [(False, 3), (True, 1)])
     def test_failures_of_the_users_code_are_limited(self, fatal, times):
         w = running(workers=2)

@@ -93,6 +93,10 @@ function drawCurves(data) {
   for (const name of [...logged].sort().slice(0, 6)) {
     chart(name.slice(6)).update({ x: "step", series: [{ name, tone: "s0", points: curveOf(name, "step") }] });
   }
+  if (store.samples.some(([, , v]) => v["servers/rows"])) {
+    chart("Rows of embeddings").update({ x: "time", zero: true, marks, format: short,
+      series: [{ name: "rows", points: curveOf("servers/rows", "time"), area: true, tone: "s3" }] });
+  }
   const workers = curveOf("train/workers", "time");
   if (new Set(workers.map(([, y]) => y).filter(Boolean)).size > 1) {
     chart("Workers").update({ x: "time", zero: true, whole: true, marks, series: [{ name: "workers", points: workers, area: true, tone: "s0" }] });

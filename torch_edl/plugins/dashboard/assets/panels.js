@@ -265,11 +265,11 @@ function names(all) {
   return all.length > 3 ? `${all.slice(0, 3).join(", ")} and ${whole(all.length - 3)} more` : all.join(", ");
 }
 
-function meter(value, most) {
+function meter(value, most, tone = "worker") {
   return el("span", { class: "meter" }, short(value), svg("svg", { viewBox: "0 0 100 6",
     preserveAspectRatio: "none", "aria-hidden": "true" },
   svg("rect", { class: "track", width: 100, height: 6 }),
-  svg("rect", { class: "share worker", width: (100 * value) / most, height: 6 })));
+  svg("rect", { class: `share ${tone}`, width: (100 * value) / most, height: 6 })));
 }
 
 function drawServers(data) {
@@ -277,9 +277,12 @@ function drawServers(data) {
   const none = !servers.length;
   byId("servers").hidden = byId("to-servers").hidden = none;
   if (none || !changed("servers", servers)) return;
-  const copies = servers.some((p) => p.kept);
+  const copies = servers.some((p) => p.kept), rows = servers.some((p) => p.rows);
+  const most = Math.max(1, ...servers.map((p) => p.rows || 0));
   byId("server-table").replaceChildren(table("Parameter servers",
-    ["server", "state", "address", ...(copies ? ["copy on its peer"] : []), "problem"], servers.map((p) => [
-      [`ps-${p.id}`, "strong"], stateTag(p.state, "ps"), p.address || "", ...(copies ? [p.kept ? "yes" : "not yet"] : []),
+    ["server", "state", "address", ">updates/s", ...(rows ? [">rows", ">size of rows"] : []), ...(copies ? ["copy on its peer"] : []), "problem"],
+    servers.map((p) => [
+      [`ps-${p.id}`, "strong"], stateTag(p.state, "ps"), p.address || "", short(p.rate || 0),
+      ...(rows ? [meter(p.rows || 0, most, "ps"), bytes(p.bytes || 0)] : []), ...(copies ? [p.kept ? "yes" : "not yet"] : []),
       [p.problem || "none", p.problem ? "bad-text" : ""]]), { class: "stack" }));
 }
