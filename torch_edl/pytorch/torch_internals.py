@@ -12,7 +12,7 @@ import importlib
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence, Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -115,6 +115,14 @@ def show_row_gradients(weight: nn.Parameter, table: str, rows: RowGradients) -> 
     shown: Any = weight
     shown.__class__ = TableParameter
     shown.table, shown.rows = table, rows
+
+
+def drop_empty_gradients(weights: Sequence[nn.Parameter]) -> None:
+    """Clear the gradients of tables' parameters, so that the optimizer does not step them: each
+    would take an optimizer as much time as a large parameter, for no element."""
+    with torch._C.DisableTorchFunctionSubclass():
+        for weight in weights:
+            weight.grad = None
 
 
 class TableParameter(TableWeight):

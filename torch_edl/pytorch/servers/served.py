@@ -20,7 +20,7 @@ from torch_edl.ps_client.partition import DenseSegment, Floats
 from torch_edl.pytorch.gradient_hooks import ManualAccumulation, on_every_gradient, on_step
 from torch_edl.pytorch.servers import dense
 from torch_edl.pytorch.servers.rows import ServerRows, TorchPlan
-from torch_edl.pytorch.torch_internals import take_step
+from torch_edl.pytorch.torch_internals import drop_empty_gradients, take_step
 from torch_edl.wire import pserver_pb2 as pb
 
 
@@ -127,6 +127,7 @@ class ServedTorchModel:
         self._frozen = [
             p for group in optimizer.param_groups for p in group["params"] if not p.requires_grad
         ]
+        self._weights = list({id(t.weight): t.weight for t in self.rows.tables}.values())
         self._flat: list[dense.FlatVector] = []
         self._exact: dense.ExactBuffers
         # A script may skip its step, but must not add later gradients to those of this batch.
@@ -178,6 +179,8 @@ class ServedTorchModel:
                 flat.clear_gradients()
         plan.start_down()
         self.rows.gradients_taken = True
+        if not self.is_script:  # a script's are hidden now
+            drop_empty_gradients(self._weights)
 
     def _check_frozen(self) -> None:
         """Raise UsageError if a parameter that the servers do not train has a gradient."""
