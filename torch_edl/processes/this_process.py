@@ -82,6 +82,17 @@ class _Lossy(io.FileIO):
             return len(data)
 
 
+def share_cores() -> None:
+    """Let threads of OpenMP sleep while they wait, unless the user has set ``OMP_WAIT_POLICY``.
+
+    Call it before torch is imported. By default, a thread of libgomp that has no work spins for
+    some milliseconds, on a core that the table, the loader or another process needs. A loop of
+    small layers and a sort, with two threads on two cores that other processes used as well, took
+    85 ms of CPU per step, and 14 ms with sleeping threads.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
 @contextlib.contextmanager
 def expendable() -> Iterator[None]:
     """Make the kernel kill this process first if memory runs out inside the ``with`` block.

@@ -32,7 +32,7 @@ from torch_edl.errors import (
 from torch_edl.master_client.session import MasterSession, SpareSession
 from torch_edl.processes.process_group import end_own_group
 from torch_edl.processes.signals import LEFT, GracefulExit
-from torch_edl.processes.this_process import become, expendable, setup_logging
+from torch_edl.processes.this_process import become, expendable, setup_logging, share_cores
 from torch_edl.training.contract.backends import backend_of, importing
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     worker_id = args.id
     setup_logging("worker", worker_id)
     _core.tune_malloc()
+    share_cores()
     # Imports make no garbage, and the collector would visit their objects many times, which takes a
     # tenth of the time to import torch.
     gc.disable()

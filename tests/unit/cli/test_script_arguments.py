@@ -240,9 +240,13 @@ def test_the_cores_are_divided_without_a_warning(
     monkeypatch.setenv("OMP_NUM_THREADS", named or "")  # put back after the test
     if named is None:
         del os.environ["OMP_NUM_THREADS"]
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active" if named else "")
+    if named is None:
+        del os.environ["OMP_WAIT_POLICY"]
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     launch_config(parse_script([*words.split(), "elastic.py"]))
     assert os.environ.get("OMP_NUM_THREADS") == threads
+    assert os.environ["OMP_WAIT_POLICY"] == ("active" if named else "passive")
     assert "OMP" not in capfd.readouterr().err
 
 

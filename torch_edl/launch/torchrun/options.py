@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch_edl.errors import UsageError
 from torch_edl.launch.jobs.folder import new_name
 from torch_edl.launch.jobs.master_host import ANY_PORT
+from torch_edl.processes.this_process import share_cores
 from torch_edl.wire.endpoint import LOOPBACK, is_any, is_local
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def launch_config(args: argparse.Namespace) -> tuple[LaunchConfig, list[str]]:
     if args.workers is not None:
         args.nproc_per_node = str(args.workers[1])
     try:
-        _share_cores(determine_local_world_size(args.nproc_per_node))
+        _set_threads(determine_local_world_size(args.nproc_per_node))
         config, entrypoint, words = config_from_args(args)
     except (AssertionError, RuntimeError, ValueError, OSError) as error:
         raise UsageError(f"torchrun's options: {error}") from error
@@ -142,11 +143,13 @@ def launch_config(args: argparse.Namespace) -> tuple[LaunchConfig, list[str]]:
     return config, [entrypoint, *words]
 
 
-def _share_cores(workers: int) -> None:
-    """Set ``OMP_NUM_THREADS`` to an equal share of the cores unless the user has set it.
+def _set_threads(workers: int) -> None:
+    """Set ``OMP_NUM_THREADS`` to an equal share of the cores, and let waiting threads sleep, unless
+    the user has set these variables.
 
     torchrun sets one thread for each of several workers, with a warning.
     """
+    share_cores()
     if workers > 1:
         cores = len(os.sched_getaffinity(0))
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // workers)))
