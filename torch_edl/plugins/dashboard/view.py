@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from torch_edl.config import JobConfig
 from torch_edl.errors import EdlError
 from torch_edl.interfaces.platform import JobHandle, LogQuery
 from torch_edl.launch.jobs.folder import ENDED
@@ -59,7 +60,7 @@ class View:
         self._history = HistoryFile(local.dir) if local else None
         self._marked = 0
         self._closed = False
-        self._task_timeout_s = 0.0
+        self._config: JobConfig | None = None
 
     # ---- reading ----
 
@@ -95,9 +96,9 @@ class View:
                 self._problem = str(error)
         if self._report.get("state") in _OVER:
             self._problem = ""
-        if not self._task_timeout_s:
+        if self._config is None:
             with contextlib.suppress(EdlError):
-                self._task_timeout_s = self._job.config().cluster.task_timeout_s
+                self._config = self._job.config()
         if self._events_file is not None:
             self.book.add(events.parse(self._events_file.read_all(final=False)))
         elif status is not None:
@@ -147,7 +148,8 @@ class View:
             samples, now = self.samples, f"{self._generation}.{self.samples.generation}"
             if generation != now:
                 after = first = 0
-            report = dict(self._report)
+            config = self._config
+            report = {"kind": config.kind if config else "", **self._report}
             processes = report.pop("processes", [])
             ended = [p for p in processes if p["state"] == EXITED]
             return {
@@ -157,7 +159,7 @@ class View:
                 "last": self._last_time(self._clock()),
                 "over": report.get("state") in _OVER,
                 "problem": self._problem,
-                "task_timeout_s": self._task_timeout_s,
+                "task_timeout_s": config.cluster.task_timeout_s if config else 0,
                 "status": report,
                 "processes": [self._live(p) for p in processes if p["state"] != EXITED],
                 "ended": [f"{p['role']}-{p['id']}" for p in ended[-_MOST_ENDED:]],

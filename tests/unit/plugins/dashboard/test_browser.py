@@ -10,6 +10,8 @@ import pytest
 from tests.chromium import Chromium
 from tests.job_folder import SimulatedJob, log_of
 from tests.unit.plugins.dashboard.conftest import Serve
+from torch_edl.config import JobConfig
+from torch_edl.launch.jobs.folder import JobFolder
 
 NASTY = "<img src=x onerror='window.hurt = 1'><script>window.hurt = 1</script>"
 LANES = "[...document.querySelectorAll('#lanes .label')].map(each => each.textContent)"
@@ -81,6 +83,19 @@ def _curves_are_read_by_keys(chromium: Chromium) -> None:
     assert chromium.evaluate(nameless) == 0
     chromium.evaluate("document.querySelector('.chart summary').click()")
     chromium.wait_for("document.querySelectorAll('.chart table tbody tr').length > 100")
+
+
+def test_a_job_that_did_nothing(chromium: Chromium, serve: Serve) -> None:
+    """A job whose processes ended before they wrote a status has a page without an error."""
+    folder = JobFolder("nothing")
+    folder.dir.mkdir(parents=True)
+    folder.config_file.write_text(JobConfig(name="nothing", model_file="model.py").to_json())
+    chromium.show(400, dark=True)
+    chromium.open(serve("nothing").url)
+    chromium.wait_for("document.querySelector('#problem').textContent.includes('are gone')")
+    assert chromium.errors == []
+    assert "No loss yet" in chromium.evaluate("document.body.innerText")
+    assert chromium.errors == []
 
 
 def test_first_paint(chromium: Chromium, serve: Serve) -> None:

@@ -113,7 +113,7 @@ async function poll() {
     const answer = await fetch(`data?${query}`, { signal: AbortSignal.timeout(15000) });
     if (!answer.ok) throw new Error(answer.status === 403 ? "the address of the page is out of date: run torch-edl dashboard again" : `HTTP ${answer.status}`);
     take(await answer.json());
-    draw();
+    setTimeout(draw); // an error in it is one of this page, not of the connection
     if (store.data.events.length || byId("log").dataset.at !== String(Math.floor(Date.now() / 3000))) {
       byId("log").dataset.at = String(Math.floor(Date.now() / 3000));
       if (!store.data.over) readLog();

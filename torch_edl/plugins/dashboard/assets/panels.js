@@ -26,7 +26,9 @@ function drawHead(data) {
   }
   setText("facts", facts.filter(Boolean).join(" · "));
   const problem = byId("problem");
-  const text = data.problem || (data.over && status.error) || "";
+  const dead = status.state === "dead" ? "The processes of the job are gone, and its result is unknown." +
+    (status.kind === "train" ? ` torch-edl continue ${data.name} continues it.` : "") : "";
+  const text = data.problem || (data.over && status.error) || dead;
   problem.hidden = !text;
   setText("problem", text && (data.problem ? `The master does not answer: ${text}` : text));
 }
