@@ -12,7 +12,7 @@ import importlib
 import os
 import socket
 import threading
-from collections.abc import Sequence, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
