@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -74,8 +75,12 @@ class ServedKerasModel:
         self,
         layout: Sequence[Sequence[DenseSegment]],
         exact: Mapping[str, Array],
+        memory: Callable[[int, int], Floats],
     ) -> None:
-        self._flats = [_Flat(self._places, segments) for segments in layout]
+        self._flats = [
+            _Flat(self._places, segments, partial(memory, server))
+            for server, segments in enumerate(layout)
+        ]
         self._exact = {name: value.copy() for name, value in exact.items()}
         for name, value in self._exact.items():
             self._places[name].assign(value)
@@ -121,13 +126,21 @@ class ServedKerasModel:
 
 
 class _Flat:
-    """The dense parameters of one server as a flat vector."""
+    """The dense parameters of one server as a flat vector.
+
+    Args:
+        memory: returns memory (n,) for a gradient, whose content is undefined.
+    """
 
     def __init__(
-        self, places: Mapping[str, VariableName], segments: Sequence[DenseSegment]
+        self,
+        places: Mapping[str, VariableName],
+        segments: Sequence[DenseSegment],
+        memory: Callable[[int], Floats],
     ) -> None:
         self._parts = [(places[s.name], s, slice(s.start, s.start + s.size)) for s in segments]
-        self._gradient = np.zeros(sum(s.size for s in segments), np.float32)
+        self._new_gradient = partial(memory, sum(s.size for s in segments))
+        self._gradient = self._new_gradient()
         self.reached: set[int] = set()
         """Numbers of the parts for which a minibatch of the update has a gradient."""
 
@@ -155,7 +168,8 @@ class _Flat:
                 self.reached.add(number)
         untouched = [n for n in range(len(self._parts)) if n not in self.reached]
         self.reached.clear()
-        return DenseGradient(self._gradient, untouched)
+        gradient, self._gradient = self._gradient, self._new_gradient()
+        return DenseGradient(gradient, untouched)
 
 
 def _group(place: VariableName) -> int:

@@ -209,6 +209,10 @@ class PsClient:
             sizes.append(4 * (last.start + last.size))
         return sum(size + -size % 64 for size in sizes)
 
+    def memory(self, server: int, size: int) -> Floats:
+        """Return memory (size,) for the dense gradient of a server, shared with it if possible."""
+        return self._connections[server].allocate(4 * size).view(np.float32)
+
     def push(
         self,
         dense: Sequence[DenseGradient] | None,
@@ -227,7 +231,7 @@ class PsClient:
 
         Args:
             dense: gradient for each server; None if there is no dense update.
-            tables: ids and summed gradients (u, dim) of each table. The gradients must not change
+            tables: ids and summed gradients (u, dim) of each table. All gradients must not change
                 until the answers have arrived.
             records: the records of the gradient; a server applies each range once.
             versions: version of each server's parameters that the gradient was computed with.
@@ -244,13 +248,7 @@ class PsClient:
             call = Framed(request)
             if self.layout[server] and dense is not None:
                 dtype = tensor_pb2.DT_FLOAT if self._has_buffers[server] else self._dtype
-                flat = dense[server].flat
-                if dtype == tensor_pb2.DT_FLOAT:
-                    # The worker writes the next gradient into the same array.
-                    copy = self._connections[server].allocate(flat.nbytes).view(np.float32)
-                    np.copyto(copy, flat)
-                    flat = copy
-                call.put_floats(request.dense, flat, dtype)
+                call.put_floats(request.dense, dense[server].flat, dtype)
                 request.without_gradient.extend(dense[server].untouched)
             for name, value in (exact or {}).items():
                 if self._owners[name] == server:

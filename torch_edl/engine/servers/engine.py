@@ -100,7 +100,7 @@ class ServersEngine:
                 raise UsageError(other_model(cluster.restored_from, error)) from None
             raise
         self._client, self._incarnation = client, cluster.incarnation
-        served.connect(client.layout, client.exact)
+        served.connect(client.layout, client.exact, client.memory)
         self._rows.connect(len(client.layout), self._pull_rows)
 
     def follow(self, newest: int) -> None:

@@ -57,12 +57,18 @@ class ServedModel(Protocol):
         """Return the descriptions of the tables."""
         ...
 
-    def connect(self, layout: Sequence[Sequence[DenseSegment]], exact: Mapping[str, Array]) -> None:
+    def connect(
+        self,
+        layout: Sequence[Sequence[DenseSegment]],
+        exact: Mapping[str, Array],
+        memory: Callable[[int, int], Floats],
+    ) -> None:
         """Connect to servers.
 
         Args:
             layout: layout of the flat vector of each server.
             exact: buffers that keep their type, as stored on the servers.
+            memory: ``memory(server, n)`` returns memory (n,) for the gradient of a server.
         """
         ...
 
@@ -85,7 +91,7 @@ class ServedModel(Protocol):
         ...
 
     def dense_gradients(self) -> list[DenseGradient]:
-        """Return the collected gradient for each server; valid until the next :meth:`collect`."""
+        """Return the collected gradient for each server, which does not change afterwards."""
         ...
 
     def exact_changes(self) -> Mapping[str, Array]:

@@ -3,7 +3,7 @@ type."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -146,22 +146,31 @@ class FlatVector:
 
     The vector is on the device of the model. Float32 parameters become views of the vector, so a
     pull is a single copy. For a GPU, values and gradients are copied through pinned memory.
+
+    Args:
+        memory: returns memory (n,) for a gradient, whose content is undefined.
     """
 
     def __init__(
-        self, tensors: Mapping[str, DenseTensor], segments: Sequence[DenseSegment]
+        self,
+        tensors: Mapping[str, DenseTensor],
+        segments: Sequence[DenseSegment],
+        memory: Callable[[int], Floats],
     ) -> None:
         size = sum(segment.size for segment in segments)
         device = next((tensors[s.name].tensor.device for s in segments), torch.device("cpu"))
         self._values = torch.zeros(size, device=device)
-        self._gradient = torch.zeros(size, device=device)
-        # Memory for pulled values and pushed gradients: the vectors themselves, or host copies.
+        self._memory = memory
+        # On a CPU, each update gets memory of its own, from which the server reads the gradient.
+        on_cpu = device.type == "cpu"
+        self._gradient = None if on_cpu else torch.zeros(size, device=device)
+        # Host memory for pulled values, or the vector itself, and for gradients of a GPU.
         self._pulled = _on_host(self._values)
-        self._pushed = _on_host(self._gradient)
+        self._pushed = None if self._gradient is None else _on_host(self._gradient)
         # Tensors that are not views of the vector, and all buffers: a module may assign another
         # tensor to a buffer, which is then no view.
         self._copied: list[tuple[DenseTensor, torch.Tensor]] = []
-        self._parts: list[tuple[DenseTensor, torch.Tensor]] = []
+        self._parts: list[tuple[DenseTensor, slice]] = []
         self._trained: list[tuple[str, DenseTensor, slice, int]] = []
         """Name, tensor, range in the vector and address of each trained parameter."""
         self._runs: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -181,7 +190,7 @@ class FlatVector:
                 tensor.data = view
             if not fits or each.group == BUFFER_GROUP:
                 self._copied.append((each, view))
-            self._parts.append((each, self._gradient[place]))
+            self._parts.append((each, place))
             if each.group != BUFFER_GROUP:
                 self._trained.append((segment.name, each, place, view.data_ptr()))
 
@@ -229,6 +238,7 @@ class FlatVector:
     @torch.no_grad()
     def collect(self) -> None:
         """Add the gradients of one minibatch to those of the update."""
+        whole = self._own_gradient()
         for index, (each, place) in enumerate(self._parts):
             gradient = None if each.group == BUFFER_GROUP else each.tensor.grad
             if gradient is None:
@@ -236,23 +246,34 @@ class FlatVector:
             if gradient.is_sparse:  # nn.Embedding(sparse=True)
                 gradient = gradient.to_dense()
             if index in self._reached:
-                place.add_(gradient.reshape(-1))
+                whole[place].add_(gradient.reshape(-1))
             else:
-                place.copy_(gradient.reshape(-1))
+                whole[place].copy_(gradient.reshape(-1))
                 self._reached.add(index)
+
+    def _own_gradient(self) -> torch.Tensor:
+        """Return the gradient of the current update."""
+        if self._gradient is None:
+            self._gradient = torch.from_numpy(self._memory(len(self._values)))
+        return self._gradient
 
     @torch.no_grad()
     def take_gradient(self) -> DenseGradient:
-        """Return the collected gradient; its arrays are valid until the next collect."""
+        """Return the collected gradient, which does not change afterwards."""
+        whole = self._own_gradient()
         for index, (each, place) in enumerate(self._parts):
             if each.group == BUFFER_GROUP:
-                place.copy_(each.tensor.reshape(-1))
+                whole[place].copy_(each.tensor.reshape(-1))
                 self._reached.add(index)
         untouched = [index for index in range(len(self._parts)) if index not in self._reached]
         self._reached.clear()
-        if self._pushed is not self._gradient:
-            self._pushed.copy_(self._gradient)
-        return DenseGradient(self._pushed.numpy(), untouched)
+        if self._pushed is None:
+            self._gradient = None
+            return DenseGradient(whole.numpy(), untouched)
+        self._pushed.copy_(whole)
+        flat = self._memory(len(whole))
+        np.copyto(flat, self._pushed.numpy())
+        return DenseGradient(flat, untouched)
 
     def clear_gradients(self) -> None:
         """Clear the gradients of all parameters."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -154,9 +155,13 @@ class ServedTorchModel:
         self,
         layout: Sequence[Sequence[DenseSegment]],
         exact: Mapping[str, Array],
+        memory: Callable[[int, int], Floats],
     ) -> None:
         self._schedule.rewind()
-        self._flat = [dense.FlatVector(self._dense, segments) for segments in layout]
+        self._flat = [
+            dense.FlatVector(self._dense, segments, partial(memory, server))
+            for server, segments in enumerate(layout)
+        ]
         self._exact = dense.ExactBuffers(self._dense, exact)
 
     def load(self, values: Sequence[Floats | None]) -> None:

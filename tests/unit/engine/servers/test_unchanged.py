@@ -26,7 +26,7 @@ def served() -> tuple[nn.Module, FlatVector, int]:
             shape = tuple(each.tensor.shape)
             segments.append(DenseSegment(name, shape, end, each.tensor.numel()))
             end += each.tensor.numel()
-    flat = FlatVector(found, segments)
+    flat = FlatVector(found, segments, lambda n: np.empty(n, np.float32))
     for value in (1.0, np.nan):
         flat.check_unchanged()
         values = np.full(end, 0.5, np.float32)
