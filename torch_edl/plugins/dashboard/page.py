@@ -10,7 +10,15 @@ from collections.abc import Callable
 from importlib.resources import files
 from typing import Any
 
-_SCRIPTS = ("format.js", "chart.js", "timeline.js", "panels.js", "records.js", "app.js")
+_SCRIPTS = (
+    "format.js",
+    "chart.js",
+    "timeline.js",
+    "panels.js",
+    "servers.js",
+    "records.js",
+    "app.js",
+)
 _STYLES = ("style.css",)
 
 

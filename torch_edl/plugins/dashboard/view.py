@@ -19,6 +19,7 @@ from torch_edl.launch.jobs.status import as_dict
 from torch_edl.plugins.dashboard import events, incidents, marks
 from torch_edl.plugins.dashboard.lanes import EXITED, Lanes
 from torch_edl.plugins.dashboard.samples import HistoryFile, Samples, of_status
+from torch_edl.plugins.dashboard.servers import ServerLoads, tables
 from torch_edl.wire import master_pb2 as pb
 
 _EVERY_S = 0.9
@@ -26,6 +27,7 @@ _EVERY_AFTER_END_S = 5.0
 _LOG_LINES = 500
 _LINE_CHARS = 2000
 _MOST_ENDED = 300
+_MOST_TABLES = 100
 _ROLES = ("master", "ps", "worker", "spare", "agent")
 _OVER = (*ENDED, "dead")
 
@@ -61,6 +63,7 @@ class View:
         self._marked = 0
         self._closed = False
         self._config: JobConfig | None = None
+        self._loads = ServerLoads()
 
     # ---- reading ----
 
@@ -162,6 +165,7 @@ class View:
                 "task_timeout_s": config.cluster.task_timeout_s if config else 0,
                 "status": report,
                 "processes": [self._live(p) for p in processes if p["state"] != EXITED],
+                "tables": tables([p for p in processes if p["state"] != EXITED])[:_MOST_TABLES],
                 "ended": [f"{p['role']}-{p['id']}" for p in ended[-_MOST_ENDED:]],
                 "samples": samples.rows(first),
                 "samples_first": first,
@@ -196,6 +200,8 @@ class View:
                 before, had = now, records
             self._rates[key] = before, had, rate
             kept["rate"] = round(rate, 2)
+        if counts := kept.pop("counts", None):
+            kept["load"] = self._loads.load(process["id"], counts, self._read_at)
         return kept
 
     def events(self, **filters: Any) -> list[dict[str, Any]]:

@@ -177,6 +177,7 @@ function died(data) {
   if (!deaths) {
     return { question, tone: "good", head: "Nobody died", lines: ["No process was lost, no record is trained again"] };
   }
+  const stalled = (data.status.losses || []).reduce((sum, each) => sum + each.stalled_s, 0);
   const pauses = losses.map((i) => i.step_s).filter((s) => s !== null);
   const last = losses.at(-1);
   return {
@@ -185,6 +186,7 @@ function died(data) {
     head: `${count(deaths, "process").replace("processs", "processes")} died`,
     lines: [
       `${again ? count(again, "record") : "No record"} trained again` +
+        (stalled ? `; ${span(stalled)} without a step after losses` : "") +
         (pauses.length ? `; the longest wait for the next step was ${span(Math.max(...pauses))}` : ""),
       last ? `Last: ${last.process || "the model"} at ${clock(last.time)}` : "",
     ],
@@ -267,24 +269,9 @@ function names(all) {
   return all.length > 3 ? `${all.slice(0, 3).join(", ")} and ${whole(all.length - 3)} more` : all.join(", ");
 }
 
-function meter(value, most, tone = "worker") {
-  return el("span", { class: "meter" }, short(value), svg("svg", { viewBox: "0 0 100 6",
+function meter(value, most, tone = "worker", unit = "") {
+  return el("span", { class: "meter" }, short(value) + unit, svg("svg", { viewBox: "0 0 100 6",
     preserveAspectRatio: "none", "aria-hidden": "true" },
   svg("rect", { class: "track", width: 100, height: 6 }),
   svg("rect", { class: `share ${tone}`, width: (100 * value) / most, height: 6 })));
-}
-
-function drawServers(data) {
-  const servers = data.processes.filter((p) => p.role === "ps");
-  const none = !servers.length;
-  byId("servers").hidden = byId("to-servers").hidden = none;
-  if (none || !changed("servers", servers)) return;
-  const copies = servers.some((p) => p.kept), rows = servers.some((p) => p.rows);
-  const most = Math.max(1, ...servers.map((p) => p.rows || 0));
-  byId("server-table").replaceChildren(table("Parameter servers",
-    ["server", "state", "address", ">updates/s", ...(rows ? [">rows", ">size of rows"] : []), ...(copies ? ["copy on its peer"] : []), "problem"],
-    servers.map((p) => [
-      [`ps-${p.id}`, "strong"], stateTag(p.state, "ps"), p.address || "", short(p.rate || 0),
-      ...(rows ? [meter(p.rows || 0, most, "ps"), bytes(p.bytes || 0)] : []), ...(copies ? [p.kept ? "yes" : "not yet"] : []),
-      [p.problem || "none", p.problem ? "bad-text" : ""]]), { class: "stack" }));
 }
