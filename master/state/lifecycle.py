@@ -143,6 +143,32 @@ class Rates:
         return (last[1] - first[1]) / span, (last[2] - first[2]) / span
 
 
+class Losses:
+    """Lost processes by role, and the time for which the job made no step after a loss."""
+
+    def __init__(self) -> None:
+        self.by_role = {role: pb.LossCounts(role=role) for role in ("worker", "ps")}
+        """Counts since the start of the master."""
+        self._now, self._steps = 0.0, 0  # of the newest sample
+        self._stalled: dict[str, tuple[float, int]] = {}  # time and steps of the first open loss
+
+    def lost(self, role: str) -> None:
+        """Count a lost process of a role."""
+        self.by_role[role].losses += 1
+        self._stalled.setdefault(role, (self._now, self._steps))
+
+    def sample(self, now: float, steps: int) -> None:
+        """Record the total of steps at ``now``. A new step ends a stall; fewer steps than before (a
+        restore) do not."""
+        self._now, self._steps = now, steps
+        for role, (since, before) in list(self._stalled.items()):
+            if steps > before:
+                self.by_role[role].stalled_s += now - since
+                del self._stalled[role]
+            else:
+                self._stalled[role] = since, steps
+
+
 class Lifecycle:
     """The phase of a job and its outcome, which never changes once it is known.
 
@@ -153,6 +179,7 @@ class Lifecycle:
     def __init__(self, *, wall_offset_s: float) -> None:
         self.log = EventLog()
         self.rates = Rates()
+        self.losses = Losses()
         self.outcome: Outcome | None = None
         self.ended_at = 0.0
         """Time at which the outcome became known; 0 before."""

@@ -203,6 +203,7 @@ def _serve(
         else:
             closing.callback(link.close)
             link.version, link.size = lambda: shard.version, lambda: _size(shard)
+            link.counts = service.counts.to_proto
             link.problem = lambda: shard.room.problem or (place.problem if place else "")
             link.register(
                 address,
@@ -254,7 +255,7 @@ def _serve_data(
             where = LOCAL + path
     usual = service.steady_state(token, is_local=where.startswith(LOCAL))
     server = DataServer(
-        service.data_answers(), endpoint=where, token=token, threads=_THREADS, quick=usual.answer
+        service.data_answers(), endpoint=where, token=token, threads=_THREADS, quick=service.counts.timed_quick(usual.answer)
     )
     closing.callback(server.close, _STOP_GRACE_S)
     if server.endpoint.startswith(LOCAL):

@@ -54,6 +54,8 @@ class MasterLink:
         """Callback that returns the number of updates of the shard."""
         self.size: Callable[[], tuple[int, int]] = lambda: (0, 0)
         """Callback that returns the rows and the bytes of all tables of the shard."""
+        self.counts: Callable[[], pb.ServerCounts | None] = lambda: None
+        """Callback that returns the counters of the server; None before it serves."""
         self.problem: Callable[[], str] = lambda: peer.problem if peer else ""
         """Callback that returns the reason why the server rejects pushes; empty if it accepts
         them."""
@@ -135,6 +137,7 @@ class MasterLink:
             has_copy=has_copy,
             rows=rows,
             bytes=size,
+            counts=self.counts(),
         )
         try:
             answer = self._stub.call(request, timeout_s=_CALL_S)

@@ -15,6 +15,7 @@ import grpc
 from torch_edl import _core
 from torch_edl.checkpoint import tensor_files
 from torch_edl.errors import StaleIncarnationError, UsageError
+from torch_edl.ps_server.counts import CallCounts
 from torch_edl.ps_server.durability.keeper import ReplicaKeeper
 from torch_edl.ps_server.durability.log import ChangeLog
 from torch_edl.ps_server.push_barrier import PushBarrier
@@ -62,6 +63,7 @@ class PserverService:
         self._stem = stem
         self._log = log
         self._keeper = keeper
+        self.counts = CallCounts(shard, log)
         self._barrier = PushBarrier()
         self._compactor = Compactor(shard, log, self._barrier.is_held) if log else None
         self._snapshots = self._compactor.lock if self._compactor else threading.Lock()
@@ -85,8 +87,8 @@ class PserverService:
     def data_answers(self) -> dict[str, Answer]:
         """Return the answers of the data plane by field of a DataRequest."""
         answers: dict[str, Answer] = {
-            "pull": self._pull,
-            "push_gradients": self._push_gradients,
+            "pull": self.counts.timed(self._pull, "pull"),
+            "push_gradients": self.counts.timed(self._push_gradients, "push_gradients"),
             "push_dense_parameters": in_pool(self._push_dense_parameters),
             "read_rows": in_pool(self._read_rows),
             **(self._keeper.data_answers() if self._keeper else {}),
@@ -175,24 +177,29 @@ class PserverService:
             return self._shard.push(request, given.frames, lent=given.lent)
 
         r = request.range
-        answer, wait = self._change(r.task_id, r.last, push, may_wait=may_wait)
+        answer, wait = self._change(r.task_id, r.last, request.version, push, may_wait=may_wait)
         return Framed(answer) if wait is None else Later(Framed(answer), wait)
 
     def _change(
         self,
         task_id: int,
         last: int,
+        version: int,
         push: Callable[[], pb.PushGradientsResponse],
         *,
         may_wait: bool,
     ) -> tuple[pb.PushGradientsResponse, Callable[[], None] | None]:
         """Apply a push inside the barrier, until it is durable.
 
+        Args:
+            version: version of the parameters that the gradients were computed with.
+
         Returns:
             The answer, and a function that waits until the push is durable, if that takes long.
         """
         with ExitStack() as inside:
             inside.enter_context(self._barrier.passing(task_id, last, may_wait=may_wait))
+            self.counts.pushed(self._shard.version - version)
             answer = push()
             if self._log is not None:
                 inside.callback(self._wait_durable)
@@ -210,7 +217,7 @@ class PserverService:
 
         def change(push: Push) -> tuple[pb.PushGradientsResponse, Callable[[], None] | None]:
             apply = partial(self._shard.apply, push)
-            return self._change(push.task_id, push.last, apply, may_wait=False)
+            return self._change(push.task_id, push.last, push.version, apply, may_wait=False)
 
         key, logs = Keys.of(token).request, self._log is not None
         return SteadyState(self._shard, self._fence, key, pieces, change, logs=logs)
@@ -224,7 +231,8 @@ class PserverService:
     def _wait_durable(self) -> None:
         """Wait until all changes so far may be acknowledged."""
         if self._log is not None:
-            self._log.wait_durable()
+            with self.counts.committing():
+                self._log.wait_durable()
 
     def _read_rows(self, given: Framed) -> Framed:
         request: pb.ReadRowsRequest = given.message

@@ -260,7 +260,7 @@ class ModelShard:
             removed = apply_all(gradients.tables, rates, evict=evict)
             if evict:
                 for (table, _, _), ids in zip(gradients.tables, removed, strict=True):
-                    self._note_eviction(table.name, ids)
+                    self._note_eviction(table, ids)
         except BaseException as error:
             self.broken = f"{type(error).__name__}: {error}"
             _log.critical("an update failed half-way", exc_info=True)
@@ -290,10 +290,11 @@ class ModelShard:
         if self._log is not None and entry is not None:
             self._log.append(entry)
 
-    def _note_eviction(self, table: str, ids: Ids) -> None:
+    def _note_eviction(self, table: EmbeddingTable, ids: Ids) -> None:
         """Log removed rows by their ids, since pulls, which are not logged, decide on them too."""
+        table.evicted += len(ids)
         if self._log is not None and len(ids):
-            message = pb.TableIds(name=table, ids=ids.astype("<i8").tobytes())
+            message = pb.TableIds(name=table.name, ids=ids.astype("<i8").tobytes())
             self._log.append_before_next(LogEntry.of(Kind.EVICTION, message.SerializeToString()))
 
     def _require_sound(self) -> None:

@@ -103,6 +103,8 @@ class EmbeddingTable:
         self.slot_initial: list[float] = kernel.slot_initial if kernel else []
         self.on_disk = bool(info.folder)
         """True if the rows are on a disk."""
+        self.evicted = 0
+        """Number of rows and counted ids that were removed since the start of the process."""
         self._frozen = info.group == FROZEN
         self._step = 0
         self._step_lock = threading.Lock()

@@ -1,3 +1,4 @@
+from torch_edl.wire import counts_pb2 as _counts_pb2
 from torch_edl.wire import pserver_pb2 as _pserver_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -54,7 +55,7 @@ class Cluster(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., restored_from: _Optional[str] = ..., values_only: _Optional[bool] = ...) -> None: ...
 
 class ServerHeartbeatRequest(_message.Message):
-    __slots__ = ("shard", "incarnation", "version", "problem", "leaving", "keeper", "note", "has_copy", "rows", "bytes")
+    __slots__ = ("shard", "incarnation", "version", "problem", "leaving", "keeper", "note", "has_copy", "rows", "bytes", "counts")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +66,7 @@ class ServerHeartbeatRequest(_message.Message):
     HAS_COPY_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
     shard: int
     incarnation: int
     version: int
@@ -75,7 +77,8 @@ class ServerHeartbeatRequest(_message.Message):
     has_copy: bool
     rows: int
     bytes: int
-    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., version: _Optional[int] = ..., problem: _Optional[str] = ..., leaving: _Optional[bool] = ..., keeper: _Optional[int] = ..., note: _Optional[int] = ..., has_copy: _Optional[bool] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+    counts: _counts_pb2.ServerCounts
+    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., version: _Optional[int] = ..., problem: _Optional[str] = ..., leaving: _Optional[bool] = ..., keeper: _Optional[int] = ..., note: _Optional[int] = ..., has_copy: _Optional[bool] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ..., counts: _Optional[_Union[_counts_pb2.ServerCounts, _Mapping]] = ...) -> None: ...
 
 class ServerHeartbeatResponse(_message.Message):
     __slots__ = ("known", "stay", "noted", "peer")

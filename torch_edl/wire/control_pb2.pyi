@@ -1,3 +1,4 @@
+from torch_edl.wire import counts_pb2 as _counts_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -7,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ProcessStatus(_message.Message):
-    __slots__ = ("role", "id", "pid", "state", "address", "exit", "log", "problem", "kept", "expendable", "phase", "records", "leases", "idle_s", "updates", "rows", "bytes")
+    __slots__ = ("role", "id", "pid", "state", "address", "exit", "log", "problem", "kept", "expendable", "phase", "records", "leases", "idle_s", "updates", "rows", "bytes", "counts")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +26,7 @@ class ProcessStatus(_message.Message):
     UPDATES_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
     role: str
     id: int
     pid: int
@@ -42,7 +44,8 @@ class ProcessStatus(_message.Message):
     updates: int
     rows: int
     bytes: int
-    def __init__(self, role: _Optional[str] = ..., id: _Optional[int] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., exit: _Optional[str] = ..., log: _Optional[str] = ..., problem: _Optional[str] = ..., kept: _Optional[bool] = ..., expendable: _Optional[bool] = ..., phase: _Optional[str] = ..., records: _Optional[int] = ..., leases: _Optional[int] = ..., idle_s: _Optional[float] = ..., updates: _Optional[int] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+    counts: _counts_pb2.ServerCounts
+    def __init__(self, role: _Optional[str] = ..., id: _Optional[int] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., exit: _Optional[str] = ..., log: _Optional[str] = ..., problem: _Optional[str] = ..., kept: _Optional[bool] = ..., expendable: _Optional[bool] = ..., phase: _Optional[str] = ..., records: _Optional[int] = ..., leases: _Optional[int] = ..., idle_s: _Optional[float] = ..., updates: _Optional[int] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ..., counts: _Optional[_Union[_counts_pb2.ServerCounts, _Mapping]] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("sequence", "time", "level", "text", "traceback")
@@ -92,7 +95,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self, events_after: _Optional[int] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("job", "kind", "strategy", "strategy_reason", "state", "error", "traceback", "epoch", "epochs", "records_done", "records_total", "tasks_todo", "tasks_doing", "tasks_done", "processes", "rates", "steps", "loss", "evaluations", "events", "checkpoint", "damaged", "nan_steps", "wall_s", "workers_wanted", "usage_error", "records_begun", "logged", "rollbacks", "records_rolled_back", "servers_wanted", "best", "updates_lost")
+    __slots__ = ("job", "kind", "strategy", "strategy_reason", "state", "error", "traceback", "epoch", "epochs", "records_done", "records_total", "tasks_todo", "tasks_doing", "tasks_done", "processes", "rates", "steps", "loss", "evaluations", "events", "checkpoint", "damaged", "nan_steps", "wall_s", "workers_wanted", "usage_error", "records_begun", "logged", "rollbacks", "records_rolled_back", "servers_wanted", "best", "losses", "updates_lost")
     class RatesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +142,7 @@ class GetStatusResponse(_message.Message):
     RECORDS_ROLLED_BACK_FIELD_NUMBER: _ClassVar[int]
     SERVERS_WANTED_FIELD_NUMBER: _ClassVar[int]
     BEST_FIELD_NUMBER: _ClassVar[int]
+    LOSSES_FIELD_NUMBER: _ClassVar[int]
     UPDATES_LOST_FIELD_NUMBER: _ClassVar[int]
     job: str
     kind: str
@@ -172,8 +176,9 @@ class GetStatusResponse(_message.Message):
     records_rolled_back: int
     servers_wanted: int
     best: BestModel
+    losses: _containers.RepeatedCompositeFieldContainer[_counts_pb2.LossCounts]
     updates_lost: int
-    def __init__(self, job: _Optional[str] = ..., kind: _Optional[str] = ..., strategy: _Optional[str] = ..., strategy_reason: _Optional[str] = ..., state: _Optional[str] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., records_done: _Optional[int] = ..., records_total: _Optional[int] = ..., tasks_todo: _Optional[int] = ..., tasks_doing: _Optional[int] = ..., tasks_done: _Optional[int] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., rates: _Optional[_Mapping[str, float]] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., checkpoint: _Optional[str] = ..., damaged: _Optional[int] = ..., nan_steps: _Optional[int] = ..., wall_s: _Optional[float] = ..., workers_wanted: _Optional[int] = ..., usage_error: _Optional[bool] = ..., records_begun: _Optional[int] = ..., logged: _Optional[_Mapping[str, float]] = ..., rollbacks: _Optional[int] = ..., records_rolled_back: _Optional[int] = ..., servers_wanted: _Optional[int] = ..., best: _Optional[_Union[BestModel, _Mapping]] = ..., updates_lost: _Optional[int] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., kind: _Optional[str] = ..., strategy: _Optional[str] = ..., strategy_reason: _Optional[str] = ..., state: _Optional[str] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., records_done: _Optional[int] = ..., records_total: _Optional[int] = ..., tasks_todo: _Optional[int] = ..., tasks_doing: _Optional[int] = ..., tasks_done: _Optional[int] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., rates: _Optional[_Mapping[str, float]] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., checkpoint: _Optional[str] = ..., damaged: _Optional[int] = ..., nan_steps: _Optional[int] = ..., wall_s: _Optional[float] = ..., workers_wanted: _Optional[int] = ..., usage_error: _Optional[bool] = ..., records_begun: _Optional[int] = ..., logged: _Optional[_Mapping[str, float]] = ..., rollbacks: _Optional[int] = ..., records_rolled_back: _Optional[int] = ..., servers_wanted: _Optional[int] = ..., best: _Optional[_Union[BestModel, _Mapping]] = ..., losses: _Optional[_Iterable[_Union[_counts_pb2.LossCounts, _Mapping]]] = ..., updates_lost: _Optional[int] = ...) -> None: ...
 
 class ScaleRequest(_message.Message):
     __slots__ = ("min_workers", "max_workers", "servers")

@@ -1,6 +1,7 @@
 from torch_edl.wire import agents_pb2 as _agents_pb2
 from torch_edl.wire import cluster_pb2 as _cluster_pb2
 from torch_edl.wire import control_pb2 as _control_pb2
+from torch_edl.wire import counts_pb2 as _counts_pb2
 from torch_edl.wire import meetings_pb2 as _meetings_pb2
 from torch_edl.wire import metrics_pb2 as _metrics_pb2
 from torch_edl.wire import pods_pb2 as _pods_pb2
@@ -37,6 +38,10 @@ from torch_edl.wire.control_pb2 import GetStacksResponse as GetStacksResponse
 from torch_edl.wire.control_pb2 import WorkerStacks as WorkerStacks
 from torch_edl.wire.control_pb2 import AddEventsRequest as AddEventsRequest
 from torch_edl.wire.control_pb2 import AddEventsResponse as AddEventsResponse
+from torch_edl.wire.counts_pb2 import Histogram as Histogram
+from torch_edl.wire.counts_pb2 import TableCounts as TableCounts
+from torch_edl.wire.counts_pb2 import ServerCounts as ServerCounts
+from torch_edl.wire.counts_pb2 import LossCounts as LossCounts
 from torch_edl.wire.meetings_pb2 import BeginPassRequest as BeginPassRequest
 from torch_edl.wire.meetings_pb2 import BeginPassResponse as BeginPassResponse
 from torch_edl.wire.meetings_pb2 import MeetRequest as MeetRequest

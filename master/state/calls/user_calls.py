@@ -42,6 +42,7 @@ def describe(
         rollbacks=lifecycle.rollbacks,
         records_rolled_back=lifecycle.records_rolled_back,
         updates_lost=lifecycle.updates_lost,
+        losses=lifecycle.losses.by_role.values(),
     )
     outcome = lifecycle.outcome
     if outcome is not None and lifecycle.over:
@@ -91,6 +92,7 @@ def describe(
             updates=load.version,
             rows=load.rows,
             bytes=load.bytes,
+            counts=load.counts if load.HasField("counts") else None,
         )
     return status
 

@@ -91,7 +91,7 @@ class ManagedJob:
         self.meetings = Meetings(self.members)
         best = BestCheckpoint(config.train.keep_best, evaluated)
         self.checkpoints = CheckpointManager(config, folder=folder, resumed=resumed, best=best)
-        self.failover = Failover(config, fleet)
+        self.failover = Failover(config, fleet, self.lifecycle.losses)
         self.tasks = TaskScheduler(config, preprocessing)
         """Tasks that workers lease; empty for a script in a ring."""
         self.workload: TaskScheduler | ScriptProgress = ScriptProgress() if script else self.tasks
@@ -237,10 +237,12 @@ class ManagedJob:
             case _ if self.lifecycle.stopping is not None:
                 return
             case _ if self._worker_had_model:
+                self.lifecycle.losses.lost(exit.role)
                 self._renew(result.text, now)
             case _ if result.expected:
                 self.lifecycle.note("info", f"{result.text}, as asked", now)
             case _:
+                self.lifecycle.losses.lost(exit.role)
                 text = f"{result.text}; {self.lost_workers.consequence}"
                 self.lifecycle.note("warning", text, now)
         self.apply_all(self.workforce.left(exit), now)
@@ -375,6 +377,7 @@ class ManagedJob:
             self.lifecycle.resumed_from(records)
         if records or self.tasks.ready:
             self.lifecycle.rates.sample(now, records, steps)
+            self.lifecycle.losses.sample(now, steps)
         stopping = self.lifecycle.stopping
         if stopping is None:
             trained = self.tasks.trained or self.workforce.scripts_over(

@@ -28,6 +28,7 @@ class LostWorkers:
         workforce: Workforce,
     ) -> None:
         self._cluster = config.cluster
+        self._is_script = config.kind == "script"
         self._lifecycle = lifecycle
         self._members = members
         self._tasks = tasks
@@ -57,6 +58,8 @@ class LostWorkers:
             how = f"{'declared ' * event.declared}lost: {event.why}"
             text = f"worker-{event.worker} {how}; {self.consequence}{shown}"
             self._lifecycle.note("warning", text, now)
+            if self._is_script:  # the exits of other workers are counted
+                self._lifecycle.losses.lost("worker")
         self.drop(event.worker)
 
     def become_server(self, action: Become, now: float) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from master.state.actions import Failure, Note, NotStarted
+from master.state.lifecycle import Losses
 from master.state.workforce.fleet import Fleet
 from master.state.workforce.processes import ServerProcess, SpareProcess
 from torch_edl.config import JobConfig
@@ -34,8 +35,9 @@ class Failover:
     acknowledged: the other servers, the tasks and their leases are not affected.
     """
 
-    def __init__(self, config: JobConfig, fleet: Fleet) -> None:
+    def __init__(self, config: JobConfig, fleet: Fleet, losses: Losses) -> None:
         self._fleet = fleet
+        self._losses = losses
         self._timeout_s = config.cluster.heartbeat_timeout_s
         self._durable = config.durability.mode != "checkpoint"
         self._prefers_workers = config.durability.failover == "worker"
@@ -94,6 +96,8 @@ class Failover:
     def _lost(
         self, process: ServerProcess, text: str, *, placed: bool = True
     ) -> Sequence[FailoverEvent]:
+        if placed:
+            self._losses.lost("ps")
         if not self._durable and placed:
             return [ModelLost(text)]
         fleet, shard = self._fleet, process.shard

@@ -51,6 +51,7 @@ def as_dict(status: pb.GetStatusResponse) -> dict[str, Any]:
         "checkpoint": status.checkpoint,
         "rolled_back": {"times": status.rollbacks, "records": status.records_rolled_back},
         "updates_lost": status.updates_lost,
+        "losses": [_fields(each) for each in status.losses],
         "damaged": status.damaged,
         "nan_steps": status.nan_steps,
         "wall_s": round(status.wall_s, 3),
@@ -65,4 +66,14 @@ def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
 
 
 def _fields(message: Message) -> dict[str, Any]:
-    return {name: getattr(message, name) for name in message.DESCRIPTOR.fields_by_name}
+    return {name: _plain(message, name) for name in message.DESCRIPTOR.fields_by_name}
+
+
+def _plain(message: Message, name: str) -> Any:
+    """Return a field as plain data; None for a message that is absent."""
+    value, field = getattr(message, name), message.DESCRIPTOR.fields_by_name[name]
+    if field.is_repeated:
+        return [_fields(each) if isinstance(each, Message) else each for each in value]
+    if isinstance(value, Message):
+        return _fields(value) if message.HasField(name) else None
+    return value

@@ -1,0 +1,55 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Histogram(_message.Message):
+    __slots__ = ("bounds", "counts", "sum")
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    SUM_FIELD_NUMBER: _ClassVar[int]
+    bounds: _containers.RepeatedScalarFieldContainer[float]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    sum: float
+    def __init__(self, bounds: _Optional[_Iterable[float]] = ..., counts: _Optional[_Iterable[int]] = ..., sum: _Optional[float] = ...) -> None: ...
+
+class TableCounts(_message.Message):
+    __slots__ = ("name", "rows", "bytes", "evicted")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    rows: int
+    bytes: int
+    evicted: int
+    def __init__(self, name: _Optional[str] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ..., evicted: _Optional[int] = ...) -> None: ...
+
+class ServerCounts(_message.Message):
+    __slots__ = ("pull_s", "push_s", "staleness", "journal_lag_s", "journal_bytes", "tables")
+    PULL_S_FIELD_NUMBER: _ClassVar[int]
+    PUSH_S_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_LAG_S_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    pull_s: Histogram
+    push_s: Histogram
+    staleness: Histogram
+    journal_lag_s: float
+    journal_bytes: int
+    tables: _containers.RepeatedCompositeFieldContainer[TableCounts]
+    def __init__(self, pull_s: _Optional[_Union[Histogram, _Mapping]] = ..., push_s: _Optional[_Union[Histogram, _Mapping]] = ..., staleness: _Optional[_Union[Histogram, _Mapping]] = ..., journal_lag_s: _Optional[float] = ..., journal_bytes: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableCounts, _Mapping]]] = ...) -> None: ...
+
+class LossCounts(_message.Message):
+    __slots__ = ("role", "losses", "stalled_s")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    LOSSES_FIELD_NUMBER: _ClassVar[int]
+    STALLED_S_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    losses: int
+    stalled_s: float
+    def __init__(self, role: _Optional[str] = ..., losses: _Optional[int] = ..., stalled_s: _Optional[float] = ...) -> None: ...
