@@ -9,7 +9,8 @@ from typing import Any
 EXITED = "exited"
 _ROLES = ("master", "ps", "agent", "worker")
 # Ends that are no deaths.
-_CLEAN = re.compile(r"exit code 0$|stopped|left|became |finished|$")
+_CLEAN = re.compile(r"(?:ended with )?exit code 0$|stopped|left|became |finished|$")
+_ASKED = ("draining", "stopping")
 # Processes that start together within this time are the first ones.
 _TOGETHER_S = 30.0
 _MOST_LANES = 48
@@ -37,7 +38,8 @@ class Lane:
     @property
     def died(self) -> bool:
         """Whether the process ended in another way than it should."""
-        return self.end is not None and not _CLEAN.match(self.exit)
+        asked = self.segments[-1][1].endswith(_ASKED)
+        return self.end is not None and not asked and not _CLEAN.match(self.exit)
 
     def as_row(self) -> list[Any]:
         """Return the lane for the page."""

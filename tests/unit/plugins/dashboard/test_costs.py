@@ -47,6 +47,20 @@ def test_a_spare_becomes_a_worker_in_one_lane() -> None:
     assert lanes.deaths() == 1
 
 
+def test_who_was_asked_to_leave_did_not_die() -> None:
+    lanes = _lanes(
+        (1, "worker", 0, "running", ""),
+        (9, "worker", 0, "exited", "ended with exit code 0"),
+        (1, "worker", 1, "running", ""),
+        (5, "worker", 1, "draining", ""),
+        (9, "worker", 1, "exited", "signal 15"),
+        (9, "worker", 2, "exited", "became ps-3"),
+        (1, "ps", 0, "running", ""),
+        (9, "ps", 0, "exited", "stopped"),
+    )
+    assert lanes.deaths() == 0
+
+
 def test_a_restarted_master_lives_on() -> None:
     lanes = _lanes((1, "master", 0, "running", ""), (5, "master", 0, "exited", "signal 9"))
     lanes.note(6, role="master", id=0, pid=7, state="running", exit="")

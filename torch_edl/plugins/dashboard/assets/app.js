@@ -68,7 +68,8 @@ function drawCurves(data) {
   if (!changed("curves", data.samples_total, data.generation, data.status.evaluations?.length, data.incidents.length)) return;
   const evaluations = data.status.evaluations || [];
   const evaluated = evaluations.filter((e) => e.steps);
-  if (trains(data)) {
+  const has = (name) => store.samples.some(([, , values]) => typeof values[name] === "number");
+  if (has("train/loss") || data.status.kind === "train") {
     const loss = curveOf("train/loss", "step"), dots = evaluated.map((e) => [e.steps, e.metrics.loss ?? null])
       .filter(([, y]) => y !== null);
     const smoothed = loss.length > 30;
@@ -93,7 +94,7 @@ function drawCurves(data) {
   for (const name of [...logged].sort().slice(0, 6)) {
     chart(name.slice(6)).update({ x: "step", series: [{ name, tone: "s0", points: curveOf(name, "step") }] });
   }
-  if (store.samples.some(([, , v]) => v["servers/rows"])) {
+  if (has("servers/rows")) {
     chart("Rows of embeddings").update({ x: "time", zero: true, marks, format: short,
       series: [{ name: "rows", points: curveOf("servers/rows", "time"), area: true, tone: "s3" }] });
   }

@@ -107,7 +107,7 @@ function learning(data) {
   const values = store.samples.map(([, , v]) => v["train/loss"]);
   const losses = values.filter((v) => typeof v === "number");
   const evaluated = evaluationText(status);
-  if (values.length && values.at(-1) === null && !losses.length) {
+  if (values.length && !losses.length) {
     return { question, tone: "calm", head: status.steps ? `Step ${whole(status.steps)}` : "No step yet", lines: [evaluated] };
   }
   if (status.nan_steps) {
