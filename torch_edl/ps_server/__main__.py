@@ -255,7 +255,11 @@ def _serve_data(
             where = LOCAL + path
     usual = service.steady_state(token, is_local=where.startswith(LOCAL))
     server = DataServer(
-        service.data_answers(), endpoint=where, token=token, threads=_THREADS, quick=service.counts.timed_quick(usual.answer)
+        service.data_answers(),
+        endpoint=where,
+        token=token,
+        threads=_THREADS,
+        quick=service.counts.timed_quick(usual.answer),
     )
     closing.callback(server.close, _STOP_GRACE_S)
     if server.endpoint.startswith(LOCAL):

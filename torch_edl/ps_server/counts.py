@@ -113,9 +113,7 @@ class CallCounts:
             )
         return counts
 
-    def _timed_wait(
-        self, wait: Callable[[], None], name: str, began: float
-    ) -> Callable[[], None]:
+    def _timed_wait(self, wait: Callable[[], None], name: str, began: float) -> Callable[[], None]:
         def counted() -> None:
             wait()
             self._add(name, began)
