@@ -169,8 +169,9 @@ void Table::copy_whole(const char* row, char* to) const {
 }
 
 void Table::before_change(SubTable& sub, char* row) {
+  if (!sub.saving) return;
   RowMeta& m = meta(row);
-  if (!sub.saving || m.epoch >= sub.epoch) return;
+  if (m.epoch >= sub.epoch) return;
   copy_whole(row, sub.saved.push());
   m.epoch = sub.epoch;
 }

@@ -15,6 +15,7 @@ from torch_edl.ps_server.shard import ModelShard
 from torch_edl.wire import data_plane_pb2 as data
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire.data_plane.server import Quick
+from torch_edl.wire.data_plane.sockets import MAX_CALL_BYTES
 
 Change = Callable[[Push], tuple[pb.PushGradientsResponse, Callable[[], None] | None]]
 
@@ -64,7 +65,7 @@ class SteadyState:
             return None
         if self._known != (dense, len(shard.tables)):
             self._learn()
-        if self._reads_disk:
+        if self._reads_disk and most_bytes < MAX_CALL_BYTES:  # in the thread that receives
             return None
         call = self._calls.open(pieces, memory, most_bytes)
         if call is None:
