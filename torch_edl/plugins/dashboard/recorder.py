@@ -37,6 +37,7 @@ class Recorder(Observer):
         self._path = Path()
         self._interval_s = _FIRST_INTERVAL_S
         self._last = -math.inf
+        self._next: tuple[int, float, Mapping[str, float]] | None = None
         self._scalars = self._processes = 0
 
     def begin(self, job: JobConfig) -> None:
@@ -47,9 +48,10 @@ class Recorder(Observer):
         """Write the scalars of a step if the interval is over; those of an evaluation always."""
         evaluated = any(name.startswith("eval/") for name in values)
         if not evaluated and time - self._last < self._interval_s * 0.9:
+            self._next = step, time, values
             return
         if not evaluated:
-            self._last = time
+            self._last, self._next = time, None
         kept = {name: _rounded(value) for name, value in islice(values.items(), _MOST_VALUES)}
         self._write(kind="scalars", time=round(time, 3), step=step, values=kept)
         self._scalars += 1
@@ -63,13 +65,17 @@ class Recorder(Observer):
             self._write(kind="process", time=round(event.time, 3), **event.fields)
 
     def end(self, state: str, error: str) -> None:
-        """Close the file."""
+        """Write the last scalars, and close the file."""
+        if self._next is not None:
+            self._last = -math.inf
+            self.scalars(*self._next)
         if self._file is not None:
             self._file.close()
 
     def _thin(self) -> None:
         """Remove every second line of scalars, and double the interval."""
-        self.end("", "")
+        assert self._file is not None
+        self._file.close()
         self._interval_s *= 2
         kept, count = [{"kind": "begin", "interval_s": self._interval_s}], 0
         for line in read(self._path):

@@ -52,7 +52,14 @@ def test_the_folder_may_come_after_the_observer(home: Path) -> None:
     made.event(JobEvent(101.0, "log", "info", "finished", {"sequence": 1}))
     made.end("finished", "")
     lines = recorder.read(JobFolder("digits").dir / recorder.FILE)
-    assert [line["kind"] for line in lines] == ["begin", "scalars", "scalars", "process"]
+    assert [line["kind"] for line in lines] == [
+        "begin",
+        "scalars",
+        "scalars",
+        "process",
+        "scalars",
+    ]
+    assert lines[4]["step"] == 2  # the last one comes at the end
     assert lines[1]["values"] == {"train/loss": 0.333333, "train/auc": None}
     assert lines[2]["values"] == {"eval/loss": 0.7}
     assert lines[3] == {"kind": "process", "time": 101.0, **fields}
