@@ -21,12 +21,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
 
 from master.runtime import job_files
 from master.runtime.clock import Clock
 from master.runtime.effects import Effects
+from master.runtime.exporting import export
 from master.runtime.job_files import EventFile
 from master.runtime.loop import StateThread, run
 from master.runtime.persistence import StateWriter, left_behind
@@ -217,6 +219,7 @@ def _run_once(
         shared=launcher if isinstance(launcher, SharedLauncher) else None,
         writer=writer,
     )
+    exported = ExitStack()
     kept = StateThread(service, writer, status_file=folder.status_file)
     # Workers of the earlier master look for its successor at the same address.
     earlier = folder.master() if left is not None else None
@@ -226,6 +229,8 @@ def _run_once(
             # call is answered.
             _with_room(service.keep, stop, waits=goes_on)
         address = service.listen(token, host.listen(earlier.listen if earlier is not None else ""))
+        if config.metrics_port:
+            exported.callback(export(service, config))
         if left is not None:
             job.lifecycle.restarted(clock())  # processes can connect from now on
         fleet.starts.env.update({ENV_MASTER: host.address(name, address), ENV_TOKEN: token})
@@ -233,6 +238,7 @@ def _run_once(
         _with_room(lambda: folder.note_master(where), stop, waits=goes_on)
     except (UsageError, OSError) as error:
         log.error("%s", error)
+        exported.close()
         service.close()
         kept.close()
         writer.close()
@@ -270,6 +276,7 @@ def _run_once(
         if over:
             launcher.stop_all(grace_s=0)
         launcher.close()
+        exported.close()
         service.close()
         goes_on = over and not host.hands_over and job_files.may_go_on(job, journals)
         kept.close()

@@ -133,6 +133,14 @@ class JobConfig(Checked):
         kinds=TRAINING,
         group="monitoring",
     )
+    metrics_port: str = option(
+        "",
+        "--metrics-port [HOST:]PORT",
+        "port at which the master serves metrics for Prometheus, on loopback or HOST "
+        "(default: none)",
+        kinds=TRAINING,
+        group="monitoring",
+    )
     experiment: Experiment | None = None
     """The experiment that all agents of a script must run; None without agents."""
 
@@ -148,6 +156,11 @@ class JobConfig(Checked):
             self.kind != "script" or self.train.strategy != "local",
             "--strategy local: it is for model files; a script of one worker runs without "
             "torch-edl too, or with --strategy allreduce",
+        )
+        port = self.metrics_port.rpartition(":")[2]
+        _require(
+            not self.metrics_port or (port.isdecimal() and 0 < int(port) < 1 << 16),
+            f"--metrics-port {self.metrics_port}: write PORT or HOST:PORT, with a port of 1 to 65535",
         )
         most = self.cluster.max_workers
         _require(

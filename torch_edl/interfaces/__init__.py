@@ -1,5 +1,5 @@
-"""What other packages can add to torch-edl: sources, storages, stores, observers, platforms,
-backends, preprocessing, and verbs of the command line.
+"""What other packages can add to torch-edl: sources, storages, stores, observers, exporters,
+platforms, backends, preprocessing, and verbs of the command line.
 
 Each interface has a file here, and its contract stands in the docstrings; ``magic`` and verbs are
 plain functions, described below. Engines are not found by entry points: a backend makes them.
@@ -21,6 +21,9 @@ A package names its object under an entry point, and ``pip install`` does the re
 
     [project.entry-points."torch_edl.observers"]
     "chat" = "my_package:Chat"            # --observe chat=ROOM
+
+    [project.entry-points."torch_edl.exporters"]
+    "prometheus" = "my_package:serve"     # --metrics-port: see Exporter
 
     [project.entry-points."torch_edl.platforms"]
     "slurm" = "my_package:PLATFORM"       # --platform slurm
@@ -46,6 +49,7 @@ from __future__ import annotations
 
 from torch_edl.interfaces.backend import Backend, Signature
 from torch_edl.interfaces.engine import Batch, Damaged, Engine, LeasedEngine, Minibatch, Update
+from torch_edl.interfaces.exporter import PROMETHEUS, Exporter
 from torch_edl.interfaces.observer import JobEvent, Observer
 from torch_edl.interfaces.platform import (
     Host,
@@ -70,6 +74,7 @@ from torch_edl.interfaces.source import (
 from torch_edl.interfaces.store import Entry, Store, StoreType
 
 __all__ = [
+    "PROMETHEUS",
     "ENDLESS",
     "Backend",
     "Batch",
@@ -78,6 +83,7 @@ __all__ = [
     "Entry",
     "FitStatistics",
     "Fittable",
+    "Exporter",
     "Host",
     "JobEvent",
     "JobHandle",

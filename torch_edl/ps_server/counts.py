@@ -52,7 +52,7 @@ class CallCounts:
         self._commits: dict[object, float] = {}  # starts of waits for durability, oldest first
 
     def pushed(self, staleness: int) -> None:
-        """Count a push whose gradients were computed with parameters of so many updates ago."""
+        """Count a push whose parameters were ``staleness`` updates old."""
         with self._lock:
             self._staleness.add(max(0, staleness))
 

@@ -200,11 +200,15 @@ def script_job(
 
 
 def _checked(config: JobConfig) -> JobConfig:
-    """Return the job after the plugins of ``--store`` and ``--observe`` have checked it."""
+    """Return the job after the plugins of its options have been found and have checked it."""
     store = config.durability.store
     if config.durability.shares_state:
         scheme = store.partition("://")[0]
         extensions.load(extensions.STORES, scheme, f"--store {store}").check(store)
+    if config.metrics_port:
+        from torch_edl.interfaces import PROMETHEUS
+
+        extensions.load(extensions.EXPORTERS, PROMETHEUS, "--metrics-port")
     # Imported here: the module imports protobuf, which --help does not need.
     from torch_edl.launch.jobs import observers
 

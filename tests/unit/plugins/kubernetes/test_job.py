@@ -179,6 +179,20 @@ def test_only_pods_of_the_job_are_admitted_and_only_the_master_is_served() -> No
     assert own.items() <= labels.items()
 
 
+def test_metrics_are_found_at_the_pod_of_the_master_and_admitted() -> None:
+    validate = pytest.importorskip("kubernetes_validate", reason="needs torch-edl[test]")
+    found = made(replace(CONFIG, metrics_port="0.0.0.0:9400"))
+    for each in found.values():
+        validate.validate(each, validate.latest_version(), strict=True)
+    pod = found["Job"]["spec"]["template"]
+    assert pod["metadata"]["annotations"]["prometheus.io/port"] == "9400"
+    ports = pod["spec"]["containers"][0]["ports"]
+    assert [each["containerPort"] for each in ports if each["name"] == "metrics"] == [9400]
+    own, open_to_all = found["NetworkPolicy"]["spec"]["ingress"]
+    assert open_to_all == {"ports": [{"port": 9400, "protocol": "TCP"}]}
+    assert "from" in own
+
+
 def test_the_users_template_is_merged_into_the_pod_of_the_master() -> None:
     of = made()["Job"]["spec"]["template"]
     assert of["spec"]["hostNetwork"] is False

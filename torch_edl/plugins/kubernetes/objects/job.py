@@ -79,7 +79,7 @@ def objects(
         _files(config, code),
         *([_object(job, "ConfigMap", names.state(job))] if keeps_state(config) else []),
         _service(job),
-        *([_network_policy(job)] if config.platform_config.network_policy else []),
+        *([_network_policy(config)] if config.platform_config.network_policy else []),
         _job(config),
     ]
     for each in made:
@@ -193,9 +193,13 @@ def _service(job: str) -> Manifest:
     return _object(job, "Service", names.master(job), spec=spec)
 
 
-def _network_policy(job: str) -> Manifest:
+def _network_policy(config: JobConfig) -> Manifest:
+    job = config.name
     own = {"podSelector": {"matchLabels": {names.JOB: names.of_job(job)}}}
-    spec = {**own, "policyTypes": ["Ingress"], "ingress": [{"from": [own]}]}
+    ingress: list[Manifest] = [{"from": [own]}]
+    if config.metrics_port:
+        ingress.append({"ports": [{"port": _metrics_port(config), "protocol": "TCP"}]})
+    spec = {**own, "policyTypes": ["Ingress"], "ingress": ingress}
     return _object(job, "NetworkPolicy", names.of_job(job), spec=spec)
 
 
@@ -225,11 +229,14 @@ def _job(config: JobConfig) -> Manifest:
         _field(ENV_NAMESPACE, "metadata.namespace"),
         _field(ENV_JOB_UID, f"metadata.labels['{names.JOB_UID}']"),
     ]
+    annotations = names.annotations_of(job)
+    if config.metrics_port:
+        port = _metrics_port(config)
+        annotations |= {"prometheus.io/scrape": "true", "prometheus.io/port": str(port)}
+        ports = spec["containers"][0].setdefault("ports", [])
+        ports.append({"name": "metrics", "containerPort": port, "protocol": "TCP"})
     pod = {
-        "metadata": {
-            "labels": names.labels(job, "master", 0),
-            "annotations": names.annotations_of(job),
-        },
+        "metadata": {"labels": names.labels(job, "master", 0), "annotations": annotations},
         "spec": spec,
     }
     # A pod on a node that does not answer never ends. If masters share the state, its lock keeps
@@ -242,6 +249,10 @@ def _job(config: JobConfig) -> Manifest:
         "template": with_template(pod, pods),
     }
     return _object(job, "Job", name, spec=of_job)
+
+
+def _metrics_port(config: JobConfig) -> int:
+    return int(config.metrics_port.rpartition(":")[2])
 
 
 def _field(name: str, path: str) -> Manifest:

@@ -1,0 +1,116 @@
+"""Metrics of a job, and the files for Prometheus and Grafana that use them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.debian_package import require_package
+from torch_edl.errors import UsageError
+from torch_edl.plugins.prometheus import exporter, families
+from torch_edl.wire import master_pb2 as pb
+
+ASSETS = Path(families.__file__).with_name("assets")
+
+
+def status(workers: int = 2, servers: int = 2) -> pb.GetStatusResponse:
+    histogram = pb.Histogram(bounds=[0.5, 1.0], counts=[3, 2, 1], sum=7.5)
+    made = pb.GetStatusResponse(
+        job="digits",
+        kind="train",
+        state="running",
+        records_done=90,
+        records_rolled_back=10,
+        steps=9,
+        loss=0.25,
+        logged={"accuracy": 0.5},
+        losses=[pb.LossCounts(role="ps", losses=2, stalled_s=1.5), pb.LossCounts(role="worker")],
+    )
+    made.evaluations.add(steps=4, metrics={"auc": 0.6})
+    made.evaluations.add(steps=8, metrics={"auc": 0.7})
+    for id in range(workers):
+        made.processes.add(role="worker", id=id, state="running", records=50, leases=2, idle_s=0.5)
+    made.processes.add(role="worker", id=workers, state="exited", exit="signal 9")
+    tables = [pb.TableCounts(name='a"b', rows=5, bytes=80, evicted=1)]
+    for id in range(servers):
+        counts = pb.ServerCounts(pull_s=histogram, push_s=histogram, staleness=histogram)
+        counts.tables.extend(tables)
+        made.processes.add(role="ps", id=id, state="running", updates=9, counts=counts)
+    made.processes.add(role="ps", id=servers, state="starting")
+    return made
+
+
+def scrape(status: pb.GetStatusResponse) -> str:
+    return generate_latest(exporter.registry(lambda: status)).decode()
+
+
+def test_the_numbers_of_the_status_are_served() -> None:
+    found = {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(scrape(status()))
+        for sample in family.samples
+    }
+    assert found["torch_edl_records_total",] == 100
+    assert found["torch_edl_losses_total", "ps"] == 2
+    assert found["torch_edl_stalled_seconds_total", "ps"] == 1.5
+    assert found["torch_edl_evaluation", "auc"] == 0.7
+    assert found["torch_edl_processes", "running", "worker"] == 2
+    assert ("torch_edl_worker_records_total", "2") not in found
+    buckets = [found["torch_edl_server_pull_seconds_bucket", *of] for of in
+               (("0.5", "1"), ("1", "1.0"), ("+Inf", "1"))]  # fmt: skip
+    assert buckets == [3, 5, 6]
+    assert found["torch_edl_server_pull_seconds_count", "1"] == 6
+    assert found["torch_edl_table_evictions_total", "0", 'a"b'] == 1
+
+
+def test_a_thousand_workers_are_served_in_time() -> None:
+    large = status(workers=1000, servers=100)
+    began = time.process_time()
+    text = scrape(large)
+    assert time.process_time() - began < 0.2
+    assert text.count("torch_edl_worker_records_total{") == 1000
+
+
+def test_promtool_accepts_metrics_and_alerts() -> None:
+    require_package("prometheus", lambda: shutil.which("promtool") is not None)
+    for words, text in (["metrics"], scrape(status())), (["rules", ASSETS / "alerts.yaml"], ""):
+        told = subprocess.run(
+            ["promtool", "check", *words], input=text, capture_output=True, text=True
+        )
+        assert told.returncode == 0, told.stdout + told.stderr
+
+
+@pytest.mark.parametrize("file", ["alerts.yaml", "grafana.json"])
+def test_files_name_only_metrics_that_exist(file: str) -> None:
+    text = (ASSETS / file).read_text()
+    if file == "grafana.json":
+        text = json.dumps([panel["targets"] for panel in json.loads(text)["panels"]])
+    served = scrape(status())
+    named = set(re.findall(r"torch_edl_\w+", text))
+    assert len(named) > 4
+    assert not [name for name in named if f"\n{name}{{" not in served and f"\n{name} " not in served]
+
+
+def test_a_port_is_served_until_the_end_and_rejected_if_in_use() -> None:
+    close = exporter.serve("127.0.0.1", 0, status)
+    close()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError, match=rf"--metrics-port: 127.0.0.1:{port} is not available"):
+            exporter.serve("127.0.0.1", port, status)
+    close = exporter.serve("127.0.0.1", port, status)
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+            assert b"torch_edl_records_total 100.0" in answer.read()
+    finally:
+        close()
