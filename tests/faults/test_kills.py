@@ -55,3 +55,12 @@ def test_a_worker_dies_between_its_last_push_and_its_report(start_job: Callable[
     job.wait_for(lambda: job.done() > 40)
     job.kill("worker")
     job.check()
+
+
+def test_tasks_that_a_slow_worker_holds_go_to_an_idle_one(start_job: Callable[..., Any]) -> None:
+    """One worker waits in its feed for the last record, with leases for seconds of work."""
+    flags = ["--workers", "2", "--ps", "2", "--batch-size", "8", "--records-per-task", "8"]
+    job = start_job(RECORDS, *flags)
+    # It keeps the task in its feed, and one that is prepared.
+    job.wait_for(lambda: job.done() >= RECORDS - 2 * 8 and job.status().tasks_doing <= 2)
+    job.check()

@@ -90,9 +90,11 @@ class ScriptOnServers:
         session.heartbeat.on_servers = self._engine.follow
         leases = self._leases = LeaseClient(session.master, session.worker_id)
         leases.incarnation = session.cluster.incarnation
+        tasks = LeasedTasks(leases, self._prepare)
+        session.heartbeat.on_give_back = tasks.give_back
         self._source = LeasedUpdates(
             self._engine,
-            LeasedTasks(leases, self._prepare),
+            tasks,
             leases,
             session,
             call_back=self._note,

@@ -3,7 +3,8 @@ not answer.
 
 The number of leased tasks depends on their duration: a worker holds work for about ten seconds,
 which is longer than the restart of a master. The master grants fewer tasks when few are left, so
-that the last tasks are distributed evenly.
+that the last tasks are distributed evenly. When a worker finds none, the others return those that
+they have not begun: ten seconds of work of a fast worker are minutes of one that became slow.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 from torch_edl.data.batch import MODES
@@ -137,6 +138,7 @@ class LeasedTasks:
         self._idle = (
             True  # give_up() was called, or the pass is over: lease nothing until the next get
         )
+        self._asked_back = False  # another worker waits for the tasks that were not taken
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="leases-ahead", daemon=True)
 
@@ -183,26 +185,43 @@ class LeasedTasks:
             dropped = self._drop()
         self._leases.decline(dropped)
 
+    def give_back(self) -> None:
+        """Let the thread return all tasks that were not taken to the master, and lease no other
+        until the next :meth:`get`."""
+        with self._changed:
+            self._asked_back = True
+            self._changed.notify_all()
+
     def stop(self) -> None:
         """End the thread, without waiting for a request in progress."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
 
-    def _drop(self) -> list[HeldLease]:
-        dropped = [each for each in self._answers if isinstance(each, HeldLease)]
-        self._answers = deque(each for each in self._answers if not isinstance(each, HeldLease))
+    def _drop(self, kinds: Container[int] = tuple(pb.TaskKind.values())) -> list[HeldLease]:
+        """Remove and return the leases of these kinds that were not taken."""
+        leases = [each for each in self._answers if isinstance(each, HeldLease)]
+        dropped = [each for each in leases if each.kind in kinds]
+        self._answers = deque(each for each in self._answers if each not in dropped)
         return dropped
 
     def _run(self) -> None:
         more = True
         while more:
             with self._changed:
-                self._changed.wait_for(lambda: self._stopped or self._missing() > 0)
+                self._changed.wait_for(
+                    lambda: self._stopped or self._asked_back or self._missing() > 0
+                )
                 if self._stopped:
                     return
+                asked_back, self._asked_back = self._asked_back, False
+                returned = self._drop(MODES) if asked_back else []
+                self._sated = self._sated or asked_back
                 missing, want = self._missing(), int(not self._answers)
             try:
+                if asked_back:
+                    self._leases.decline(returned)
+                    continue
                 epochs = self._leases.epochs
                 answer = self._leases.request(want, missing - want)
                 more = self._answered(answer, missing, epochs)

@@ -138,7 +138,8 @@ class Heartbeat:
 
     The callbacks are called in the heartbeat thread: ``on_broken_ring`` with the number up to which
     rings have lost a member, ``on_servers`` with the incarnation of the newest parameter server,
-    ``on_server_args`` with the arguments of the parameter server that this process must become.
+    ``on_server_args`` with the arguments of the parameter server that this process must become, and
+    ``on_give_back`` if another worker waits for tasks that this worker has not begun.
     """
 
     def __init__(self, master: Stub, worker_id: int, progress: WorkerStatus) -> None:
@@ -153,6 +154,7 @@ class Heartbeat:
         self.on_broken_ring: Callable[[int], None] = lambda ring: None
         self.on_server_args: Callable[[list[str]], None] = lambda args: None
         self.on_servers: Callable[[int], None] = lambda newest: None
+        self.on_give_back: Callable[[], None] = lambda: None
         self.on_silence: Callable[[], None] = lambda: None
         """Called in the heartbeat thread if the master is away for longer than allowed."""
         self.dump_after_s = 0.0
@@ -209,6 +211,8 @@ class Heartbeat:
         if answer.server_args:
             self.on_server_args(list(answer.server_args))
         self.on_servers(answer.newest_server)
+        if answer.give_back:
+            self.on_give_back()
         if answer.stopping:
             self.stopping.set()
         if answer.drain:

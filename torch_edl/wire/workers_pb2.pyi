@@ -259,7 +259,7 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, worker_id: _Optional[int] = ..., steps: _Optional[int] = ..., records: _Optional[int] = ..., loss: _Optional[float] = ..., version: _Optional[int] = ..., phase: _Optional[str] = ..., ring: _Optional[int] = ..., position: _Optional[int] = ..., pass_index: _Optional[int] = ..., pass_records: _Optional[int] = ..., left_out: _Optional[int] = ..., damaged: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., records_before: _Optional[int] = ..., records_to_come: _Optional[int] = ..., logged: _Optional[_Mapping[str, float]] = ..., leaving: _Optional[bool] = ..., stacks: _Optional[str] = ..., stacks_number: _Optional[int] = ..., epochs_heard: _Optional[int] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("drain", "known", "broken_ring", "stale_ring", "stopping", "newest_server", "server_args", "stacks_number", "epochs_open", "epoch_ends")
+    __slots__ = ("drain", "known", "broken_ring", "stale_ring", "stopping", "newest_server", "server_args", "stacks_number", "epochs_open", "epoch_ends", "give_back")
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     BROKEN_RING_FIELD_NUMBER: _ClassVar[int]
@@ -270,6 +270,7 @@ class HeartbeatResponse(_message.Message):
     STACKS_NUMBER_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_OPEN_FIELD_NUMBER: _ClassVar[int]
     EPOCH_ENDS_FIELD_NUMBER: _ClassVar[int]
+    GIVE_BACK_FIELD_NUMBER: _ClassVar[int]
     drain: bool
     known: bool
     broken_ring: int
@@ -280,4 +281,5 @@ class HeartbeatResponse(_message.Message):
     stacks_number: int
     epochs_open: int
     epoch_ends: _containers.RepeatedCompositeFieldContainer[_metrics_pb2.MetricValues]
-    def __init__(self, drain: _Optional[bool] = ..., known: _Optional[bool] = ..., broken_ring: _Optional[int] = ..., stale_ring: _Optional[int] = ..., stopping: _Optional[bool] = ..., newest_server: _Optional[int] = ..., server_args: _Optional[_Iterable[str]] = ..., stacks_number: _Optional[int] = ..., epochs_open: _Optional[int] = ..., epoch_ends: _Optional[_Iterable[_Union[_metrics_pb2.MetricValues, _Mapping]]] = ...) -> None: ...
+    give_back: bool
+    def __init__(self, drain: _Optional[bool] = ..., known: _Optional[bool] = ..., broken_ring: _Optional[int] = ..., stale_ring: _Optional[int] = ..., stopping: _Optional[bool] = ..., newest_server: _Optional[int] = ..., server_args: _Optional[_Iterable[str]] = ..., stacks_number: _Optional[int] = ..., epochs_open: _Optional[int] = ..., epoch_ends: _Optional[_Iterable[_Union[_metrics_pb2.MetricValues, _Mapping]]] = ..., give_back: _Optional[bool] = ...) -> None: ...

@@ -119,6 +119,7 @@ def heartbeat(job: ManagedJob, request: pb.HeartbeatRequest, now: float) -> pb.H
         broken_ring=ring.broken(now),
         stale_ring=ring.stale(),
         newest_server=job.fleet.servers.newest,
+        give_back=job.tasks.idle.is_other(worker, now) and job.tasks.held(worker, now)[0] > 1,
         stacks_number=member.stacks_asked,
         epochs_open=job.tasks.epochs_open,
         epoch_ends=[
@@ -183,7 +184,9 @@ def lease(job: ManagedJob, request: pb.LeaseRequest, now: float) -> pb.LeaseResp
         return _answer(job, pb.LeaseResponse.DRAIN)
     if leases:
         job.lifecycle.began(now)
+        job.tasks.idle.works(request.worker_id)
     elif request.want:
+        job.tasks.idle.waits(request.worker_id, now)
         return None
     return _answer(job, pb.LeaseResponse.LEASED, leases)
 

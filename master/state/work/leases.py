@@ -14,6 +14,8 @@ from torch_edl.wire import master_pb2 as pb
 _REMEMBERED = 10_000
 # Upper bound on the failure causes that are remembered, to log each cause once.
 _MOST_CAUSES = 100
+# Time for which a worker counts as idle: it asks again every two seconds.
+_IDLE_S = 4.0
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,27 @@ class FirstRecords:
     def from_state(self, state: Iterable[Sequence[Any]]) -> None:
         for task, framework, order, records in state:
             self.put(task, pb.FirstRecords(framework=framework, order=order, records=records))
+
+
+class IdleWorker:
+    """The worker that found nothing to lease last. Leases that other workers hold ahead of their
+    work are then called back."""
+
+    def __init__(self) -> None:
+        self._worker, self._until = -1, 0.0
+
+    def waits(self, worker: int, now: float) -> None:
+        """Record that a worker found nothing to lease. It asks again within two seconds."""
+        self._worker, self._until = worker, now + _IDLE_S
+
+    def works(self, worker: int) -> None:
+        """Record that a worker got a lease."""
+        if worker == self._worker:
+            self._until = 0.0
+
+    def is_other(self, worker: int, now: float) -> bool:
+        """Return whether another worker than this one waits."""
+        return now < self._until and worker != self._worker
 
 
 class TaskFailures:

@@ -10,7 +10,7 @@ from master.state.actions import Failure, Note, Saved
 from master.state.membership import Membership
 from master.state.work.evaluation import EvaluationResult, Evaluations
 from master.state.work.fitting import Fitting
-from master.state.work.leases import Lease, TaskFailures
+from master.state.work.leases import IdleWorker, Lease, TaskFailures
 from master.state.work.progress import first_task, whole_epochs
 from master.state.work.snapshot_task import SnapshotFailed, SnapshotTask, SnapshotWritten
 from master.state.work.tasks import TaskQueue, Unreported
@@ -58,6 +58,7 @@ class TaskScheduler:
         self._unreported: Unreported | None = None
         self.snapshot = SnapshotTask(self._new_queue)
         self._failures = TaskFailures(config.cluster.max_task_failures)
+        self.idle = IdleWorker()
 
     # ---- what it says ----
 

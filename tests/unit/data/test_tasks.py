@@ -210,6 +210,26 @@ def test_tasks_that_are_given_up_are_returned_and_no_more_leased(
     assert lease_id(taken(tasks)) == again
 
 
+def test_tasks_that_were_not_begun_are_given_back_for_an_idle_worker(
+    master: Master, tasks: LeasedTasks
+) -> None:
+    first, second, summary, third = begin(
+        master, tasks, pb.TASK_TRAIN, pb.TASK_TRAIN, pb.TASK_SUMMARIZE, pb.TASK_TRAIN
+    )
+    assert isinstance(taken(tasks), ModelTask)
+    assert lease_id(taken(tasks)) == first
+    master.expect()
+    master.grant()
+    for _ in range(2):  # the second time there is nothing left
+        tasks.give_back()
+        until(tasks, lambda: not tasks._asked_back)
+    assert [master.declined.get(timeout=HANG_S) for _ in range(2)] == [second, third]
+    assert summary not in master.declined.queue
+    assert master.asked.empty()
+    (again,) = master.grant(pb.TASK_TRAIN)
+    assert lease_id(taken(tasks)) == again
+
+
 def test_an_end_and_an_error_are_told(master: Master, tasks: LeasedTasks) -> None:
     error = MasterLostError("gone")
     master.answers.put(error)

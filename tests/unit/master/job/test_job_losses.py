@@ -134,6 +134,36 @@ class TestWorkers:
         w.all_up()
         assert w.alive == {0, 2, 3}
 
+    def test_leases_ahead_are_called_back_for_an_idle_worker(self):
+        w = running(workers=2)
+        assert w.job.tasks.main is not None
+        ahead = w.lease(0, want=8).leases
+        assert len(ahead) == w.job.tasks.main.space.total == 8
+        assert not w.beat(0).give_back, "nobody waits"
+        assert w.lease(1) is None
+        assert w.beat(0).give_back
+        assert not w.beat(1).give_back
+        w.tick(5)
+        assert not w.beat(0).give_back, "the other worker asks no more"
+        assert w.lease(1) is None
+        for lease in ahead[1:]:
+            w.release(0, lease)
+        given = w.task(1)
+        assert (given.task_id, given.retried) == (ahead[1].task_id, True)
+        assert not w.beat(0).give_back, "one lease, which is under way"
+        w.complete(0, ahead[0])
+
+    def test_the_death_of_a_worker_that_was_asked_for_its_leases(self):
+        w = running(workers=2)
+        ahead = w.lease(0, want=8).leases
+        assert w.lease(1) is None
+        assert w.beat(0).give_back
+        w.release(0, ahead[1])
+        w.kill(0)
+        again = w.lease(1, want=8).leases
+        assert [lease.task_id for lease in again] == [lease.task_id for lease in ahead]
+        assert not w.complete(0, ahead[1]), "a late report of the dead one"
+
     def test_steps_are_never_counted_double(self):
         w = running(workers=2)
         lease = w.task(0)
