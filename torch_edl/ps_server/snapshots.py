@@ -120,7 +120,8 @@ def _read_table(
             table.load(rows, table.slot_names)
 
     load([], counts_parts)
-    with ThreadPoolExecutor(_LOADERS, thread_name_prefix="load") as pool:
+    loaders = 1 if table.on_disk else _LOADERS  # each has two parts in memory
+    with ThreadPoolExecutor(loaders, thread_name_prefix="load") as pool:
         for _ in pool.map(lambda part: load([part], []), parts):
             pass
     table.resume_at(saved.step)
