@@ -69,10 +69,12 @@ def limited(size: int) -> Iterator[Callable[[int], None]]:
     group = GROUPS / f"table-storage-{os.getpid()}"
     group.mkdir()
     (group / "memory.limit_in_bytes").write_text(str(size))
-    yield lambda pid: void((group / "cgroup.procs").write_text(str(pid)))
-    for pid in (group / "cgroup.procs").read_text().split():
-        (GROUPS / "cgroup.procs").write_text(pid)
-    group.rmdir()
+    try:
+        yield lambda pid: void((group / "cgroup.procs").write_text(str(pid)))
+    finally:
+        for pid in (group / "cgroup.procs").read_text().split():
+            (GROUPS / "cgroup.procs").write_text(pid)
+        group.rmdir()
 
 
 def void(_: object) -> None:
