@@ -160,7 +160,7 @@ class JobConfig(Checked):
         port = self.metrics_port.rpartition(":")[2]
         _require(
             not self.metrics_port or (port.isdecimal() and 0 < int(port) < 1 << 16),
-            f"--metrics-port {self.metrics_port}: write PORT or HOST:PORT, with a port of 1 to 65535",
+            f"--metrics-port {self.metrics_port}: write PORT or HOST:PORT, PORT from 1 to 65535",
         )
         most = self.cluster.max_workers
         _require(

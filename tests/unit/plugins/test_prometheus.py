@@ -98,7 +98,8 @@ def test_files_name_only_metrics_that_exist(file: str) -> None:
     served = scrape(status())
     named = set(re.findall(r"torch_edl_\w+", text))
     assert len(named) > 4
-    assert not [name for name in named if f"\n{name}{{" not in served and f"\n{name} " not in served]
+    missing = [n for n in named if f"\n{n}{{" not in served and f"\n{n} " not in served]
+    assert not missing
 
 
 def test_a_port_is_served_until_the_end_and_rejected_if_in_use() -> None:
