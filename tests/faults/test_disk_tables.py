@@ -3,16 +3,24 @@ makes the job wait."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
+from benchmarks.table_storage import GROUPS, limited
 from tests.disk_folder import local_disk
-from tests.faults.conftest import TASKS, ModelJob
+from tests.faults.conftest import MODEL, TASKS, ModelJob
 from tests.faults.storms import storm
+from tests.waiting import HANG_S
 
 KINDS = [
     ("servers", "journal"),
@@ -87,6 +95,48 @@ def test_a_full_disk_makes_the_job_wait(
     ballast.unlink()
     job.wait_for(lambda: not problems() and job.done() > done)
     job.check(rolled_back=0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_servers_of_a_table_three_times_their_memory_are_killed(
+    start_job: Callable[..., ModelJob], disk: Path
+) -> None:
+    # Rows of 2,460 MB, and 35 MB of index and metadata. The server needs 550 MB besides, for parts
+    # of its snapshots and segments of its journal.
+    records, limit = 600_000, 750 << 20
+    if os.getuid() or not GROUPS.is_dir():
+        pytest.skip("needs root and a memory controller of cgroup v1")
+    job = start_job(
+        records, "--durability", "journal", "--batch-size", "256", "--workers", "2", "--ps", "1",
+        "--epochs", "2", "--no-shuffle", "--table-storage", f"disk:{disk}",
+        model=MODEL.with_name("wide_counting_model.py"),
+    )  # fmt: skip
+    ended = threading.Event()
+    with limited(limit) as join:
+
+        def limit_servers() -> None:
+            while not ended.wait(0.05):
+                for pid in job.pids("ps"):
+                    with contextlib.suppress(ProcessLookupError):
+                        join(pid)
+
+        with ThreadPoolExecutor(1) as threads:
+            limiting = threads.submit(limit_servers)
+            try:
+                for at in (0.9, 1.5):  # epochs
+                    if at > 1:
+                        job.go_on()
+                    job.wait_for(lambda n=at * records: job.done() > n, 2 * HANG_S)
+                    job.kill("ps")
+                assert job.finish(4 * HANG_S) == 0, job.report()
+            finally:
+                ended.set()
+            limiting.result()
+    assert job.rolled_back() == 0
+    rows = load_file(job.output / "embeddings" / "rows.safetensors")
+    assert (np.sort(rows["ids"]) == np.arange(records)).all()
+    assert (rows["vectors"] == 2).all()
 
 
 @pytest.mark.slow
