@@ -176,7 +176,7 @@ class Server:
 
     def pull(self, ids: Ids) -> Floats:
         """Rows (n, dim) of ids (n,)."""
-        call = Framed(pb.PullRequest(fence=self._fence))
+        call = Framed(pb.PullRequest(fence=self._fence), answer_bytes=4 * self.dim * len(ids))
         call.put_ids(call.message.tables.add(name="table"), ids)
         answer = self._data.call(call, timeout_s=60)
         return codec.from_proto(answer.message.vectors[0], answer.frames)
