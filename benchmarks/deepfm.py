@@ -3,6 +3,7 @@
     python benchmarks/deepfm.py                    # everything, three times, some minutes
     python benchmarks/deepfm.py --quick            # a look, in about a minute
     python benchmarks/deepfm.py --only plain,bound
+    python benchmarks/deepfm.py --only plain,local --batch 4096 --repeat 5
 
 Prints one JSON line and appends it to benchmarks/results/deepfm.jsonl; README.md explains it.
 """
@@ -34,7 +35,7 @@ from torch_edl.metrics import AUC
 
 SERVERS, WORKERS = 2, 4
 WARM_UP = 20
-PARTS = ("plain", "bound", "ours-1", "ours-8", "loop")
+PARTS = ("plain", "bound", "local", "ours-1", "ours-8", "loop")
 
 
 # --- what runs in a process of its own -----------------------------------------------------------
@@ -51,7 +52,7 @@ def _plain_model() -> Any:
     return example.DeepFM(embedding, DIM, HIDDEN)
 
 
-def _timed(step: Callable[[int], None], steps: int) -> dict[str, float]:
+def _timed(step: Callable[[int], None], steps: int, batch: int) -> dict[str, float]:
     """Runs step(0), step(1), ...; samples and CPU seconds per sample after the warm-up."""
     for k in range(min(WARM_UP, steps)):
         step(k)
@@ -61,7 +62,7 @@ def _timed(step: Callable[[int], None], steps: int) -> dict[str, float]:
     wall_s = time.perf_counter() - start
     now = resource.getrusage(resource.RUSAGE_SELF)
     cpu_s = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
-    samples = (steps - WARM_UP) * BATCH
+    samples = (steps - WARM_UP) * batch
     return {"samples_per_s": samples / wall_s, "cpu_us_per_sample": cpu_s / samples * 1e6}
 
 
@@ -79,21 +80,37 @@ def _held_out(model: Any, data: Path) -> dict[str, float]:
     return {"loss": loss / len(labels), "auc": auc.compute()}
 
 
-def part_plain(args: argparse.Namespace) -> dict[str, float]:
+def _train(args: argparse.Namespace, model: Any) -> dict[str, float]:
     """One process: its data decoded before the clock starts, torch's threads on all cores."""
     (ids, dense), labels = read(args.data, "train")
-    torch.manual_seed(0)
-    model = _plain_model()
     optimizer = torch.optim.Adagrad(model.parameters(), lr=args.lr)
     loss = nn.BCEWithLogitsLoss()
 
     def step(k: int) -> None:
-        part = slice(k * BATCH, (k + 1) * BATCH)
+        part = slice(k * args.batch, (k + 1) * args.batch)
         optimizer.zero_grad()
         loss(model((ids[part], dense[part])), labels[part]).backward()
         optimizer.step()
 
-    return {**_timed(step, len(labels) // BATCH), **_held_out(model, args.data)}
+    figures = _timed(step, len(labels) // args.batch, args.batch)
+    model.eval()
+    return {**figures, **_held_out(model, args.data)}
+
+
+def part_plain(args: argparse.Namespace) -> dict[str, float]:
+    """Plain PyTorch."""
+    torch.manual_seed(0)
+    return _train(args, _plain_model())
+
+
+def part_local(args: argparse.Namespace) -> dict[str, float]:
+    """The same loop with torch-edl's tables in this process, as in the strategy ``local``."""
+    from torch_edl.nn import Embedding
+
+    torch.manual_seed(0)
+    start = ("normal", {"std": INIT_STD})
+    model = example.DeepFM(lambda dim: Embedding(None, dim, initializer=start), DIM, HIDDEN)
+    return _train(args, model)
 
 
 def part_bound(args: argparse.Namespace) -> dict[str, float]:
@@ -108,10 +125,10 @@ def part_bound(args: argparse.Namespace) -> dict[str, float]:
     loss = nn.BCEWithLogitsLoss()
     batches = [
         (
-            (torch.randn(BATCH, 26, DIM) * 0.1).requires_grad_(),
-            (torch.randn(BATCH, 26, 1) * 0.1).requires_grad_(),
-            torch.randn(BATCH, 13),
-            (torch.rand(BATCH) < 0.3).float(),
+            (torch.randn(args.batch, 26, DIM) * 0.1).requires_grad_(),
+            (torch.randn(args.batch, 26, 1) * 0.1).requires_grad_(),
+            torch.randn(args.batch, 13),
+            (torch.rand(args.batch) < 0.3).float(),
         )
         for _ in range(64)
     ]
@@ -123,11 +140,11 @@ def part_bound(args: argparse.Namespace) -> dict[str, float]:
         loss(model.head(factors, weights, dense), labels).backward()
         optimizer.step()
 
-    _timed(step, 2 * WARM_UP)
+    _timed(step, 2 * WARM_UP, args.batch)
     # Two of these run at once: both are ready before either is timed.
     print("ready", flush=True)
     sys.stdin.readline()
-    return _timed(step, args.steps)
+    return _timed(step, args.steps, args.batch)
 
 
 def part_evaluate(args: argparse.Namespace) -> dict[str, float]:
@@ -153,10 +170,14 @@ def part_evaluate(args: argparse.Namespace) -> dict[str, float]:
 
 
 def _start(part: str, args: argparse.Namespace, threads: int, *more: str) -> subprocess.Popen[str]:
+    environ = dict(os.environ)
+    if part == "local":
+        environ.setdefault("OMP_WAIT_POLICY", "passive")  # as in all workers of torch-edl
     command = [sys.executable, "-W", "ignore", __file__, "--part", part, "--data", str(args.data)]
-    command += ["--lr", str(args.lr), "--threads", str(threads), *more]
+    command += ["--lr", str(args.lr), "--threads", str(threads)]
+    command += ["--batch", str(args.batch), *more]
     return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environ
     )
 
 
@@ -199,7 +220,8 @@ def run_file(args: argparse.Namespace, local_steps: int) -> dict[str, Any]:
 
     def command(folder: Path) -> tuple[list[str], list[str]]:
         files = map(str, sorted(args.data.glob("train-*.parquet")))
-        flags = ["--strategy", "ps", "--local-steps", str(local_steps), "--batch-size", str(BATCH)]
+        flags = ["--strategy", "ps", "--local-steps", str(local_steps)]
+        flags += ["--batch-size", str(args.batch)]
         flags += ["--data", *files, "--summary", str(folder / "summary.json")]
         # A spare imports torch while others train, which is a part of such a short training only.
         flags += ["--spares", "0"]
@@ -220,7 +242,7 @@ def run_loop(args: argparse.Namespace) -> dict[str, Any]:
 
     def command(folder: Path) -> tuple[list[str], list[str]]:
         script = Path(__file__).with_name("deepfm_loop.py")
-        return [], [str(script), str(args.data), str(args.lr), str(folder)]
+        return [], [str(script), str(args.data), str(args.lr), str(folder), str(args.batch)]
 
     def told(folder: Path) -> tuple[int, float, float | None]:
         parts = [json.loads(part.read_text()) for part in folder.glob("loop-*.json")]
@@ -289,7 +311,7 @@ def bytes_per_step(args: argparse.Namespace, local_steps: int) -> int:
     """What a worker sends and gets per minibatch, from the data: gradients and parameters of the
     net, ids and rows of each id of a window once; messages and their headers not counted."""
     (ids, _), _ = read(args.data, "eval")
-    window = BATCH * local_steps
+    window = args.batch * local_steps
     unique = statistics.mean(
         len(np.unique(ids[start : start + window].numpy()))
         for start in range(0, len(ids) - window + 1, window)
@@ -319,7 +341,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
             elif kind == "bound":
                 made = run_bound(args)
             else:
-                made = _result(_start("plain", args, os.cpu_count() or 1))
+                made = _result(_start(kind, args, os.cpu_count() or 1))
             runs.setdefault(part, []).append(made)
             print(part, json.dumps(made), file=sys.stderr, flush=True)
     medians = {
@@ -334,6 +356,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         "load_before": load_before,
         "records": args.records,
         "lr": args.lr,
+        "batch": args.batch,
         "best_possible": json.loads((args.data / "metadata.json").read_text())["eval"],
         "medians": medians,
         "ratios": _ratios({part: m["samples_per_s"] for part, m in medians.items()}),
@@ -352,6 +375,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
     parser.add_argument("--quick", action="store_true", help="few records, one run")
     parser.add_argument("--lr", type=float, default=0.02, help="learning rate of Adagrad")
+    parser.add_argument("--batch", type=int, default=BATCH, help="minibatch size")
     parser.add_argument("--run-args", default="", help="further arguments of torch-edl run")
     hidden = [parser.add_argument(name, help=argparse.SUPPRESS)
               for name in ("--part", "--output", "--threads", "--steps")]  # fmt: skip
@@ -369,12 +393,11 @@ def main() -> None:
         torch.set_num_threads(args.threads)
         # As a worker on servers does: all parts compute in the same way.
         torch.set_flush_denormal(True)
-        made = {"plain": part_plain, "bound": part_bound, "evaluate": part_evaluate}[args.part](
-            args
-        )
-        print(json.dumps(made), flush=True)
+        parts = (part_plain, part_local, part_bound, part_evaluate)
+        part = next(each for each in parts if each.__name__ == f"part_{args.part}")
+        print(json.dumps(part(args)), flush=True)
         return
-    args.steps = args.steps or max(args.records // BATCH, 4 * WARM_UP)
+    args.steps = args.steps or max(args.records // args.batch, 4 * WARM_UP)
     report("deepfm", compare(args))
 
 

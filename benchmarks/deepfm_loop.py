@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from deepfm_data import BATCH, DIM, HIDDEN, INIT_STD, example, read
+from deepfm_data import DIM, HIDDEN, INIT_STD, example, read
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -37,6 +37,7 @@ def as_it_is(minibatch: Any) -> Any:
 
 def main() -> None:
     data, lr, folder = Path(sys.argv[1]), float(sys.argv[2]), Path(sys.argv[3])
+    batch = int(sys.argv[4])
     clicks = Clicks(data)
     start = ("normal", {"mean": 0.0, "std": INIT_STD})
     torch.manual_seed(0)
@@ -48,7 +49,7 @@ def main() -> None:
     job = torch_edl.init()
     model, optimizer = job.prepare(model, optimizer)
     records, begin, end = 0, 0.0, 0.0
-    for ids, dense, labels in job.loader(clicks, batch_size=BATCH, collate_fn=as_it_is):
+    for ids, dense, labels in job.loader(clicks, batch_size=batch, collate_fn=as_it_is):
         begin = begin or time.perf_counter()  # one clock for all processes of a machine
         optimizer.zero_grad()
         loss(model((ids, dense)), labels).backward()
