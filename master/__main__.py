@@ -210,7 +210,9 @@ def _run_once(
             lock.release()
             return host.refused(error)
     job.start(clock())
-    writer = StateWriter(lock, secret=token, superseded=_give_way)
+    lines = extensions.load(extensions.LEDGERS, "file", "tasks.jsonl")
+    ledger = lines(folder.dir / "tasks.jsonl", anew=left is None)
+    writer = StateWriter(lock, secret=token, superseded=_give_way, ledger=ledger)
     service = Service(
         job,
         clock=clock,

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from master.state.job.job import ManagedJob
 from master.state.job.restart import FORMAT, stored, to_state
 from torch_edl.errors import EdlError, StoreConflictError
 from torch_edl.interfaces import Store
+from torch_edl.interfaces.ledger import LedgerFile
 
 log = logging.getLogger(__name__)
 
@@ -65,11 +67,20 @@ class StateWriter:
     Args:
         lock: lock of the store, acquired.
         secret: token of the job, see :func:`left_behind`.
+        ledger: receives the lines of the task ledger that are stored; None: nothing does.
         superseded: called if another master has taken over the job. After it, nothing may be done:
             processes and files belong to the other master.
     """
 
-    def __init__(self, lock: Lock, *, secret: str, superseded: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        lock: Lock,
+        *,
+        secret: str,
+        superseded: Callable[[str], None],
+        ledger: LedgerFile | None = None,
+    ) -> None:
+        self._ledger = ledger
         self._lock = lock
         self._superseded = superseded
         self._run_of = _fingerprint(secret)
@@ -88,6 +99,11 @@ class StateWriter:
     def note(self, job: ManagedJob) -> Noted:
         """Return a copy of the job's state. The caller must hold the lock of the job."""
         self._numbers += 1
+        ledger, outcome = job.tasks.ledger, job.lifecycle.outcome
+        if self._ledger is not None:
+            total = job.tasks.main.space.total if job.tasks.main is not None else 0
+            ledger.forget(self._ledger.written)
+            ledger.close_line(time.time(), outcome.state if outcome is not None else "", total)
         state = to_state(job)
         return Noted(self._numbers, job.fleet.model.incarnation, state, state.pop(_PREPARATION))
 
@@ -114,6 +130,8 @@ class StateWriter:
                 self._put(puts)
             self._written, self._text = noted.number, text
             self._preparation = noted.preparation
+            if self._ledger is not None:
+                self._ledger.write(noted.state["ledger"])
 
     def renew(self) -> None:
         """Renew the lock if that is due; errors are those of :meth:`write`."""

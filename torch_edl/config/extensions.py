@@ -26,6 +26,8 @@ PREPROCESSING = "torch_edl.preprocessing"
 """Kinds of preprocessing; see :class:`torch_edl.interfaces.Fittable`."""
 STORAGES = "torch_edl.storages"
 """Stores of files; see :class:`torch_edl.interfaces.Storage`."""
+LEDGERS = "torch_edl.ledgers"
+"""Ledgers of tasks; see :class:`torch_edl.interfaces.ledger.Ledger`."""
 STORES = "torch_edl.stores"
 """Stores of the master's state; see :class:`torch_edl.interfaces.Store`."""
 

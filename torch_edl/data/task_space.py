@@ -153,8 +153,8 @@ class TaskSpace:
     ) -> None:
         self.records_per_task = records_per_task
         self.batch_size = batch_size
-        self._seed = seed
-        self._shuffle = shuffle
+        self.seed = seed
+        self.shuffle = shuffle
         self._shards = [s for s in shards if s.records > 0]
         self._by_name = {shard.name: shard for shard in self._shards}
         self._first = [0]  # first task of each shard in file order, and the number of tasks
@@ -200,12 +200,17 @@ class TaskSpace:
         if self.cut is not None and id == self.cut.id:
             return self.cut
         epoch, position = divmod(id, self.tasks_per_epoch)
-        index = self._order(epoch)[0].forward(position) if self._shuffle else position
+        index = self._order(epoch)[0].forward(position) if self.shuffle else position
         number = bisect.bisect_right(self._first, index) - 1
         shard = self._shards[number]
         start = (index - self._first[number]) * self.records_per_task
         end = min(start + self.records_per_task, shard.records)
         return Task(id, epoch, shard.name, start, end)
+
+    @property
+    def shards(self) -> Sequence[Shard]:
+        """Shards with records, in order."""
+        return self._shards
 
     def shard(self, name: str) -> Shard:
         """Return the shard with a name, as counted at the start of the job."""
@@ -274,8 +279,8 @@ class TaskSpace:
         """Return the permutation of an epoch, and position and records of its short tasks."""
         order = self._orders.get(epoch)
         if order is None:
-            permutation = Permutation(self.tasks_per_epoch, self._seed, epoch)
-            place = permutation.inverse if self._shuffle else int
+            permutation = Permutation(self.tasks_per_epoch, self.seed, epoch)
+            place = permutation.inverse if self.shuffle else int
             short = sorted((place(index), records) for index, records in self._short.items())
             order = (permutation, short)
             if len(self._orders) >= 4:

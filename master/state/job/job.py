@@ -94,7 +94,7 @@ class ManagedJob:
         self.failover = Failover(config, fleet, self.lifecycle.losses)
         self.tasks = TaskScheduler(config, preprocessing)
         """Tasks that workers lease; empty for a script in a ring."""
-        self.workload: TaskScheduler | ScriptProgress = ScriptProgress() if script else self.tasks
+        self.workload = ScriptProgress(self.tasks.ledger) if script else self.tasks
         self.ring = Ring()
         self.workforce = Workforce(fleet, self.ring, min_workers=cluster.min_workers)
         if fleet.agents is not None:

@@ -12,6 +12,8 @@ from master.state.membership import Membership
 from torch_edl.config import JobConfig
 from torch_edl.data.resuming import SEED_SAMPLES, difference
 from torch_edl.errors import UsageError
+from torch_edl.interfaces.ledger import Ledger
+from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 
 _PARTS = ("records", "epochs", "batch_size", "records_per_task", "shuffle", "seed", "files")
@@ -75,7 +77,8 @@ class ScriptProgress:
     members_save = True
     """True if the members of the ring write the checkpoints and report them."""
 
-    def __init__(self) -> None:
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
         self.records_before = 0
         """Records that were done before this run of the job."""
         self._restarted = False
@@ -90,7 +93,8 @@ class ScriptProgress:
         self._steps = max(self._steps, heartbeat.version, heartbeat.steps)
         farthest = (self._heartbeat.pass_index, self._heartbeat.position)
         if counts and (heartbeat.pass_index, heartbeat.position) > farthest:
-            self._heartbeat = heartbeat
+            self._heartbeat, place = heartbeat, (heartbeat.pass_index, heartbeat.position)
+            self._ledger.add("position", *place, heartbeat.pass_records)
             if self._restarted:
                 # The rate excludes records done before the restart, whose duration is unknown.
                 self.records_before, self._restarted = self._records, False
@@ -120,6 +124,7 @@ class ScriptProgress:
 
     def restore(self, saved: Saved | None) -> None:
         """Reset to a checkpoint, or to the beginning."""
+        self._ledger.restored(Watermarks())
         self._heartbeat, self._steps = pb.HeartbeatRequest(), 0  # the members report their position
 
     # ---- a restart of the master ----

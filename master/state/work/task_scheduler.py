@@ -14,7 +14,7 @@ from master.state.work.leases import IdleWorker, Lease, TaskFailures
 from master.state.work.progress import first_task, whole_epochs
 from master.state.work.snapshot_task import SnapshotFailed, SnapshotTask, SnapshotWritten
 from master.state.work.tasks import TaskQueue, Unreported
-from torch_edl.config import JobConfig
+from torch_edl.config import JobConfig, extensions
 from torch_edl.data.stream_space import PLAN, AnySpace, StreamSpace, saved_plan
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import UsageError
@@ -45,6 +45,7 @@ class TaskScheduler:
         """Shards of :attr:`main`."""
         self.identity: Mapping[str, Any] = {}
         """Values that determine which records a task id means."""
+        self.ledger = extensions.load(extensions.LEDGERS, "tasks", "tasks.jsonl")()
         self.lockstep = False
         """True if a ring processes :attr:`main` together, in order; nothing of it is leased."""
         self._config = config
@@ -166,7 +167,9 @@ class TaskScheduler:
             )
         if main is not None:
             kind = pb.TASK_TRAIN if config.trains else pb.TASK_PREDICT
-            self.main = self._new_queue(main, kind=kind)
+            self.main = self._new_queue(main, kind=kind, ledger=self.ledger)
+            if self._restored is None:
+                self.ledger.begin(main)
             self._unreported = Unreported(self.main)
         if resumed is not None and config.trains:
             self.restore(resumed)
@@ -239,6 +242,7 @@ class TaskScheduler:
         if self.main is None or not self.lockstep or not counts or heartbeat.pass_index != 0:
             return False
         self.main.advance(heartbeat.position)
+        self.ledger.add("position", 0, self.main.records_done, self.main.space.total_records)
         return True
 
     def touch(self, worker: int, now: float) -> None:

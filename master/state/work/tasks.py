@@ -13,6 +13,7 @@ from master.state.work.leases import FirstRecords, Hand, Lease
 from master.state.work.progress import TaskProgress
 from torch_edl.data.stream_space import AnySpace
 from torch_edl.data.task_space import Task
+from torch_edl.interfaces.ledger import Ledger
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 
@@ -26,6 +27,7 @@ class TaskQueue(TaskProgress):
         kind: what the tasks are for.
         states: merged metric states, for TASK_SUMMARIZE.
         directory: folder to write to, for TASK_SNAPSHOT.
+        ledger: records what happens to the tasks; None: nothing does.
     """
 
     def __init__(
@@ -37,12 +39,14 @@ class TaskQueue(TaskProgress):
         kind: pb.TaskKind = pb.TASK_TRAIN,
         states: Sequence[pb.MetricState] = (),
         directory: str = "",
+        ledger: Ledger | None = None,
     ) -> None:
         super().__init__(space)
         self.timeout_s = timeout_s
         self.kind = kind
         self.directory = directory
         self._states = states
+        self._ledger = ledger
         self._lease_ids = lease_ids
         self._failures: dict[int, int] = {}
         self._hands: dict[int, Hand] = {}  # workers that hold leases, ordered by deadline
@@ -205,37 +209,39 @@ class TaskQueue(TaskProgress):
             del self._waiting[id]
             lease = Lease(lease_id, self.space.task(id), -1, self._offsets.get(id, 0), True)
         self._finish(lease.task)
+        if self._ledger is not None:
+            self._ledger.done(lease.worker, lease.task.id, lease.offset)
         return lease
 
-    def release(self, lease_id: int, now: float, *, committed: int = 0) -> Lease | None:
+    def release(
+        self, lease_id: int, now: float, *, committed: int = 0, why: str = "released"
+    ) -> Lease | None:
         """Return an unfinished task to the queue, with its first ``committed`` records done."""
         lease = self._doing.get(lease_id)
         if lease is None:
             return None
         self.touch(lease.worker, now)
-        self._forget(lease)
         if committed:
             self._commit(lease.task.id, committed)
-        self._return(lease.task.id, lease.id)
+        self._take_back(lease, why)
         return lease
 
     def fail(self, lease_id: int, now: float, *, committed: int = 0) -> int:
         """Return a task to the queue after the user's code raised. Returns the number of failures
         of the task; 0 if the lease is unknown."""
-        lease = self.release(lease_id, now, committed=committed)
+        lease = self.release(lease_id, now, committed=committed, why="failed")
         return 0 if lease is None else self._failed(lease)
 
     def keep_only(self, worker: int, held: Iterable[int], now: float) -> None:
         """Release leases that a worker does not know of, because an answer was lost."""
         if (hand := self._hands.get(worker)) is not None:
             for lease_id in sorted(hand.leases.keys() - set(held)):
-                self.release(lease_id, now)
+                self.release(lease_id, now, why="answer lost")
 
-    def drop_worker(self, worker: int) -> None:
+    def drop_worker(self, worker: int, why: str = "worker lost") -> None:
         """Return all tasks of a worker to the queue."""
         for lease in self.held_by(worker):
-            self._forget(lease)
-            self._return(lease.task.id, lease.id)
+            self._take_back(lease, why)
 
     def idle_s(self, worker: int, now: float) -> float:
         """Return the seconds since a worker made progress on its leases; 0 if it holds none."""
@@ -253,7 +259,7 @@ class TaskQueue(TaskProgress):
         expired = []
         for worker in self.late(now):
             lease = self.held_by(worker)[0]
-            self.drop_worker(worker)
+            self.drop_worker(worker, "lease expired")
             expired.append((lease, self._failed(lease)))
         return expired
 
@@ -264,13 +270,15 @@ class TaskQueue(TaskProgress):
     def void(self) -> None:
         """Return every leased task to the queue; late reports on the leases are ignored."""
         for worker in list(self._hands):
-            self.drop_worker(worker)
+            self.drop_worker(worker, "model renewed")
         self._late.clear()
         self._waiting = dict.fromkeys(self._waiting, 0)
 
     def restore(self, progress: Watermarks) -> None:
         """Reset to the progress of a checkpoint; every lease is void."""
         self._clear(progress)
+        if self._ledger is not None:
+            self._ledger.restored(progress)
 
     def adopt(self, lease_id: int, task_id: int, worker: int, now: float) -> bool:
         """Adopt a lease that an earlier master granted and did not store. Returns whether it is
@@ -331,6 +339,14 @@ class TaskQueue(TaskProgress):
         self._moved.add(lease.worker)
         if not hand.leases:
             del self._hands[lease.worker]
+
+    def _take_back(self, lease: Lease, why: str) -> None:
+        """Return a leased task to the queue."""
+        self._forget(lease)
+        self._return(lease.task.id, lease.id)
+        if self._ledger is not None:
+            committed = self._offsets.get(lease.task.id, 0)
+            self._ledger.add("back", lease.worker, lease.task.id, lease.offset, committed, why)
 
     def _return(self, id: int, lease_id: int) -> None:
         heapq.heappush(self._back, id)

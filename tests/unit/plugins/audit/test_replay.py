@@ -1,0 +1,105 @@
+"""The ledger, its file, and what an audit says of entries that cannot be."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torch_edl.data.task_space import Shard, TaskSpace
+from torch_edl.plugins.audit.ledger import TaskLedger
+from torch_edl.plugins.audit.ledger_file import LedgerFile
+from torch_edl.plugins.audit.records import read
+from torch_edl.plugins.audit.replay import Replay, ids, replay
+
+
+def _ledger() -> TaskLedger:
+    ledger = TaskLedger()
+    ledger.begin(TaskSpace([Shard("a", 10)], 2))
+    ledger.close_line(1.0, "", 5)
+    return ledger
+
+
+def _replayed(*entries: list[Any]) -> Replay:
+    return replay([(1, 0.0, entry) for entry in entries], "f")
+
+
+def test_done_tasks_of_a_worker_are_ranges() -> None:
+    ledger = _ledger()
+    for task in (3, 1, 2, 7):
+        ledger.done(4, task, 0)
+    ledger.close_line(2.0, "", 5)
+    line = json.loads(ledger.to_state()["lines"][1])
+    assert line["entries"] == [["done", 4, 0, "1-3,7"]]
+    assert list(ids("1-3,7")) == [1, 2, 3, 7]
+
+
+def test_many_tasks_in_order_are_a_short_line() -> None:
+    ledger = TaskLedger()
+    for task in range(100_000):
+        ledger.done(0, task, 0)
+    ledger.close_line(1.0, "", 0)
+    assert len(ledger.to_state()["lines"][0]) < 200
+
+
+def test_the_file_of_a_master_that_died_is_repaired(tmp_path: Path) -> None:
+    """The store has two lines; the file has one, and the beginning of the other."""
+    path, ledger = tmp_path / "tasks.jsonl", _ledger()
+    file = LedgerFile(path, anew=True)
+    file.write(ledger.to_state())
+    ledger.done(0, 0, 0)
+    ledger.close_line(2.0, "", 5)
+    state = ledger.to_state()
+    with open(path, "a") as cut:
+        cut.write(state["lines"][1][:20])
+    next_file, next_ledger = LedgerFile(path, anew=False), TaskLedger()
+    next_ledger.from_state(json.loads(json.dumps(state)), 0.0)
+    assert next_file.written == 1
+    next_file.write(next_ledger.to_state())
+    next_ledger.forget(next_file.written)
+    assert not next_ledger.to_state()["lines"]
+    found = read(tmp_path)
+    assert (found.lines, found.problems) == (2, [])
+
+
+def test_a_full_disk_keeps_lines_in_the_store(tmp_path: Path) -> None:
+    ledger = _ledger()
+    file = LedgerFile(tmp_path / "missing" / "tasks.jsonl", anew=True)
+    file.write(ledger.to_state())
+    ledger.forget(file.written)
+    assert len(ledger.to_state()["lines"]) == 1
+    (tmp_path / "missing").mkdir()
+    file.write(ledger.to_state())
+    assert file.written == 1
+
+
+@pytest.mark.parametrize(
+    ("entries", "problem"),
+    [
+        ([["done", 0, 0, "1"], ["done", 2, 0, "0-1"]], "task 1 is done twice, now by worker-2"),
+        ([["restored", 3, []], ["done", 0, 0, "2"]], "task 2 is done twice"),
+        ([["done", 0, 4, "1"]], "task 1 went on at record 4"),
+        ([["done", 0, 0, "1"], ["back", 0, 1, 0, 0, "released"]], "returned .* after it was done"),
+        ([["position", 0, 9, 9], ["position", 0, 8, 9]], "the ring went back"),
+        ([["done", 0]], "not an entry"),
+    ],
+)
+def test_entries_that_cannot_be(entries: list[list[Any]], problem: str) -> None:
+    found = _replayed(*entries)
+    assert len(found.problems) == 1
+    assert found.problems[0].startswith("f, line 1: ")
+    assert re.search(problem, found.problems[0])
+
+
+def test_a_late_report_counts_for_the_worker_whose_lease_expired() -> None:
+    found = _replayed(["back", 3, 1, 0, 8, "lease expired"], ["done", -1, 8, "1"])
+    assert (found.done, found.problems) == ({1: 3}, [])
+
+
+def test_a_restored_job_may_do_tasks_again() -> None:
+    found = _replayed(["done", 0, 0, "0-5"], ["restored", 2, [[3, 8]]], ["done", 1, 8, "3"])
+    assert not found.problems
+    assert [task for task in range(6) if found.is_done(task)] == [0, 1, 3]

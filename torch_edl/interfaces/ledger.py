@@ -1,0 +1,29 @@
+"""What the master reports to the ledger of tasks, which ``torch_edl.plugins.audit`` keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from torch_edl.tables.watermarks import Watermarks
+
+
+class Ledger(Protocol):
+    """Pure: its lines are in the state of the job until a file has them."""
+
+    def done(self, worker: int, task: int, offset: int) -> None: ...
+    def add(self, kind: str, *values: Any) -> None: ...
+    def begin(self, space: Any) -> None: ...
+    def restored(self, progress: Watermarks) -> None: ...
+    def close_line(self, time: float, outcome: str, total: int) -> None: ...
+    def forget(self, written: int) -> None: ...
+    def to_state(self) -> dict[str, Any]: ...
+    def from_state(self, state: Mapping[str, Any], now: float) -> None: ...
+
+
+class LedgerFile(Protocol):
+    """Receives the lines of the stored state. ``written`` is the number of the last line."""
+
+    written: int
+
+    def write(self, state: Mapping[str, Any]) -> None: ...
