@@ -154,7 +154,7 @@ class Losses:
 
     def lost(self, role: str) -> None:
         """Count a lost process of a role."""
-        self.by_role[role].losses += 1
+        self.by_role.setdefault(role, pb.LossCounts(role=role)).losses += 1
         self._stalled.setdefault(role, (self._now, self._steps))
 
     def sample(self, now: float, steps: int) -> None:
