@@ -1,4 +1,4 @@
-"""Replays a ledger: which tasks are done, who did each part, and whether one counted twice. Pure."""
+"""Replays a ledger: which tasks are done, who did each part, and if one counted twice. Pure."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _apply(job: Replay, entry: list[Any]) -> str:
             job.parts.setdefault(task, []).append((worker, offset, committed, why))
             job.returned[task, why] += 1
         case ["restored", int(retired), list(offsets)]:
-            job.retired, job.offsets = retired, {task: offset for task, offset in offsets}
+            job.retired, job.offsets = retired, dict(offsets)
             job.done, job.parts, job.position = {}, {}, {}
             job.restores += 1
         case ["position", number, at, of]:
