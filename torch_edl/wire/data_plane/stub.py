@@ -273,6 +273,7 @@ class DataStub:
         self._poller = zmq.Poller()
         self._end()
         self._socket = self._monitor = None
+        self._memory = self._attached = None  # a late answer may still be written there
 
     def close(self) -> None:
         """Close the connection; calls that wait end with ``CANCELLED``."""
