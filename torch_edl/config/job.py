@@ -136,8 +136,7 @@ class JobConfig(Checked):
     metrics_port: str = option(
         "",
         "--metrics-port [HOST:]PORT",
-        "port at which the master serves metrics for Prometheus, on loopback or HOST "
-        "(default: none)",
+        "serve the metrics of the job to Prometheus there (default: none)",
         kinds=TRAINING,
         group="monitoring",
     )
