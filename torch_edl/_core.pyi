@@ -51,9 +51,11 @@ class Table:
         max_rows: :meth:`evict` keeps so many rows, those used last, and so many counted ids; 0:
             all. A frozen table evicts nothing: at the bound, a pull of an unseen id makes no row.
         max_bytes: the same bound, as memory of rows, counted ids and buckets; 0: none.
-        dtype: of the values in memory, ``"fp32"``, ``"bf16"`` or ``"fp16"``. Slots, gradients and
-            the arithmetic are float32; an update rounds values of 16 bits up or down by chance,
-            which is a pure function of (id, step), and all others to the nearest.
+        dtype: of the values in memory, ``"fp32"``, ``"bf16"``, ``"fp16"`` or ``"int8"``. Slots,
+            gradients and the arithmetic are float32; an update rounds shorter values up or down by
+            chance, which is a pure function of (id, step); all else rounds to the nearest.
+            ``"int8"``: a row has codes of 8 bits and a unit, a power of two of which its largest
+            value is 64 to 127; NaN and infinity become NaN, and denormal numbers zero.
         folder: folder of an unnamed file with the rows; empty: rows are in memory. Metadata and
             buckets are always in memory.
 
@@ -138,6 +140,10 @@ class Table:
         Raises:
             ValueError: a cursor that no call gave.
         """
+    def most_updated(self, most: int) -> tuple[_Ids, _Ids]:
+        """Ids (n,) of the rows with the most updates, at most ``most``, and the updates of
+        each (n,), in descending order. Visits the metadata of all rows, without blocking pushes for
+        more than some hundred rows."""
     @property
     def dim(self) -> int: ...
     @property
@@ -190,9 +196,16 @@ def push_tables(
     :meth:`Table.evict` with the same step and the last value; returns what was evicted."""
 
 def init_rows(
-    name: str, seed: int, initializer: str, args: dict[str, float], ids: _Ids, dim: int
+    name: str,
+    seed: int,
+    initializer: str,
+    args: dict[str, float],
+    ids: _Ids,
+    dim: int,
+    dtype: str = "fp32",
 ) -> _Floats:
-    """What new rows start from, (n, dim): a pure function of seed, table name and id.
+    """What new rows of a table start from, (n, dim): a pure function of seed, table name and id,
+    rounded as a table of the dtype does.
 
     Initializers and arguments: ``zeros``; ``constant`` value=0; ``uniform`` low=-0.05, high=0.05;
     ``normal`` mean=0, std=0.05.
@@ -328,6 +341,72 @@ def exact_sums(
     """Of what is not NaN: finite numbers, infinite ones, and of the finite ones the exact sum times
     2^1074 and that of the squares times 2^2148, as little-endian integers in two's complement."""
 
+def encode_pull(
+    key: bytes,
+    number: int,
+    memory: SharedMemory | None,
+    job: str,
+    incarnation: int,
+    dense: bool,
+    dense_version: int,
+    read_only: bool,
+    lookups: list[tuple[str, _Ids, _Ids]],
+    server: int,
+    answer_bytes: int,
+) -> tuple[list[Any], list[Any], npt.NDArray[np.uint8] | None]:
+    """Encode a pull of float32 rows as a call over the data plane.
+
+    Args:
+        key: key in each call.
+        number: number of the call.
+        memory: memory for frames, shared with the server.
+        lookups: name, unique ids ordered by server, and start of each server's part of each table.
+        server: position of the server in the parts.
+        answer_bytes: room that the answer needs.
+
+    Returns:
+        The frames to send, frames in the memory, and the room in the memory for the answer.
+    """
+
+def encode_push(
+    key: bytes,
+    number: int,
+    memory: SharedMemory | None,
+    job: str,
+    incarnation: int,
+    range: tuple[int, int, int],
+    version: int,
+    retired_before: int,
+    rates: Sequence[float],
+    dense: _Floats | None,
+    untouched: Sequence[int],
+    lookups: list[tuple[str, _Ids, _Ids]],
+    gradients: list[_Floats],
+    server: int,
+) -> tuple[list[Any], list[Any], npt.NDArray[np.uint8] | None]:
+    """Encode a push of float32 gradients; see :func:`encode_pull`.
+
+    Args:
+        range: task, first and last record.
+        dense: flat gradient (n,) of the server.
+        untouched: places of dense parameters without a gradient.
+        gradients: gradient (u, dim) of all unique ids of each table.
+    """
+
+def read_pull(
+    answers: list[tuple[Any, ...]], lookups: list[tuple[str, _Ids, _Ids]], rows: list[_Floats]
+) -> tuple[list[int], list[_Floats | None]] | None:
+    """Copy the rows of the answers of all servers to ``rows`` (u, dim) of each table.
+
+    Args:
+        answers: for each server: the message, the frames that were sent, the room of the answer,
+            and the position of the room in the shared memory.
+
+    Returns:
+        Version and flat vector of each server, as views of the answers. None for an unusual answer;
+        rows may have been written.
+    """
+
 class SharedMemory:
     """Memory of a fixed size that processes of one machine share by its file descriptor.
 
@@ -386,8 +465,9 @@ class ShardCalls:
     def add_table(self, name: str, table: Any, core: Table) -> None:
         """Add a table; pushes refer to it as ``table``."""
 
-    def set_dense(self, size: int, trained: Sequence[tuple[int, int]]) -> None:
-        """Set the size of the flat vector, and its ranges whose gradients must be finite."""
+    def set_dense(self, size: int, trained: Sequence[tuple[int, int]], groups: int) -> None:
+        """Set the size of the flat vector, its ranges whose gradients must be finite, and the
+        number of learning rates of a push that has any."""
 
     def open(
         self, pieces: Sequence[Any], memory: SharedMemory | None, most_bytes: int

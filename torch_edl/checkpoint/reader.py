@@ -26,7 +26,6 @@ from torch_edl.tables.table import (
     is_table_name,
 )
 from torch_edl.tables.watermarks import Watermarks
-from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 
 FORMAT = 1
@@ -81,10 +80,15 @@ class SavedTable:
         out = np.empty((count, int(self.info["dim"])), np.float32)
         for start in range(0, count, _INIT_ROWS):
             ids = np.arange(start, min(start + _INIT_ROWS, count))
-            begun = _core.init_rows(
-                self.name, int(self.info["seed"]), begins["kind"], begins["args"], ids, out.shape[1]
+            out[ids] = _core.init_rows(
+                self.name,
+                int(self.info["seed"]),
+                begins["kind"],
+                begins["args"],
+                ids,
+                out.shape[1],
+                self.info.get("storage_dtype", "fp32"),
             )
-            out[ids] = codec.rounded(begun, self.info.get("storage_dtype", "fp32"))
         for path, rows in self.rows():
             if len(rows.ids) and not 0 <= rows.ids.min() <= rows.ids.max() < count:
                 raise CheckpointError(f"{path}: ids beyond the {count} rows of table {self.name}")

@@ -114,6 +114,21 @@ py::tuple scan(const edl::Table& table, int64_t cursor, int64_t max_rows) {
   return py::make_tuple(ids[part], vectors[part], cursor);
 }
 
+py::tuple most_updated(const edl::Table& table, int64_t most) {
+  if (most < 1) throw py::value_error("most: must be 1 or more");
+  std::vector<std::pair<uint32_t, int64_t>> found;
+  {
+    py::gil_scoped_release release;
+    found = table.most_updated(static_cast<size_t>(most));
+  }
+  py::array_t<int64_t> ids(ssize(found.size())), count(ssize(found.size()));
+  for (size_t i = 0; i < found.size(); ++i) {
+    count.mutable_at(i) = found[i].first;
+    ids.mutable_at(i) = found[i].second;
+  }
+  return py::make_tuple(ids, count);
+}
+
 py::object next_chunk(edl::Table& table, int64_t max_rows) {
   if (max_rows < 1) throw py::value_error("max_rows: must be 1 or more");
   const size_t most = std::min(static_cast<size_t>(max_rows), table.snapshot_left());
@@ -180,14 +195,22 @@ void remove_rows(edl::Table& table, const Array& ids) {
 }
 
 py::array_t<float> init_rows(const std::string& name, int64_t seed, const std::string& kind,
-                             const Hyper& args, const Array& ids, int64_t dim) {
+                             const Hyper& args, const Array& ids, int64_t dim,
+                             const std::string& dtype) {
   const size_t n = count_ids(ids), d = check_dim(dim);
   const edl::Initializer initializer(name, seed, kind, args, d);
+  const edl::Dtype stored = edl::dtype_of(dtype);
+  std::vector<char> row(edl::bytes_of(stored, d));
   py::array_t<float> out({ssize(n), ssize(d)});
   const auto* from = static_cast<const int64_t*>(ids.data());
   float* to = out.mutable_data();
   py::gil_scoped_release release;
-  for (size_t i = 0; i < n; ++i) initializer.fill(from[i], to + i * d);
+  for (size_t i = 0; i < n; ++i, to += d) {
+    initializer.fill(from[i], to);
+    if (stored == edl::Dtype::kFloat) continue;
+    edl::narrow(stored, to, row.data(), d);
+    edl::widen(stored, row.data(), to, d);
+  }
   return out;
 }
 
@@ -208,7 +231,7 @@ void dense_apply(const edl::Optimizer& optimizer, const Array& param, const Arra
   }
   span.first = step == 1;
   const edl::Scalars scalars = optimizer.scalars(lr, step);
-  py::gil_scoped_release release;
+  const Unlocked unlocked(static_cast<size_t>(n));
   const edl::FlushDenormals flush;
   optimizer.apply(scalars, &span, 1, static_cast<size_t>(n));
 }
@@ -216,7 +239,7 @@ void dense_apply(const edl::Optimizer& optimizer, const Array& param, const Arra
 int64_t first_nonfinite(const Array& values) {
   const auto* from = checked<float>(values, "values", {-1});
   const size_t n = length(values);
-  py::gil_scoped_release release;
+  const Unlocked unlocked(n);
   return edl::first_nonfinite(from, n);
 }
 
@@ -311,6 +334,7 @@ PYBIND11_MODULE(_core, m) {
       .def("next_counts", &next_counts, py::arg("max_ids"))
       .def("end_snapshot", &edl::Table::end_snapshot, unlocked)
       .def("scan", &scan, py::arg("cursor"), py::arg("max_rows"))
+      .def("most_updated", &most_updated, py::arg("most"))
       .def_property_readonly("dim", &edl::Table::dim)
       .def_property_readonly("bound", &edl::Table::bound)
       .def_property_readonly("size", &edl::Table::size)
@@ -319,11 +343,12 @@ PYBIND11_MODULE(_core, m) {
       .def_property_readonly("disk_bytes", &edl::Table::disk_bytes);
 
   m.def("init_rows", &init_rows, py::arg("name"), py::arg("seed"), py::arg("initializer"),
-        py::arg("args"), py::arg("ids"), py::arg("dim"));
+        py::arg("args"), py::arg("ids"), py::arg("dim"), py::arg("dtype") = "fp32");
   bind_ids(m);
   bind_requests(m);
   bind_shared_memory(m);
   bind_calls(m);
+  bind_client(m);
   bind_text(m);
   m.def("dense_apply", &dense_apply, py::arg("optimizer"), py::arg("param"), py::arg("grad"),
         py::arg("slots"), py::arg("lr"), py::arg("step"));

@@ -6,6 +6,8 @@
 // of torch_edl/wire/{data_plane,pserver,tensor}.proto.
 #include <pybind11/stl.h>
 
+#include <cmath>
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -62,9 +64,10 @@ class ShardCalls {
     tables_[name] = {std::move(table), found};
   }
 
-  void set_dense(size_t size, Ranges trained) {
+  void set_dense(size_t size, Ranges trained, size_t groups) {
     dense_size_ = size;
     trained_ = std::move(trained);
+    groups_ = groups;
   }
 
   // Calls `release` when the dense parameters were read.
@@ -165,7 +168,7 @@ class ShardCalls {
         throw Unusual{};
       }
     }
-    require(in.good() && fenced && range[0] >= 0 && retired_before >= 0);
+    require(in.good() && fenced && range[0] >= 0 && retired_before >= 0 && are_sound(rates));
     require(is_sound(entries, dense.is_none() ? nullptr : dense.cast<Floats>().data()));
     return py::make_tuple(call.number, py::make_tuple(range[0], range[1], range[2]), version,
                           retired_before, rates, dense, tables,
@@ -228,6 +231,14 @@ class ShardCalls {
     return found;
   }
 
+  // True if the learning rates are those of all groups, or none, and finite in float32.
+  bool are_sound(const std::vector<double>& rates) const {
+    for (const double rate : rates) {
+      if (!(std::abs(rate) <= std::numeric_limits<float>::max())) return false;  // also for NaN
+    }
+    return rates.empty() || rates.size() == groups_;
+  }
+
   // True if all ids are within their tables and all gradients are finite. dense: the flat gradient,
   // or nullptr. Throws std::invalid_argument for ids outside of a table.
   bool is_sound(const std::vector<Entry>& entries, const float* dense) const {
@@ -263,6 +274,7 @@ class ShardCalls {
   size_t piece_bytes_;
   size_t dense_size_ = 0;
   Ranges trained_;
+  size_t groups_ = 0;
   std::map<std::string, std::pair<py::object, Table*>> tables_;
 };
 
@@ -306,7 +318,8 @@ void bind_calls(py::module_& m) {
       .def(py::init<std::string, int64_t, std::string, size_t>(), py::arg("job"),
            py::arg("incarnation"), py::arg("key"), py::arg("piece_bytes"))
       .def("add_table", &ShardCalls::add_table, py::arg("name"), py::arg("table"), py::arg("core"))
-      .def("set_dense", &ShardCalls::set_dense, py::arg("size"), py::arg("trained"))
+      .def("set_dense", &ShardCalls::set_dense, py::arg("size"), py::arg("trained"),
+           py::arg("groups"))
       .def("open", &open, py::arg("pieces"), py::arg("memory"),
            py::arg("most_bytes"))
       .def("answer_pull", &answer_pull, py::arg("call"), py::arg("version"), py::arg("dense"),

@@ -81,7 +81,7 @@ py::array rows_buffer(const std::optional<py::array_t<uint8_t>>& room, size_t* u
   const py::dtype dtype =
       kind == Dtype::kFloat ? py::dtype::of<float>() : py::dtype::of<uint16_t>();
   const std::vector<py::ssize_t> shape{ssize(n), ssize(dim)};
-  const size_t begin = (*used + 63) / 64 * 64, bytes = n * dim * edl::size_of(kind);
+  const size_t begin = (*used + 63) / 64 * 64, bytes = edl::bytes_of(kind, n * dim);
   if (!room || begin + bytes > static_cast<size_t>(room->size())) return py::array(dtype, shape);
   *used = begin + bytes;
   return py::array(dtype, shape, room->data() + begin, *room);
@@ -95,7 +95,7 @@ py::list pull_tables(const py::sequence& lookups, const std::string& dtype, bool
     const int64_t* ids;
     char* to;
   };
-  const Dtype kind = edl::dtype_of(dtype);
+  const Dtype kind = edl::wire_dtype_of(dtype);
   std::deque<Ids> buffers;
   std::vector<Lookup> work;
   py::list rows;
@@ -117,7 +117,7 @@ py::list pull_tables(const py::sequence& lookups, const std::string& dtype, bool
 // The gradient in float32, as a view of the buffer if possible.
 py::array_t<float> gradient_of(const edl::Table& table, py::handle buffer, Dtype dtype, size_t n) {
   const std::vector<py::ssize_t> shape{ssize(n), ssize(table.dim())};
-  const size_t size = n * table.dim(), wanted = size * edl::size_of(dtype);
+  const size_t size = n * table.dim(), wanted = edl::bytes_of(dtype, size);
   const Numbers<char> raw(buffer);
   if (raw.bytes() != wanted) {
     throw py::value_error("table " + table.name() + ": gradient of " +
@@ -152,7 +152,7 @@ py::list decode_gradients(const py::sequence& pushes) {
     const size_t n = checked_ids(numbers);
     py::array_t<int64_t> ids = array_of(numbers, ids_buffer, {ssize(n)});
     const py::object values_buffer = parts[2];
-    const Dtype dtype = edl::dtype_of(parts[3].cast<std::string>());
+    const Dtype dtype = edl::wire_dtype_of(parts[3].cast<std::string>());
     py::array_t<float> values = gradient_of(*table, values_buffer, dtype, n);
     work.push_back({table, ids.data(), values.data(), n});
     floats += n * table->dim();

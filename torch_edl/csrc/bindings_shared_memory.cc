@@ -5,14 +5,14 @@
 #include <string>
 
 #include "arrays.h"
-#include "shared_memory.h"
+#include "received_call.h"
 
 namespace py = pybind11;
 using edl::SharedMemory;
 using edl::ssize;
 using edl::View;
-using Bytes = py::array_t<uint8_t>;
-using Memory = std::shared_ptr<SharedMemory>;
+using edl::Bytes;
+using edl::Memory;
 
 namespace {
 
@@ -34,7 +34,7 @@ Bytes array_at(const Memory& memory, size_t at, size_t bytes, bool owned) {
 py::object allocate(const Memory& memory, size_t bytes) {
   const ptrdiff_t at = memory->allocate(bytes);
   if (at < 0) return py::none();
-  return array_at(memory, static_cast<size_t>(at), bytes, true);
+  return edl::region(memory, static_cast<size_t>(at), bytes);
 }
 
 Bytes view(const Memory& memory, int64_t at, int64_t bytes) {
@@ -53,6 +53,10 @@ ptrdiff_t position(const SharedMemory& memory, py::handle buffer) {
 }
 
 }  // namespace
+
+Bytes edl::region(const Memory& memory, size_t at, size_t bytes) {
+  return array_at(memory, at, bytes, true);
+}
 
 void bind_shared_memory(py::module_& m) {
   py::class_<SharedMemory, Memory>(m, "SharedMemory")

@@ -109,6 +109,8 @@ class Writer {
   void message(uint32_t field, const Writer& value) { bytes(field, value.out_); }
   // A number without a key, for a packed field.
   void packed(int64_t value) { varint(static_cast<uint64_t>(value)); }
+  // A double without a key, for a packed field.
+  void eight(double value) { out_.append(reinterpret_cast<const char*>(&value), sizeof value); }
   const std::string& out() const { return out_; }
 
  private:

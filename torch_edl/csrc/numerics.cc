@@ -1,7 +1,9 @@
 #include "numerics.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
 
 #include "hash.h"
@@ -29,6 +31,42 @@ EDL_INLINE uint32_t scrambled(uint32_t x) {
   x = (x ^ (x >> 16)) * 0x7feb352du;
   x = (x ^ (x >> 15)) * 0x846ca68bu;
   return x ^ (x >> 16);
+}
+
+EDL_INLINE float power_of_two(int32_t exponent) {
+  const int32_t bits = (exponent + 127) << 23;
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// The unit of a row in 8 bits.
+struct Unit {
+  int32_t exponent;
+  float inverse;
+  int32_t least;  // bits of the smallest float that is not taken for zero: no denormal number, nor
+                  // less than 2^-24 units
+};
+
+EDL_INLINE Unit unit_of(const float* from, size_t n) {
+  int32_t largest = 0;  // bits of the largest finite size
+  for (size_t i = 0; i < n; ++i) {
+    int32_t size;
+    std::memcpy(&size, from + i, sizeof size);
+    size &= 0x7fffffff;
+    size = size < 0x7f800000 ? size : 0;
+    largest = size > largest ? size : largest;
+  }
+  // Above 127 units, the unit is doubled. Units from 2^-126 to 2^121 keep all products normal.
+  const int32_t exponent = std::clamp(((largest + 0x1ffff) >> 23) - 133, -126, 121);
+  return {exponent, power_of_two(-exponent), std::max(exponent + 103, 1) << 23};
+}
+
+// The code of a size in units, with the sign of the value.
+EDL_INLINE int8_t code_of(int32_t units, int32_t bits) {
+  units = units > 127 ? 127 : units;  // rounded up from above 127 units of 2^121
+  units = bits < 0 ? -units : units;
+  return static_cast<int8_t>((bits & 0x7fffffff) >= 0x7f800000 ? -128 : units);
 }
 
 }  // namespace
@@ -126,11 +164,63 @@ EDL_CLONES void to_half_by_chance(const float* from, uint16_t* to, size_t n, uin
   }
 }
 
+// Adding 2^23 rounds the units, and shifts them to the lowest bits of the float.
+EDL_CLONES void to_int8(const float* from, int8_t* to, size_t n) {
+  const Unit unit = unit_of(from, n);
+  for (size_t i = 0; i < n; ++i) {
+    int32_t bits;
+    std::memcpy(&bits, from + i, sizeof bits);
+    int32_t size = bits & 0x7fffffff;
+    size = size < unit.least ? 0 : size;
+    float value;
+    std::memcpy(&value, &size, sizeof value);
+    value = value * unit.inverse + 0x1p23f;
+    int32_t units;
+    std::memcpy(&units, &value, sizeof units);
+    to[i] = code_of(units - 0x4b000000, bits);
+  }
+  to[n] = static_cast<int8_t>(unit.exponent);
+}
+
+EDL_CLONES void to_int8_by_chance(const float* from, int8_t* to, size_t n, uint32_t key) {
+  const Unit unit = unit_of(from, n);
+  for (size_t i = 0; i < n; ++i) {
+    int32_t bits;
+    std::memcpy(&bits, from + i, sizeof bits);
+    int32_t size = bits & 0x7fffffff;
+    size = size < unit.least || size >= 0x7f800000 ? 0 : size;
+    float value;
+    std::memcpy(&value, &size, sizeof value);
+    value *= unit.inverse;
+    const uint32_t chance = scrambled(key + static_cast<uint32_t>(i) * 0x9e3779b9u);
+    const float part = static_cast<float>(static_cast<int32_t>(chance >> 8)) * 0x1p-24f;
+    const auto below = static_cast<int32_t>(value);
+    const bool up = part < value - static_cast<float>(below);
+    to[i] = code_of(below + up, bits);
+  }
+  to[n] = static_cast<int8_t>(unit.exponent);
+}
+
+EDL_CLONES void from_int8(const int8_t* from, float* to, size_t n) {
+  const float unit = power_of_two(from[n]);
+  for (size_t i = 0; i < n; ++i) {
+    const float value = static_cast<float>(from[i]) * unit;
+    to[i] = from[i] == -128 ? std::numeric_limits<float>::quiet_NaN() : value;
+  }
+}
+
 Dtype dtype_of(const std::string& name) {
   if (name == "fp32") return Dtype::kFloat;
   if (name == "bf16") return Dtype::kBfloat16;
   if (name == "fp16") return Dtype::kHalf;
-  throw std::invalid_argument("dtype " + name + ": expected fp32, bf16 or fp16");
+  if (name == "int8") return Dtype::kInt8;
+  throw std::invalid_argument("dtype " + name + ": expected fp32, bf16, fp16 or int8");
+}
+
+Dtype wire_dtype_of(const std::string& name) {
+  const Dtype dtype = dtype_of(name);
+  if (dtype != Dtype::kInt8) return dtype;
+  throw std::invalid_argument("dtype int8: only for rows in a table; send fp32, bf16 or fp16");
 }
 
 void narrow(Dtype dtype, const float* from, char* to, size_t n) {
@@ -139,6 +229,17 @@ void narrow(Dtype dtype, const float* from, char* to, size_t n) {
     case Dtype::kFloat: std::memcpy(to, from, n * sizeof(float)); return;
     case Dtype::kBfloat16: return to_bfloat16(from, out, n);
     case Dtype::kHalf: return to_half(from, out, n);
+    case Dtype::kInt8: return to_int8(from, reinterpret_cast<int8_t*>(to), n);
+  }
+}
+
+void narrow_by_chance(Dtype dtype, const float* from, char* to, size_t n, uint32_t key) {
+  auto* out = reinterpret_cast<uint16_t*>(to);
+  switch (dtype) {
+    case Dtype::kFloat: std::memcpy(to, from, n * sizeof(float)); return;
+    case Dtype::kBfloat16: return to_bfloat16_by_chance(from, out, n, key);
+    case Dtype::kHalf: return to_half_by_chance(from, out, n, key);
+    case Dtype::kInt8: return to_int8_by_chance(from, reinterpret_cast<int8_t*>(to), n, key);
   }
 }
 
@@ -148,6 +249,7 @@ void widen(Dtype dtype, const char* from, float* to, size_t n) {
     case Dtype::kFloat: std::memcpy(to, from, n * sizeof(float)); return;
     case Dtype::kBfloat16: return from_bfloat16(in, to, n);
     case Dtype::kHalf: return from_half(in, to, n);
+    case Dtype::kInt8: return from_int8(reinterpret_cast<const int8_t*>(from), to, n);
   }
 }
 

@@ -24,6 +24,9 @@ inline constexpr size_t kAlignment = 64;       // of frames in shared memory
 inline constexpr int64_t kFloat = 1;           // DataType.DT_FLOAT
 inline constexpr uint32_t kPull = 3, kPush = 4;  // fields of DataRequest and DataAnswer
 
+// A region of shared memory as an array, which releases the region at its end.
+Bytes region(const Memory& memory, size_t at, size_t bytes);
+
 // Raised for an unusual call.
 struct Unusual {};
 
@@ -39,6 +42,31 @@ inline bool same_secret(std::string_view one, std::string_view other) {
     difference |= static_cast<unsigned char>(one[i] ^ other[i]);
   }
   return difference == 0;
+}
+
+// Reads SharedFrames: the places of frames in shared memory, and their sizes in bytes.
+inline void read_places(std::string_view bytes, std::vector<int64_t>* places,
+                        std::vector<int64_t>* sizes) {
+  Reader in(bytes);
+  while (in.next()) {
+    require(in.is(1, Wire::kBytes) || in.is(2, Wire::kBytes));
+    require(in.varints(in.is(1, Wire::kBytes) ? places : sizes, kMostFrames));
+  }
+  require(in.good() && places->size() == sizes->size());
+}
+
+// The description of a tensor whose content is a frame, by the number of the frame.
+inline Writer describe_tensor(int64_t dtype, std::initializer_list<size_t> shape, int64_t frame) {
+  Writer dims, out;
+  for (const size_t size : shape) {
+    Writer dim;
+    dim.number(1, static_cast<int64_t>(size));
+    dims.message(2, dim);
+  }
+  out.number(1, dtype);
+  out.message(2, dims);
+  out.number(1000, frame);
+  return out;
 }
 
 struct Frame {
@@ -74,6 +102,7 @@ class Call {
       } else if (in.is(11, Wire::kBytes)) {
         require(places.empty());
         read_places(in.bytes(), &places, &sizes);
+        require(!places.empty());
       } else if (in.is(12, Wire::kVarint)) {
         room_at = in.number();
       } else if (in.is(13, Wire::kVarint)) {
@@ -110,19 +139,19 @@ class Call {
   bool lent = false;  // frames are in the memory of the caller
 
  private:
-  static void read_places(std::string_view bytes, std::vector<int64_t>* places,
-                          std::vector<int64_t>* sizes) {
-    Reader in(bytes);
-    while (in.next()) {
-      require(in.is(1, Wire::kBytes) || in.is(2, Wire::kBytes));
-      require(in.varints(in.is(1, Wire::kBytes) ? places : sizes, kMostFrames));
-    }
-    require(in.good() && !places->empty() && places->size() == sizes->size());
-  }
-
   bool inside(int64_t at, int64_t bytes) const {
     const auto size = static_cast<int64_t>(memory_->size());
     return at >= 0 && bytes >= 0 && at <= size && bytes <= size - at;
+  }
+
+  // A received frame. It is copied if its numbers are not aligned: several small frames share the
+  // buffer into which ZeroMQ receives them.
+  static Frame aligned(const View& view, py::object owner) {
+    if (reinterpret_cast<uintptr_t>(view.data()) % sizeof(int64_t) == 0) {
+      return {view.data(), view.size(), std::move(owner)};
+    }
+    const Bytes copy(ssize(view.size()), reinterpret_cast<const uint8_t*>(view.data()));
+    return {reinterpret_cast<const char*>(copy.data()), view.size(), copy};
   }
 
   // Returns the bytes of all frames.
@@ -134,7 +163,7 @@ class Call {
     for (size_t i = 0; i < count; ++i) {
       if (places.empty() || places[i] < 0) {
         require(sent < views_.size());
-        frames_.push_back({views_[sent].data(), views_[sent].size(), pieces[sent]});
+        frames_.push_back(aligned(views_[sent], pieces[sent]));
         ++sent;
       } else {
         require(memory_ && inside(places[i], sizes[i]));
@@ -176,16 +205,7 @@ class Answer {
 
   // The description of a tensor whose content is the newest frame.
   Writer tensor(int64_t dtype, std::initializer_list<size_t> shape) const {
-    Writer dims, out;
-    for (const size_t size : shape) {
-      Writer dim;
-      dim.number(1, static_cast<int64_t>(size));
-      dims.message(2, dim);
-    }
-    out.number(1, dtype);
-    out.message(2, dims);
-    out.number(1000, static_cast<int64_t>(count_));
-    return out;
+    return describe_tensor(dtype, shape, static_cast<int64_t>(count_));
   }
 
   // The answer as it is sent, with the message of the kind of the call.

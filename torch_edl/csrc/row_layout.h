@@ -21,14 +21,15 @@ inline void prefetch_range(const char* start, size_t bytes) {
 
 inline size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
-// Values of up to 32 bytes never cross a cache line, and larger ones start at a cache line.
-// Measured on 1M rows of dim 16, this makes a pull a third faster.
-inline size_t row_alignment(size_t bytes) { return bytes <= 32 ? 32 : 64; }
+// The values of a row are in as few cache lines as possible. Measured on 1M rows of dim 16, this
+// makes a pull a third faster.
+inline size_t row_alignment(size_t bytes) { return (bytes - 1) % 64 < 32 ? 32 : 64; }
 
-inline RowLayout row_layout(size_t dim, size_t value_bytes, size_t slots, size_t meta_bytes,
+// values: bytes of the values.
+inline RowLayout row_layout(size_t dim, size_t values, size_t slots, size_t meta_bytes,
                             size_t meta_alignment) {
   RowLayout row{};
-  row.values = dim * value_bytes;
+  row.values = values;
   row.slots_at = round_up(row.values, sizeof(float));
   row.meta_at = round_up(row.slots_at + slots * dim * sizeof(float), meta_alignment);
   row.stride = round_up(row.meta_at + meta_bytes, row_alignment(row.values));

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <stdexcept>
 #include <thread>
 
@@ -168,6 +169,31 @@ size_t Table::scan(int64_t* cursor, size_t most, int64_t* ids, float* vectors) c
   }
   *cursor = -1;
   return given;
+}
+
+std::vector<std::pair<uint32_t, int64_t>> Table::most_updated(size_t most) const {
+  const std::greater<> order;
+  std::vector<std::pair<uint32_t, int64_t>> found;  // a heap with the fewest updates first
+  for (const SubTable& sub : subs_) {
+    for (size_t at = 0, used = 1; at < used;) {
+      give_way();
+      std::lock_guard<std::mutex> guard(sub.lock);
+      used = sub.rows_used;
+      for (const size_t end = std::min(used, at + kWalk); at < end; ++at) {
+        const RowMeta& m = meta(row_at(sub, at));
+        const uint32_t enough = found.size() < most ? 0 : found.front().first;
+        if (m.epoch == kFree || m.count <= enough) continue;
+        if (found.size() == most) {
+          std::pop_heap(found.begin(), found.end(), order);
+          found.pop_back();
+        }
+        found.emplace_back(m.count, m.id);
+        std::push_heap(found.begin(), found.end(), order);
+      }
+    }
+  }
+  std::sort_heap(found.begin(), found.end(), order);
+  return found;
 }
 
 }  // namespace edl

@@ -26,7 +26,7 @@ Table::Table(std::string name, size_t dim, const std::string& initializer,
       optimizer_(optimizer ? std::optional<Optimizer>(*optimizer) : std::nullopt),
       options_(std::move(options)),
       slots_(optimizer_ ? optimizer_->slots().size() : 0),
-      layout_(row_layout(dim, size_of(options_.dtype), slots_, sizeof(RowMeta), alignof(RowMeta))),
+      layout_(row_layout(dim, bytes_of(options_.dtype, dim), slots_, sizeof(RowMeta), alignof(RowMeta))),
       enough_(static_cast<uint32_t>(std::max<int64_t>(options_.min_count, 1))),
       counts_(optimizer_ && enough_ > 1),
       file_(options_.folder.empty()
@@ -241,7 +241,7 @@ void Table::pull(const int64_t* ids, size_t n, char* out, Dtype as, bool read_on
   // A frozen table cannot evict, and the rows that it lacks have their initial values.
   const bool full = !optimizer_ && bound_ > 0 && rows_.load(std::memory_order_relaxed) >= bound_;
   const int64_t step = step_.load(std::memory_order_relaxed);
-  const size_t bytes = dim_ * size_of(as);
+  const size_t bytes = bytes_of(as, dim_);
   std::vector<float> scratch(dim_);
   std::vector<char> initial;
   const auto give = [&](const char* row, char* to) {
@@ -287,7 +287,7 @@ void Table::push(const int64_t* ids, const float* grads, size_t n, double lr, in
   while (newest < step && !step_.compare_exchange_weak(newest, step)) {
   }
   const bool whole = options_.dtype == Dtype::kFloat;
-  std::vector<float> values(whole ? 0 : kBlock * dim_);  // 16-bit rows, widened to float32
+  std::vector<float> values(whole ? 0 : kBlock * dim_);  // shorter rows, widened to float32
   const auto missing = counts_ ? Missing::kSkip : Missing::kAdd;
   visit(ids, n, layout_.stride, missing, [&](size_t from, const Found* found, size_t m) {
     Span spans[kBlock];
@@ -322,10 +322,9 @@ void Table::widen_rows(char* const* rows, size_t n, float* values) const {
 
 void Table::round_rows(char* const* rows, size_t n, const float* values, int64_t step) const {
   const uint64_t update = mix64(static_cast<uint64_t>(step));
-  const auto round = options_.dtype == Dtype::kHalf ? to_half_by_chance : to_bfloat16_by_chance;
   for (size_t i = 0; i < n; ++i) {
     const auto key = static_cast<uint32_t>(mix64(update ^ hash_id(meta(rows[i]).id)));
-    round(values + i * dim_, reinterpret_cast<uint16_t*>(rows[i]), dim_, key);
+    narrow_by_chance(options_.dtype, values + i * dim_, rows[i], dim_, key);
   }
 }
 

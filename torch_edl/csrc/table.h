@@ -1,6 +1,6 @@
 // An embedding table: id -> (weights, optimizer slots, count and time of updates).
 //
-// Weights may be stored in 16 bits; slots and all arithmetic are float32. An update rounds 16-bit
+// Weights may be stored in 16 or 8 bits; slots and all arithmetic are float32. An update rounds such
 // weights stochastically, as a pure function of (id, update), so a replayed journal gives the same
 // weights as the first run.
 //
@@ -19,6 +19,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "counters.h"
@@ -118,6 +119,9 @@ class Table {
   // all the time is returned once, whatever else changes between two calls. Throws
   // std::invalid_argument for an invalid cursor.
   size_t scan(int64_t* cursor, size_t most, int64_t* ids, float* vectors) const;
+  // Returns up to `most` rows with the most updates, as (number of updates, id), most updates first.
+  // Visits the metadata of all rows, some hundred rows under one lock.
+  std::vector<std::pair<uint32_t, int64_t>> most_updated(size_t most) const;
 
   size_t size() const;
   // Number of ids that are counted and have no row.
@@ -180,7 +184,7 @@ class Table {
   char* row_at(const SubTable& sub, size_t index) const {
     return sub.slabs[index / kSlabRows] + index % kSlabRows * spacing_;
   }
-  // Convert 16-bit rows to float32 for an update, and back by stochastic rounding. values: (n,
+  // Convert shorter rows to float32 for an update, and back by stochastic rounding. values: (n,
   // dim).
   void widen_rows(char* const* rows, size_t n, float* values) const;
   void round_rows(char* const* rows, size_t n, const float* values, int64_t step) const;

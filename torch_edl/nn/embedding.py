@@ -254,9 +254,10 @@ class Embedding(Table):
         max_rows: approximate largest number of rows over all servers; None for no limit. The least
             recently used rows are removed. A removed id that is used again starts anew.
         max_bytes: the same limit as ``max_rows``, in bytes of rows, optimizer state and index.
-        storage_dtype: type of rows in memory: ``"fp32"``, ``"bf16"`` or ``"fp16"``. Optimizer state
-            and output are always float32. An update rounds 16-bit rows stochastically, so that
-            small updates are effective on average. None for ``torch-edl run --storage-dtype``, or
+        storage_dtype: type of rows in memory: ``"fp32"``, ``"bf16"``, ``"fp16"``, or ``"int8"``
+            for a byte per element and one for the scale of the row. Optimizer state and output
+            are always float32. An update rounds shorter rows stochastically, so that small
+            updates are effective on average. None for ``torch-edl run --storage-dtype``, or
             float32.
         storage: ``"memory"``, or ``"disk:DIR"`` for rows and optimizer state in a folder on a local
             disk of each server, for tables that are larger than the memory. None for ``torch-edl

@@ -12,22 +12,24 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from torch_edl import _core
 from torch_edl.errors import ServersLostError, ServersReplacedError
+from torch_edl.ps_client.calls import PullCall, PushCall, lookups
 from torch_edl.ps_client.connection import Answer, Call, Resolve, ShardConnection
 from torch_edl.ps_client.partition import (
+    DenseGradient,
     DenseSegment,
     Floats,
     Ids,
     TableIds,
-    add_tables,
     dense_owners,
     elements,
-    gathered_rows,
     segments,
 )
 from torch_edl.wire import cluster_pb2, codec, tensor_pb2
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire.codec import Array, Framed
+from torch_edl.wire.data_plane.stub import ReceivedPull
 
 T = TypeVar("T")
 
@@ -36,16 +38,6 @@ BUFFER_GROUP = -2
 _TIMEOUT_S = 30.0  # of one attempt of a call
 _HELLO_TIMEOUT_S = 3.0
 _RESTORE_TIMEOUT_S = 600.0
-
-
-@dataclass(frozen=True)
-class DenseGradient:
-    """The gradient of the dense parameters of one server."""
-
-    flat: Floats
-    """(n,) in the layout of the server's segments; the ranges of buffers hold their new values."""
-    untouched: list[int]
-    """Indices of the segments without a gradient."""
 
 
 @dataclass
@@ -172,34 +164,40 @@ class PsClient:
             known: the previous result; servers do not send dense parameters that have not changed.
             read_only: do not create rows for unknown ids, and send rows in float32.
         """
-        calls = []
-        for server in range(self.servers):
-            request = pb.PullRequest(
-                dense=dense,
-                dense_version=known.versions[server] if known else -1,
-                read_only=read_only,
-                row_dtype=tensor_pb2.DT_FLOAT if read_only else self._dtype,
+        found = lookups(tables)
+        calls = [
+            PullCall(
+                server, tables, found, dense, known.versions[server] if known else -1, read_only,
+                self._answer_bytes(tables, server, dense=dense),
             )
-            call = Framed(request)
-            add_tables(call, tables, server)
-            call.answer_bytes = self._answer_bytes(tables, server, dense=dense)
-            calls.append(call)
+            for server in range(self.servers)
+        ]  # fmt: skip
 
         def combine(answers: list[Answer]) -> PullResult:
+            rows = [np.empty((len(t.ids.unique), t.dim), np.float32) for t in tables]
+            incarnations = [answer.incarnation for answer in answers]
+            received = [answer.received for answer in answers]
+            if all(isinstance(each, ReceivedPull) for each in received):
+                parts = [each.parts for each in received if isinstance(each, ReceivedPull)]
+                read = _core.read_pull(parts, found, rows)
+                if read is not None:
+                    return PullResult(read[0], incarnations, read[1], rows)
+            for index, (table, out) in enumerate(zip(tables, rows, strict=True)):
+                for server, answer in enumerate(answers):
+                    out[table.ids.part(server)] = answer.floats(answer.message.vectors[index])
             return PullResult(
                 versions=[answer.message.version for answer in answers],
-                incarnations=[answer.incarnation for answer in answers],
+                incarnations=incarnations,
                 dense=[
                     answer.floats(answer.message.dense) if answer.message.dense.dtype else None
                     for answer in answers
                 ],
-                rows=[
-                    gathered_rows(table, [a.floats(a.message.vectors[index]) for a in answers])
-                    for index, table in enumerate(tables)
-                ],
+                rows=rows,
             )
 
-        return Pending(self._call_all(calls, known=known.incarnations if known else None), combine)
+        dtype = tensor_pb2.DT_FLOAT if read_only else self._dtype
+        usual = calls if dtype == tensor_pb2.DT_FLOAT else [call.framed(dtype) for call in calls]
+        return Pending(self._call_all(usual, known=known.incarnations if known else None), combine)
 
     def _answer_bytes(self, tables: Sequence[TableIds], server: int, *, dense: bool) -> int:
         """Return an upper bound of the bytes of values in the answer to a pull, with padding."""
@@ -237,26 +235,25 @@ class PsClient:
             versions: version of each server's parameters that the gradient was computed with.
             exact: new values of buffers that are not float32, by name.
         """
-        calls = []
+        ids = [table for table, _ in tables]
+        found = lookups(ids)
+        gradients = [np.ascontiguousarray(gradient, np.float32) for _, gradient in tables]
+        calls: list[PushCall | Framed] = []
         for server in range(self.servers):
-            request = pb.PushGradientsRequest(
-                range=records,
-                version=versions[server],
-                retired_before=retired_before,
-                learning_rates=learning_rates,
-            )
-            call = Framed(request)
-            if self.layout[server] and dense is not None:
-                dtype = tensor_pb2.DT_FLOAT if self._has_buffers[server] else self._dtype
-                call.put_floats(request.dense, dense[server].flat, dtype)
-                request.without_gradient.extend(dense[server].untouched)
-            for name, value in (exact or {}).items():
-                if self._owners[name] == server:
-                    request.exact.add(name=name, value=codec.to_proto(value))
-            add_tables(call, [table for table, _ in tables], server)
-            for entry, (table, gradients) in zip(request.tables, tables, strict=True):
-                call.put_floats(entry.values, gradients[table.ids.part(server)], self._dtype)
-            calls.append(call)
+            own = dense[server] if dense is not None and self.layout[server] else None
+            call = PushCall(
+                server, ids, found, own, gradients, records, versions[server], retired_before,
+                learning_rates,
+            )  # fmt: skip
+            exact_here = {n: v for n, v in (exact or {}).items() if self._owners[n] == server}
+            if not exact_here and self._dtype == tensor_pb2.DT_FLOAT:
+                calls.append(call)
+                continue
+            buffers = tensor_pb2.DT_FLOAT if self._has_buffers[server] else self._dtype
+            framed = call.framed(self._dtype, buffers)
+            for name, value in exact_here.items():
+                framed.message.exact.add(name=name, value=codec.to_proto(value))
+            calls.append(framed)
         futures = self._call_all(calls)
         return Pending(futures, lambda answers: all(a.message.accepted for a in answers))
 

@@ -22,11 +22,13 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_edl.errors import EdlError, ServersLostError, ServersReplacedError, UsageError
+from torch_edl.ps_client.calls import CompiledCall
 from torch_edl.wire import cluster_pb2, codec, services, tensor_pb2
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire.channel import FULL, FULL_RETRY_S
 from torch_edl.wire.codec import Framed
-from torch_edl.wire.data_plane.stub import DataCall, PserverStub
+from torch_edl.wire.data_plane.pserver_stub import PserverStub
+from torch_edl.wire.data_plane.stub import DataCall, ReceivedPull
 
 log = logging.getLogger(__name__)
 
@@ -51,19 +53,22 @@ _UNREACHABLE_S = 60.0
 class Answer:
     """The answer of a server."""
 
-    message: Any
+    received: Framed | ReceivedPull
     incarnation: int
     """Incarnation of the server; versions and cursors of the answer are valid for it only."""
-    frames: codec.Frames = ()
-    """Contents of tensors that are sent beside the message."""
+
+    @property
+    def message(self) -> Any:
+        """The message, without the contents of its large tensors."""
+        return self.received.message
 
     def array(self, proto: tensor_pb2.TensorProto) -> codec.Array:
         """Decode a tensor of the message, see :func:`codec.from_proto`."""
-        return codec.from_proto(proto, self.frames)
+        return codec.from_proto(proto, self.received.frames)
 
     def floats(self, proto: tensor_pb2.TensorProto) -> npt.NDArray[np.float32]:
         """Decode a tensor of the message, see :func:`codec.floats`."""
-        return codec.floats(proto, self.frames)
+        return codec.floats(proto, self.received.frames)
 
 
 class Call:
@@ -97,7 +102,7 @@ class Call:
         except grpc.RpcError:
             self._queued = self._queue()
         else:
-            self._answer = Answer(answer.message, self._incarnation, answer.frames)
+            self._answer = Answer(answer, self._incarnation)
         self._sent = None
 
     def result(self) -> Answer:
@@ -160,7 +165,10 @@ class ShardConnection:
         with self._lock:
             server, stub, is_idle = self._server, self._stub, not self._queued
         sent = None
-        if is_idle and isinstance(request, Framed):
+        if is_idle and isinstance(request, CompiledCall):
+            request.address(self._job, server.incarnation, known)
+            sent = stub.start(request, timeout_s=timeout_s)
+        elif is_idle and isinstance(request, Framed):
             _address(request.message, self._job, server.incarnation, known)
             sent = stub.start(request, timeout_s=timeout_s)
         queue = partial(self._queue, request, timeout_s, known)
@@ -204,6 +212,8 @@ class ShardConnection:
 
     def _answered(self, request: Any, timeout_s: float, known: int) -> Answer:
         give_up, told = 0.0, False
+        if isinstance(request, CompiledCall):
+            request = request.framed()
         while True:
             self._require_open()
             with self._lock:
@@ -212,7 +222,7 @@ class ShardConnection:
             _address(message, self._job, server.incarnation, known)
             try:
                 answer = stub.call(request, timeout_s=timeout_s)
-                return Answer(answer.message, server.incarnation, answer.frames)
+                return Answer(answer, server.incarnation)
             except grpc.RpcError as error:
                 code, details = error.code(), error.details()
             except UsageError:

@@ -57,6 +57,16 @@ class TableIds:
 
 
 @dataclass(frozen=True)
+class DenseGradient:
+    """The gradient of the dense parameters of one server."""
+
+    flat: Floats
+    """(n,) in the layout of the server's segments; the ranges of buffers hold their new values."""
+    untouched: list[int]
+    """Indices of the segments without a gradient."""
+
+
+@dataclass(frozen=True)
 class DenseSegment:
     """Position of a dense parameter in the flat vector of its server."""
 
@@ -116,11 +126,3 @@ def add_tables(call: Framed, tables: Sequence[TableIds], server: int) -> None:
             entry.same_ids_as = first
         else:
             call.put_ids(entry, table.ids.unique[table.ids.part(server)])
-
-
-def gathered_rows(table: TableIds, parts: Sequence[Floats]) -> Floats:
-    """Combine the rows (u, dim) of a table from the parts that the servers sent."""
-    out = np.empty((len(table.ids.unique), table.dim), np.float32)
-    for server, part in enumerate(parts):
-        out[table.ids.part(server)] = part
-    return out

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import ipaddress
 import logging
+import math
 import os
 import signal
 import socket
@@ -21,6 +23,7 @@ from torch_edl.config.environment import ENV_MASTER, ENV_TOKEN, own_host
 from torch_edl.config.parts import FSYNC_MODES
 from torch_edl.config.training import SYNC_MODES, TrainConfig
 from torch_edl.errors import EdlError, JournalDamagedError, StateLostError, UsageError
+from torch_edl.processes import preemption
 from torch_edl.processes.this_process import setup_logging
 from torch_edl.ps_server.durability.disk import Disk
 from torch_edl.ps_server.durability.identity import JournalIdentity
@@ -212,10 +215,19 @@ def _serve(
                 damage=state.place.damage.text if state else "",
                 watermarks=shard.watermarks(received=True),
             )
+            preemption.watch(functools.partial(_heed, link))
         number = asked.number or signal.sigwait(_STOP_SIGNALS)
         if link is not None and not failed.is_set():
+            if link.notice:  # until the machine is taken away, which SIGTERM may announce
+                link.leave(_STOP_SIGNALS, within_s=math.inf)
             link.leave(_STOP_SIGNALS, within_s=_LEAVE_S)
     return number
+
+
+def _heed(link: MasterLink, notice: str) -> None:
+    """Leave as after SIGTERM, because of a notice of preemption."""
+    link.notice = notice
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _restored(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from torch_edl.config import extensions
 from torch_edl.ps_server.durability.log import ChangeLog
 from torch_edl.ps_server.shard import ModelShard
 from torch_edl.wire import master_pb2 as pb
@@ -95,7 +96,7 @@ class CallCounts:
 
         return counted
 
-    def to_proto(self) -> pb.ServerCounts:
+    def to_proto(self, with_frequent_ids: bool = False) -> pb.ServerCounts:
         """Return the counts so far, and the current sizes of the tables."""
         with self._lock:
             oldest = next(iter(self._commits.values()), None)
@@ -111,6 +112,9 @@ class CallCounts:
             counts.tables.add(
                 name=table.name, rows=core.size, bytes=core.bytes, evicted=table.evicted
             )
+        if with_frequent_ids:
+            add = extensions.load(extensions.PROBES, "frequent_ids", "the most frequent ids")
+            add(self._shard.tables, counts)
         return counts
 
     def _timed_wait(self, wait: Callable[[], None], name: str, began: float) -> Callable[[], None]:

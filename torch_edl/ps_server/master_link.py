@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 import grpc
 
+from torch_edl.config import extensions
 from torch_edl.errors import EdlError
 from torch_edl.processes.process_group import end_own_group
 from torch_edl.ps_server.durability.peer import Peer
@@ -54,13 +55,17 @@ class MasterLink:
         """Callback that returns the number of updates of the shard."""
         self.size: Callable[[], tuple[int, int]] = lambda: (0, 0)
         """Callback that returns the rows and the bytes of all tables of the shard."""
-        self.counts: Callable[[], pb.ServerCounts | None] = lambda: None
-        """Callback that returns the counters of the server; None before it serves."""
+        self.counts: Callable[[bool], pb.ServerCounts | None] = lambda _: None
+        """Callback that returns the counters of the server, with the most frequent ids if its
+        argument is True; None before the server serves."""
         self.problem: Callable[[], str] = lambda: peer.problem if peer else ""
         """Callback that returns the reason why the server rejects pushes; empty if it accepts
         them."""
         self.leaving = False
         """True once the process was asked to end."""
+        self.notice = ""
+        """Text of the notice of preemption; empty if there was none."""
+        self._tells_machine = self._tells_frequent_ids = False
         self._absence = Absence(_INTERVAL_S + _CALL_S)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="master-link", daemon=True)
@@ -132,12 +137,14 @@ class MasterLink:
             version=self.version(),
             problem=self.problem(),
             leaving=self.leaving,
+            notice=self.notice,
             keeper=self._peer.keeper() if self._peer else 0,
             note=note,
             has_copy=has_copy,
             rows=rows,
             bytes=size,
-            counts=self.counts(),
+            counts=self.counts(self._tells_frequent_ids),
+            machine=extensions.counts_of_machine() if self._tells_machine else None,
         )
         try:
             answer = self._stub.call(request, timeout_s=_CALL_S)
@@ -149,6 +156,8 @@ class MasterLink:
                 end_own_group()
             return False
         self._absence.answered()
+        self._tells_machine = answer.tell_machine
+        self._tells_frequent_ids = answer.tell_frequent_ids
         if not answer.known:
             self._closed.set()
             if not self.leaving:

@@ -23,7 +23,8 @@ class PushBarrier:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._condition = threading.Condition()
+        self._lock = threading.RLock()
+        self._condition = threading.Condition(self._lock)
         self._inside = 0
         self._deadline: float | None = None  # end of the hold; None: no hold
         self._holds = 0  # number of holds so far, which identifies the current one
@@ -34,12 +35,9 @@ class PushBarrier:
         self._move = 0  # the newest move of the model
         self._sealed = False
 
-    @contextmanager
-    def passing(
-        self, task_id: int | None = None, last: int = 0, *, may_wait: bool = True
-    ) -> Iterator[None]:
-        """Surround a push of the records of a task up to ``last``, or, without a task, another
-        change. Waits while a hold stops it.
+    def enter(self, task_id: int | None = None, last: int = 0, *, may_wait: bool = True) -> None:
+        """Begin a push of the records of a task up to ``last``, or, without a task, another change.
+        Waits while a hold stops it. The caller calls :meth:`leave` at the end.
 
         Raises:
             WouldWaitError: it would have to wait, and ``may_wait`` is False.
@@ -50,7 +48,7 @@ class PushBarrier:
                 return False
             return last <= self._targets.offset(task_id)
 
-        with self._condition:
+        with self._lock:
             while not self._shut and (self._alone or (self._held() and not named())):
                 if not may_wait:
                     raise WouldWaitError
@@ -63,13 +61,22 @@ class PushBarrier:
                     "the model moves to other servers; ask the master for them"
                 )
             self._inside += 1
+
+    def leave(self) -> None:
+        """End a push or another change that :meth:`enter` has begun."""
+        with self._lock:
+            self._inside -= 1
+            if self._alone or self._deadline is not None:
+                self._condition.notify_all()
+
+    @contextmanager
+    def passing(self, task_id: int | None = None, last: int = 0) -> Iterator[None]:
+        """Surround a push or another change, see :meth:`enter`."""
+        self.enter(task_id, last)
         try:
             yield
         finally:
-            with self._condition:
-                self._inside -= 1
-                if self._alone or self._deadline is not None:
-                    self._condition.notify_all()
+            self.leave()
 
     def close(self) -> None:
         """Reject all pushes, including waiting ones: the process ends."""

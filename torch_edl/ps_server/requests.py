@@ -4,7 +4,8 @@ description of the model, which is compared with that of the first worker."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,8 +18,7 @@ from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 
 
-@dataclass(frozen=True)
-class Gradients:
+class Gradients(NamedTuple):
     """The content of one push, or the mean of several."""
 
     dense: Floats | None
@@ -30,15 +30,14 @@ class Gradients:
     untouched: frozenset[int] = frozenset()
     """Indices of dense parameters without a gradient; ``dense`` is zero there in sync mode, and
     undefined otherwise."""
-    exact: Mapping[str, Array] = field(default_factory=dict)
+    exact: Mapping[str, Array] = MappingProxyType({})
     """New values of buffers that are not float32, by name."""
 
 
 NO_GRADIENTS = Gradients(None, [], [])
 
 
-@dataclass(frozen=True)
-class Push:
+class Push(NamedTuple):
     """A push whose content was checked."""
 
     task_id: int

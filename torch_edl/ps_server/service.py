@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -197,15 +196,26 @@ class PserverService:
         Returns:
             The answer, and a function that waits until the push is durable, if that takes long.
         """
-        with ExitStack() as inside:
-            inside.enter_context(self._barrier.passing(task_id, last, may_wait=may_wait))
+        wait: Callable[[], None] | None = None
+        self._barrier.enter(task_id, last, may_wait=may_wait)
+        try:
             self.counts.pushed(self._shard.version - version)
             answer = push()
-            if self._log is not None:
-                inside.callback(self._wait_durable)
-                if self._log.place.is_slow:
-                    return answer, inside.pop_all().close
-            return answer, None
+            if self._log is not None and self._log.place.is_slow:
+                wait = self._leave_durable
+            else:
+                self._wait_durable()
+            return answer, wait
+        finally:
+            if wait is None:
+                self._barrier.leave()
+
+    def _leave_durable(self) -> None:
+        """Leave the barrier once all changes so far may be acknowledged."""
+        try:
+            self._wait_durable()
+        finally:
+            self._barrier.leave()
 
     def steady_state(self, token: str, *, is_local: bool) -> SteadyState:
         """Return the answers to the usual pulls and pushes.

@@ -224,7 +224,7 @@ class ModelShard:
             self._applied.retire(push.retired_before)
             self._received.retire(push.retired_before)
         if not self._is_sync:
-            self._update([push])
+            self._update((push,))
             return
         self._waiting.append(push)
         with self._state:
@@ -251,7 +251,7 @@ class ModelShard:
         """Make one update with the mean of pushes."""
         assert self.dense is not None
         gradients = mean([push.gradients for push in pushes], self.dense.assigned)
-        rates = self.dense.optimizers.rates(gradients.rates)
+        rates = gradients.rates or self.dense.optimizers.own_rates
         try:
             if gradients.dense is not None:
                 self.dense.apply(gradients.dense, rates, gradients.untouched)

@@ -91,7 +91,8 @@ class SteadyState:
         dense, tables = self._shard.dense, dict(self._shard.tables)
         assert dense is not None
         self._calls = _core.ShardCalls(*self._arguments)
-        self._calls.set_dense(dense.flat.size, dense.trained)
+        groups = len(dense.optimizers.rates([]))
+        self._calls.set_dense(dense.flat.size, dense.trained, groups)
         for name, table in tables.items():
             self._calls.add_table(name, table, table.core)
         self._reads_disk = any(table.on_disk for table in tables.values())

@@ -112,7 +112,7 @@ class ModelFile(UserModel):
     def served(self) -> ServedTorchModel:
         return ServedTorchModel(
             self.model, self.optimizer, self.scheduler, forward=self._step.forward,
-            local_steps=self.config.train.local_steps,
+            steps_at=self.config.minibatches_before,
         )  # fmt: skip
 
     def replicated(self, host: str) -> tuple[ReplicatedModel, StoreServer]:

@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,7 @@ class Parameter:
     stop: int
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Run:
     """Adjacent parameters of one group that are updated in one call."""
 
@@ -125,7 +125,7 @@ class DenseShard:
             p, step = self.parameters[place], int(self._steps[place])
             last = runs[-1] if runs else None
             if last and (last.group, last.step, last.stop) == (p.group, step, p.start):
-                runs[-1] = replace(last, stop=p.stop)
+                last.stop = p.stop
             else:
                 runs.append(_Run(p.group, p.start, p.stop, step))
         return runs
@@ -196,11 +196,12 @@ class DenseShard:
                 for part in self._parts(slice(run.start, run.stop)):
                     self._update(run, part, gradient, rates)
             self._steps += 1
-            self._steps[list(untouched)] -= 1
             if untouched:
+                self._steps[list(untouched)] -= 1
                 self._runs = self._runs_of(range(len(self.parameters)))
             else:
-                self._runs = [replace(run, step=run.step + 1) for run in self._runs]
+                for run in self._runs:
+                    run.step += 1
 
     def _parts(self, here: slice) -> Iterator[slice]:
         """Yield ranges of ``here`` that may be changed, once an open snapshot has copied them."""
@@ -234,8 +235,9 @@ class DenseShard:
 
     def assign_exact(self, values: Mapping[str, Array]) -> None:
         """Store the buffers that :meth:`decode_exact` returned."""
-        with self.lock:
-            self._exact.update(values)
+        if values:
+            with self.lock:
+                self._exact.update(values)
 
     def exact_to_proto(self) -> list[pb.DenseParameter]:
         """Return the buffers that are not float32 as messages."""

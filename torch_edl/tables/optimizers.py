@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,6 +54,11 @@ class Optimizers:
             )
         return self.groups[group]
 
+    @functools.cached_property
+    def own_rates(self) -> list[float]:
+        """Learning rate of each group for a push that carries none."""
+        return [kernel.hyper["lr"] for kernel in self.groups]
+
     def rates(self, pushed: list[float]) -> list[float]:
         """Return the learning rate of each group for one push.
 
@@ -66,7 +72,7 @@ class Optimizers:
             raise UsageError(
                 f"{len(pushed)} learning rates: the optimizer has {len(self.groups)} groups"
             )
-        rates = pushed or [kernel.hyper["lr"] for kernel in self.groups]
+        rates = pushed or self.own_rates
         for group, rate in enumerate(rates):
             if not abs(rate) <= _LARGEST:  # also true for NaN
                 raise UsageError(

@@ -47,8 +47,8 @@ class TableOptions:
             value = getattr(self, limit)
             if value is not None and value < 1:
                 raise UsageError(f"{limit} {value}: must be 1 or more, or None for no limit")
-        if self.storage_dtype not in (None, *codec.FLOAT_DTYPES):
-            names = ", ".join(codec.FLOAT_DTYPES)
+        if self.storage_dtype not in (None, *codec.STORAGE_DTYPES):
+            names = ", ".join(codec.STORAGE_DTYPES)
             raise UsageError(f"storage_dtype {self.storage_dtype!r}: choose one of {names}")
         if self.storage is not None:
             folder_of(self.storage, "storage")
@@ -100,7 +100,7 @@ class TableOptions:
             max_age=self.max_age or 0,
             max_rows=self.max_rows or 0,
             max_bytes=self.max_bytes or 0,
-            storage_dtype=codec.FLOAT_DTYPES[self.storage_dtype or "fp32"],
+            storage_dtype=codec.STORAGE_DTYPES[self.storage_dtype or "fp32"],
             folder=folder_of(self.storage, "storage") if self.storage else "",
             modules=modules,
         )

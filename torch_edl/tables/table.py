@@ -55,12 +55,12 @@ def is_table_name(name: str) -> bool:
 
 
 def storage_dtype(info: pb.EmbeddingTableInfo) -> str:
-    """Return the type of rows in memory, a name of :data:`~torch_edl.wire.codec.FLOAT_DTYPES`.
+    """Return the type of rows in memory, a name of :data:`~torch_edl.wire.codec.STORAGE_DTYPES`.
 
     Raises:
         UsageError: the description has an unsupported type.
     """
-    return codec.float_name(info.storage_dtype or tensor.DT_FLOAT)
+    return codec.float_name(info.storage_dtype or tensor.DT_FLOAT, codec.STORAGE_DTYPES)
 
 
 class EmbeddingTable:
@@ -105,7 +105,12 @@ class EmbeddingTable:
         """True if the rows are on a disk."""
         self.evicted = 0
         """Number of rows and counted ids that were removed since the start of the process."""
+        self.group = info.group
+        """Parameter group of the optimizer."""
         self._frozen = info.group == FROZEN
+        # A round of evictions visits every row. With four rounds in max_age, a row stays at most a
+        # quarter of max_age too long.
+        self._round_steps = max(1, info.max_age // 4) if info.max_age > 0 else 0
         self._step = 0
         self._step_lock = threading.Lock()
         try:
@@ -166,16 +171,11 @@ class EmbeddingTable:
         """
         self.core.prepare(ids)
 
-    def _next_step(self) -> int:
+    def _begin_update(self) -> tuple[int, bool]:
+        """Count an update. Returns its number, and True if a round of evictions begins with it."""
         with self._step_lock:
-            self._step += 1
-            return self._step
-
-    def _is_round(self, step: int) -> bool:
-        # A round of evictions visits every row. With four rounds in max_age, a row stays at most a
-        # quarter of max_age too long.
-        max_age = self.info.max_age
-        return max_age > 0 and step % max(1, max_age // 4) == 0
+            self._step = step = self._step + 1
+        return step, self._round_steps > 0 and step % self._round_steps == 0
 
     def snapshot_counts(self, ids_per_chunk: int) -> Iterator[AdmissionCounts]:
         """Yield the ids counted at ``core.begin_snapshot()``. The snapshot stays open."""
@@ -233,9 +233,7 @@ def apply_all(
     """
     pushes = []
     for table, ids, gradient in updates:
-        step = table._next_step()
-        rate = rates[table.info.group]
-        pushes.append((table.core, ids, gradient, rate, step, table._is_round(step)))
+        pushes.append((table.core, ids, gradient, rates[table.group], *table._begin_update()))
     return _core.push_tables(pushes, evict)
 
 
@@ -277,6 +275,28 @@ class RowBlock:
             _core.scatter_add(gradient, inverse, self._grads)
 
 
+class RecentIds:
+    """The last ids that were looked up in this process.
+
+    The tables of a model often look up the same ids, whose unique ids are then searched once.
+    """
+
+    def __init__(self) -> None:
+        none = np.empty(0, np.int64)
+        self._last = (none, none, none)
+
+    def unique(self, ids: Ids) -> tuple[Ids, Ids]:
+        """Return the unique ids (u,) of ids (n,), and the index (n,) of each id in them."""
+        last, unique, inverse = self._last
+        if not np.array_equal(last, ids):
+            unique, _, inverse = _core.unique_partition(ids, 1)
+            self._last = ids.copy(), unique, inverse
+        return unique, inverse
+
+
+_recent = RecentIds()
+
+
 def look_up(table: EmbeddingTable, ids: Ids, *, training: bool) -> tuple[Ids, Floats, Ids]:
     """Look up the rows of ids (n,) in a table of this process.
 
@@ -286,7 +306,7 @@ def look_up(table: EmbeddingTable, ids: Ids, *, training: bool) -> tuple[Ids, Fl
     Returns:
         The unique ids (u,), their rows (u, dim), and the index (n,) of each id in the unique ids.
     """
-    unique, _, inverse = _core.unique_partition(ids, 1)
+    unique, inverse = _recent.unique(ids)
     return unique, table.core.pull(unique, read_only=not training), inverse
 
 

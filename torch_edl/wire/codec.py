@@ -4,7 +4,7 @@ message, or are sent beside it as frames."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,8 +35,9 @@ _TO_NUMPY: dict[int, np.dtype[Any]] = {
 _FROM_NUMPY = {v: k for k, v in _TO_NUMPY.items()}
 
 FLOAT_DTYPES = {"fp32": pb.DT_FLOAT, "bf16": pb.DT_BFLOAT16, "fp16": pb.DT_HALF}
-"""Types in which float32 values are sent or stored, by name."""
-_FLOAT_NAMES: dict[int, str] = {number: name for name, number in FLOAT_DTYPES.items()}
+"""Types in which float32 values are sent, by name."""
+STORAGE_DTYPES = {**FLOAT_DTYPES, "int8": pb.DT_INT8}
+"""Types in which tables store float32 values, by name."""
 _SHORTER = {
     "bf16": (_core.to_bfloat16, _core.from_bfloat16),
     "fp16": (_core.to_half, _core.from_half),
@@ -70,14 +71,6 @@ def describe(proto: pb.TensorProto, array: Array) -> Array:
     return array.astype(little, copy=False)
 
 
-def rounded(values: Array, dtype: str) -> Array:
-    """Return float32 values after rounding to one of :data:`FLOAT_DTYPES`."""
-    if dtype == "fp32":
-        return values
-    narrow, widen = _SHORTER[dtype]
-    return widen(narrow(values.reshape(-1))).reshape(values.shape)
-
-
 def describe_shape(proto: pb.TensorProto, shape: Sequence[int], dtype: int) -> None:
     """Fill dtype and shape of an empty message."""
     proto.dtype = dtype  # type: ignore[assignment]
@@ -85,17 +78,17 @@ def describe_shape(proto: pb.TensorProto, shape: Sequence[int], dtype: int) -> N
         proto.tensor_shape.dim.add(size=size)
 
 
-def float_name(dtype: int) -> str:
-    """Return the name in :data:`FLOAT_DTYPES` of a dtype number.
+def float_name(dtype: int, known: Mapping[str, int] = FLOAT_DTYPES) -> str:
+    """Return the name of a dtype number in :data:`FLOAT_DTYPES` or :data:`STORAGE_DTYPES`.
 
     Raises:
-        UsageError: the dtype is not in :data:`FLOAT_DTYPES`.
+        UsageError: the dtype is not there.
     """
-    name = _FLOAT_NAMES.get(dtype)
-    if name is None:
-        known = ", ".join(f"{number} ({name})" for name, number in FLOAT_DTYPES.items())
-        raise UsageError(f"rows of dtype number {dtype}: expected one of {known}")
-    return name
+    for name, number in known.items():
+        if number == dtype:
+            return name
+    names = ", ".join(f"{number} ({name})" for name, number in known.items())
+    raise UsageError(f"rows of dtype number {dtype}: expected one of {names}")
 
 
 def frame(frames: Frames, place: int) -> memoryview:

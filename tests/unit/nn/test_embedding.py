@@ -242,3 +242,13 @@ def test_gradients_of_a_table_cannot_be_had_without_backward() -> None:
     loss.backward()
     torch.optim.SGD(model.parameters(), lr=1.0).step()
     torch.testing.assert_close(model[0](torch.arange(3)), -gradient)
+
+
+def test_ids_that_change_in_place_are_looked_up_anew() -> None:
+    """Tables share the unique ids of equal lookups only."""
+    first, second = torch_edl.nn.Embedding(None, 2), torch_edl.nn.Embedding(None, 3)
+    ids = torch.tensor([5, 6, 5])
+    rows = [table(ids).detach().clone() for table in (first, second)]
+    ids.numpy()[0] = 6  # torch does not notice
+    for table, before in zip((first, second), rows, strict=True):
+        assert torch.equal(table(ids), before[[1, 1, 0]])

@@ -155,12 +155,16 @@ def test_only_tables_without_any_bound_get_one() -> None:
 
 def test_only_tables_that_do_not_say_how_they_keep_rows_are_told() -> None:
     model = nn.ModuleDict(
-        {"open": Embedding(None, 4), "own": EmbeddingBag(None, 4, storage_dtype="fp16")}
+        {
+            "open": Embedding(None, 4),
+            "own": EmbeddingBag(None, 4, storage_dtype="fp16"),
+            "byte": Embedding(None, 4, storage_dtype="int8"),
+        }
     )
     set_defaults(model, TrainConfig(storage_dtype="bf16"))
     kept = {name: module.info(0).storage_dtype for name, module in model.items()}
-    assert kept == {"open": tensor.DT_BFLOAT16, "own": tensor.DT_HALF}
-    with pytest.raises(UsageError, match="storage_dtype 'fp8': choose one of fp32, bf16, fp16"):
+    assert kept == {"open": tensor.DT_BFLOAT16, "own": tensor.DT_HALF, "byte": tensor.DT_INT8}
+    with pytest.raises(UsageError, match="storage_dtype 'fp8': choose one of fp32, bf16, fp16, in"):
         Embedding(None, 4, storage_dtype="fp8")
 
 

@@ -156,7 +156,13 @@ class Local:
                         storage_dtype=tensor.DT_BFLOAT16,
                     ),
                     pb.EmbeddingTableInfo(
-                        name="few", dim=2, group=1, max_rows=30, min_count=2, initializer=normal
+                        name="few",
+                        dim=2,
+                        group=1,
+                        max_rows=30,
+                        min_count=2,
+                        initializer=normal,
+                        storage_dtype=tensor.DT_INT8,
                     ),
                     pb.EmbeddingTableInfo(name="unused", dim=1, initializer=normal),
                 ]

@@ -137,6 +137,8 @@ def test_a_rejected_or_repeated_push_is_not_logged(
     bad = {"t": (IDS, np.full((100, 4), np.nan, np.float32))}
     with pytest.raises(grpc.RpcError, match="must be finite"):
         server.push(9, 0, 1, rows=bad)
+    with pytest.raises(grpc.RpcError, match="not finite in float32"):
+        server.push(9, 0, 1, learning_rates=[np.inf])
     assert path.stat().st_size == size
 
 

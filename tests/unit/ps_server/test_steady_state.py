@@ -145,6 +145,29 @@ def received(content: list[Any], memory: _core.SharedMemory | None) -> tuple[Any
     return getattr(answer, answer.WhichOneof("answer")), frames
 
 
+def shifted(frame: Any) -> memoryview:
+    """A copy of a frame at an odd address, where ZeroMQ may receive a small frame."""
+    memory = np.empty(len(frame) + 8, np.uint8)
+    start = 1 - memory.ctypes.data % 8 + 8 * (memory.ctypes.data % 8 > 1)
+    memory[start : start + len(frame)] = np.frombuffer(frame, np.uint8)
+    return memory[start : start + len(frame)].data
+
+
+def test_small_frames_may_be_received_at_any_address() -> None:
+    rng = np.random.default_rng(1)
+    quick, slow = World(), World()
+    for call in (push(rng, 0), pull(rng, dense=True)):
+        content = [shifted(frame) for frame in sent(call)]
+        assert np.frombuffer(content[1], np.uint8).ctypes.data % 2
+        found = quick.usual.answer(content, None, MOST)
+        assert found is not None
+        message, frames = received(found.content, None)
+        expected = slow.step_by_step(call)
+        assert message.version == expected.message.version
+        assert frames == [bytes(frame) for frame in expected.frames]
+    assert quick.state == slow.state
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_the_core_answers_as_step_by_step(shared: bool) -> None:
     rng = np.random.default_rng(3)
@@ -193,6 +216,8 @@ def unusual(name: str) -> Callable[[], list[Any]]:
             values = np.frombuffer(call.frames[0], np.float32).copy()
             values[-1] = np.nan
             call.frames[0] = values.view(np.uint8).data
+        elif "rate" in name:
+            message.learning_rates[:] = [1e39] if "large" in name else [0.1, 0.1]
         elif "negative task" in name:
             message.range.task_id = -1
         elif "outside" in name:
@@ -232,6 +257,8 @@ def unusual(name: str) -> Callable[[], list[Any]]:
         "a push with a parameter without gradient",
         "a push that is not finite",
         "a push of a negative task",
+        "a push with too large a rate",
+        "a push with the rates of two groups",
     ],
 )
 def test_unusual_calls_change_nothing(name: str) -> None:

@@ -12,8 +12,8 @@ import torch
 
 from tests.unit.ps_server.conftest import TOKEN, Server
 from tests.unit.ps_server.journalled import kill
-from torch_edl.ps_client.client import BUFFER_GROUP, DenseGradient, PsClient
-from torch_edl.ps_client.partition import PartitionedIds, TableIds
+from torch_edl.ps_client.client import BUFFER_GROUP, PsClient
+from torch_edl.ps_client.partition import DenseGradient, PartitionedIds, TableIds
 from torch_edl.wire import cluster_pb2, codec
 from torch_edl.wire import pserver_pb2 as pb
 

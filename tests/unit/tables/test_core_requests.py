@@ -123,13 +123,13 @@ def test_what_is_wrong_is_named_before_anything_changes() -> None:
         ((made[2], ids, ones.tobytes(), "fp16"), "128 bytes; 2 ids need 64"),
         ((made[2], ids, nan.tobytes(), "fp32"), "the gradient of id 2 has the value nan"),
         ((made[2], outside, ones.tobytes(), "fp32"), "id 10000 is outside"),
-        ((made[2], ids, ones.tobytes(), "int8"), "dtype int8"),
+        ((made[2], ids, ones.tobytes(), "int8"), "dtype int8: only for rows in a table"),
     ):
         with pytest.raises(ValueError, match=text):
             _core.decode_gradients([good, bad])
     with pytest.raises(ValueError, match="ids of 15 bytes"):
         _core.pull_tables([(made[2], ids[:-1])])
-    with pytest.raises(ValueError, match="dtype int8"):
+    with pytest.raises(ValueError, match="dtype int8: only for rows in a table"):
         _core.pull_tables([(made[2], ids)], "int8")
     with pytest.raises(ValueError, match="id 10000 is outside"):
         _core.pull_tables([(made[2], outside)])

@@ -177,3 +177,25 @@ def test_a_snapshot_that_was_given_up_leaves_nothing_to_the_next_one() -> None:
     got = snapshot(table)
     np.testing.assert_array_equal(got[0], ids)
     np.testing.assert_array_equal(got[1], now)
+
+
+def test_the_most_updated_rows_are_found() -> None:
+    table = make()
+    rng = np.random.default_rng(0)
+    expected: dict[int, int] = {}
+    for step in range(1, 41):
+        ids = np.unique(rng.zipf(1.2, 400).astype(np.int64))
+        ids = np.concatenate([ids, [INT64.min, -1]])
+        table.push(ids, np.ones((len(ids), 4), np.float32), 0.1, step)
+        for id in ids.tolist():
+            expected[id] = expected.get(id, 0) + 1
+    table.pull(np.arange(-5000, -4000))  # rows without an update
+    table.remove(np.array([INT64.min]))
+    del expected[INT64.min]
+    ids, updates = table.most_updated(20)
+    assert updates.tolist() == sorted(expected.values(), reverse=True)[:20]
+    assert updates.tolist() == [expected[id] for id in ids.tolist()]
+    assert sorted(table.most_updated(10**6)[0].tolist()) == sorted(expected)
+    assert [len(found) for found in make().most_updated(5)] == [0, 0]
+    with pytest.raises(ValueError, match="must be 1 or more"):
+        table.most_updated(0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -309,6 +310,7 @@ class ControlFlags:
         self._rendezvous = rendezvous
         self._membership = membership
         self._check_every = check_every
+        self._begun: float | None = None
         self._place = self._samples = 0
         self._sent: list[float] = []
 
@@ -319,6 +321,7 @@ class ControlFlags:
     def begin_update(self, records: int) -> None:
         """Begin an update of ``records`` records at the current position."""
         self.skip = False
+        self._begun = time.monotonic()
         if self._rendezvous is not None:
             at = self._replica.position
             place = json.dumps([at.pass_index, at.records, records, at.data, at.epochs])
@@ -329,6 +332,9 @@ class ControlFlags:
         """Return the numbers of this member, to be summed over all members."""
         rendezvous, step = self._rendezvous, self._replica.position.step
         assert rendezvous is not None
+        if self._begun is not None:
+            rendezvous.worked(time.monotonic() - self._begun)
+            self._begun = None
         stale = rendezvous.is_stale(self._membership.ring)
         due = self._check_every and step % self._check_every == 0
         digest = self._replica.digest() if due else 0

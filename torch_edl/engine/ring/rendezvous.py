@@ -65,6 +65,11 @@ class RingRendezvous(Protocol):
         """
         ...
 
+    def worked(self, seconds: float) -> None:
+        """Count the time of forward and backward of an update, before the other members are
+        waited for."""
+        return
+
     def stand_by(self, ring: int, progress: int) -> pb.Ring | None:
         """Wait after the end of this process's script until the script of rank 0 has ended, too.
 
@@ -156,6 +161,9 @@ class MasterRendezvous(RingRendezvous):
         if formed is None:
             raise DismissedError("the job continues without this worker, or is over")
         return formed
+
+    def worked(self, seconds: float) -> None:
+        self._status.busy_s += seconds
 
     def stand_by(self, ring: int, progress: int) -> pb.Ring | None:
         return self._ask(ring, progress, ended=True)

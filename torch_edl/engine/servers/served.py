@@ -13,8 +13,14 @@ import numpy.typing as npt
 
 from torch_edl.errors import EdlError, UserCodeError, describe_error
 from torch_edl.interfaces import Update
-from torch_edl.ps_client.client import DenseGradient, Pending, PullResult
-from torch_edl.ps_client.partition import DenseSegment, Floats, PartitionedIds, TableIds
+from torch_edl.ps_client.client import Pending, PullResult
+from torch_edl.ps_client.partition import (
+    DenseGradient,
+    DenseSegment,
+    Floats,
+    PartitionedIds,
+    TableIds,
+)
 from torch_edl.tables.table import RowBlock
 from torch_edl.wire import pserver_pb2 as pb
 

@@ -15,7 +15,7 @@ from torch_edl.ps_server.durability.identity import JournalIdentity
 from torch_edl.wire import cluster_pb2, pserver_pb2, services
 from torch_edl.wire import replica_pb2 as pb
 from torch_edl.wire.codec import Framed
-from torch_edl.wire.data_plane.stub import PserverStub
+from torch_edl.wire.data_plane.pserver_stub import PserverStub
 
 log = logging.getLogger(__name__)
 

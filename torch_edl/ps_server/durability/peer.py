@@ -31,8 +31,8 @@ from torch_edl.ps_server.durability.transfer import Unsent
 from torch_edl.wire import cluster_pb2
 from torch_edl.wire import replica_pb2 as pb
 from torch_edl.wire.codec import Framed
+from torch_edl.wire.data_plane.pserver_stub import PserverStub
 from torch_edl.wire.data_plane.sockets import MAX_FRAME_BYTES
-from torch_edl.wire.data_plane.stub import PserverStub
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from torch_edl.engine.servers.served import Ids, RowLookup, RowPlan, ServedRows
+from torch_edl.engine.servers.served import Ids, PullRows, RowLookup, RowPlan, ServedRows
 from torch_edl.errors import UsageError
 from torch_edl.nn.embedding import Table
 from torch_edl.nn.model_tables import tables_of
@@ -85,14 +85,16 @@ class TorchPlan(RowPlan[TorchCall, DeviceBlock]):
     """For each minibatch that was planned without a run of the model: the tensors of its features,
     each with its change count at that time. A higher count later means that the model or the script
     has changed the tensor in place."""
+    devices: Mapping[str, torch.device] = field(default_factory=dict)
+    """Devices by name of the table, for tables that are not on the CPU."""
 
     def take(self, rows: Sequence[Floats]) -> None:
         super().take(rows)
-        modules = {call.table: call.module for calls in self.calls for call in calls}
-        for table, block in self._blocks:
-            device = modules[table.name].weight.device
-            if device.type != "cpu":
-                block.on(device)  # starts the copy, which overlaps with the first layers
+        if self.devices:
+            for table, block in self._blocks:
+                if table.name in self.devices:
+                    # Starts the copy, which overlaps with the first layers.
+                    block.on(self.devices[table.name])
 
     def start_down(self) -> None:
         """Start to copy gradients from other devices to the CPU."""
@@ -135,6 +137,12 @@ class ServerRows(ServedRows[TorchCall, TorchPlan]):
         self._seen_in_training = True
         self.gradients_taken = False
         """True after the step took the gradients, which are then hidden from the parameters."""
+        self._devices: dict[str, torch.device] = {}
+
+    def connect(self, servers: int, pull: PullRows) -> None:
+        devices = {module.table: module.weight.device for module in self.tables}
+        self._devices = {name: each for name, each in devices.items() if each.type != "cpu"}
+        super().connect(servers, pull)
 
     @property
     def training(self) -> bool:
@@ -238,7 +246,7 @@ class ServerRows(ServedRows[TorchCall, TorchPlan]):
         calls: list[list[TorchCall]] = [[] for _ in batches]
         if self.tables:
             calls = [self._calls(noted, number, each) for number, each in enumerate(batches)]
-        return TorchPlan(calls, self._servers, DeviceBlock, given=noted)
+        return TorchPlan(calls, self._servers, DeviceBlock, given=noted, devices=self._devices)
 
     def _calls(
         self, noted: dict[int, list[tuple[torch.Tensor, int]]], number: int, features: Any

@@ -16,8 +16,8 @@ from torch import nn
 from torch_edl.engine.servers.served import Array
 from torch_edl.errors import UsageError
 from torch_edl.optim import group_of, hyperparameters, optimizer_config
-from torch_edl.ps_client.client import DenseGradient, PsClient
-from torch_edl.ps_client.partition import DenseSegment, Floats
+from torch_edl.ps_client.client import PsClient
+from torch_edl.ps_client.partition import DenseGradient, DenseSegment, Floats
 from torch_edl.pytorch.gradient_hooks import ManualAccumulation, on_every_gradient, on_step
 from torch_edl.pytorch.servers import dense
 from torch_edl.pytorch.servers.rows import ServerRows, TorchPlan
@@ -31,12 +31,17 @@ class ServerSchedule:
     Args:
         scheduler: a scheduler of ``torch.optim.lr_scheduler``; None to use the rates that the
             optimizer has at each step, which a script may change.
-        steps: number of minibatches in an update.
+        steps_at: returns the number of minibatches before a version of the servers.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, scheduler: Any | None, steps: int) -> None:
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        scheduler: Any | None,
+        steps_at: Callable[[int], int],
+    ) -> None:
         self._optimizer = optimizer
-        self._steps = steps
+        self._steps_at = steps_at
         self._scheduler = scheduler
         self._made = 0
         self._began = self._at_step = hyperparameters(optimizer)
@@ -86,7 +91,7 @@ class ServerSchedule:
         with warnings.catch_warnings():
             # The optimizer steps on the servers; torch cannot see that.
             warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")
-            while self._made < version * self._steps:
+            for _ in range(self._made, self._steps_at(version)):
                 self._step()
                 self._made += 1
         return [float(group["lr"]) for group in self._optimizer.param_groups]
@@ -101,7 +106,8 @@ class ServedTorchModel:
             of an update.
         scheduler: learning rate scheduler, driven by the updates of the servers; its ``step`` does
             nothing if the body calls it.
-        local_steps: number of minibatches in an update.
+        steps_at: returns the number of minibatches before a version of the servers; by default,
+            each update has one.
         forward: runs the model on the features of a minibatch, to find the rows of an update in
             advance; None for a script, which calls its model itself.
     """
@@ -112,13 +118,13 @@ class ServedTorchModel:
         optimizer: torch.optim.Optimizer,
         scheduler: Any | None,
         *,
-        local_steps: int = 1,
+        steps_at: Callable[[int], int] = int,
         forward: Callable[[Any], Any] | None = None,
     ) -> None:
         self.model = model
         self.is_script = forward is None
         self._optimizer = optimizer
-        self._schedule = ServerSchedule(optimizer, scheduler, local_steps)
+        self._schedule = ServerSchedule(optimizer, scheduler, steps_at)
         self.kernel = optimizer_config(optimizer)
         self.rows: ServerRows = ServerRows(model, forward)
         if self.is_script:

@@ -1,17 +1,13 @@
-"""Server side of the data plane, with a limit of unauthenticated connections: ZeroMQ itself only
-limits the time of a handshake."""
+"""Server side of the data plane."""
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import logging
 import os
-import socket
-import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -20,13 +16,13 @@ from typing import Any, NamedTuple
 import grpc
 import zmq
 from google.protobuf.message import DecodeError
-from zmq.utils.monitor import recv_monitor_message
 
 from torch_edl import _core
 from torch_edl.errors import UsageError
 from torch_edl.wire import data_plane_pb2 as pb
 from torch_edl.wire import keepalive
 from torch_edl.wire.codec import Framed
+from torch_edl.wire.data_plane.doorkeeper import Doorkeeper
 from torch_edl.wire.data_plane.shared_memory import AttachedMemories, put_places, received
 from torch_edl.wire.data_plane.sockets import (
     LOCAL,
@@ -37,7 +33,6 @@ from torch_edl.wire.data_plane.sockets import (
     prepare,
     require_sizes,
 )
-from torch_edl.wire.security.newcomers import Newcomers
 from torch_edl.wire.server import require_few, status_of
 
 log = logging.getLogger(__name__)
@@ -48,16 +43,13 @@ _HANDSHAKE_MS = 5_000  # a connection without a handshake is closed after this t
 _IDLE_MS = 10_000  # a peer that is idle for this time gets a heartbeat
 _GONE_MS = 30_000
 
+_MORE = int(zmq.SNDMORE)
 _FLUSH_MS = 500  # time limit for sending the last answers
 _IO_THREADS = 4  # largest number of threads that copy and encrypt frames
 _LARGE = 1 << 20  # bytes of a call that is large enough to move to another thread
 # If workers need the cores, one thread answers 1.4 times as many small calls as several threads,
 # which compete for the interpreter lock (measured with 3 clients on 2 cores).
 _HAS_SPARE_CORES = (os.cpu_count() or 1) >= 8
-
-# A server sends 64 bytes of greeting to every client, and more only to clients with its public key.
-_GREETING_BYTES = 64
-_ACKNOWLEDGED_AT = 120  # in the kernel's tcp_info: tcpi_bytes_acked
 
 
 @dataclass(frozen=True)
@@ -161,7 +153,7 @@ class DataServer:
             self._door = Doorkeeper(socket, port, _HANDSHAKE_MS / 1000)
         self._later = ThreadPoolExecutor(1, thread_name_prefix="data-later")
         self._calls: set[Future[None]] = set()  # running calls of both pools
-        self._done: SimpleQueue[tuple[Any, list[Any]]] = SimpleQueue()
+        self._done: SimpleQueue[tuple[bytes, list[Any]]] = SimpleQueue()
         self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = False
         self._grace_s = 0.0
@@ -193,8 +185,7 @@ class DataServer:
                     os.eventfd_read(self._woken)
                     self._send_answers()
                 if self._socket in ready:
-                    sender, *received = self._socket.recv_multipart(copy=False)
-                    pieces = [each.buffer for each in received]
+                    sender, pieces = self._receive()
                     if not self._answered_here(sender, pieces):
                         self._start(self._pool, self._call, sender, pieces)
             except Exception:  # an error of one call must not stop the others
@@ -209,26 +200,44 @@ class DataServer:
         self._send_answers()
         self._context.destroy(_FLUSH_MS)
 
+    # The methods of the socket for whole messages take 1.4 times as long: they read an option after
+    # each frame, and combine flags that are enumerations.
+
+    def _receive(self) -> tuple[bytes, list[memoryview]]:
+        """Receive a message. Returns the identity of the connection, and the frames."""
+        sender = self._socket.recv()
+        frame = self._socket.recv(copy=False)
+        pieces = [frame.buffer]
+        while frame.more:
+            frame = self._socket.recv(copy=False)
+            pieces.append(frame.buffer)
+        return sender, pieces
+
+    def _write(self, sender: bytes, content: list[Any]) -> None:
+        send = self._socket.send
+        send(sender, _MORE)
+        *others, last = cut(content, self.endpoint)
+        for each in others:
+            send(each, _MORE, copy=False)
+        send(last, copy=False)
+
     def _send_answers(self) -> None:
         while not self._done.empty():
             sender, content = self._done.get()
             self._write(sender, content)
-
-    def _write(self, sender: Any, content: list[Any]) -> None:
-        self._socket.send_multipart([sender, *cut(content, self.endpoint)], copy=False)
 
     def _start(self, threads: ThreadPoolExecutor, what: Callable[..., None], *args: Any) -> None:
         call = threads.submit(what, *args)
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
 
-    def _answered_here(self, sender: Any, pieces: list[Any]) -> bool:
+    def _answered_here(self, sender: bytes, pieces: list[Any]) -> bool:
         if sum(map(len, pieces)) > _LARGE or (_HAS_SPARE_CORES and self._socket.poll(0)):
             return False
-        answered = self._usual(bytes(sender), pieces, _LARGE)
+        answered = self._usual(sender, pieces, _LARGE)
         if answered is None:
             try:
-                answered = self._answer(bytes(sender), pieces, may_wait=False)
+                answered = self._answer(sender, pieces, may_wait=False)
             except WouldWaitError:
                 return False
         if answered.wait is None:
@@ -245,16 +254,16 @@ class DataServer:
         except Exception:  # decoded step by step, the call gets an answer with the reason
             return None
 
-    def _call(self, sender: Any, pieces: list[Any]) -> None:
-        answered = self._usual(bytes(sender), pieces, MAX_CALL_BYTES)
+    def _call(self, sender: bytes, pieces: list[Any]) -> None:
+        answered = self._usual(sender, pieces, MAX_CALL_BYTES)
         if answered is None:
-            answered = self._answer(bytes(sender), pieces, may_wait=True)
+            answered = self._answer(sender, pieces, may_wait=True)
         if answered.wait is None:
             self._send(sender, answered.content)
         else:
             self._start(self._later, self._finish, sender, answered)
 
-    def _finish(self, sender: Any, answered: Quick) -> None:
+    def _finish(self, sender: bytes, answered: Quick) -> None:
         assert answered.wait is not None
         content = answered.content
         try:
@@ -263,7 +272,7 @@ class DataServer:
             content = _failed(answered.call, *status_of(answered.name, error)).content
         self._send(sender, content)
 
-    def _send(self, sender: Any, content: list[Any]) -> None:
+    def _send(self, sender: bytes, content: list[Any]) -> None:
         self._done.put((sender, content))
         self._wake()
 
@@ -320,80 +329,3 @@ class DataServer:
 def _failed(call: int, code: grpc.StatusCode, details: str) -> Quick:
     answer = pb.DataAnswer(call=call, code=code.value[0], details=details)
     return Quick(call, "", [answer.SerializeToString()], None)
-
-
-_EVENTS = zmq.Event.ACCEPTED | zmq.Event.CLOSED | zmq.Event.DISCONNECTED
-_ACKNOWLEDGED = struct.Struct("<Q")
-
-
-class Doorkeeper:
-    """Watches the connections of a bound socket.
-
-    The thread of the socket calls :meth:`heed` when :attr:`monitor` has events.
-
-    Args:
-        port: port of the socket.
-        handshake_s: seconds after which ZeroMQ closes a connection with an incomplete handshake.
-    """
-
-    def __init__(self, bound: zmq.Socket[bytes], port: int, handshake_s: float) -> None:
-        self.monitor = bound.get_monitor_socket(_EVENTS)
-        self._bound, self._port, self._handshake_s = bound, port, handshake_s
-        self._newcomers: Newcomers[int] = Newcomers()
-        # Inode and time of each connection; the inode detects a reused file descriptor.
-        self._seen: dict[int, tuple[int, float]] = {}
-
-    def heed(self) -> None:
-        """Handle the events of the monitor, and close surplus connections."""
-        while self.monitor.poll(0):
-            event = recv_monitor_message(self.monitor)
-            self._forget(event["value"])
-            if event["event"] == zmq.Event.ACCEPTED:
-                self._take(event["value"])
-        known_at = time.monotonic() - self._handshake_s
-        for file in [file for file, (_, since) in self._seen.items() if since < known_at]:
-            self._forget(file)
-
-    def close(self) -> None:
-        """End the watch."""
-        self._bound.disable_monitor()
-        self.monitor.close(0)
-
-    def _take(self, file: int) -> None:
-        with contextlib.suppress(OSError), _borrowed(file) as connection:
-            if connection.getsockname()[1] != self._port:  # the descriptor was reused
-                return
-            self._seen[file] = os.fstat(file).st_ino, time.monotonic()
-            surplus = self._newcomers.add(file, connection.getpeername()[0])
-            if surplus is not None:
-                self._dismiss(surplus)
-
-    def _dismiss(self, file: int) -> None:
-        with contextlib.suppress(OSError), _borrowed(file) as connection:
-            if os.fstat(file).st_ino == self._seen[file][0] and not _has_key(connection):
-                connection.shutdown(socket.SHUT_RDWR)  # ZeroMQ closes it
-        self._forget(file)
-
-    def _forget(self, file: int) -> None:
-        self._newcomers.remove(file)
-        self._seen.pop(file, None)
-
-
-@contextlib.contextmanager
-def _borrowed(file: int) -> Iterator[socket.socket]:
-    """Provide a file descriptor of ZeroMQ as a socket. ZeroMQ may close it at any time.
-
-    Raises:
-        OSError: the descriptor is no longer a socket.
-    """
-    connection = socket.socket(fileno=file)
-    try:
-        yield connection
-    finally:
-        connection.detach()
-
-
-def _has_key(connection: socket.socket) -> bool:
-    """Return True if the client has proved that it knows the public key of the server."""
-    about = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-    return bool(_ACKNOWLEDGED.unpack_from(about, _ACKNOWLEDGED_AT)[0] > _GREETING_BYTES)

@@ -31,15 +31,15 @@ class ClientMemory:
     """The memory of a client's connection. Raises OSError if there is no memory."""
 
     def __init__(self) -> None:
-        self._memory = _core.SharedMemory(_MEMORY_BYTES)
+        self.core = _core.SharedMemory(_MEMORY_BYTES)
 
     def request(self) -> pb.AttachMemoryRequest:
         """Return the request that shares the memory."""
-        return pb.AttachMemoryRequest(pid=os.getpid(), file=self._memory.file)
+        return pb.AttachMemoryRequest(pid=os.getpid(), file=self.core.file)
 
     def allocate(self, size: int) -> Bytes:
         """Return memory (size,), of the process alone if the shared memory is full."""
-        found = self._memory.allocate(size)
+        found = self.core.allocate(size)
         return np.empty(size, np.uint8) if found is None else found
 
     def place(self, head: pb.DataRequest, request: Framed) -> tuple[list[Any], list[Any], Bytes]:
@@ -57,23 +57,23 @@ class ClientMemory:
         places, sizes = [], []
         for frame in request.frames:
             size = len(frame)
-            at = self._memory.position(frame) if size >= _LEAST_BYTES else -1
+            at = self.core.position(frame) if size >= _LEAST_BYTES else -1
             if at < 0 and size >= _LEAST_BYTES:
-                copy = self._memory.allocate(size)
+                copy = self.core.allocate(size)
                 if copy is not None:
                     copy[:] = np.frombuffer(frame, np.uint8)
-                    at, frame = self._memory.position(copy), copy.data
+                    at, frame = self.core.position(copy), copy.data
             (sent if at < 0 else kept).append(frame)
             places.append(at)
             sizes.append(size)
         if kept:
             head.shared.places.extend(places)
             head.shared.sizes.extend(sizes)
-        room = self._memory.allocate(request.answer_bytes) if request.answer_bytes else None
+        room = self.core.allocate(request.answer_bytes) if request.answer_bytes else None
         if room is None:
             room = np.empty(0, np.uint8)
         else:
-            head.room_at, head.room_bytes = self._memory.position(room), len(room)
+            head.room_at, head.room_bytes = self.core.position(room), len(room)
         return sent, kept, room
 
     def answered(self, places: pb.SharedFrames, sent: Sequence[Any], room: Bytes) -> list[Any]:
@@ -82,7 +82,7 @@ class ClientMemory:
         Raises:
             UsageError: a place is not in the room of the call.
         """
-        start = self._memory.position(room)
+        start = self.core.position(room)
 
         def view(at: int, size: int) -> memoryview:
             begin = at - start

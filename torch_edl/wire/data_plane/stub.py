@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import os
@@ -9,21 +10,29 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import numpy as np
 import zmq
 from google.protobuf.message import Message
 
+from torch_edl import _core
 from torch_edl.errors import UsageError
-from torch_edl.wire import cluster_pb2, keepalive, pserver_pb2, replica_pb2
 from torch_edl.wire import data_plane_pb2 as pb
-from torch_edl.wire.channel import AWAY, CallError, Stub
+from torch_edl.wire import keepalive, pserver_pb2
+from torch_edl.wire.channel import AWAY, CallError
 from torch_edl.wire.codec import Framed
 from torch_edl.wire.data_plane.shared_memory import Bytes, ClientMemory
-from torch_edl.wire.data_plane.sockets import LOCAL, Keys, cut, joined, prepare, require_sizes
-from torch_edl.wire.services import Services
+from torch_edl.wire.data_plane.sockets import (
+    LOCAL,
+    PIECE_BYTES,
+    Keys,
+    cut,
+    joined,
+    prepare,
+    require_sizes,
+)
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +45,6 @@ CALLS = tuple(_FIELDS)
 # Calls whose frames are in memory that is shared with a server of this machine. A server keeps the
 # frames of other calls beyond their end.
 _SHARED = (pserver_pb2.PullRequest, pserver_pb2.PushGradientsRequest)
-_BULK = (replica_pb2.PutBaseRequest, replica_pb2.FetchReplicaRequest)
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 # Events of a connection that failed or was lost.
@@ -53,6 +61,47 @@ _LOST = (
 _NEVER_MS = 1 << 30  # 12 days
 
 
+class CompiledRequest(Protocol):
+    """A request that the compiled core encodes, and whose answer it decodes."""
+
+    def encode(
+        self, key: bytes, number: int, memory: _core.SharedMemory | None
+    ) -> tuple[list[Any], list[Any], Bytes | None]:
+        """Encode the call with a number.
+
+        Args:
+            key: key in each request.
+            memory: memory for frames, shared with the server.
+
+        Returns:
+            The frames to send; frames in the memory, which must be kept until the call has ended;
+            and the room in the memory for the answer.
+        """
+        ...
+
+
+class ReceivedPull:
+    """The answer to a pull that the compiled core encoded, with a message and frames as of a
+    :class:`Framed`.
+
+    Args:
+        parts: the arguments of an answer of :func:`_core.read_pull`.
+    """
+
+    def __init__(self, message: Any, parts: tuple[Any, ...], frames: Callable[[], Any]) -> None:
+        self.message, self.parts, self._find_frames = message, parts, frames
+
+    @functools.cached_property
+    def frames(self) -> list[Any]:
+        """Contents of the tensors.
+
+        Raises:
+            UsageError: the server names a place that is not in the room of the answer.
+        """
+        found: list[Any] = self._find_frames()
+        return found
+
+
 class DataCall:
     """A call that was sent.
 
@@ -62,10 +111,11 @@ class DataCall:
 
     def __init__(self, stub: DataStub, number: int, deadline: float) -> None:
         self._stub, self._number, self._deadline = stub, number, deadline
-        self._end: Framed | CallError | None = None
+        self._end: Framed | ReceivedPull | CallError | None = None
         self._kept: list[Any] = []  # frames in shared memory
         self._room: Bytes | None = None  # shared memory for the answer
         self._memory: ClientMemory | None = None
+        self._compiled = False
 
     @property
     def has_ended(self) -> bool:
@@ -76,7 +126,7 @@ class DataCall:
         """Return True if :meth:`result` does not block."""
         return self._stub._look(self)
 
-    def result(self) -> Framed:
+    def result(self) -> Framed | ReceivedPull:
         """Wait for the answer and return it; its frames are views of the received data.
 
         Raises:
@@ -119,9 +169,11 @@ class DataStub:
         Raises:
             UsageError: the call or one of its frames exceeds the size limit.
         """
-        return self.start(request, timeout_s=timeout_s).result()
+        answer = self.start(request, timeout_s=timeout_s).result()
+        assert isinstance(answer, Framed)
+        return answer
 
-    def start(self, request: Framed, *, timeout_s: float) -> DataCall:
+    def start(self, request: Framed | CompiledRequest, *, timeout_s: float) -> DataCall:
         """Send a call. Blocks only while another thread waits for an answer.
 
         Args:
@@ -130,20 +182,12 @@ class DataStub:
         Raises:
             UsageError: the call or one of its frames exceeds the size limit.
         """
-        head = pb.DataRequest(key=self._keys.request)
-        getattr(head, _FIELDS[type(request.message)]).CopyFrom(request.message)
         with self._lock:
             self._made += 1
             call = DataCall(self, self._made, time.monotonic() + timeout_s)
             try:
                 socket = self._connected()
-                head.call = call._number
-                frames: Sequence[Any] = request.frames
-                require_sizes(frames)
-                if isinstance(request.message, _SHARED) and (memory := self._shared()) is not None:
-                    frames, call._kept, call._room = memory.place(head, request)
-                    call._memory = memory
-                self._send(socket, head, frames)
+                self._send(socket, self._encoded(call, request))
             except zmq.Again:  # the connection was lost meanwhile
                 call._end = self._unconnected()
                 self._disconnect()
@@ -159,10 +203,28 @@ class DataStub:
             memory = self._shared()
         return np.empty(size, np.uint8) if memory is None else memory.allocate(size)
 
-    def _send(self, socket: zmq.Socket[bytes], head: pb.DataRequest, frames: Sequence[Any]) -> None:
-        content = [head.SerializeToString(), *frames]
+    def _encoded(self, call: DataCall, request: Framed | CompiledRequest) -> list[Any]:
+        """Return the frames to send."""
+        if not isinstance(request, Framed):
+            call._memory, call._compiled = self._shared(), True
+            core = None if call._memory is None else call._memory.core
+            content, call._kept, call._room = request.encode(self._keys.request, call._number, core)
+            return content
+        head = pb.DataRequest(key=self._keys.request, call=call._number)
+        getattr(head, _FIELDS[type(request.message)]).CopyFrom(request.message)
+        frames: Sequence[Any] = request.frames
+        require_sizes(frames)
+        if isinstance(request.message, _SHARED) and (memory := self._shared()) is not None:
+            frames, call._kept, call._room = memory.place(head, request)
+            call._memory = memory
+        return [head.SerializeToString(), *frames]
+
+    def _send(self, socket: zmq.Socket[bytes], content: list[Any]) -> None:
         require_sizes(content)
-        socket.send_multipart(cut(content, self.address), zmq.NOBLOCK, copy=False)
+        if len(content) == 1 and len(content[0]) < PIECE_BYTES:
+            socket.send(content[0], zmq.NOBLOCK)
+        else:
+            socket.send_multipart(cut(content, self.address), zmq.NOBLOCK, copy=False)
 
     def _shared(self) -> ClientMemory | None:
         """Return the memory of the connection, once the server has attached it."""
@@ -188,7 +250,7 @@ class DataStub:
         head = pb.DataRequest(
             key=self._keys.request, call=self._made, attach_memory=self._memory.request()
         )
-        self._send(socket, head, ())
+        self._send(socket, [head.SerializeToString()])
         self._attached = self._waiting[self._made] = DataCall(self, self._made, math.inf)
 
     def _look(self, call: DataCall) -> bool:
@@ -218,15 +280,19 @@ class DataStub:
         """
         socket = self._socket
         assert socket is not None, "a call waits without a connection"
-        ready = dict(self._poller.poll(wait_ms))
+        ready = self._poller.poll(wait_ms)
         # An answer may have arrived after the socket was polled and before its monitor was.
-        if socket in ready or (ready and socket.poll(0)):
-            received = [frame.buffer for frame in socket.recv_multipart(copy=False)]
-            head_frame, *frames = joined(received, self.address)
-            answer = pb.DataAnswer.FromString(bytes(head_frame))
+        if ready and (ready[0][0] is socket or _readable(socket)):
+            frame = socket.recv(copy=False)
+            received = [frame.buffer]
+            while frame.more:
+                frame = socket.recv(copy=False)
+                received.append(frame.buffer)
+            head, *frames = joined(received, self.address)
+            answer = pb.DataAnswer.FromString(bytes(head))
             call = self._waiting.pop(answer.call, None)
             if call is not None:
-                call._end = _answered(answer, frames, call)
+                call._end = _answered(answer, head, frames, call)
         elif ready:
             self._disconnect()
         return bool(ready)
@@ -244,7 +310,7 @@ class DataStub:
             raise self._cut_off()
         if not self.address:  # the server is being started
             raise self._unconnected()
-        if self._monitor is not None and self._monitor.poll(0):
+        if self._monitor is not None and _readable(self._monitor):
             self._disconnect()
         if self._socket is None:
             socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
@@ -286,13 +352,21 @@ class DataStub:
             os.close(self._woken)
 
 
+def _readable(socket: zmq.Socket[bytes]) -> bool:
+    events = socket.get(zmq.EVENTS)
+    assert isinstance(events, int)
+    return bool(events & zmq.POLLIN)
+
+
 def _end(socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
     socket.disable_monitor()
     monitor.close(0)
     socket.close(0)
 
 
-def _answered(answer: pb.DataAnswer, frames: list[Any], call: DataCall) -> Framed | CallError:
+def _answered(
+    answer: pb.DataAnswer, head: Any, frames: list[Any], call: DataCall
+) -> Framed | ReceivedPull | CallError:
     call._kept = []
     if answer.code:
         code = _CODES.get(answer.code, grpc.StatusCode.UNKNOWN)
@@ -300,56 +374,18 @@ def _answered(answer: pb.DataAnswer, frames: list[Any], call: DataCall) -> Frame
     which = answer.WhichOneof("answer")
     if which is None:
         return CallError(grpc.StatusCode.INTERNAL, "an empty answer")
+    if call._compiled and which == "pull":
+        memory, room = call._memory, call._room
+        if memory is None or room is None:
+            return ReceivedPull(answer.pull, (head, frames, None, 0), lambda: frames)
+        return ReceivedPull(
+            answer.pull,
+            (head, frames, room, memory.core.position(room)),
+            lambda: memory.answered(answer.shared, frames, room),
+        )
     if call._memory is not None and call._room is not None:
         try:
             frames = call._memory.answered(answer.shared, frames, call._room)
         except UsageError as error:
             return CallError(grpc.StatusCode.INTERNAL, str(error))
     return Framed(getattr(answer, which), frames)
-
-
-class PserverStub:
-    """Sends requests with frames over the data plane, and messages over gRPC.
-
-    Args:
-        services: see :class:`~torch_edl.wire.channel.Stub`.
-        token: token of the job.
-    """
-
-    def __init__(self, services: Services, server: cluster_pb2.Server, token: str) -> None:
-        self.address = server.address
-        # Without retries of gRPC, which would slow every call.
-        self._stub = Stub(services, server.address, token, retries=False)
-        self._data = DataStub(server.data_plane, token)
-        # A separate connection, so that no other call waits behind a bulk transfer.
-        self._bulk = DataStub(server.data_plane, token)
-
-    def call(self, request: Message | Framed, *, timeout_s: float) -> Framed:
-        """Call the server and wait for the answer.
-
-        Raises:
-            grpc.RpcError: the call failed; see ``code()`` and ``details()``.
-            UsageError: the request exceeds the size limit.
-            ValueError: the stub was closed.
-        """
-        if isinstance(request, Framed):
-            return self.start(request, timeout_s=timeout_s).result()
-        return Framed(self._stub.call(request, timeout_s=timeout_s))
-
-    def start(self, request: Framed, *, timeout_s: float) -> DataCall:
-        """Send a call over the data plane.
-
-        Raises:
-            UsageError: the request exceeds the size limit.
-        """
-        data = self._bulk if isinstance(request.message, _BULK) else self._data
-        return data.start(request, timeout_s=timeout_s)
-
-    def allocate(self, size: int) -> Bytes:
-        """Return memory (size,) for a frame of a push; see :meth:`DataStub.allocate`."""
-        return self._data.allocate(size)
-
-    def close(self) -> None:
-        """Close the connections; calls in flight end with ``CANCELLED``."""
-        for each in (self._stub, self._data, self._bulk):
-            each.close()

@@ -81,7 +81,7 @@ class Trained:
         made = scheduler(optimizer) if callable(scheduler) else None
         self.step = Step(contract(model, make), model, on_nan=config.train.on_nan, log_layers="")
         self.served = ServedTorchModel(
-            model, optimizer, made, forward=self.step.forward, local_steps=config.train.local_steps
+            model, optimizer, made, forward=self.step.forward, steps_at=config.minibatches_before
         )
         self.engine = ServersEngine(self.served, config=config, token=TOKEN, status=WorkerStatus())
         self.engine.connect(pb.Cluster(incarnation=1, servers=servers))
