@@ -22,27 +22,30 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from master.runtime import job_files
 from master.runtime.clock import Clock
 from master.runtime.effects import Effects
-from master.runtime.exporting import export
 from master.runtime.job_files import EventFile
 from master.runtime.loop import StateThread, run
 from master.runtime.persistence import StateWriter, left_behind
 from master.runtime.scan import scan, watch_streams
 from master.runtime.service import Service
 from master.runtime.store import Lock, SqliteStore, acquire
+from master.runtime.watching import Watches, export
 from master.state.job.job import ManagedJob
 from master.state.job.restart import after_failure, from_state
 from master.state.workforce.fleet import Fleet
 from master.state.workforce.processes import PENDING, ServerProcess
 from master.state.workforce.servers import ServerCommand
 from master.state.workforce.starts import AgentPods
+from master.state.workforce.workforce import StopRequested
 from torch_edl.config import JobConfig, extensions
-from torch_edl.config.environment import ENV_MASTER, ENV_PLATFORM, ENV_TOKEN
+from torch_edl.config.environment import ENV_MASTER, ENV_NOTICE, ENV_PLATFORM, ENV_TOKEN
 from torch_edl.config.parts import PREPROCESSING_FILE
 from torch_edl.data.resuming import continued
 from torch_edl.errors import EdlError, UsageError
@@ -50,6 +53,8 @@ from torch_edl.interfaces import Store, StoreType
 from torch_edl.interfaces.platform import Host, Platform
 from torch_edl.launch.jobs.folder import JobFolder, MasterAddress
 from torch_edl.launch.jobs.master_process import SUPERSEDED
+from torch_edl.launch.jobs.observers import Observers
+from torch_edl.processes import preemption
 from torch_edl.processes.launcher import Known, Launcher, SharedLauncher
 from torch_edl.processes.local import LocalLauncher
 from torch_edl.processes.signals import StopSignals
@@ -197,7 +202,7 @@ def _run_once(
         wall_offset_s=time.time() - clock(),
     )
     journal = EventFile(folder.events_file)
-    job.lifecycle.log.continue_after(journal.written)
+    job.lifecycle.log.continue_after(journal.written, journal.newest() if left is not None else ())
     if left is None:
         for text in [*job_files.left_journals(config, journals), *host.warnings(config)]:
             job.lifecycle.note("warning", text, clock())
@@ -220,9 +225,17 @@ def _run_once(
         cores=host.cores(config),
         shared=launcher if isinstance(launcher, SharedLauncher) else None,
         writer=writer,
+        history=folder.history_file if host.asks else None,
     )
     exported = ExitStack()
-    kept = StateThread(service, writer, status_file=folder.status_file)
+    # Other observers run where the user is.
+    history = Observers(replace(config, observe=(), tensorboard="")) if host.asks else None
+    kept = StateThread(
+        service,
+        writer,
+        status_file=folder.status_file,
+        shown=[Watches(service, clock).look, *([history.update] if history is not None else [])],
+    )
     # Workers of the earlier master look for its successor at the same address.
     earlier = folder.master() if left is not None else None
     try:
@@ -236,6 +249,11 @@ def _run_once(
         if left is not None:
             job.lifecycle.restarted(clock())  # processes can connect from now on
         fleet.starts.env.update({ENV_MASTER: host.address(name, address), ENV_TOKEN: token})
+        if config.process_notice:
+            fleet.starts.env[ENV_NOTICE] = config.process_notice
+        elif config.kind != "script":  # agents watch for the notices of their machines
+            heed = partial(_stop, service)
+            preemption.watch(heed, config.cluster.preemption_notice)
         where = MasterAddress(address=address, listen=service.listens, pid=os.getpid(), token=token)
         _with_room(lambda: folder.note_master(where), stop, waits=goes_on)
     except (UsageError, OSError) as error:
@@ -268,6 +286,9 @@ def _run_once(
         if over:
             with service.changed:
                 last = service.status()
+            if history is not None:
+                history.update(last)
+                history.end(last.state, last.error)
             host.tell_end(last)
     except Exception:
         if over:
@@ -309,6 +330,11 @@ def _store(config: JobConfig, folder: JobFolder, host: Host) -> Store:
     kind: StoreType = extensions.load(extensions.STORES, url.partition("://")[0], f"--store {url}")
     kind.check(url)
     return kind.open(url, host.store_key(folder.name))
+
+
+def _stop(service: Service, notice: str) -> None:
+    """Stop the job, because the machine of all its processes will be taken away."""
+    service.apply(StopRequested(f"notice of preemption: {notice}"))
 
 
 def _give_way(why: str) -> None:

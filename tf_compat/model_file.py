@@ -131,8 +131,8 @@ class KerasModelFile(UserModel):
         return KerasReplica(self._trained, self.config.train.seed)
 
     def served(self) -> ServedKerasModel:
-        local_steps = self.config.train.local_steps
-        return ServedKerasModel(self._trained, self._step.call, local_steps=local_steps)
+        steps_at = self.config.minibatches_before
+        return ServedKerasModel(self._trained, self._step.call, steps_at=steps_at)
 
     def replicated(self, host: str) -> tuple[ReplicatedModel, StreamListener]:
         trained = self._trained

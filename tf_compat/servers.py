@@ -13,8 +13,8 @@ from tf_compat.names import VariableName
 from tf_compat.rows import KerasPlan, KerasServerRows
 from tf_compat.trained import TrainedModel, dense, learning_rates, optimizer_config
 from torch_edl.errors import UsageError
-from torch_edl.ps_client.client import BUFFER_GROUP, DenseGradient
-from torch_edl.ps_client.partition import DenseSegment, Floats
+from torch_edl.ps_client.client import BUFFER_GROUP
+from torch_edl.ps_client.partition import DenseGradient, DenseSegment, Floats
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 
@@ -29,18 +29,22 @@ class ServedKerasModel:
 
     Args:
         forward: runs the model eagerly on the features of a minibatch, in evaluation mode.
-        local_steps: number of minibatches per update.
+        steps_at: returns the number of minibatches before a version of the servers.
     """
 
     is_script = False
 
     def __init__(
-        self, trained: TrainedModel, forward: Callable[[Any], Any], *, local_steps: int
+        self,
+        trained: TrainedModel,
+        forward: Callable[[Any], Any],
+        *,
+        steps_at: Callable[[int], int] = int,
     ) -> None:
         self.model = trained.model
         self.kernel = optimizer_config(trained.optimizer)
         self._trained = trained
-        self._local_steps = local_steps
+        self._steps_at = steps_at
         self.rows = KerasServerRows(forward if trained.tables else None)
         for layer in trained.tables:
             layer.store = self.rows
@@ -119,7 +123,7 @@ class ServedKerasModel:
         return changed
 
     def learning_rates(self, version: int) -> Sequence[float]:
-        return learning_rates(self._trained.optimizer, version * self._local_steps)
+        return learning_rates(self._trained.optimizer, self._steps_at(version))
 
     def forbid_accumulation(self) -> None:
         raise AssertionError("this is for scripts, which are of torch")

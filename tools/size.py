@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-CORE_LINES = 56_690
+CORE_LINES = 58_230
 MODULE_LINES = 400
 
 

@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import shutil
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,15 @@ class EventFile:
         self._failed = False
         self.written, self._is_cut = _end_of(path)
         """Number of the last event in the file; 0 if it is empty."""
+
+    def newest(self, most: int = 1000) -> list[pb.Event]:
+        """Return the last complete events of the file, in order."""
+        found: deque[pb.Event] = deque(maxlen=most)
+        with contextlib.suppress(OSError), open(self._path, "rb") as file:
+            for line in file:
+                with contextlib.suppress(ValueError, TypeError):  # truncated by a full disk
+                    found.append(pb.Event(**json.loads(line)))
+        return list(found)
 
     def write(self, events: Sequence[pb.Event]) -> None:
         """Append events, in the order of their numbers. An error is logged once and otherwise

@@ -7,6 +7,7 @@ import json
 import logging
 import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from torch_edl.launch.jobs.status import as_dict
 from torch_edl.processes.launcher import Launcher, ProcessExit
 from torch_edl.processes.process_group import start_time
 from torch_edl.processes.signals import StopSignals
+from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
 
@@ -154,12 +156,24 @@ def _act(action: Action, service: Service, launcher: Launcher, effects: Effects)
 
 class StateThread:
     """A thread that renews the lock of the job, and writes its state, and its status for
-    ``torch-edl status``, once a second."""
+    ``torch-edl status``, once a second.
 
-    def __init__(self, service: Service, writer: StateWriter, *, status_file: Path) -> None:
+    Args:
+        shown: functions that receive the status.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        writer: StateWriter,
+        *,
+        status_file: Path,
+        shown: Sequence[Callable[[pb.GetStatusResponse], None]] = (),
+    ) -> None:
         self._service = service
         self._writer = writer
         self._status_file = status_file
+        self._shown = shown
         self._status_written: dict[str, Any] | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="state", daemon=True)
@@ -190,6 +204,8 @@ class StateThread:
             self._service.keep()
             with self._service.changed:
                 status = self._service.status()
+            for show in self._shown:
+                show(status)
             self._keep_status(as_dict(status))
             self._service.store_answered(None)
         except StoreConflictError:

@@ -99,11 +99,10 @@ class StateWriter:
     def note(self, job: ManagedJob) -> Noted:
         """Return a copy of the job's state. The caller must hold the lock of the job."""
         self._numbers += 1
-        ledger, outcome = job.tasks.ledger, job.lifecycle.outcome
         if self._ledger is not None:
-            total = job.tasks.main.space.total if job.tasks.main is not None else 0
-            ledger.forget(self._ledger.written)
-            ledger.close_line(time.time(), outcome.state if outcome is not None else "", total)
+            outcome, main = job.lifecycle.outcome, job.tasks.main
+            end = (outcome.state if outcome else "", main.space.total if main else 0)
+            job.tasks.ledger.close_line(time.time(), *end, self._ledger.written)
         state = to_state(job)
         return Noted(self._numbers, job.fleet.model.incarnation, state, state.pop(_PREPARATION))
 

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -27,13 +28,14 @@ _READY_S = 5.0
 _RING_WAIT_S = 2.0
 _CLUSTER_WAIT_S = 2.0
 _PLACE_WAIT_S = 2.0
+_PART_BYTES = 1 << 20
 _ENDED = ("finished", "failed", "stopped")
 # Upper bound of counts, positions, sizes and task ids: a float64 holds them exactly, and their sums
 # fit the int64 fields of a status.
 _LARGEST = 1 << 53
 # Fields without this bound, which are never summed: a number that the user chose, an exit code
-# (negative for a signal), nanoseconds since 1970.
-_UNCOUNTED = frozenset({"seed", "code", "mtime_ns"})
+# (negative for a signal), nanoseconds since 1970, ids of embeddings and files.
+_UNCOUNTED = frozenset({"seed", "code", "mtime_ns", "frequent_ids", "inode"})
 
 Clock = Callable[[], float]
 Event = Callable[[ManagedJob, Any, float], Any]
@@ -50,6 +52,7 @@ class Service:
         shared: pods that several workers share; None if there are none.
         writer: writes the state before an answer that other processes rely on is sent; None:
             nothing is stored.
+        history: file with the history of the job; None if clients read it themselves.
     """
 
     def __init__(
@@ -61,8 +64,10 @@ class Service:
         cores: int,
         shared: SharedLauncher | None = None,
         writer: StateWriter | None = None,
+        history: Path | None = None,
     ) -> None:
         self.job = job
+        self._history = history
         self._shared = shared
         self._cores = cores
         self.changed = threading.Condition()
@@ -315,10 +320,27 @@ class Service:
 
     def _status(self, request: pb.GetStatusRequest, _: grpc.ServicerContext) -> Any:
         with self.changed:
+            if request.frequent_ids:
+                self.job.fleet.servers.ids_asked_at = self._clock()
             answer = self.status(request.events_after)
+        if request.HasField("history_after") and self._history is not None:
+            answer.history.CopyFrom(_part(self._history, request.history_after))
         if answer.state in _ENDED:
             self.end_seen.set()
         return answer
+
+
+def _part(path: Path, after: pb.HistoryPart) -> pb.HistoryPart:
+    """Return what follows in a file, or its start if the client knows another file."""
+    try:
+        with open(path, "rb") as file:
+            part = pb.HistoryPart(inode=os.fstat(file.fileno()).st_ino)
+            part.offset = after.offset if after.inode == part.inode else 0
+            file.seek(part.offset)
+            part.content = file.read(_PART_BYTES)
+            return part
+    except OSError:  # there is none yet
+        return pb.HistoryPart()
 
 
 def _checked(handler: Handler) -> Handler:

@@ -9,6 +9,7 @@ the previous write, so a delayed write cannot overwrite a newer one.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import math
 import os
 import socket
@@ -185,16 +186,20 @@ class SqliteStore(Store):
         self._mutex = threading.Lock()
         self._path = str(path)
         try:
-            # isolation_level None: _transaction begins transactions explicitly.
-            self._connection = sqlite3.connect(
-                self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
-            )
-            # With a write-ahead log, readers do not wait. FULL forces each write to the disk (2 ms
-            # instead of 0.2, measured): journals are removed after these writes, so a loss of power
-            # must not undo them.
-            self._connection.execute("PRAGMA journal_mode=WAL")
-            self._connection.execute("PRAGMA synchronous=FULL")
-            self._connection.executescript(_SCHEMA)
+            with open(f"{path}.lock", "ab") as lock:
+                # Of several processes that create one file at once, sqlite lets only one change the
+                # journal mode: the others fail without waiting.
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                # isolation_level None: _transaction begins transactions explicitly.
+                self._connection = sqlite3.connect(
+                    self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+                )
+                # With a write-ahead log, readers do not wait. FULL forces each write to the disk
+                # (2 ms instead of 0.2, measured): journals are removed after these writes, so a
+                # loss of power must not undo them.
+                self._connection.execute("PRAGMA journal_mode=WAL")
+                self._connection.execute("PRAGMA synchronous=FULL")
+                self._connection.executescript(_SCHEMA)
         except sqlite3.Error as error:
             raise OSError(f"{self._path}: {error}") from error
 

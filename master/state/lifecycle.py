@@ -69,10 +69,12 @@ class EventLog:
         self.sources: dict[str, int] = {}
         """Number of the last event that was added, for each command that sends events."""
 
-    def continue_after(self, sequence: int) -> None:
-        """Continue the numbers of an earlier master, which ended with ``sequence``."""
+    def continue_after(self, sequence: int, events: Iterable[pb.Event] = ()) -> None:
+        """Continue the numbers of an earlier master, which ended with ``sequence``, and keep its
+        last events."""
         assert not self._count, "events were added before"
         self._count = sequence
+        self._kept.extend(events)
 
     @property
     def count(self) -> int:
@@ -113,7 +115,8 @@ class EventLog:
     def after(self, sequence: int) -> list[pb.Event]:
         """Return the kept events with a number above ``sequence``, in order."""
         new = min(self._count - sequence, len(self._kept))
-        return [self._kept[i] for i in range(len(self._kept) - new, len(self._kept))]
+        newest = (self._kept[i] for i in range(len(self._kept) - new, len(self._kept)))
+        return [event for event in newest if event.sequence > sequence]
 
 
 class Rates:
@@ -149,19 +152,21 @@ class Losses:
     def __init__(self) -> None:
         self.by_role = {role: pb.LossCounts(role=role) for role in ("worker", "ps")}
         """Counts since the start of the master."""
-        self._now, self._steps = 0.0, 0  # of the newest sample
-        self._stalled: dict[str, tuple[float, int]] = {}  # time and steps of the first open loss
+        self._newest: tuple[float, int] | None = None  # sample; None before the first
+        # Time and steps of the first open loss; None until the first sample after it.
+        self._stalled: dict[str, tuple[float, int] | None] = {}
 
     def lost(self, role: str) -> None:
         """Count a lost process of a role."""
         self.by_role.setdefault(role, pb.LossCounts(role=role)).losses += 1
-        self._stalled.setdefault(role, (self._now, self._steps))
+        self._stalled.setdefault(role, self._newest)
 
     def sample(self, now: float, steps: int) -> None:
         """Record the total of steps at ``now``. A new step ends a stall; fewer steps than before (a
         restore) do not."""
-        self._now, self._steps = now, steps
-        for role, (since, before) in list(self._stalled.items()):
+        self._newest = now, steps
+        for role, sample in list(self._stalled.items()):
+            since, before = sample or self._newest
             if steps > before:
                 self.by_role[role].stalled_s += now - since
                 del self._stalled[role]

@@ -34,6 +34,8 @@ class Member:
     """Records of ``heartbeat.records`` that task reports have already covered."""
     draining: bool = False
     """True if the worker was asked to finish its work and leave."""
+    asked_at: float = 0.0
+    """Time at which the worker reported SIGTERM or a notice; 0 before."""
     stacks: str = ""
     """Newest stacks of the worker's threads; empty before the first."""
     stacks_told: int = 0
@@ -44,6 +46,16 @@ class Member:
     def ask_stacks(self, number: int = 0) -> None:
         """Request the stacks of the worker's threads under ``number``, or the next one if 0."""
         self.stacks_asked = max(number, self.stacks_asked + (not number))
+
+    def cost(self, now: float, *, in_ring: bool) -> str:
+        """Return what the preemption of the worker cost, which ended at ``now``; empty if the
+        worker got no notice. Records of which no report arrived are trained again, unless the
+        other members of its ring have them."""
+        if not self.heartbeat.notice:
+            return ""
+        again = 0 if in_ring else max(0, self.heartbeat.records - self.reported_records)
+        took_s = now - self.asked_at
+        return f"; preempted: left in {took_s:.1f} s, {again:,} of its records are trained again"
 
     @property
     def newest_stacks(self) -> str:
@@ -193,7 +205,7 @@ class Membership:
         for saved in state["members"]:
             member = self.register(saved["id"], saved["pid"], now)
             assert member is not None, "one that is gone is no member"
-            member.draining = saved["draining"]
+            member.draining, member.asked_at = saved["draining"], now
             member.reported_steps, member.reported_records = saved["reported"]
             told = pb.HeartbeatRequest.FromString(b64decode(saved["heartbeat"]))
             self.heartbeat(member, told, now)

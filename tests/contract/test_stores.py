@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -210,24 +211,30 @@ def test_a_lock_that_is_given_back_is_free(store: Store, reopen: Reopen) -> None
 
 
 def test_of_many_that_ask_for_a_free_lock_one_gets_it(reopen: Reopen) -> None:
-    got: list[str] = []
     start = threading.Barrier(6)
 
-    def ask(name: str) -> None:
-        lock = Lock(reopen(), name)
+    def ask(lock: Lock) -> int:
         start.wait()
         try:
             lock.acquire()
-            got.append(name)
         except StoreConflictError:
-            pass
+            return 0
+        return 1
 
-    threads = [threading.Thread(target=ask, args=(f"m{i}",)) for i in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(got) == 1
+    locks = [Lock(reopen(), f"m{i}") for i in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        assert sum(pool.map(ask, locks)) == 1
+
+
+def test_many_can_open_a_new_store_at_once(reopen: Reopen) -> None:
+    start = threading.Barrier(6)
+
+    def read(_: int) -> Entry | None:
+        start.wait()
+        return reopen().get("a")
+
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(read, range(6))) == [None] * 6
 
 
 def test_who_ends_leaves_nothing(store: Store, reopen: Reopen) -> None:

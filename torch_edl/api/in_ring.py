@@ -64,8 +64,8 @@ class ScriptInRing:
         )
         self._passes = 0  # passes that began in this process: loops over loaders and evaluations
         self._epochs = 0  # epochs of all loops that began
-        # Number of records of all earlier loops, and of records that the current loop has trained.
-        self.records_before = self.records_here = 0
+        # Records that earlier loops trained and left out; that this loop trained, and all of it.
+        self.records_before = self.records_left = self.records_here = self.records_planned = 0
         self._skipped = False  # a loop was skipped, since the model was trained on its records
         self._first_step = 0
         if session is not None:
@@ -113,12 +113,12 @@ class ScriptInRing:
         """Yield the batches of one pass over a loader."""
         first, epochs = self._epochs, loader.data["epochs"]
         self._epochs += epochs
+        self.records_left += max(0, self.records_planned - self.records_here)
         self.records_before, self.records_here = self.records_before + self.records_here, 0
+        self.records_planned = loader.whole.total if loader.whole.records < ENDLESS else 0
         loader.until = loader.until or first + loader.passes * epochs
-        until = loader.until
-        if (
-            until < self._epochs
-        ):  # more iterations than planned: the script has its own loop over epochs
+        # More iterations than planned: the script has its own loop over epochs.
+        if (until := loader.until) < self._epochs:
             until = self._epochs if epochs > 1 else 0
         if self.late:
             try:
@@ -129,10 +129,11 @@ class ScriptInRing:
                 raise
         number = self._enter_pass(epochs=epochs)
         if self.engine.replica.position.pass_index != number:
-            self.records_here = loader.whole.total if loader.whole.records < ENDLESS else 0
+            self.records_here = self.records_planned
             return
         updates = _PassUpdates(self, loader, number, first, until)
-        batches = loop(self.engine, updates, self.meter)
+        seconds = None if self.session is None else self.session.progress.seconds
+        batches = loop(self.engine, updates, self.meter, seconds)
         with (
             self.interrupts.put_off(),
             contextlib.closing(updates),
@@ -255,6 +256,7 @@ class _PassUpdates(PositionUpdates):
                 return
             yield self._update_at(start, self._data)
         # A ring broke, and the state was received from a member that is in a later pass.
+        self._script.records_here = self._script.records_planned
         engine.catching_up = True
 
     def after(self, update: Update, *, counted: bool) -> None:
@@ -270,9 +272,7 @@ class _PassUpdates(PositionUpdates):
 
         Until the next pass begins, a checkpoint continues with the rest of this pass.
         """
-        if self._engine.replica.position.pass_index != self._number:
-            return False
-        return self._engine.settle()
+        return self._engine.replica.position.pass_index == self._number and self._engine.settle()
 
     def _tell(self, session: MasterSession) -> None:
         """Report the progress of this pass to the master. The length of a stream counts as 0 until
@@ -288,7 +288,7 @@ class _PassUpdates(PositionUpdates):
         status.position = status.records = position.records
         status.pass_index = position.pass_index
         status.pass_records = data.total if records else 0
-        status.records_before = script.records_before
+        status.records_before, status.records_left = script.records_before, script.records_left
         status.records_to_come = records * max(0, self._until - self._first - self._epochs)
         status.epoch, status.epochs = self._first + over, self._until
         status.note(script.meter.newest)

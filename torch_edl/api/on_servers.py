@@ -187,7 +187,8 @@ class ScriptOnServers:
                 argument that parameter servers do not support.
         """
         self._begin(loader)
-        with contextlib.closing(loop(self._engine, self._source, self._meter)) as batches:
+        steps = loop(self._engine, self._source, self._meter, self._session.progress.seconds)
+        with contextlib.closing(steps) as batches:
             yield from batches
         # Gives the script the final values of the model.
         self.evaluate(lambda: None)

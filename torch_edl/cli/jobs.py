@@ -1,4 +1,4 @@
-"""Verbs for existing jobs: ``torch-edl status``, ``list``, ``logs``, ``attach``, ``scale``,
+"""Verbs for existing jobs: ``torch-edl list``, ``logs``, ``attach``, ``scale``,
 ``stack``, ``stop`` and ``clean``."""
 
 from __future__ import annotations
@@ -8,27 +8,22 @@ import functools
 import json
 import sys
 import time
-from typing import Any
 
 from rich.text import Text
 
 from torch_edl.cli import summary
 from torch_edl.cli.arguments.options import platform_of
 from torch_edl.cli.platforms import find, find_all
-from torch_edl.cli.progress import best_text, colour_of, duration, epoch_text, metrics_text, number
+from torch_edl.cli.progress import colour_of
+from torch_edl.cli.status import STYLES, records_text
 from torch_edl.cli.terminal import stderr, stdout, table
 from torch_edl.config.job import LOCAL, check_servers, check_workers
-from torch_edl.config.option import TRAINING
 from torch_edl.errors import EdlError, UsageError
 from torch_edl.interfaces.platform import JobHandle, LogQuery
 from torch_edl.launch.jobs.folder import outdated
 from torch_edl.wire import master_pb2 as pb
 
 _EVENTS = "events"
-_EXITED = "exited"
-# Number of ended processes that the list shows for each role.
-_LAST_ENDED = 3
-_STYLES = {"running": "green", "finished": "green", "failed": "red", "dead": "red"}
 # More lines than a log has.
 _MOST_LINES = 2**31
 _POLL_S = 0.1
@@ -38,50 +33,6 @@ _TELL_S = 5.0
 _PATIENCE_S = 100.0
 # Seconds until a message tells that the job is still stopping.
 _SAY_S = 2.0
-
-
-def show_job(args: argparse.Namespace) -> int:
-    """Print the status that the master of a job reports, or the last one in the job's folder.
-
-    Raises:
-        UsageError: there is no such job.
-    """
-    job = find(args)
-    found = job.report()
-    if args.json:
-        print(json.dumps(found, indent=1))
-        return 0
-    console = stdout()
-    head = Text(found["job"], style="bold")
-    head.append(f"  {found['state']}", style=_STYLES.get(found["state"], "default"))
-    console.print(head, soft_wrap=True)
-    for label, value in (*_rows(found), ("logs", job.logs)):
-        console.print(f"  {label:<11} {value}", soft_wrap=True)
-    if found["state"] == "dead" and found.get("kind") == "train":
-        console.print(f"  torch-edl continue {job.name} continues it", soft_wrap=True)
-    if found["processes"]:
-        processes = table("process", "pid>", "state", "address", "log")
-        processes.columns[-1].overflow = "fold"
-        listed = found["processes"] if args.all else _worth_a_row(found["processes"])
-        for p in listed:
-            ended = f" ({p['exit']})" if p.get("exit") else ""
-            log = str(p.get("log", "")).removeprefix(f"{job.logs}/")
-            name = f"{p['role']}-{p['id']}"
-            processes.add_row(name, str(p["pid"]), p["state"] + ended, p["address"], log)
-        console.print(processes)
-        if hidden := len(found["processes"]) - len(listed):
-            console.print(f"  {hidden:,} more ended earlier; --all lists them", soft_wrap=True)
-    return 0
-
-
-def _worth_a_row(processes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the processes that run, and the last ones of each role that ended."""
-    ended: dict[str, list[int]] = {}
-    for place, process in enumerate(processes):
-        if process["state"] == _EXITED:
-            ended.setdefault(process["role"], []).append(place)
-    older = {place for places in ended.values() for place in places[:-_LAST_ENDED]}
-    return [process for place, process in enumerate(processes) if place not in older]
 
 
 def list_jobs(args: argparse.Namespace) -> int:
@@ -97,59 +48,11 @@ def list_jobs(args: argparse.Namespace) -> int:
         return 0
     jobs = table("job", "state", "started", "strategy", "records>")
     for found in reports:
-        state = Text(found["state"], style=_STYLES.get(found["state"], "default"))
+        state = Text(found["state"], style=STYLES.get(found["state"], "default"))
         started = time.strftime("%Y-%m-%d %H:%M", time.localtime(found["started"]))
-        jobs.add_row(found["job"], state, started, found["strategy"], _records(found))
+        jobs.add_row(found["job"], state, started, found["strategy"], records_text(found))
     stdout().print(jobs)
     return 0
-
-
-def _records(found: dict[str, Any]) -> str:
-    """Return ``41 of 60``; a dash if the number of records is unknown."""
-    done, total = found["records"]["done"], found["records"]["total"]
-    return f"{done:,} of {total:,}" if total else "-"
-
-
-def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
-    loss, epochs = found.get("loss"), found.get("epochs") or 0
-    trains = found.get("kind") in TRAINING
-    reason, evaluations = found.get("reason"), found.get("evaluations")
-    rows = [
-        ("strategy", found["strategy"] + (f": {reason}" if reason else "")),
-        ("records", _records(found)),
-        ("epoch", epoch_text(found["epoch"], epochs, **found["records"], of=" of ")),
-        ("tasks", _tasks(found) if any(found["tasks"].values()) else ""),
-        ("steps", f"{found['steps']:,}" if found.get("steps") and trains else ""),
-        ("rates", _rates(found["rates"])),
-        ("loss", number(loss) if loss is not None and trains else ""),
-        ("metrics", metrics_text(**evaluations[-1]) if evaluations else ""),
-        ("best", best_text(found["best"]) if found.get("best") else ""),
-        ("time", duration(found["wall_s"]) if found.get("wall_s") else ""),
-        ("checkpoint", found.get("checkpoint")),
-        ("lost", f"{found['updates_lost']:,} updates" if found.get("updates_lost") else ""),
-        (
-            "stopped by" if found["state"] == "stopped" else "error",
-            (found.get("error") or "").partition("\n")[0],
-        ),
-    ]
-    return [(label, value) for label, value in rows if value]
-
-
-def _tasks(found: dict[str, Any]) -> str:
-    tasks = found["tasks"]
-    # With allreduce, all workers share every task, so no task is assigned to one worker.
-    doing = "" if found["strategy"] == "allreduce" else f"{tasks['doing']:,} at work, "
-    return f"{tasks['todo']:,} to do, {doing}{tasks['done']:,} done"
-
-
-def _rates(rates: dict[str, float | None]) -> str:
-    now, mean, steps = (
-        rates.get(k) for k in ("records_per_s", "mean_records_per_s", "steps_per_s")
-    )
-    if not now:
-        return ""
-    average = f" ({number(mean)} on average)" if mean else ""
-    return f"{number(now)} records/s{average}" + (f", {number(steps)} steps/s" if steps else "")
 
 
 def logs(args: argparse.Namespace) -> int:
@@ -167,7 +70,11 @@ def logs(args: argparse.Namespace) -> int:
     prefix = functools.cache(_prefix)  # a console takes longer than thousands of lines
 
     def write(name: str, line: str) -> None:
-        sys.stdout.write(f"{prefix(name) if several else ''}{line}\n")
+        if args.json:
+            text = json.dumps({"log": name, "line": line})
+        else:
+            text = f"{prefix(name) if several else ''}{line}"
+        sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
 
     tail = args.tail if args.tail is None else min(args.tail, _MOST_LINES)
@@ -203,7 +110,12 @@ def scale(args: argparse.Namespace) -> int:
         check_servers(job.config(), args.ps)
         request.servers = args.ps
     answer = job.ask(request)
-    stdout().print(answer.text, soft_wrap=True)
+    if args.json:
+        low, high = args.workers or (None, None)
+        asked = {"min_workers": low, "max_workers": high, "servers": args.ps}
+        print(json.dumps({"job": job.name, **asked, "text": answer.text}, indent=1))
+    else:
+        stdout().print(answer.text, soft_wrap=True)
     return 0
 
 
@@ -225,6 +137,14 @@ def stack(args: argparse.Namespace) -> int:
     if not workers:
         absent = "no worker" if args.id is None else f"no worker-{args.id}"
         raise UsageError(f"job {job.name} has {absent} now; see torch-edl status {job.name}")
+    told = all(each.told for each in workers)
+    if args.json:
+        rows = [
+            {"id": each.worker_id, "pid": each.pid, "stacks": each.stacks if each.told else None}
+            for each in workers
+        ]
+        print(json.dumps({"job": job.name, "workers": rows}, indent=1))
+        return int(not told)
     for each in workers:
         head = f"worker-{each.worker_id} (process {each.pid})"
         if each.told:
@@ -232,7 +152,7 @@ def stack(args: argparse.Namespace) -> int:
         else:
             text = f"{head}: no answer within {_TELL_S:.0f} s; see its log"
             stderr().print(text, style="yellow", soft_wrap=True)
-    return int(not all(each.told for each in workers))
+    return int(not told)
 
 
 def stop(args: argparse.Namespace) -> int:
@@ -254,7 +174,10 @@ def stop(args: argparse.Namespace) -> int:
         if waited_s > _PATIENCE_S:
             raise EdlError(f"{job.name}: asked to stop, but still there after {_PATIENCE_S:.0f} s")
         time.sleep(_POLL_S)
-    stdout().print(f"{job.name}: stopped", soft_wrap=True)
+    if args.json:
+        print(json.dumps({"job": job.name, "state": job.report()["state"]}, indent=1))
+    else:
+        stdout().print(f"{job.name}: stopped", soft_wrap=True)
     return 0
 
 
@@ -275,8 +198,12 @@ def clean(args: argparse.Namespace) -> int:
         if not args.dry_run:
             job.remove()
         verb = "would be removed" if args.dry_run else "removed"
-        stdout().print(f"{verb}: {job.place}", soft_wrap=True)
-    if not jobs:
+        if not args.json:
+            stdout().print(f"{verb}: {job.place}", soft_wrap=True)
+    if args.json:
+        rows = [{"job": job.name, "place": job.place} for job in jobs]
+        print(json.dumps({"dry_run": args.dry_run, "removed": rows}, indent=1))
+    elif not jobs:
         stdout().print("nothing to remove")
     return 0
 

@@ -101,7 +101,10 @@ def export(args: argparse.Namespace) -> int:
     directory = preflight.find_model(args.source, option="SOURCE")
     with importing(backend):
         text = backend.export(Path(directory), args.model_file, Path(args.file).expanduser())
-    stdout().print(text, soft_wrap=True)
+    if args.json:
+        print(json.dumps({"model": directory, "file": args.file, "text": text}, indent=1))
+    else:
+        stdout().print(text, soft_wrap=True)
     return 0
 
 

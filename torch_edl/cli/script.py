@@ -210,6 +210,7 @@ def _run_ours(
             master=master,
             silence_s=silence_s,
             join_timeout_s=job.cluster.join_timeout_s,
+            notice=job.cluster.preemption_notice or None,
             pod=pod,
         )
     )

@@ -26,6 +26,8 @@ ENV_HOST = "TORCH_EDL_HOST"
 """The address at which the other processes of a job reach this one; unset: loopback."""
 ENV_MASTER_AWAY = "TORCH_EDL_MASTER_AWAY"
 """Seconds after which a process ends by itself that no master has answered; unset: a minute."""
+ENV_NOTICE = "TORCH_EDL_NOTICE"
+"""``--preemption-notice`` of a process that leaves by itself after a notice; unset: none does."""
 ENV_PROCESS = "TORCH_EDL_PROCESS"
 """``worker-3``: what a process is in its job; by this and by the token of the job, the processes of
 a job are found when the process that started them is gone."""

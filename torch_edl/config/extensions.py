@@ -28,6 +28,14 @@ STORAGES = "torch_edl.storages"
 """Stores of files; see :class:`torch_edl.interfaces.Storage`."""
 LEDGERS = "torch_edl.ledgers"
 """Ledgers of tasks; see :class:`torch_edl.interfaces.ledger.Ledger`."""
+NOTICES = "torch_edl.notices"
+"""Notices of preemption; see :class:`torch_edl.processes.preemption.Notice`."""
+PROBES = "torch_edl.probes"
+"""Probes of a process and its machine: functions; see ``docs/extending.md``."""
+TRACERS = "torch_edl.tracers"
+"""Senders of spans of steps for ``--trace``; see ``docs/extending.md``."""
+WATCHES = "torch_edl.watches"
+"""Judges of the processes of a job; see :class:`torch_edl.interfaces.watch.Watch`."""
 STORES = "torch_edl.stores"
 """Stores of the master's state; see :class:`torch_edl.interfaces.Store`."""
 
@@ -66,6 +74,12 @@ def load(group: str, name: str, what: str) -> Any:
         extra = ", ".join(found.extras)
         fix = f"install what reads it: pip install 'torch-edl[{extra}]'" if extra else str(found)
         raise UsageError(f"{what}: {error}; {fix}") from error
+
+
+def counts_of_machine() -> dict[str, float]:
+    """Return what the probe ``pressure`` reads on the machine of this process."""
+    found: dict[str, float] = load(PROBES, "pressure", "the counts of the machine")()
+    return found
 
 
 def platform(name: str) -> Any:

@@ -27,6 +27,9 @@ from torch_edl.errors import UsageError
 LOCAL = "local"
 """Name of the built-in platform: the machine of the command."""
 _SHOWN_CHARACTERS = 200
+# Updates of one minibatch at the beginning of a training, per worker. Measured on DeepFM with 4
+# workers and updates of 8 minibatches: 8 cost as much accuracy as none, 32 are no better.
+_SINGLE_UPDATES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +143,13 @@ class JobConfig(Checked):
         kinds=TRAINING,
         group="monitoring",
     )
+    trace: str = option(
+        "",
+        "--trace URL",
+        "send spans of all steps to this OpenTelemetry collector (default: none)",
+        kinds=TRAINING,
+        group="monitoring",
+    )
     experiment: Experiment | None = None
     """The experiment that all agents of a script must run; None without agents."""
 
@@ -160,6 +170,12 @@ class JobConfig(Checked):
         _require(
             not self.metrics_port or (port.isdecimal() and 0 < int(port) < 1 << 16),
             f"--metrics-port {self.metrics_port}: write PORT or HOST:PORT, PORT from 1 to 65535",
+        )
+        notice = self.cluster.preemption_notice
+        _require(
+            self.kind != "script" or "{name}" not in notice,
+            f"--preemption-notice {notice}: all workers of a script on a machine leave together; "
+            "write {host}, the name of the machine",
         )
         most = self.cluster.max_workers
         _require(
@@ -211,6 +227,13 @@ class JobConfig(Checked):
         return self.kind in TRAINING
 
     @property
+    def process_notice(self) -> str:
+        """The notice for which each process of the job watches. It is empty if all of them run on
+        the machine of the master, which then watches for the notice and stops the job."""
+        notice = self.cluster.preemption_notice
+        return notice if self.platform != LOCAL or "{name}" in notice else ""
+
+    @property
     def is_module(self) -> bool:
         """True if the script is a module name rather than a path."""
         return "/" not in self.model_file
@@ -222,8 +245,27 @@ class JobConfig(Checked):
 
     @property
     def window(self) -> int:
-        """Records of one push: ``local_steps`` minibatches. Tasks consist of whole windows."""
+        """Records of ``local_steps`` minibatches, usually of one push. Tasks consist of whole
+        windows."""
         return self.data.batch_size * self.train.local_steps
+
+    def minibatches(self, version: int) -> int:
+        """Return the number of minibatches of an update that begins at a version of the model.
+
+        A training begins with single minibatches, whatever ``local_steps`` is (post-local SGD, Lin
+        et al. 2020): early gradients change the model most, and a worker that begins an update
+        with several of them does not know what the other workers do meanwhile.
+        """
+        return 1 if version < self._single_updates else self.train.local_steps
+
+    def minibatches_before(self, version: int) -> int:
+        """Return the number of minibatches of all updates before a version of the model."""
+        single = min(version, self._single_updates)
+        return single + (version - single) * self.train.local_steps
+
+    @property
+    def _single_updates(self) -> int:
+        return _SINGLE_UPDATES * self.cluster.max_workers
 
     @property
     def records_per_task(self) -> int:

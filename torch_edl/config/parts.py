@@ -20,6 +20,7 @@ PREPROCESSING_FILE = "preprocessing.safetensors"
 """File of the fitted preprocessing in a checkpoint or model folder."""
 MOST_WORKERS = 10_000
 MOST_SERVERS = 1_000
+_URLS = ("http://", "https://")
 FSYNC_MODES = ("never", "interval", "always")
 
 
@@ -141,6 +142,21 @@ class ClusterConfig(Checked):
         25.0, "--grace-period S", "a worker that gets SIGTERM leaves within S seconds"
     )
     """The default is below the 30 s after which Kubernetes and torchrun send SIGKILL."""
+    preemption_notice: str = job_option(
+        "",
+        "--preemption-notice PATH|URL",
+        "leave once PATH exists or URL answers 200 (default: SIGTERM)",
+    )
+    """``{name}`` stands for the name of a process, such as ``worker-3``, ``{host}`` for the name of
+    its machine."""
+    check_machine: bool = train_option(
+        False, "--check-machine", "measure machines for 2 s before workers train (default: no)"
+    )
+    """Workers whose machines are below half of the median are slow."""
+    replace_slow: bool = train_option(
+        False, "--replace-slow", "replace workers and servers that are slow (default: name them)"
+    )
+    """A process is slow if its rate is below half of the median for 30 s."""
     task_timeout_s: float = option(
         600.0, "--task-timeout S", "replace a worker that makes no progress for S seconds"
     )
@@ -156,6 +172,11 @@ class ClusterConfig(Checked):
             raise UsageError(
                 f"--workers {self.min_workers}:{self.max_workers}: the minimum is above the "
                 f"maximum; write {self.max_workers}:{self.min_workers}"
+            )
+        if self.preemption_notice and not self.preemption_notice.startswith(("/", *_URLS)):
+            raise UsageError(
+                f"--preemption-notice {self.preemption_notice}: write the path of a file from / "
+                "on, or a URL that begins with http:// or https://"
             )
         if self.max_workers > MOST_WORKERS:
             raise UsageError(

@@ -19,6 +19,7 @@ from torch_edl.errors import UsageError
 
 SYNC_MODES = ("async", "sync")
 FLOAT_DTYPES = ("fp32", "bf16", "fp16")
+STORAGE_DTYPES = (*FLOAT_DTYPES, "int8")
 # In the name of a metric: a lower value is better.
 _LOWER = ("loss", "error", "mse", "mae")
 _WAYS = ("", "min", "max")
@@ -56,10 +57,10 @@ class TrainConfig(Checked):
     """Row limit of tables without another bound; the least recently used rows are removed."""
     storage_dtype: str = training_option(
         "fp32",
-        "--storage-dtype fp32|bf16|fp16",
+        "--storage-dtype fp32|bf16|fp16|int8",
         "how tables keep rows that do not say it themselves",
         group="model",
-        choices=FLOAT_DTYPES,
+        choices=STORAGE_DTYPES,
     )
     """Applies to tables of ``torch_edl.nn`` and to embeddings that become tables."""
     table_storage: str = job_option(

@@ -77,6 +77,8 @@ class Feeder:
         seed = config.train.seed if config.data.shuffle else None
         self.reader = TaskReader(self._open, config.records_per_task, seed)
         """Reader of the records of tasks."""
+        self.minibatches: Callable[[], int] = lambda: config.train.local_steps
+        """Returns the number of minibatches of the next update."""
 
     def _open(self, shard: str) -> Source:
         if shard in self._own:
@@ -185,7 +187,8 @@ class Feeder:
     ) -> Iterator[Update]:
         """Yield the updates of some minibatches; ``known`` becomes a part of the first one."""
         length, size = lease.end - lease.start, self._config.data.batch_size
-        each = self._config.train.local_steps if _trains(lease) else 1
+        minibatches = self.minibatches if _trains(lease) else lambda: 1
+        each = minibatches()
 
         def update(first: int, last: int, batches: Sequence[Batch]) -> Update:
             # A batch whose samples are all damaged is left out.
@@ -218,6 +221,7 @@ class Feeder:
                     )
                 yield update(offset, end, taken)
                 offset, taken, known = end, [], None
+                each = minibatches()
             taken.append(batch)
         # The last update covers all remaining records, including those that feed left out.
         yield update(offset, length, taken)

@@ -1,5 +1,5 @@
 """What other packages can add to torch-edl: sources, storages, stores, observers, exporters,
-platforms, backends, preprocessing, and verbs of the command line.
+watches, platforms, backends, preprocessing, and verbs of the command line.
 
 Each interface has a file here, and its contract stands in the docstrings; ``magic`` and verbs are
 plain functions, described below. Engines are not found by entry points: a backend makes them.
@@ -24,6 +24,9 @@ A package names its object under an entry point, and ``pip install`` does the re
 
     [project.entry-points."torch_edl.exporters"]
     "prometheus" = "my_package:serve"     # --metrics-port: see Exporter
+
+    [project.entry-points."torch_edl.watches"]
+    "heat" = "my_package:HeatWatch"       # judges the processes of each job: see Watch
 
     [project.entry-points."torch_edl.platforms"]
     "slurm" = "my_package:PLATFORM"       # --platform slurm
@@ -72,6 +75,7 @@ from torch_edl.interfaces.source import (
     UrlSource,
 )
 from torch_edl.interfaces.store import Entry, Store, StoreType
+from torch_edl.interfaces.watch import Verdict, Watch
 
 __all__ = [
     "PROMETHEUS",
@@ -106,4 +110,6 @@ __all__ = [
     "Submission",
     "Update",
     "UrlSource",
+    "Verdict",
+    "Watch",
 ]

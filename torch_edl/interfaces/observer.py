@@ -52,6 +52,9 @@ class Observer:
     master itself writes the file.
     """
 
+    END_S = 5.0
+    """Seconds that the observer may take for its last items after the end of the job."""
+
     @classmethod
     def check(cls, value: str) -> str:
         """Check the value of ``--observe``, and return it as the job stores it.
@@ -89,8 +92,9 @@ class Observer:
             time: Unix time in seconds.
             values: ``train/loss`` and ``train/NAME`` of ``job.log(NAME=...)``, ``train/workers``,
                 ``rate/records_per_s`` and ``rate/steps_per_s``, and ``servers/rows`` and
-                ``servers/bytes`` of all tables. The metrics of an evaluation,
-                ``eval/NAME``, come in a call of their own with the step that was evaluated.
+                ``servers/bytes`` of all tables, while no server restores its rows. The metrics
+                of an evaluation, ``eval/NAME``, come in a call of their own with the step that
+                was evaluated.
         """
 
     def event(self, event: JobEvent) -> None:

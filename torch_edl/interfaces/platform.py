@@ -131,6 +131,11 @@ class JobHandle(ABC):
     def report(self) -> dict[str, Any]:
         """Return the status as plain data, from the master or from what the ended job has left."""
 
+    def history(self) -> bytes:
+        """Return the history that an ended job of a cluster has left, see ``JobFolder``; empty if
+        there is none."""
+        return b""
+
     @abstractmethod
     def started(self) -> float:
         """Return the Unix time at which the job was created, in seconds."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 
+from torch_edl.config import extensions
 from torch_edl.processes.this_process import all_stacks, dump_unless_called_within
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import MASTER_AWAY_S, Absence, Stub
@@ -26,6 +27,11 @@ _CALL_S = 5.0
 _MOST_VALUES = 100
 # Seconds that a heartbeat waits for logged values.
 _READ_S = 0.2
+
+
+ACTIVITIES = ("data", "pull", "compute", "push")
+"""What a training loop does: it waits for records or does other tasks, waits for parameters, runs
+the body (which includes the exchange in a ring), and commits the update."""
 
 
 @dataclass
@@ -56,16 +62,27 @@ class WorkerStatus:
     """Total epochs of a script; 0 if unknown."""
     records_before: int = 0
     """Records of the passes before the current pass."""
+    records_left: int = 0
+    """Records of the passes before the current pass that the script left out."""
     records_to_come: int = 0
     """Records of the passes after the current pass, as far as known."""
     leaving: bool = False
-    """True if the worker received SIGTERM and leaves after its current work."""
+    """True if the worker received SIGTERM or a notice, and leaves after its current work."""
+    notice: str = ""
+    """Text of the notice of preemption; empty if there was none."""
+    machine: dict[str, float] = field(default_factory=dict)
+    """Values that a probe measured on this machine, by name."""
+    busy_s: float = 0.0
+    """Strategy allreduce: seconds of forward and backward since the start, without waits for other
+    members."""
     stacks: str = ""
     """The stacks of all threads, if the master has asked for them."""
     stacks_number: int = 0
     """The number of the newest request for stacks."""
     epochs_heard: int = 0
     """Number of ends of epochs that the worker was informed of."""
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ACTIVITIES, 0.0))
+    """Seconds of the training loop since the worker started, by activity."""
     _values: dict[str, list[Any]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Protects ``_values`` and ``_means``: two threads may send heartbeats."""
@@ -139,7 +156,7 @@ class Heartbeat:
     The callbacks are called in the heartbeat thread: ``on_broken_ring`` with the number up to which
     rings have lost a member, ``on_servers`` with the incarnation of the newest parameter server,
     ``on_server_args`` with the arguments of the parameter server that this process must become, and
-    ``on_give_back`` if another worker waits for tasks that this worker has not begun.
+    ``on_give_back`` if tasks that this worker has not begun are to be returned to the master.
     """
 
     def __init__(self, master: Stub, worker_id: int, progress: WorkerStatus) -> None:
@@ -160,6 +177,7 @@ class Heartbeat:
         self.dump_after_s = 0.0
         """Seconds without a heartbeat after which the stacks of all threads are written to stderr;
         0: never."""
+        self._tells_machine = False
         self.stale_ring = 0
         self.epochs_open = 0
         """Epochs whose records may be trained now; 0: all."""
@@ -194,6 +212,8 @@ class Heartbeat:
     def beat(self) -> None:
         """Send one heartbeat and apply the answer."""
         request = self._progress.request(self._worker_id)
+        if self._tells_machine:
+            request.machine.update(extensions.counts_of_machine())
         sent = time.monotonic()
         try:
             answer = self._master.call(request, timeout_s=_CALL_S)
@@ -204,6 +224,7 @@ class Heartbeat:
                 self.on_silence()
             return
         self._contact = sent
+        self._tells_machine = answer.tell_machine
         self._absence.answered()
         self.stale_ring = max(self.stale_ring, answer.stale_ring, answer.broken_ring)
         if answer.broken_ring:

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from torch_edl.config import JobConfig
+from torch_edl.config import JobConfig, extensions
 from torch_edl.config.environment import ENV_MASTER, ENV_NODE, ENV_TOKEN
 from torch_edl.errors import (
     DismissedError,
@@ -79,6 +79,10 @@ class MasterSession:
         self.ring = registered.ring
         """Number of the newest ring at registration; 0 if there was none."""
         self.progress = WorkerStatus(phase="starting")
+        if self.config.trace:
+            tracer = extensions.load(extensions.TRACERS, "opentelemetry", "--trace")
+            told = self.config.trace, self.config.name, self.worker_id, self.progress.seconds
+            self.progress.seconds = tracer.open(*told)
         self.cluster = pb.Cluster()
         """Current parameter servers; none in a ring."""
         self.heartbeat = Heartbeat(self.master, self.worker_id, self.progress)
@@ -273,9 +277,10 @@ class MasterSession:
             raise MasterLostError(f"{error.code().name}: {error.details()}") from None
 
     def _leave(self) -> None:
-        self.progress.leaving = True
+        self.progress.notice, self.progress.leaving = self.departure.notice, True
         self.heartbeat.draining.set()
         self.heartbeat.beat()  # tells the master to lease no more tasks to this process
+        self.heartbeat.on_give_back()  # the update in progress may take long
 
 
 class SpareSession:

@@ -19,7 +19,9 @@ from torch_edl.errors import UsageError
 log = logging.getLogger(__name__)
 
 LEFT = 128 + signal.SIGTERM
-"""Exit code of a process that left because of SIGTERM."""
+"""Exit code of a process that left because of SIGTERM, or whose grace period was over."""
+# What :meth:`GracefulExit.leave` writes to the socket of the signals; no signal has this number.
+_NOTICE = 0
 # A blocked thread may hold the lock of a stream; flushing is abandoned after this time.
 _FLUSH_S = 0.5
 
@@ -112,7 +114,8 @@ def describe_exit(code: int) -> str:
 
 
 class GracefulExit:
-    """Reacts to SIGTERM while the main thread is busy, and ends the process after its grace.
+    """Reacts to SIGTERM, or to a notice of preemption, while the main thread is busy, and ends the
+    process after its grace.
 
     The kernel delivers the signal to compiled code, which writes to a socket, and a thread reads
     from the socket. The signal is therefore noticed even while the main thread is in a long call.
@@ -120,7 +123,9 @@ class GracefulExit:
 
     def __init__(self) -> None:
         self.asked = threading.Event()
-        """Set when SIGTERM was received."""
+        """Set when SIGTERM or a notice was received."""
+        self.notice = ""
+        """Text of the notice of preemption; empty if there was none, or SIGTERM came first."""
         self._read, self._write = socket.socketpair()
         self._write.setblocking(False)
         self._lock = threading.Lock()
@@ -160,6 +165,18 @@ class GracefulExit:
         with self._lock:
             self._grace_s, self._wake = grace_s, wake
 
+    def leave(self, notice: str) -> None:
+        """Leave as after SIGTERM, because of a notice of preemption. The exit code is 0 if the work
+        is returned within the grace period."""
+        if not self.asked.is_set():
+            self.notice = notice
+            self._write.send(bytes([_NOTICE]))
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of a process that has returned its work."""
+        return 0 if self.notice else LEFT
+
     def close(self) -> None:
         """Stop listening. A process that already received SIGTERM still leaves."""
         self._forget()
@@ -186,7 +203,7 @@ class GracefulExit:
         self._unblock()
 
     def _run(self) -> None:
-        while signal.SIGTERM not in (heard := self._read.recv(64)):
+        while not {signal.SIGTERM, _NOTICE}.intersection(heard := self._read.recv(64)):
             if not heard:
                 return
         over = time.monotonic()
@@ -198,10 +215,9 @@ class GracefulExit:
             over += grace_s
             time.sleep(max(0.0, over - time.monotonic()))
         # Unfinished work is abandoned: the master notices the exit and reassigns the work.
-        text = "SIGTERM: not done after the grace period of %g s: leaving without what is in hand"
-        words = threading.Thread(
-            target=_last_words, args=(text % grace_s if grace_s > 0 else "",), daemon=True
-        )
+        text = f"not done after the grace period of {grace_s:g} s: leaving without what is in hand"
+        text = f"{self.notice or 'SIGTERM'}: {text}" if grace_s > 0 else ""
+        words = threading.Thread(target=_last_words, args=(text,), daemon=True)
         words.start()
         words.join(_FLUSH_S)
         os._exit(LEFT)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, MutableMapping
 from typing import Any, Protocol
 
 from torch_edl.errors import UsageError
@@ -51,18 +52,54 @@ class UpdateSource(Protocol):
         ...
 
 
-def loop(engine: Engine, source: UpdateSource, meter: Meter) -> Generator[Any, float | None]:
+class Stopwatch:
+    """Adds the time of a loop to its activities.
+
+    Args:
+        seconds: the sum of each activity.
+        clock: returns seconds from any origin.
+    """
+
+    def __init__(
+        self,
+        seconds: MutableMapping[str, float],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._since = clock()
+
+    def end(self, activity: str) -> None:
+        """Add the time since the end of the last activity."""
+        now = self._clock()
+        self._seconds[activity] += now - self._since
+        self._since = now
+
+
+def loop(
+    engine: Engine,
+    source: UpdateSource,
+    meter: Meter,
+    seconds: MutableMapping[str, float] | None = None,
+) -> Generator[Any, float | None]:
     """Yield the batches for the body, which may send back the loss of a batch.
 
     Args:
         meter: collects the metrics that the body logs, and counts them when the update counts.
+        seconds: ``seconds`` of :class:`~torch_edl.master_client.heartbeat.WorkerStatus`; None in a
+            process without a master.
     """
+    watch = Stopwatch(defaultdict(float) if seconds is None else seconds)
     try:
         for update in source.updates():
+            watch.end("data")
             try:
                 for minibatch in update.minibatches:
                     meter.open(minibatch.records)
-                    loss = yield engine.begin(update, minibatch)
+                    batch = engine.begin(update, minibatch)
+                    watch.end("pull")
+                    loss = yield batch
+                    watch.end("compute")
                     if loss is not None:  # only run_body sends a loss
                         update.losses.append(loss)
                     if engine.broken:
@@ -74,6 +111,7 @@ def loop(engine: Engine, source: UpdateSource, meter: Meter) -> Generator[Any, f
             else:
                 meter.settle(counted=counted)
                 source.after(update, counted=counted)
+            watch.end("push")
     except BaseException:
         meter.settle(counted=source.leave())
         raise

@@ -42,6 +42,7 @@ def run(file: UserModel, master: MasterSession, start: pb.Start) -> None:
     """
     leases = LeaseClient(master.master, master.worker_id)
     leases.incarnation = start.cluster.incarnation
+    file.feeder.minibatches = lambda: file.config.minibatches(master.progress.version)
     tasks = TaskPrefetcher(leases, file.feeder.prepare)
     master.heartbeat.on_give_back = tasks.give_back
     source: FileUpdates | LeasedUpdates
@@ -68,7 +69,7 @@ def run(file: UserModel, master: MasterSession, start: pb.Start) -> None:
                 one_off.try_evaluation(HeldLease.from_proto(start.trial), file.feeder.prepare)
         tasks.start()
         try:
-            run_body(loop(engine, source, Meter()), body)
+            run_body(loop(engine, source, Meter(), master.progress.seconds), body)
         except DismissedError as error:
             log.info("leaving: %s", error)
             dismissed = error

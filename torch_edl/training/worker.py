@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch_edl import _core
+from torch_edl.config import extensions
 from torch_edl.errors import (
     CheckpointError,
     DismissedError,
@@ -30,6 +31,7 @@ from torch_edl.errors import (
     UserCodeError,
 )
 from torch_edl.master_client.session import MasterSession, SpareSession
+from torch_edl.processes import preemption
 from torch_edl.processes.process_group import end_own_group
 from torch_edl.processes.signals import LEFT, GracefulExit
 from torch_edl.processes.this_process import become, expendable, setup_logging, share_cores
@@ -49,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one worker until the job is over, the worker is asked to leave, or an error occurs.
 
     Returns:
-        The exit code: 143 after SIGTERM, 1 after an error, else 0.
+        The exit code: 143 after SIGTERM, 1 after an error, else 0, also after a notice.
     """
     parser = argparse.ArgumentParser(prog="torch_edl.training.worker")
     parser.add_argument("--job", help="name of the job, for those who list processes")
@@ -86,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = 1
     finally:
         master.heartbeat.stop()
-    return LEFT if departure.asked.is_set() else code
+    return departure.exit_code if departure.asked.is_set() else code
 
 
 def _await_place(worker_id: int) -> UserFunctions:
@@ -173,6 +175,12 @@ def _work(master: MasterSession, functions: UserFunctions | None) -> int:
                 columns.tell_unknown(log.warning)
         file.apply(start)
         master.begin()
+        preemption.watch(master.departure.leave)
+        if config.cluster.check_machine:
+            master.progress.phase = "checking"
+            measure = extensions.load(extensions.PROBES, "speed", "--check-machine")
+            master.progress.machine.update(measure())
+            master.heartbeat.beat()
         gc.freeze()
         gc.enable()
         run(file, master, start)

@@ -55,12 +55,21 @@ class Cluster(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., restored_from: _Optional[str] = ..., values_only: _Optional[bool] = ...) -> None: ...
 
 class ServerHeartbeatRequest(_message.Message):
-    __slots__ = ("shard", "incarnation", "version", "problem", "leaving", "keeper", "note", "has_copy", "rows", "bytes", "counts")
+    __slots__ = ("shard", "incarnation", "version", "problem", "leaving", "notice", "machine", "keeper", "note", "has_copy", "rows", "bytes", "counts")
+    class MachineEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     SHARD_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
     KEEPER_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
     HAS_COPY_FIELD_NUMBER: _ClassVar[int]
@@ -72,25 +81,31 @@ class ServerHeartbeatRequest(_message.Message):
     version: int
     problem: str
     leaving: bool
+    notice: str
+    machine: _containers.ScalarMap[str, float]
     keeper: int
     note: int
     has_copy: bool
     rows: int
     bytes: int
     counts: _counts_pb2.ServerCounts
-    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., version: _Optional[int] = ..., problem: _Optional[str] = ..., leaving: _Optional[bool] = ..., keeper: _Optional[int] = ..., note: _Optional[int] = ..., has_copy: _Optional[bool] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ..., counts: _Optional[_Union[_counts_pb2.ServerCounts, _Mapping]] = ...) -> None: ...
+    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., version: _Optional[int] = ..., problem: _Optional[str] = ..., leaving: _Optional[bool] = ..., notice: _Optional[str] = ..., machine: _Optional[_Mapping[str, float]] = ..., keeper: _Optional[int] = ..., note: _Optional[int] = ..., has_copy: _Optional[bool] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ..., counts: _Optional[_Union[_counts_pb2.ServerCounts, _Mapping]] = ...) -> None: ...
 
 class ServerHeartbeatResponse(_message.Message):
-    __slots__ = ("known", "stay", "noted", "peer")
+    __slots__ = ("known", "stay", "noted", "tell_machine", "tell_frequent_ids", "peer")
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     STAY_FIELD_NUMBER: _ClassVar[int]
     NOTED_FIELD_NUMBER: _ClassVar[int]
+    TELL_MACHINE_FIELD_NUMBER: _ClassVar[int]
+    TELL_FREQUENT_IDS_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     known: bool
     stay: bool
     noted: int
+    tell_machine: bool
+    tell_frequent_ids: bool
     peer: Server
-    def __init__(self, known: _Optional[bool] = ..., stay: _Optional[bool] = ..., noted: _Optional[int] = ..., peer: _Optional[_Union[Server, _Mapping]] = ...) -> None: ...
+    def __init__(self, known: _Optional[bool] = ..., stay: _Optional[bool] = ..., noted: _Optional[int] = ..., tell_machine: _Optional[bool] = ..., tell_frequent_ids: _Optional[bool] = ..., peer: _Optional[_Union[Server, _Mapping]] = ...) -> None: ...
 
 class GetClusterRequest(_message.Message):
     __slots__ = ("shard", "after")

@@ -25,13 +25,17 @@ _sym_db = _symbol_database.Default()
 from torch_edl.wire import counts_pb2 as torch__edl_dot_wire_dot_counts__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctorch_edl/wire/control.proto\x12\ttorch_edl\x1a\x1btorch_edl/wire/counts.proto\"\xbb\x02\n\rProcessStatus\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\x03\x12\x0b\n\x03pid\x18\x03 \x01(\x03\x12\r\n\x05state\x18\x04 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\x0c\n\x04\x65xit\x18\x06 \x01(\t\x12\x0b\n\x03log\x18\x07 \x01(\t\x12\x0f\n\x07problem\x18\x08 \x01(\t\x12\x0c\n\x04kept\x18\t \x01(\x08\x12\x12\n\nexpendable\x18\n \x01(\x08\x12\r\n\x05phase\x18\x0b \x01(\t\x12\x0f\n\x07records\x18\x0c \x01(\x03\x12\x0e\n\x06leases\x18\r \x01(\x03\x12\x0e\n\x06idle_s\x18\x0e \x01(\x01\x12\x0f\n\x07updates\x18\x0f \x01(\x03\x12\x0c\n\x04rows\x18\x10 \x01(\x03\x12\r\n\x05\x62ytes\x18\x11 \x01(\x03\x12\'\n\x06\x63ounts\x18\x12 \x01(\x0b\x32\x17.torch_edl.ServerCounts\"W\n\x05\x45vent\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x0c\n\x04time\x18\x02 \x01(\x01\x12\r\n\x05level\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x11\n\ttraceback\x18\x05 \x01(\t\"\x8c\x01\n\x10\x45valuationResult\x12\r\n\x05steps\x18\x01 \x01(\x03\x12\x39\n\x07metrics\x18\x02 \x03(\x0b\x32(.torch_edl.EvaluationResult.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"M\n\tBestModel\x12\x0e\n\x06metric\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01\x12\r\n\x05steps\x18\x03 \x01(\x03\x12\x12\n\ncheckpoint\x18\x04 \x01(\t\"(\n\x10GetStatusRequest\x12\x14\n\x0c\x65vents_after\x18\x01 \x01(\x03\"\xb5\x07\n\x11GetStatusResponse\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x10\n\x08strategy\x18\x03 \x01(\t\x12\x17\n\x0fstrategy_reason\x18\x04 \x01(\t\x12\r\n\x05state\x18\x05 \x01(\t\x12\r\n\x05\x65rror\x18\x06 \x01(\t\x12\x11\n\ttraceback\x18\x07 \x01(\t\x12\r\n\x05\x65poch\x18\x08 \x01(\x03\x12\x0e\n\x06\x65pochs\x18\t \x01(\x03\x12\x14\n\x0crecords_done\x18\n \x01(\x03\x12\x15\n\rrecords_total\x18\x0b \x01(\x03\x12\x12\n\ntasks_todo\x18\x0c \x01(\x03\x12\x13\n\x0btasks_doing\x18\r \x01(\x03\x12\x12\n\ntasks_done\x18\x0e \x01(\x03\x12+\n\tprocesses\x18\x0f \x03(\x0b\x32\x18.torch_edl.ProcessStatus\x12\x36\n\x05rates\x18\x10 \x03(\x0b\x32\'.torch_edl.GetStatusResponse.RatesEntry\x12\r\n\x05steps\x18\x11 \x01(\x03\x12\x0c\n\x04loss\x18\x12 \x01(\x01\x12\x30\n\x0b\x65valuations\x18\x13 \x03(\x0b\x32\x1b.torch_edl.EvaluationResult\x12 \n\x06\x65vents\x18\x14 \x03(\x0b\x32\x10.torch_edl.Event\x12\x12\n\ncheckpoint\x18\x15 \x01(\t\x12\x0f\n\x07\x64\x61maged\x18\x16 \x01(\x03\x12\x11\n\tnan_steps\x18\x17 \x01(\x03\x12\x0e\n\x06wall_s\x18\x18 \x01(\x01\x12\x16\n\x0eworkers_wanted\x18\x19 \x01(\x03\x12\x13\n\x0busage_error\x18\x1a \x01(\x08\x12\x15\n\rrecords_begun\x18\x1b \x01(\x03\x12\x38\n\x06logged\x18\x1c \x03(\x0b\x32(.torch_edl.GetStatusResponse.LoggedEntry\x12\x11\n\trollbacks\x18( \x01(\x03\x12\x1b\n\x13records_rolled_back\x18) \x01(\x03\x12\x16\n\x0eservers_wanted\x18* \x01(\x03\x12\"\n\x04\x62\x65st\x18, \x01(\x0b\x32\x14.torch_edl.BestModel\x12%\n\x06losses\x18- \x03(\x0b\x32\x15.torch_edl.LossCounts\x12\x14\n\x0cupdates_lost\x18+ \x01(\x03\x1a,\n\nRatesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a-\n\x0bLoggedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"I\n\x0cScaleRequest\x12\x13\n\x0bmin_workers\x18\x01 \x01(\x03\x12\x13\n\x0bmax_workers\x18\x02 \x01(\x03\x12\x0f\n\x07servers\x18\x03 \x01(\x03\"\x1d\n\rScaleResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\".\n\x0bStopRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07\x61t_once\x18\x02 \x01(\x08\"\x0e\n\x0cStopResponse\"\"\n\x10GetStacksRequest\x12\x0e\n\x06number\x18\x01 \x01(\x03\"=\n\x11GetStacksResponse\x12(\n\x07workers\x18\x01 \x03(\x0b\x32\x17.torch_edl.WorkerStacks\"L\n\x0cWorkerStacks\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\x0c\n\x04told\x18\x03 \x01(\x08\x12\x0e\n\x06stacks\x18\x04 \x01(\t\"D\n\x10\x41\x64\x64\x45ventsRequest\x12\x0e\n\x06source\x18\x01 \x01(\t\x12 \n\x06\x65vents\x18\x02 \x03(\x0b\x32\x10.torch_edl.Event\"\x13\n\x11\x41\x64\x64\x45ventsResponse2\xd6\x02\n\x07\x43ontrol\x12\x46\n\tGetStatus\x12\x1b.torch_edl.GetStatusRequest\x1a\x1c.torch_edl.GetStatusResponse\x12:\n\x05Scale\x12\x17.torch_edl.ScaleRequest\x1a\x18.torch_edl.ScaleResponse\x12\x46\n\tGetStacks\x12\x1b.torch_edl.GetStacksRequest\x1a\x1c.torch_edl.GetStacksResponse\x12\x37\n\x04Stop\x12\x16.torch_edl.StopRequest\x1a\x17.torch_edl.StopResponse\x12\x46\n\tAddEvents\x12\x1b.torch_edl.AddEventsRequest\x1a\x1c.torch_edl.AddEventsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctorch_edl/wire/control.proto\x12\ttorch_edl\x1a\x1btorch_edl/wire/counts.proto\"\xba\x04\n\rProcessStatus\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\x03\x12\x0b\n\x03pid\x18\x03 \x01(\x03\x12\r\n\x05state\x18\x04 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\x0c\n\x04\x65xit\x18\x06 \x01(\t\x12\x0b\n\x03log\x18\x07 \x01(\t\x12\x0f\n\x07problem\x18\x08 \x01(\t\x12\x0c\n\x04kept\x18\t \x01(\x08\x12\x12\n\nexpendable\x18\n \x01(\x08\x12\r\n\x05phase\x18\x0b \x01(\t\x12\x0f\n\x07records\x18\x0c \x01(\x03\x12\x0e\n\x06leases\x18\r \x01(\x03\x12\x0e\n\x06idle_s\x18\x0e \x01(\x01\x12\x0f\n\x07lease_s\x18\x17 \x01(\x01\x12\x36\n\x07seconds\x18\x14 \x03(\x0b\x32%.torch_edl.ProcessStatus.SecondsEntry\x12\x0e\n\x06\x62usy_s\x18\x15 \x01(\x01\x12\x0f\n\x07updates\x18\x0f \x01(\x03\x12\x0c\n\x04rows\x18\x10 \x01(\x03\x12\r\n\x05\x62ytes\x18\x11 \x01(\x03\x12\'\n\x06\x63ounts\x18\x12 \x01(\x0b\x32\x17.torch_edl.ServerCounts\x12\x0c\n\x04slow\x18\x13 \x01(\x01\x12\x36\n\x07machine\x18\x16 \x03(\x0b\x32%.torch_edl.ProcessStatus.MachineEntry\x1a.\n\x0cSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a.\n\x0cMachineEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"W\n\x05\x45vent\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x0c\n\x04time\x18\x02 \x01(\x01\x12\r\n\x05level\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x11\n\ttraceback\x18\x05 \x01(\t\"\x8c\x01\n\x10\x45valuationResult\x12\r\n\x05steps\x18\x01 \x01(\x03\x12\x39\n\x07metrics\x18\x02 \x03(\x0b\x32(.torch_edl.EvaluationResult.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"M\n\tBestModel\x12\x0e\n\x06metric\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01\x12\r\n\x05steps\x18\x03 \x01(\x03\x12\x12\n\ncheckpoint\x18\x04 \x01(\t\"=\n\x0bHistoryPart\x12\r\n\x05inode\x18\x01 \x01(\x03\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x0f\n\x07\x63ontent\x18\x03 \x01(\x0c\"m\n\x10GetStatusRequest\x12\x14\n\x0c\x65vents_after\x18\x01 \x01(\x03\x12\x14\n\x0c\x66requent_ids\x18\x02 \x01(\x08\x12-\n\rhistory_after\x18\x03 \x01(\x0b\x32\x16.torch_edl.HistoryPart\"\xde\x07\n\x11GetStatusResponse\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x10\n\x08strategy\x18\x03 \x01(\t\x12\x17\n\x0fstrategy_reason\x18\x04 \x01(\t\x12\r\n\x05state\x18\x05 \x01(\t\x12\r\n\x05\x65rror\x18\x06 \x01(\t\x12\x11\n\ttraceback\x18\x07 \x01(\t\x12\r\n\x05\x65poch\x18\x08 \x01(\x03\x12\x0e\n\x06\x65pochs\x18\t \x01(\x03\x12\x14\n\x0crecords_done\x18\n \x01(\x03\x12\x15\n\rrecords_total\x18\x0b \x01(\x03\x12\x12\n\ntasks_todo\x18\x0c \x01(\x03\x12\x13\n\x0btasks_doing\x18\r \x01(\x03\x12\x12\n\ntasks_done\x18\x0e \x01(\x03\x12+\n\tprocesses\x18\x0f \x03(\x0b\x32\x18.torch_edl.ProcessStatus\x12\x36\n\x05rates\x18\x10 \x03(\x0b\x32\'.torch_edl.GetStatusResponse.RatesEntry\x12\r\n\x05steps\x18\x11 \x01(\x03\x12\x0c\n\x04loss\x18\x12 \x01(\x01\x12\x30\n\x0b\x65valuations\x18\x13 \x03(\x0b\x32\x1b.torch_edl.EvaluationResult\x12 \n\x06\x65vents\x18\x14 \x03(\x0b\x32\x10.torch_edl.Event\x12\x12\n\ncheckpoint\x18\x15 \x01(\t\x12\x0f\n\x07\x64\x61maged\x18\x16 \x01(\x03\x12\x11\n\tnan_steps\x18\x17 \x01(\x03\x12\x0e\n\x06wall_s\x18\x18 \x01(\x01\x12\x16\n\x0eworkers_wanted\x18\x19 \x01(\x03\x12\x13\n\x0busage_error\x18\x1a \x01(\x08\x12\x15\n\rrecords_begun\x18\x1b \x01(\x03\x12\x38\n\x06logged\x18\x1c \x03(\x0b\x32(.torch_edl.GetStatusResponse.LoggedEntry\x12\x11\n\trollbacks\x18( \x01(\x03\x12\x1b\n\x13records_rolled_back\x18) \x01(\x03\x12\x16\n\x0eservers_wanted\x18* \x01(\x03\x12\"\n\x04\x62\x65st\x18, \x01(\x0b\x32\x14.torch_edl.BestModel\x12\'\n\x07history\x18. \x01(\x0b\x32\x16.torch_edl.HistoryPart\x12%\n\x06losses\x18- \x03(\x0b\x32\x15.torch_edl.LossCounts\x12\x14\n\x0cupdates_lost\x18+ \x01(\x03\x1a,\n\nRatesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a-\n\x0bLoggedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"I\n\x0cScaleRequest\x12\x13\n\x0bmin_workers\x18\x01 \x01(\x03\x12\x13\n\x0bmax_workers\x18\x02 \x01(\x03\x12\x0f\n\x07servers\x18\x03 \x01(\x03\"\x1d\n\rScaleResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\".\n\x0bStopRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07\x61t_once\x18\x02 \x01(\x08\"\x0e\n\x0cStopResponse\"\"\n\x10GetStacksRequest\x12\x0e\n\x06number\x18\x01 \x01(\x03\"=\n\x11GetStacksResponse\x12(\n\x07workers\x18\x01 \x03(\x0b\x32\x17.torch_edl.WorkerStacks\"L\n\x0cWorkerStacks\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\x0c\n\x04told\x18\x03 \x01(\x08\x12\x0e\n\x06stacks\x18\x04 \x01(\t\"D\n\x10\x41\x64\x64\x45ventsRequest\x12\x0e\n\x06source\x18\x01 \x01(\t\x12 \n\x06\x65vents\x18\x02 \x03(\x0b\x32\x10.torch_edl.Event\"\x13\n\x11\x41\x64\x64\x45ventsResponse2\xd6\x02\n\x07\x43ontrol\x12\x46\n\tGetStatus\x12\x1b.torch_edl.GetStatusRequest\x1a\x1c.torch_edl.GetStatusResponse\x12:\n\x05Scale\x12\x17.torch_edl.ScaleRequest\x1a\x18.torch_edl.ScaleResponse\x12\x46\n\tGetStacks\x12\x1b.torch_edl.GetStacksRequest\x1a\x1c.torch_edl.GetStacksResponse\x12\x37\n\x04Stop\x12\x16.torch_edl.StopRequest\x1a\x17.torch_edl.StopResponse\x12\x46\n\tAddEvents\x12\x1b.torch_edl.AddEventsRequest\x1a\x1c.torch_edl.AddEventsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'torch_edl.wire.control_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_PROCESSSTATUS_SECONDSENTRY']._loaded_options = None
+  _globals['_PROCESSSTATUS_SECONDSENTRY']._serialized_options = b'8\001'
+  _globals['_PROCESSSTATUS_MACHINEENTRY']._loaded_options = None
+  _globals['_PROCESSSTATUS_MACHINEENTRY']._serialized_options = b'8\001'
   _globals['_EVALUATIONRESULT_METRICSENTRY']._loaded_options = None
   _globals['_EVALUATIONRESULT_METRICSENTRY']._serialized_options = b'8\001'
   _globals['_GETSTATUSRESPONSE_RATESENTRY']._loaded_options = None
@@ -39,41 +43,47 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSTATUSRESPONSE_LOGGEDENTRY']._loaded_options = None
   _globals['_GETSTATUSRESPONSE_LOGGEDENTRY']._serialized_options = b'8\001'
   _globals['_PROCESSSTATUS']._serialized_start=73
-  _globals['_PROCESSSTATUS']._serialized_end=388
-  _globals['_EVENT']._serialized_start=390
-  _globals['_EVENT']._serialized_end=477
-  _globals['_EVALUATIONRESULT']._serialized_start=480
-  _globals['_EVALUATIONRESULT']._serialized_end=620
-  _globals['_EVALUATIONRESULT_METRICSENTRY']._serialized_start=574
-  _globals['_EVALUATIONRESULT_METRICSENTRY']._serialized_end=620
-  _globals['_BESTMODEL']._serialized_start=622
-  _globals['_BESTMODEL']._serialized_end=699
-  _globals['_GETSTATUSREQUEST']._serialized_start=701
-  _globals['_GETSTATUSREQUEST']._serialized_end=741
-  _globals['_GETSTATUSRESPONSE']._serialized_start=744
-  _globals['_GETSTATUSRESPONSE']._serialized_end=1693
-  _globals['_GETSTATUSRESPONSE_RATESENTRY']._serialized_start=1602
-  _globals['_GETSTATUSRESPONSE_RATESENTRY']._serialized_end=1646
-  _globals['_GETSTATUSRESPONSE_LOGGEDENTRY']._serialized_start=1648
-  _globals['_GETSTATUSRESPONSE_LOGGEDENTRY']._serialized_end=1693
-  _globals['_SCALEREQUEST']._serialized_start=1695
-  _globals['_SCALEREQUEST']._serialized_end=1768
-  _globals['_SCALERESPONSE']._serialized_start=1770
-  _globals['_SCALERESPONSE']._serialized_end=1799
-  _globals['_STOPREQUEST']._serialized_start=1801
-  _globals['_STOPREQUEST']._serialized_end=1847
-  _globals['_STOPRESPONSE']._serialized_start=1849
-  _globals['_STOPRESPONSE']._serialized_end=1863
-  _globals['_GETSTACKSREQUEST']._serialized_start=1865
-  _globals['_GETSTACKSREQUEST']._serialized_end=1899
-  _globals['_GETSTACKSRESPONSE']._serialized_start=1901
-  _globals['_GETSTACKSRESPONSE']._serialized_end=1962
-  _globals['_WORKERSTACKS']._serialized_start=1964
-  _globals['_WORKERSTACKS']._serialized_end=2040
-  _globals['_ADDEVENTSREQUEST']._serialized_start=2042
-  _globals['_ADDEVENTSREQUEST']._serialized_end=2110
-  _globals['_ADDEVENTSRESPONSE']._serialized_start=2112
-  _globals['_ADDEVENTSRESPONSE']._serialized_end=2131
-  _globals['_CONTROL']._serialized_start=2134
-  _globals['_CONTROL']._serialized_end=2476
+  _globals['_PROCESSSTATUS']._serialized_end=643
+  _globals['_PROCESSSTATUS_SECONDSENTRY']._serialized_start=549
+  _globals['_PROCESSSTATUS_SECONDSENTRY']._serialized_end=595
+  _globals['_PROCESSSTATUS_MACHINEENTRY']._serialized_start=597
+  _globals['_PROCESSSTATUS_MACHINEENTRY']._serialized_end=643
+  _globals['_EVENT']._serialized_start=645
+  _globals['_EVENT']._serialized_end=732
+  _globals['_EVALUATIONRESULT']._serialized_start=735
+  _globals['_EVALUATIONRESULT']._serialized_end=875
+  _globals['_EVALUATIONRESULT_METRICSENTRY']._serialized_start=829
+  _globals['_EVALUATIONRESULT_METRICSENTRY']._serialized_end=875
+  _globals['_BESTMODEL']._serialized_start=877
+  _globals['_BESTMODEL']._serialized_end=954
+  _globals['_HISTORYPART']._serialized_start=956
+  _globals['_HISTORYPART']._serialized_end=1017
+  _globals['_GETSTATUSREQUEST']._serialized_start=1019
+  _globals['_GETSTATUSREQUEST']._serialized_end=1128
+  _globals['_GETSTATUSRESPONSE']._serialized_start=1131
+  _globals['_GETSTATUSRESPONSE']._serialized_end=2121
+  _globals['_GETSTATUSRESPONSE_RATESENTRY']._serialized_start=2030
+  _globals['_GETSTATUSRESPONSE_RATESENTRY']._serialized_end=2074
+  _globals['_GETSTATUSRESPONSE_LOGGEDENTRY']._serialized_start=2076
+  _globals['_GETSTATUSRESPONSE_LOGGEDENTRY']._serialized_end=2121
+  _globals['_SCALEREQUEST']._serialized_start=2123
+  _globals['_SCALEREQUEST']._serialized_end=2196
+  _globals['_SCALERESPONSE']._serialized_start=2198
+  _globals['_SCALERESPONSE']._serialized_end=2227
+  _globals['_STOPREQUEST']._serialized_start=2229
+  _globals['_STOPREQUEST']._serialized_end=2275
+  _globals['_STOPRESPONSE']._serialized_start=2277
+  _globals['_STOPRESPONSE']._serialized_end=2291
+  _globals['_GETSTACKSREQUEST']._serialized_start=2293
+  _globals['_GETSTACKSREQUEST']._serialized_end=2327
+  _globals['_GETSTACKSRESPONSE']._serialized_start=2329
+  _globals['_GETSTACKSRESPONSE']._serialized_end=2390
+  _globals['_WORKERSTACKS']._serialized_start=2392
+  _globals['_WORKERSTACKS']._serialized_end=2468
+  _globals['_ADDEVENTSREQUEST']._serialized_start=2470
+  _globals['_ADDEVENTSREQUEST']._serialized_end=2538
+  _globals['_ADDEVENTSRESPONSE']._serialized_start=2540
+  _globals['_ADDEVENTSRESPONSE']._serialized_end=2559
+  _globals['_CONTROL']._serialized_start=2562
+  _globals['_CONTROL']._serialized_end=2904
 # @@protoc_insertion_point(module_scope)

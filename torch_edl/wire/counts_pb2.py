@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btorch_edl/wire/counts.proto\x12\ttorch_edl\"8\n\tHistogram\x12\x0e\n\x06\x62ounds\x18\x01 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x03\x12\x0b\n\x03sum\x18\x03 \x01(\x01\"I\n\x0bTableCounts\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04rows\x18\x02 \x01(\x03\x12\r\n\x05\x62ytes\x18\x03 \x01(\x03\x12\x0f\n\x07\x65victed\x18\x04 \x01(\x03\"\xd9\x01\n\x0cServerCounts\x12$\n\x06pull_s\x18\x01 \x01(\x0b\x32\x14.torch_edl.Histogram\x12$\n\x06push_s\x18\x02 \x01(\x0b\x32\x14.torch_edl.Histogram\x12\'\n\tstaleness\x18\x03 \x01(\x0b\x32\x14.torch_edl.Histogram\x12\x15\n\rjournal_lag_s\x18\x04 \x01(\x01\x12\x15\n\rjournal_bytes\x18\x05 \x01(\x03\x12&\n\x06tables\x18\x06 \x03(\x0b\x32\x16.torch_edl.TableCounts\"=\n\nLossCounts\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0e\n\x06losses\x18\x02 \x01(\x03\x12\x11\n\tstalled_s\x18\x03 \x01(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btorch_edl/wire/counts.proto\x12\ttorch_edl\"8\n\tHistogram\x12\x0e\n\x06\x62ounds\x18\x01 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x03\x12\x0b\n\x03sum\x18\x03 \x01(\x01\"\x8a\x01\n\x0bTableCounts\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04rows\x18\x02 \x01(\x03\x12\r\n\x05\x62ytes\x18\x03 \x01(\x03\x12\x0f\n\x07\x65victed\x18\x04 \x01(\x03\x12\x14\n\x0c\x66requent_ids\x18\x05 \x03(\x10\x12\x18\n\x10\x66requent_updates\x18\x06 \x03(\x03\x12\x0f\n\x07updates\x18\x07 \x01(\x03\"\xd9\x01\n\x0cServerCounts\x12$\n\x06pull_s\x18\x01 \x01(\x0b\x32\x14.torch_edl.Histogram\x12$\n\x06push_s\x18\x02 \x01(\x0b\x32\x14.torch_edl.Histogram\x12\'\n\tstaleness\x18\x03 \x01(\x0b\x32\x14.torch_edl.Histogram\x12\x15\n\rjournal_lag_s\x18\x04 \x01(\x01\x12\x15\n\rjournal_bytes\x18\x05 \x01(\x03\x12&\n\x06tables\x18\x06 \x03(\x0b\x32\x16.torch_edl.TableCounts\"=\n\nLossCounts\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0e\n\x06losses\x18\x02 \x01(\x03\x12\x11\n\tstalled_s\x18\x03 \x01(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,10 +33,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HISTOGRAM']._serialized_start=42
   _globals['_HISTOGRAM']._serialized_end=98
-  _globals['_TABLECOUNTS']._serialized_start=100
-  _globals['_TABLECOUNTS']._serialized_end=173
-  _globals['_SERVERCOUNTS']._serialized_start=176
-  _globals['_SERVERCOUNTS']._serialized_end=393
-  _globals['_LOSSCOUNTS']._serialized_start=395
-  _globals['_LOSSCOUNTS']._serialized_end=456
+  _globals['_TABLECOUNTS']._serialized_start=101
+  _globals['_TABLECOUNTS']._serialized_end=239
+  _globals['_SERVERCOUNTS']._serialized_start=242
+  _globals['_SERVERCOUNTS']._serialized_end=459
+  _globals['_LOSSCOUNTS']._serialized_start=461
+  _globals['_LOSSCOUNTS']._serialized_end=522
 # @@protoc_insertion_point(module_scope)

@@ -17,16 +17,22 @@ class Histogram(_message.Message):
     def __init__(self, bounds: _Optional[_Iterable[float]] = ..., counts: _Optional[_Iterable[int]] = ..., sum: _Optional[float] = ...) -> None: ...
 
 class TableCounts(_message.Message):
-    __slots__ = ("name", "rows", "bytes", "evicted")
+    __slots__ = ("name", "rows", "bytes", "evicted", "frequent_ids", "frequent_updates", "updates")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     EVICTED_FIELD_NUMBER: _ClassVar[int]
+    FREQUENT_IDS_FIELD_NUMBER: _ClassVar[int]
+    FREQUENT_UPDATES_FIELD_NUMBER: _ClassVar[int]
+    UPDATES_FIELD_NUMBER: _ClassVar[int]
     name: str
     rows: int
     bytes: int
     evicted: int
-    def __init__(self, name: _Optional[str] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ..., evicted: _Optional[int] = ...) -> None: ...
+    frequent_ids: _containers.RepeatedScalarFieldContainer[int]
+    frequent_updates: _containers.RepeatedScalarFieldContainer[int]
+    updates: int
+    def __init__(self, name: _Optional[str] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ..., evicted: _Optional[int] = ..., frequent_ids: _Optional[_Iterable[int]] = ..., frequent_updates: _Optional[_Iterable[int]] = ..., updates: _Optional[int] = ...) -> None: ...
 
 class ServerCounts(_message.Message):
     __slots__ = ("pull_s", "push_s", "staleness", "journal_lag_s", "journal_bytes", "tables")

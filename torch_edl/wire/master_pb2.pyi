@@ -27,6 +27,7 @@ from torch_edl.wire.control_pb2 import ProcessStatus as ProcessStatus
 from torch_edl.wire.control_pb2 import Event as Event
 from torch_edl.wire.control_pb2 import EvaluationResult as EvaluationResult
 from torch_edl.wire.control_pb2 import BestModel as BestModel
+from torch_edl.wire.control_pb2 import HistoryPart as HistoryPart
 from torch_edl.wire.control_pb2 import GetStatusRequest as GetStatusRequest
 from torch_edl.wire.control_pb2 import GetStatusResponse as GetStatusResponse
 from torch_edl.wire.control_pb2 import ScaleRequest as ScaleRequest

@@ -206,8 +206,22 @@ class Start(_message.Message):
     def __init__(self, strategy: _Optional[str] = ..., reason: _Optional[str] = ..., cluster: _Optional[_Union[_cluster_pb2.Cluster, _Mapping]] = ..., torch_threads: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[SourceShard, _Mapping]]] = ..., preprocessing: _Optional[bytes] = ..., trial: _Optional[_Union[_tasks_pb2.LeaseMessage, _Mapping]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("worker_id", "steps", "records", "loss", "version", "phase", "ring", "position", "pass_index", "pass_records", "left_out", "damaged", "epoch", "epochs", "records_before", "records_to_come", "logged", "leaving", "stacks", "stacks_number", "epochs_heard")
+    __slots__ = ("worker_id", "steps", "records", "loss", "version", "phase", "ring", "position", "pass_index", "pass_records", "left_out", "damaged", "epoch", "epochs", "records_before", "records_to_come", "records_left", "logged", "leaving", "notice", "machine", "busy_s", "stacks", "stacks_number", "epochs_heard", "seconds")
     class LoggedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class MachineEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class SecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -230,11 +244,16 @@ class HeartbeatRequest(_message.Message):
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     RECORDS_BEFORE_FIELD_NUMBER: _ClassVar[int]
     RECORDS_TO_COME_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_LEFT_FIELD_NUMBER: _ClassVar[int]
     LOGGED_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    BUSY_S_FIELD_NUMBER: _ClassVar[int]
     STACKS_FIELD_NUMBER: _ClassVar[int]
     STACKS_NUMBER_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_HEARD_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     steps: int
     records: int
@@ -251,15 +270,20 @@ class HeartbeatRequest(_message.Message):
     epochs: int
     records_before: int
     records_to_come: int
+    records_left: int
     logged: _containers.ScalarMap[str, float]
     leaving: bool
+    notice: str
+    machine: _containers.ScalarMap[str, float]
+    busy_s: float
     stacks: str
     stacks_number: int
     epochs_heard: int
-    def __init__(self, worker_id: _Optional[int] = ..., steps: _Optional[int] = ..., records: _Optional[int] = ..., loss: _Optional[float] = ..., version: _Optional[int] = ..., phase: _Optional[str] = ..., ring: _Optional[int] = ..., position: _Optional[int] = ..., pass_index: _Optional[int] = ..., pass_records: _Optional[int] = ..., left_out: _Optional[int] = ..., damaged: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., records_before: _Optional[int] = ..., records_to_come: _Optional[int] = ..., logged: _Optional[_Mapping[str, float]] = ..., leaving: _Optional[bool] = ..., stacks: _Optional[str] = ..., stacks_number: _Optional[int] = ..., epochs_heard: _Optional[int] = ...) -> None: ...
+    seconds: _containers.ScalarMap[str, float]
+    def __init__(self, worker_id: _Optional[int] = ..., steps: _Optional[int] = ..., records: _Optional[int] = ..., loss: _Optional[float] = ..., version: _Optional[int] = ..., phase: _Optional[str] = ..., ring: _Optional[int] = ..., position: _Optional[int] = ..., pass_index: _Optional[int] = ..., pass_records: _Optional[int] = ..., left_out: _Optional[int] = ..., damaged: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., records_before: _Optional[int] = ..., records_to_come: _Optional[int] = ..., records_left: _Optional[int] = ..., logged: _Optional[_Mapping[str, float]] = ..., leaving: _Optional[bool] = ..., notice: _Optional[str] = ..., machine: _Optional[_Mapping[str, float]] = ..., busy_s: _Optional[float] = ..., stacks: _Optional[str] = ..., stacks_number: _Optional[int] = ..., epochs_heard: _Optional[int] = ..., seconds: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("drain", "known", "broken_ring", "stale_ring", "stopping", "newest_server", "server_args", "stacks_number", "epochs_open", "epoch_ends", "give_back")
+    __slots__ = ("drain", "known", "broken_ring", "stale_ring", "stopping", "newest_server", "server_args", "stacks_number", "epochs_open", "epoch_ends", "give_back", "tell_machine")
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     BROKEN_RING_FIELD_NUMBER: _ClassVar[int]
@@ -271,6 +295,7 @@ class HeartbeatResponse(_message.Message):
     EPOCHS_OPEN_FIELD_NUMBER: _ClassVar[int]
     EPOCH_ENDS_FIELD_NUMBER: _ClassVar[int]
     GIVE_BACK_FIELD_NUMBER: _ClassVar[int]
+    TELL_MACHINE_FIELD_NUMBER: _ClassVar[int]
     drain: bool
     known: bool
     broken_ring: int
@@ -282,4 +307,5 @@ class HeartbeatResponse(_message.Message):
     epochs_open: int
     epoch_ends: _containers.RepeatedCompositeFieldContainer[_metrics_pb2.MetricValues]
     give_back: bool
-    def __init__(self, drain: _Optional[bool] = ..., known: _Optional[bool] = ..., broken_ring: _Optional[int] = ..., stale_ring: _Optional[int] = ..., stopping: _Optional[bool] = ..., newest_server: _Optional[int] = ..., server_args: _Optional[_Iterable[str]] = ..., stacks_number: _Optional[int] = ..., epochs_open: _Optional[int] = ..., epoch_ends: _Optional[_Iterable[_Union[_metrics_pb2.MetricValues, _Mapping]]] = ..., give_back: _Optional[bool] = ...) -> None: ...
+    tell_machine: bool
+    def __init__(self, drain: _Optional[bool] = ..., known: _Optional[bool] = ..., broken_ring: _Optional[int] = ..., stale_ring: _Optional[int] = ..., stopping: _Optional[bool] = ..., newest_server: _Optional[int] = ..., server_args: _Optional[_Iterable[str]] = ..., stacks_number: _Optional[int] = ..., epochs_open: _Optional[int] = ..., epoch_ends: _Optional[_Iterable[_Union[_metrics_pb2.MetricValues, _Mapping]]] = ..., give_back: _Optional[bool] = ..., tell_machine: _Optional[bool] = ...) -> None: ...

@@ -9,6 +9,9 @@ from torch_edl.errors import UsageError
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 
+# Seconds for which servers send the most frequent ids after a client has asked for them.
+_ASKED_S = 10.0
+
 
 def register(
     job: ManagedJob, request: pb.RegisterServerRequest, now: float
@@ -87,17 +90,25 @@ def heartbeat(
             job.lifecycle.note("warning", f"{name}: {request.problem}", now)
         else:
             job.lifecycle.note("info", f"{name} accepts pushes again", now)
-    stay = request.leaving and _stays(job, process, now)
+    stay = request.leaving and _stays(job, process, now, request.notice)
     peer = job.fleet.servers.peer(request.shard)
     number = request.note
     known = number > 0 and job.fleet.servers.note(process, number, request.has_copy)
     noted = number if known else 0
-    return pb.ServerHeartbeatResponse(known=True, peer=peer, stay=stay, noted=noted)
+    tell = ("ps", process.id) in job.verdicts
+    return pb.ServerHeartbeatResponse(
+        known=True,
+        peer=peer,
+        stay=stay,
+        noted=noted,
+        tell_machine=tell,
+        tell_frequent_ids=now - job.fleet.servers.ids_asked_at < _ASKED_S,
+    )
 
 
-def _stays(job: ManagedJob, server: ServerProcess, now: float) -> bool:
-    """Return whether a server that received SIGTERM stays until the model has moved, or other
-    servers have copies: its shard would be lost with it."""
+def _stays(job: ManagedJob, server: ServerProcess, now: float, notice: str) -> bool:
+    """Return whether a server that received SIGTERM, or a notice of preemption, stays until the
+    model has moved, or other servers have copies: its shard would be lost with it."""
     mode, servers = job.config.durability.mode, job.fleet.servers
     if mode == "replica":
         server.released |= job.lifecycle.outcome is not None or servers.is_expendable(server)
@@ -107,12 +118,17 @@ def _stays(job: ManagedJob, server: ServerProcess, now: float) -> bool:
         then = "it waits for copies on others"
     else:
         shard_stays = mode == "journal" or not job.config.shares_files
+        if shard_stays and notice and not server.leaving:
+            server.leaving = True
+            text = f"ps-{server.id} is preempted ({notice}): another server takes its shard"
+            job.lifecycle.note("info", text, now)
         if shard_stays or job.lifecycle.ending or not job.config.trains or job.tasks.trained:
             return False
         begins, servers.moving = not servers.moving, True
         then = "the model moves to other servers"
     if begins:
-        text = f"ps-{server.id} was asked to leave (SIGTERM): {then}"
+        why = f"is preempted ({notice})" if notice else "was asked to leave (SIGTERM)"
+        text = f"ps-{server.id} {why}: {then}"
         job.lifecycle.note("info", text, now)
     return True
 

@@ -10,7 +10,7 @@ from torch_edl.config.job import check_servers
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 
-_NO_LOAD = pb.ServerHeartbeatRequest()
+_NO_LOAD, _NOTHING_TOLD = pb.ServerHeartbeatRequest(), pb.HeartbeatRequest()
 
 LogPath = Callable[[str, int], str]
 
@@ -72,8 +72,10 @@ def describe(
             # The master does not keep the output of a worker that it did not start.
             log = process.log
         member = job.members.get(process.id) if process.role == "worker" else None
-        leases, idle_s = job.tasks.held(process.id, now) if member is not None else (0, 0.0)
+        held = (0, 0.0, 0.0) if member is None else job.tasks.held(process.id, now)
         load = job.fleet.servers.load(server) if server else _NO_LOAD
+        told = member.heartbeat if member is not None else _NOTHING_TOLD
+        verdict = job.verdicts.get((process.role, process.id))
         status.processes.add(
             role=process.kind,
             id=process.id,
@@ -85,10 +87,15 @@ def describe(
             kept=server is not None and job.fleet.servers.is_kept(server),
             expendable=replicas and server is not None and job.fleet.servers.is_expendable(server),
             log=log,
-            phase=member.heartbeat.phase if member is not None else "",
-            records=member.heartbeat.records if member is not None else 0,
-            leases=leases,
-            idle_s=round(idle_s, 2),
+            phase=told.phase,
+            records=told.records,
+            leases=held[0],
+            idle_s=round(held[1], 2),
+            lease_s=round(held[2], 2),
+            seconds=told.seconds,
+            busy_s=told.busy_s,
+            slow=verdict.slow if verdict is not None else 0.0,
+            machine=load.machine if server else told.machine,
             updates=load.version,
             rows=load.rows,
             bytes=load.bytes,

@@ -103,10 +103,13 @@ def heartbeat(job: ManagedJob, request: pb.HeartbeatRequest, now: float) -> pb.H
         if request.steps > before.steps:
             job.fleet.trained(worker)
     if request.leaving and not member.draining:
-        member.draining = True
+        member.draining, member.asked_at = True, now
         by = now + job.config.cluster.grace_s + _OVERTIME_S
-        job.fleet.leaves(worker, now, by=by)
-        if not job.lifecycle.ending:  # otherwise the master asked it
+        job.fleet.leaves(worker, now, by=by, preempted=bool(request.notice))
+        if request.notice:
+            text = f"worker-{worker} is preempted ({request.notice}): it returns its tasks"
+            job.lifecycle.note("info", text, now)
+        elif not job.lifecycle.ending:  # otherwise the master asked it
             job.lifecycle.note("info", f"worker-{worker} was asked to leave (SIGTERM)", now)
     newest = request.ring == ring.number
     if ring.includes(worker) and job.workload.heard(request, counts=newest):
@@ -120,6 +123,7 @@ def heartbeat(job: ManagedJob, request: pb.HeartbeatRequest, now: float) -> pb.H
         stale_ring=ring.stale(),
         newest_server=job.fleet.servers.newest,
         give_back=job.tasks.idle.is_other(worker, now) and job.tasks.held(worker, now)[0] > 1,
+        tell_machine=("worker", worker) in job.verdicts,
         stacks_number=member.stacks_asked,
         epochs_open=job.tasks.epochs_open,
         epoch_ends=[

@@ -28,12 +28,7 @@ from master.state.job.checkpoint_manager import CheckpointManager, CutTaken
 from master.state.job.checkpoint_policy import BestCheckpoint
 from master.state.job.lost_workers import LostWorkers
 from master.state.job.milestones import Milestones
-from master.state.job.preparation import (
-    Decided,
-    Preparation,
-    PreparationEvent,
-    TasksMade,
-)
+from master.state.job.preparation import Decided, Preparation, PreparationEvent, TasksMade
 from master.state.lifecycle import LEAVE_WITHIN_S, Lifecycle
 from master.state.membership import Membership
 from master.state.ring import Ring
@@ -56,6 +51,7 @@ from master.state.workforce.workforce import (
 )
 from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
+from torch_edl.interfaces.watch import Verdict
 from torch_edl.processes.launcher import ProcessExit, ProcessRefused, ProcessRuns, ProcessWaits
 
 _Happened = PreparationEvent | TaskEvent | CutTaken | WorkforceEvent | FailoverEvent
@@ -106,6 +102,8 @@ class ManagedJob:
         self.lost_workers = LostWorkers(
             config, self.lifecycle, self.members, self.tasks, self.ring, self.workforce
         )
+        self.verdicts: dict[tuple[str, int], Verdict] = {}
+        """The newest verdicts of all watches by role and id of the process."""
         self._with_journals = 1  # oldest incarnation of the model with journals
         self.damaged = 0
         self.restarts = 0  # restarts of the master
@@ -224,8 +222,7 @@ class ManagedJob:
         """Handle the exit of a process that the master started."""
         self.apply_all(self.workforce.ended(exit, now), now)
         result = self.fleet.exited(exit, now, log=log)
-        if exit.role == "worker":
-            self.lost_workers.drop(exit.id)
+        cost = self.lost_workers.drop(exit.id, now) if exit.role == "worker" else ""
         if self.lifecycle.outcome is not None or result is None:
             return
         match result:
@@ -240,7 +237,7 @@ class ManagedJob:
                 self.lifecycle.losses.lost(exit.role)
                 self._renew(result.text, now)
             case _ if result.expected:
-                self.lifecycle.note("info", f"{result.text}, as asked", now)
+                self.lifecycle.note("info", f"{result.text}, as asked{cost}", now)
             case _:
                 self.lifecycle.losses.lost(exit.role)
                 text = f"{result.text}; {self.lost_workers.consequence}"
@@ -262,6 +259,7 @@ class ManagedJob:
             self._renew("no worker that is left has the model", now)
         model = self.fleet.model
         formed = ring.form(restored_from=model.restored_from, values_only=model.values_only)
+        self.tasks.ledger.add("ring", formed.number, list(formed.workers))
         text = f"ring {formed.number}: {(n := len(formed.workers))} worker{'s' * (n != 1)}"
         self.lifecycle.note("info", text, now)
         self.lifecycle.began(now)
@@ -380,9 +378,8 @@ class ManagedJob:
             self.lifecycle.losses.sample(now, steps)
         stopping = self.lifecycle.stopping
         if stopping is None:
-            trained = self.tasks.trained or self.workforce.scripts_over(
-                now
-            )  # it may leave its loop
+            # A script may leave its loop.
+            trained = self.tasks.trained or self.workforce.scripts_over(now)
         else:
             # A worker that has the model in its own process writes it while it leaves.
             left = not len(self.members) or now >= stopping.leave_by

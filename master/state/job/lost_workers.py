@@ -42,11 +42,16 @@ class LostWorkers:
         together = self._tasks.lockstep or not self._tasks.ready
         return "the other workers continue" if together else "its tasks were returned to the queue"
 
-    def drop(self, worker: int) -> None:
-        """Remove a worker; its tasks return to the queue."""
+    def drop(self, worker: int, now: float) -> str:
+        """Remove a worker; its tasks return to the queue. Returns the cost of its preemption, for
+        the event of its end."""
+        member = self._members.get(worker)
+        cost = member.cost(now, in_ring=self._tasks.lockstep) if member is not None else ""
+        why = "worker left" if member is not None and member.draining else "worker lost"
         self._members.remove(worker)
-        self._tasks.drop_worker(worker)
+        self._tasks.drop_worker(worker, why)
         self._ring.drop(worker)
+        return cost
 
     def lose(self, event: WorkerLost, now: float, shown: str = "") -> None:
         """Handle the loss of a worker; ``shown`` is further text of the event."""
@@ -60,13 +65,13 @@ class LostWorkers:
             self._lifecycle.note("warning", text, now)
             if self._is_script:  # the exits of other workers are counted
                 self._lifecycle.losses.lost("worker")
-        self.drop(event.worker)
+        self.drop(event.worker, now)
 
     def become_server(self, action: Become, now: float) -> None:
         then = self.consequence if action.worker in self._members else "a spare"
         text = f"worker-{action.worker} becomes ps-{action.server}; {then}"
         self._lifecycle.note("warning", text, now)
-        self.drop(action.worker)
+        self.drop(action.worker, now)
 
     def tick(self, now: float) -> None:
         """Declare silent workers and workers without progress lost."""

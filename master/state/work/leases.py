@@ -29,6 +29,8 @@ class Lease:
     """Number of records of the task that were committed when it was leased."""
     retried: bool
     """True if the task was leased before."""
+    since: float = 0.0
+    """Time of the lease, or of the restart of the master."""
 
     @property
     def open_records(self) -> int:

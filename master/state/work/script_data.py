@@ -93,8 +93,8 @@ class ScriptProgress:
         self._steps = max(self._steps, heartbeat.version, heartbeat.steps)
         farthest = (self._heartbeat.pass_index, self._heartbeat.position)
         if counts and (heartbeat.pass_index, heartbeat.position) > farthest:
-            self._heartbeat, place = heartbeat, (heartbeat.pass_index, heartbeat.position)
-            self._ledger.add("position", *place, heartbeat.pass_records)
+            self._heartbeat = heartbeat
+            self._ledger.heard(heartbeat)
             if self._restarted:
                 # The rate excludes records done before the restart, whose duration is unknown.
                 self.records_before, self._restarted = self._records, False

@@ -168,13 +168,12 @@ class TaskScheduler:
         if main is not None:
             kind = pb.TASK_TRAIN if config.trains else pb.TASK_PREDICT
             self.main = self._new_queue(main, kind=kind, ledger=self.ledger)
-            if self._restored is None:
-                self.ledger.begin(main)
+            self.ledger.begin(main)
             self._unreported = Unreported(self.main)
-        if resumed is not None and config.trains:
-            self.restore(resumed)
         if self._restored is not None:
             self._rebuild(*self._restored)
+        elif resumed is not None and config.trains:
+            self.restore(resumed)
 
     # ---- leases ----
 
@@ -242,7 +241,7 @@ class TaskScheduler:
         if self.main is None or not self.lockstep or not counts or heartbeat.pass_index != 0:
             return False
         self.main.advance(heartbeat.position)
-        self.ledger.add("position", 0, self.main.records_done, self.main.space.total_records)
+        self.ledger.heard(heartbeat)
         return True
 
     def touch(self, worker: int, now: float) -> None:
@@ -250,15 +249,15 @@ class TaskScheduler:
         for each in self.queues():
             each.touch(worker, now)
 
-    def drop_worker(self, worker: int) -> None:
+    def drop_worker(self, worker: int, why: str = "worker left") -> None:
         """Return all tasks of a worker to their queues."""
         for each in self.queues():
-            each.drop_worker(worker)
+            each.drop_worker(worker, why)
 
-    def held(self, worker: int, now: float) -> tuple[int, float]:
-        """Return the number of leases of a worker, and the seconds since it made progress."""
-        held = [(len(each.held_by(worker)), each.idle_s(worker, now)) for each in self.queues()]
-        return sum(count for count, _ in held), max((idle_s for _, idle_s in held), default=0.0)
+    def held(self, worker: int, now: float) -> tuple[int, float, float]:
+        """Return the sum and the maxima of :meth:`TaskQueue.held` over all queues."""
+        held = [(0, 0.0, 0.0), *(each.held(worker, now) for each in self.queues())]
+        return sum(x[0] for x in held), max(x[1] for x in held), max(x[2] for x in held)
 
     def late(self, now: float) -> set[int]:
         """Return the workers whose leases expire by ``now`` unless they make progress."""

@@ -132,6 +132,7 @@ class TaskQueue(TaskProgress):
             worker,
             self._offsets.get(id, 0),
             id in self._retried,
+            now,
         )
         self._hold(lease, now)
         return lease
@@ -243,10 +244,13 @@ class TaskQueue(TaskProgress):
         for lease in self.held_by(worker):
             self._take_back(lease, why)
 
-    def idle_s(self, worker: int, now: float) -> float:
-        """Return the seconds since a worker made progress on its leases; 0 if it holds none."""
-        hand = self._hands.get(worker)
-        return 0.0 if hand is None else max(0.0, now + self.timeout_s - hand.deadline)
+    def held(self, worker: int, now: float) -> tuple[int, float, float]:
+        """Return the number of leases of a worker, the seconds since it made progress on them, and
+        the age of the oldest in seconds."""
+        if (hand := self._hands.get(worker)) is None:
+            return 0, 0.0, 0.0
+        oldest = next(iter(hand.leases.values()))
+        return len(hand.leases), max(0.0, now + self.timeout_s - hand.deadline), now - oldest.since
 
     def late(self, now: float) -> list[int]:
         """Return the workers whose leases expire by ``now`` unless they make progress."""
@@ -299,7 +303,7 @@ class TaskQueue(TaskProgress):
             self._forget(holder)
         self._retried.add(task_id)
         offset = self._offsets.get(task_id, 0)
-        self._hold(Lease(lease_id, self.space.task(task_id), worker, offset, True), now)
+        self._hold(Lease(lease_id, self.space.task(task_id), worker, offset, True, now), now)
         return True
 
     def to_state(self) -> dict[str, Any]:
@@ -324,7 +328,7 @@ class TaskQueue(TaskProgress):
         self._failures = dict(map(tuple, state["failures"]))
         self._first.from_state(state["first"])
         for id, task, worker, offset, retried in state["leases"]:
-            self._hold(Lease(id, self.space.task(task), worker, offset, retried), now)
+            self._hold(Lease(id, self.space.task(task), worker, offset, retried, now), now)
             if retried:
                 self._retried.add(task)
         for task in state["back"]:

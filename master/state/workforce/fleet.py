@@ -192,10 +192,13 @@ class Fleet(Roster):
         for worker in self._workers():
             worker.retire(now, by=by)
 
-    def leaves(self, worker: int, now: float, *, by: float) -> None:
-        """Record that a worker received SIGTERM from outside: it gets no further task, and is
-        stopped at ``by``."""
+    def leaves(self, worker: int, now: float, *, by: float, preempted: bool = False) -> None:
+        """Record that a worker received SIGTERM or a notice from outside: it gets no further task,
+        and is stopped at ``by``. A notice that a new worker finds may stand on its machine for a
+        while: the next worker waits."""
         process = self.worker(worker)
+        if process is not None and preempted and not process.trained:
+            self._deaths.start_after = now + _PLACE_AGAIN_S
         if process is not None and process.state in (STARTING, RUNNING):
             process.enter(DRAINING)
             process.stop_at(by)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,6 +115,8 @@ class Servers:
         """Number of servers that the job ever had; the incarnation of the newest one."""
         self.loads: dict[int, pb.ServerHeartbeatRequest] = {}
         """Newest heartbeat of each shard's server, by shard."""
+        self.ids_asked_at = -math.inf
+        """Time at which a client last asked for the most frequent ids of tables."""
         self.from_workers: set[int] = set()
         """Shards whose next server is made from a worker or a spare."""
         self.orders: dict[int, Sequence[str]] = {}

@@ -50,6 +50,12 @@ class Machines:
             )
         ]
 
+    def avoid(self, machine: str, now: float) -> None:
+        """Avoid a machine from now on, as if it had lost processes."""
+        if machine:
+            self._losses.pop(machine, None)
+            self._losses[machine] = deque([now] * _LOSSES, maxlen=_LOSSES)
+
     def avoided(self, now: float) -> tuple[str, ...]:
         """Return the machines to use only if no other has room, the newest loss first."""
         found = [name for name, losses in self._losses.items() if self._is_avoided(losses, now)]

@@ -35,7 +35,13 @@ def output(tmp_path: Path) -> Path:
     wild = torch.tensor([-(2**63), 2**63 - 1])
     save_file({"ids": wild, "vectors": rows}, folder / "embeddings/users.safetensors")
     tables = {
-        "deep.rows": {"dim": 4, "num_embeddings": 7, "initializer": START, "seed": 5},
+        "deep.rows": {
+            "dim": 4,
+            "num_embeddings": 7,
+            "initializer": START,
+            "seed": 5,
+            "storage_dtype": "int8",
+        },
         "users": {"dim": 4, "num_embeddings": 0, "initializer": START, "seed": 5},
     }
     metadata = {"format": 1, "job": "j", "steps": 3, "tables": tables}
@@ -55,7 +61,7 @@ def test_export(output: Path, tmp_path: Path, name: str) -> None:
     got = torch.load(file, weights_only=True) if name.endswith(".pt") else load_file(file)
     assert sorted(got) == ["deep.rows.weight", "fc.bias", "fc.weight", "users.ids", "users.vectors"]
     weight = got["deep.rows.weight"]
-    expected = init_rows("deep.rows", 5, "uniform", START["args"], np.arange(7), 4)
+    expected = init_rows("deep.rows", 5, "uniform", START["args"], np.arange(7), 4, "int8")
     expected[[1, 6]] = np.arange(8.0).reshape(2, 4)
     np.testing.assert_array_equal(weight.numpy(), expected)
     assert got["users.ids"].tolist() == [-(2**63), 2**63 - 1]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from master.runtime.job_files import EventFile
+from tests.schemas import require_valid
 from torch_edl.checkpoint.durable import write_text
 from torch_edl.cli import jobs
 from torch_edl.cli.__main__ import main
@@ -154,6 +155,7 @@ def test_list_has_every_job_newest_first(home: Path, capsys: Text) -> None:
     assert text.index("new") < text.index("old")
     assert main(["list", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
+    require_valid("list", found)
     assert [(r["job"], r["state"]) for r in found] == [("new", "failed"), ("old", "finished")]
     assert found[0]["started"] - found[1]["started"] == pytest.approx(86400, abs=60)
 

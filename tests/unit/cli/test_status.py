@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.terminal import Terminal
 from torch_edl.checkpoint.durable import write_text
 from torch_edl.cli.__main__ import main
 from torch_edl.config import JobConfig, TrainConfig
@@ -234,3 +235,53 @@ def test_jobs_that_are_over_cannot_be_asked(
     assert "net-abc: no longer runs, it is dead" in capsys.readouterr().err
     assert main([*words, "other"]) == 2
     assert "other: no such job; the newest is net-abc" in capsys.readouterr().err
+
+
+# The alternate screen, and the cursor.
+_ENTER, _LEAVE, _SHOW = "\x1b[?1049h", "\x1b[?1049l", "\x1b[?25h"
+_WATCH = [sys.executable, "-m", "torch_edl", "status", "--watch"]
+
+
+def watched(text: str) -> tuple[str, str]:
+    """What was drawn while the view lasted, and what is left on the terminal after it."""
+    before, _, rest = text.partition(_ENTER)
+    drawn, _, left = rest.partition(_LEAVE)
+    assert before == ""
+    assert drawn.rstrip().endswith(_SHOW)
+    return drawn, left
+
+
+def test_ctrl_c_ends_a_watched_status_and_leaves_the_terminal_as_it_was(
+    job: JobFolder, master: Callable[..., subprocess.Popen[str]], make_status: Make
+) -> None:
+    process = master(make_status())
+    with Terminal(_WATCH) as terminal:
+        terminal.read_until("leaves the job alone", times=2)
+        terminal.type("\x03")
+        assert terminal.finish() == 0
+    drawn, left = watched(terminal.text)
+    assert drawn.count("12,345 of 30,000") >= 2
+    assert left.count("12,345 of 30,000") == 1  # the last one stays
+    assert "Ctrl-C" not in left
+    assert process.poll() is None
+
+
+def test_a_watched_status_ends_with_its_job(
+    job: JobFolder, master: Callable[..., subprocess.Popen[str]], make_status: Make
+) -> None:
+    process = master(make_status())
+    with Terminal(_WATCH) as terminal:
+        terminal.read_until("leaves the job alone")
+        process.kill()
+        process.wait()
+        assert terminal.finish() == 0
+    assert "dead" in watched(terminal.text)[1]
+
+
+def test_a_status_is_watched_on_a_terminal_only(
+    job: JobFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", "--watch"]) == 2
+    assert "--watch: stdout is no terminal" in capsys.readouterr().err
+    assert main(["status", "--watch", "--json"]) == 2
+    assert "leave one out" in capsys.readouterr().err

@@ -14,6 +14,8 @@ from torch_edl.config import Experiment, JobConfig
 from torch_edl.config.environment import this_experiment
 from torch_edl.config.job import PARTS
 from torch_edl.config.option import JOB_KINDS, options_of
+from torch_edl.config.parts import ClusterConfig
+from torch_edl.config.training import TrainConfig
 from torch_edl.errors import UsageError
 
 FIELDS = [
@@ -125,3 +127,17 @@ def test_the_one_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         this_experiment("pkg.train", ["-x"], rdzv_id="none", file=file)
     )
     assert this_experiment("tool", [], rdzv_id="none", file=None).digest == ""
+
+
+def test_a_training_begins_with_updates_of_one_minibatch() -> None:
+    job = JobConfig(
+        name="t",
+        model_file="m.py",
+        cluster=ClusterConfig(max_workers=3),
+        train=TrainConfig(local_steps=8),
+    )
+    sizes = [job.minibatches(version) for version in range(60)]
+    assert sizes == [1] * 48 + [8] * 12
+    assert [job.minibatches_before(version) for version in range(60)] == [
+        sum(sizes[:version]) for version in range(60)
+    ]

@@ -113,6 +113,23 @@ def test_every_record_once_in_windows_of_one_size(kind: str, local_steps: int) -
 
 
 @pytest.mark.parametrize("kind", FEEDS)
+def test_updates_may_grow_within_a_task(kind: str) -> None:
+    sizes = iter([1, 1, 3, 3, 3, 3, 3])
+    grown = feeder(config(4, 3, records_per_task=50), FEEDS[kind])
+    grown.minibatches = lambda: next(sizes)
+    updates = list(grown.prepare(lease(100, 150))(0))
+    assert [(u.first, u.last) for u in updates] == [
+        (0, 4),
+        (4, 8),
+        (8, 20),
+        (20, 32),
+        (32, 44),
+        (44, 50),
+    ]
+    assert sorted(v for u in updates for v in values(u)) == list(range(100, 150))
+
+
+@pytest.mark.parametrize("kind", FEEDS)
 def test_a_task_goes_on_where_another_worker_left_it(kind: str) -> None:
     job = config(4, 2)
     whole = list(feeder(job, FEEDS[kind]).prepare(lease(0, 100))(0))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.waiting import HANG_S
+from tests.waiting import HANG_S, wait_for
 from torch_edl.data.tasks import (
     MAX_AHEAD,
     Item,
@@ -222,7 +222,7 @@ def test_tasks_that_were_not_begun_are_given_back_for_an_idle_worker(
     master.grant()
     for _ in range(2):  # the second time there is nothing left
         tasks.give_back()
-        until(tasks, lambda: not tasks._asked_back)
+        wait_for(lambda: not tasks._asked_back)  # nobody is notified
     assert [master.declined.get(timeout=HANG_S) for _ in range(2)] == [second, third]
     assert summary not in master.declined.queue
     assert master.asked.empty()

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from master.runtime.service import Service
+from master.runtime.watching import Watches
 from master.state.actions import (
     CheckpointSaved,
     CommitLocal,
@@ -185,6 +187,11 @@ class World(Said):
             elif not isinstance(action, Prune):
                 self.actions.append(action)
         return actions
+
+    def watches(self) -> Watches:
+        """Return all installed watches, as a master of the job has them."""
+        service = Service(self.job, clock=lambda: self.now, log_path=lambda role, id: "", cores=1)
+        return Watches(service, lambda: self.now)
 
     def state(self) -> dict[str, Any]:
         """Return what a restarted master would find now."""

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from torch_edl.errors import UsageError
-from torch_edl.training.loop import Meter
+from torch_edl.master_client.heartbeat import ACTIVITIES
+from torch_edl.training.loop import Meter, Stopwatch
 
 Update = tuple[bool, list[tuple[int, Any]]]
 """Whether an update counts, and the number of records and the loss of each of its batches."""
@@ -77,3 +78,12 @@ def test_the_first_loss_that_is_not_finite_is_told_of(caplog: pytest.LogCaptureF
 def test_what_is_no_number_is_refused_where_it_is_noted(value: object) -> None:
     with pytest.raises(UsageError, match=r"log\(speed=...\): .*; give a number"):
         Meter().note({"speed": value})
+
+
+def test_the_time_of_a_loop_is_divided_among_its_activities() -> None:
+    times = iter([10.0, 11.0, 11.5, 14.5, 15.0, 15.25])
+    seconds = dict.fromkeys(ACTIVITIES, 0.0)
+    watch = Stopwatch(seconds, lambda: next(times))
+    for activity in ("data", "pull", "compute", "push", "data"):
+        watch.end(activity)
+    assert seconds == {"data": 1.25, "pull": 0.5, "compute": 3.0, "push": 0.5}

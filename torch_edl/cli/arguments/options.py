@@ -205,6 +205,8 @@ def _checked(config: JobConfig) -> JobConfig:
     if config.durability.shares_state:
         scheme = store.partition("://")[0]
         extensions.load(extensions.STORES, scheme, f"--store {store}").check(store)
+    if config.trace:
+        extensions.load(extensions.TRACERS, "opentelemetry", "--trace").check(config.trace)
     if config.metrics_port:
         from torch_edl.interfaces import PROMETHEUS
 
@@ -296,7 +298,7 @@ def add_locators(parser: argparse.ArgumentParser, *, only_remote: bool = False) 
     group = parser.add_argument_group("platform")
     text = f"where the job is (default: {remote[0]})"
     if not only_remote:
-        text = "where the job is (default: here, or there if one below is given)"
+        text = f"where the job runs (default: {LOCAL}, or the platform whose options are given)"
     default = remote[0] if only_remote else ""
     add_option(group, f"--platform {'|'.join(places)}", text, choices=places, default=default)
     for _, option in _locators():

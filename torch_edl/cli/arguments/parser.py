@@ -217,9 +217,11 @@ def build_parser() -> argparse.ArgumentParser:
     export.add_argument("file", metavar="FILE", help=text)
     text = "of a model of Keras, which FILE.keras or the folder shall have"
     add_option(export, "--model-file MODEL.py", text, default="")
+    add_option(export, "--json", "print one JSON object")
 
-    status = of_job("status", "jobs.show_job", "show a job: progress, processes, rates")
+    status = of_job("status", "status.show", "show a job: progress, processes, rates")
     add_option(status, "--json", "print one JSON object")
+    add_option(status, "--watch", "redraw every second, until the job is over or Ctrl-C")
     add_option(status, "--all", "list the processes that ended long ago, too")
     add_locators(status)
 
@@ -236,6 +238,7 @@ def build_parser() -> argparse.ArgumentParser:
     text = "start with the last N lines of each log (default: all)"
     add_option(logs, "--tail N", text, type=whole)
     add_option(logs, "-f, --follow", "print new lines until the job has ended")
+    add_option(logs, "--json", "print one JSON object for each line")
     add_locators(logs)
 
     listing = verb("list", "jobs.list_jobs", "list the jobs of this machine or of a cluster")
@@ -253,6 +256,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_option(clean, "--days N", "keep jobs that were active in the last N days", type=whole)
     add_option(clean, "--keep N", "keep the N newest jobs", type=whole)
     add_option(clean, "--dry-run", "list what would be removed, remove nothing")
+    add_option(clean, "--json", "print one JSON object")
     add_locators(clean)
 
     scale = verb("scale", "jobs.scale", "change the number of processes of a running job")
@@ -261,11 +265,13 @@ def build_parser() -> argparse.ArgumentParser:
     add_option(scale, "--workers N|MIN:MAX", text, type=worker_range)
     text = "number of parameter servers, to which the model moves"
     add_option(scale, "--ps N", text, type=whole)
+    add_option(scale, "--json", "print one JSON object")
     add_locators(scale)
 
     stack = verb("stack", "jobs.stack", "print what the threads of the workers do now")
     stack.add_argument("job", metavar="JOB", help="name of the job")
     add_option(stack, "--id N", "of worker-N only (default: of all workers)", type=whole)
+    add_option(stack, "--json", "print one JSON object")
     add_locators(stack)
 
     proceed = of_job(
@@ -283,6 +289,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     stop.add_argument("job", metavar="JOB", help="name of the job")
     add_option(stop, "--now", "end all processes at once, without a last checkpoint")
+    add_option(stop, "--json", "print one JSON object")
     add_locators(stop)
 
     attach = of_job(

@@ -31,6 +31,7 @@ from torch_edl.launch.agent.workers import (
 )
 from torch_edl.launch.jobs.master_host import JobMaster
 from torch_edl.launch.jobs.master_process import MasterProcess
+from torch_edl.processes import preemption
 from torch_edl.processes.signals import StopSignals, parse_signals
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
@@ -80,6 +81,9 @@ class AgentSpec:
     """Seconds without an answer of the master after which this agent fails."""
     join_timeout_s: float
     """Seconds to wait for the minimum number of machines, and for a free slot."""
+    notice: str | None = None
+    """Notice of preemption after which this agent stops, see
+    :func:`torch_edl.processes.preemption.watch`."""
     pod: str = ""
     """Name of an agent in a pod; empty on a machine. The master replaces the agent of a pod after
     its end; a signal then stops this agent only, and not the job."""
@@ -186,6 +190,7 @@ class LocalAgent:
     def _run(self) -> None:
         self._signals.install()
         before = signal.signal(signal.SIGCHLD, lambda *_: self._wake())
+        preemption.watch(lambda _: os.kill(os.getpid(), signal.SIGTERM), self._spec.notice)
         self._wake()
         try:
             while not self._end.is_complete(running=bool(self._group.workers.running)):

@@ -105,6 +105,8 @@ class JobFolder:
         """File with the last status of the job."""
         self.events_file = self.dir / "events.jsonl"
         """File with the events of the job, one JSON object per line."""
+        self.history_file = self.dir / "history.jsonl"
+        """File with curves and changes of processes, see the observer ``history``."""
         self.predictions = self.dir / "predictions"
         """Folder with the predictions, one file per task."""
         self._held: BinaryIO | None = None

@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 _HISTORY = "history"
 _EVERY_S = 1.0
 _QUEUE_ITEMS = 1000
-# Seconds that the observers may take, all together, for their last items after the end of a job.
-_LAST_ITEMS_S = 5.0
+# Seconds after the end of a job for the last items of an observer whose last call failed.
+_FAILING_S = 5.0
 
 
 def checked(config: JobConfig) -> JobConfig:
@@ -92,7 +92,9 @@ class Observers:
             self._training(status)
 
     def end(self, state: str, error: str = "") -> None:
-        """Pass on the last step and the end of the job, and wait at most 5 s until all is received.
+        """Pass on the last step and the end of the job, and wait until all is received.
+
+        The wait for an observer is at most its ``END_S``, and 5 s if its last call failed.
 
         Later calls have no effect.
         """
@@ -101,11 +103,11 @@ class Observers:
         self._ended = True
         if self._last is not None:
             self._training(self._last)
-        deadline = time.monotonic() + _LAST_ITEMS_S
+        began = time.monotonic()
         for thread in self._threads:
             thread.end(state, error)
         for thread in self._threads:
-            thread.wait(deadline)
+            thread.wait(began)
 
     def _new_events(self, status: pb.GetStatusResponse) -> Iterator[JobEvent]:
         now = time.time()
@@ -157,9 +159,10 @@ class Observers:
         if status.kind != "script":  # a script logs its loss itself
             values["train/loss"] = status.loss
         values["train/workers"] = len(running)
-        if rows := sum(p.rows for p in status.processes):
-            values["servers/rows"] = rows
-            values["servers/bytes"] = sum(p.bytes for p in status.processes)
+        loaded = [p for p in status.processes if p.rows]
+        if loaded and len(loaded) >= status.servers_wanted:  # a server may be restoring its rows
+            values["servers/rows"] = sum(p.rows for p in loaded)
+            values["servers/bytes"] = sum(p.bytes for p in loaded)
         self._scalars(status.steps, values)
 
     def _scalars(self, step: int, values: dict[str, float]) -> None:
@@ -179,6 +182,7 @@ class _ObserverThread(threading.Thread):
         self._job = job
         # Unbounded, because the begin and the end must fit; put() holds the limit.
         self._queue: queue.SimpleQueue[Callable[[Observer], None] | None] = queue.SimpleQueue()
+        self._failing = False
         self._warned = False
 
     def put(self, call: Callable[[Observer], None]) -> None:
@@ -191,11 +195,13 @@ class _ObserverThread(threading.Thread):
         self._queue.put(methodcaller("end", state, error))
         self._queue.put(None)
 
-    def wait(self, deadline: float) -> None:
-        """Wait until the last item was received, or until the deadline."""
-        self.join(max(0.0, deadline - time.monotonic()))
+    def wait(self, began: float) -> None:
+        """Wait until the last item was received, or until the time of the observer is over, which
+        began at ``began``."""
+        limit_s = _FAILING_S if self._failing else self._kind.END_S
+        self.join(max(0.0, began + limit_s - time.monotonic()))
         if self.is_alive():
-            self._warn(f"the observer did not end within {_LAST_ITEMS_S:.0f} s, and loses items")
+            self._warn(f"the observer did not end within {limit_s:.0f} s, and loses items")
 
     def run(self) -> None:
         """Make the observer, and call it with each item."""
@@ -208,7 +214,9 @@ class _ObserverThread(threading.Thread):
         while (call := self._queue.get()) is not None:
             try:
                 call(observer)
+                self._failing = False
             except (Exception, SystemExit) as error:
+                self._failing = True
                 self._warn(f"{describe_error(error)}; the observer loses items")
 
     def _warn(self, text: str) -> None:

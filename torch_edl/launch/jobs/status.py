@@ -72,6 +72,8 @@ def _fields(message: Message) -> dict[str, Any]:
 def _plain(message: Message, name: str) -> Any:
     """Return a field as plain data; None for a message that is absent."""
     value, field = getattr(message, name), message.DESCRIPTOR.fields_by_name[name]
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        return _finite(value)
     if field.is_repeated:
         return [_fields(each) if isinstance(each, Message) else each for each in value]
     if isinstance(value, Message):

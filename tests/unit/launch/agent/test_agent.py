@@ -142,6 +142,20 @@ def test_a_signal_leaves_nothing_behind(start: Start, master: ScriptedMaster) ->
     assert set(master.ends().values()) == {-9}
 
 
+def test_a_notice_of_preemption_is_as_sigterm(
+    start: Start, master: ScriptedMaster, tmp_path: Path
+) -> None:
+    notice = str(tmp_path / "leave")
+    agent = start("--nproc-per-node", "2", "--preemption-notice", notice)
+    workers = agent.workers(2)
+    (tmp_path / "leave").touch()
+    code, _, err = agent.finish()
+    assert code == 143
+    assert f"notice of preemption: {notice} exists" in err
+    assert not any(map(is_running, workers))
+    assert master.stops == ["SIGTERM"]
+
+
 def test_what_a_worker_forked_is_not_asked_before_it_and_ends_with_it(
     start: Start, master: ScriptedMaster
 ) -> None:

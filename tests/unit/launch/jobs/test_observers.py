@@ -177,7 +177,7 @@ def test_an_observer_that_is_slow_loses_its_own_items_and_warns_once(
 def test_an_observer_that_does_not_end_is_left_behind(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(observers, "_LAST_ITEMS_S", 0.01)
+    monkeypatch.setattr(Observer, "END_S", 0.01)
     with Observers(job("Slow")) as watched:
         watched.update(status(steps=1))
     assert len(caplog.messages) == 1

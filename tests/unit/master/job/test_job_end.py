@@ -62,6 +62,32 @@ def test_only_who_is_asked_by_others_is_told_of(over):
     assert w.said("worker-0 was asked to leave (SIGTERM)") == (not over)
 
 
+@pytest.mark.parametrize(("strategy", "again"), [("ps", 5), ("allreduce", 0)])
+def test_a_preempted_worker_tells_what_it_costs(strategy, again):
+    """Records without a report are trained again; in a ring, the others have them."""
+    w = running(workers=2, strategy=strategy)
+    w.beat(0, records=5)
+    w.beat(0, records=5, leaving=True, notice="/f exists")
+    assert w.said("worker-0 is preempted (/f exists): it returns its tasks") == 1
+    w.now += 1.5
+    w.exit("worker", 0, code=0)
+    assert w.said(f"preempted: left in 1.5 s, {again} of its records are trained again") == 1
+    assert w.job.lifecycle.losses.by_role["worker"].losses == 0
+
+
+def test_a_notice_that_stands_on_the_machine_of_new_workers_slows_their_starts():
+    w = running()
+    for worker in range(3):
+        w.beat(worker, leaving=True, notice="/f exists")
+        w.exit("worker", worker, code=0)
+        w.tick()
+        assert not w.fleet.alive("worker")
+        w.pass_time(10)
+        w.all_up()
+        assert [p.id for p in w.fleet.alive("worker")] == [worker + 1]
+    assert w.outcome is None
+
+
 def test_a_last_checkpoint_that_fails_three_times_fails_the_job():
     w = running(dir="/ck")
     w.work()

@@ -10,6 +10,7 @@ import pytest
 
 from master.state.actions import CheckpointSaved, Saved, SaveServers, WriteOutput
 from master.state.calls import worker_calls
+from master.state.lifecycle import Losses
 from tests.unit.master.said import CHANGED, DRAIN
 from tests.unit.master.world import every_record, running
 from torch_edl.errors import UsageError
@@ -50,13 +51,17 @@ class TestWorkers:
         w.lease(0, want=2)
         for step in range(1, 9):
             w.tick(1.0)
-            w.beat(0, phase="training", steps=min(3, step), records=min(12, 4 * step))
+            w.beat(
+                0, phase="training", steps=min(3, step), records=min(12, 4 * step),
+                seconds={"compute": 0.5 * step},
+            )  # fmt: skip
             w.beat(1, phase="waiting")
         shown = [p for p in w.status().processes if p.role == "worker"]
-        assert [(p.phase, p.records, p.leases, p.idle_s) for p in shown] == [
-            ("training", 12, 2, 5.0),
-            ("waiting", 0, 0, 0.0),
+        assert [(p.phase, p.records, p.leases, p.idle_s, p.lease_s) for p in shown] == [
+            ("training", 12, 2, 5.0, 8.0),
+            ("waiting", 0, 0, 0.0, 0.0),
         ]
+        assert [dict(p.seconds) for p in shown] == [{"compute": 4.0}, {}]
 
     def test_the_status_tells_the_load_of_each_server(self):
         w = running(durability={"mode": "journal"})
@@ -90,6 +95,15 @@ class TestWorkers:
         assert {each.stalled_s for each in w.status().losses} == {5.0}
         w.tick(9.0)
         assert {each.stalled_s for each in w.status().losses} == {5.0}
+
+    def test_a_loss_before_the_first_sample_of_a_restarted_master(self):
+        """The stall begins with the first sample, not with the clock of the machine."""
+        losses = Losses()
+        losses.lost("ps")
+        losses.sample(2000.0, 90)
+        losses.sample(2001.5, 90)
+        losses.sample(2002.0, 91)
+        assert losses.by_role["ps"].stalled_s == 2.0
 
     @pytest.mark.parametrize(("fatal", "times"), [(False, 3), (True, 1)])
     def test_failures_of_the_users_code_are_limited(self, fatal, times):

@@ -327,6 +327,19 @@ def test_neither_number_changes_if_one_cannot_be() -> None:
     assert (w.fleet.workers_wanted, w.fleet.servers.wanted) == (2, 2)
 
 
+@pytest.mark.parametrize(
+    ("durability", "then"),
+    [("checkpoint", "the model moves to other servers"), ("journal", "another server takes")],
+)
+def test_a_preempted_server_is_told_of_once(durability: str, then: str) -> None:
+    w = world(durability={"mode": durability})
+    first = next(iter(w.fleet.servers))
+    for _ in range(2):
+        stays = w.server_beat(first, leaving=True, notice="/f exists").stay
+        assert stays == (durability == "checkpoint")
+    assert w.said(f"ps-{first.id} is preempted (/f exists): {then}") == 1
+
+
 def test_a_server_that_is_asked_to_leave_stays_until_the_model_has_moved() -> None:
     w = world()
     first = next(iter(w.fleet.servers))

@@ -72,7 +72,9 @@ def test_a_master_that_goes_on_continues_the_file(tmp_path: Path) -> None:
     journal.write(events.after(journal.written))
     journal.write(events.after(journal.written))
     events, journal = EventLog(), EventFile(path)
-    events.continue_after(journal.written)
+    events.continue_after(journal.written, journal.newest())
+    assert [event.text for event in events.after(0)] == ["ring 1", "no"]
+    assert events.after(0)[1].traceback == "Traceback"
     assert events.after(journal.written) == []
     events.add("info", "the master is back", 3.0)
     assert [event.sequence for event in events.after(2)] == [3]
@@ -101,6 +103,7 @@ def test_a_line_that_a_full_disk_cut_costs_that_line_only(tmp_path: Path) -> Non
     path.write_bytes(path.read_bytes()[:-20])
     journal = EventFile(path)
     assert journal.written == 1
+    assert [event.text for event in journal.newest()] == ["one"]
     events = EventLog()
     events.continue_after(journal.written)
     events.add("info", "the master is back", 3.0)
