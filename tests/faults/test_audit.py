@@ -14,13 +14,16 @@ import pytest
 
 from tests.faults.conftest import EDL, KEEP, TASKS, Job, ModelJob, send
 from tests.faults.storms import storm
+from tests.schemas import require_valid
 
 
 def audit(job: Job) -> tuple[int, dict[str, Any]]:
     """Run ``torch-edl audit JOB --json``."""
     words = [*EDL, "audit", job.name, "--json", "--tasks"]
     done = subprocess.run(words, env=job.env, stdout=subprocess.PIPE, check=False, timeout=60)
-    return done.returncode, json.loads(done.stdout)
+    report: dict[str, Any] = json.loads(done.stdout)
+    require_valid("audit", report)
+    return done.returncode, report
 
 
 def _check(job: ModelJob, records: int) -> dict[str, Any]:
@@ -71,6 +74,7 @@ def test_a_storm_then_changes_of_the_folder(
     assert audit(job)[0] == 1
 
 
+@pytest.mark.slow
 def test_a_dead_job_whose_store_was_replaced(
     start_job: Callable[..., ModelJob], tmp_path: Path
 ) -> None:
@@ -96,6 +100,7 @@ def test_a_dead_job_whose_store_was_replaced(
     assert "older than the file" in report["problems"][0], (report, state)
 
 
+@pytest.mark.slow
 def test_a_stopped_job_is_incomplete_and_resumes(start_job: Callable[..., ModelJob]) -> None:
     first = start_job(1000, "--ps", "2", "--no-shuffle", *TASKS, *KEEP, name="first")
     first.wait_for(lambda: first.done() > 300 and bool(first.status().checkpoint))
@@ -108,4 +113,6 @@ def test_a_stopped_job_is_incomplete_and_resumes(start_job: Callable[..., ModelJ
     assert any("worker lost" in epoch["returned"] for epoch in report["epochs"])
     second = start_job(1000, "--ps", "3", "--no-shuffle", *TASKS, *KEEP, "--resume", name="second")
     second.check()
-    assert _check(second, 1000)["restores"] == 1
+    report = _check(second, 1000)
+    assert report["restores"] == 0
+    assert "resumed the progress of an earlier job" in report["notes"][0]

@@ -6,15 +6,20 @@ import argparse
 import json
 from typing import Any
 
+from rich.console import Console
+
 from torch_edl.cli.terminal import stdout, table
 from torch_edl.launch.jobs.folder import find
 from torch_edl.plugins.audit.verdict import audit
 
-_COLOURS = {"holds": "green", "incomplete": "yellow", "wrong": "red"}
+_COLOURS = {"holds": "green", "incomplete": "yellow", "unproven": "yellow", "wrong": "red"}
+# Rings that are listed; the JSON has all.
+_RINGS = 20
 
 
 def main(args: argparse.Namespace) -> int:
-    """Audit a job; return 1 if a record was lost or counted twice, or the folder was changed.
+    """Audit a job. Return 1 if a record was lost or counted twice, if the folder was changed, or if
+    nothing proves that each record counted once; otherwise 0.
 
     Raises:
         UsageError: no such job.
@@ -25,7 +30,7 @@ def main(args: argparse.Namespace) -> int:
         print(json.dumps(report, indent=1))
     else:
         _print(report)
-    return int(report["verdict"] == "wrong")
+    return int(report["verdict"] in ("wrong", "unproven"))
 
 
 def _print(report: dict[str, Any]) -> None:
@@ -34,25 +39,61 @@ def _print(report: dict[str, Any]) -> None:
     console.print(f"{report['job']}: {report['text']}", style=style, soft_wrap=True)
     for problem in report["problems"]:
         console.print(f"  {problem}", style="red", soft_wrap=True)
+    for reason in report["unproven"]:
+        console.print(f"  not proven: {reason}", style="yellow", soft_wrap=True)
     for note in report["notes"]:
         console.print(f"  {note}", soft_wrap=True)
-    if report["epochs"]:
-        epochs = table("epoch", "tasks>", "done>", "records>", "workers", "returned to the queue")
-        for each in report["epochs"]:
-            workers = ", ".join(f"{name} {count:,}" for name, count in each["workers"].items())
-            back = ", ".join(f"{why} {count:,}" for why, count in each["returned"].items())
-            count, done = f"{each['tasks']:,}", f"{each['done']:,}"
-            records = f"{each['records_done']:,} of {each['records']:,}"
-            epochs.add_row(str(each["epoch"] + 1), count, done, records, workers, back or "none")
-        console.print(epochs)
-    if report["tasks"]:
-        tasks = table("task>", "epoch>", "records", "worker", "earlier leases")
-        for each in report["tasks"]:
-            place = f"{each['shard']} {each['start']:,} to {each['end'] - 1:,}"
-            back = "; ".join(
-                f"{b['worker']}: {b['reason']}, {b['committed']:,} committed"
-                for b in each["returned"]
-            )
-            row = (str(each["task"]), str(each["epoch"] + 1), place, each["worker"], back)
-            tasks.add_row(*row)
-        console.print(tasks)
+    for part in (_epochs, _passes, _rings, _tasks):
+        part(report, console)
+
+
+def _epochs(report: dict[str, Any], console: Console) -> None:
+    if not report["epochs"]:
+        return
+    epochs = table("epoch", "tasks>", "done>", "records>", "workers", "returned to the queue")
+    for each in report["epochs"]:
+        workers = ", ".join(f"{name} {count:,}" for name, count in each["workers"].items())
+        back = ", ".join(f"{why} {count:,}" for why, count in each["returned"].items())
+        count, done = f"{each['tasks']:,}", f"{each['done']:,}"
+        records = f"{each['records_done']:,} of {each['records']:,}"
+        epochs.add_row(str(each["epoch"] + 1), count, done, records, workers, back or "none")
+    console.print(epochs)
+
+
+def _passes(report: dict[str, Any], console: Console) -> None:
+    if not report["ring"]:
+        return
+    passes = table("pass", "records>")
+    for each in report["ring"]:
+        of = f"{each['records']:,}" if each["records"] else "unknown"
+        passes.add_row(str(each["pass"]), f"{each['position']:,} of {of}")
+    console.print(passes)
+
+
+def _rings(report: dict[str, Any], console: Console) -> None:
+    if not report["rings"]:
+        return
+    rings = table("ring>", "formed at", "workers, which make each update together")
+    for each in report["rings"][-_RINGS:]:
+        place = "a checkpoint, or the beginning"
+        if each["position"] is not None:
+            place = f"record {each['position']:,}"
+            place += f" of pass {each['pass']}" if report["ring"] else ""
+        rings.add_row(str(each["ring"]), place, ", ".join(f"worker-{n}" for n in each["workers"]))
+    console.print(rings)
+    if (more := len(report["rings"]) - _RINGS) > 0:
+        console.print(f"  {more:,} earlier rings: --json lists all", soft_wrap=True)
+
+
+def _tasks(report: dict[str, Any], console: Console) -> None:
+    if not report["tasks"]:
+        return
+    tasks = table("task>", "epoch>", "records", "worker", "earlier leases")
+    for each in report["tasks"]:
+        place = f"{each['shard']} {each['start']:,} to {each['end'] - 1:,}"
+        back = "; ".join(
+            f"{b['worker']}: {b['reason']}, {b['committed']:,} committed" for b in each["returned"]
+        )
+        row = (str(each["task"]), str(each["epoch"] + 1), place, each["worker"], back)
+        tasks.add_row(*row)
+    console.print(tasks)

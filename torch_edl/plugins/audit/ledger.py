@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from torch_edl.data.stream_space import AnySpace
 from torch_edl.data.task_space import TaskSpace
 from torch_edl.tables.watermarks import Watermarks
 
@@ -20,6 +21,7 @@ from torch_edl.tables.watermarks import Watermarks
 _NAMED_SHARDS = 1000
 # Lines that are kept while the file cannot be written; older ones are lost, and an audit says so.
 _KEPT_LINES = 1000
+_NOWHERE = (-1, -1)
 
 
 def line_of(number: int, time: float, entries: Sequence[Any], before: str) -> tuple[str, str]:
@@ -33,26 +35,53 @@ class TaskLedger:
     """Entries since the last line, and lines that the file may lack."""
 
     def __init__(self) -> None:
+        self._space: AnySpace | None = None
+        self._begun = False
         self._entries: list[list[Any]] = []
         self._done: dict[tuple[int, int], list[int]] = {}  # since the last other entry
+        self._cut: dict[str, list[list[int]]] = {}  # ranges of these tasks of a stream
+        self._position = _NOWHERE
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._count, self._sha, self._ended = 0, "", ""
 
     def done(self, worker: int, task: int, offset: int) -> None:
         """Record that a worker, -1 if its lease had expired, completed a task from ``offset``."""
         self._done.setdefault((worker, offset), []).append(task)
+        self._note_range(task)
+
+    def _note_range(self, task: int) -> None:
+        """Record the records of a task of a stream; other tasks are a function of their id."""
+        if self._space is not None and not isinstance(self._space, TaskSpace):
+            one = self._space.task(task)
+            self._cut.setdefault(one.shard, []).append([task, one.start, one.end])
 
     def add(self, kind: str, *values: Any) -> None:
         """Record an entry of another kind; ``docs/guarantees.md`` lists the kinds."""
+        self._entries += [["cut", shard, ranges] for shard, ranges in self._cut.items()]
         for (worker, offset), tasks in self._done.items():
-            self._entries.append(["done", worker, offset, _runs(tasks)])
+            self._entries.append(["done", worker, offset, runs_of(tasks)])
+        self._cut.clear()
         self._done.clear()
-        if kind == "position" and self._entries and self._entries[-1][:2] == [kind, values[0]]:
-            self._entries.pop()
         self._entries += [[kind, *values]] if kind else []
 
+    def heard(self, heartbeat: Any) -> None:
+        """Record the position of a ring that a member reports, unless an entry has it or a later
+        one."""
+        place = (heartbeat.pass_index, heartbeat.position)
+        if place <= self._position:
+            return
+        self._position = place
+        if self._entries and self._entries[-1][:2] == ["position", place[0]]:
+            self._entries.pop()
+        before, left = heartbeat.records_before, heartbeat.records_left
+        self.add("position", *place, heartbeat.pass_records, before, left)
+
     def begin(self, space: Any) -> None:
-        """Record what the ids of tasks mean."""
+        """Record what the ids of tasks mean, once in a job. A restarted master calls this again."""
+        self._space = space
+        if self._begun:
+            return
+        self._begun = True
         shards = [[s.name, s.records] for s in space.shards] if isinstance(space, TaskSpace) else []
         named = {"shards": shards} if len(shards) <= _NAMED_SHARDS else {"unnamed": len(shards)}
         kind = "tasks" if isinstance(space, TaskSpace) else "stream"
@@ -61,12 +90,23 @@ class TaskLedger:
         self.add("begin", {"of": kind, **order, **named})
 
     def restored(self, progress: Watermarks) -> None:
-        """Record that the job goes on from the progress of a checkpoint."""
-        self.add("restored", progress.retired_before, sorted(progress.offsets.items()))
+        """Record that the job goes on from the progress of a checkpoint, or of its servers."""
+        self._position = _NOWHERE
+        parts, whole = dict(progress.offsets), []
+        if (space := self._space) is not None:
+            tasks = [id for id in parts if progress.retired_before <= id < space.total]
+            whole = [id for id in tasks if parts[id] >= space.task(id).records]
+        for task in whole:
+            del parts[task]
+            self._note_range(task)
+        self.add("restored", progress.retired_before, sorted(parts.items()), runs_of(whole))
 
-    def close_line(self, time: float, outcome: str, total: int) -> None:
-        """Make a line of the entries, if there are any. ``outcome`` is that of the job or empty,
-        ``total`` the number of its tasks; 0: it leases none."""
+    def close_line(self, time: float, outcome: str, total: int, written: int) -> None:
+        """Make a line of the entries, if there are any, and drop the lines up to number
+        ``written``, which are in the file. ``outcome`` is that of the job or empty, ``total`` the
+        number of its tasks; 0: it leases none."""
+        while self._lines and self._count - len(self._lines) < written:
+            self._lines.popleft()
         self.add("")
         if outcome and (self._entries or outcome != self._ended):
             self.add("end", outcome, total)
@@ -76,20 +116,22 @@ class TaskLedger:
             self._lines.append(line)
             self._entries = []
 
-    def forget(self, written: int) -> None:
-        """Drop the lines up to number ``written``, which are in the file."""
-        while self._lines and self._count - len(self._lines) < written:
-            self._lines.popleft()
-
     def to_state(self) -> dict[str, Any]:
-        return {"count": self._count, "sha": self._sha, "lines": list(self._lines)}
+        return {
+            "begun": self._begun,
+            "position": self._position,
+            "count": self._count,
+            "sha": self._sha,
+            "lines": list(self._lines),
+        }
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
+        self._begun, self._position = state["begun"], tuple(state["position"])
         self._count, self._sha = state["count"], state["sha"]
         self._lines.extend(state["lines"])
 
 
-def _runs(tasks: Iterable[int]) -> str:
+def runs_of(tasks: Iterable[int]) -> str:
     """Return ids as ``3-7,9``."""
     runs: list[list[int]] = []
     for task in sorted(tasks):

@@ -15,9 +15,10 @@ examples:
       also each task with its records and the workers that trained them
 
 Only files are read: tasks.jsonl and status.json of the job's folder, the state that a master left
-there, and the newest checkpoint. Evaluations and predictions of a trained model are not audited.
-Exit code: 0 each record counted once, or did so far; 1 it does not hold, or the folder was changed.
-docs/guarantees.md says what the proof rests on, and describes the JSON.
+there, and the newest checkpoint.
+Exit code: 0 if each record counted once, or did so far in a job that has not finished; 1 if a
+record was lost or counted twice, if the folder was changed, or if nothing proves either.
+docs/guarantees.md says what the proof rests on, docs/json.md describes the JSON.
 """
 
 

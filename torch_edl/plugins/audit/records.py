@@ -24,8 +24,20 @@ class Records:
     """Number of the last line."""
 
 
-def read(folder: Path) -> Records:
-    """Read the ledger of a job's folder, with lines that only the stored state has."""
+def read(folder: Path, *, tries: int = 1) -> Records:
+    """Read the ledger of a job's folder, with lines that only the stored state has.
+
+    Args:
+        tries: number of times that it is read until there is no problem. Above 1 for a running job,
+            whose master may write between two reads.
+    """
+    found = _read(folder)
+    while found.problems and (tries := tries - 1) > 0:
+        found = _read(folder)
+    return found
+
+
+def _read(folder: Path) -> Records:
     path, found = folder / "tasks.jsonl", Records()
     try:
         text = path.read_bytes().decode("utf-8", "replace")

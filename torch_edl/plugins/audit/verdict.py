@@ -3,181 +3,203 @@ checkpoint."""
 
 from __future__ import annotations
 
-import contextlib
-from collections import Counter
 from typing import Any
 
-from torch_edl.checkpoint import layout
 from torch_edl.config import JobConfig
-from torch_edl.data.task_space import Shard, TaskSpace
-from torch_edl.errors import CheckpointError
 from torch_edl.launch.jobs.folder import ENDED, JobFolder
-from torch_edl.plugins.audit.records import read
-from torch_edl.plugins.audit.replay import Replay, replay
+from torch_edl.plugins.audit.marks import compare
+from torch_edl.plugins.audit.passes import Pass, passes_of
+from torch_edl.plugins.audit.records import Records, read
+from torch_edl.plugins.audit.replay import RESTORED, Replay, replay
+from torch_edl.plugins.audit.tasks import Tasks, epochs_of, listed, overlaps, tasks_of
 
 SCHEMA = 1
 """Version of the JSON of ``torch-edl audit --json``."""
-# Above this number of tasks, tasks are counted by id, and their records are not computed.
-_MOST_TASKS = 1_000_000
+_TRIES = 5  # to read the files of a running job between two writes of its master
+
+
+class _Audit:
+    """The audit of one job."""
+
+    def __init__(self, folder: JobFolder) -> None:
+        self._folder = folder
+        self._config: JobConfig = folder.config()
+        self._running = folder.has_master()
+        self.records: Records = read(folder.dir, tries=_TRIES if self._running else 1)
+        self.status = folder.last_status()
+        file = folder.dir / "tasks.jsonl"
+        self.job: Replay = replay(self.records.entries, str(file))
+        self.problems = [*self.records.problems, *self.job.problems]
+        self.unproven: list[str] = []
+        self.notes: list[str] = []
+        state = str(self.status.get("state", ""))
+        end = self.job.end[0] if self.job.end is not None else ""
+        if not self._running and not self.records.problems and state in ENDED and end != state:
+            text = f"the job has {state}, but the ledger does not say so: the end is missing"
+            self.problems.append(f"{file}, line {self.records.lines + 1}: {text}")
+        self.finished = end == "finished"
+        self.tasks: Tasks | None = tasks_of(self._config, self.job)
+        self.epochs = epochs_of(self.tasks, self.job) if self.tasks is not None else []
+        self.passes: list[Pass] = []
+        self._left: list[str] = []
+        if self.tasks is None:  # a model file has epochs instead
+            self.passes, unseen, self._left = passes_of(self.job)
+            if unseen:
+                text = f"{unseen:,} records were trained in passes that were too short for a report"
+                self.notes.append(f"{text}; later reports have their sum")
+        self._check_ranges()
+        self._check_complete()
+        self._check_status()
+        self.problems += compare(folder, self._config, self.job, self.tasks)
+
+    @property
+    def _is_script(self) -> bool:
+        return self._config.kind == "script"
+
+    def _check_complete(self) -> None:
+        """Compare what is done with all records, once the job has finished."""
+        if not self.job.begun and not self.job.passes:
+            self.unproven.append(_NOTHING.get(self._config.kind, "the job began no task"))
+            return
+        missing = self._missing()
+        if not self.finished:
+            self.notes += missing
+        elif self._is_script:
+            text = "the script left its loop, drop_last dropped them, or they were lost"
+            self.unproven += [f"{each}: {text}" for each in missing]
+        else:
+            self.problems += [f"the job finished, but {each}" for each in missing]
+
+    def _missing(self) -> list[str]:
+        job = self.job
+        if self.passes:
+            return self._left
+        lacks = sum(each["records"] - each["records_done"] for each in self.epochs)
+        if lacks:
+            return [f"{lacks:,} records are not done"]
+        if job.passes:
+            return []
+        total = job.end[1] if job.end is not None else 0
+        open = total - min(job.retired, total) - sum(job.retired <= t < total for t in job.done)
+        beyond = next((task for task in job.done if task >= total > 0), None)
+        if beyond is not None:
+            self.problems.append(f"task {beyond} is done, but the job had {total:,} tasks only")
+        return [f"{open:,} tasks are not done"] if open > 0 else []
+
+    def _check_ranges(self) -> None:
+        job, tasks = self.job, self.tasks
+        if job.begun.get("of") == "stream" and tasks is not None:
+            for wrong, text in overlaps(tasks, complete=self.finished):
+                removed = not wrong and self._config.data.skip_damaged
+                why = ": the brokers removed them, or they were no records" if removed else ""
+                (self.notes if removed else self.problems).append(f"{text}{why}")
+            bare = [task for task in job.done if task not in tasks.known]
+            if lacks := [task for task in bare if job.done[task] != RESTORED]:
+                self.problems.append(f"task {lacks[0]} is done, and its records are not recorded")
+            unknown = len(bare) - len(lacks)
+            earlier = job.retired - sum(task < job.retired for task in tasks.known)
+            if unknown or (earlier and not any(each.resumed for each in job.restores)):
+                count = f"the records of {max(unknown, earlier):,} tasks of the stream"
+                self.unproven.append(f"{count} are not known: a checkpoint had these tasks")
+            elif earlier:
+                text = f"{earlier:,} tasks were done by the job that this one resumed; audit that"
+                self.notes.append(f"{text} job, too")
+        elif job.begun and tasks is None:
+            self.notes.append("there are very many tasks or files: tasks are counted, not records")
+
+    def _check_status(self) -> None:
+        """Add what the job itself said that it left out."""
+        status = self.status
+        if lost := status.get("updates_lost", 0):
+            text = f"{lost:,} updates that a server had acknowledged were lost with its machine"
+            self.problems.append(f"{self._folder.status_file}: {text}")
+        if damaged := status.get("damaged", 0):
+            self.notes.append(f"{damaged:,} damaged records were left out (--skip-damaged)")
+        if steps := status.get("nan_steps", 0):
+            text = f"{steps:,} minibatches whose loss was not finite were left out (--on-nan skip)"
+            self.notes.append(text)
+
+    def verdict(self) -> tuple[str, str]:
+        """Return the verdict, and the verdict in words."""
+        if self.problems:
+            return "wrong", "the audit does not hold"
+        if self.finished or not (self.job.begun or self.job.passes):
+            if self.unproven:
+                return "unproven", "not proven, for the reasons below"
+            if self._config.kind == "predict":
+                return "holds", "each record was predicted once"
+            left_out = "each record that was not left out" if self._leaves_out else ""
+            return "holds", f"{left_out or 'each training record'} counted once"
+        state = self.job.end[0] if self.job.end is not None else "not running, and not over"
+        if self.job.end is None and self._running:
+            state = "running"
+        if self.unproven:
+            return "incomplete", f"{state}; not all that is done is proven, for the reasons below"
+        return "incomplete", f"{state}; each record that is done counted once"
+
+    @property
+    def _leaves_out(self) -> bool:
+        return bool(self.status.get("damaged") or self.status.get("nan_steps"))
+
+
+_NOTHING = {
+    "script": "the script reported no loop over job.loader(): only the script knows its records",
+    "evaluate": "the job evaluated a model and trained nothing; evaluations have no ledger",
+}
 
 
 def audit(folder: JobFolder, *, tasks: bool = False) -> dict[str, Any]:
-    """Return the report, as ``docs/guarantees.md`` describes it. ``tasks`` lists each task."""
-    config, found, status = folder.config(), read(folder.dir), folder.last_status()
-    job = replay(found.entries, str(folder.dir / "tasks.jsonl"))
-    problems, state = [*found.problems, *job.problems], str(status.get("state", ""))
-    if not found.problems and state in ENDED and (job.end is None or job.end[0] != state):
-        file = folder.dir / "tasks.jsonl"
-        text = f"the job has {state}, and the ledger does not end so: lines are missing at the end"
-        problems.append(f"{file}, line {found.lines + 1}: {text}")
-    space = _space(config, job)
-    problems += _manifest(config, job, space)
-    finished = job.end is not None and job.end[0] == "finished"
-    epochs = _epochs(space, job) if space is not None else []
-    missing = _missing(job, epochs)
-    if finished and missing:
-        problems.append(f"the job finished, and {missing}")
-    if problems:
-        verdict, text = "wrong", "the audit does not hold"
-    elif finished:
-        verdict, text = "holds", "each training record counted once"
-    else:
-        so_far = "running or dead" if job.end is None else job.end[0]
-        verdict, text = "incomplete", f"{so_far}; each record that is done counted once"
+    """Return the report, as ``docs/schemas/audit.json`` describes it. ``tasks`` lists each task."""
+    found = _Audit(folder)
+    verdict, text = found.verdict()
+    job = found.job
     return {
         "schema": SCHEMA,
         "job": folder.name,
         "verdict": verdict,
         "text": text,
-        "problems": problems,
-        "notes": _notes(job, space, missing),
-        "lines": found.lines,
-        "restores": job.restores,
+        "problems": found.problems,
+        "unproven": found.unproven,
+        "notes": [*found.notes, *_restores(job)],
+        "lines": found.records.lines,
+        "restores": sum(not each.resumed for each in job.restores),
         "ring": [
-            {"pass": number, "position": at, "records": of}
-            for number, (at, of) in sorted(job.position.items())
+            {"pass": each.number, "position": each.position, "records": each.of}
+            for each in found.passes
         ],
-        "epochs": epochs,
-        "tasks": _tasks(space, job) if tasks and space is not None else [],
+        "rings": [
+            {"ring": number, "workers": members}
+            | dict(zip(("pass", "position"), place or (None, None), strict=True))
+            for number, members, place in job.rings
+        ],
+        "epochs": found.epochs,
+        "tasks": listed(found.tasks, job) if tasks and found.tasks is not None else [],
     }
 
 
-def _space(config: JobConfig, job: Replay) -> TaskSpace | None:
-    """Return the tasks of the job; None for a ring, a stream, or too many tasks."""
-    shards, total = job.begun.get("shards"), job.end[1] if job.end is not None else 0
-    if job.position or not shards:
-        return None
-    space = TaskSpace(
-        [Shard(name, records) for name, records in shards],
-        job.begun["records_per_task"],
-        epochs=job.begun["epochs"],
-        seed=job.begun["seed"],
-        shuffle=job.begun["shuffle"],
-        batch_size=job.begun["batch_size"],
-        max_steps=config.train.max_steps,
-    )
-    if total and space.tasks_per_epoch:
-        space.extend(max(1, -(-total // space.tasks_per_epoch)))
-    return space if space.total <= _MOST_TASKS else None
-
-
-def _missing(job: Replay, epochs: list[dict[str, Any]]) -> str:
-    """Return what is not done of all records; empty if all are."""
-    for number, (at, of) in sorted(job.position.items()):
-        if at < of:
-            return f"the ring is at record {at:,} of {of:,} of pass {number}"
-    if job.position:
-        return ""
-    if epochs:
-        lacks = sum(each["records"] - each["records_done"] for each in epochs)
-        return f"{lacks:,} records are not done" if lacks else ""
-    total = job.end[1] if job.end is not None else 0
-    count = min(job.retired, total) + sum(job.retired <= task < total for task in job.done)
-    return f"{total - count:,} tasks are not done" if count < total else ""
-
-
-def _epochs(space: TaskSpace, job: Replay) -> list[dict[str, Any]]:
-    """Return a summary of each epoch, from the records of each task."""
-    found: list[dict[str, Any]] = []
-    back: dict[int, Counter[str]] = {}
-    for (task, why), count in job.returned.items():
-        back.setdefault(space.epoch_of(task), Counter())[why] += count
-    total = job.end[1] if job.end is not None and job.end[1] else space.total
-    for one in map(space.task, range(min(total, space.total))):
-        if one.epoch == len(found):
-            reasons = dict(sorted(back.get(one.epoch, {}).items()))
-            found.append(
-                {"epoch": one.epoch, "tasks": 0, "done": 0, "records": 0, "records_done": 0,
-                 "workers": Counter(), "returned": reasons}
-            )  # fmt: skip
-        epoch, is_done = found[one.epoch], job.is_done(one.id)
-        epoch["tasks"] += 1
-        epoch["done"] += is_done
-        epoch["records"] += one.records
-        epoch["records_done"] += one.records if is_done else job.offsets.get(one.id, 0)
-        if is_done:
-            epoch["workers"][worker_of(job, one.id)] += 1
-    for epoch in found:
-        epoch["workers"] = dict(sorted(epoch["workers"].items()))
-    return found
-
-
-def worker_of(job: Replay, task: int) -> str:
-    """Return the worker that completed a task, or ``checkpoint``; empty if the task is open."""
-    worker = job.done.get(task)
-    if worker is None:
-        return "checkpoint" if job.is_done(task) else ""
-    return f"worker-{worker}"
-
-
-def _tasks(space: TaskSpace, job: Replay) -> list[dict[str, Any]]:
-    return [
-        {
-            "task": task.id, "epoch": task.epoch, "shard": task.shard,
-            "start": task.start, "end": task.end, "worker": worker_of(job, task.id),
-            "returned": [
-                {"worker": f"worker-{worker}", "offset": offset, "committed": committed,
-                 "reason": why}
-                for worker, offset, committed, why in job.parts.get(task.id, ())
-            ],
-        }
-        for task in map(space.task, range(space.total))
-    ]  # fmt: skip
-
-
-def _manifest(config: JobConfig, job: Replay, space: TaskSpace | None) -> list[str]:
-    """Compare the newest checkpoint of this job with the ledger."""
-    root = config.checkpoint.dir
-    if not root or space is None:
-        return []
-    with contextlib.suppress(CheckpointError, OSError):
-        for path in reversed(layout.complete(root)):
-            manifest = layout.read(path)
-            if manifest.job != config.name or not manifest.on_servers:
-                continue
-            marks = manifest.watermarks
-            early = range(job.retired, min(marks.retired_before, space.total))
-            lacks = next((task for task in early if not job.is_done(task)), None)
-            if lacks is not None:
-                text = f"task {lacks} is in the model, and not done by the ledger"
-                return [f"{path / 'manifest.json'}: {text}"]
-            end = job.end is not None and job.end[0] == "finished"
-            done = [task for task in job.done if end and task < space.total]
-            for task in done:
-                if marks.offset(task) < space.task(task).records:
-                    text = f"task {task} is done by the ledger, and not in the last model"
-                    return [f"{path / 'manifest.json'}: {text}"]
-            break
-    return []
-
-
-def _notes(job: Replay, space: TaskSpace | None, missing: str) -> list[str]:
-    notes = [missing] if missing else []
-    if job.restores:
-        notes.append(f"{job.restores} times the job went on from a checkpoint or the beginning")
-    if job.position:
-        for number, (at, of) in sorted(job.position.items()):
-            notes.append(f"ring, pass {number}: position {at:,} of {of:,} records")
-    elif space is None and job.begun:
-        notes.append("the ranges of records are not computed: a stream, or very many tasks")
+def _restores(job: Replay) -> list[str]:
+    """Return a remark on each time that the job went on from another progress."""
+    notes = []
+    for each in job.restores:
+        if job.ends_restored and each is job.restores[-1]:
+            text = "the job ended with the progress of its last checkpoint"
+            text += f"; {_tasks(each.lost)} done before" if each.lost else ""
+        elif each.resumed:
+            text = "the job resumed the progress of an earlier job; audit that, too"
+        elif each.place is not None:
+            number, at = each.place
+            text = "no member of the ring was left; a new ring went on from a checkpoint, or from "
+            text += f"the beginning; the last report was of record {at:,} of pass {number}"
+        elif each.empty:
+            text = f"the job began again; {_tasks(each.lost)} done before"
+        elif each.lost:
+            text = "the job went back to a checkpoint, or to what its servers had; "
+            text += f"{_tasks(each.lost)} to be done again"
+        else:
+            text = "the job went on from a checkpoint with all tasks that were done"
+        notes.append(f"line {each.line}: {text}")
     return notes
+
+
+def _tasks(count: int) -> str:
+    return "1 task was" if count == 1 else f"{count:,} tasks were"

@@ -19,7 +19,7 @@ from torch_edl.plugins.audit.replay import Replay, ids, replay
 def _ledger() -> TaskLedger:
     ledger = TaskLedger()
     ledger.begin(TaskSpace([Shard("a", 10)], 2))
-    ledger.close_line(1.0, "", 5)
+    ledger.close_line(1.0, "", 5, 0)
     return ledger
 
 
@@ -31,7 +31,7 @@ def test_done_tasks_of_a_worker_are_ranges() -> None:
     ledger = _ledger()
     for task in (3, 1, 2, 7):
         ledger.done(4, task, 0)
-    ledger.close_line(2.0, "", 5)
+    ledger.close_line(2.0, "", 5, 0)
     line = json.loads(ledger.to_state()["lines"][1])
     assert line["entries"] == [["done", 4, 0, "1-3,7"]]
     assert list(ids("1-3,7")) == [1, 2, 3, 7]
@@ -41,7 +41,7 @@ def test_many_tasks_in_order_are_a_short_line() -> None:
     ledger = TaskLedger()
     for task in range(100_000):
         ledger.done(0, task, 0)
-    ledger.close_line(1.0, "", 0)
+    ledger.close_line(1.0, "", 0, 0)
     assert len(ledger.to_state()["lines"][0]) < 200
 
 
@@ -51,7 +51,7 @@ def test_the_file_of_a_master_that_died_is_repaired(tmp_path: Path) -> None:
     file = LedgerFile(path, anew=True)
     file.write(ledger.to_state())
     ledger.done(0, 0, 0)
-    ledger.close_line(2.0, "", 5)
+    ledger.close_line(2.0, "", 5, 0)
     state = ledger.to_state()
     with open(path, "a") as cut:
         cut.write(state["lines"][1][:20])
@@ -59,7 +59,7 @@ def test_the_file_of_a_master_that_died_is_repaired(tmp_path: Path) -> None:
     next_ledger.from_state(json.loads(json.dumps(state)), 0.0)
     assert next_file.written == 1
     next_file.write(next_ledger.to_state())
-    next_ledger.forget(next_file.written)
+    next_ledger.close_line(3.0, "", 5, next_file.written)
     assert not next_ledger.to_state()["lines"]
     found = read(tmp_path)
     assert (found.lines, found.problems) == (2, [])
@@ -69,7 +69,7 @@ def test_a_full_disk_keeps_lines_in_the_store(tmp_path: Path) -> None:
     ledger = _ledger()
     file = LedgerFile(tmp_path / "missing" / "tasks.jsonl", anew=True)
     file.write(ledger.to_state())
-    ledger.forget(file.written)
+    ledger.close_line(2.0, "", 5, file.written)
     assert len(ledger.to_state()["lines"]) == 1
     (tmp_path / "missing").mkdir()
     file.write(ledger.to_state())
@@ -80,10 +80,12 @@ def test_a_full_disk_keeps_lines_in_the_store(tmp_path: Path) -> None:
     ("entries", "problem"),
     [
         ([["done", 0, 0, "1"], ["done", 2, 0, "0-1"]], "task 1 is done twice, now by worker-2"),
-        ([["restored", 3, []], ["done", 0, 0, "2"]], "task 2 is done twice"),
+        ([["restored", 3, [], ""], ["done", 0, 0, "2"]], "task 2 is done twice"),
+        ([["restored", 0, [], "2"], ["done", 0, 0, "2"]], "task 2 is done twice"),
         ([["done", 0, 4, "1"]], "task 1 went on at record 4"),
         ([["done", 0, 0, "1"], ["back", 0, 1, 0, 0, "released"]], "returned .* after it was done"),
-        ([["position", 0, 9, 9], ["position", 0, 8, 9]], "the ring went back"),
+        ([["position", 0, 9, 9, 0, 0], ["position", 0, 8, 9, 0, 0]], "the ring went back"),
+        ([["position", 1, 9, 9, 9, 0], ["position", 0, 9, 9, 0, 0]], "the ring went back"),
         ([["done", 0]], "not an entry"),
     ],
 )
@@ -100,6 +102,8 @@ def test_a_late_report_counts_for_the_worker_whose_lease_expired() -> None:
 
 
 def test_a_restored_job_may_do_tasks_again() -> None:
-    found = _replayed(["done", 0, 0, "0-5"], ["restored", 2, [[3, 8]]], ["done", 1, 8, "3"])
+    found = _replayed(["done", 0, 0, "0-5"], ["restored", 2, [[3, 8]], ""], ["done", 1, 8, "3"])
     assert not found.problems
+    assert found.done == {0: 0, 1: 0, 3: 1}
+    assert [(each.lost, each.resumed) for each in found.restores] == [(4, False)]
     assert [task for task in range(6) if found.is_done(task)] == [0, 1, 3]

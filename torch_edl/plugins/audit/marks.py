@@ -1,0 +1,71 @@
+"""Compares the newest checkpoint of a job that has ended with its ledger."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from torch_edl.checkpoint import layout
+from torch_edl.checkpoint.claim import run_id
+from torch_edl.checkpoint.manifest import Manifest
+from torch_edl.config import JobConfig
+from torch_edl.errors import CheckpointError
+from torch_edl.launch.jobs.folder import JobFolder
+from torch_edl.plugins.audit.replay import Replay
+from torch_edl.plugins.audit.tasks import Tasks
+
+
+def compare(folder: JobFolder, config: JobConfig, job: Replay, tasks: Tasks | None) -> list[str]:
+    """Return the differences. A job that has not ended is not compared: its ledger may be a second
+    older than its checkpoint."""
+    if job.end is None or job.end[0] == "failed" or not config.checkpoint.dir:
+        return []
+    found = _newest(folder, config)
+    if found is None:
+        return []
+    path, manifest = found
+    problem = ""
+    if tasks is None:
+        problem = _of_script(manifest, job)
+    elif tasks.position is None or job.end[0] == "finished":
+        problem = _of_tasks(manifest, job, tasks)
+    return [f"{path / layout.MANIFEST}: {problem}"] if problem else []
+
+
+def _newest(folder: JobFolder, config: JobConfig) -> tuple[Path, Manifest] | None:
+    """Return the newest checkpoint that this run of the job wrote; None if there is none."""
+    master = folder.master()
+    with contextlib.suppress(CheckpointError, OSError):
+        for path in reversed(layout.complete(config.checkpoint.dir)):
+            found = layout.read(path)
+            run = run_id(config.name, master.token) if master is not None else found.run
+            if (found.job, found.run) == (config.name, run):
+                return path, found
+    return None
+
+
+def _of_tasks(manifest: Manifest, job: Replay, tasks: Tasks) -> str:
+    assert job.end is not None
+    marks, finished = manifest.watermarks, job.end[0] == "finished"
+    for task in tasks.known.values():
+        mark, done = min(marks.offset(task.id), task.records), tasks.done_records(job, task)
+        # A checkpoint may have records that were not reported yet, but no task that was not.
+        if task.id < marks.retired_before and done < task.records:
+            return f"task {task.id} is in the model, and not done by the ledger"
+        if finished and done > mark:
+            return f"task {task.id} is done by the ledger, and not in the last model"
+        if job.ends_restored and done != mark:
+            had = f"{done:,} records of task {task.id} by the ledger"
+            return f"the job ended with {had}, and the checkpoint has {mark:,}"
+    return ""
+
+
+def _of_script(manifest: Manifest, job: Replay) -> str:
+    place = (manifest.data.get("pass", 0), manifest.data.get("records", 0))
+    last = max(job.passes, default=-1)
+    if place[0] > last and not place[1]:
+        return ""  # between two passes, or after the last one
+    if job.passes and place > job.place:
+        at, ring = f"record {place[1]:,} of pass {place[0]}", "record {1:,} of pass {0}"
+        return f"the model is at {at}, and the ring was at {ring.format(*job.place)} by the ledger"
+    return ""
