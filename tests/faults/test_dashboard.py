@@ -12,7 +12,6 @@ import pytest
 from tests.chromium import Chromium
 from tests.faults.conftest import TASKS, ModelJob
 from tests.place import EDL
-from torch_edl.plugins.dashboard.recorder import FILE
 
 
 @pytest.fixture
@@ -39,6 +38,8 @@ def test_a_kill_is_shown(start_job: Callable[..., ModelJob], chromium: Chromium)
             chromium.wait_for(
                 r"/\/s, ≤ .* ms/.test(document.querySelector('#server-table').innerText)"
             )
+            chromium.evaluate("byId('frequent').open = true")
+            chromium.wait_for("document.querySelectorAll('#frequent-table tbody tr').length > 1")
             pid = job.pids("worker")[0]
             began = time.monotonic()
             os.kill(pid, 9)
@@ -57,4 +58,4 @@ def test_a_kill_is_shown(start_job: Callable[..., ModelJob], chromium: Chromium)
             assert shown_s < 10  # about a second, but not on a busy machine
         finally:
             dashboard.terminate()
-    assert "train/loss" in (job.folder / FILE).read_text()
+    assert "train/loss" in (job.folder / "history.jsonl").read_text()

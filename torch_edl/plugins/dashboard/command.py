@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
 
 from torch_edl.checkpoint.durable import check_writable, replacing
@@ -16,6 +17,8 @@ from torch_edl.plugins.dashboard.view import View
 _HTML = (".html", ".htm")
 # The server sleeps until a request comes; this is the time between looks for the end.
 _LOOK_S = 3600.0
+# The most frequent ids arrive with the third heartbeat of a server.
+_IDS_S, _POLL_S = 5.0, 0.2
 
 
 def main(args: argparse.Namespace) -> int:
@@ -33,6 +36,8 @@ def main(args: argparse.Namespace) -> int:
     view = View(find(args))
     view.refresh()
     if target is not None:
+        view.page()  # rates are those since this moment
+        _await_frequent_ids(view)
         target.parent.mkdir(parents=True, exist_ok=True)
         with replacing(target) as file:
             file.write(page.exported(_answers(view)))
@@ -45,6 +50,14 @@ def main(args: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             return 0
     return 0
+
+
+def _await_frequent_ids(view: View) -> None:
+    """Wait some seconds until the servers of a running job have sent the most frequent ids."""
+    deadline = time.monotonic() + _IDS_S
+    while view.lacks_frequent_ids() and time.monotonic() < deadline:
+        view.refresh(frequent_ids=True)
+        time.sleep(_POLL_S)
 
 
 def _target(text: str) -> Path:

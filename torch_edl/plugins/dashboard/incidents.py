@@ -67,7 +67,10 @@ def costs(
 
 def _replaced_s(at: float, mark: Mark, runs: dict[str, list[float]]) -> float | None:
     role = mark.process.partition("-")[0]
-    if mark.kind not in (marks.LOST, "restored", "role") or role not in ("worker", "ps"):
+    if mark.kind not in (marks.LOST, marks.PREEMPTED, "restored", "role") or role not in (
+        "worker",
+        "ps",
+    ):
         return None
     role = "ps" if mark.kind == "role" else role
     # The status that shows the replacement may be a moment older than the event.

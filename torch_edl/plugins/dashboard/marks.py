@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-LOST, FAULT, MASTER, RING = "lost", "fault", "master", "ring"
-INCIDENTS = frozenset({LOST, "restored", "role", "move", MASTER, "repaired"})
+LOST, FAULT, MASTER, RING, PREEMPTED = "lost", "fault", "master", "ring", "preempted"
+INCIDENTS = frozenset({LOST, "restored", "role", "move", MASTER, "repaired", PREEMPTED})
 """Kinds whose cost the page shows."""
 
 
@@ -32,8 +32,13 @@ _HOW = r"(?P<how>ended[^;]*|was taken away[^;]*|(?:declared )?lost: [^;]*|does n
 _RULES = {
     FAULT: rf"chaos: {_NAME} .*(?:killed|terminated|paused|deleted)",
     "chaos": r"chaos: ",
+    "slow": rf"{_NAME} (?:is (?:no longer )?slow|has a slow machine)",
     "role": r"(?P<process>worker-\d+) becomes (?P<to>ps-\d+)",
-    "left": rf"{_NAME} (?:left$|was asked to leave|.*, as asked$)",
+    PREEMPTED: (
+        rf"{_NAME} (?:is preempted .*: (?!it returns)|.*, as asked; preempted: |"
+        "was taken away: preempted by )"
+    ),
+    "left": rf"{_NAME} (?:left$|was asked to leave|is preempted|.*, as asked$)",
     LOST: rf"{_NAME} {_HOW}",
     "join": rf"{_NAME} (?:takes the place|joined)|agent .* joined",
     RING: r"ring \d+: \d+ worker|round \d+ of",
@@ -51,6 +56,7 @@ _RULES = {
 _KINDS = {kind: re.compile(rule) for kind, rule in _RULES.items()}
 _AGAIN = re.compile(r"; the (?:workers?|servers) restarts? from .*?(?:trains? ([\d,]+) records|$)")
 _REPAIRED = re.compile(r"lacks ([\d,]+) records?.*trained again")
+_LEFT = re.compile(r"; preempted: .* ([\d,]+) of its records are trained again")
 _SILENT = re.compile(r"no (?:heartbeat|step) for ([\d.e+]+) s")
 
 
@@ -74,7 +80,7 @@ def read(level: str, text: str) -> Mark:
 
 
 def _again(line: str) -> int:
-    for rule in (_AGAIN, _REPAIRED):
+    for rule in (_AGAIN, _REPAIRED, _LEFT):
         if (found := rule.search(line)) and found[1]:
             return int(found[1].replace(",", ""))
     return 0

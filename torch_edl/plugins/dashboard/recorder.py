@@ -18,9 +18,6 @@ from torch_edl.config import JobConfig
 from torch_edl.interfaces import JobEvent, Observer
 from torch_edl.launch.jobs.folder import JobFolder
 
-FILE = "history.jsonl"
-"""Name of the file in the folder of a job."""
-
 _FIRST_INTERVAL_S = 1.0
 # The file stays below some megabytes: at this number of scalars, every second one is removed, and
 # the interval doubles. A job of a day has one point every 16 to 32 seconds.
@@ -30,7 +27,7 @@ _MOST_VALUES = 40
 
 
 class Recorder(Observer):
-    """Writes :data:`FILE`; does nothing for a job without a folder on this machine."""
+    """Writes ``JobFolder.history_file``; does nothing for a job without a folder here."""
 
     def __init__(self, value: str) -> None:
         self._file: TextIO | None = None
@@ -42,7 +39,7 @@ class Recorder(Observer):
 
     def begin(self, job: JobConfig) -> None:
         """Note where the file of the job is. The folder of a new job may not exist yet."""
-        self._path = JobFolder(job.name).dir / FILE
+        self._path = JobFolder(job.name).history_file
 
     def scalars(self, step: int, time: float, values: Mapping[str, float]) -> None:
         """Write the scalars of a step if the interval is over; those of an evaluation always."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 from torch_edl.launch.jobs.logs import WholeLines
 from torch_edl.plugins.dashboard import recorder
 from torch_edl.plugins.dashboard.lanes import Lanes
+from torch_edl.wire import master_pb2 as pb
 
 MOST_ROWS = 1500
 """Number of samples in one answer."""
@@ -94,25 +96,61 @@ def _seen(before: Sample, after: Sample) -> bool:
     return after.time - before.time <= _LOOKS_S
 
 
-class HistoryFile:
-    """Reads what the recorder of a job adds to its history."""
+class History:
+    """Reads what the recorder of a job adds to its history.
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / recorder.FILE
-        self._inode = 0
-        self._lines = WholeLines(self._path)
+    Args:
+        file: the history on this machine; None for a job on a cluster, whose master sends it.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        self._path = file
+        self._part = pb.HistoryPart()
+        self._rest = b""
+        self._lines = WholeLines(file or "")
+
+    @property
+    def after(self) -> pb.HistoryPart | None:
+        """What to ask the master for; None for a job of this machine."""
+        return None if self._path is not None else self._part
 
     def read(self, samples: Samples, lanes: Lanes) -> bool:
-        """Add what is new to the samples and lanes. Return False if there is no history."""
+        """Add what is new in the file to the samples and lanes. Return False if there is none."""
+        if self._path is None:
+            return samples.kept
         try:
             inode = self._path.stat().st_ino
         except OSError:
             return False
-        if inode != self._inode:  # the recorder has thinned the file
-            self._inode, self._lines = inode, WholeLines(self._path)
-            samples.clear()
-            samples.kept = True
-        for line in recorder.parse(list(self._lines.read_all(final=False))):
+        if inode != self._part.inode:
+            self._lines = WholeLines(self._path)
+            self._begin(inode, samples)
+        self._add(self._lines.read_all(final=False), samples, lanes)
+        return True
+
+    def take(self, part: pb.HistoryPart, samples: Samples, lanes: Lanes) -> bool:
+        """Add a part that the master sent. Return whether more may follow at once."""
+        if not part.inode:
+            return False
+        if part.inode != self._part.inode or part.offset != self._part.offset:
+            if part.offset:
+                return False
+            self._rest = b""
+            self._begin(part.inode, samples)
+        *lines, self._rest = (self._rest + part.content).split(b"\n")
+        self._part.offset = part.offset + len(part.content)
+        self._add(lines, samples, lanes)
+        return bool(part.content)
+
+    def _begin(self, inode: int, samples: Samples) -> None:
+        """Begin a file: the first one, or the one that the recorder has thinned."""
+        self._part.inode, self._part.offset = inode, 0
+        samples.clear()
+        samples.kept = True
+
+    @staticmethod
+    def _add(lines: Iterable[bytes], samples: Samples, lanes: Lanes) -> None:
+        for line in recorder.parse(list(lines)):
             if line["kind"] == "begin":
                 samples.interval_s = line["interval_s"]
             elif line["kind"] == "process":
@@ -122,7 +160,6 @@ class HistoryFile:
                 samples.eval_times[line["step"]] = line["time"]
             elif line["kind"] == "scalars":
                 samples.add(Sample(line["time"], line["step"], line["values"]))
-        return True
 
 
 def of_status(report: dict[str, Any], time: float) -> Sample:
@@ -132,6 +169,7 @@ def of_status(report: dict[str, Any], time: float) -> Sample:
     if report.get("kind") != "script":
         values["train/loss"] = report.get("loss")
     running = [p for p in report["processes"] if (p["role"], p["state"]) == ("worker", "running")]
-    if rows := sum(p.get("rows", 0) for p in report["processes"]):
-        values["servers/rows"] = rows
+    rows = [p["rows"] for p in report["processes"] if p.get("rows")]
+    if rows and len(rows) >= report.get("servers_wanted", 0):  # a server may be restoring its rows
+        values["servers/rows"] = sum(rows)
     return Sample(time, report["steps"], {**values, "train/workers": len(running)})

@@ -86,7 +86,7 @@ class _Handler(BaseHTTPRequestHandler):
             content, kind = page.FILES[path]
             self._answer(content(), kind)
         elif path == "/data":
-            view.refresh()
+            view.refresh(frequent_ids=query.get("ids") == "1")
             numbers = {name: _number(query, name) for name in ("after", "first")}
             generation = query.get("generation", "")
             self._json(view.page(**numbers, generation=generation))

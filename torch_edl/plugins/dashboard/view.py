@@ -18,8 +18,8 @@ from torch_edl.launch.jobs.logs import WholeLines, last_lines
 from torch_edl.launch.jobs.status import as_dict
 from torch_edl.plugins.dashboard import events, incidents, marks
 from torch_edl.plugins.dashboard.lanes import EXITED, Lanes
-from torch_edl.plugins.dashboard.samples import HistoryFile, Samples, of_status
-from torch_edl.plugins.dashboard.servers import ServerLoads, tables
+from torch_edl.plugins.dashboard.samples import History, Samples, of_status
+from torch_edl.plugins.dashboard.servers import ServerLoads, TableChanges, tables
 from torch_edl.wire import master_pb2 as pb
 
 _EVERY_S = 0.9
@@ -28,6 +28,9 @@ _LOG_LINES = 500
 _LINE_CHARS = 2000
 _MOST_ENDED = 300
 _MOST_TABLES = 100
+# A part of this size has a successor; a history has a few megabytes.
+_FULL_BYTES = 1 << 20
+_LEFT = 1  # stands for the file of a job that is over
 _ROLES = ("master", "ps", "worker", "spare", "agent")
 _OVER = (*ENDED, "dead")
 
@@ -53,38 +56,55 @@ class View:
         self._generation += 1
         self._report: dict[str, Any] = {}
         self._problem = ""
-        self._rates: dict[tuple[str, int], tuple[float, int, float]] = {}
+        self._rates: dict[tuple[str, int], tuple[float, int, float | None]] = {}
         self.book = events.EventBook()
         self.samples = Samples()
         self.lanes = Lanes()
         local = self._job if isinstance(self._job, LocalJob) else None
         self._events_file = WholeLines(local.events_file) if local else None
-        self._history = HistoryFile(local.dir) if local else None
+        self._history = History(local.history_file if local else None)
         self._marked = 0
         self._closed = False
         self._config: JobConfig | None = None
         self._loads = ServerLoads()
+        self._tables: list[dict[str, Any]] = []
+        self._changes = TableChanges()
 
     # ---- reading ----
 
-    def refresh(self) -> None:
-        """Read what is new, unless the last read is younger than a second."""
+    def refresh(self, *, frequent_ids: bool = False) -> None:
+        """Read what is new, unless the last read is younger than a second.
+
+        Args:
+            frequent_ids: ask the servers for the most frequent ids of their tables, which the
+                statuses of the next seconds have.
+        """
         with self._lock:
             over = self._report.get("state") in _OVER
             if self._clock() - self._read_at < (_EVERY_AFTER_END_S if over else _EVERY_S):
                 return
             try:
-                self._read()
+                self._read(frequent_ids=frequent_ids)
             finally:
                 self._read_at = self._clock()
 
-    def _read(self) -> None:
+    def lacks_frequent_ids(self) -> bool:
+        """Return whether the job runs and has tables, and no server has sent their ids."""
+        with self._lock:
+            over = self._report.get("state") in _OVER
+            return bool(self._tables) and not over and not any(t["frequent"] for t in self._tables)
+
+    def _read(self, *, frequent_ids: bool) -> None:
         started = self._job.started()
         if started and started != self._started:
             self._begin(started)
         try:
             status: pb.GetStatusResponse | None = self._job.ask(
-                pb.GetStatusRequest(events_after=self.book.last)
+                pb.GetStatusRequest(
+                    events_after=self.book.last,
+                    frequent_ids=frequent_ids,
+                    history_after=self._history.after,
+                )
             )
             self._problem = ""
         except EdlError as error:
@@ -106,13 +126,33 @@ class View:
             self.book.add(events.parse(self._events_file.read_all(final=False)))
         elif status is not None:
             self.book.add(_plain(event) for event in status.events)
-        kept = self._history is not None and self._history.read(self.samples, self.lanes)
+        kept = self._history.read(self.samples, self.lanes)
+        if self._events_file is None:
+            kept = self._take_history(status)
         self._note(now, kept=kept)
+
+    def _take_history(self, status: pb.GetStatusResponse | None) -> bool:
+        """Add what the master of a job on a cluster sent of its history, or what the job has left.
+        Return whether there is a history."""
+        history, samples, lanes = self._history, self.samples, self.lanes
+        if status is not None:
+            # The first answer may have a part only.
+            part = status.history
+            with contextlib.suppress(EdlError):  # the rest follows a second later
+                while history.take(part, samples, lanes) and len(part.content) >= _FULL_BYTES:
+                    part = self._job.ask(pb.GetStatusRequest(history_after=history.after)).history
+        elif self._report.get("state") in _OVER and not samples.kept:
+            content = self._job.history()
+            history.take(pb.HistoryPart(inode=_LEFT, content=content), samples, lanes)
+        return samples.kept
 
     def _note(self, now: float, *, kept: bool) -> None:
         """Note the processes of the newest status, and its numbers if the job keeps none."""
         report = self._report
         over = report.get("state") in _OVER
+        running = [p for p in report.get("processes", ()) if p["state"] != EXITED]
+        self._tables = tables(running)[:_MOST_TABLES]
+        self._changes.note(self._tables, now)
         # A job that ended before this page began has no times but those of its history.
         began = self._started if not self.lanes.all else now
         for p in report.get("processes", ()):
@@ -165,7 +205,7 @@ class View:
                 "task_timeout_s": config.cluster.task_timeout_s if config else 0,
                 "status": report,
                 "processes": [self._live(p) for p in processes if p["state"] != EXITED],
-                "tables": tables([p for p in processes if p["state"] != EXITED])[:_MOST_TABLES],
+                "tables": self._tables,
                 "ended": [f"{p['role']}-{p['id']}" for p in ended[-_MOST_ENDED:]],
                 "samples": samples.rows(first),
                 "samples_first": first,
@@ -180,12 +220,13 @@ class View:
                 "rings": list(self.book.rings),
                 "events": self.book.after(after),
                 "events_last": self.book.last,
+                "events_count": len(self.book.all),
                 "kinds": dict(self.book.kinds),
                 "levels": dict(self.book.levels),
             }
 
     def _live(self, process: dict[str, Any]) -> dict[str, Any]:
-        """Return a process without what the page does not show, with its rate if known."""
+        """Return a process without what the page does not show, with its rate; None at first."""
         kept = {k: v for k, v in process.items() if k != "log" and v not in ("", None)}
         count = {"worker": "records", "ps": "updates"}.get(process["role"])
         if count is not None:
@@ -194,12 +235,12 @@ class View:
                 self._clock(),
                 process.get(count, 0),
             )
-            before, had, rate = self._rates.get(key, (now, records, 0.0))
+            before, had, rate = self._rates.get(key, (now, records, None))
             if now - before >= _EVERY_S:
                 rate = max(0.0, (records - had) / (now - before))
                 before, had = now, records
             self._rates[key] = before, had, rate
-            kept["rate"] = round(rate, 2)
+            kept["rate"] = None if rate is None else round(rate, 2)
         if counts := kept.pop("counts", None):
             kept["load"] = self._loads.load(process["id"], counts, self._read_at)
         return kept

@@ -98,6 +98,51 @@ def test_a_job_that_did_nothing(chromium: Chromium, serve: Serve) -> None:
     assert chromium.errors == []
 
 
+def test_what_is_drawn_again_keeps_focus_and_place(chromium: Chromium, serve: Serve) -> None:
+    """Tables are drawn each second while somebody reads them."""
+    SimulatedJob("long", workers=4, deaths=60, events=100, seconds=900)
+    chromium.show(1400)
+    chromium.open(serve("long").url)
+    box = "document.querySelector('#cost-table .scroll')"
+    chromium.wait_for(f"{box}?.tabIndex == 0")  # it scrolls, so it is a stop of the Tab key
+    place = chromium.evaluate(
+        f"{box}.scrollTop = 200, {box}.focus(), drawn.delete('costs'), drawCosts(store.data),"
+        f"[document.activeElement === {box}, {box}.scrollTop]"
+    )
+    assert place == [True, 200]
+    # A table that shows all its rows is no stop.
+    SimulatedJob("short", workers=4, deaths=2, events=20, seconds=90)
+    chromium.open(serve("short").url)
+    chromium.wait_for("document.querySelectorAll('#cost-table tbody tr').length == 2")
+    frames = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    assert chromium.evaluate(f"{frames}.then(() => {box}.tabIndex)") == -1
+
+
+def test_frequent_ids_and_gaps_are_drawn(chromium: Chromium, serve: Serve) -> None:
+    SimulatedJob("ids", workers=2, deaths=0, events=10, seconds=60)
+    chromium.show(400, dark=True)
+    chromium.open(serve("ids").url)
+    table = "{name: 'users', rows: 9, bytes: 9, evicted: 0, most: 5, new_s: 2, evicted_s: 0"
+    ids = "[['9223372036854775807', 1200, 1], ['-1', 7, 0.0058]]"
+    shown = (
+        f"drawFrequent({{tables: [{table}, frequent: {ids}}}]}}),"
+        "[...document.querySelectorAll('#frequent-table td, #frequent-table th[scope=row]')]"
+        ".map(each => each.textContent)"
+    )
+    expected = ["9223372036854775807", "1,200", "100 %", "-1", "7", "0.58 %"]
+    assert chromium.evaluate(shown) == expected
+    # An area ends where numbers are missing: it has one closed path for each part.
+    points = "[[1, 5], [2, 6], [3, null], [4, 7], [5, 8]]"
+    area = (
+        "chart('gap').update({x: 'step', zero: true, series: "
+        f"[{{name: 'a', area: true, points: {points}}}]}}),"
+        "[...document.querySelectorAll('.chart')].at(-1).querySelector('.area')"
+        ".getAttribute('d').match(/M|Z/g).join('')"
+    )
+    assert chromium.evaluate(area) == "MZMZ"
+    assert chromium.errors == []
+
+
 def test_first_paint(chromium: Chromium, serve: Serve) -> None:
     """A browser that has started shows a large job in a second; busy cores take longer."""
     SimulatedJob("large", workers=1000, servers=2, deaths=20, events=100_000, seconds=900)

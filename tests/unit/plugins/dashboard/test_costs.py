@@ -57,6 +57,7 @@ def test_who_was_asked_to_leave_did_not_die() -> None:
         (9, "worker", 2, "exited", "became ps-3"),
         (1, "ps", 0, "running", ""),
         (9, "ps", 0, "exited", "stopped"),
+        (9, "worker", 3, "exited", "preempted by a pod of higher priority: b"),
     )
     assert lanes.deaths() == 0
 

@@ -13,6 +13,11 @@ RETURNED = "its tasks were returned to the queue"
     ("level", "text", "mark"),
     [
         (
+            "info",
+            "worker-1 was taken away: preempted by a pod of higher priority: first, as asked",
+            Mark("preempted", "worker-1"),
+        ),
+        (
             "warning",
             f"worker-0 ended with signal 9; {RETURNED}",
             Mark("lost", "worker-0", how="signal 9"),
@@ -71,6 +76,30 @@ RETURNED = "its tasks were returned to the queue"
         ),
         ("info", "worker-1 ended with exit code 0, as asked", Mark("left", "worker-1")),
         ("info", "worker-1 left", Mark("left", "worker-1")),
+        (
+            "warning",
+            "ps-2 is slow: 31% of the median rate of 3 servers for 30 s; its CPU limit stops it",
+            Mark("slow", "ps-2"),
+        ),
+        ("info", "worker-1 is no longer slow", Mark("slow", "worker-1")),
+        (
+            "info",
+            "worker-1 is preempted (/f exists): it returns its tasks",
+            Mark("left", "worker-1"),
+        ),
+        (
+            "info",
+            (
+                "worker-1 ended with exit code 0, as asked; preempted: left in 0.4 s, 1,000 of its "
+                "records are trained again"
+            ),
+            Mark("preempted", "worker-1", again=1000),
+        ),
+        (
+            "info",
+            "ps-0 is preempted (http://h answers 200): the model moves to other servers",
+            Mark("preempted", "ps-0"),
+        ),
         ("info", "spare-2 takes the place of a worker", Mark("join", "spare-2")),
         ("info", "ring 3: 4 workers", Mark("ring")),
         (

@@ -12,7 +12,7 @@ from torch_edl.launch.jobs.folder import JobFolder
 from torch_edl.plugins.dashboard import recorder
 from torch_edl.plugins.dashboard.lanes import Lanes
 from torch_edl.plugins.dashboard.recorder import Recorder
-from torch_edl.plugins.dashboard.samples import HistoryFile, Samples
+from torch_edl.plugins.dashboard.samples import History, Samples
 
 JOB = JobConfig(name="digits", model_file="model.py")
 
@@ -31,7 +31,7 @@ def folder() -> Path:
 
 
 def _lines(folder: Path, kind: str) -> list[dict[str, object]]:
-    return [line for line in recorder.read(folder / recorder.FILE) if line["kind"] == kind]
+    return [line for line in recorder.read(folder / "history.jsonl") if line["kind"] == kind]
 
 
 def test_a_job_elsewhere_has_no_file(home: Path) -> None:
@@ -51,7 +51,7 @@ def test_the_folder_may_come_after_the_observer(home: Path) -> None:
     made.event(JobEvent(101.0, "process", "info", "worker-0: signal 9", fields))
     made.event(JobEvent(101.0, "log", "info", "finished", {"sequence": 1}))
     made.end("finished", "")
-    lines = recorder.read(JobFolder("digits").dir / recorder.FILE)
+    lines = recorder.read(JobFolder("digits").history_file)
     assert [line["kind"] for line in lines] == [
         "begin",
         "scalars",
@@ -68,7 +68,7 @@ def test_the_folder_may_come_after_the_observer(home: Path) -> None:
 def test_a_long_job_has_a_small_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a page that reads the file meanwhile sees the same samples as one that reads it later."""
     monkeypatch.setattr(recorder, "_MOST_SCALARS", 100)
-    made, file, samples = _begun(), HistoryFile(folder), Samples()
+    made, file, samples = _begun(), History(folder / "history.jsonl"), Samples()
     for step in range(1000):
         made.scalars(step, 100.0 + step, {"train/loss": 1.0})
         if step % 37 == 0:
@@ -96,5 +96,5 @@ def test_a_continued_job_continues_its_file(folder: Path, monkeypatch: pytest.Mo
 
 def test_damaged_lines_are_left_out(folder: Path) -> None:
     good = json.dumps({"kind": "scalars", "time": 1.0, "step": 1, "values": {}})
-    (folder / recorder.FILE).write_text(f'{good}\n{{"kind": "sca\n[1]\n{good}\n')
-    assert len(recorder.read(folder / recorder.FILE)) == 2
+    (folder / "history.jsonl").write_text(f'{good}\n{{"kind": "sca\n[1]\n{good}\n')
+    assert len(recorder.read(folder / "history.jsonl")) == 2

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch_edl.plugins.dashboard.servers import ServerLoads, percentile, tables
+from torch_edl.plugins.dashboard.servers import ServerLoads, TableChanges, percentile, tables
 
 BOUNDS = [0.001, 0.01, 0.1]
 
@@ -49,7 +49,38 @@ def test_tables_of_all_servers_are_summed() -> None:
         ]
         return {"counts": {"tables": found}}
 
-    assert tables([server(10, 100), {}, server(30, 100)]) == [
-        {"name": "t1", "rows": 200, "bytes": 12_800, "evicted": 2, "most": 100},
-        {"name": "t0", "rows": 40, "bytes": 2560, "evicted": 0, "most": 30},
+    found = tables([server(10, 100), {}, server(30, 100)])
+    assert found == [
+        {"name": "t1", "rows": 200, "bytes": 12_800, "evicted": 2, "most": 100, "frequent": None},
+        {"name": "t0", "rows": 40, "bytes": 2560, "evicted": 0, "most": 30, "frequent": None},
     ]
+
+
+def test_frequent_ids_of_all_servers_are_one_list() -> None:
+    """Ids are texts: a browser would round the largest ones."""
+
+    def server(updates: int, ids: dict[int, int]) -> dict[str, Any]:
+        table = {"name": "t", "rows": 9, "bytes": 9, "evicted": 0}
+        frequent = {"frequent_ids": list(ids), "frequent_updates": list(ids.values())}
+        return {"counts": {"tables": [{**table, **frequent, "updates": updates}]}}
+
+    (found,) = tables([server(100, {2**63 - 1: 100, 5: 7}), server(50, {-1: 25})])
+    assert found["frequent"] == [[str(2**63 - 1), 100, 1.0], ["-1", 25, 0.5], ["5", 7, 0.07]]
+    many = [server(100, {100 * s + i: 90 - i for i in range(20)}) for s in range(3)]
+    (found,) = tables(many)
+    assert len(found["frequent"]) == 20
+
+
+def test_changes_of_a_table_are_those_of_the_last_minute() -> None:
+    def table(rows: int, evicted: int) -> list[dict[str, Any]]:
+        return [{"name": "t", "rows": rows, "evicted": evicted}]
+
+    changes = TableChanges()
+    changes.note(first := table(100, 0), 0.0)
+    assert (first[0]["new_s"], first[0]["evicted_s"]) == (None, None)
+    for time in (30.0, 60.0):
+        changes.note(table(100, 0), time)
+    changes.note(now := table(130, 10), 80.0)
+    assert (now[0]["new_s"], now[0]["evicted_s"]) == (0.8, 0.2)  # 40 and 10 rows in 50 s
+    changes.note(again := table(5, 0), 90.0)
+    assert again[0]["new_s"] is None  # a server was restarted

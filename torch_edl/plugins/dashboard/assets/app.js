@@ -79,11 +79,12 @@ function drawCurves(data) {
     chart("Loss").update({ x: "step", series, log: true, empty: "No loss yet" });
   }
   const rate = curveOf("rate/records_per_s", "time");
+  const explained = data.incidents.length ? "Dashed lines: deaths (red), preemptions and moves." : "";
   const marks = data.incidents.map((i) => ({ x: i.time, text: `${clock(i.time)} ${i.text}`,
     tone: i.kind === "lost" || i.kind === "restored" ? "bad" : "" }));
   chart("Records per second").update({ x: "time", zero: true, marks, format: (v) => `${short(v)}/s`,
     series: [{ name: "records/s", points: rate, area: true, tone: "s2" }],
-    note: marks.length ? "Dashed lines: deaths (red) and moves." : "" });
+    note: explained });
   const metrics = new Set(evaluated.flatMap((e) => Object.keys(e.metrics)).filter((n) => n !== "loss"));
   for (const name of [...metrics].sort().slice(0, 6)) {
     chart(`Evaluation: ${name}`).update({ x: "step", series: [{ name, dots: true, tone: "s1",
@@ -95,12 +96,12 @@ function drawCurves(data) {
     chart(name.slice(6)).update({ x: "step", series: [{ name, tone: "s0", points: curveOf(name, "step") }] });
   }
   if (has("servers/rows")) {
-    chart("Rows of embeddings").update({ x: "time", zero: true, marks, format: short,
+    chart("Embedding rows").update({ x: "time", zero: true, marks, format: short, note: explained,
       series: [{ name: "rows", points: curveOf("servers/rows", "time"), area: true, tone: "s3" }] });
   }
   const workers = curveOf("train/workers", "time");
   if (new Set(workers.map(([, y]) => y).filter(Boolean)).size > 1) {
-    chart("Workers").update({ x: "time", zero: true, whole: true, marks, series: [{ name: "workers", points: workers, area: true, tone: "s0" }] });
+    chart("Workers that run").update({ x: "time", zero: true, whole: true, marks, note: explained, series: [{ name: "workers", points: workers, area: true, tone: "s0" }] });
   }
 }
 
@@ -110,6 +111,7 @@ async function poll() {
   clearTimeout(timer);
   if (document.hidden) return;
   const query = new URLSearchParams({ after: store.events, first: store.total, generation: store.generation });
+  if (byId("frequent").open) query.set("ids", "1");
   try {
     const answer = await fetch(`data?${query}`, { signal: AbortSignal.timeout(15000) });
     if (!answer.ok) throw new Error(answer.status === 403 ? "the address of the page is out of date: run torch-edl dashboard again" : `HTTP ${answer.status}`);
@@ -133,7 +135,7 @@ function live() {
   const node = byId("live");
   node.className = `live ${failures ? "bad" : store.data?.over ? "" : "good"}`;
   const text = failures ? `No connection since ${seen ? clock(seen / 1000) : "the start"}: ${node.dataset.problem}`
-    : store.data.over ? "The job has ended" : "Live";
+    : store.data.over ? "The job has ended" : "Live, updated each second";
   if (node.textContent !== text) node.textContent = text;
 }
 

@@ -10,7 +10,8 @@ class Chart {
     this.at = null; // index of the point that is read
     this.title = el("h2");
     this.value = el("p", { class: "value", "aria-live": "off" });
-    this.plot = el("div", { class: "plot", tabindex: "0", role: "img" });
+    // Arrow keys must arrive here: a screen reader keeps them for itself in an image.
+    this.plot = el("div", { class: "plot", tabindex: "0", role: "application", "aria-roledescription": "chart" });
     this.note = el("p", { class: "muted note" });
     this.table = behind(title, () => this.rows());
     this.node = el("figure", { class: "panel chart" },
@@ -55,6 +56,7 @@ class Chart {
     if (!all.length) {
       this.plot.replaceChildren(el("p", { class: "empty" }, spec.empty || "No numbers yet"));
       this.plot.setAttribute("aria-label", `${this.title.textContent}: no numbers yet`);
+      this.scale = null;
       this.value.textContent = "";
       return;
     }
@@ -64,7 +66,8 @@ class Chart {
     }
     const log = spec.log && y0 > 0 && y1 / y0 > 30;
     if (spec.zero && !log) y0 = Math.min(0, y0);
-    if (x1 === x0) { x0 -= 1; x1 += 1; }
+    const only = x1 === x0 ? x0 : null;
+    if (only !== null) { x0 -= 1; x1 += 1; }
     const value = log ? Math.log10 : (v) => v;
     let low = value(y0), high = value(y1);
     const room = (high - low) * 0.06 || Math.abs(high) * 0.02 || 1;
@@ -80,12 +83,15 @@ class Chart {
     const axis = svg("g", { class: "axis" },
       lines.map((y) => [
         svg("line", { x1: LEFT, x2: width - RIGHT, y1: sy(y), y2: sy(y) }),
-        svg("text", { x: LEFT - 8, y: sy(y) + 4, "text-anchor": "end" }, short(y)),
+        svg("text", { x: LEFT - 8, y: sy(y) + 4, "text-anchor": "end" },
+          log || lines.length < 2 ? short(y) : tickLabel(y, lines[1] - lines[0])),
       ]),
-      (spec.x === "step" ? ticks(x0, x1, across).filter(Number.isInteger) : timeTicks(x0, x1, across)).map((x) =>
+      (spec.x === "step" ? ticks(x0, x1, across).filter(Number.isInteger) : timeTicks(x0, x1, across))
+        .filter((x) => only === null || x === only).filter((x) => sx(x) > LEFT + (spec.x === "step" ? 6 : 28)).map((x) =>
         svg("text", { x: Math.min(sx(x), width - (spec.x === "step" ? 20 : 30)), y: HEIGHT - 6,
           "text-anchor": "middle" },
-        spec.x === "step" ? short(x) : clock(x, x1 - x0 < 600))));
+        spec.x === "step" ? short(x) : clock(x, x1 - x0 < 600))),
+      svg("text", { x: LEFT - 8, y: HEIGHT - 6, "text-anchor": "end" }, spec.x));
     const marks = (spec.marks || []).filter((m) => m.x >= x0 && m.x <= x1).slice(-120)
       .map((m) => svg("g", { class: `mark ${m.tone || ""}` },
         svg("line", { x1: sx(m.x), x2: sx(m.x), y1: TOP, y2: HEIGHT - BOTTOM }),
@@ -95,27 +101,29 @@ class Chart {
     this.plot.replaceChildren(svg("svg", { width, height: HEIGHT, "aria-hidden": "true",
       viewBox: `0 0 ${width} ${HEIGHT}` }, axis, marks, curves, this.cross));
     this.read(this.at);
-    const last = spec.series[0].points.at(-1);
+    const known = spec.series[0].points.filter(([, y]) => y !== null);
     this.plot.setAttribute("aria-label", `${this.title.textContent} by ${spec.x}: from ` +
-      `${number(spec.series[0].points[0][1])} to ${number(last[1])}, lowest ${number(y0)}, ` +
+      `${number(known[0]?.[1])} to ${number(known.at(-1)?.[1])}, lowest ${number(y0)}, ` +
       `highest ${number(y1)}. Arrow keys read single points.`);
   }
 
   curve(series, place, sx, sy) {
-    const parts = [];
-    let path = "", first = null, last = null;
+    const parts = [], floor = HEIGHT - BOTTOM, tone = series.tone || `s${place}`;
+    let path = "", area = "", first = null, last = null;
+    const close = () => {
+      if (first !== null) area += `L${last} ${floor}L${first} ${floor}Z`;
+      first = null;
+    };
     for (const [x, y] of series.points) {
-      if (y === null) { first = null; continue; }
-      path += `${first === null ? "M" : "L"}${sx(x).toFixed(1)} ${sy(y).toFixed(1)}`;
-      first = first === null ? x : first;
-      last = x;
+      if (y === null) { close(); continue; }
+      last = sx(x).toFixed(1);
+      const step = `${first === null ? "M" : "L"}${last} ${sy(y).toFixed(1)}`;
+      path += step;
+      area += step;
+      first = first === null ? last : first;
     }
-    const tone = series.tone || `s${place}`;
-    if (series.area && last !== null) {
-      const start = series.points.find(([, y]) => y !== null)[0], floor = HEIGHT - BOTTOM;
-      parts.push(svg("path", { class: `area ${tone}`,
-        d: `${path}L${sx(last).toFixed(1)} ${floor}L${sx(start).toFixed(1)} ${floor}Z` }));
-    }
+    close();
+    if (series.area) parts.push(svg("path", { class: `area ${tone}`, d: area }));
     parts.push(svg("path", { class: `line ${tone} ${series.kind || ""}`, d: path }));
     if (series.dots && series.points.length <= 80) {
       for (const [x, y] of series.points) {

@@ -54,6 +54,7 @@ function short(value) {
   if (size >= 1e9) return Number((value / 1e9).toPrecision(3)) + " G";
   if (size >= 1e6) return Number((value / 1e6).toPrecision(3)) + " M";
   if (size >= 1e4) return Number((value / 1e3).toPrecision(3)) + " k";
+  if (size >= 1e3) return whole(value);
   if (size >= 1) return String(Number(value.toPrecision(4)));
   if (size >= 1e-3 || size === 0) return String(Number(value.toPrecision(3)));
   return value.toExponential(0);
@@ -66,12 +67,21 @@ function bytes(value) {
   return `${Number(value.toPrecision(3))} ${units[place]}`;
 }
 
+// Seconds as the two largest units, such as "1 h 05 min".
 function duration(seconds) {
   const total = Math.max(0, Math.round(seconds));
   const two = (n) => String(n).padStart(2, "0");
   const days = Math.floor(total / 86400), hours = Math.floor(total / 3600) % 24;
   const minutes = Math.floor(total / 60) % 60;
-  if (days) return `${days} d ${two(hours)}:${two(minutes)}`;
+  if (days) return `${days} d ${two(hours)} h`;
+  if (hours) return `${hours} h ${two(minutes)} min`;
+  return minutes ? `${minutes} min ${two(total % 60)} s` : `${total} s`;
+}
+
+// Seconds as the label of an axis: minutes and seconds, or hours, minutes and seconds.
+function elapsed(seconds) {
+  const total = Math.round(seconds), two = (n) => String(n).padStart(2, "0");
+  const hours = Math.floor(total / 3600), minutes = Math.floor(total / 60) % 60;
   return hours ? `${hours}:${two(minutes)}:${two(total % 60)}` : `${minutes}:${two(total % 60)}`;
 }
 
@@ -94,7 +104,22 @@ function clock(time, seconds = true) {
 }
 
 function count(n, noun) {
-  return `${whole(n)} ${noun}${n === 1 ? "" : "s"}`;
+  return `${whole(n)} ${noun}${n === 1 ? "" : noun.endsWith("s") ? "es" : "s"}`;
+}
+
+// Replaces the content of a node that is drawn again, and keeps the focus and the scroll positions.
+function redraw(node, ...children) {
+  const scrolled = [...node.querySelectorAll(".scroll")].map((box) => [box.scrollTop, box.scrollLeft]);
+  const reachable = () => [...node.querySelectorAll("button, summary, select, .scroll")];
+  const focused = reachable().indexOf(document.activeElement);
+  node.replaceChildren(...children);
+  node.querySelectorAll(".scroll").forEach((box, place) => {
+    if (scrolled[place]) [box.scrollTop, box.scrollLeft] = scrolled[place];
+  });
+  const next = focused < 0 ? null : reachable()[focused];
+  if (!next) return;
+  if (next.matches(".scroll")) next.tabIndex = 0; // before its size is known
+  next.focus({ preventScroll: true });
 }
 
 // The numbers at which an axis has lines: 1, 2 or 5 times a power of ten.
@@ -107,6 +132,15 @@ function ticks(low, high, most) {
     found.push(Number((i * step).toPrecision(12)));
   }
   return found;
+}
+
+// The label of a line of an axis, which differs from that of the next line.
+function tickLabel(value, step) {
+  const size = Math.abs(value), decimals = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
+  if (size >= 1e4) return step >= size / 200 ? short(value) : whole(value);
+  if (value === 0) return "0";
+  return decimals > 5 ? value.toExponential(2) : value.toLocaleString("en-US",
+    { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
 }
 
 // The lines of a logarithmic axis between two exponents: powers of ten.
@@ -135,13 +169,18 @@ function table(caption, heads, rows, attributes) {
       ? el("th", { scope: "row", class: name || null }, text)
       : el("td", { class: `${right} ${name || ""}`.trim() || null, "data-label": label }, text);
   };
-  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+  const box = el("div", { class: "scroll", role: "group", "aria-label": caption },
     el("table", attributes,
       el("caption", { class: "hidden" }, caption),
       el("thead", null, el("tr", null, heads.map((head) => el("th", {
         scope: "col", class: head.startsWith(">") ? "number" : null,
       }, head.replace(/^>/, ""))))),
       el("tbody", null, rows.map((row) => el("tr", null, row.map(cell))))));
+  // A stop of the Tab key only if the arrow keys have something to scroll.
+  requestAnimationFrame(() => {
+    if (box.scrollHeight > box.clientHeight + 1 || box.scrollWidth > box.clientWidth + 1) box.tabIndex = 0;
+  });
+  return box;
 }
 
 // The numbers of a chart as a table, which is made when it is opened; make() returns heads and rows.

@@ -2,6 +2,8 @@
 // Progress, the four answers, curves, and tables of processes.
 
 const TRAINING = ["train", "script"];
+const STRATEGIES = { ps: "strategy ps: the model is on parameter servers",
+  allreduce: "strategy allreduce: a ring of workers", local: "strategy local: one worker has the model" };
 
 function trains(data) {
   return TRAINING.includes(data.status.kind);
@@ -15,9 +17,9 @@ function drawHead(data) {
   setText("state", status.state || "starting");
   pill.className = `pill ${({ running: "good", finished: "good", failed: "bad", dead: "bad",
     stopping: "warn", stopped: "warn" })[status.state] || ""}`;
-  const roles = data.processes.map((p) => p.role);
+  const roles = data.processes.filter((p) => p.state === "running").map((p) => p.role);
   const have = (role) => roles.filter((r) => r === role).length;
-  const facts = [status.strategy && `strategy ${status.strategy}`, `started ${clock(data.started)}`];
+  const facts = [STRATEGIES[status.strategy] || "", `started ${clock(data.started)}`];
   if (!data.over) {
     const workers = have("worker"), wanted = status.workers_wanted;
     facts.push(wanted && workers < wanted ? `${workers} of ${wanted} workers` : count(workers, "worker"));
@@ -43,8 +45,8 @@ function drawProgress(data) {
     : data.over ? "good" : "";
   setText("progress-left", total ? `${share >= 1 ? 100 : Math.min(99.9, share * 100).toFixed(1)} %`
     : `${whole(done)} records`);
-  const parts = [total ? `${whole(done)} of ${whole(total)} records` : ""];
-  if (status.epochs > 1) parts.push(`epoch ${Math.min(status.epoch + 1, status.epochs)} of ${status.epochs}`);
+  const parts = [total ? `${whole(done)} of ${whole(total)} records done` : ""];
+  if (status.epochs > 1) parts.push(`epoch ${whole(Math.min(status.epoch + 1, status.epochs))} of ${whole(status.epochs)}`);
   if (status.steps) parts.push(`step ${whole(status.steps)}`);
   setText("progress-text", parts.filter(Boolean).join(" · "));
   setText("progress-right", endText(data, total - done));
@@ -54,7 +56,7 @@ function drawProgress(data) {
 function endText(data, left) {
   const { status } = data;
   if (data.over) {
-    return status.wall_s ? `took ${duration(status.wall_s)}, ended ${clock(data.last)}`
+    return status.wall_s ? `trained for ${duration(status.wall_s)}, ended ${clock(data.last)}`
       : `ended ${clock(data.last)}`;
   }
   const { records_per_s: now, mean_records_per_s: mean } = status.rates || {};
@@ -63,8 +65,8 @@ function endText(data, left) {
   if (!now) return "no progress in the last 10 s; the end is unknown";
   const ends = [now, mean || now].map((rate) => left / rate).sort((a, b) => a - b);
   const [soon, late] = ends;
-  const range = duration(late) === duration(soon) ? duration(soon)
-    : `${duration(soon)} to ${duration(late)}`;
+  const same = duration(late) === duration(soon);
+  const range = same ? duration(soon) : `${duration(soon)} to ${duration(late)}`;
   const at = clock(data.now + soon, soon < 3600), until = clock(data.now + late, soon < 3600);
   return `${range} left · ends ${at === until ? `at ${at}` : `between ${at} and ${until}`}`;
 }
@@ -103,7 +105,7 @@ function mean(points) {
 
 function learning(data) {
   const question = "Is it learning?", { status } = data;
-  if (!trains(data)) return { question, tone: "calm", head: `A job of kind ${status.kind || "unknown"}`, lines: [] };
+  if (!trains(data)) return { question, tone: "calm", head: { evaluate: "This job only evaluates", predict: "This job only predicts" }[status.kind] || "Not known yet", lines: [] };
   const values = store.samples.map(([, , v]) => v["train/loss"]);
   const losses = values.filter((v) => typeof v === "number");
   const evaluated = evaluationText(status);
@@ -120,15 +122,16 @@ function learning(data) {
   const now = mean(losses.slice(-part)), before = mean(losses.slice(-2 * part, -part));
   const first = mean(losses.slice(0, part));
   const change = (now - before) / Math.abs(before || 1);
-  const since = first ? `${number(first)} at the start` : "";
-  const word = change < -0.01 ? `falls by ${(-change * 100).toFixed(0)} %`
-    : change > 0.05 ? `rises by ${(change * 100).toFixed(0)} %` : "is level";
+  const ended = data.over, share = (100 * Math.abs(change)).toFixed(0);
+  const word = change < -0.01 ? `${ended ? "fell" : "falls"} by ${share} %`
+    : change > 0.05 ? `${ended ? "rose" : "rises"} by ${share} %` : ended ? "was level" : "is level";
   const worse = overfits(status);
   return {
     question,
     tone: worse || (change > 0.05 && now > first) ? "warn" : now < first ? "good" : "calm",
     head: `Loss ${number(losses.at(-1))}`,
-    lines: [`It ${word} over the last tenth; ${since}`, evaluated, worse],
+    lines: [`It began at ${number(first)}, and ${word} in the last tenth of the training${ended ? "" : " so far"}`,
+      evaluated, worse],
   };
 }
 
@@ -145,7 +148,8 @@ function overfits(status) {
   if (losses.length < 3) return "";
   const best = losses.reduce((a, b) => (b[1] < a[1] ? b : a)), last = losses.at(-1)[1];
   return last > best[1] * 1.1
-    ? `The evaluation loss was lowest at step ${whole(best[0])}: ${number(best[1])}, now ${number(last)}` : "";
+    ? `The evaluation loss was lowest at step ${whole(best[0])}, ${number(best[1])}, and is ${number(last)} now: ` +
+      "the model may overfit" : "";
 }
 
 function time(data) {
@@ -153,7 +157,8 @@ function time(data) {
   const until = data.over ? data.last : data.now, wall = status.wall_s || 0;
   const start = Math.max(0, until - data.started - wall);
   const waits = Math.min(wall, data.waited_s);
-  const bar = wall ? [["start and end", start, "starting"], ["training", wall - waits, "worker"],
+  const before = data.over ? "before the first step and after the last" : "before the first step";
+  const bar = wall ? [[before, start, "starting"], ["training", wall - waits, "worker"],
     ["without a step", waits, "bad"]] : null;
   const rate = data.over ? status.rates?.mean_records_per_s || (wall ? status.records.done / wall : 0)
     : status.rates?.records_per_s;
@@ -163,19 +168,21 @@ function time(data) {
     tone: !wall ? "calm" : share > 0.1 ? "warn" : "good",
     head: rate ? `${short(rate)} records/s${data.over ? " on average" : ""}` : "No step yet",
     bar,
-    lines: wall ? [`${span(start)} to start${data.over ? " and end" : ""}, ${span(wall - waits)} of training, ` +
-      (waits < 0.1 ? "no stall" : `${span(waits)} without a step (${(share * 100).toFixed(0)} %)`)] : [],
+    lines: wall ? [`${span(start)} ${before}, ${span(wall - waits)} of training, ` + (waits < 0.1 ? `no standstill above ${span(2 * data.interval_s)}`
+      : `standstills of ${span(waits)} in total (${(share * 100).toFixed(0)} % of the training)`)] : [],
   };
 }
 
 function died(data) {
   const question = "Who died, and what did it cost?";
   const losses = data.incidents.filter((i) => ["lost", "restored", "master"].includes(i.kind));
+  const preempted = data.incidents.filter((i) => i.kind === "preempted").length;
+  const moved = preempted ? `${count(preempted, "process")} ${preempted === 1 ? "was" : "were"} preempted` : "";
   const again = data.status.rolled_back?.records || 0;
   const masters = losses.filter((i) => i.kind === "master").length;
   const deaths = Math.max(data.deaths + masters, losses.filter((i) => i.process).length);
   if (!deaths) {
-    return { question, tone: "good", head: "Nobody died", lines: ["No process was lost, no record is trained again"] };
+    return { question, tone: "good", head: "Nobody died", lines: [moved, "No record is trained again"] };
   }
   const stalled = (data.status.losses || []).reduce((sum, each) => sum + each.stalled_s, 0);
   const pauses = losses.map((i) => i.step_s).filter((s) => s !== null);
@@ -183,12 +190,12 @@ function died(data) {
   return {
     question,
     tone: again ? "bad" : "warn",
-    head: `${count(deaths, "process").replace("processs", "processes")} died`,
+    head: `${count(deaths, "process")} died`,
     lines: [
-      `${again ? count(again, "record") : "No record"} trained again` +
-        (stalled ? `; ${span(stalled)} without a step after losses` : "") +
-        (pauses.length ? `; the longest wait for the next step was ${span(Math.max(...pauses))}` : ""),
-      last ? `Last: ${last.process || "the model"} at ${clock(last.time)}` : "",
+      last ? `The last one: ${last.process || "the model"} at ${clock(last.time)}` : "", moved,
+      `${again ? count(again, "record") : "No record"} ${again === 1 || !again ? "is" : "are"} trained again`,
+      stalled ? (stalled < 0.1 ? "Training went on at once" : `No step for ${span(stalled)} after deaths, in total`)
+        : pauses.length ? `The next step came within ${span(Math.max(...pauses))}` : "",
     ],
   };
 }
@@ -198,7 +205,7 @@ function trust(data) {
   const lost = status.updates_lost, { times, records } = status.rolled_back || { times: 0 };
   const notes = [
     lost && `${count(lost, "update")} lost for good in damaged journals`,
-    times && `The model was restored ${count(times, "time")}: ${count(records, "record")} trained again`,
+    times && `The model returned to a checkpoint ${count(times, "time")}: ${count(records, "record")} trained again`,
     status.damaged && `${count(status.damaged, "damaged record")} left out`,
     status.nan_steps && `${count(status.nan_steps, "step")} skipped: the loss was not finite`,
   ].filter(Boolean);
@@ -211,8 +218,8 @@ function trust(data) {
   return {
     question,
     tone: incomplete || status.damaged || status.nan_steps ? "warn" : "good",
-    head: "No record was lost or counted twice",
-    lines: [...notes, notes.length ? "" : "No rollback, no lost update, no damaged record, no skipped step"],
+    head: `No record was lost or counted twice${data.over ? "" : " so far"}`,
+    lines: [...notes, notes.length ? "" : "No return to a checkpoint, no lost update, no damaged record, no skipped step"],
   };
 }
 
@@ -222,7 +229,7 @@ function drawCosts(data) {
   const rows = data.incidents.slice(-60).reverse();
   if (!changed("costs", rows)) return;
   const ends = (s) => (s === null ? "not yet" : span(s));
-  byId("cost-table").replaceChildren(rows.length
+  redraw(byId("cost-table"), rows.length
     ? table("What failures and moves cost", ["time", "process", "what happened", ">noticed after",
       ">next step after", ">replaced after", ">trained again"], rows.map((i) => [
       clock(i.time), [i.process || "model", "strong"], [i.text, i.kind === "lost" || i.kind === "restored" ? "what bad-text" : "what"],
@@ -233,7 +240,7 @@ function drawCosts(data) {
     : el("p", { class: "empty" }, "Nothing failed or moved"));
 }
 
-// The worker whose leases are oldest comes first: it turns red before the timeout ends it.
+// The worker that is longest without progress comes first: it turns red before the timeout ends it.
 function drawWorkers(data) {
   const workers = data.processes.filter((p) => p.role === "worker" || p.role === "spare");
   byId("workers").hidden = byId("to-workers").hidden = data.over;
@@ -246,19 +253,46 @@ function drawWorkers(data) {
   if (!changed("workers", shown, rows.length)) return;
   const most = Math.max(1, ...rows.map((p) => p.rate || 0));
   const stuck = rows.filter((p) => tone(p) === "bad-text");
-  byId("worker-table").replaceChildren(
+  redraw(byId("worker-table"),
     stuck.length ? el("p", { class: "banner slim" }, `${names(stuck.map((p) => `worker-${p.id}`))} made no progress for ` +
-      `${span(stuck[0].idle_s)}; a worker is declared lost after ${span(limit)}`) : "",
-    rows.length ? table("Workers", ["worker", "does", ">records/s", ">records", ">leases", ">last progress"], shown.map((p) => [
-      [`${p.role}-${p.id}`, "strong"],
-      stateTag(p.state === "running" ? p.phase || (p.role === "spare" ? "waits for a place" : "running") : p.state, p.role),
-      p.role === "worker" ? meter(p.rate || 0, most) : "", p.role === "worker" ? whole(p.records || 0) : "",
-      p.leases ? String(p.leases) : "", [p.leases ? (p.idle_s < 1 ? "now" : `${span(p.idle_s)} ago`) : "", tone(p)]]), { class: "stack" })
+      `${span(stuck[0].idle_s)}. After ${span(limit)} (--task-timeout) a worker is declared lost, and its tasks go to others.`) : "",
+    el("p", { class: "spent" }, spent(rows)),
+    rows.length ? table("Workers", ["worker", "activity", ">records/s", ">records", ">time computing", ">tasks held", ">oldest task", ">last progress"], shown.map((p) => [
+      [`worker-${p.id}`, "strong"], activity(p),
+      isTraining(p) && p.rate !== null ? meter(p.rate, most) : "", isTraining(p) ? whole(p.records || 0) : "", shareOf([p], "compute"),
+      p.leases ? String(p.leases) : "", p.leases ? (p.lease_s < 1 ? "new" : `for ${span(p.lease_s)}`) : "",
+      [p.leases ? (p.idle_s < 1 ? "now" : `${span(p.idle_s)} ago`) : "", tone(p)]]), { class: "stack" })
       : el("p", { class: "empty" }, "No worker runs"),
     rows.length > shown.length ? el("button", { type: "button", onclick: () => {
       store.allWorkers = true;
       drawWorkers(store.data);
     } }, `Show all ${whole(rows.length)}`) : "");
+}
+
+// Where the time of training loops went since these workers started.
+const ACTIVITIES = { compute: "computing", pull: "waiting for parameters", push: "sending updates",
+  data: "waiting for records, or in other work" };
+
+function shareOf(workers, activity) {
+  const sum = (name) => workers.reduce((all, p) => all + ((p.seconds || {})[name] || 0), 0);
+  const all = Object.keys(ACTIVITIES).reduce((total, name) => total + sum(name), 0);
+  return all ? `${Math.round((100 * sum(activity)) / all)} %` : "";
+}
+
+function spent(workers) {
+  const parts = Object.entries(ACTIVITIES).map(([name, text]) => [shareOf(workers, name), text]);
+  return parts[0][0] ? `Where the time of all workers goes: ${parts.map(([share, text]) => `${share} ${text}`).join(", ")}` : "";
+}
+
+function isTraining(process) {
+  return process.role === "worker" && process.state === "running";
+}
+
+function activity(process) {
+  if (process.state !== "running") {
+    return stateTag(process.state === "pending" ? "waits for room in the cluster" : process.state, "");
+  }
+  return stateTag(process.phase || (process.role === "spare" ? "spare, waits for a place" : "running"), process.role);
 }
 
 function stateTag(text, role) {

@@ -1,10 +1,10 @@
 "use strict";
 // Events with filters, and the logs of processes.
 
-const KIND_TEXTS = { lost: "deaths", restored: "restores", role: "role changes", move: "moves", join: "joins",
-  left: "departures", ring: "rings", evaluation: "evaluations", epoch: "epochs", checkpoint: "checkpoints",
-  master: "master restarts", fault: "injected faults", chaos: "chaos", scaled: "scaling", waiting: "waiting",
-  end: "end", process: "other of a process", repaired: "repairs", other: "other" };
+const KIND_TEXTS = { lost: "deaths", preempted: "preemptions", slow: "slow processes", restored: "restores", role: "workers that became servers", move: "moves of the model", join: "joins",
+  left: "departures", ring: "new rings of workers", evaluation: "evaluations", epoch: "epochs", checkpoint: "checkpoints",
+  master: "master restarts", fault: "injected faults", chaos: "chaos", scaled: "changes of the number of processes", waiting: "waits for processes",
+  end: "end of the job", process: "other events of a process", repaired: "repaired servers", other: "other events" };
 const MOST_SHOWN = 300;
 
 const filters = {
@@ -65,7 +65,7 @@ function drawEvents(data) {
   if (!store.listed) {
     store.listed = true;
     list.replaceChildren(...data.fresh.filter(matches).reverse().slice(0, MOST_SHOWN).map(eventItem));
-    byId("more").hidden = data.events_last <= data.fresh.length;
+    byId("more").hidden = data.events_count <= data.fresh.length;
   } else if (fresh.length) {
     list.querySelector(".empty")?.remove();
     list.prepend(...fresh.reverse().map(eventItem));
@@ -81,7 +81,9 @@ function drawProcesses(data) {
   if (!changed("processes", live, data.ended)) return;
   const select = byId("process"), chosen = select.value;
   const option = ([name, more]) => el("option", { value: name }, name + more);
-  const ended = data.ended.map((n) => n.replace("spare-", "worker-")).reverse();
+  // A job of a cluster that is over tells no processes, but its history does.
+  const told = data.ended.length || live.length ? data.ended : data.lanes.rows.map(([name]) => name);
+  const ended = told.map((n) => n.replace("spare-", "worker-")).reverse();
   const group = (label, found) => (found.length ? el("optgroup", { label }, found.map(option)) : null);
   const kept = ([name]) => !names || names.includes(name);
   select.replaceChildren(...[group("running", live.slice(0, 1000).filter(kept)),
@@ -95,6 +97,8 @@ function drawProcesses(data) {
 function interesting(data) {
   const died = data.lanes.rows.filter((row) => row[4]).sort((a, b) => a[2] - b[2]);
   const last = data.status.state === "failed" || data.status.state === "dead" ? died.at(-1) : null;
+  const live = data.processes.find((p) => p.role === "worker" && p.state === "running");
+  if (!last && live) return `worker-${live.id}`;
   return (last || data.lanes.rows.find(([name]) => name.startsWith("worker")) || [""])[0];
 }
 
@@ -122,7 +126,7 @@ async function readLog() {
   const same = store.logOf === name;
   const bottom = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
   store.logOf = name;
-  const text = lines.join("\n").trimEnd() || problem || "This process has printed nothing";
+  const text = lines.join("\n").trimEnd() || problem || "This process has printed nothing yet";
   if (same && log.textContent === text) return;
   log.replaceChildren(...text.split("\n").map((line) => el("span", {
     class: / ERROR |^Traceback|Error:/.test(line) ? "error" : / WARNING /.test(line) ? "warning" : null }, line, "\n")));
@@ -130,6 +134,8 @@ async function readLog() {
 }
 
 function listenToRecords() {
+  byId("frequent-of").addEventListener("change", () => drawFrequent(store.data));
+  byId("frequent").addEventListener("toggle", () => { if (!store.exported) poll(); });
   let timer = 0;
   const later = () => { clearTimeout(timer); timer = setTimeout(filterEvents, 200); };
   byId("filters").addEventListener("submit", (event) => event.preventDefault());

@@ -3,16 +3,18 @@
 
 const LANE = 22, BAR = 14, AXIS = 24;
 const STATES = {
-  "worker running": ["worker", "worker trains"],
+  "worker running": ["worker", "worker"],
   "ps running": ["ps", "parameter server"],
   "master running": ["master", "master"],
   "agent running": ["agent", "agent"],
   "spare running": ["spare", "spare, waits for a place"],
+  pending: ["pending", "waits for room in the cluster"],
   starting: ["starting", "starts"],
   leaving: ["leaving", "leaves"],
 };
 function stateOf(text) {
   if (STATES[text]) return STATES[text];
+  if (text.endsWith("pending")) return STATES.pending;
   return /draining|stopping/.test(text) ? STATES.leaving : STATES.starting;
 }
 
@@ -22,7 +24,7 @@ class Timeline {
     this.range = range;
     this.data = null;
     this.tip = el("p", { class: "tip muted", role: "status" });
-    this.plot = el("div", { class: "plot", role: "img", tabindex: "0" });
+    this.plot = el("div", { class: "plot", role: "img" });
     this.table = behind("Processes from start to end", () => this.rows());
     host.append(this.plot, this.tip, this.table);
     range.addEventListener("change", () => this.draw());
@@ -61,8 +63,8 @@ class Timeline {
       .map((t) => [
         svg("line", { x1: sx(from + t), x2: sx(from + t), y1: 0, y2: height - AXIS }),
         svg("text", { x: Math.max(left, Math.min(width - 18, sx(from + t))), y: height - 7, "text-anchor": "middle" },
-          seconds ? clock(from + t) : duration(t)),
-      ]))];
+          seconds ? clock(from + t) : elapsed(t)),
+      ]), svg("text", { x: left - 24, y: height - 7, "text-anchor": "end" }, seconds ? "time" : until - from < 3600 ? "min:s" : "h:min:s"))];
     for (const [time, text] of data.rings.filter(([t]) => t >= from)) {
       parts.push(svg("line", { class: "ring", x1: sx(time), x2: sx(time), y1: 0, y2: height - AXIS },
         svg("title", null, `${clock(time)} ${text}`)));
@@ -84,10 +86,10 @@ class Timeline {
     const dead = rows.filter((r) => r[4]).length;
     this.explain(rows, dead, data);
     this.plot.setAttribute("aria-label",
-      `Timeline of ${count(rows.length + plain + hidden, "process").replace("processs", "processes")}, ` +
+      `Timeline of ${count(rows.length + plain + hidden, "process")}, ` +
       `${dead} died. The table below lists them.`);
-    this.tip.textContent = (hidden ? `${whole(hidden)} more processes died or joined earlier. ` : "") +
-      (plain ? `${count(plain, "worker")} started with the job and had no event.` : "");
+    this.tip.textContent = (hidden ? `Not shown: ${count(hidden, "process")} that died or joined earlier. ` : "") +
+      (plain ? `One lane stands for ${count(plain, "worker")} that started with the job and have run ever since.` : "");
     this.tip.hidden = !this.tip.textContent;
   }
 
@@ -98,8 +100,8 @@ class Timeline {
     this.legend.replaceChildren(...Object.values(STATES).filter(([name]) => present.has(name))
       .map(([name, text]) => el("li", { class: `key ${name}` }, text)),
     dead ? el("li", { class: "key cross-key" }, "died") : "",
-    rings ? el("li", { class: "key ring-key" }, "a new ring") : "",
-    signs ? el("li", { class: "key mark-key" }, "move, restore or restart") : "");
+    rings ? el("li", { class: "key ring-key" }, "a new ring of workers") : "",
+    signs ? el("li", { class: "key mark-key" }, "preemption, move, restore or restart") : "");
   }
 
   lane([name, segments, end, exit, died], y, sx, from, until, left) {
