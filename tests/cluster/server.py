@@ -11,7 +11,7 @@ from typing import Any
 from aiohttp import web
 
 from tests.cluster.control import Faults
-from tests.cluster.kinds import PODS, ROLES, Kind, Object, Refused, find_kind
+from tests.cluster.kinds import KINDS, PODS, ROLES, Kind, Object, Refused, find_kind
 from tests.cluster.operations import Operations
 from tests.cluster.pod_requests import PodRequests
 from tests.cluster.rbac import Access, Attempt
@@ -24,6 +24,7 @@ _PATH = re.compile(
     r"(?:/namespaces/(?P<namespace>[^/]+)(?=/[^/]+))?"
     r"/(?P<plural>[^/]+)(?:/(?P<name>[^/]+)(?:/(?P<sub>[^/]+))?)?/?$"
 )
+_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _LARGEST_BODY = 3 * 1024 * 1024
 
 
@@ -96,6 +97,10 @@ class ApiServer:
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         user = self._access.user_of(request.headers.get("Authorization"))
+        if request.path == "/version":
+            return web.json_response({"major": "1", "minor": "35", "gitVersion": "v1.35.0"})
+        if request.path == _REVIEWS and request.method == "POST":
+            return web.json_response(self._reviewed(user, await _body(request)), status=201)
         target = _target(request.path)
         attempt = _attempt(request, target)
         if self._faults.note(user, attempt):
@@ -106,6 +111,15 @@ class ApiServer:
             # Since 1.35 a websocket, which is a GET, needs what a POST needs, too.
             self._access.check(user, replace(attempt, verb="create"))
         return await self._dispatch(request, user, target, attempt)
+
+    def _reviewed(self, user: str, review: Object) -> Object:
+        """A SelfSubjectAccessReview with its answer."""
+        asked = review["spec"]["resourceAttributes"]
+        group, plural = asked.get("group", ""), asked["resource"]
+        kind = next((k for k in KINDS if (k.group, k.plural) == (group, plural)), None)
+        words = (asked.get("namespace", ""), asked.get("name", ""), asked.get("subresource", ""))
+        allowed = kind and self._access.allows(user, Attempt(asked["verb"], kind, *words))
+        return {**review, "status": {"allowed": bool(allowed)}}
 
     async def _dispatch(
         self, request: web.Request, user: str, target: Target, attempt: Attempt

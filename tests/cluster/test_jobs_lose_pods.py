@@ -40,8 +40,14 @@ def test_chaos_kills_pods_and_clean_removes_what_is_over(
     assert shown["status"]["state"] == "running"
     assert "master" in {each["kind"] for each in shown["incidents"]}
     assert {"master-0", "ps-2", "ps-3"} <= {row[0] for row in shown["lanes"]["rows"]}
+    # The curves begin long before this page, and outlive the pod of the master.
+    assert shown["samples_total"] > 5
+    assert shown["samples"][0][0] < shown["now"] - 8
     running.complete()
-    assert _page(namespace, tmp_path)["status"]["state"] == "finished"
+    shown = _page(namespace, tmp_path)
+    assert shown["status"]["state"] == "finished"
+    assert shown["samples_total"] > 5
+    assert {"ps-2", "ps-3"} <= {row[0] for row in shown["lanes"]["rows"]}
     kept = namespace.edl("clean", "--keep", "1")
     assert "nothing to remove" in kept.stdout
     removed = namespace.edl("clean")

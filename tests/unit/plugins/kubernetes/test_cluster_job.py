@@ -12,6 +12,7 @@ pytest.importorskip("kubernetes", reason="needs torch-edl[kubernetes]")
 from kubernetes import client
 
 from tests.cluster.cluster import Cluster
+from tests.schemas import require_valid
 from tests.unit.plugins.kubernetes.jobs import CODE, TOKEN, job_config
 from tests.waiting import wait_for
 from torch_edl.interfaces.platform import LogQuery
@@ -60,6 +61,7 @@ def test_a_master_on_a_node_that_does_not_answer_counts_until_there_is_another(
     wait_for(lambda: (pod := found.master_pod()) and pod.running)
     cluster.control("lose-node", name="n1")
     report = wait_for(lambda: report if (report := found.report())["error"] else None)
+    require_valid("status", report)
     assert report["state"] == "running"
     assert "its node n1 does not answer" in report["error"]
     way_out = "kubectl taint nodes n1 node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"

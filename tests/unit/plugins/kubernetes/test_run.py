@@ -13,10 +13,12 @@ import pytest
 from tests.unit.plugins.kubernetes.scripted_api import kubeconfig
 from torch_edl.cli.__main__ import main
 from torch_edl.config import JobConfig
+from torch_edl.plugins import prometheus
 from torch_edl.plugins.kubernetes import names
 
 yaml = pytest.importorskip("yaml", reason="needs torch-edl[kubernetes]")
 
+ASSETS = Path(prometheus.__file__).with_name("assets")
 MODEL = "import torch\nimport net\nmodel = loss = optimizer = feed = eval_metrics_fn = print\n"
 RUN = [
     "run", "model.py", "--platform", "kubernetes", "--image", "edl", "--data", "/data/*.csv",
@@ -71,6 +73,28 @@ def test_a_dry_run_prints_valid_objects_and_no_secret(capsys: pytest.CaptureFixt
     assert config.model_args == ("--width", "3")
     assert config.checkpoint.output == "/data/out"
     assert [files[names.code_key(place)] for place in range(2)] == [MODEL, "WIDTH = 3\n"]
+
+
+def test_a_dry_run_of_a_job_with_metrics_has_a_monitor_of_its_master(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text, objects = dry_run(capsys)
+    assert "PodMonitor" not in text
+    text, objects = dry_run(capsys, "--metrics-port", "9400")
+    monitor = objects.pop("PodMonitor")
+    whole = yaml.safe_load((ASSETS / "podmonitor.yaml").read_text())
+    assert monitor["apiVersion"] == whole["apiVersion"]
+    assert monitor["metadata"]["namespace"] == "team"
+    assert monitor["spec"]["podMetricsEndpoints"] == whole["spec"]["podMetricsEndpoints"]
+    pod = objects["Job"]["spec"]["template"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    (ports,) = (each["ports"] for each in pod["spec"]["containers"])
+    assert endpoint["port"] in [each["name"] for each in ports]
+    name = monitor["metadata"]["name"]
+    assert f"#   kubectl delete --namespace team podmonitor {name}\n" in text
+    deletes = next(line for line in text.splitlines() if " -l torch-edl.dev/job=" in line)
+    assert "podmonitor" not in deletes, "a cluster without the operator would delete nothing"
 
 
 def test_the_pod_template_and_the_namespace_of_the_context(

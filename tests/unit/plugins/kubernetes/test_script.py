@@ -41,7 +41,7 @@ def test_a_pod_has_the_workers_of_a_machine(script: Path) -> None:
     assert "--image" not in agent
     assert "edl" not in agent
     last = parse([*agent, str(script)])
-    assert (last.nnodes, last.nproc_per_node, last.max_restarts) == ("2:10000", "3", 2)
+    assert (last.nnodes, last.nproc_per_node, last.max_restarts) == ("2:3333", "3", 2)
     assert float(dict([last.rdzv_conf.split("=")])["join_timeout"]) > 86400
 
 
@@ -126,7 +126,7 @@ def test_the_options_of_a_script_are_in_a_file(
     assert config.platform_config.volume == ("claim=data,path=/data",)
     assert config.model_args == ("--config", "own.yaml"), "that of the script"
     last = parse([*config.platform_config.agent, str(script)])
-    assert (last.nnodes, last.nproc_per_node) == ("1:10000", "2")
+    assert (last.nnodes, last.nproc_per_node) == ("1:5000", "2")
     Path("job.yaml").write_text("nproc-per-node: gpu\n")
     assert run("--config=job.yaml", "--dry-run", "train.py") == 2
     assert "job.yaml: nproc-per-node: --nproc-per-node gpu" in capsys.readouterr().err

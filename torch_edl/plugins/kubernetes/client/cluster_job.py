@@ -35,7 +35,7 @@ from torch_edl.plugins.kubernetes.cluster.failures import (
     NoAnswerError,
 )
 from torch_edl.plugins.kubernetes.cluster.forward import Forward
-from torch_edl.plugins.kubernetes.objects import final_status
+from torch_edl.plugins.kubernetes.objects import final_history, final_status
 from torch_edl.plugins.kubernetes.objects.submit import ending
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
@@ -128,6 +128,10 @@ class ClusterJob:
     def touched(self) -> float:
         how = ending(self.manifest)
         return _seconds(how.get("lastTransitionTime")) if how is not None else 0.0
+
+    def history(self) -> bytes:
+        self.refresh()
+        return final_history.of(self.manifest)
 
     def refresh(self) -> bool:
         """Read the Job object again; False if it was deleted or replaced by another job."""

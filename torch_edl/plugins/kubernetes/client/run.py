@@ -323,6 +323,13 @@ def as_yaml(config: JobConfig, code: Mapping[str, bytes], *, namespace: str) -> 
 # This deletes everything:
 #   kubectl delete{where} {kinds} -l {names.selector(config.name)}
 """
+    if config.metrics_port:
+        made.append(job.pod_monitor(config.name, namespace))
+        head += f"""\
+# The PodMonitor is for clusters with the Prometheus operator. On others, kubectl reports that it
+# does not know this kind, and applies all other objects. This deletes it:
+#   kubectl delete{where} podmonitor {names.master(config.name)}
+"""
     return head + yaml.dump_all(
         made, Dumper=Dumper, explicit_start=True, sort_keys=False, width=100
     )

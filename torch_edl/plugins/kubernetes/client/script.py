@@ -11,14 +11,13 @@ from torch_edl.cli.arguments import user_file
 from torch_edl.cli.arguments.options import add_options, script_job
 from torch_edl.cli.arguments.script_arguments import before_script
 from torch_edl.config import JobConfig
+from torch_edl.config.parts import MOST_WORKERS
 from torch_edl.errors import UsageError
 from torch_edl.launch.jobs.folder import new_name
 from torch_edl.launch.torchrun import options as rendezvous
 
 # Seconds to wait for pods that the cluster has no room for yet: they may be pending for days.
 _JOIN_TIMEOUT_S = 30 * 86400
-# Upper limit only; the master decides how many agents join.
-_MOST_AGENTS = 10_000
 # Options of torchrun that pods do not need: the address of the master is known, and a pod has no
 # terminal.
 _WITHOUT_EFFECT = {
@@ -57,9 +56,11 @@ def job_of(args: argparse.Namespace) -> JobConfig:
     name = args.job_name or new_name(script.rpartition(".")[2] if args.module else script)
     job = script_job(args, name=name, min_workers=least, max_workers=most, join_timeout_s=join_s)
     configs["join_timeout"] = f"{join_s:g}"
+    # The master decides how many agents join; this is the limit of any job.
+    most_agents = MOST_WORKERS // per_pod
     agent = [
         *_of_torchrun(args),
-        *("--nnodes", f"{-(-least // per_pod)}:{_MOST_AGENTS}"),
+        *("--nnodes", f"{-(-least // per_pod)}:{most_agents}"),
         *("--nproc-per-node", str(per_pod)),
         *("--rdzv-conf", ",".join(f"{key}={value}" for key, value in configs.items())),
         *(("--seed", str(args.seed)) if args.seed is not None else ()),

@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 CORE, BATCH = "/api/v1", "/apis/batch/v1"
 RBAC, NETWORKING = "/apis/rbac.authorization.k8s.io/v1", "/apis/networking.k8s.io/v1"
+_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 KINDS = {
     "Pod": (CORE, "pods"),
     "Service": (CORE, "services"),
@@ -256,6 +257,26 @@ class Api:
                 ) from error
             made: socket.socket = forward.socket(port)._socket
             return made
+
+    def read(self, path: str) -> Manifest:
+        """Return the object at a path outside of the namespace, such as ``/version``."""
+        return self._object("GET", f"read {path}", path)
+
+    def may(self, verb: str, group: str, resource: str) -> bool:
+        """Return True if the user may use a verb on a resource of the namespace.
+
+        Args:
+            resource: plural of the kind, with a subresource after a slash.
+        """
+        plural, _, sub = resource.partition("/")
+        asked = {"namespace": self.namespace, "verb": verb, "group": group, "resource": plural}
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": {**asked, "subresource": sub}},
+        }
+        found = self._object("POST", f"review the right to {verb} {resource}", _REVIEWS, body=body)
+        return bool(found.get("status", {}).get("allowed"))
 
     def close(self) -> None:
         """Close all connections."""

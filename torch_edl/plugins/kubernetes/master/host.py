@@ -63,6 +63,7 @@ class ClusterHost(Host):
         self._job_uid = env[ENV_JOB_UID]
         self._host = env.get(ENV_HOST, "")
         self._own: OwnJob | None = None
+        self._history = Path()
 
     def begin(self, job: str) -> int | None:
         self._own = OwnJob(Api.in_cluster(self._namespace), job, self._job_uid)
@@ -71,6 +72,7 @@ class ClusterHost(Host):
 
     def prepare(self, job: str) -> JobConfig:
         folder = JobFolder(job)
+        self._history = folder.history_file
         # The folder may exist already, on a claim that keeps the state.
         text = (Path(names.FILES) / names.CONFIG_KEY).read_text(encoding="utf-8")
         folder.dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -185,7 +187,7 @@ class ClusterHost(Host):
         if self._own is None:
             return
         if self._own.may_note:
-            self._own.end(status)
+            self._own.end(status, self._history.read_bytes() if self._history.is_file() else b"")
             return
         text = final_status.to_text(status, most=final_status.MAX_MESSAGE_BYTES)
         try:

@@ -24,7 +24,7 @@ from torch_edl.plugins.kubernetes.cluster.failures import (
 )
 from torch_edl.plugins.kubernetes.cluster.requests import settled
 from torch_edl.plugins.kubernetes.names import Manifest
-from torch_edl.plugins.kubernetes.objects import final_status
+from torch_edl.plugins.kubernetes.objects import final_history, final_status
 from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -75,8 +75,8 @@ class OwnJob:
             self._adopt()
         return state if (state := final_status.state_of(found)) in ENDED else ""
 
-    def end(self, status: pb.GetStatusResponse) -> None:
-        """Write the final status to the Job object, and prevent further pods; only if
+    def end(self, status: pb.GetStatusResponse, history: bytes = b"") -> None:
+        """Write the final status and history to the Job object, and prevent further pods; only if
         :attr:`may_note`.
 
         Waits while the cluster does not answer, because the next master would otherwise start the
@@ -85,6 +85,8 @@ class OwnJob:
         patch: Manifest = {
             "metadata": {"annotations": {names.STATUS: final_status.to_text(status)}},
         }
+        if text := final_history.to_text(history):
+            patch["metadata"]["annotations"][names.HISTORY] = text
         if status.state != "finished":
             # The Job object fails with the next pod that fails.
             patch["spec"] = {"backoffLimit": 0}

@@ -41,6 +41,7 @@ KEEP_S = 7 * 24 * 3600
 # that runs for weeks on preemptible machines loses many; a master that crashes ends the job itself.
 _MOST_PODS = 1000
 _MASTER_GRACE_S = 25.0
+_METRICS = "metrics"  # name of the port of --metrics-port
 
 
 def in_pods(config: JobConfig, code: Mapping[str, bytes]) -> JobConfig:
@@ -87,6 +88,23 @@ def objects(
     if applied:
         made[-1]["metadata"]["annotations"][names.ADOPTS] = "true"
     return made
+
+
+def pod_monitor(job: str, namespace: str) -> Manifest:
+    """Return the object with which the Prometheus operator scrapes the master of a job. Only
+    clusters with the operator know its kind."""
+    own = {names.JOB: names.of_job(job), names.ROLE: "master"}
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PodMonitor",
+        "metadata": {
+            "name": names.master(job),
+            "namespace": namespace,
+            "labels": names.labels(job),
+            "annotations": names.annotations_of(job),
+        },
+        "spec": {"selector": {"matchLabels": own}, "podMetricsEndpoints": [{"port": _METRICS}]},
+    }
 
 
 def owned(manifest: Manifest, uid: str) -> Manifest:
@@ -234,7 +252,7 @@ def _job(config: JobConfig) -> Manifest:
         port = _metrics_port(config)
         annotations |= {"prometheus.io/scrape": "true", "prometheus.io/port": str(port)}
         ports = spec["containers"][0].setdefault("ports", [])
-        ports.append({"name": "metrics", "containerPort": port, "protocol": "TCP"})
+        ports.append({"name": _METRICS, "containerPort": port, "protocol": "TCP"})
     pod = {
         "metadata": {"labels": names.labels(job, "master", 0), "annotations": annotations},
         "spec": spec,
