@@ -15,7 +15,7 @@ install-all: $(VENV)/.installed  ## Adds all extras and what the tests need
 
 $(VENV)/.installed-examples: EXTRAS := examples
 $(VENV)/.installed-examples: SIZE := 1.4 GB
-$(VENV)/.installed: EXTRAS := examples,tensorboard,prometheus,etcd,sql,kafka,maxcompute,kubernetes,s3,gcs,http,avro,benchmarks,tensorflow,test,dev
+$(VENV)/.installed: EXTRAS := examples,tensorboard,prometheus,opentelemetry,mlflow,wandb,etcd,sql,kafka,maxcompute,kubernetes,s3,gcs,http,avro,completion,benchmarks,tensorflow,test,dev
 $(VENV)/.installed: SIZE := 4 GB
 
 $(VENV)/.installed $(VENV)/.installed-examples: constraints.txt setup.cfg setup.py pyproject.toml $(wildcard torch_edl/csrc/*)
@@ -64,7 +64,7 @@ bench: install-all  ## The benchmarks, each one JSON line a point
 	$(BIN)/python benchmarks/resize.py
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/encryption.py
-	$(BIN)/python benchmarks/durability.py
+	$(BIN)/python benchmarks/sceptics.py --only exchange,rows,durability,servers,observers,staleness
 	$(BIN)/python benchmarks/snapshot_stall.py
 	$(BIN)/python -m benchmarks.preprocessing
 	$(BIN)/python -m benchmarks.convergence

@@ -12,6 +12,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+import yaml
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -21,6 +22,7 @@ from torch_edl.plugins.prometheus import exporter, families
 from torch_edl.wire import master_pb2 as pb
 
 ASSETS = Path(families.__file__).with_name("assets")
+AGE = "torch_edl_worker_oldest_lease_seconds"
 
 
 def status(workers: int = 2, servers: int = 2) -> pb.GetStatusResponse:
@@ -39,7 +41,16 @@ def status(workers: int = 2, servers: int = 2) -> pb.GetStatusResponse:
     made.evaluations.add(steps=4, metrics={"auc": 0.6})
     made.evaluations.add(steps=8, metrics={"auc": 0.7})
     for id in range(workers):
-        made.processes.add(role="worker", id=id, state="running", records=50, leases=2, idle_s=0.5)
+        made.processes.add(
+            role="worker",
+            id=id,
+            state="running",
+            records=50,
+            leases=2,
+            idle_s=0.5,
+            lease_s=3.0 + id,
+            seconds={"pull": 1.5},
+        )
     made.processes.add(role="worker", id=workers, state="exited", exit="signal 9")
     tables = [pb.TableCounts(name='a"b', rows=5, bytes=80, evicted=1)]
     for id in range(servers):
@@ -66,6 +77,9 @@ def test_the_numbers_of_the_status_are_served() -> None:
     assert found["torch_edl_evaluation", "auc"] == 0.7
     assert found["torch_edl_processes", "running", "worker"] == 2
     assert ("torch_edl_worker_records_total", "2") not in found
+    assert found["torch_edl_worker_activity_seconds_total", "1", "pull"] == 1.5
+    assert found["torch_edl_worker_oldest_lease_seconds", "0"] == 3
+    assert found["torch_edl_oldest_lease_seconds",] == 4
     buckets = [found["torch_edl_server_pull_seconds_bucket", *of] for of in
                (("0.5", "1"), ("1", "1.0"), ("+Inf", "1"))]  # fmt: skip
     assert buckets == [3, 5, 6]
@@ -88,6 +102,45 @@ def test_promtool_accepts_metrics_and_alerts() -> None:
             ["promtool", "check", *words], input=text, capture_output=True, text=True
         )
         assert told.returncode == 0, told.stdout + told.stderr
+
+
+def test_an_alert_names_the_worker_whose_lease_is_old(tmp_path: Path) -> None:
+    require_package("prometheus", lambda: shutil.which("promtool") is not None)
+    labels = 'instance="i", job="j"'
+    fires = {"exp_labels": {"severity": "warning", "instance": "i", "job": "j", "worker": "1"}}
+    tests = {
+        "rule_files": [str(ASSETS / "alerts.yaml")],
+        "tests": [
+            {
+                "interval": "15s",
+                "input_series": [
+                    # Worker 0 completes a task every 30 s, worker 1 none.
+                    {"series": f'{AGE}{{worker="0", {labels}}}', "values": "0 15 " * 60},
+                    {"series": f'{AGE}{{worker="1", {labels}}}', "values": "0+15x120"},
+                ],
+                "alert_rule_test": [
+                    {"eval_time": "5m", "alertname": "TorchEdlOldLease", "exp_alerts": []},
+                    {"eval_time": "7m", "alertname": "TorchEdlOldLease", "exp_alerts": [fires]},
+                ],
+            }
+        ],
+    }
+    # Annotations are compared, too.
+    (rule,) = (
+        rule
+        for group in yaml.safe_load((ASSETS / "alerts.yaml").read_text())["groups"]
+        for rule in group["rules"]
+        if rule["alert"] == "TorchEdlOldLease"
+    )
+    fires["exp_annotations"] = {
+        name: text.replace("{{ $labels.worker }}", "1").replace("{{ $labels.instance }}", "i")
+        for name, text in rule["annotations"].items()
+    }
+    (tmp_path / "tests.yaml").write_text(yaml.safe_dump(tests))
+    told = subprocess.run(
+        ["promtool", "test", "rules", tmp_path / "tests.yaml"], capture_output=True, text=True
+    )
+    assert told.returncode == 0, told.stdout + told.stderr
 
 
 @pytest.mark.parametrize("file", ["alerts.yaml", "grafana.json"])

@@ -32,14 +32,14 @@ A plan has faults that happen in each round, or once to several processes togeth
   pause = "worker=1:5s"
   at = "20s"
 
-Only processes of this job on this machine are reached, or the pods of a job on a cluster, which
-are deleted, and cannot be paused. Equal seeds choose equal times, and equal
-processes among equal ones. Ctrl-C ends the faults, lets paused processes continue, and leaves the
-job alone. The job lists the faults among its events.
+Only processes of this job on this machine are affected. If the job runs on a cluster, its pods are
+deleted instead of killed, and cannot be paused. The same seed gives the same times, and picks the
+same processes if the job has the same processes. Ctrl-C ends the faults, lets paused processes
+continue, and leaves the job running. The job lists the faults among its events.
 
-The verdict says what was rolled back, how long training stalled, and whether the promise held:
-nothing is lost that the set-up of the job promises to keep, and the job goes on. Exit code: 0 the
-promise held, 1 it did not.
+The verdict says what was rolled back, how long training stalled, and whether the job kept what its
+settings promise: it trains on, and loses nothing that they protect (see --durability of torch-edl
+run). Exit code: 0 if the promise held, 1 if it did not.
 """
 
 

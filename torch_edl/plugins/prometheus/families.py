@@ -92,8 +92,21 @@ def _of_workers(workers: Iterable[pb.ProcessStatus]) -> Iterator[Metric]:
     text = "Records that the worker trained since it started."
     yield _counters("worker_records", text, each("records"), "worker")
     yield _gauge("worker_leases", "Tasks that the worker holds.", each("leases"), "worker")
+    text = "Age of the oldest lease of the worker; 0 without one."
+    yield _gauge("worker_oldest_lease_seconds", text, each("lease_s"), "worker")
+    text = "Age of the oldest lease of the job; 0 without one."
+    yield _one("oldest_lease_seconds", text, max((worker.lease_s for worker in workers), default=0))
     text = "Time without progress of a worker that holds tasks."
     yield _gauge("worker_idle_seconds", text, each("idle_s"), "worker")
+    text = "Rate of a slow worker as a part of the median rate; 0: it is not slow."
+    yield _gauge("worker_slow", text, each("slow"), "worker")
+    spent: _Values = [
+        ([str(worker.id), activity], seconds)
+        for worker in workers
+        for activity, seconds in sorted(worker.seconds.items())
+    ]
+    text = "Time of the training loop by activity."
+    yield _counters("worker_activity_seconds", text, spent, "worker", "activity")
 
 
 def _of_servers(servers: Iterable[pb.ProcessStatus]) -> Iterator[Metric]:
@@ -106,6 +119,8 @@ def _of_servers(servers: Iterable[pb.ProcessStatus]) -> Iterator[Metric]:
     yield _counters("server_updates", text, each("updates"), "server")
     yield _gauge("server_rows", "Rows of all tables of the server.", each("rows"), "server")
     yield _gauge("server_bytes", "Size of all tables of the server.", each("bytes"), "server")
+    text = "Rate of a slow server as a part of the median rate; 0: it is not slow."
+    yield _gauge("server_slow", text, each("slow"), "server")
     problems: _Values = [([str(server.id)], float(bool(server.problem))) for server in servers]
     yield _gauge("server_rejects", "1 if the server rejects pushes.", problems, "server")
     counts = [(str(s.id), s.counts) for s in servers if s.HasField("counts")]

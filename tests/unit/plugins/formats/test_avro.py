@@ -102,7 +102,7 @@ def test_a_block_of_a_wrong_size_is_named(tmp_path: Path) -> None:
         blocks = list(fastavro.block_reader(file))
     raw = path.read_bytes()
     end = blocks[3].offset + blocks[3].size
-    path.write_bytes(raw[: end - 1] + b"\x00" + raw[end:])
+    path.write_bytes(raw[: end - 1] + bytes([raw[end - 1] ^ 1]) + raw[end:])
     before = sum(block.num_records for block in blocks[:3])
     with pytest.raises(DataError, match=f"record {before}: a block without the mark of its end"):
         open_source(str(path))

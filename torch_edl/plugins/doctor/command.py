@@ -1,0 +1,103 @@
+"""``torch-edl doctor``: runs the checks of a machine or of a cluster, and prints the findings."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from rich.text import Text
+
+from torch_edl.cli.arguments.options import locators, platform_of
+from torch_edl.cli.progress import counted
+from torch_edl.cli.terminal import stderr, stdout, table
+from torch_edl.config.job import LOCAL
+from torch_edl.errors import UsageError
+from torch_edl.plugins.doctor import disk, machine, network, software
+from torch_edl.plugins.doctor.finding import Finding, report, warning
+
+Check = Callable[[], Iterator[Finding]]
+KUBERNETES = "kubernetes"
+_STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the checks; return 1 if no job can run.
+
+    Raises:
+        UsageError: there are no checks for the platform.
+    """
+    platform = platform_of(args)
+    findings = _run(_checks(args, platform))
+    if args.json:
+        print(json.dumps(report(platform, findings), indent=1))
+    else:
+        _print(platform, findings)
+    return int(any(each.state == "problem" for each in findings))
+
+
+def _checks(args: argparse.Namespace, platform: str) -> Mapping[str, Check]:
+    """Return the checks of a platform by their subject."""
+    shared = {"python": software.python, "packages": software.packages, "clock": machine.clock}
+    if platform == KUBERNETES:
+        from torch_edl.plugins.doctor import cluster
+
+        where = locators(args, platform)
+        return {**shared, "cluster": functools.partial(cluster.cluster, where)}
+    if platform != LOCAL:
+        known = f"{LOCAL} and {KUBERNETES}"
+        raise UsageError(f"--platform {platform}: doctor has checks for {known} only")
+    return {
+        **shared,
+        "torch": software.torch,
+        "compiled core": software.core,
+        "memory": machine.memory,
+        "shared memory": machine.shared_memory,
+        "limits": machine.limits,
+        "free ports": network.ports,
+        "loopback": network.loopback,
+        "machine name": network.name,
+        "output folder": functools.partial(disk.output, args.output),
+        "job folder": disk.home,
+    }
+
+
+def _run(checks: Mapping[str, Check]) -> list[Finding]:
+    """Run all checks; on a terminal, show the check that runs."""
+    found: list[Finding] = []
+    console = stderr()
+    with console.status("") as status:
+        for subject, check in checks.items():
+            status.update(f"checking {subject}")
+            try:
+                found += check()
+            except OSError as error:  # a part of /proc or /sys that this system does not show
+                where = f"{error.filename}: " if error.filename else ""
+                fix = "check it manually; this user may not read it on this system"
+                found.append(warning(subject, f"{where}{error.strerror or error}", fix))
+    return found
+
+
+def _print(platform: str, findings: Sequence[Finding]) -> None:
+    console = stdout()
+    problems = sum(each.state == "problem" for each in findings)
+    warnings = sum(each.state == "warning" for each in findings)
+    where = "on this machine" if platform == LOCAL else f"on {platform}"
+    text, state = f"a job can run {where}", "ok"
+    if problems:
+        text, state = f"no job can run {where}: {counted(problems, 'problem')}", "problem"
+    if warnings:
+        text += f", {counted(warnings, 'warning')}"
+        state = "problem" if problems else "warning"
+    console.print(Text(text, style=f"bold {_STYLES[state].removeprefix('bold ')}"), soft_wrap=True)
+    rows = table("check", "state", "found")
+    rows.columns[-1].overflow = "fold"
+    for each in findings:
+        rows.add_row(each.check, Text(each.state, style=_STYLES[each.state]), each.found)
+    console.print(rows)
+    for each in sorted(findings, key=lambda each: each.state != "problem"):
+        if each.fix:
+            line = Text(f"  {each.check}: ", style=_STYLES[each.state])
+            line.append(each.fix, style="default")
+            console.print(line, soft_wrap=True)
