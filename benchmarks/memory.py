@@ -27,13 +27,13 @@ import numpy.typing as npt
 from report import report
 
 from torch_edl import _core
-from torch_edl.wire import codec
 
 BATCH, DIM = 4_096, 16
 STD = {"std": 0.01}
 PARTS: dict[str, dict[str, Any]] = {
     "unlimited": {},
     "storage_dtype=bf16": {"dtype": "bf16"},
+    "storage_dtype=int8": {"dtype": "int8"},
     "min_count=3": {"min_count": 3},
     "max_age=200": {"max_age": 200},
     "min_count=3, max_age=200": {"min_count": 3, "max_age": 200},
@@ -67,8 +67,8 @@ def measure(part: str, number: int) -> dict[str, Any]:
     for step, ids in enumerate(batches(number), 1):
         if step > number - 100:
             rows = table.pull(ids, read_only=True)
-            begun = _core.init_rows("t", 0, "normal", STD, ids, DIM)
-            begun = codec.rounded(begun, limits.get("dtype", "fp32"))
+            dtype = limits.get("dtype", "fp32")
+            begun = _core.init_rows("t", 0, "normal", STD, ids, DIM, dtype)
             known += int((rows != begun).any(1).sum())
             asked += len(ids)
         table.pull(ids)

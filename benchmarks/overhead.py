@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from pathlib import Path
+from typing import Any
 
 import launches
 from report import report
@@ -32,31 +33,33 @@ def rate(launcher: list[str], mode: str, out: Path, words: list[str]) -> float:
     return length / statistics.median(b - a for a, b in itertools.pairwise(watermarks))
 
 
-def main() -> None:
-    """Prints one JSON line."""
-    args = launches.arguments(__doc__, workers=2, repeat=5)
+def compare(workers: int, repeat: int) -> dict[str, Any]:
+    """Return the rates of all ways, run in turns, and the ratios of their medians."""
     rates: dict[str, list[float]] = {"ddp": [], "ours": [], "plain": [], "alone": []}
     python = [launches.sys.executable]
     with launches.folder() as name:
-        for number in range(args.repeat):
+        for number in range(repeat):
             for mode, launcher, words in (
-                ("ddp", launches.torchrun(args.workers), _RING),
-                ("ours", launches.torch_edl(args.workers), _RING),
+                ("ddp", launches.torchrun(workers), _RING),
+                ("ours", launches.torch_edl(workers), _RING),
                 ("plain", python, _LOADER),
                 ("alone", python, _LOADER),
             ):
                 out = Path(name) / f"{mode}-{number}"
                 rates[mode].append(round(rate(launcher, mode, out, words), 2))
     median = {mode: statistics.median(found) for mode, found in rates.items()}
-    report(
-        "overhead",
-        {
-            "workers": args.workers,
-            "steps_per_s": rates,
-            "ring_of_ddp": round(median["ours"] / median["ddp"], 3),
-            "loader_of_plain": round(median["alone"] / median["plain"], 3),
-        },
-    )
+    return {
+        "workers": workers,
+        "steps_per_s": rates,
+        "ring_of_ddp": round(median["ours"] / median["ddp"], 3),
+        "loader_of_plain": round(median["alone"] / median["plain"], 3),
+    }
+
+
+def main() -> None:
+    """Prints one JSON line."""
+    args = launches.arguments(__doc__, workers=2, repeat=5)
+    report("overhead", compare(args.workers, args.repeat))
 
 
 if __name__ == "__main__":
