@@ -122,6 +122,7 @@ def test_a_metric_that_fails_does_so_before_the_first_step(place: Any) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_hang_is_shown_and_ends_the_job_after_so_many_tries(place: Any) -> None:
     options = "--job-name hangs --task-timeout 4 --max-task-failures 2"
     said = place(f"{RUN} --workers 1 {options} --", "hang", ok=False).text

@@ -97,6 +97,7 @@ def test_an_unknown_metric_is_refused_before_the_first_step(place: Place, option
     assert ": no such metric; the evaluation has loss, error" in done.stderr
 
 
+@pytest.mark.slow
 def test_all_ranks_see_the_same_figures_and_stop_in_the_same_epoch(place: Place) -> None:
     place(f"run --job-name early --ps 2 --workers 2 {SCRIPTS}/early_stop.py . 5")
     first, second = place.json("0.json"), place.json("1.json")

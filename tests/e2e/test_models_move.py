@@ -54,7 +54,7 @@ def counts(folder: Path) -> tuple[float, set[float]]:
 @pytest.mark.parametrize(
     ("first", "then"),
     [
-        pytest.param(PS, PS, id="ps"),
+        pytest.param(PS, PS, id="ps", marks=pytest.mark.slow),
         pytest.param(PS, LOCAL, id="ps-local", marks=pytest.mark.slow),
         pytest.param(LOCAL, PS, id="local-ps", marks=pytest.mark.slow),
     ],

@@ -18,6 +18,7 @@ import torch
 from safetensors.numpy import load_file
 from torch import nn
 
+from tests.schemas import require_valid
 from torch_edl.data.sources.files.recordio import RecordIOSource, RecordIOWriter
 from torch_edl.data.sources.files.tfrecord import TFRecordWriter
 
@@ -59,6 +60,7 @@ def trained(place: Any, digits: Path) -> tuple[str, dict[str, Any]]:
 
 def test_digits_are_learned_and_the_summary_says_all(place: Any, trained: Any) -> None:
     text, summary = trained
+    require_valid("summary", summary)
     assert summary["metrics"]["accuracy"] >= 0.95
     assert summary["state"] == "finished"
     assert summary["records"] == 14370
@@ -122,6 +124,7 @@ def test_evaluate_gives_the_metrics_of_the_job(
         "--batch-size 100 --records-per-task 100"
     )
     found = json.loads(done.stdout)
+    require_valid("evaluate", found)
     assert found["records"] == 360
     assert found["metrics"].keys() == {"accuracy", "loss"}
     for name, value in trained[1]["metrics"].items():

@@ -45,7 +45,7 @@ def test_three_lines_and_an_import_are_all_that_changes() -> None:
     ("words", "processes"),
     [
         pytest.param([PYTHON, SCRIPT], 1, marks=pytest.mark.slow),
-        ([*TORCHRUN, "--nproc-per-node", "2", SCRIPT], 2),
+        pytest.param([*TORCHRUN, "--nproc-per-node", "2", SCRIPT], 2, marks=pytest.mark.slow),
         ([*EDL, "run", SCRIPT, "--workers", "2", "--job-name", "ring", "--output", "trained"], 2),
         # tests/e2e/test_torchrun.py starts several machines.
         pytest.param(
@@ -95,6 +95,7 @@ raise ValueError("no good")
 """
 
 
+@pytest.mark.slow
 def test_what_a_script_does_is_seen(place: Place) -> None:
     """Records, epochs, steps, what it logs and raises: in status, for TensorBoard, at the end."""
     (place / "logs.py").write_text(LOGS)
@@ -129,6 +130,7 @@ job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
 """
 
 
+@pytest.mark.slow
 def test_a_package_that_calls_init_is_found_there(place: Place, tmp_path: Path) -> None:
     site = tmp_path / "site"
     site.mkdir()

@@ -45,6 +45,7 @@ def storm(seed: int, kind: str, durability: str, for_s: float) -> Storm:
     flags = ["--workers", str(workers), "--ps", str(servers), "--seed", str(seed)]
     flags += ["--batch-size", "8", "--records-per-task", "64", "--spares", str(seed % 3)]
     flags += ["--wire-dtype", ("fp32", "bf16", "fp16")[seed // 3 % 3]]
+    flags += ["--storage-dtype", ("fp32", "int8", "bf16")[seed // 2 % 3]]
     if durability != "checkpoint":
         flags += ["--durability", durability]
     quorum = 1

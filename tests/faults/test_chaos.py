@@ -13,6 +13,7 @@ import pytest
 
 from tests.faults.conftest import MODEL, TASKS, ModelJob
 from tests.place import EDL
+from tests.schemas import require_valid
 from tests.waiting import HANG_S
 
 FLAGS = ["--workers", "2", "--ps", "2", *TASKS]
@@ -30,6 +31,7 @@ def events(job: ModelJob) -> list[str]:
     return [event.text for event in job.status().events]
 
 
+@pytest.mark.slow
 def test_what_it_did_is_told_and_judged(start_job: Start) -> None:
     """Two workers die together; the promise holds, and the job knows what happened to it."""
     job = start_job(1000, *FLAGS)
@@ -43,6 +45,7 @@ def test_what_it_did_is_told_and_judged(start_job: Start) -> None:
     out, told = process.communicate(timeout=HANG_S)
     assert process.returncode == 0, f"{out}{told}\n{job.report()}"
     verdict = json.loads(out)
+    require_valid("chaos", verdict)
     assert verdict["held"]
     assert verdict["kills"] == {"worker": 2}
     assert verdict["replaced"]["worker"] >= 2

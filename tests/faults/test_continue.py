@@ -91,6 +91,7 @@ def test_a_job_continues_though_journals_lost_their_tails(
     assert "its machine lost power; they are trained again" in continued.stdout
 
 
+@pytest.mark.slow
 def test_a_job_that_failed_continues_from_its_journals(
     start_job: Callable[..., ModelJob],
 ) -> None:

@@ -88,6 +88,7 @@ def test_a_bit_that_flips_anywhere_costs_no_record(
     job.check()
 
 
+@pytest.mark.slow
 def test_a_repaired_server_lacks_one_update_and_counts_none_twice(
     start_job: Callable[..., Any],
 ) -> None:

@@ -62,7 +62,7 @@ def on_disk(job: ModelJob, disk: Path) -> int:
 def test_servers_are_killed(start_job: Callable[..., ModelJob], disk: Path) -> None:
     job = start_job(
         1000, "--durability", "journal", *TASKS, "--workers", "2", "--ps", "2",
-        "--table-storage", f"disk:{disk}",
+        "--table-storage", f"disk:{disk}", "--storage-dtype", "int8",
     )  # fmt: skip
     job.wait_for(lambda: job.done() > 200)
     assert on_disk(job, disk) == 2
@@ -75,6 +75,7 @@ def test_servers_are_killed(start_job: Callable[..., ModelJob], disk: Path) -> N
     job.check(rolled_back=0)
 
 
+@pytest.mark.slow
 def test_a_full_disk_makes_the_job_wait(
     start_job: Callable[..., ModelJob], small_disk: Path
 ) -> None:

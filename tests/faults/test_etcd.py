@@ -28,6 +28,7 @@ def require_nothing_left(store: EtcdStore) -> None:
     assert [store.get(key) for key in ("lock", "beat", "state", "preparation")] == [None] * 4
 
 
+@pytest.mark.slow
 def test_master_and_etcd_are_killed(
     start_job: Callable[..., Any], etcd: Etcd, store: EtcdStore
 ) -> None:

@@ -54,6 +54,7 @@ def test_a_server_that_hangs_is_replaced_and_fenced(start_job: Callable[..., Any
     job.check(rolled_back=0)
 
 
+@pytest.mark.slow
 def test_a_worker_becomes_the_server(start_job: Callable[..., Any]) -> None:
     """In the same process, and another worker comes in its place."""
     job = start_job(RECORDS, *JOURNAL, "--workers", "3", "--ps", "2", "--ps-failover", "worker")

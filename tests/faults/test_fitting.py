@@ -25,6 +25,7 @@ SCRIPT = Path(__file__).with_name("fitted_script.py")
 RECORDS = 1000
 
 
+@pytest.mark.slow
 def test_workers_and_the_master_are_killed_in_the_pass(
     start_job: Callable[..., Any], tmp_path: Path
 ) -> None:

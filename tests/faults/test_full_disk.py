@@ -31,6 +31,7 @@ def problems(job: Any) -> list[str]:
     return [p.problem for p in job.status().processes if p.problem]
 
 
+@pytest.mark.slow
 def test_a_job_waits_for_room_and_loses_nothing(
     start_job: Callable[..., Any], small_disk: Path
 ) -> None:

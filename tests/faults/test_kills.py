@@ -14,11 +14,8 @@ RECORDS = 1000
 FLAGS = ["--workers", "2", "--ps", "2", *TASKS]
 
 
-@pytest.mark.parametrize(
-    "checkpoints",
-    # Without, tests/unit/master/job/test_job_losses.py sees that all begins again.
-    [True, pytest.param(False, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow  # tests/unit/master/job/test_job_losses.py sees that all begins again
+@pytest.mark.parametrize("checkpoints", [True, False])
 def test_a_killed_server(start_job: Callable[..., Any], checkpoints: bool) -> None:
     """All servers go back to the last checkpoint, or to the beginning, and the data with them."""
     job = start_job(RECORDS, *FLAGS, *(KEEP if checkpoints else []))

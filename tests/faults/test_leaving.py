@@ -118,6 +118,28 @@ def test_in_training(start: Callable[..., ModelJob]) -> None:
 
 
 @pytest.mark.slow
+def test_tasks_that_were_not_begun_are_returned_at_once(
+    start: Callable[..., ModelJob], tmp_path: Path
+) -> None:
+    """While a minibatch takes long; another worker trains them."""
+    job = start("--workers", "1", "--records-per-task", "16", "--grace-period", "1000")
+
+    def leases() -> int:
+        return sum(p.leases for p in job.status().processes if p.role == "worker")
+
+    job.wait_for(lambda: job.done() > 100)
+    (tmp_path / "count-goes-on-block-forward").touch()
+    job.wait_for(lambda: blocked(tmp_path) and leases() > 8)
+    (pid,) = job.pids("worker")
+    os.kill(pid, signal.SIGTERM)
+    # The tasks in training, and the next two, which are being prepared.
+    job.wait_for(lambda: leases() <= 4)
+    assert job.pids("worker") == [pid]
+    os.kill(pid, signal.SIGKILL)
+    finish(job)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["feed", "import", "forward"])
 def test_blocked_in_code_of_the_user(
     start: Callable[..., ModelJob], tmp_path: Path, place: str

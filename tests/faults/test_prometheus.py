@@ -1,4 +1,5 @@
-"""A real Prometheus scrapes a job and raises an alert for a killed server."""
+"""A real Prometheus scrapes a job, sees a worker that holds its task for long, and raises an alert
+for a killed server."""
 
 from __future__ import annotations
 
@@ -55,6 +56,11 @@ def test_an_alert_fires_on_a_killed_server(
         wait_for(lambda: ask("torch_edl_server_push_seconds_count > 0"), "pushes")
         wait_for(lambda: ask('torch_edl_losses_total{role="ps"} == 0'), "no loss")
         assert not ask('ALERTS{alertstate="firing"}')
+        # A worker waits for the last record.
+        oldest = "max by (instance) (torch_edl_worker_oldest_lease_seconds) > 3"
+        query = f"({oldest}) == on (instance) torch_edl_oldest_lease_seconds"
+        wait_for(lambda: ask(query), "an old lease")
+        assert any(p.leases and p.lease_s > 3 for p in job.status().processes)
         os.kill(job.pids("ps")[0], 9)
         wait_for(lambda: ask('ALERTS{alertname="TorchEdlServerLost",alertstate="firing"}'), "alert")
         job.end_well()

@@ -22,6 +22,7 @@ def ring(tmp_path: Path) -> Iterator[RingJob]:
         yield job
 
 
+@pytest.mark.slow
 def test_the_master_is_killed(ring: RingJob) -> None:
     """Its members train on without it, and no other process is needed."""
     ring.trains()

@@ -42,6 +42,7 @@ def texts(job: Job) -> list[str]:
     return [event.text for event in job.status().events]
 
 
+@pytest.mark.slow
 def test_a_spare_takes_the_place_of_a_killed_worker(start_job: Callable[..., ModelJob]) -> None:
     """No other process is started before that, and every record counts once."""
     # Enough for a worker that starts late: a spare waits for the first step of all.

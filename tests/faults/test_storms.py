@@ -29,7 +29,7 @@ KINDS = [
     ("scaling", "checkpoint"),
 ]
 SEEDS = 45
-FAST = {0, 8}
+FAST = {0}
 SHUFFLING = MODEL.with_name("shuffling_model.py")
 
 

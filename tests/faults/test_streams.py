@@ -44,6 +44,7 @@ def kafka() -> Iterator[Kafka]:
     broker.stop()
 
 
+@pytest.mark.slow
 def test_a_stream_ends_after_its_last_record(start_job: Callable[..., Any], kafka: Kafka) -> None:
     producer = Producer(kafka)
     producer.up_to(500)

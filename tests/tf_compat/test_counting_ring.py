@@ -19,6 +19,7 @@ def has_tensorflow(pid: int) -> bool:
     return any("tensorflow" in each.path for each in psutil.Process(pid).memory_maps())
 
 
+@pytest.mark.slow
 def test_a_member_of_a_ring_is_killed(tmp_path: Path) -> None:
     with contextlib.closing(RingJob(tmp_path, RING)) as job:
         job.trains()

@@ -115,7 +115,7 @@ class KerasSide(Side):
         step = KerasStep(contract, self.trained, on_nan="stop", compiled=compiled)
         status = WorkerStatus()
         if servers:
-            served = ServedKerasModel(self.trained, step.call, local_steps=1)
+            served = ServedKerasModel(self.trained, step.call)
             self.engine = ServersEngine(served, config=config(), token=TOKEN, status=status)
         else:
             self.engine = LocalEngine(KerasReplica(self.trained, 7), status=status)
@@ -170,12 +170,12 @@ def no_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "count", "compiled"),
     [
-        ("mnist", 2, False),
         ("deepfm", 0, True),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in [
                 ("mnist", 0, False),
+                ("mnist", 2, False),
                 ("wide_deep", 0, False),
                 ("wide_deep", 2, False),
                 ("deepfm", 0, False),

@@ -70,7 +70,7 @@ class Job:
         config = JobConfig(name="t", model_file="m.py", train=TrainConfig(staleness=0))
         self.engine: Any
         if servers:
-            served = ServedKerasModel(self.trained, step.call, local_steps=1)
+            served = ServedKerasModel(self.trained, step.call)
             self.engine = ServersEngine(served, config=config, token=TOKEN, status=status)
         else:
             self.engine = LocalEngine(KerasReplica(self.trained, 3), status=status)
