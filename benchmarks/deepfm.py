@@ -31,7 +31,10 @@ from report import report
 from safetensors.torch import load_file
 from torch import nn
 
+from torch_edl.errors import UsageError
+from torch_edl.launch.jobs.local_job import LocalJob
 from torch_edl.metrics import AUC
+from torch_edl.wire import master_pb2 as master
 
 SERVERS, WORKERS = 2, 4
 WARM_UP = 20
@@ -105,8 +108,10 @@ def part_plain(args: argparse.Namespace) -> dict[str, float]:
 
 def part_local(args: argparse.Namespace) -> dict[str, float]:
     """The same loop with torch-edl's tables in this process, as in the strategy ``local``."""
+    from torch_edl import _core
     from torch_edl.nn import Embedding
 
+    _core.tune_malloc()  # as in all workers of torch-edl
     torch.manual_seed(0)
     start = ("normal", {"std": INIT_STD})
     model = example.DeepFM(lambda dim: Embedding(None, dim, initializer=start), DIM, HIDDEN)
@@ -172,7 +177,8 @@ def part_evaluate(args: argparse.Namespace) -> dict[str, float]:
 def _start(part: str, args: argparse.Namespace, threads: int, *more: str) -> subprocess.Popen[str]:
     environ = dict(os.environ)
     if part == "local":
-        environ.setdefault("OMP_WAIT_POLICY", "passive")  # as in all workers of torch-edl
+        for name, value in (("OMP_WAIT_POLICY", "passive"), ("THP_MEM_ALLOC_ENABLE", "1")):
+            environ.setdefault(name, value)  # as in all workers of torch-edl
     command = [sys.executable, "-W", "ignore", __file__, "--part", part, "--data", str(args.data)]
     command += ["--lr", str(args.lr), "--threads", str(threads)]
     command += ["--batch", str(args.batch), *more]
@@ -229,9 +235,9 @@ def run_file(args: argparse.Namespace, local_steps: int) -> dict[str, Any]:
         options += ["--lr", str(args.lr), "--init-std", str(INIT_STD)]
         return [str(EXAMPLE / "model.py"), *flags], options
 
-    def told(folder: Path) -> tuple[int, float, float | None]:
+    def told(folder: Path) -> tuple[int, float]:
         summary = json.loads((folder / "summary.json").read_text())
-        return summary["records"], summary["samples_per_s"], None
+        return summary["records"], summary["samples_per_s"]
 
     return run_ours(args, command, told)
 
@@ -244,11 +250,11 @@ def run_loop(args: argparse.Namespace) -> dict[str, Any]:
         script = Path(__file__).with_name("deepfm_loop.py")
         return [], [str(script), str(args.data), str(args.lr), str(folder), str(args.batch)]
 
-    def told(folder: Path) -> tuple[int, float, float | None]:
+    def told(folder: Path) -> tuple[int, float]:
         parts = [json.loads(part.read_text()) for part in folder.glob("loop-*.json")]
         records = sum(part["records"] for part in parts)
         begin, end = min(part["begin"] for part in parts), max(part["end"] for part in parts)
-        return records, records / (end - begin), end
+        return records, records / (end - begin)
 
     return run_ours(args, command, told)
 
@@ -256,44 +262,44 @@ def run_loop(args: argparse.Namespace) -> dict[str, Any]:
 def run_ours(
     args: argparse.Namespace,
     run: Callable[[Path], tuple[list[str], list[str]]],
-    told: Callable[[Path], tuple[int, float, float | None]],
+    told: Callable[[Path], tuple[int, float]],
 ) -> dict[str, Any]:
-    """``torch-edl run``: its rate, and the CPU of all its processes while it was under way.
+    """``torch-edl run``: its rate from the first record to the last, and the rate and the CPU of
+    all its processes once all of them train.
 
     Args:
         run: from a folder for figures to the first and last arguments.
-        told: from the folder to records, samples per second, and the end of training. None: a
-            little before the job ends.
+        told: from the folder to records, and samples per second.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         output, (what, last) = folder / "model", run(folder)
-        command = [sys.executable, "-m", "torch_edl.cli", "run", *what]
+        command = [sys.executable, "-m", "torch_edl.cli", "run", *what, "--job-name", folder.name]
         command += ["--ps", str(SERVERS), "--workers", str(WORKERS)]
         command += ["--output", str(output), *args.run_args.split(), *last]
         began = time.perf_counter()
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
-        cpu = list(_watch(process))
+        seen = list(_watch(process, LocalJob(folder.name)))
         if process.returncode != 0:
             raise SystemExit(f"{' '.join(command)}: exit {process.returncode}")
         wall_s = time.perf_counter() - began
-        records, rate, ended = told(folder)
+        records, rate = told(folder)
         figures = _result(_start("evaluate", args, os.cpu_count() or 1, "--output", str(output)))
-    # The steady part: the middle half of the training.
-    ended, train_s = ended or cpu[-1][0], records / rate
-    begin, end = ended - train_s * 0.85, ended - train_s * 0.35
-    inside = [c for c in cpu if begin <= c[0] <= end] or cpu
-    cores_used = (inside[-1][1] - inside[0][1]) / max(inside[-1][0] - inside[0][0], 1e-9)
+    # Workers report their records once a second, so the rates are slopes of a line through all
+    # reports of the part in which every worker has warmed up and none has ended.
+    steady = np.array([each for each in seen if 0.3 <= each[2] / records <= 0.9])
+    at, cpu_s, done = steady.T
     return {
         "samples_per_s": rate,
-        "cpu_us_per_sample": cores_used / rate * 1e6,
+        "steady_samples_per_s": np.polyfit(at, done, 1)[0],
+        "cpu_us_per_sample": np.polyfit(done, cpu_s, 1)[0] * 1e6,
         "wall_s": wall_s,
         **figures,
     }
 
 
-def _watch(process: subprocess.Popen[Any]) -> Iterator[tuple[float, float]]:
-    """(time, CPU seconds of the processes below) until the process ends."""
+def _watch(process: subprocess.Popen[Any], job: LocalJob) -> Iterator[tuple[float, float, int]]:
+    """(time, CPU seconds of the processes below, records of the job) until the process ends."""
     seen: dict[int, float] = {}
     root = psutil.Process(process.pid)
     while process.poll() is None:
@@ -301,9 +307,11 @@ def _watch(process: subprocess.Popen[Any]) -> Iterator[tuple[float, float]]:
             for child in root.children(recursive=True):
                 times = child.cpu_times()
                 seen[child.pid] = times.user + times.system
-        except psutil.NoSuchProcess:
+            done = job.ask(master.GetStatusRequest()).records_done
+        except (psutil.NoSuchProcess, UsageError):
             pass
-        yield time.perf_counter(), sum(seen.values())
+        else:
+            yield time.perf_counter(), sum(seen.values()), done
         time.sleep(0.25)
 
 
