@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
+from torch_edl import _core
 from torch_edl.api.job import Job
 from torch_edl.api.saver import settings
 from torch_edl.config.environment import ENV_MASTER, ENV_UNSEEN
@@ -89,6 +90,7 @@ def init(
         )
     if os.environ.get(ENV_MASTER):
         outlive_terminal()
+        _core.tune_malloc()
         session = MasterSession()
     job = Job(session, checkpoint, seed=seed, check_every=check_every, on_resize=on_resize)
     if not several:

@@ -82,15 +82,18 @@ class _Lossy(io.FileIO):
             return len(data)
 
 
-def share_cores() -> None:
-    """Let threads of OpenMP sleep while they wait, unless the user has set ``OMP_WAIT_POLICY``.
+def configure_torch() -> None:
+    """Set variables that torch reads at its import, unless the user has set them.
 
-    Call it before torch is imported. By default, a thread of libgomp that has no work spins for
-    some milliseconds, on a core that the table, the loader or another process needs. A loop of
-    small layers and a sort, with two threads on two cores that other processes used as well, took
-    85 ms of CPU per step, and 14 ms with sleeping threads.
+    - ``OMP_WAIT_POLICY=passive``: threads of OpenMP sleep while they wait. By default, a thread of
+      libgomp that has no work spins for some milliseconds, on a core that the table, the loader or
+      another process needs. A loop of small layers and a sort, with two threads on two cores that
+      other processes used as well, took 85 ms of CPU per step, and 14 ms with sleeping threads.
+    - ``THP_MEM_ALLOC_ENABLE=1``: tensors of more than 2 MB are in huge pages. DeepFM with batches
+      of 4,096 took 4 to 9% less CPU (measured with 4 workers on 2 cores).
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 @contextlib.contextmanager

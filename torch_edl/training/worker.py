@@ -34,7 +34,7 @@ from torch_edl.master_client.session import MasterSession, SpareSession
 from torch_edl.processes import preemption
 from torch_edl.processes.process_group import end_own_group
 from torch_edl.processes.signals import LEFT, GracefulExit
-from torch_edl.processes.this_process import become, expendable, setup_logging, share_cores
+from torch_edl.processes.this_process import become, configure_torch, expendable, setup_logging
 from torch_edl.training.contract.backends import backend_of, importing
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     worker_id = args.id
     setup_logging("worker", worker_id)
     _core.tune_malloc()
-    share_cores()
+    configure_torch()
     # Imports make no garbage, and the collector would visit their objects many times, which takes a
     # tenth of the time to import torch.
     gc.disable()

@@ -241,12 +241,14 @@ def test_the_cores_are_divided_without_a_warning(
     if named is None:
         del os.environ["OMP_NUM_THREADS"]
     monkeypatch.setenv("OMP_WAIT_POLICY", "active" if named else "")
+    monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "0" if named else "")
     if named is None:
-        del os.environ["OMP_WAIT_POLICY"]
+        del os.environ["OMP_WAIT_POLICY"], os.environ["THP_MEM_ALLOC_ENABLE"]
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     launch_config(parse_script([*words.split(), "elastic.py"]))
     assert os.environ.get("OMP_NUM_THREADS") == threads
     assert os.environ["OMP_WAIT_POLICY"] == ("active" if named else "passive")
+    assert os.environ["THP_MEM_ALLOC_ENABLE"] == ("0" if named else "1")
     assert "OMP" not in capfd.readouterr().err
 
 

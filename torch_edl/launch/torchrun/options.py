@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch_edl.errors import UsageError
 from torch_edl.launch.jobs.folder import new_name
 from torch_edl.launch.jobs.master_host import ANY_PORT
-from torch_edl.processes.this_process import share_cores
+from torch_edl.processes.this_process import configure_torch
 from torch_edl.wire.endpoint import LOOPBACK, is_any, is_local
 
 if TYPE_CHECKING:
@@ -144,12 +144,12 @@ def launch_config(args: argparse.Namespace) -> tuple[LaunchConfig, list[str]]:
 
 
 def _set_threads(workers: int) -> None:
-    """Set ``OMP_NUM_THREADS`` to an equal share of the cores, and let waiting threads sleep, unless
-    the user has set these variables.
+    """Set ``OMP_NUM_THREADS`` to an equal share of the cores and the variables of
+    :func:`configure_torch`, except for those that the user has set.
 
     torchrun sets one thread for each of several workers, with a warning.
     """
-    share_cores()
+    configure_torch()
     if workers > 1:
         cores = len(os.sched_getaffinity(0))
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // workers)))
