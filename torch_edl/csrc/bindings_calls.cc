@@ -225,9 +225,9 @@ class ShardCalls {
     }
     const Frame& ids = call.frame(frame);
     require(ids.size % 8 == 0 && reinterpret_cast<uintptr_t>(ids.data) % 8 == 0);
-    found.ids = reinterpret_cast<const int64_t*>(ids.data);
-    found.n = ids.size / 8;
-    found.owner = ids.owner;
+    // A copy: the answer or the sender may overwrite shared memory after the ids were checked.
+    const py::array_t<int64_t> copy(ssize(ids.size / 8), reinterpret_cast<const int64_t*>(ids.data));
+    found.ids = copy.data(), found.n = ids.size / 8, found.owner = copy;
     return found;
   }
 

@@ -174,7 +174,7 @@ def _aligned(array: Array) -> Array:
 def entry_ids(
     entry: ps.TableIds | ps.TableGradient, before: Sequence[bytes | memoryview], frames: Frames = ()
 ) -> bytes | memoryview:
-    """Return the packed ids of an entry, or those of the earlier entry that it refers to.
+    """Return a copy of the packed ids of an entry, or those of the earlier entry that it names.
 
     Args:
         before: packed ids of the earlier entries.
@@ -184,7 +184,7 @@ def entry_ids(
         UsageError: ``same_ids_as`` or ``ids_frame`` refers to a missing entry or frame.
     """
     if not entry.same_ids_as:
-        return frame(frames, entry.ids_frame) if entry.ids_frame else entry.ids
+        return bytes(frame(frames, entry.ids_frame)) if entry.ids_frame else entry.ids
     if not 1 <= entry.same_ids_as <= len(before):
         raise UsageError(
             f"table {entry.name}: the ids of entry {entry.same_ids_as}, "

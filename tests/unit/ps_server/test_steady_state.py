@@ -20,6 +20,7 @@ from torch_edl.wire import data_plane_pb2 as data
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import tensor_pb2 as tensor
 from torch_edl.wire.codec import Framed
+from torch_edl.wire.data_plane import shared_memory
 from torch_edl.wire.data_plane.sockets import Keys
 
 TOKEN = "secret"
@@ -190,6 +191,24 @@ def test_the_core_answers_as_step_by_step(shared: bool) -> None:
             assert found is not None
             assert received(found.content, memory)[0] == slow.step_by_step(given).message
         assert quick.state == slow.state
+
+
+@pytest.mark.parametrize("by_core", [True, False])
+def test_room_for_the_answer_over_the_ids_creates_no_other_rows(by_core: bool) -> None:
+    world, memory = World(), _core.SharedMemory(1 << 20)
+    call = Framed(pb.PullRequest(fence=FENCE, dense_version=-1))
+    ids = np.arange(300, dtype=np.int64)
+    call.put_ids(call.message.tables.add(name="u"), ids)
+    call.message.tables.add(name="t", same_ids_as=1)
+    head = data.DataRequest.FromString(sent(call, memory)[0])
+    head.room_at, head.room_bytes = head.shared.places[0], 100_000
+    if by_core:
+        assert world.usual.answer([head.SerializeToString()], memory, MOST) is not None
+    else:
+        world.step_by_step(shared_memory.received(memory, head, head.pull, []))
+    rows = world.state[1]
+    assert isinstance(rows, dict)
+    assert [rows[name][0] for name in ("u", "t")] == [ids.tolist()] * 2
 
 
 def tensors(message: pb.PullResponse, frames: Any) -> list[codec.Array]:
