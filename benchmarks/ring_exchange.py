@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from report import report
 
-from torch_edl.engine.ring.stream_group import StreamGroup
-from torch_edl.engine.ring.stream_listener import StreamListener
+from tf_compat.collectives.stream_group import StreamGroup
+from tf_compat.collectives.stream_listener import StreamListener
 from torch_edl.wire.endpoint import LOOPBACK, REMOTE
 
 SIZES_MB = (1, 10, 100)

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_compat.collectives.stream_listener import StreamListener
 from tf_compat.contract import KerasContract, TensorFlowValues
 from tf_compat.datasets import TensorFlowDatasets
 from tf_compat.embedding import set_defaults, swap_large, tables_of
@@ -28,7 +29,6 @@ from torch_edl.config.environment import ENV_TOKEN
 from torch_edl.data.passes import Pass
 from torch_edl.data.task_reader import TaskRecords
 from torch_edl.data.task_space import TaskSpace
-from torch_edl.engine.ring.stream_listener import StreamListener
 from torch_edl.errors import ContractError, UnsupportedOptimizerError
 from torch_edl.interfaces import Batch, Engine
 from torch_edl.training.user_model import UserModel

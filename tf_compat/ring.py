@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from tf_compat.collectives.stream_group import StreamGroup
+from tf_compat.collectives.stream_listener import StreamListener
 from tf_compat.replica import KerasReplica
 from tf_compat.trained import TrainedModel, dense
 from torch_edl.data.feeder import FeedError
@@ -20,8 +22,6 @@ from torch_edl.data.sources import Records
 from torch_edl.data.task_reader import TaskRecords
 from torch_edl.data.task_space import TaskSpace
 from torch_edl.engine.ring.replicated import GradientReducer, Phase, Receive, RingBrokenError, Send
-from torch_edl.engine.ring.stream_group import StreamGroup
-from torch_edl.engine.ring.stream_listener import StreamListener
 from torch_edl.interfaces import Batch
 
 Array = npt.NDArray[Any]

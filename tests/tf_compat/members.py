@@ -7,12 +7,12 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from typing import Any
 
+from tf_compat.collectives.stream_listener import StreamListener
 from tf_compat.replica import KerasReplica
 from tf_compat.ring import ReplicatedKerasModel
 from tf_compat.trained import TrainedModel
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.ring.rendezvous import RingRendezvous
-from torch_edl.engine.ring.stream_listener import StreamListener
 from torch_edl.interfaces import Batch, Minibatch, Update
 from torch_edl.wire import master_pb2 as pb
 

@@ -5,6 +5,5 @@ update. A process joins a ring through ``rendezvous`` (list of members) and ``me
 the other members, and the control numbers that travel beside the gradients).
 
 Models and connections are known by the interfaces in ``replicated``. The model, the
-gradient buckets and the collectives of torch are in ``torch_edl.pytorch.ring``. For a framework
-without collectives, ``stream_group`` sums arrays over the streams that ``stream_listener`` accepts.
+gradient buckets and the collectives of torch are in ``torch_edl.pytorch.ring``.
 """

@@ -88,12 +88,12 @@ def _start(
 
 
 def _serve(address: str, pause: Callable[[], None]) -> None:
+    from tf_compat.collectives.streams import Door
     from torch_edl.wire import master_pb2 as pb
     from torch_edl.wire import pserver_pb2 as ps
     from torch_edl.wire import server, services
     from torch_edl.wire.codec import Framed
     from torch_edl.wire.data_plane.server import DataServer
-    from torch_edl.wire.streams import Door
 
     def answer(*_: Any) -> pb.GetStatusResponse:
         return pb.GetStatusResponse(job=address)
@@ -125,13 +125,13 @@ def _call(first: str, pause: Callable[[], None]) -> None:
     import grpc
     import numpy as np
 
+    from tf_compat.collectives.streams import connect
     from torch_edl.wire import master_pb2 as pb
     from torch_edl.wire import pserver_pb2 as ps
     from torch_edl.wire import services
     from torch_edl.wire.channel import Stub
     from torch_edl.wire.codec import Framed
     from torch_edl.wire.data_plane.stub import DataStub
-    from torch_edl.wire.streams import connect
 
     idle, busy = (Stub(services.CONTROL, f"{_NAME}:{_PORT}", _TOKEN) for _ in range(2))
     data = DataStub(f"tcp://{first}:{_DATA_PORT}", _TOKEN)

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tf_compat.collectives.stream_listener import Purpose, StreamListener
+from tf_compat.collectives.streams import Stream
 from torch_edl.engine.ring.replicated import MAX_PAYLOAD_BYTES, Bytes, RingBrokenError
-from torch_edl.engine.ring.stream_listener import Purpose, StreamListener
 from torch_edl.errors import UsageError
-from torch_edl.wire.streams import Stream
 
 _HEAD = struct.Struct("<QQ")  # number of the message in its stream, size in bytes
 _MAX_ADDRESSES_BYTES = 1 << 20

@@ -10,8 +10,8 @@ import threading
 import time
 from enum import IntEnum
 
+from tf_compat.collectives.streams import Door, Stream, connect
 from torch_edl.wire.security.newcomers import Newcomers
-from torch_edl.wire.streams import Door, Stream, connect
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from tests.forks import FORKS
+from tf_compat.collectives.stream_group import StreamGroup
+from tf_compat.collectives.stream_listener import Purpose, StreamListener
 from torch_edl.engine.ring.replicated import RingBrokenError
-from torch_edl.engine.ring.stream_group import StreamGroup
-from torch_edl.engine.ring.stream_listener import Purpose, StreamListener
 
 HOST, TOKEN = "127.0.0.1", "t"
 MEET_S, SOON_S = 20.0, 20.0

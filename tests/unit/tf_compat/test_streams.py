@@ -12,9 +12,9 @@ from contextlib import ExitStack, closing
 import numpy as np
 import pytest
 
+from tf_compat.collectives.streams import MAX_GREETING_BYTES, Door, Stream, connect
 from torch_edl.errors import UsageError
 from torch_edl.wire.endpoint import REMOTE
-from torch_edl.wire.streams import MAX_GREETING_BYTES, Door, Stream, connect
 
 TOKEN = "0123456789abcdef" * 2
 OTHER = "fedcba9876543210" * 2

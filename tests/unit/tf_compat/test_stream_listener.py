@@ -13,8 +13,8 @@ import pytest
 
 from tests.other_user import as_stranger, needs_root
 from tests.waiting import HANG_S
-from torch_edl.engine.ring import stream_listener
-from torch_edl.engine.ring.stream_listener import Purpose, StreamListener
+from tf_compat.collectives import stream_listener
+from tf_compat.collectives.stream_listener import Purpose, StreamListener
 from torch_edl.wire.endpoint import REMOTE
 from torch_edl.wire.security.newcomers import MOST, MOST_OF_ADDRESS
 
