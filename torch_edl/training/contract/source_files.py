@@ -11,30 +11,6 @@ from pathlib import Path
 from torch_edl.errors import DataError, EdlError
 
 
-def local_files(path: str) -> list[Path]:
-    """Return the file and all modules below its folder that it imports, directly or indirectly.
-
-    A relative import may add files outside the folder.
-    """
-    file = Path(path).absolute()
-    return [found for found, _ in local_trees(file, file.parent, imported)]
-
-
-def module_files(name: str, file: Path, root: Path) -> list[Path]:
-    """Return the files below a folder that ``python -m name`` runs: the module, its parent
-    packages, and the modules that these import, directly or indirectly.
-
-    Args:
-        name: dotted name of the module.
-        file: file of the module.
-        root: folder from which modules are imported.
-    """
-    found = {file: None}
-    for start in (file, *_files_of(name, root)):
-        found |= dict.fromkeys(path for path, _ in local_trees(start, root, imported))
-    return list(found)
-
-
 def local_trees(
     path: Path, root: Path, imported: Callable[[ast.Module], Iterable[tuple[str, int]]]
 ) -> Iterator[tuple[Path, ast.Module]]:
@@ -53,7 +29,7 @@ def local_trees(
             continue  # the run reports the error
         yield file, tree
         for name, level in imported(tree):
-            for found in _files_of(name, file.parents[level - 1] if level else root):
+            for found in files_of(name, file.parents[level - 1] if level else root):
                 if found not in seen:
                     seen.add(found)
                     waiting.append(found)
@@ -78,7 +54,7 @@ def starred(tree: ast.Module) -> Iterator[tuple[str, int]]:
             yield node.module or "", node.level
 
 
-def _files_of(name: str, base: Path) -> Iterator[Path]:
+def files_of(name: str, base: Path) -> Iterator[Path]:
     """Yield the files of a module below ``base`` and of its parent packages."""
     place = base
     for part in filter(None, name.split(".")):

@@ -31,8 +31,8 @@ from torch_edl.plugins.kubernetes.cluster.failures import ClusterError
 from torch_edl.plugins.kubernetes.objects import job, shared_paths, template
 from torch_edl.plugins.kubernetes.objects.submit import submit
 from torch_edl.processes.signals import StopSignals
-from torch_edl.training.contract import source_files
 from torch_edl.training.contract.backends import backend_of
+from torch_edl.training.contract.source_files import files_of, imported, local_trees
 
 _DOES = {"train": "trains", "evaluate": "evaluates", "predict": "predicts with", "script": "runs"}
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -248,8 +248,8 @@ def collect_code(model_file: str) -> dict[str, bytes]:
     Raises:
         UsageError: the files are too large to be sent, outside the folder, or unreadable.
     """
-    folder = Path(model_file).absolute().parent
-    return _collect(model_file, folder, source_files.local_files(model_file))
+    file = Path(model_file).absolute()
+    return _collect(model_file, file.parent, _imported_files(file, file.parent))
 
 
 def collect_module(name: str, file: Path, folder: Path) -> dict[str, bytes]:
@@ -258,7 +258,19 @@ def collect_module(name: str, file: Path, folder: Path) -> dict[str, bytes]:
     Args:
         folder: root folder of the module and of its local imports.
     """
-    return _collect(f"-m {name}", folder, source_files.module_files(name, file, folder))
+    # ``python -m`` also runs the parent packages of the module.
+    found: dict[Path, None] = {file: None}
+    for start in (file, *files_of(name, folder)):
+        found |= dict.fromkeys(_imported_files(start, folder))
+    return _collect(f"-m {name}", folder, list(found))
+
+
+def _imported_files(file: Path, folder: Path) -> list[Path]:
+    """Return the file and all modules below the folder that it imports, directly or indirectly.
+
+    A relative import may add files outside the folder.
+    """
+    return [found for found, _ in local_trees(file, folder, imported)]
 
 
 def _collect(shown: str, folder: Path, files: Sequence[Path]) -> dict[str, bytes]:
