@@ -43,7 +43,7 @@ from benchmarks.report import report
 from tests.s3_server import S3Server
 from torch_edl.data.sources import expand, open_source
 from torch_edl.data.sources.files.recordio import RecordIOWriter
-from torch_edl.data.sources.files.tfrecord import TFRecordWriter
+from torch_edl.plugins.formats.tfrecord import TFRecordWriter
 
 TASK = 4096
 PER_GROUP = 8192

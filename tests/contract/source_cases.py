@@ -31,13 +31,13 @@ from torch_edl.data.sources import IndexedSource, Records, Source, open_source, 
 from torch_edl.data.sources.files import csv as csv_module
 from torch_edl.data.sources.files import parquet as parquet_module
 from torch_edl.data.sources.files import sliced as sliced_module
-from torch_edl.data.sources.files import tfrecord as tfrecord_module
 from torch_edl.data.sources.files.recordio import RecordIOWriter
-from torch_edl.data.sources.files.tfrecord import TFRecordWriter
 from torch_edl.plugins.formats import arrow as arrow_module
 from torch_edl.plugins.formats import avro as avro_module
 from torch_edl.plugins.formats import lines as lines_module
+from torch_edl.plugins.formats import tfrecord as tfrecord_module
 from torch_edl.plugins.formats import webdataset as webdataset_module
+from torch_edl.plugins.formats.tfrecord import TFRecordWriter
 from torch_edl.plugins.sql import source as sql_module
 
 COUNT = 40

@@ -20,7 +20,7 @@ from torch import nn
 
 from tests.schemas import require_valid
 from torch_edl.data.sources.files.recordio import RecordIOSource, RecordIOWriter
-from torch_edl.data.sources.files.tfrecord import TFRecordWriter
+from torch_edl.plugins.formats.tfrecord import TFRecordWriter
 
 ROOT = Path(__file__).parents[2]
 MODELS = Path(__file__).with_name("models")

@@ -1,7 +1,7 @@
 """Kinds of data, and opening of sources by path or URL.
 
 The suffix of a file tells its format, else its first bytes do; the scheme of a URL tells whether
-the data is in files. Four formats are built in. All other kinds are entry points
+the data is in files. Three formats are built in. All other kinds are entry points
 (:mod:`torch_edl.interfaces`).
 """
 
@@ -23,8 +23,6 @@ from torch_edl.interfaces import Source, SourceType
 _BUILT_IN = {
     "recordio": "recordio.RecordIOSource",
     "rio": "recordio.RecordIOSource",
-    "tfrecord": "tfrecord.TFRecordSource",
-    "tfrecords": "tfrecord.TFRecordSource",
     "csv": "csv.CsvSource",
     "tsv": "csv.CsvSource",
     "tab": "csv.CsvSource",
@@ -179,11 +177,6 @@ def _format_of(head: bytes) -> str:
     for magic, format in _MAGIC.items():
         if head.startswith(magic):
             return format
-    # Imported for the few files without a suffix.
-    from torch_edl.data.sources.files import tfrecord
-
-    if tfrecord.is_header(head[: tfrecord.HEADER_BYTES]):
-        return "tfrecord"
     for name in installed(MAGIC):
         if load(MAGIC, name, f"data format {name[1:]}")(head):
             return name[1:]

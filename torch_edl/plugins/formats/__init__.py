@@ -1,1 +1,1 @@
-"""Formats of files beyond RecordIO, TFRecord, CSV and Parquet."""
+"""Formats of files beyond RecordIO, CSV and Parquet."""

@@ -1,7 +1,7 @@
 """Recognition of formats by the first bytes of a file, for files without a suffix.
 
 This module imports no format, so that a file is recognized even if the library that reads it is
-missing.
+missing. TFRecord, which needs the checksum of its header, has the function in its own module.
 """
 
 from __future__ import annotations

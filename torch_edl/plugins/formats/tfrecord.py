@@ -36,6 +36,11 @@ def _masked(data: bytes) -> int:
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
+def is_tfrecord(head: bytes) -> bool:
+    """Return True for a file that starts with a record."""
+    return is_header(head[:HEADER_BYTES])
+
+
 def is_header(raw: bytes) -> bool:
     """Return True if 12 bytes are the start of a record: a length with a valid checksum."""
     return len(raw) == HEADER_BYTES and _is_good(raw[:8], raw[8:])

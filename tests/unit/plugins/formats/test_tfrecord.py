@@ -9,9 +9,9 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
-from torch_edl.data.sources.files import tfrecord as module
-from torch_edl.data.sources.files.tfrecord import TFRecordSource, TFRecordWriter, is_header
 from torch_edl.errors import DataError
+from torch_edl.plugins.formats import tfrecord as module
+from torch_edl.plugins.formats.tfrecord import TFRecordSource, TFRecordWriter, is_header
 
 # Length and its masked CRC-32C, data and its own: "hi", then an empty record.
 GOLDEN = bytes.fromhex("0200000000000000 78270b34 6869 13d608560000000000000000 29039807 d8ea82a2")
