@@ -28,7 +28,7 @@ incarnation, and pods of earlier ones are not part of the job."""
 STATUS = f"{DOMAIN}/status"
 """Annotation of the master's Job that says how the job ended."""
 HISTORY = f"{DOMAIN}/history"
-"""Annotation of the master's Job with the curves of a job that is over, compressed."""
+"""Annotation of the master's Job with the curves and the newest events of the job, compressed."""
 ADOPTS = f"{DOMAIN}/adopts"
 """Annotation of a Job whose objects a user applied; the master becomes the owner of the objects."""
 

@@ -24,6 +24,7 @@ from torch_edl.plugins.kubernetes.cluster.api import Api
 from torch_edl.plugins.kubernetes.cluster.failures import ForbiddenError
 from torch_edl.plugins.kubernetes.cluster.requests import settled
 from torch_edl.plugins.kubernetes.config import KubernetesConfig
+from torch_edl.plugins.kubernetes.master.kept_history import KeptHistory
 from torch_edl.plugins.kubernetes.master.launcher import KubernetesLauncher
 from torch_edl.plugins.kubernetes.master.own_job import OwnJob
 from torch_edl.plugins.kubernetes.master.shared_pods import SharedPods
@@ -63,7 +64,7 @@ class ClusterHost(Host):
         self._job_uid = env[ENV_JOB_UID]
         self._host = env.get(ENV_HOST, "")
         self._own: OwnJob | None = None
-        self._history = Path()
+        self._history: KeptHistory | None = None
 
     def begin(self, job: str) -> int | None:
         self._own = OwnJob(Api.in_cluster(self._namespace), job, self._job_uid)
@@ -72,12 +73,14 @@ class ClusterHost(Host):
 
     def prepare(self, job: str) -> JobConfig:
         folder = JobFolder(job)
-        self._history = folder.history_file
         # The folder may exist already, on a claim that keeps the state.
         text = (Path(names.FILES) / names.CONFIG_KEY).read_text(encoding="utf-8")
         folder.dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_text(folder.config_file, text)
         config = folder.config()
+        if self._own is not None and self._own.may_note:
+            self._history = KeptHistory(self._own, folder)
+            self._history.restore()
         shared_paths.check(config)
         return replace(config, checkpoint=_found(config))
 
@@ -117,6 +120,8 @@ class ClusterHost(Host):
                 avoid=spec.avoid,
             )
 
+        if self._history is not None and not config.platform_config.state_claim:
+            self._history.start()
         api = Api.in_cluster(self._namespace)
         pods = KubernetesLauncher(api, job=config.name, incarnation=incarnation, manifest=manifest)
         per_pod = self.workers_per_pod(config)
@@ -187,7 +192,9 @@ class ClusterHost(Host):
         if self._own is None:
             return
         if self._own.may_note:
-            self._own.end(status, self._history.read_bytes() if self._history.is_file() else b"")
+            if self._history is not None:
+                self._history.close()
+            self._own.end(status, self._history.text() if self._history is not None else "")
             return
         text = final_status.to_text(status, most=final_status.MAX_MESSAGE_BYTES)
         try:
@@ -196,8 +203,12 @@ class ClusterHost(Host):
             log.warning("%s: %s: the end of the job is not noted", _TERMINATION_LOG, error.strerror)
 
     def hand_over(self) -> None:
-        if self._own is not None:
-            self._own.make_next_pod()
+        if self._own is None:
+            return
+        if self._history is not None:
+            self._history.close()
+            self._history.write()
+        self._own.make_next_pod()
 
     def exit_code(self, state: str, code: int, *, signalled: int) -> int:
         if not state:

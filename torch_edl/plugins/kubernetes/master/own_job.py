@@ -1,4 +1,4 @@
-"""The master's own Job object, as seen from its pod: final status, and the next pod.
+"""The master's own Job object, as seen from its pod: final status, history, and the next pod.
 
 The Job controller creates another pod only after a pause, which doubles with each pod that failed,
 was deleted or was evicted, up to 10 minutes. A master that must leave therefore creates the next
@@ -50,6 +50,8 @@ class OwnJob:
         self._name = names.master(job)
         self.may_note = True
         """False if this master may not change its Job object."""
+        self.left = b""
+        """Lines of the history and events that an earlier master wrote; empty if there are none."""
 
     def begin(self) -> str:
         """Become the owner of the objects of the job that have no owner yet.
@@ -70,14 +72,23 @@ class OwnJob:
             self.may_note = False
             log.warning("the end of this job cannot be noted: %s", error)
             return ""
+        self.left = final_history.of(found)
         annotations = found["metadata"].get("annotations") or {}
         if names.ADOPTS in annotations:
             self._adopt()
         return state if (state := final_status.state_of(found)) in ENDED else ""
 
-    def end(self, status: pb.GetStatusResponse, history: bytes = b"") -> None:
-        """Write the final status and history to the Job object, and prevent further pods; only if
-        :attr:`may_note`.
+    def note_history(self, text: str) -> None:
+        """Write an encoded history to the Job object.
+
+        Raises:
+            ClusterError: the cluster does not answer, or rejects the request.
+        """
+        self._api.patch("Job", self._name, {"metadata": {"annotations": {names.HISTORY: text}}})
+
+    def end(self, status: pb.GetStatusResponse, history: str = "") -> None:
+        """Write the final status and the encoded history to the Job object, and prevent further
+        pods; only if :attr:`may_note`.
 
         Waits while the cluster does not answer, because the next master would otherwise start the
         ended job again.
@@ -85,8 +96,8 @@ class OwnJob:
         patch: Manifest = {
             "metadata": {"annotations": {names.STATUS: final_status.to_text(status)}},
         }
-        if text := final_history.to_text(history):
-            patch["metadata"]["annotations"][names.HISTORY] = text
+        if history:
+            patch["metadata"]["annotations"][names.HISTORY] = history
         if status.state != "finished":
             # The Job object fails with the next pod that fails.
             patch["spec"] = {"backoffLimit": 0}
