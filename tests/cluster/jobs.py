@@ -92,6 +92,15 @@ class Namespace:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=self._folder,
         )  # fmt: skip
 
+    def page(self) -> JSON:
+        """The data of the job's dashboard."""
+        file = self._folder / "page.html"
+        exported = self.edl("dashboard", JOB, "--export", str(file))
+        assert exported.returncode == 0, exported.stdout
+        begin = '<script type="application/json" id="data">'
+        found: JSON = json.loads(file.read_text().partition(begin)[2].partition("</script>")[0])
+        return found
+
     def prepare(self, records: int) -> None:
         """Writes the numbers from 0 to the claim."""
         code = self._run_pod("prepare", "/scripts/prepare.py", "/data", "--records", str(records))

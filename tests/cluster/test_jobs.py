@@ -31,6 +31,11 @@ def test_a_job_trains_in_pods_and_leaves_its_model(
     job = submit(600, "--workers", "2", "--ps", "1", "--batch-size", "20", delay_s=0.0)
     assert job.finish() == 0, namespace.report()
     namespace.check()
+    namespace.wait_for(lambda: not namespace.running(JOB, "master"))
+    page = namespace.page()
+    assert page["samples_total"] > 0
+    assert page["events"][0]["sequence"] == 1
+    assert page["events"][-1]["text"] == "finished"
 
 
 @pytest.mark.slow

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +19,7 @@ _BROKEN_S = 30.0
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_chaos_kills_pods_and_clean_removes_what_is_over(
-    namespace: Namespace, running: Job, tmp_path: Path
+    namespace: Namespace, running: Job
 ) -> None:
     refused = namespace.edl("chaos", JOB, "--pause", "worker=1:5s")
     assert refused.returncode == 2
@@ -36,7 +33,7 @@ def test_chaos_kills_pods_and_clean_removes_what_is_over(
     assert verdict["held"]
     assert verdict["kills"] == {"worker": 2, "ps": 2, "master": 2}
     assert verdict["replaced"]["ps"] >= 2
-    shown = _page(namespace, tmp_path)
+    shown = namespace.page()
     assert shown["status"]["state"] == "running"
     assert "master" in {each["kind"] for each in shown["incidents"]}
     assert {"master-0", "ps-2", "ps-3"} <= {row[0] for row in shown["lanes"]["rows"]}
@@ -44,7 +41,7 @@ def test_chaos_kills_pods_and_clean_removes_what_is_over(
     assert shown["samples_total"] > 5
     assert shown["samples"][0][0] < shown["now"] - 8
     running.complete()
-    shown = _page(namespace, tmp_path)
+    shown = namespace.page()
     assert shown["status"]["state"] == "finished"
     assert shown["samples_total"] > 5
     assert {"ps-2", "ps-3"} <= {row[0] for row in shown["lanes"]["rows"]}
@@ -55,15 +52,29 @@ def test_chaos_kills_pods_and_clean_removes_what_is_over(
     namespace.wait_for(lambda: namespace.left_of(JOB) == [])
 
 
-def _page(namespace: Namespace, folder: Path) -> dict[str, Any]:
-    """Export the dashboard of the job, and return its data."""
-    file = folder / "page.html"
-    exported = namespace.edl("dashboard", JOB, "--export", str(file))
-    assert exported.returncode == 0, exported.stdout
-    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', file.read_text())
-    assert data is not None
-    found: dict[str, Any] = json.loads(data[1])
-    return found
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_curves_and_events_outlive_a_pod_of_the_master_without_a_claim(
+    namespace: Namespace, submit: Callable[..., Job]
+) -> None:
+    """The state of the job is lost, and the job begins anew; its page does not."""
+    job = submit(RECORDS, "--workers", "1", "--ps", "1", "--batch-size", "10")
+    job.wait_for(lambda: job.done() > 0, 100)
+    before = namespace.page()
+    [master] = namespace.running(JOB, "master")
+    namespace.evict(master)
+    job.wait_for(lambda: (now := namespace.running(JOB, "master")) and master not in now, 100)
+    job.wait_for(lambda: job.done() > 0, 100)
+    after = namespace.page()
+    assert after["samples"][0][0] == before["samples"][0][0]
+    numbers = [event["sequence"] for event in after["events"]]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert after["events"][: len(before["events"])] == before["events"]
+    job.complete()
+    ended = namespace.page()
+    assert ended["samples"][0][0] == before["samples"][0][0]
+    assert ended["events"][0] == before["events"][0]
+    assert ended["events"][-1]["kind"] == "end"
 
 
 @pytest.mark.slow

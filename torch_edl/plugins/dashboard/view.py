@@ -65,6 +65,7 @@ class View:
         self._history = History(local.history_file if local else None)
         self._marked = 0
         self._closed = False
+        self._recalled: bool | None = None  # whether the job was over when what it left was read
         self._config: JobConfig | None = None
         self._loads = ServerLoads()
         self._tables: list[dict[str, Any]] = []
@@ -124,26 +125,36 @@ class View:
                 self._config = self._job.config()
         if self._events_file is not None:
             self.book.add(events.parse(self._events_file.read_all(final=False)))
-        elif status is not None:
-            self.book.add(_plain(event) for event in status.events)
+        else:
+            self._recall(status)
+            self.book.add(_plain(event) for event in (status.events if status is not None else ()))
         kept = self._history.read(self.samples, self.lanes)
-        if self._events_file is None:
+        if status is not None and self._events_file is None:
             kept = self._take_history(status)
         self._note(now, kept=kept)
 
-    def _take_history(self, status: pb.GetStatusResponse | None) -> bool:
-        """Add what the master of a job on a cluster sent of its history, or what the job has left.
-        Return whether there is a history."""
-        history, samples, lanes = self._history, self.samples, self.lanes
-        if status is not None:
-            # The first answer may have a part only.
-            part = status.history
-            with contextlib.suppress(EdlError):  # the rest follows a second later
-                while history.take(part, samples, lanes) and len(part.content) >= _FULL_BYTES:
-                    part = self._job.ask(pb.GetStatusRequest(history_after=history.after)).history
-        elif self._report.get("state") in _OVER and not samples.kept:
+    def _recall(self, status: pb.GetStatusResponse | None) -> None:
+        """Add the events that a job on a cluster has left, and the curves if no master sends them:
+        at the first read, and at the first one after the end."""
+        over = self._report.get("state") in _OVER
+        if self._recalled == over:
+            return
+        with contextlib.suppress(EdlError):  # the next read tries again
             content = self._job.history()
-            history.take(pb.HistoryPart(inode=_LEFT, content=content), samples, lanes)
+            self.book.add(events.parse(content.split(b"\n")))
+            if status is None and content and not self.samples.kept:
+                part = pb.HistoryPart(inode=_LEFT, content=content)
+                self._history.take(part, self.samples, self.lanes)
+            self._recalled = over
+
+    def _take_history(self, status: pb.GetStatusResponse) -> bool:
+        """Add what the master of a job on a cluster sent of its history. Return whether there is a
+        history."""
+        history, samples, lanes = self._history, self.samples, self.lanes
+        part = status.history  # the first answer may have a part only
+        with contextlib.suppress(EdlError):  # the rest follows a second later
+            while history.take(part, samples, lanes) and len(part.content) >= _FULL_BYTES:
+                part = self._job.ask(pb.GetStatusRequest(history_after=history.after)).history
         return samples.kept
 
     def _note(self, now: float, *, kept: bool) -> None:

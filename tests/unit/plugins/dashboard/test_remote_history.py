@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,6 +45,11 @@ def written(master: Service) -> Recorder:
 def _ask(master: Service, request: pb.GetStatusRequest) -> pb.GetStatusResponse:
     status: pb.GetStatusResponse = master.handlers()["GetStatus"](request, None)
     return status
+
+
+def _event(sequence: int, text: str) -> bytes:
+    event = {"sequence": sequence, "time": 640.0, "level": "info", "text": text}
+    return json.dumps(event).encode() + b"\n"
 
 
 def _scalars(made: Recorder, steps: range) -> None:
@@ -97,18 +103,26 @@ def test_the_page_has_what_was_before_it_was_opened(
         started=lambda: 90.0,
         ask=lambda request: _ask(master, request),
         config=lambda: JobConfig(name="remote", model_file="model.py"),
+        history=lambda: _event(7, "the master was lost soon after this"),
     )
     shown = View(job, clock=lambda: 700.0)
     shown.refresh()
     assert shown.page()["samples_total"] >= 499
+    assert [event["sequence"] for event in shown.page()["events"]] == [7]
 
     def over(_: object) -> pb.GetStatusResponse:
         raise view.EdlError("its master does not run")
 
     written.end("finished", "")
     job.ask, job.report = over, lambda: {"state": "finished", "processes": [], "rates": {}}
-    job.history, job.touched = JobFolder("remote").history_file.read_bytes, lambda: 650.0
+    left = JobFolder("remote").history_file.read_bytes()
+    left += _event(7, "the master was lost soon after this") + _event(9, "finished")
+    job.history, job.touched = lambda: left, lambda: 650.0
     ended = View(job, clock=lambda: 700.0)
-    ended.refresh()
+    for page in (ended, shown):  # opened after the end, and before
+        page._read_at = 0.0
+        page.refresh()
+        assert page.page()["samples_total"] >= 499
+        assert page.page()["over"]
+        assert [event["sequence"] for event in page.page()["events"]] == [7, 9]
     assert ended.page()["samples_total"] == 500
-    assert ended.page()["over"]
