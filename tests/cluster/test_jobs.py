@@ -36,6 +36,9 @@ def test_a_job_trains_in_pods_and_leaves_its_model(
     assert page["samples_total"] > 0
     assert page["events"][0]["sequence"] == 1
     assert page["events"][-1]["text"] == "finished"
+    audited = namespace.edl("audit", JOB)
+    assert audited.returncode == 1
+    assert "the job has no --state-claim" in audited.stdout
 
 
 @pytest.mark.slow

@@ -8,9 +8,12 @@ from typing import Any
 
 from rich.console import Console
 
+from torch_edl.cli.platforms import find
 from torch_edl.cli.terminal import stdout, table
-from torch_edl.launch.jobs.folder import find
-from torch_edl.plugins.audit.verdict import audit
+from torch_edl.errors import UsageError
+from torch_edl.interfaces.platform import JobHandle
+from torch_edl.launch.jobs.local_job import LocalJob
+from torch_edl.plugins.audit.verdict import audit, without_ledger
 
 _COLOURS = {"holds": "green", "incomplete": "yellow", "unproven": "yellow", "wrong": "red"}
 # Rings that are listed; the JSON has all.
@@ -22,15 +25,30 @@ def main(args: argparse.Namespace) -> int:
     nothing proves that each record counted once; otherwise 0.
 
     Raises:
-        UsageError: no such job.
+        UsageError: no such job, or its ledger is on a volume of a cluster.
+        EdlError: the cluster of the job does not answer.
     """
-    job = find(args.job)
-    report = audit(job, tasks=args.tasks)
+    job = find(args)
+    report = audit(job, tasks=args.tasks) if isinstance(job, LocalJob) else _elsewhere(job)
     if args.json:
         print(json.dumps(report, indent=1))
     else:
         _print(report)
     return int(report["verdict"] in ("wrong", "unproven"))
+
+
+def _elsewhere(job: JobHandle) -> dict[str, Any]:
+    """Return the report about a job on a cluster, whose master keeps the ledger."""
+    if claim := getattr(job.config().platform_config, "state_claim", ""):
+        raise UsageError(
+            f"{job.name}: the ledger is on the claim {claim} (--state-claim); mount it, set "
+            f"TORCH_EDL_HOME to its folder, and run torch-edl audit {job.name} there"
+        )
+    return without_ledger(
+        job.name,
+        "the job has no --state-claim, so its ledger is in the pod of its master and is lost with "
+        "that pod; to keep the ledger, start the next job with --state-claim NAME",
+    )
 
 
 def _print(report: dict[str, Any]) -> None:

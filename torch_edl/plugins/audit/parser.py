@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from torch_edl.cli.arguments.options import add_option
+from torch_edl.cli.arguments.options import add_locators, add_option
 
 _EPILOG = """\
 examples:
@@ -15,7 +15,8 @@ examples:
       also each task with its records and the workers that trained them
 
 Only files are read: tasks.jsonl and status.json of the job's folder, the state that a master left
-there, and the newest checkpoint.
+there, and the newest checkpoint. A job on a cluster has this folder on its --state-claim; without
+one, the ledger is lost with the pod of the master, and nothing is proven.
 Exit code: 0 if each record counted once, or did so far in a job that has not finished; 1 if a
 record was lost or counted twice, if the folder was changed, or if nothing proves either.
 docs/guarantees.md says what the proof rests on, docs/json.md describes the JSON.
@@ -33,3 +34,4 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     audit.add_argument("job", nargs="?", metavar="JOB", help=text)
     add_option(audit, "--tasks", "list each task with its records and workers (default: no)")
     add_option(audit, "--json", "print one JSON object")
+    add_locators(audit)

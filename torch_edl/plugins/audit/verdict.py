@@ -15,6 +15,7 @@ from torch_edl.plugins.audit.tasks import Tasks, epochs_of, listed, overlaps, ta
 
 SCHEMA = 1
 """Version of the JSON of ``torch-edl audit --json``."""
+_NOT_PROVEN = "not proven, for the reasons below"
 _TRIES = 5  # to read the files of a running job between two writes of its master
 
 
@@ -125,7 +126,7 @@ class _Audit:
             return "wrong", "the audit does not hold"
         if self.finished or not (self.job.begun or self.job.passes):
             if self.unproven:
-                return "unproven", "not proven, for the reasons below"
+                return "unproven", _NOT_PROVEN
             if self._config.kind == "predict":
                 return "holds", "each record was predicted once"
             left_out = "each record that was not left out" if self._leaves_out else ""
@@ -174,6 +175,21 @@ def audit(folder: JobFolder, *, tasks: bool = False) -> dict[str, Any]:
         ],
         "epochs": found.epochs,
         "tasks": listed(found.tasks, job) if tasks and found.tasks is not None else [],
+    }
+
+
+def without_ledger(name: str, why: str) -> dict[str, Any]:
+    """Return the report about a job whose ledger cannot be read, and the reason."""
+    lists = ("problems", "notes", "ring", "rings", "epochs", "tasks")
+    return {
+        "schema": SCHEMA,
+        "job": name,
+        "verdict": "unproven",
+        "text": _NOT_PROVEN,
+        "unproven": [why],
+        "lines": 0,
+        "restores": 0,
+        **{each: [] for each in lists},
     }
 
 
