@@ -1,7 +1,7 @@
 """DeepFM: `torch-edl run` with 2 servers and 4 workers against one plain PyTorch process.
 
     python benchmarks/deepfm.py                    # everything, three times, some minutes
-    python benchmarks/deepfm.py --quick            # a look, in about a minute
+    python benchmarks/deepfm.py --quick            # a look, in two to three minutes
     python benchmarks/deepfm.py --only plain,bound
     python benchmarks/deepfm.py --only plain,local --batch 4096 --repeat 5
 
@@ -287,8 +287,10 @@ def run_ours(
         figures = _result(_start("evaluate", args, os.cpu_count() or 1, "--output", str(output)))
     # Workers report their records once a second, so the rates are slopes of a line through all
     # reports of the part in which every worker has warmed up and none has ended.
-    steady = np.array([each for each in seen if 0.3 <= each[2] / records <= 0.9])
-    at, cpu_s, done = steady.T
+    steady = [each for each in seen if 0.3 <= each[2] / records <= 0.9]
+    if len({done for _, _, done in steady}) < 2:
+        raise SystemExit(f"--records {args.records}: the job was too short to measure; take more")
+    at, cpu_s, done = np.array(steady).T
     return {
         "samples_per_s": rate,
         "steady_samples_per_s": np.polyfit(at, done, 1)[0],
@@ -394,7 +396,7 @@ def main() -> None:
     if unknown:
         parser.error(f"--only {','.join(unknown)}: choose from {','.join(PARTS)}")
     if args.quick:
-        args.records, args.repeat = 102_400, 1
+        args.records, args.repeat = 409_600, 1
     if args.data is None:
         args.data = ROOT / "build" / "benchmarks" / f"deepfm-{args.records}"
     if args.part:
