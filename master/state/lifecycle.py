@@ -15,7 +15,7 @@ from torch_edl.wire import master_pb2 as pb
 # terminated, and a final checkpoint that is not written is dropped.
 LEAVE_WITHIN_S = 20.0
 STOP_WITHIN_S = 80.0
-# Seconds without losses after a restart of the master, which may run on another machine. Processes
+# Seconds that a process has to find a restarted master, which may run on another machine. Processes
 # notice after 15 s that the old machine is gone, and the name server may return the old address for
 # 30 s.
 RETURN_WITHIN_S = 60.0
@@ -199,7 +199,7 @@ class Lifecycle:
         """Number of records that were trained, then lost by a rollback."""
         self.updates_lost = 0
         """Number of updates that were lost in damaged records of journals, summed over servers."""
-        self._all_back_by = -math.inf
+        self._restarted_at = -math.inf
         self._fell_from = 0  # records done before a rollback; 0 once counted
         self._began_at: float | None = None
         self._trained_at: float | None = None
@@ -233,11 +233,12 @@ class Lifecycle:
 
     def restarted(self, now: float) -> None:
         """Begin the period in which the processes have yet to find the address of this master."""
-        self._all_back_by = now + RETURN_WITHIN_S
+        self._restarted_at = now
 
-    def counts_silence(self, now: float) -> bool:
-        """Return whether a process that exceeds its heartbeat timeout is to be declared lost."""
-        return now >= self._all_back_by
+    def counts_silence(self, heard_at: float, now: float) -> bool:
+        """Return whether a process that was last heard at ``heard_at``, and exceeds its heartbeat
+        timeout, is to be declared lost."""
+        return heard_at > self._restarted_at or now >= self._restarted_at + RETURN_WITHIN_S
 
     def paused(self, seconds: float) -> None:
         """Count the seconds for which the clock of the events stood still."""

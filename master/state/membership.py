@@ -100,10 +100,11 @@ class Membership:
         if member is None:
             member = Member(id, pid, now)
             self._members[id] = member
-        self._hear(member, now)
+        self.hear(member, now)
         return member
 
-    def _hear(self, member: Member, now: float) -> None:
+    def hear(self, member: Member, now: float) -> None:
+        """Record that a member is alive."""
         member.last_heartbeat = now
         self._heard.pop(member.id, None)
         self._heard[member.id] = None
@@ -114,7 +115,7 @@ class Membership:
             member.stacks, member.stacks_told = heartbeat.stacks, heartbeat.stacks_number
             heartbeat.ClearField("stacks")
         before, member.heartbeat = member.heartbeat, heartbeat
-        self._hear(member, now)
+        self.hear(member, now)
         self._moved.add(member.id)
         # A NaN that a script logged is its loss; otherwise NaN means that no loss was reported.
         if "loss" in heartbeat.logged or not math.isnan(heartbeat.loss):
@@ -127,7 +128,7 @@ class Membership:
         if member is not None:
             member.reported_steps += steps
             member.reported_records += records
-            self._hear(member, now)
+            self.hear(member, now)
             self._moved.add(id)
 
     def take_moved(self) -> set[int]:

@@ -332,7 +332,7 @@ class ManagedJob:
         lifecycle, newest = self.lifecycle, self.checkpoints.shown
         if lifecycle.outcome is None:
             self.lost_workers.tick(now)
-            self.apply_all(self.failover.tick(now, lifecycle.counts_silence(now)), now)
+            self.apply_all(self.failover.tick(now, lifecycle.counts_silence), now)
         self.apply_all(self.workforce.tick(now, newest=newest), now)
         if lifecycle.outcome is None:
             self.form_ring(now)

@@ -76,9 +76,9 @@ class LostWorkers:
     def tick(self, now: float) -> None:
         """Declare silent workers and workers without progress lost."""
         why = f"no heartbeat for {self._cluster.heartbeat_timeout_s:g} s"
-        silent = self._members.silent(now) if self._lifecycle.counts_silence(now) else ()
-        for worker in [member.id for member in silent]:
-            self._declare(worker, why, now)
+        for member in self._members.silent(now):
+            if self._lifecycle.counts_silence(member.last_heartbeat, now):
+                self._declare(member.id, why, now)
         self._end_stuck(now)
 
     def _end_stuck(self, now: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -101,18 +101,13 @@ class Agents:
         if agent is not None and not agent.done and not agent.lost:
             del self._agents[node]
 
-    def silent(self, now: float, *, but: Container[str] = ()) -> Sequence[AgentRecord]:
-        """Remove and return the agents whose last report is at least one timeout old, except those
-        named in ``but``."""
-        lost = [
+    def silent(self, now: float) -> Sequence[AgentRecord]:
+        """Return the agents whose last report is at least one timeout old."""
+        return [
             agent
             for agent in self
-            if not (agent.done or agent.knows_end or agent.node in but)
-            and now - agent.seen >= self._timeout_s
+            if not (agent.done or agent.knows_end) and now - agent.seen >= self._timeout_s
         ]
-        for agent in lost:
-            agent.lost = True
-        return lost
 
     # ---- a restart of the master ----
 

@@ -234,8 +234,7 @@ class ScriptWorkforce(Workforce):
     def tick(self, now: float, *, newest: str) -> Iterator[WorkforceEvent]:
         yield from super().tick(now, newest=newest)
         if self._lifecycle.outcome is None:
-            if self._lifecycle.counts_silence(now):
-                yield from self._lose_silent_agents(now)
+            yield from self._lose_silent_agents(now)
             yield from self._is_abandoned(now, newest)
             yield from self._nothing_begins(now)
         if self._lifecycle.ending:
@@ -246,7 +245,10 @@ class ScriptWorkforce(Workforce):
     def _lose_silent_agents(self, now: float) -> Iterator[WorkforceEvent]:
         # A paused agent is not lost while a worker on its machine is registered.
         heard = {node for (node, _), worker in self._places.items() if worker in self._members}
-        for agent in self._agents.silent(now, but=heard):
+        for agent in self._agents.silent(now):
+            if agent.node in heard or not self._lifecycle.counts_silence(agent.seen, now):
+                continue
+            agent.lost = True
             timeout_s = self._config.cluster.heartbeat_timeout_s
             why = f"no report of agent {agent.node} for {timeout_s:g} s"
             yield Note("warning", f"agent {agent.node} declared lost: {why}")

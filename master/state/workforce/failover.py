@@ -3,7 +3,7 @@ newest checkpoint. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from master.state.actions import Failure, Note, NotStarted
@@ -68,13 +68,19 @@ class Failover:
             return [Note("warning", f"{text}; the next attempt follows")]
         return [Failure(text)]
 
-    def tick(self, now: float, counts_silence: bool) -> Sequence[FailoverEvent]:
-        """Declare servers lost that do not begin to run and, if ``counts_silence``, silent ones:
-        they may not have found a restarted master yet."""
+    def tick(
+        self, now: float, counts_silence: Callable[[float, float], bool]
+    ) -> Sequence[FailoverEvent]:
+        """Declare servers lost that are silent or do not begin to run.
+
+        Args:
+            counts_silence: see :meth:`.Lifecycle.counts_silence`.
+        """
         events: list[FailoverEvent] = []
         servers = self._fleet.servers
-        silent = servers.silent(now, self._timeout_s) if counts_silence else ()
-        for process, s in silent:
+        for process, s in servers.silent(now, self._timeout_s):
+            if not counts_silence(process.last_sign, now):
+                continue
             text = f"ps-{process.id} declared lost: no heartbeat for {s:g} s"
             events += self._lost(process, text)
             if not self._durable:  # all servers are replaced

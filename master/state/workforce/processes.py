@@ -270,6 +270,11 @@ class ServerProcess(Process):
     started_as: str = ""
     """Name of the process when it was started; empty if it is the current name."""
 
+    @property
+    def last_sign(self) -> float:
+        """Time of the last heartbeat; of the start before the first."""
+        return self.started_at if self.heard_at is None else self.heard_at
+
     def take_over(self, process: Process) -> None:
         """Take over the process of a worker or a spare."""
         process.exits(f"became {self.name}")

@@ -180,8 +180,7 @@ class Servers:
         found = []
         for process in self:
             limit = timeout_s if process.heard_at is not None else _FIRST_WORD_S
-            last = process.started_at if process.heard_at is None else process.heard_at
-            if process.state in (STARTING, RUNNING) and now - last >= limit:
+            if process.state in (STARTING, RUNNING) and now - process.last_sign >= limit:
                 found.append((process, limit))
         return found
 

@@ -138,6 +138,26 @@ def test_a_restarted_master_leaves_the_ring_alone() -> None:
     assert w.said("worker-0 declared lost: no heartbeat for 10 s")
 
 
+def test_what_found_the_restarted_master_and_falls_silent_is_lost_as_ever() -> None:
+    w = script(workers=4)
+    w.agent("a")
+    w.agent("b", pid=2)
+    w.register(11, node="a")
+    w.register(21, node="b")
+    w.ring(0, 1)
+    w = w.restart(now=w.now + 1000)
+    w.tick(1)
+    w.beat(1)
+    w.agent("b", pid=2)
+    w.tick(TIMEOUT_S)
+    assert w.said("worker-1 declared lost: no heartbeat for 10 s")
+    assert w.said("agent b declared lost")
+    assert w.said("declared lost") == 2, "worker-0 and agent a may still look for the master"
+    w.tick(RETURN_WITHIN_S - TIMEOUT_S - 1)
+    assert w.said("worker-0 declared lost")
+    assert w.said("agent a declared lost")
+
+
 # ---- agents ----
 
 
