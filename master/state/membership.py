@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
@@ -72,7 +71,6 @@ class Membership:
     def __init__(self, *, heartbeat_timeout_s: float) -> None:
         self._timeout_s = heartbeat_timeout_s
         self._members: dict[int, Member] = {}
-        self._heard: dict[int, None] = {}  # ids, the longest silent first
         self._moved: set[int] = set()
         self._gone: set[int] = set()
         self._last_loss = math.nan
@@ -100,14 +98,8 @@ class Membership:
         if member is None:
             member = Member(id, pid, now)
             self._members[id] = member
-        self.hear(member, now)
-        return member
-
-    def hear(self, member: Member, now: float) -> None:
-        """Record that a member is alive."""
         member.last_heartbeat = now
-        self._heard.pop(member.id, None)
-        self._heard[member.id] = None
+        return member
 
     def heartbeat(self, member: Member, heartbeat: pb.HeartbeatRequest, now: float) -> bool:
         """Record a heartbeat of a member. Returns whether the worker made progress."""
@@ -115,7 +107,7 @@ class Membership:
             member.stacks, member.stacks_told = heartbeat.stacks, heartbeat.stacks_number
             heartbeat.ClearField("stacks")
         before, member.heartbeat = member.heartbeat, heartbeat
-        self.hear(member, now)
+        member.last_heartbeat = now
         self._moved.add(member.id)
         # A NaN that a script logged is its loss; otherwise NaN means that no loss was reported.
         if "loss" in heartbeat.logged or not math.isnan(heartbeat.loss):
@@ -128,7 +120,7 @@ class Membership:
         if member is not None:
             member.reported_steps += steps
             member.reported_records += records
-            self.hear(member, now)
+            member.last_heartbeat = now
             self._moved.add(id)
 
     def take_moved(self) -> set[int]:
@@ -142,7 +134,6 @@ class Membership:
         member = self._members.pop(id, None)
         if member is None:
             return
-        del self._heard[id]
         self._moved.add(id)
         self.last_words(loss=member.loss, logged=member.logged)
 
@@ -152,8 +143,7 @@ class Membership:
 
     def silent(self, now: float) -> Sequence[Member]:
         """Return the workers whose last heartbeat is at least one timeout old, ordered by id."""
-        heard = (self._members[id] for id in self._heard)
-        found = itertools.takewhile(lambda m: now - m.last_heartbeat >= self._timeout_s, heard)
+        found = (m for m in self if now - m.last_heartbeat >= self._timeout_s)
         return sorted(found, key=lambda member: member.id)
 
     def forget_open_work(self) -> None:

@@ -334,7 +334,7 @@ def _next_ring(
         # The worker exits now and is not to be declared lost.
         _leave(job, member, now, finished=over)
         return pb.JoinRingResponse(leave=True)
-    job.members.hear(member, now)
+    member.last_heartbeat = now
     formed = ask(member.id, request.ring, request.step, request.store, now)
     if formed is None and job.form_ring(now):
         formed = ring.current
