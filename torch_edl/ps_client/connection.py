@@ -165,11 +165,8 @@ class ShardConnection:
         with self._lock:
             server, stub, is_idle = self._server, self._stub, not self._queued
         sent = None
-        if is_idle and isinstance(request, CompiledCall):
-            request.address(self._job, server.incarnation, known)
-            sent = stub.start(request, timeout_s=timeout_s)
-        elif is_idle and isinstance(request, Framed):
-            _address(request.message, self._job, server.incarnation, known)
+        if is_idle and isinstance(request, CompiledCall | Framed):
+            _address(request, self._job, server.incarnation, known)
             sent = stub.start(request, timeout_s=timeout_s)
         queue = partial(self._queue, request, timeout_s, known)
         return Call(sent, server.incarnation, queue)
@@ -218,8 +215,7 @@ class ShardConnection:
             self._require_open()
             with self._lock:
                 server, stub = self._server, self._stub
-            message = request.message if isinstance(request, Framed) else request
-            _address(message, self._job, server.incarnation, known)
+            _address(request, self._job, server.incarnation, known)
             try:
                 answer = stub.call(request, timeout_s=timeout_s)
                 return Answer(answer, server.incarnation)
@@ -276,6 +272,11 @@ class ShardConnection:
 
 def _address(request: Any, job: str, incarnation: int, known: int) -> None:
     """Set the fence of a request; remove references to the state of another server."""
+    if isinstance(request, CompiledCall):
+        request.address(job, incarnation, known)
+        return
+    if isinstance(request, Framed):
+        request = request.message
     with contextlib.suppress(AttributeError):  # a status request has no fence
         request.fence.job, request.fence.incarnation = job, incarnation
     if incarnation == known:
