@@ -16,7 +16,7 @@ from master.state.job.job import ManagedJob
 from master.state.job.restart import FORMAT, stored, to_state
 from torch_edl.errors import EdlError, StoreConflictError
 from torch_edl.interfaces import Store
-from torch_edl.interfaces.ledger import LedgerFile
+from torch_edl.interfaces.ledger import LedgerSink
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class StateWriter:
         *,
         secret: str,
         superseded: Callable[[str], None],
-        ledger: LedgerFile | None = None,
+        ledger: LedgerSink | None = None,
     ) -> None:
         self._ledger = ledger
         self._lock = lock

@@ -66,16 +66,16 @@ def run_name() -> str:
     return "" if name == "none" else name
 
 
-def run_of(session: MasterSession | None) -> Run | None:
+def run_of(session: MasterSession | None) -> JobRun | None:
     """Return the run of this process; None: unknown, or the process trains alone."""
     if session is not None:
         name = session.config.name
-        return Run(name, run_id(name, os.environ.get(ENV_TOKEN, "")))
+        return JobRun(name, run_id(name, os.environ.get(ENV_TOKEN, "")))
     name = run_name()
-    return Run(name, run_id(name, "")) if name else None
+    return JobRun(name, run_id(name, "")) if name else None
 
 
-class Run(NamedTuple):
+class JobRun(NamedTuple):
     """A run of a job."""
 
     job: str
@@ -106,13 +106,13 @@ class Saver:
         config: CheckpointConfig,
         rendezvous: RingRendezvous | None,
         *,
-        run: Run | None = None,
+        run: JobRun | None = None,
         writes: bool = True,
         first: bool = True,
     ) -> None:
         self._config = config
         self._rendezvous = rendezvous
-        self._run = run or Run(sys.argv[0], uuid.uuid4().hex)
+        self._run = run or JobRun(sys.argv[0], uuid.uuid4().hex)
         self._claim: Claim | None = None
         self._writing: threading.Thread | None = None
         self._last = -1  # step of the newest checkpoint

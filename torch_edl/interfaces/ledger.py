@@ -21,7 +21,7 @@ class Ledger(Protocol):
     def from_state(self, state: Mapping[str, Any], now: float) -> None: ...
 
 
-class LedgerFile(Protocol):
+class LedgerSink(Protocol):
     """Receives the lines of the stored state. ``written`` is the number of the last line."""
 
     written: int

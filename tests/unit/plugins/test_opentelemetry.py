@@ -83,7 +83,7 @@ def test_a_process_that_exits_tries_once_if_the_collector_fails(
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with collector() as found:
         found.status = 400
-        exporter = spans.Exporter(endpoint=f"{found.url}/v1/traces")
+        exporter = spans.SpanSender(endpoint=f"{found.url}/v1/traces")
         results = [exporter.export([]) for _ in range(2)]
         exporter.close()
         results += [exporter.export([]) for _ in range(3)]

@@ -13,7 +13,7 @@ from torch_edl.plugins.audit.replay import Replay
 
 
 @dataclass(frozen=True)
-class Pass:
+class AuditedPass:
     """One pass over the data, such as a loop over ``job.loader()``."""
 
     number: int
@@ -23,7 +23,7 @@ class Pass:
     """Number of all records; 0: unknown."""
 
 
-def passes_of(job: Replay) -> tuple[list[Pass], int, list[str]]:
+def passes_of(job: Replay) -> tuple[list[AuditedPass], int, list[str]]:
     """Return the passes in which a report was made, the number of records of all other passes, and
     the records that were left out."""
     places, found, left = sorted(job.passes.items()), [], []
@@ -40,7 +40,7 @@ def passes_of(job: Replay) -> tuple[list[Pass], int, list[str]]:
             left.append(f"pass {number} ended at record {trained:,} of {place.of:,}")
         if place.of and trained > place.of:
             unseen, trained = unseen + trained - place.of, place.of
-        found.append(Pass(number, trained, place.of))
+        found.append(AuditedPass(number, trained, place.of))
     if places and (skipped := places[0][1].left):
         left.insert(0, f"passes before pass {places[0][0]} ended with {skipped:,} records to do")
     return found, unseen, left

@@ -29,7 +29,7 @@ class Restore:
 
 
 @dataclass
-class Place:
+class PassPosition:
     """The position of a ring in one pass over the data."""
 
     records: int
@@ -57,7 +57,7 @@ class Replay:
     """Leases of a task that ended early: (worker, first record, committed records, reason)."""
     ranges: dict[int, tuple[str, int, int]] = field(default_factory=dict)
     """Partition, first record and end of each task of a stream."""
-    passes: dict[int, Place] = field(default_factory=dict)
+    passes: dict[int, PassPosition] = field(default_factory=dict)
     """Position of a ring in each pass."""
     rings: list[tuple[int, list[int], tuple[int, int] | None]] = field(default_factory=list)
     """Number, members, and last known (pass, position) of each ring when it was formed; None if it
@@ -119,7 +119,7 @@ def _apply(job: Replay, entry: list[Any], line: int, rewound: bool) -> str:
         case ["restored", int(retired), list(offsets), str(whole)]:
             _restore(job, retired, {int(task): int(at) for task, at in offsets}, whole, line)
         case ["position", int(number), int(at), int(of), int(before), int(left)]:
-            return _move(job, number, Place(at, of, before, left), rewound)
+            return _move(job, number, PassPosition(at, of, before, left), rewound)
         case ["ring", int(number), list(workers)]:
             place = None if rewound else job.place
             job.rings.append((number, [int(worker) for worker in workers], place))
@@ -156,7 +156,7 @@ def _restore(job: Replay, retired: int, offsets: dict[int, int], whole: str, lin
     job.parts = {task: each for task, each in job.parts.items() if job.is_done(task)}
 
 
-def _move(job: Replay, number: int, place: Place, rewound: bool) -> str:
+def _move(job: Replay, number: int, place: PassPosition, rewound: bool) -> str:
     if rewound:  # later passes are trained again
         job.passes = {each: at for each, at in job.passes.items() if each < number}
     last, at = job.place

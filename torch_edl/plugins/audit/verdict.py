@@ -8,7 +8,7 @@ from typing import Any
 from torch_edl.config import JobConfig
 from torch_edl.launch.jobs.folder import ENDED, JobFolder
 from torch_edl.plugins.audit.marks import compare
-from torch_edl.plugins.audit.passes import Pass, passes_of
+from torch_edl.plugins.audit.passes import AuditedPass, passes_of
 from torch_edl.plugins.audit.records import Records, read
 from torch_edl.plugins.audit.replay import RESTORED, Replay, replay
 from torch_edl.plugins.audit.tasks import Tasks, epochs_of, listed, overlaps, tasks_of
@@ -41,7 +41,7 @@ class _Audit:
         self.finished = end == "finished"
         self.tasks: Tasks | None = tasks_of(self._config, self.job)
         self.epochs = epochs_of(self.tasks, self.job) if self.tasks is not None else []
-        self.passes: list[Pass] = []
+        self.passes: list[AuditedPass] = []
         self._left: list[str] = []
         if self.tasks is None:  # a model file has epochs instead
             self.passes, unseen, self._left = passes_of(self.job)

@@ -17,7 +17,7 @@ from torch_edl.launch.jobs.local_job import LocalJob
 from torch_edl.plugins.chaos.plan import StormPlan, duration, faults, read
 from torch_edl.plugins.chaos.run import Chaos
 from torch_edl.plugins.chaos.site import Site
-from torch_edl.plugins.chaos.verdict import STALL_S, Gaps, Verdict
+from torch_edl.plugins.chaos.verdict import STALL_S, Gaps, StormVerdict
 from torch_edl.processes.signals import StopSignals
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class _Display:
             self._status.update(shown)
 
 
-def _print(verdict: Verdict) -> None:
+def _print(verdict: StormVerdict) -> None:
     console = stdout()
     colour = {True: "green", False: "red", None: "yellow"}[verdict.held]
     console.print(f"{verdict.job}: {verdict.text}", style=f"bold {colour}", soft_wrap=True)

@@ -15,7 +15,7 @@ from torch_edl.launch.jobs.folder import ENDED
 from torch_edl.plugins.chaos.plan import StormPlan
 from torch_edl.plugins.chaos.site import EXITED, Site
 from torch_edl.plugins.chaos.storm import Blow, Storm, Target
-from torch_edl.plugins.chaos.verdict import StatusWatch, Verdict
+from torch_edl.plugins.chaos.verdict import StatusWatch, StormVerdict
 from torch_edl.wire import master_pb2 as pb
 
 _LOOK_S = 0.25
@@ -120,7 +120,7 @@ class Chaos:
         """Stop injecting faults, and continue paused processes. Safe in a signal handler."""
         self._stopped.set()
 
-    def run(self, *, wait: bool) -> Verdict:
+    def run(self, *, wait: bool) -> StormVerdict:
         """Run the storm, and return the verdict.
 
         Args:
@@ -228,7 +228,7 @@ class Chaos:
     def _is_over(self) -> bool:
         return self.watch.last.state in ENDED or not self._site.has_master()
 
-    def _verdict(self) -> Verdict:
+    def _verdict(self) -> StormVerdict:
         state, error = self.watch.last.state, self.watch.last.error
         if not self._site.has_master():
             state, error = self._site.end()

@@ -30,7 +30,7 @@ class Gaps:
 
 
 @dataclass(kw_only=True)
-class Verdict:
+class StormVerdict:
     """The report of ``torch-edl chaos``."""
 
     job: str
@@ -104,7 +104,7 @@ class StatusWatch:
         self._kills: Counter[str] = Counter()
         self._pauses: Counter[str] = Counter()
         self._absent = False
-        self._verdict = Verdict(job=first.job, seed=seed)
+        self._verdict = StormVerdict(job=first.job, seed=seed)
         self._struck_at = now
         self._done_then: int | None = None
         self.progressed = False
@@ -157,7 +157,7 @@ class StatusWatch:
 
     def verdict(
         self, now: float, *, state: str, error: str, missed: int, is_cut: bool = False
-    ) -> Verdict:
+    ) -> StormVerdict:
         """Return the verdict.
 
         Args:

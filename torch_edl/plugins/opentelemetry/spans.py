@@ -40,13 +40,13 @@ def open(url: str, job: str, worker: int, seconds: Mapping[str, float]) -> Spans
     """
     resource = Resource.create({SERVICE_NAME: job, SERVICE_INSTANCE_ID: f"worker-{worker}"})
     provider = TracerProvider(resource=resource)  # sends its last spans when the process exits
-    exporter = Exporter(endpoint=f"{url.rstrip('/')}/v1/traces", timeout=_SEND_S)
+    exporter = SpanSender(endpoint=f"{url.rstrip('/')}/v1/traces", timeout=_SEND_S)
     provider.add_span_processor(BatchSpanProcessor(exporter))
     atexit.register(exporter.close)
     return Spans(seconds, provider.get_tracer("torch_edl"))
 
 
-class Exporter(OTLPSpanExporter):
+class SpanSender(OTLPSpanExporter):
     """Sends spans. A process that exits does not try again once a batch was not received: the SDK
     would try for 30 s, and the process may have less time to leave."""
 

@@ -112,7 +112,7 @@ class Column:
                 alternative to ``boundaries``.
             cells: number of cells of the histogram of the fit, at least 4,096; the quantiles are
                 exact up to this number of distinct values, see
-                :class:`~torch_edl.plugins.preprocessing.statistic.Histogram`.
+                :class:`~torch_edl.plugins.preprocessing.statistic.QuantileSketch`.
         """
         if bool(len(boundaries)) == bool(quantiles):
             raise UsageError("bucketize() takes either boundaries or quantiles=N")

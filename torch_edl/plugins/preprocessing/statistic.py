@@ -89,7 +89,7 @@ def _signed(value: int) -> npt.NDArray[np.uint8]:
     return np.frombuffer(value.to_bytes(size, "little", signed=True), np.uint8)
 
 
-class Histogram:
+class QuantileSketch:
     """Counts of numbers per cell; cells are exact until there are too many of them.
 
     A number is represented by its 64 bits, mapped so that they have the order of the numbers,
@@ -248,14 +248,14 @@ class ValueCounts:
         return Words(*kept, total=np.array([self._counts.total]))
 
 
-Statistic = Moments | Histogram | ValueCounts
+Statistic = Moments | QuantileSketch | ValueCounts
 """The statistic of one column. ``observe`` adds records; ``merge`` adds another statistic of the
 step, given by its ``arrays()``; both raise UsageError if there are too many distinct values.
 ``nbytes`` is the size of the content without overhead; ``finish`` returns the result of the fit."""
 
 _STATISTICS: Mapping[type[ColumnStep], Callable[[Any], Statistic]] = {
     Normalize: Moments,
-    Quantiles: Histogram,
+    Quantiles: QuantileSketch,
     Vocabulary: ValueCounts,
 }
 

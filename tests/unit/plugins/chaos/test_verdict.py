@@ -11,7 +11,7 @@ from torch_edl.config import ClusterConfig, DurabilityConfig, JobConfig
 from torch_edl.plugins.chaos.plan import StormPlan, faults
 from torch_edl.plugins.chaos.run import restraint, risks
 from torch_edl.plugins.chaos.storm import Blow, Target
-from torch_edl.plugins.chaos.verdict import StatusWatch, Verdict
+from torch_edl.plugins.chaos.verdict import StatusWatch, StormVerdict
 from torch_edl.wire import master_pb2 as pb
 
 
@@ -28,7 +28,9 @@ def watch(*, may_roll_back: bool = False, **fields: Any) -> StatusWatch:
     return StatusWatch(first, 0.0, seed=3, may_roll_back=may_roll_back)
 
 
-def verdict(of: StatusWatch, now: float, *, state: str = "running", error: str = "") -> Verdict:
+def verdict(
+    of: StatusWatch, now: float, *, state: str = "running", error: str = ""
+) -> StormVerdict:
     return of.verdict(now, state=state, error=error, missed=0)
 
 

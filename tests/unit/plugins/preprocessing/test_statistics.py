@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torch_edl.errors import UsageError
-from torch_edl.plugins.preprocessing.statistic import Histogram
+from torch_edl.plugins.preprocessing.statistic import QuantileSketch
 from torch_edl.plugins.preprocessing.steps import Quantiles
 from torch_edl.preprocessing import Columns, column
 
@@ -127,7 +127,7 @@ def test_quantiles_of_many_numbers_keep_the_proven_bound(kind: str) -> None:
         "near each other": 1e9 + rng.random(n),
         "all sizes": rng.choice([-1, 1], n) * 2.0 ** rng.uniform(-1000, 1000, n),
     }[kind]
-    whole = Histogram(Quantiles(count=100, cells=CELLS))
+    whole = QuantileSketch(Quantiles(count=100, cells=CELLS))
     whole.observe(values, "x")
     found = whole.finish()
     exact = np.quantile(values, np.arange(1, 100) / 100, method="inverted_cdf")
@@ -136,9 +136,9 @@ def test_quantiles_of_many_numbers_keep_the_proven_bound(kind: str) -> None:
     assert 0 < found.relative_error <= (1.0 if kind == "all sizes" else 0.01)
     assert len(whole.arrays()["cells"]) <= CELLS
     # The same by parts: each coarsens its cells by itself, and no more than all have to.
-    merged = Histogram(Quantiles(count=100, cells=CELLS))
+    merged = QuantileSketch(Quantiles(count=100, cells=CELLS))
     for part in np.array_split(values, 7):
-        one = Histogram(Quantiles(count=100, cells=CELLS))
+        one = QuantileSketch(Quantiles(count=100, cells=CELLS))
         one.observe(part, "x")
         merged.merge(one.arrays(), "x")
     for key, array in whole.arrays().items():
