@@ -163,7 +163,7 @@ class ClusterConfig(Checked):
     join_timeout_s: float = 600.0
     """Seconds for which the workers of a script wait for their first ring."""
     max_task_failures: int = option(
-        3, "--max-task-failures N", "fail the job after N exceptions in the same task"
+        3, "--max-task-failures N", "fail the job after N exceptions or timeouts in the same task"
     )
 
     def __post_init__(self) -> None:
