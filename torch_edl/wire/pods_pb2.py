@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19torch_edl/wire/pods.proto\x12\ttorch_edl\":\n\x0b\x45ndedWorker\x12\n\n\x02id\x18\x01 \x01(\x03\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x03\x12\x11\n\tlast_line\x18\x03 \x01(\t\"W\n\x10PodReportRequest\x12\x0b\n\x03pod\x18\x01 \x01(\x03\x12\x0f\n\x07running\x18\x02 \x03(\x03\x12%\n\x05\x65nded\x18\x03 \x03(\x0b\x32\x16.torch_edl.EndedWorker\")\n\nStopWorker\x12\n\n\x02id\x18\x01 \x01(\x03\x12\x0f\n\x07grace_s\x18\x02 \x01(\x01\"T\n\x11PodReportResponse\x12\x0b\n\x03run\x18\x01 \x03(\x03\x12#\n\x04stop\x18\x02 \x03(\x0b\x32\x15.torch_edl.StopWorker\x12\r\n\x05leave\x18\x03 \x01(\x08\x32N\n\x04Pods\x12\x46\n\tPodReport\x12\x1b.torch_edl.PodReportRequest\x1a\x1c.torch_edl.PodReportResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19torch_edl/wire/pods.proto\x12\ttorch_edl\":\n\x0b\x45ndedWorker\x12\n\n\x02id\x18\x01 \x01(\x03\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x03\x12\x11\n\tlast_line\x18\x03 \x01(\t\"l\n\x10PodReportRequest\x12\x0b\n\x03pod\x18\x01 \x01(\x03\x12\x0f\n\x07running\x18\x02 \x03(\x03\x12%\n\x05\x65nded\x18\x03 \x03(\x0b\x32\x16.torch_edl.EndedWorker\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\")\n\nStopWorker\x12\n\n\x02id\x18\x01 \x01(\x03\x12\x0f\n\x07grace_s\x18\x02 \x01(\x01\"T\n\x11PodReportResponse\x12\x0b\n\x03run\x18\x01 \x03(\x03\x12#\n\x04stop\x18\x02 \x03(\x0b\x32\x15.torch_edl.StopWorker\x12\r\n\x05leave\x18\x03 \x01(\x08\x32N\n\x04Pods\x12\x46\n\tPodReport\x12\x1b.torch_edl.PodReportRequest\x1a\x1c.torch_edl.PodReportResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,11 +34,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENDEDWORKER']._serialized_start=40
   _globals['_ENDEDWORKER']._serialized_end=98
   _globals['_PODREPORTREQUEST']._serialized_start=100
-  _globals['_PODREPORTREQUEST']._serialized_end=187
-  _globals['_STOPWORKER']._serialized_start=189
-  _globals['_STOPWORKER']._serialized_end=230
-  _globals['_PODREPORTRESPONSE']._serialized_start=232
-  _globals['_PODREPORTRESPONSE']._serialized_end=316
-  _globals['_PODS']._serialized_start=318
-  _globals['_PODS']._serialized_end=396
+  _globals['_PODREPORTREQUEST']._serialized_end=208
+  _globals['_STOPWORKER']._serialized_start=210
+  _globals['_STOPWORKER']._serialized_end=251
+  _globals['_PODREPORTRESPONSE']._serialized_start=253
+  _globals['_PODREPORTRESPONSE']._serialized_end=337
+  _globals['_PODS']._serialized_start=339
+  _globals['_PODS']._serialized_end=417
 # @@protoc_insertion_point(module_scope)

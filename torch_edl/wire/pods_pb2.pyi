@@ -17,14 +17,16 @@ class EndedWorker(_message.Message):
     def __init__(self, id: _Optional[int] = ..., code: _Optional[int] = ..., last_line: _Optional[str] = ...) -> None: ...
 
 class PodReportRequest(_message.Message):
-    __slots__ = ("pod", "running", "ended")
+    __slots__ = ("pod", "running", "ended", "incarnation")
     POD_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     pod: int
     running: _containers.RepeatedScalarFieldContainer[int]
     ended: _containers.RepeatedCompositeFieldContainer[EndedWorker]
-    def __init__(self, pod: _Optional[int] = ..., running: _Optional[_Iterable[int]] = ..., ended: _Optional[_Iterable[_Union[EndedWorker, _Mapping]]] = ...) -> None: ...
+    incarnation: str
+    def __init__(self, pod: _Optional[int] = ..., running: _Optional[_Iterable[int]] = ..., ended: _Optional[_Iterable[_Union[EndedWorker, _Mapping]]] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class StopWorker(_message.Message):
     __slots__ = ("id", "grace_s")

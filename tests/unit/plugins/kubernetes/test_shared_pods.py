@@ -46,7 +46,7 @@ class Job:
 
     def __init__(self, folder: Path) -> None:
         self.machine = Machine(folder)
-        self.launcher = SharedPods(self.machine, per_pod=2)
+        self.launcher = SharedPods(self.machine, per_pod=2, incarnation="new")
         self.reports: list[pb.PodReportRequest] = []
         self.exits: list[ProcessExit] = []
         handlers = {"PodReport": lambda request, _: self._report(request)}
@@ -164,8 +164,19 @@ def test_a_worker_that_hangs_or_is_not_known_is_ended_by_force(job: Job) -> None
     job.launcher.stop("worker", 1, grace_s=0.0)
     [end] = job.next_exits()
     assert (end.id, end.signal) == (1, 9)
-    answer = job.launcher.report(pb.PodReportRequest(pod=0, running=[0, 9]))
+    request = pb.PodReportRequest(pod=0, incarnation="new", running=[0, 9])
+    answer = job.launcher.report(request)
     assert (list(answer.run), [(s.id, s.grace_s) for s in answer.stop]) == ([0], [(9, 0.0)])
+
+
+def test_a_pod_of_an_earlier_incarnation_has_to_leave(job: Job) -> None:
+    """A master that lost the state numbers its workers from 0 again."""
+    job.start(0, 0)
+    job.begun(0)
+    late = pb.PodReportRequest(pod=0, incarnation="old", running=[7])
+    late.ended.add(id=0, code=1)
+    assert job.launcher.report(late) == pb.PodReportResponse(leave=True)
+    assert not [each for each in job.launcher.poll() if isinstance(each, ProcessExit)]
 
 
 def test_an_end_is_told_until_it_is_heard_and_counts_once(job: Job) -> None:

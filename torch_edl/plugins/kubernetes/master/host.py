@@ -125,7 +125,9 @@ class ClusterHost(Host):
         api = Api.in_cluster(self._namespace)
         pods = KubernetesLauncher(api, job=config.name, incarnation=incarnation, manifest=manifest)
         per_pod = self.workers_per_pod(config)
-        return SharedPods(pods, per_pod=per_pod) if per_pod > 1 else pods
+        if per_pod == 1:
+            return pods
+        return SharedPods(pods, per_pod=per_pod, incarnation=incarnation)
 
     def temporary(self, config: JobConfig) -> Path:
         return shared_paths.temporary(config, JobFolder(config.name).dir)

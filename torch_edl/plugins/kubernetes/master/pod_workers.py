@@ -50,13 +50,17 @@ class PodWorkers:
 
     Args:
         pod: number of the pod.
+        incarnation: incarnation of the job's state in which the pod was made.
         module: module that a worker runs.
         stub: client of the master.
         away_s: seconds without an answer of a master after which this process exits.
     """
 
-    def __init__(self, pod: int, module: str, stub: Stub, *, away_s: float) -> None:
-        self._pod, self._module, self._stub, self._away_s = pod, module, stub, away_s
+    def __init__(
+        self, pod: int, incarnation: str, module: str, stub: Stub, *, away_s: float
+    ) -> None:
+        self._pod, self._incarnation, self._module = pod, incarnation, module
+        self._stub, self._away_s = stub, away_s
         # Guards the last lines, which the threads of the workers write.
         self._lock = threading.Lock()
         self._last_lines: dict[int, bytes] = {}
@@ -85,7 +89,7 @@ class PodWorkers:
         try:
             while not (self._signals.count or self._leaves):
                 if time.monotonic() - self._heard_at > self._away_s:
-                    log.error("the master is gone, and nobody has started it again")
+                    log.error("no answer of a master for %g s: this pod ends", self._away_s)
                     return 1
                 self._turn(time.monotonic())
                 with contextlib.suppress(queue.Empty):
@@ -111,7 +115,9 @@ class PodWorkers:
             self._call.add_done_callback(lambda _: self._wake())
 
     def _report(self) -> pb.PodReportRequest:
-        request = pb.PodReportRequest(pod=self._pod, running=sorted(self._running))
+        request = pb.PodReportRequest(
+            pod=self._pod, incarnation=self._incarnation, running=sorted(self._running)
+        )
         with self._lock:
             for id in sorted(self._untold):
                 text = self._last_lines.get(id, b"").decode("utf-8", "replace").strip()
@@ -168,11 +174,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the workers of a pod; see :meth:`PodWorkers.run` for the exit code."""
     parser = argparse.ArgumentParser(prog="torch_edl.plugins.kubernetes.master.pod_workers")
     parser.add_argument("--pod", type=int, required=True)
+    parser.add_argument("--incarnation", required=True)
     parser.add_argument("--module", required=True)
     args = parser.parse_args(argv)
     setup_logging("pod", args.pod)
     stub = Stub(services.PODS, os.environ[ENV_MASTER], os.environ.get(ENV_TOKEN, ""))
-    workers = PodWorkers(args.pod, args.module, stub, away_s=master_away_s())
+    away_s = master_away_s()
+    workers = PodWorkers(args.pod, args.incarnation, args.module, stub, away_s=away_s)
     try:
         return workers.run()
     finally:

@@ -67,11 +67,12 @@ class SharedPods:
     Args:
         pods: launcher that creates a pod for each process.
         per_pod: maximum number of workers of a pod.
+        incarnation: incarnation of the job's state; pods of another one have to leave.
     """
 
-    def __init__(self, pods: Launcher, *, per_pod: int) -> None:
+    def __init__(self, pods: Launcher, *, per_pod: int, incarnation: str) -> None:
         self._launcher = pods
-        self._per_pod = per_pod
+        self._per_pod, self._incarnation = per_pod, incarnation
         self._lock = threading.Lock()
         self._pods: dict[int, _Pod] = {}
         self._where: dict[tuple[str, int], int] = {}  # also of processes that have ended
@@ -89,6 +90,7 @@ class SharedPods:
             if pod is None:
                 place = spec.slot // self._per_pod
                 words = ["--pod", str(spec.id), "--module", spec.module]
+                words += ["--incarnation", self._incarnation]
                 self._launcher.start(replace(spec, module=MODULE, args=words, slot=place))
                 pod = self._pods[spec.id] = _Pod(spec.id)
             pod.members[spec.id] = _Member(_WORKER, spec.id)
@@ -175,7 +177,8 @@ class SharedPods:
         """Process the report of a pod, and return which workers to run and to stop. Thread-safe."""
         with self._lock:
             pod = self._pods.get(request.pod)
-            if pod is None:
+            # A master that lost the state numbers its pods from 0 again.
+            if pod is None or request.incarnation != self._incarnation:
                 return pb.PodReportResponse(leave=True)
             for ended in request.ended:
                 member = pod.members.pop(ended.id, None)
