@@ -54,6 +54,7 @@ def _take_back(job: ManagedJob, server: ServerProcess, marks: Watermarks, now: f
     workers = [job.fleet.worker(member.id) for member in job.members]
     if any(worker is None or worker.ready for worker in workers):
         # Their pushes may retire the tasks of these records.
+        job.tasks.ledger.add("lost", server.shard, lacks)
         text = f"{text}, and shard {server.shard} goes on without them"
         job.lifecycle.note("error", f"{text}; --fsync always loses none", now)
         return

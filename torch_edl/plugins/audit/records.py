@@ -31,24 +31,27 @@ def read(folder: Path, *, tries: int = 1) -> Records:
         tries: number of times that it is read until there is no problem. Above 1 for a running job,
             whose master may write between two reads.
     """
-    found = _read(folder)
+    runs, found = tries > 1, _read(folder, runs=tries > 1)
     while found.problems and (tries := tries - 1) > 0:
-        found = _read(folder)
+        found = _read(folder, runs=runs)
     return found
 
 
-def _read(folder: Path) -> Records:
-    path, found = folder / "tasks.jsonl", Records()
+def _read(folder: Path, *, runs: bool) -> Records:
+    path, found, text, exists = folder / "tasks.jsonl", Records(), "", True
     try:
         text = path.read_bytes().decode("utf-8", "replace")
+    except FileNotFoundError:
+        exists = False
     except OSError as error:
-        text = ""
-        found.problems.append(f"{path}: {error.strerror}: the job has no ledger")
+        found.problems.append(f"{path}: {error.strerror}: the ledger cannot be read")
     lines = text.split("\n")
     if lines[-1]:
         place = f"{path}, line {len(lines)}"
         found.problems.append(f"{place}: cut: the file ends within the line")
     stored = _stored(folder, found.problems)
+    if not (exists or stored or runs):  # a state knows whether there are lines
+        found.problems.append(f"{path}: no such file: the job has no ledger")
     hashes = _chain(path, lines[:-1], found)
     if stored is not None:
         _compare(path, stored, hashes, found)

@@ -123,6 +123,9 @@ def _apply(job: Replay, entry: list[Any], line: int, rewound: bool) -> str:
         case ["ring", int(number), list(workers)]:
             place = None if rewound else job.place
             job.rings.append((number, [int(worker) for worker in workers], place))
+        case ["lost", int(shard), int(records)]:
+            lost = f"shard {shard} of the model lost {records:,} records with its server's machine"
+            return f"{lost}, and training went on without them; --fsync always loses none"
         case ["end", str(state), int(total)]:
             job.end = (state, total)
         case _:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from master.state.work.progress import without_lost
@@ -67,3 +69,6 @@ def test_workers_that_live_may_say_that_the_tasks_are_over() -> None:
     register(w, Watermarks(1, {1: 4, 2: 2}))
     assert w.job.done()[0] == done
     assert w.said("--fsync always", "error")
+    w.job.tasks.ledger.close_line(0.0, "", 0, 0)
+    line = json.loads(w.job.tasks.ledger.to_state()["lines"][-1])
+    assert line["entries"][-1] == ["lost", 1, 2], "an audit finds it"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from master.runtime.store import SqliteStore
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.plugins.audit.ledger import TaskLedger
 from torch_edl.plugins.audit.ledger_file import LedgerFile
@@ -65,6 +66,26 @@ def test_the_file_of_a_master_that_died_is_repaired(tmp_path: Path) -> None:
     assert (found.lines, found.problems) == (2, [])
 
 
+def test_a_job_that_began_nothing_has_no_file(tmp_path: Path) -> None:
+    assert "no ledger" in read(tmp_path).problems[0]
+    assert not read(tmp_path, tries=2).problems, "its master has stored nothing yet"
+    store, ledger = SqliteStore(tmp_path / "state.sqlite"), TaskLedger()
+
+    def keep() -> None:
+        state = json.dumps({"ledger": ledger.to_state()}).encode()
+        store.commit(
+            {"state": state}, {"state": entry.revision if (entry := store.get("state")) else 0}
+        )
+
+    keep()
+    assert not read(tmp_path).problems
+    ledger.begin(TaskSpace([Shard("a", 10)], 2))
+    ledger.close_line(1.0, "", 5, 0)
+    ledger.close_line(1.0, "", 5, 1)  # the file had the line, and was removed
+    keep()
+    assert "lines 1 to 1 are missing" in read(tmp_path).problems[0]
+
+
 def test_a_full_disk_keeps_lines_in_the_store(tmp_path: Path) -> None:
     ledger = _ledger()
     file = LedgerFile(tmp_path / "missing" / "tasks.jsonl", anew=True)
@@ -86,6 +107,7 @@ def test_a_full_disk_keeps_lines_in_the_store(tmp_path: Path) -> None:
         ([["done", 0, 0, "1"], ["back", 0, 1, 0, 0, "released"]], "returned .* after it was done"),
         ([["position", 0, 9, 9, 0, 0], ["position", 0, 8, 9, 0, 0]], "the ring went back"),
         ([["position", 1, 9, 9, 9, 0], ["position", 0, 9, 9, 0, 0]], "the ring went back"),
+        ([["done", 0, 0, "1"], ["lost", 1, 6], ["done", 0, 0, "2"]], "shard 1 .* lost 6 records"),
         ([["done", 0]], "not an entry"),
     ],
 )
