@@ -96,6 +96,12 @@ def test_no_redirect_and_no_proxy_is_followed(url: str, monkeypatch: pytest.Monk
     assert EndpointNotice(url + GOOGLE).look()
 
 
+@pytest.mark.parametrize("url", ["http://a..b/x", "http://["])
+def test_a_url_that_cannot_be_asked_is_an_error(url: str) -> None:
+    with pytest.raises(OSError, match="no HTTP"):
+        EndpointNotice(url).look()
+
+
 def test_a_service_that_does_not_answer_is_an_error() -> None:
     with pytest.raises(OSError, match="refused"):
         EndpointNotice(f"http://127.0.0.1:{free_port()}/").look()

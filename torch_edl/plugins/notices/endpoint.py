@@ -63,14 +63,14 @@ class EndpointNotice:
         Raises:
             OSError: no answer.
         """
-        request = urllib.request.Request(url, method=method, headers=dict(headers))
         try:
+            request = urllib.request.Request(url, method=method, headers=dict(headers))
             with self._open(request, timeout=_CALL_S) as answer:
                 return answer.status, answer.read(_MOST_BYTES)
         except urllib.error.HTTPError as error:
             error.close()
             return error.code, b""
-        except http.client.HTTPException as error:
+        except (http.client.HTTPException, ValueError) as error:  # ValueError: URL or header
             raise OSError(f"{url}: no HTTP: {error!r}") from error
 
 
