@@ -112,8 +112,14 @@ class PushBarrier:
         Args:
             move: number of a move of the model that begins, above those of earlier moves. The seal
                 of an earlier move is removed.
+
+        Raises:
+            HoldEndedError: the hold timed out or was released before all pushes had ended, or a
+                later move has begun.
         """
         with self._condition:
+            if 0 < move < self._move:
+                raise HoldEndedError(_replaced(move, self._move))
             if move > self._move:
                 self._move, self._sealed = move, False
             self._since = self._clock()
@@ -127,8 +133,11 @@ class PushBarrier:
             self._require_held(mine)
 
     def release(self, *, move: int = 0) -> None:
-        """End the hold, and remove the seal of a move that failed."""
+        """End the hold, and remove the seal of a move that failed. A move before the newest one has
+        neither."""
         with self._condition:
+            if 0 < move < self._move:
+                return
             if move and move == self._move:
                 self._sealed = False
             self._end()
@@ -152,8 +161,8 @@ class PushBarrier:
         with self._condition:
             mine = self._holds
             self._require_held(mine)
-            if move != (self._move if move else 0):
-                raise HoldEndedError(f"move {move}: {self._move} began after it")
+            if move and move != self._move:
+                raise HoldEndedError(_replaced(move, self._move))
             self._targets = targets
             self._condition.notify_all()
             while not reached():
@@ -166,14 +175,21 @@ class PushBarrier:
                 self._condition.wait()
         try:
             yield lambda: self._clock() - self._since
-            self._sealed = self._sealed or bool(move)
+            with self._condition:
+                self._sealed = self._sealed or 0 < move == self._move
         finally:
             with self._condition:
                 self._alone = False
-                self._end()
+                if mine == self._holds:
+                    self._end()
+                self._condition.notify_all()
 
     def _require_held(self, hold: int) -> None:
         if not self._held() or hold != self._holds:
             raise HoldEndedError(
-                "no hold is in force: it timed out or was released; hold again, with more time"
+                "no hold is in force: it timed out or was released; the master tries again"
             )
+
+
+def _replaced(move: int, newest: int) -> str:
+    return f"move {move} of the model: move {newest} has replaced it"

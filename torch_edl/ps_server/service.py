@@ -260,6 +260,7 @@ class PserverService:
 
     def _get_watermarks(self, request: pb.GetWatermarksRequest) -> pb.GetWatermarksResponse:
         received = self._shard.watermarks(received=True)
+        self._wait_durable()  # the records up to an offset are not sent again
         return pb.GetWatermarksResponse(offsets=map(received.offset, request.task_ids))
 
     def _hold(self, request: pb.HoldRequest) -> pb.HoldResponse:

@@ -65,22 +65,21 @@ class SteadyState:
             return None
         if self._known != (dense, len(shard.tables)):
             self._learn()
+        calls = self._calls
         if self._reads_disk and most_bytes < MAX_CALL_BYTES:  # in the thread that receives
             return None
-        call = self._calls.open(pieces, memory, most_bytes)
+        call = calls.open(pieces, memory, most_bytes)
         if call is None:
             return None
         if not call.is_pull:
-            return self._push(call)
+            return self._push(calls, call)
         # Read before the parameters: they may be newer than the version, but never older.
         version = shard.version
         if not dense.lock.acquire(blocking=False):
             return None
         held = [dense.lock]
         try:
-            content = self._calls.answer_pull(
-                call, version, dense.flat, lambda: held.pop().release()
-            )
+            content = calls.answer_pull(call, version, dense.flat, lambda: held.pop().release())
         finally:
             for lock in held:
                 lock.release()
@@ -90,16 +89,17 @@ class SteadyState:
         """Learn the layout of the shard."""
         dense, tables = self._shard.dense, dict(self._shard.tables)
         assert dense is not None
-        self._calls = _core.ShardCalls(*self._arguments)
+        calls = _core.ShardCalls(*self._arguments)
         groups = len(dense.optimizers.rates([]))
-        self._calls.set_dense(dense.flat.size, dense.trained, groups)
+        calls.set_dense(dense.flat.size, dense.trained, groups)
         for name, table in tables.items():
-            self._calls.add_table(name, table, table.core)
+            calls.add_table(name, table, table.core)
         self._reads_disk = any(table.on_disk for table in tables.values())
+        self._calls = calls  # complete: other threads use it
         self._known = dense, len(tables)
 
-    def _push(self, call: _core.ShardCall) -> Quick | None:
-        found = self._calls.decode_push(call)
+    def _push(self, calls: _core.ShardCalls, call: _core.ShardCall) -> Quick | None:
+        found = calls.decode_push(call)
         if found is None:
             return None
         number, range_, version, retired_before, rates, dense, tables, message, lent = found

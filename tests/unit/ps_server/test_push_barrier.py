@@ -230,6 +230,31 @@ def test_a_cut_of_an_earlier_move_seals_nothing(gate: PushBarrier) -> None:
         pass
 
 
+def test_late_calls_of_an_earlier_move_have_no_effect(gate: PushBarrier) -> None:
+    gate.hold(10, move=6)
+    with pytest.raises(HoldEndedError):
+        gate.hold(10, move=5)
+    gate.release(move=5)
+    assert gate.is_held()
+    with gate.cut(Watermarks(), lambda: True, move=6):
+        pass
+
+
+def test_a_move_that_begins_during_the_cut_of_another_one_is_not_sealed_by_it(
+    gate: PushBarrier,
+) -> None:
+    gate.hold(10, move=5)
+    with gate.cut(Watermarks(), lambda: True, move=5):
+        gate.hold(10, move=6)
+    assert gate.is_held()
+    push = Push(gate, 7, 64)
+    push.go.set()
+    with gate.cut(Watermarks(0, {7: 64}), push.inside.is_set, move=6):
+        pass
+    push.finish()
+    assert push.error is None
+
+
 def test_a_cut_that_fails_seals_nothing(gate: PushBarrier) -> None:
     gate.hold(10, move=5)
     with pytest.raises(OSError, match="full"), gate.cut(Watermarks(), lambda: True, move=5):

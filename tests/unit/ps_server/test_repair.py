@@ -144,7 +144,7 @@ def test_later_servers_know_what_is_lost(life: Life, sequence: int, compacted: b
 @pytest.mark.parametrize("sequence", [1, 2])
 def test_nothing_goes_on_without_the_description_of_the_model(life: Life, sequence: int) -> None:
     life.damage(sequence)
-    with pytest.raises(JournalDamagedError, match="no shard can do without the description"):
+    with pytest.raises(JournalDamagedError, match="the first records describe the model"):
         life.open(repair=True)
 
 

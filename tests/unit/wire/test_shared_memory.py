@@ -196,6 +196,9 @@ def test_memory_of_a_client_that_has_ended_is_released() -> None:
     memories.attach(b"second", pb.AttachMemoryRequest(pid=os.getpid(), file=other.file))
     assert memories.find(b"first") is None
     assert memories.find(b"second") is not None
+    del other
+    memories.release_ended()
+    assert memories.find(b"second") is None
 
 
 def test_the_size_of_memory_cannot_change() -> None:

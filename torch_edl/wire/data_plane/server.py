@@ -46,6 +46,7 @@ _GONE_MS = 30_000
 _MORE = int(zmq.SNDMORE)
 _FLUSH_MS = 500  # time limit for sending the last answers
 _IO_THREADS = 4  # largest number of threads that copy and encrypt frames
+_RELEASE_S = 60  # time between two looks for clients that have ended
 _LARGE = 1 << 20  # bytes of a call that is large enough to move to another thread
 # If workers need the cores, one thread answers 1.4 times as many small calls as several threads,
 # which compete for the interpreter lock (measured with 3 clients on 2 cores).
@@ -176,9 +177,13 @@ class DataServer:
         poller.register(self._woken, zmq.POLLIN)
         if self._door is not None:
             poller.register(self._door.monitor, zmq.POLLIN)
+        released_at = time.monotonic()
         while not self._closing:
-            ready = dict(poller.poll())
+            ready = dict(poller.poll(_RELEASE_S * 1000))
             try:
+                if time.monotonic() - released_at >= _RELEASE_S:
+                    self._memories.release_ended()
+                    released_at = time.monotonic()
                 if self._door is not None and self._door.monitor in ready:
                     self._door.heed()
                 if self._woken in ready:

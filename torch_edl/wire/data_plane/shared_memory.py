@@ -3,7 +3,8 @@
 The client creates the memory of a connection, and reserves places for the frames of its calls and
 of the answers. Both sides then read and write the frames in place, and only messages are sent. The
 memory of a lost connection is never used again, so a server that still writes an answer there does
-no harm. It is a file without a name, and vanishes with the processes that use it.
+no harm. It is a file without a name, which the kernel frees when the client has ended and the
+server, within a minute, has released it.
 """
 
 from __future__ import annotations
@@ -100,20 +101,24 @@ class AttachedMemories:
         self._open: dict[bytes, tuple[str, int, _core.SharedMemory]] = {}
 
     def attach(self, sender: bytes, request: pb.AttachMemoryRequest) -> None:
-        """Map the memory of a client, and release those of clients that have ended.
+        """Map the memory of a client.
 
         Raises:
             UsageError: the memory cannot be opened, or is not sealed.
         """
-        for other, (path, inode, _) in list(self._open.items()):
-            if _inode(path) != inode:
-                del self._open[other]
+        self.release_ended()
         path = f"/proc/{request.pid}/fd/{request.file}"
         try:
             memory = _core.SharedMemory.open(path)
         except (OSError, ValueError) as error:
             raise UsageError(f"the memory of the client: {error}") from None
         self._open[sender] = path, _inode(path), memory
+
+    def release_ended(self) -> None:
+        """Release the memories of clients that have ended."""
+        for other, (path, inode, _) in list(self._open.items()):
+            if _inode(path) != inode:
+                self._open.pop(other, None)  # another thread may do the same
 
     def find(self, sender: bytes) -> _core.SharedMemory | None:
         """Return the memory of a client; None if it shares none."""

@@ -23,6 +23,7 @@ from tests.unit.ps_server.durability.replicas import (
     until,
 )
 from tests.waiting import HANG_S
+from torch_edl.config import TrainConfig
 from torch_edl.errors import StaleIncarnationError, StateLostError, UsageError
 from torch_edl.ps_server.durability import peer as peer_log
 from torch_edl.ps_server.durability import transfer
@@ -33,6 +34,8 @@ from torch_edl.ps_server.durability.records import (
     LogEntry,
     pack,
 )
+from torch_edl.ps_server.service import PserverService
+from torch_edl.ps_server.shard import ModelShard
 from torch_edl.wire import pserver_pb2
 from torch_edl.wire import replica_pb2 as pb
 from torch_edl.wire.codec import Framed
@@ -64,6 +67,34 @@ def test_nothing_is_acknowledged_before_the_master_knows_that_there_is_a_copy(jo
     beat(log, peer)
     thread.join(HANG_S)
     assert not thread.is_alive()
+
+
+def test_watermarks_are_told_when_their_pushes_are_durable(job: Job) -> None:
+    """Nobody sends the records up to a watermark again."""
+    log, peer = job.settled()
+    shard = ModelShard(TrainConfig(), None, lambda: pytest.fail("half-way"), log=log)
+    fence = pserver_pb2.Fence(job="job", incarnation=1)
+    service = PserverService(shard, fence=fence, stem="", log=log)
+    sgd = pserver_pb2.OptimizerConfig(
+        kind="sgd", groups=[pserver_pb2.ParamGroup(hyper={"lr": 1.0})]
+    )
+    shard.initialize(pserver_pb2.PushDenseParametersRequest(optimizer=sgd))
+    log.wait_durable()
+    peer.gate.clear()
+    records = pserver_pb2.RecordRange(task_id=5, first=0, last=64)
+    shard.push(pserver_pb2.PushGradientsRequest(range=records))
+    request = pserver_pb2.GetWatermarksRequest(fence=fence, task_ids=[5])
+    told: list[int] = []
+    thread = threading.Thread(
+        target=lambda: told.extend(service.handlers()["GetWatermarks"](request, None).offsets)
+    )
+    thread.start()
+    thread.join(0.2)
+    assert not told
+    peer.gate.set()
+    thread.join(HANG_S)
+    assert told == [64]
+    service.close()
 
 
 def test_pushes_wait_for_a_peer_and_memory_is_bounded(job: Job) -> None:
