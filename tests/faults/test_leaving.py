@@ -179,7 +179,7 @@ def test_in_an_evaluation(start: Callable[..., ModelJob], tmp_path: Path) -> Non
     (pid,) = job.pids("worker")
     leave(job, pid)
     left(job, pid)
-    assert "not done after the grace period" not in job.report()
+    assert "unfinished after the grace period" not in job.report()
     job.check()
     assert job.summary()["metrics"]
 

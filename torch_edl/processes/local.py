@@ -112,7 +112,7 @@ class LocalLauncher:
             del self._running[role, id]
             code = child.code
             if code is None:
-                why = "only the master that started it could learn it, and that master is gone"
+                why = "an earlier master started the process, and only that one could learn it"
                 ended.append(ProcessExit(role=role, id=id, why=why))
             elif code < 0:
                 ended.append(ProcessExit(role=role, id=id, signal=-code))

@@ -215,7 +215,7 @@ class GracefulExit:
             over += grace_s
             time.sleep(max(0.0, over - time.monotonic()))
         # Unfinished work is abandoned: the master notices the exit and reassigns the work.
-        text = f"not done after the grace period of {grace_s:g} s: leaving without what is in hand"
+        text = f"unfinished after the grace period of {grace_s:g} s: other workers do the rest"
         text = f"{self.notice or 'SIGTERM'}: {text}" if grace_s > 0 else ""
         words = threading.Thread(target=_last_words, args=(text,), daemon=True)
         words.start()

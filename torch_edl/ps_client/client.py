@@ -72,7 +72,7 @@ class Pending(Generic[T]):
             ServersLostError: the model has a new incarnation, or a server is unreachable.
             UsageError: a server rejected the request; the message contains the reason.
         """
-        for call in self._calls:  # first, so that lost servers are searched together
+        for call in self._calls:  # all first, so that failed calls are repeated at the same time
             call.settle()
         return self._combine([call.result() for call in self._calls])
 

@@ -115,7 +115,7 @@ class Call:
 
 
 class ShardConnection:
-    """Calls the server of one shard, in the order of the calls.
+    """Calls the server of one shard. Calls are sent in order; a repeated call may come later.
 
     A call with frames is sent at once, and the thread that waits for its answer receives it. All
     other calls, and calls without an answer, are made one by one in a thread of the connection.

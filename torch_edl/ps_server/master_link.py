@@ -118,8 +118,8 @@ class MasterLink:
         self.beat()
 
     def leave(self, signals: Iterable[signal.Signals], *, within_s: float) -> None:
-        """Serve on, after a signal to end, for as long as the master wants, ``within_s`` seconds at
-        most, or until another signal."""
+        """Continue to serve after a signal to end, until the master lets this server go, a
+        heartbeat is not answered, another signal comes, or ``within_s`` seconds have passed."""
         self.leaving = True
         deadline = time.monotonic() + within_s
         while self.beat() and time.monotonic() < deadline:
@@ -152,7 +152,7 @@ class MasterLink:
             log.debug("heartbeat: %s", error.code())
             if self._absence.failed() > MASTER_AWAY_S:
                 # No process is left that would end this one.
-                log.error("the master is gone, and nobody has started it again")
+                log.error("no answer of a master for %g s: this server ends", MASTER_AWAY_S)
                 end_own_group()
             return False
         self._absence.answered()

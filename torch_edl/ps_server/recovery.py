@@ -63,7 +63,9 @@ def _lose(shard: ModelShard, first: int, records: int, damage: Damage) -> None:
     if not records:
         return
     if first <= _SET_UP:
-        raise JournalDamagedError(f"{damage.text}; no shard can do without the description of it")
+        raise JournalDamagedError(
+            f"{damage.text}; the first records describe the model, so nothing can be restored"
+        )
     shard.lost += records
 
 

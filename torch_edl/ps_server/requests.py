@@ -211,7 +211,7 @@ def require_same_table(given: pb.EmbeddingTableInfo, first: pb.EmbeddingTableInf
     if not _alike(first, given):
         raise UsageError(
             f"table {given.name}: not the first worker's; that one is {_line(first)}, this one "
-            f"{_line(given)}"
+            f"{_line(given)}; run the same model in all workers"
         )
 
 

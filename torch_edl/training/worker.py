@@ -200,7 +200,7 @@ def _work(master: MasterSession, functions: UserFunctions | None) -> int:
 
 def _end_alone() -> None:
     """End this process and its children, since the master that would stop them is lost."""
-    log.error("the master is gone, and nobody has started it again")
+    log.error("no answer of a master for too long: this worker ends")
     logging.shutdown()
     end_own_group()
 

@@ -179,7 +179,9 @@ class KubernetesLauncher:
         for late in self._pods.values():
             if late.forget_at is not None and now >= late.forget_at:
                 late.forget_at = None
-                log.warning("pod %s has not ended in time: it is forgotten", late.name)
+                log.warning(
+                    "pod %s did not end in time: deleting it without its grace period", late.name
+                )
                 self._delete(late.name, 0.0)
         return events
 
@@ -316,7 +318,9 @@ class KubernetesLauncher:
         del self._pods[pod.name]
         return [
             ProcessRefused(role=pod.role, id=pod.id, why=str(error)),
-            ProcessExit(role=pod.role, id=pod.id, why="it has no pod", own_fault=False),
+            ProcessExit(
+                role=pod.role, id=pod.id, why="its pod could not be created", own_fault=False
+            ),
         ]
 
     def _blind(self, error: ClusterError) -> list[ProcessEvent]:
@@ -384,7 +388,9 @@ class KubernetesLauncher:
         elif not state.ended and state.name not in self._deleted:
             self._deleted.add(state.name)
             if not state.deleting:
-                log.warning("pod %s is of an earlier life of the job: deleting it", state.name)
+                log.warning(
+                    "pod %s is of an earlier incarnation of the job: deleting it", state.name
+                )
                 self._delete(state.name, 0.0)
 
     def _tell(self, pod: _Pod, event: ProcessEvent) -> list[ProcessEvent]:

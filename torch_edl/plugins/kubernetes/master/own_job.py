@@ -125,7 +125,9 @@ class OwnJob:
                 return
             self._api.create(self._next_pod(spec["template"]))
         except ClusterError as error:
-            log.warning("the Job makes the next master's pod after a pause: %s", error)
+            log.warning(
+                "the Job creates the next master's pod, after its back-off delay: %s", error
+            )
 
     def _adopt(self) -> None:
         """Set the owner of the job's objects, which a user applied before the Job had a uid."""
