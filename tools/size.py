@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-CORE_LINES = 57_402
+CORE_LINES = 57_405
 MODULE_LINES = 400
 
 

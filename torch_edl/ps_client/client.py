@@ -289,7 +289,10 @@ class PsClient:
         """
         if self._resolve is None or newest <= self.newest:
             return
-        cluster = self._resolve(0, 0)
+        try:
+            cluster = self._resolve(0, 0)
+        except ServersLostError:  # of the master: calls to servers notice it, too
+            return
         if cluster.incarnation != self._model:
             self.close(ServersReplacedError)
         for connection, server in zip(self._connections, cluster.servers, strict=False):

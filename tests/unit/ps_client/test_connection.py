@@ -13,6 +13,7 @@ import pytest
 from tests.unit.ps_server.conftest import TOKEN, launch
 from tests.waiting import HANG_S
 from torch_edl.errors import ServersLostError, ServersReplacedError, UsageError
+from torch_edl.ps_client.client import PsClient
 from torch_edl.ps_client.connection import ShardConnection
 from torch_edl.wire import master_pb2
 from torch_edl.wire import pserver_pb2 as pb
@@ -208,3 +209,23 @@ def test_a_server_without_a_socket_in_sight_is_unavailable(start, connect, endpo
     server.data_plane = endpoint
     with pytest.raises(ServersLostError, match="UNAVAILABLE: no connection to"):
         connect(server).call(ASK, timeout_s=HANG_S).result()
+
+
+def test_news_of_a_server_do_not_fail_without_the_master() -> None:
+    """They come in the thread of the heartbeats."""
+    known = master_pb2.Server(address="127.0.0.1:1", data_plane="ipc:///nowhere", incarnation=3)
+
+    def resolve(shard: int, incarnation: int) -> master_pb2.Cluster:
+        raise ServersLostError("master: UNAVAILABLE: gone")
+
+    client = PsClient(
+        master_pb2.Cluster(incarnation=MODEL, servers=[known]),
+        job="j",
+        token=TOKEN,
+        resolve=resolve,
+    )
+    try:
+        client.follow(4)
+        assert client.newest == 3
+    finally:
+        client.close()
