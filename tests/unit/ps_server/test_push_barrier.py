@@ -49,6 +49,16 @@ def move(gate: PushBarrier, number: int) -> None:
         pass
 
 
+def cut_after_a_push(gate: PushBarrier, number: int) -> None:
+    """The cut of a move that names a push which waits."""
+    push = Push(gate, 7, 64)
+    push.go.set()
+    with gate.cut(Watermarks(0, {7: 64}), push.inside.is_set, move=number):
+        pass
+    push.finish()
+    assert push.error is None
+
+
 def in_thread(call: Callable[[], object]) -> threading.Thread:
     thread = threading.Thread(target=call)
     thread.start()
@@ -211,12 +221,7 @@ def test_the_cut_of_the_next_move_admits_what_it_names(gate: PushBarrier) -> Non
     """Another server may have gone on after the move that failed."""
     move(gate, 5)
     gate.hold(10, move=6)
-    push = Push(gate, 7, 64)
-    push.go.set()
-    with gate.cut(Watermarks(0, {7: 64}), push.inside.is_set, move=6):
-        pass
-    push.finish()
-    assert push.error is None
+    cut_after_a_push(gate, 6)
     with pytest.raises(StaleIncarnationError), gate.passing(7, 64):
         pass
 
@@ -247,12 +252,7 @@ def test_a_move_that_begins_during_the_cut_of_another_one_is_not_sealed_by_it(
     with gate.cut(Watermarks(), lambda: True, move=5):
         gate.hold(10, move=6)
     assert gate.is_held()
-    push = Push(gate, 7, 64)
-    push.go.set()
-    with gate.cut(Watermarks(0, {7: 64}), push.inside.is_set, move=6):
-        pass
-    push.finish()
-    assert push.error is None
+    cut_after_a_push(gate, 6)
 
 
 def test_a_cut_that_fails_seals_nothing(gate: PushBarrier) -> None:

@@ -138,13 +138,18 @@ def test_a_restarted_master_leaves_the_ring_alone() -> None:
     assert w.said("worker-0 declared lost: no heartbeat for 10 s")
 
 
-def test_what_found_the_restarted_master_and_falls_silent_is_lost_as_ever() -> None:
+def ring_of_two_machines() -> World:
     w = script(workers=4)
     w.agent("a")
     w.agent("b", pid=2)
     w.register(11, node="a")
     w.register(21, node="b")
     w.ring(0, 1)
+    return w
+
+
+def test_what_found_the_restarted_master_and_falls_silent_is_lost_as_ever() -> None:
+    w = ring_of_two_machines()
     w = w.restart(now=w.now + 1000)
     w.tick(1)
     w.beat(1)
@@ -173,12 +178,7 @@ def test_an_agent_that_is_silent_stays_while_its_workers_are_heard() -> None:
 
 
 def test_a_silent_agent_is_declared_lost_with_its_workers() -> None:
-    w = script(workers=4)
-    w.agent("a")
-    w.agent("b", pid=2)
-    w.register(11, node="a")
-    w.register(21, node="b")
-    w.ring(0, 1)
+    w = ring_of_two_machines()
     for _ in range(4):
         w.tick(TIMEOUT_S / 3)
         w.beat(0)
