@@ -71,11 +71,8 @@ class Failover:
     def tick(
         self, now: float, counts_silence: Callable[[float, float], bool]
     ) -> Sequence[FailoverEvent]:
-        """Declare servers lost that are silent or do not begin to run.
-
-        Args:
-            counts_silence: see :meth:`.Lifecycle.counts_silence`.
-        """
+        """Declare servers lost that do not begin to run, and silent ones if
+        :meth:`.Lifecycle.counts_silence` is true for them."""
         events: list[FailoverEvent] = []
         servers = self._fleet.servers
         for process, s in servers.silent(now, self._timeout_s):

@@ -216,14 +216,24 @@ class AgentProcess(Participant):
 
 
 @dataclass
-class SpareProcess(Process):
+class _HeardProcess(Process):
+    """A process whose silence is noticed."""
+
+    heard_at: float | None = None
+    """Time of the last heartbeat or poll; None before the first."""
+
+    @property
+    def last_sign(self) -> float:
+        """Time of the last heartbeat or poll; of the start before the first."""
+        return self.started_at if self.heard_at is None else self.heard_at
+
+
+@dataclass
+class SpareProcess(_HeardProcess):
     """A worker process without a worker slot; see :mod:`master.state.workforce.spares`."""
 
     role: ClassVar[str] = "worker"
     kind: ClassVar[str] = "spare"
-
-    heard_at: float | None = None
-    """Time of the last poll; None before the first."""
 
     @property
     def may_be_overdue(self) -> bool:
@@ -232,8 +242,7 @@ class SpareProcess(Process):
     def is_overdue(self, now: float) -> bool:
         if self.state == STARTING:
             return now - self.started_at >= _REGISTER_S
-        heard_at = self.started_at if self.heard_at is None else self.heard_at
-        return self.state == RUNNING and now - heard_at >= _SILENT_S
+        return self.state == RUNNING and now - self.last_sign >= _SILENT_S
 
     def take_slot(self, now: float) -> WorkerProcess:
         """Return the worker that this process is from now on."""
@@ -242,7 +251,7 @@ class SpareProcess(Process):
 
 
 @dataclass
-class ServerProcess(Process):
+class ServerProcess(_HeardProcess):
     """A parameter server."""
 
     role: ClassVar[str] = "ps"
@@ -255,8 +264,6 @@ class ServerProcess(Process):
     """Address of the server; empty before the server listens."""
     data_plane: str = ""
     """Address at which a server answers pulls and pushes; empty if it is :attr:`address`."""
-    heard_at: float | None = None
-    """Time of the last heartbeat; None before the first."""
     problem: str = ""
     """Reason why the server rejects pushes; empty if it accepts them."""
     keeper: int = 0
@@ -269,11 +276,6 @@ class ServerProcess(Process):
     """True for a server that a worker or spare process became."""
     started_as: str = ""
     """Name of the process when it was started; empty if it is the current name."""
-
-    @property
-    def last_sign(self) -> float:
-        """Time of the last heartbeat; of the start before the first."""
-        return self.started_at if self.heard_at is None else self.heard_at
 
     def take_over(self, process: Process) -> None:
         """Take over the process of a worker or a spare."""

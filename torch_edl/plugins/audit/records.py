@@ -31,7 +31,8 @@ def read(folder: Path, *, tries: int = 1) -> Records:
         tries: number of times that it is read until there is no problem. Above 1 for a running job,
             whose master may write between two reads.
     """
-    runs, found = tries > 1, _read(folder, runs=tries > 1)
+    runs = tries > 1
+    found = _read(folder, runs=runs)
     while found.problems and (tries := tries - 1) > 0:
         found = _read(folder, runs=runs)
     return found
