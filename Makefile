@@ -37,12 +37,11 @@ quickstart: install  ## Trains handwritten digits on 2 servers and 2 workers, an
 test: install-all lint  ## All tests but the storms
 	$(BIN)/python -m pytest -m 'not slow' -n 3 --dist loadfile --no-loadscope-reorder
 
-lint: install-all proto-check  ## ruff, mypy --strict, the import contracts, the size of the core
+lint: install-all proto-check  ## ruff, mypy --strict, the import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python tools/size.py
 
 test-kubernetes: install-all  ## Jobs on a cluster: KUBECONFIG=FILE IMAGE=NAME, or the tests' own one
 	EDL_TEST_KUBECONFIG=$(KUBECONFIG) EDL_TEST_IMAGE=$(IMAGE) \
