@@ -18,6 +18,7 @@ import hashlib
 import json
 import logging
 import os
+import stat
 import time
 import weakref
 from pathlib import Path
@@ -36,6 +37,8 @@ _POLL_S = 0.05
 _MOST_BYTES = 1024
 _RUN_DIGITS = 16
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
+# Errors of opening a symbolic link, a folder, or a socket.
+_NO_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO)
 
 _held: weakref.WeakSet[Claim] = weakref.WeakSet()
 
@@ -47,10 +50,10 @@ def run_id(job: str, secret: str) -> str:
 
 
 def require_free(root: str | Path) -> None:
-    """Raise UsageError if a running job owns the directory of ``--checkpoint-dir``. Nothing is
-    written."""
+    """Raise UsageError if a running job owns the directory of ``--checkpoint-dir``, or if the
+    directory cannot be claimed. Nothing is written."""
     try:
-        file = os.open(Path(root) / OWNER_FILE, os.O_RDONLY)
+        file = _open(Path(root), "--checkpoint-dir ", os.O_RDONLY)
     except OSError:  # not claimed yet
         return
     try:
@@ -70,7 +73,8 @@ class Claim:
         option: option of the user that names the directory, for messages.
 
     Raises:
-        UsageError: another run owns the directory, and one of its processes is running.
+        UsageError: another run owns the directory, and one of its processes is running; or
+            ``.owner.json`` is a symbolic link or no file.
         OSError: the directory cannot be created or written.
     """
 
@@ -90,7 +94,7 @@ class Claim:
 
     def _take(self) -> None:
         self._root.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+        self._file = _open(self._root, self._option, os.O_RDWR | os.O_CREAT)
         try:
             while True:
                 if _run_in(self._file) == self.run and _lock(self._file, fcntl.LOCK_SH):
@@ -117,17 +121,23 @@ class Claim:
         Raises:
             CheckpointError: another run has taken over the directory.
         """
-        try:
-            if os.path.samestat(os.stat(self._path), os.fstat(self._file)):
-                owner = json.loads(self._path.read_bytes())
-                if owner["run"] == self.run:
-                    return
-                raise CheckpointError(
-                    f"{self._root}: belongs to the job {owner['job']} now, which was started with "
-                    f"this folder later; start {self._job} again with a folder of its own"
-                )
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
-            pass
+        owner: dict[str, object] = {}
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                # Opened again: a network file system may have cached the content of an open file.
+                file = _open(self._root, self._option, os.O_RDONLY)
+            except UsageError as error:
+                raise CheckpointError(str(error)) from None
+            with open(file, "rb") as same:
+                if os.path.samestat(os.fstat(same.fileno()), os.fstat(self._file)):
+                    owner = _owner(same.fileno())
+        if owner.get("run") == self.run:
+            return
+        if owner:
+            raise CheckpointError(
+                f"{self._root}: belongs to the job {owner.get('job')} now, which was started with "
+                f"this folder later; start {self._job} again with a folder of its own"
+            )
         # The user has removed the directory or its content.
         self.release()
         try:
@@ -154,6 +164,29 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+def _open(root: Path, option: str, flags: int) -> int:
+    """Return the open file of the owner. The folder may be reached through a symbolic link. The
+    file may not be one: this module would overwrite the beginning of the file at its end.
+
+    Raises:
+        UsageError: the name is that of a symbolic link, a folder, a pipe or a device.
+        OSError: the file does not exist or cannot be opened.
+    """
+    try:
+        # Without O_NONBLOCK, opening a pipe waits for its other end.
+        file = os.open(root / OWNER_FILE, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        if stat.S_ISREG(os.fstat(file).st_mode):
+            return file
+        os.close(file)
+    except OSError as error:
+        if error.errno not in _NO_FILE:
+            raise
+    raise UsageError(
+        f"{option}{root}: {OWNER_FILE} there is not a file of a job but a link, a folder, a pipe "
+        "or a device; remove it, or choose another folder"
+    )
 
 
 def _lock_exclusively(file: int, root: Path, option: str, unless: str = "") -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import shutil
 import uuid
@@ -111,7 +112,7 @@ def save(
             found = _own(directory, run, restored)
             if not anew or found.watermarks == manifest.watermarks:
                 return directory, _evaluated(directory, found, metrics, fence)
-        if directory.exists():  # left by a crash: without a manifest
+        if os.path.lexists(directory):  # left by a crash: without a manifest
             _remove(directory)
         rename(temporary, directory)
         return directory, manifest
@@ -244,7 +245,8 @@ def prune(newest: Path, keep: int, best: Path | None = None) -> None:
     incomplete folders.
 
     Folders after ``newest`` stay: one may be of a model that was lost before the job knew of the
-    checkpoint. A folder that cannot be removed is logged, and the next call tries again.
+    checkpoint. A symbolic link is removed, and its target stays: the user has moved the checkpoint
+    there. A folder that cannot be removed is logged, and the next call tries again.
     """
     folders = _folders(newest.parent)
     before = folders[: folders.index(newest)]
@@ -260,6 +262,10 @@ def prune(newest: Path, keep: int, best: Path | None = None) -> None:
 
 
 def _remove(directory: Path) -> None:
+    """Remove a folder, or a symbolic link without its target."""
+    if directory.is_symlink():
+        directory.unlink()
+        return
     # The manifest first: a folder that is partly removed must not look complete.
     (directory / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(directory)
@@ -272,7 +278,7 @@ def remove_leftovers(root: str | Path) -> None:
         gone = temporary_dir(root)
         with contextlib.suppress(OSError):
             rename(path, gone)  # atomic: a later commit of the folder fails
-            shutil.rmtree(gone, ignore_errors=True)
+            _remove(gone)
 
 
 def _folders(root: str | Path) -> list[Path]:

@@ -166,3 +166,41 @@ def test_a_checkpoint_of_another_run_is_not_taken_for_ones_own(tmp_path: Path) -
         layout.save(tmp_path, 3, write, run="r2")
     # A job that was resumed from it, and trained nothing.
     assert layout.save(tmp_path, 3, write, run="r2", restored=str(made))[1] == manifest
+
+
+@pytest.mark.parametrize("there", ["link", "dangling link", "pipe", "folder"])
+def test_a_name_of_the_claim_that_is_no_file_is_refused_and_not_followed(
+    tmp_path: Path, there: str
+) -> None:
+    victim, root = tmp_path / "victim", tmp_path / "checkpoints"
+    root.mkdir()
+    if there == "pipe":
+        os.mkfifo(root / claim.OWNER_FILE)
+    elif there == "folder":
+        (root / claim.OWNER_FILE).mkdir()
+    else:
+        (root / claim.OWNER_FILE).symlink_to(victim)
+        if there == "link":
+            victim.write_text("the bytes of another program")
+    for take in (lambda: require_free(root), lambda: Claim(root, job="j", run="r")):
+        with pytest.raises(UsageError, match=r"\.owner\.json there is not a file .*; remove it"):
+            take()
+    assert victim.exists() == (there == "link")
+    if there == "link":
+        assert victim.read_text() == "the bytes of another program"
+
+
+def test_a_claim_that_was_replaced_by_a_link_commits_nothing(tmp_path: Path) -> None:
+    root, victim = tmp_path / "checkpoints", tmp_path / "victim"
+    held = Claim(root, job="j", run="r")
+    (root / claim.OWNER_FILE).rename(victim)
+    (root / claim.OWNER_FILE).symlink_to(victim)
+    with pytest.raises(CheckpointError, match="not a file of a job"):
+        held.check()
+
+
+def test_the_folder_itself_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "checkpoints").symlink_to(tmp_path / "disk")
+    Claim(tmp_path / "checkpoints", job="j", run="r").check()
+    assert (tmp_path / "disk" / claim.OWNER_FILE).is_file()

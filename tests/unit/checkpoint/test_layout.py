@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -172,3 +173,40 @@ def test_a_process_that_was_replaced_adds_no_metrics(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="another job"):
         layout.save(tmp_path, 4, empty(steps=4), metrics={"auc": 0.5}, fence=fence)
     assert layout.read(folder).metrics == {}
+
+
+def test_an_archived_checkpoint_is_pruned_as_a_link_and_stays_where_it_is(tmp_path: Path) -> None:
+    root, archive = tmp_path / "checkpoints", tmp_path / "archive"
+    layout.save(root, 1, one_file)
+    shutil.move(layout.step_dir(root, 1), archive)
+    layout.step_dir(root, 1).symlink_to(archive)
+    newest, _ = layout.save(root, 2, one_file)
+    layout.prune(newest, keep=2)
+    assert layout.complete(root) == [layout.step_dir(root, 1), newest]  # a link is read
+    layout.prune(newest, keep=1)
+    assert [path.name for path in root.iterdir()] == [newest.name]
+    assert (layout.read(archive).steps, (archive / "a").read_bytes()) == (1, b"abc")
+
+
+def test_a_checkpoint_replaces_a_link_and_not_its_target(tmp_path: Path) -> None:
+    root, archive = tmp_path / "checkpoints", tmp_path / "archive"
+    layout.save(archive.parent, 1, one_file)[0].rename(archive)
+    for target in (archive, tmp_path / "nothing"):
+        root.mkdir(exist_ok=True)
+        layout.step_dir(root, 1).symlink_to(target)
+        layout.save(root, 1, lambda _: replace(empty()(root), watermarks=Watermarks(1)), anew=True)
+        assert not layout.step_dir(root, 1).is_symlink()
+        shutil.rmtree(root)
+    assert (archive / "a").read_bytes() == b"abc"
+
+
+def test_a_leftover_that_is_a_link_is_removed_and_not_its_target(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "file").touch()
+    root = tmp_path / "checkpoints"
+    root.mkdir()
+    layout.temporary_dir(root).symlink_to(other)
+    layout.remove_leftovers(root)
+    assert not list(root.iterdir())
+    assert (other / "file").exists()
