@@ -30,7 +30,7 @@ class KerasStep:
         on_nan: ``stop`` raises NanLossError, ``skip`` skips the minibatch.
         compiled: True: run the step as one graph (``tf.function``); False: run it eagerly.
         log_layers: glob pattern for names of layers whose outputs are logged periodically.
-        apart: context in which no other code draws random numbers of TensorFlow.
+        apart: returns a context in which ``feed`` draws no random numbers in another thread.
     """
 
     def __init__(
@@ -81,8 +81,7 @@ class KerasStep:
             NanLossError: the loss is not finite.
         """
         self._layers.begin()
-        with self._apart():
-            total, backward = self._in_graph(batch) if self._whole else self._eagerly(batch)
+        total, backward = self._in_graph(batch) if self._whole else self._eagerly(batch)
         value = float(total)
         if not math.isfinite(value):
             if self._on_nan == "stop":
@@ -126,8 +125,7 @@ class KerasStep:
 
         def backward() -> list[Any]:
             try:
-                with self._apart():
-                    return list(tape.gradient(total, self._trained.variables))
+                return list(tape.gradient(total, self._trained.variables))
             except Exception as error:
                 raise UserCodeError(f"the gradient raised {describe_error(error)}") from error
 

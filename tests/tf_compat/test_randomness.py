@@ -85,7 +85,8 @@ def train_beside(feeder: Feeder, stop: threading.Event) -> threading.Thread:
 
     def train() -> None:
         while not stop.is_set():
-            step.loss(Batch(tf.zeros(4), tf.zeros(4), 4))
+            with apart():
+                step.loss(Batch(tf.zeros(4), tf.zeros(4), 4))
 
     thread = threading.Thread(target=train)
     thread.start()

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from torch_edl.config import JobConfig
 from torch_edl.data.batch import (
@@ -30,6 +30,8 @@ from torch_edl.errors import DataError, EdlError, describe_error
 from torch_edl.interfaces import Batch, Damaged, Minibatch, Update
 from torch_edl.master_client.leases import HeldLease
 from torch_edl.wire import master_pb2 as pb
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -107,8 +109,15 @@ class Feeder:
         if not self._is_whole(lease, count) or not count:  # offsets of a stream without messages
             return lambda offset: self._group(iter(()), None, lease, offset, False)
         random = self.generators.of_task(self._config.train.seed, lease.epoch, lease.task_id)
-        with self._blamed(records), random.of_feed(trains=_trains(lease)):
-            fed = self._feed(records, MODES[lease.kind], self.reader.source(lease.shard).metadata)
+        metadata = self.reader.source(lease.shard).metadata
+
+        def call() -> Any:
+            # feed may shuffle a list in place, and may be called twice.
+            given = records[:] if isinstance(records, list) else records
+            return self._feed(given, MODES[lease.kind], metadata)
+
+        with self._blamed(records):
+            fed = random.feed(call, trains=_trains(lease))
         same = self._samples(fed, MODES[lease.kind]) == count
         is_by_record = same and not random.is_drawn
 
@@ -281,7 +290,7 @@ class Feeder:
 
         try:
             minibatches = self._datasets.minibatches(dataset, skip, random, tolerant=tolerant)
-            for item, damaged in minibatches:
+            for item, damaged in self._read_apart(minibatches):
                 note(damaged, name)
                 yield self._batch(item, mode, damaged)
         except SampleError as error:
@@ -289,6 +298,16 @@ class Feeder:
             if where and mode != "prediction":
                 where += f"; {SKIP}"
             raise FeedError(f"the dataset of {self._name} {error}{where}") from error.__cause__
+
+    def _read_apart(self, items: Iterator[T]) -> Iterator[T]:
+        """Yield the items of a dataset, which may draw random numbers while it is read."""
+        while True:
+            with self.generators.apart():
+                try:
+                    item = next(items)
+                except StopIteration:
+                    return
+            yield item
 
     def _batch(self, item: Any, mode: str, damaged: Sequence[Damaged]) -> Batch:
         if item is None and damaged:

@@ -8,7 +8,6 @@ records of all attempts on a task (:func:`order_of`).
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
 import pickle
@@ -49,10 +48,16 @@ _NUMPY = Generator(
 class Generators:
     """The global random number generators of a process.
 
-    ``feed`` and training run in two threads. Training draws from the framework's generator too
-    (dropout). If ``feed`` uses this generator, ``feed`` and code in :meth:`apart` exclude each
-    other. If the first ``feed`` of a training task in this process does not use the framework's
-    generator, the generator is not seeded for later tasks.
+    ``feed`` and training run in two threads. If both draw from the same generator at the same time,
+    neither gets reproducible numbers. ``feed`` is therefore called with seeded generators only
+    while no code runs in :meth:`apart`. This costs time, so ``feed`` runs beside training, and
+    nothing is seeded, as long as it is certain that ``feed`` does not draw:
+
+    - The first ``feed`` of a training task in this process shows which generators ``feed`` uses.
+    - The generators of ``random`` and numpy are compared before and after each later call. If
+      anything drew from them, ``feed`` is called once more, seeded and apart from training, as are
+      all later calls.
+    - The framework's generator is not compared, since training mostly draws from it (dropout).
 
     Args:
         framework: generator of the model file's framework.
@@ -60,9 +65,9 @@ class Generators:
 
     def __init__(self, framework: Generator) -> None:
         self._all: list[Generator] = [_PYTHON, _NUMPY, framework]
-        self._framework = framework
         self._lock = threading.RLock()
-        self._is_drawn: bool | None = None
+        self._is_judged = False  # a feed of a training task ran
+        self._seeded: list[Generator] = list(self._all)  # feed may draw from these
 
     def of_task(self, seed: int, epoch: int, task: int) -> TaskRandom:
         """Return the random numbers of a task in a job with this seed."""
@@ -70,30 +75,44 @@ class Generators:
         return TaskRandom(self, int.from_bytes(digest, "little") >> 1)
 
     def apart(self) -> AbstractContextManager[Any]:
-        """Return a context in which ``feed`` does not draw from the framework's generator."""
-        return contextlib.nullcontext() if self._is_drawn is False else self._lock
+        """Return a context in which ``feed`` does not draw from any generator."""
+        return self._lock
 
-    @contextmanager
-    def of_feed(
-        self, seed: int, states: dict[Generator, Any], *, trains: bool
-    ) -> Iterator[dict[Generator, Any]]:
-        """Return a context for a call of ``feed``, in which the generators are seeded; see
-        :meth:`continued`.
+    def feed(
+        self, seed: int, states: dict[Generator, Any], call: Callable[[], T], *, trains: bool
+    ) -> tuple[T, bool]:
+        """Call ``feed``. Returns its result, and True if ``feed`` drew random numbers.
 
         Args:
-            trains: True for a training task. Other tasks do not show whether ``feed`` uses the
-                framework's generator, since it may draw random numbers only in training.
+            seed: seed of the task.
+            states: receives the states of the seeded generators after the call.
+            call: calls ``feed``; may be called twice.
+            trains: True for a training task. Other tasks do not show which generators ``feed``
+                uses, since ``feed`` may draw random numbers only in training.
         """
+        watched = [g for g in (_PYTHON, _NUMPY) if g not in self._seeded]
+        before = [generator.state() for generator in watched]
+        fed, drawn = self._seeded_feed(seed, states, call)
+        moved = [g for g, state in zip(watched, before, strict=True) if _differ(g.state(), state)]
+        if moved:
+            states.clear()
+            self._seeded += moved
+            fed, drawn = self._seeded_feed(seed, states, call)
         with self._lock:
-            judges = trains and self._is_drawn is None
-            uses_framework = judges or self._is_drawn is True
-            used = [g for g in self._all if g is not self._framework or uses_framework]
-            with self.continued(seed, states, used) as begun:
-                try:
-                    yield begun
-                finally:
-                    if judges:
-                        self._is_drawn = self._framework.state() != begun[self._framework]
+            if trains and not self._is_judged:
+                self._is_judged, self._seeded = True, drawn
+        return fed, bool(drawn)
+
+    def _seeded_feed(
+        self, seed: int, states: dict[Generator, Any], call: Callable[[], T]
+    ) -> tuple[T, list[Generator]]:
+        """Call ``feed`` with seeded generators. Returns its result, and the generators from which
+        ``feed`` drew."""
+        if not self._seeded:
+            return call(), []
+        with self.continued(seed, states, self._seeded) as begun:
+            fed = call()
+        return fed, [g for g, state in begun.items() if _differ(states[g], state)]
 
     @contextmanager
     def continued(
@@ -122,6 +141,12 @@ class Generators:
                 for generator, state in zip(used, outside, strict=True):
                     generator.restore(state)
 
+    def seed_always(self) -> None:
+        """Seed all generators in each later call of ``feed``: a dataset draws from them while it is
+        read."""
+        with self._lock:
+            self._is_judged, self._seeded = True, list(self._all)
+
 
 class TaskRandom:
     """The random numbers of one task, from a seed of 63 bits: the same in each attempt."""
@@ -133,15 +158,15 @@ class TaskRandom:
         self.is_drawn = False
         """True if ``feed`` drew from a global generator, so that its samples may be shuffled."""
 
-    @contextmanager
-    def of_feed(self, *, trains: bool) -> Iterator[None]:
-        """Return a context for a call of ``feed``; ``trains`` is True for a training task."""
-        with self._generators.of_feed(self.seed, self._states, trains=trains) as begun:
-            yield
-        self.is_drawn = any(map(_differ, begun.values(), map(self._states.get, begun)))
+    def feed(self, call: Callable[[], T], *, trains: bool) -> T:
+        """Return the result of ``call``, which calls ``feed`` and may be called twice; ``trains``
+        is True for a training task."""
+        fed, self.is_drawn = self._generators.feed(self.seed, self._states, call, trains=trains)
+        return fed
 
     def iterate(self, iterator: Iterator[T]) -> Iterator[T]:
         """Yield the items of an iterator that may draw random numbers for each item."""
+        self._generators.seed_always()
         while True:
             with self._generators.continued(self.seed, self._states):
                 try:

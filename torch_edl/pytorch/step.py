@@ -27,7 +27,7 @@ class Step:
         on_nan: ``stop``: a loss that is not finite raises :class:`NanLossError`; ``skip``: the
             minibatch is left out.
         log_layers: glob pattern of the names of modules whose outputs are logged periodically.
-        apart: returns a context in which no other thread draws random numbers of torch.
+        apart: returns a context in which ``feed`` draws no random numbers in another thread.
     """
 
     def __init__(
@@ -83,8 +83,7 @@ class Step:
             UserCodeError: the backward pass raised.
         """
         try:
-            with self._apart():  # activation checkpoints draw random numbers again
-                loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()  # type: ignore[no-untyped-call]
         except Exception as error:
             raise UserCodeError(
                 f"backward raised {describe_error(error)}"
@@ -102,8 +101,7 @@ class Step:
         self._layers.count += 1
         predictions = self.predict(batch.features)
         try:
-            with self._apart():
-                loss = self._loss(batch.labels, predictions)
+            loss = self._loss(batch.labels, predictions)
         except (Exception, SystemExit) as error:
             raise UserCodeError(
                 f"loss raised {describe_error(error)} "

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -278,7 +278,8 @@ class OneOffTasks:
                     batch = minibatch.batch
                     predictions = self._file.predict(prepare(batch.features))
                     try:
-                        metrics.update(batch, predictions)
+                        with self._apart():
+                            metrics.update(batch, predictions)
                     except ContractError:
                         raise
                     except (Exception, SystemExit) as error:
@@ -300,7 +301,9 @@ class OneOffTasks:
         with self._evaluating() as prepare:
             for update in self._updates(task):
                 for minibatch in update.minibatches:
-                    outputs.add(self._file.predict(prepare(minibatch.batch.features)))
+                    predictions = self._file.predict(prepare(minibatch.batch.features))
+                    with self._apart():
+                        outputs.add(predictions)
         rows = outputs.write(self._file.config.checkpoint.parts, task.lease.task_id)
         records = task.lease.end - task.lease.start
         if rows != records and process is None:
@@ -316,6 +319,9 @@ class OneOffTasks:
                 raise DismissedError("this worker was asked to leave")
             self._at_work = update
             yield update
+
+    def _apart(self) -> AbstractContextManager[Any]:
+        return self._file.feeder.generators.apart()
 
     @contextmanager
     def _evaluating(self) -> Iterator[Any]:

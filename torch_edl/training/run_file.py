@@ -18,7 +18,7 @@ from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.ring.rendezvous import MasterRendezvous, own_host
 from torch_edl.engine.servers.engine import ServersEngine
 from torch_edl.errors import DismissedError, ServersLostError
-from torch_edl.interfaces import LeasedEngine
+from torch_edl.interfaces import Batch, LeasedEngine
 from torch_edl.master_client.leases import HeldLease, LeaseClient
 from torch_edl.master_client.session import MasterSession
 from torch_edl.training.leased import LeasedUpdates
@@ -59,7 +59,12 @@ def run(file: UserModel, master: MasterSession, start: pb.Start) -> None:
         source = LeasedUpdates(
             engine, tasks, leases, master, one_off=one_off, call_back=file.call_back
         )
-    body, dismissed = file.body(engine), None
+    compute, dismissed = file.body(engine), None
+
+    def body(batch: Batch) -> float:
+        with file.feeder.generators.apart():
+            return compute(batch)
+
     try:
         if start.HasField("trial"):
             # The trial precedes the thread that prepares tasks: feed may not run in two threads.

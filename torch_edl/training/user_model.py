@@ -90,7 +90,8 @@ class UserModel(ABC):
             if method is None:
                 continue
             try:
-                method(*args)
+                with self.feeder.generators.apart():
+                    method(*args)
             except (Exception, SystemExit) as error:
                 raise ContractError(
                     f"{self.functions.path}: callback {type(callback).__name__}.{event} raised "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from tests.unit.data.test_feeder import config, feeder, lease, values
+from tests.unit.data.test_feeder import config, feeder, lease, tensors, values
+from torch_edl.data.feeder import Feeder
 from torch_edl.data.randomness import Generators, is_same_order, order_of
 from torch_edl.pytorch.datasets import TorchDatasets
 from torch_edl.wire import master_pb2 as pb
@@ -123,11 +125,75 @@ def test_the_generator_of_torch_is_left_alone_if_feed_does_not_use_it() -> None:
     """Else a dropout that runs beside ``feed`` would draw other numbers in each run."""
     generators = Generators(TorchDatasets.generator)
     for task in range(2):
-        with generators.of_task(0, 0, task).of_feed(trains=True):
-            pass
+        generators.of_task(0, 0, task).feed(lambda: None, trains=True)
     state = torch.get_rng_state()
-    with generators.of_task(0, 0, 2).of_feed(trains=True):
-        assert torch.equal(torch.get_rng_state(), state)
+    seen = generators.of_task(0, 0, 2).feed(torch.get_rng_state, trains=True)
+    assert torch.equal(seen, state)
+
+
+DRAWS: dict[str, Callable[[], float]] = {"random": random.random, "numpy": np.random.random}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_feed_and_a_model_that_draw_at_the_same_time_do_not_disturb_each_other(name: str) -> None:
+    """The model waits until ``feed`` is over, or ``feed`` until the model is."""
+    draw = DRAWS[name]
+
+    def feed(records: list[bytes], mode: str, metadata: Any) -> Any:
+        order = [int.from_bytes(record, "little") for record in records]
+        for _ in range(2000):  # long enough for the other thread to draw in between
+            order[int(draw() * len(order))], order[0] = order[0], order[int(draw() * len(order))]
+        return np.array(order), np.array(order)
+
+    def fed(made: Feeder) -> list[list[int]]:
+        tasks = [lease(0, RECORDS, task_id=task) for task in range(12)]
+        return [[n for u in made.prepare(task)(0) for n in values(u)] for task in tasks]
+
+    job = config(4, records_per_task=RECORDS)
+    expected = fed(feeder(job, feed))
+    random.seed(3)
+    np.random.seed(3)
+    alone = [draw() for _ in range(50_000)]
+    random.seed(3)
+    np.random.seed(3)
+    beside, stop, drawn = feeder(job, feed), threading.Event(), list[float]()
+
+    def train() -> None:
+        while not stop.is_set():
+            with beside.generators.apart():
+                drawn.extend(draw() for _ in range(100))
+
+    training = threading.Thread(target=train)
+    training.start()
+    try:
+        found = fed(beside)
+    finally:
+        stop.set()
+        training.join()
+    assert found == expected
+    assert drawn[: len(alone)] == alone[: len(drawn)]
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_feed_that_draws_late_is_called_once_more_with_seeded_generators(name: str) -> None:
+    """``feed`` runs beside the model until it draws, so its first numbers may be any."""
+
+    def feed(records: list[bytes], mode: str, metadata: Any) -> Any:
+        if records[0] != (0).to_bytes(4, "little"):
+            key = {record: DRAWS[name]() for record in records}
+            records.sort(key=key.__getitem__)
+        return tensors(records, mode, metadata)
+
+    job = config(4, records_per_task=RECORDS, shuffle=False)
+    late, again = feeder(job, feed), feeder(job, feed)
+    late.prepare(lease(0, RECORDS))
+    second = lease(RECORDS, 2 * RECORDS, task_id=6)
+    order, same = (
+        [number for update in made.prepare(second)(0) for number in values(update)]
+        for made in (late, again)
+    )
+    assert order == same
+    assert order != sorted(order)
 
 
 LABELS = {
