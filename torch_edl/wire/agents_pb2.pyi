@@ -37,9 +37,8 @@ class Experiment(_message.Message):
     def __init__(self, script: _Optional[str] = ..., args: _Optional[_Iterable[str]] = ..., folder: _Optional[str] = ..., machine: _Optional[str] = ..., rdzv_id: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class AgentReportRequest(_message.Message):
-    __slots__ = ("node", "pid", "host", "workers", "done", "error", "traceback", "experiment", "address", "port")
+    __slots__ = ("node", "host", "workers", "done", "error", "traceback", "experiment", "address", "port", "id")
     NODE_FIELD_NUMBER: _ClassVar[int]
-    PID_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
@@ -48,8 +47,8 @@ class AgentReportRequest(_message.Message):
     EXPERIMENT_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
     node: str
-    pid: int
     host: str
     workers: _containers.RepeatedCompositeFieldContainer[AgentWorker]
     done: bool
@@ -58,7 +57,8 @@ class AgentReportRequest(_message.Message):
     experiment: Experiment
     address: str
     port: int
-    def __init__(self, node: _Optional[str] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[AgentWorker, _Mapping]]] = ..., done: _Optional[bool] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., experiment: _Optional[_Union[Experiment, _Mapping]] = ..., address: _Optional[str] = ..., port: _Optional[int] = ...) -> None: ...
+    id: str
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[AgentWorker, _Mapping]]] = ..., done: _Optional[bool] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., experiment: _Optional[_Union[Experiment, _Mapping]] = ..., address: _Optional[str] = ..., port: _Optional[int] = ..., id: _Optional[str] = ...) -> None: ...
 
 class AgentReportResponse(_message.Message):
     __slots__ = ("kill", "node_rank", "nodes", "workers_wanted", "over", "error", "master_addr", "master_port", "stopping")

@@ -17,7 +17,8 @@ class AgentRecord:
 
     node: str
     """Name of the agent, unique in the job."""
-    pid: int
+    id: str
+    """Id of its process."""
     seen: float
     """Time of the last report."""
     done: bool = False
@@ -85,13 +86,13 @@ class Agents:
         """Return whether every agent was told of the job's end, or is silent for ``linger_s``."""
         return all(agent.knows_end or now - agent.seen >= linger_s for agent in self)
 
-    def report(self, node: str, pid: int, now: float) -> tuple[AgentRecord, bool]:
+    def report(self, node: str, id: str, now: float) -> tuple[AgentRecord, bool]:
         """Record a report of an agent. Returns it, and whether it replaces another process."""
         agent = self._agents.get(node)
-        replaces = agent is not None and agent.pid != pid
+        replaces = agent is not None and agent.id != id
         if agent is None or replaces:
             rank = -1 if agent is None or agent.lost else agent.rank
-            self._agents[node] = agent = AgentRecord(node, pid, now, rank=rank)
+            self._agents[node] = agent = AgentRecord(node, id, now, rank=rank)
         agent.seen, agent.lost = now, False
         return agent, replaces
 
@@ -112,7 +113,7 @@ class Agents:
     # ---- a restart of the master ----
 
     def to_state(self) -> list[dict[str, Any]]:
-        kept = ("node", "pid", "done", "address", "port", "rank", "begun")
+        kept = ("node", "id", "done", "address", "port", "rank", "begun")
         return [{n: getattr(a, n) for n in kept} | {"kill": sorted(a.kill)} for a in self]
 
     def from_state(self, state: Sequence[dict[str, Any]], now: float) -> None:

@@ -144,7 +144,7 @@ class ScriptWorkforce(Workforce):
         require_same_experiment(self._config, request)
         if self._agents.get(request.node) is None:
             yield Note("info", f"agent {request.node} on {request.host} joined")
-        agent, replaced = self._agents.report(request.node, request.pid, now)
+        agent, replaced = self._agents.report(request.node, request.id, now)
         for process in self._fleet.alive(AGENT):
             if isinstance(process, AgentProcess) and process.name == request.node:
                 process.report()

@@ -145,9 +145,9 @@ class Said:
     # ---- agents ----
 
     def agent(
-        self, node: str = "n", *workers: pb.AgentWorker, pid: int = 1, **fields: Any
+        self, node: str = "n", *workers: pb.AgentWorker, id: str = "1", **fields: Any
     ) -> pb.AgentReportResponse:
-        request = pb.AgentReportRequest(node=node, pid=pid, host="h", workers=workers, **fields)
+        request = pb.AgentReportRequest(node=node, id=id, host="h", workers=workers, **fields)
         return self.call(script_calls.agent_report, request)
 
     def join_round(self, node: str, store: str = "1", **limits: Any) -> Any:

@@ -67,7 +67,7 @@ def requests(lease: int, ring: int) -> list[Any]:
         pb.ScaleRequest(min_workers=1, max_workers=2),
         pb.ReportDataRequest(data=DATA),
         pb.AgentReportRequest(
-            node="n", pid=5, host="h", workers=[pb.AgentWorker(pid=7, exited=True, code=1)]
+            node="n", id="5", host="h", workers=[pb.AgentWorker(pid=7, exited=True, code=1)]
         ),
         pb.JoinRoundRequest(node="n", min_nodes=1, max_nodes=2, last_call_s=1, store="s"),
         pb.GetRoundRequest(node="n", round=1),

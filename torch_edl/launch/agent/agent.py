@@ -10,6 +10,7 @@ import queue
 import signal
 import socket
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -129,7 +130,9 @@ class LocalAgent:
         self._spec = spec
         self._config = spec.config
         self._master = spec.master
-        node = spec.pod or f"{socket.gethostname()}-{os.getpid()}"
+        # Containers may share a host name, and then often have equal pids.
+        id = uuid.uuid4().hex
+        node = spec.pod or f"{socket.gethostname()}-{id[:8]}"
         self._group = WorkerGroup(
             Workers(spec.config, spec.command, spec.master.environment(node)),
             wanted=spec.config.nproc_per_node,
@@ -153,7 +156,7 @@ class LocalAgent:
             self._stub,
             pb.AgentReportRequest(
                 node=node,
-                pid=os.getpid(),
+                id=id,
                 host=address or socket.gethostname(),
                 experiment=pb.Experiment(**dataclasses.asdict(spec.experiment)),
                 address=address or own_address(master.address),

@@ -38,7 +38,7 @@ def test_an_agent_that_shows_no_events_knows_how_the_job_is(
     shown: list[pb.GetStatusResponse] = []
     reporter = Reporter(
         stub,
-        pb.AgentReportRequest(node="n", host="h", pid=1, address="127.0.0.1", port=1),
+        pb.AgentReportRequest(node="n", host="h", id="1", address="127.0.0.1", port=1),
         wake=answered.set,
         show=shown.append,
         wants_events=False,

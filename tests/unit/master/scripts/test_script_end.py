@@ -14,17 +14,17 @@ from torch_edl.wire import master_pb2 as pb
 def test_it_is_finished_when_every_agent_is_done() -> None:
     w = script()
     w.agent("a", pb.AgentWorker(pid=11))
-    w.agent("b", pb.AgentWorker(pid=12), pid=2)
-    w.agent("waits", pid=3)
-    assert not w.agent("gave up waiting", pid=4, done=True).over
+    w.agent("b", pb.AgentWorker(pid=12))
+    w.agent("waits")
+    assert not w.agent("gave up waiting", done=True).over
     assert not w.agent("a", done=True).over
-    assert w.agent("b", pid=2, done=True).over
-    assert w.agent("waits", pid=3).over
+    assert w.agent("b", done=True).over
+    assert w.agent("waits").over
     w.tick()
     assert w.outcome.exit_code == 0
     assert not w.job.lifecycle.over, "others have not heard"
-    for pid, node in enumerate(["a", "b", "waits", "gave up waiting"], 1):
-        assert w.agent(node, pid=pid, done=True).over
+    for node in ("a", "b", "waits", "gave up waiting"):
+        assert w.agent(node, done=True).over
     w.tick()
     assert (w.job.lifecycle.over, w.job.state) == (True, "finished")
 
@@ -148,7 +148,7 @@ def test_it_is_stopped_when_torchruns_nodes_left_and_did_not_close_it() -> None:
 def test_the_error_of_one_agent_ends_all() -> None:
     w = script()
     w.agent("a")
-    w.agent("b", pid=2, error="train.py: boom", traceback="T")
+    w.agent("b", error="train.py: boom", traceback="T")
     answer = w.agent("a")
     assert (answer.over, answer.error) == (True, "train.py: boom")
     assert (w.outcome.state, w.outcome.traceback) == ("failed", "T")

@@ -141,7 +141,7 @@ def test_a_restarted_master_leaves_the_ring_alone() -> None:
 def ring_of_two_machines() -> World:
     w = script(workers=4)
     w.agent("a")
-    w.agent("b", pid=2)
+    w.agent("b")
     w.register(11, node="a")
     w.register(21, node="b")
     w.ring(0, 1)
@@ -153,7 +153,7 @@ def test_what_found_the_restarted_master_and_falls_silent_is_lost_as_ever() -> N
     w = w.restart(now=w.now + 1000)
     w.tick(1)
     w.beat(1)
-    w.agent("b", pid=2)
+    w.agent("b")
     w.tick(TIMEOUT_S)
     assert w.said("worker-1 declared lost: no heartbeat for 10 s")
     assert w.said("agent b declared lost")
@@ -186,16 +186,16 @@ def test_a_silent_agent_is_declared_lost_with_its_workers() -> None:
     assert w.said("agent b declared lost")
     assert w.beat(0).broken_ring == 1
     assert not w.beat(1).known
-    back = w.agent("b", pid=2)
+    back = w.agent("b")
     assert (list(back.kill), back.node_rank, back.nodes) == ([21], 1, 2)
-    assert list(w.agent("b", died(21), pid=2).kill) == []
+    assert list(w.agent("b", died(21)).kill) == []
 
 
 def test_an_agent_that_starts_again_has_lost_its_workers() -> None:
     w = script()
-    w.agent(pid=1)
+    w.agent(id="1")
     w.register(11)
-    w.agent(pid=2)
+    w.agent(id="2")
     assert not w.beat(0).known
 
 
