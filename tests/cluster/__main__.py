@@ -6,12 +6,13 @@ here stands in for a cluster, so nothing here imports torch-edl, and torch-edl k
 
     store, kinds, selectors   the objects and their changes
     validation, admission, rbac   what is accepted
-    operations, watches, pod_requests, server   the requests
+    operations, watches, pod_requests, budgets, server   the requests
     scheduler, node_controller, job_controller   the control plane
     kubelets, pod_run, pod_files, container, linux   nodes, and pods as processes
     network, dns   addresses and names of pods
     control, times   what a test orders, and how long things take
     jobs   jobs of torch-edl in a namespace of any cluster
+    drain   what kubectl does to a node
     cluster   for the tests: starts all this, and writes the kubeconfig
 
 The process ends when its standard input does, so it never outlives its test.

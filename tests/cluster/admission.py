@@ -39,9 +39,10 @@ def set_defaults(kind: Kind, thing: Object) -> None:
         thing["status"]["qosClass"] = "Burstable"
     elif kind is JOBS:
         spec = thing["spec"]
-        for field in ("parallelism", "completions", "podFailurePolicy"):
-            assert field not in spec, f"not known here: {field}"
-        spec |= {"parallelism": 1, "completions": 1, "completionMode": "NonIndexed"}
+        assert "podFailurePolicy" not in spec, "not known here"
+        spec.setdefault("completionMode", "NonIndexed")
+        for field in ("parallelism", "completions"):
+            assert spec.setdefault(field, 1) == 1, f"not known here: {field}"
         spec.setdefault("backoffLimit", 6)
         spec.setdefault("suspend", False)
         spec.setdefault("podReplacementPolicy", "TerminatingOrFailed")

@@ -21,6 +21,8 @@ import pytest
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
+from tests.cluster.drain import drain
+
 ROOT = Path(__file__).parents[2]
 COUNTING = ROOT / "examples" / "counting"
 GATED = Path(__file__).parent / "models" / "gated.py"
@@ -213,6 +215,13 @@ class Namespace:
         """Evict a pod, as a drained node or a scheduler that needs the place does."""
         with contextlib.suppress(ApiException):
             self.core.create_namespaced_pod_eviction(name, self.name, {"metadata": {"name": name}})
+
+    def drain(self, node: str) -> str:
+        """`kubectl drain`; why kubectl refuses to."""
+        try:
+            return drain(self.core, node, timeout_s=100)
+        except TimeoutError as error:
+            return pytest.fail(f"{error}:\n{self.report()}")
 
     def kill(self, name: str) -> None:
         """Without a grace period."""

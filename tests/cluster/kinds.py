@@ -63,13 +63,18 @@ JOBS = Kind("batch", "v1", "jobs", "Job", has_status=True)
 ROLES = Kind("rbac.authorization.k8s.io", "v1", "roles", "Role")
 ROLE_BINDINGS = Kind("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
 NETWORK_POLICIES = Kind("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
+BUDGETS = Kind(
+    "policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget", has_status=True,
+    returns_deleted=True,
+)  # fmt: skip
 PRIORITY_CLASSES = Kind(
     "scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", namespaced=False
 )
 
 KINDS = (
     NAMESPACES, NODES, PODS, SERVICES, SECRETS, CONFIG_MAPS, SERVICE_ACCOUNTS, EVENTS, CLAIMS,
-    QUOTAS, LIMIT_RANGES, JOBS, ROLES, ROLE_BINDINGS, NETWORK_POLICIES, PRIORITY_CLASSES,
+    QUOTAS, LIMIT_RANGES, JOBS, ROLES, ROLE_BINDINGS, NETWORK_POLICIES, BUDGETS,
+    PRIORITY_CLASSES,
 )  # fmt: skip
 
 _BY_PATH = {(kind.group, kind.version, kind.plural): kind for kind in KINDS}

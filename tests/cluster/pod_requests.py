@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import WSMsgType, web
 
+from tests.cluster.budgets import check_eviction
 from tests.cluster.kinds import PODS, Object, Refused, name_of
 from tests.cluster.operations import Operations
 from tests.cluster.store import Store, now
@@ -124,6 +125,7 @@ class PodRequests:
 
     async def _evict(self, request: web.Request, pod: Object) -> web.StreamResponse:
         body = await request.json()
+        check_eviction(self._store, pod, self._store.list(PODS, pod["metadata"]["namespace"]))
         disrupt(self._store, pod, "EvictionByEvictionAPI", "Eviction API: evicting")
         namespace = pod["metadata"]["namespace"]
         self._operations.delete(PODS, namespace, name_of(pod), body.get("deleteOptions") or {})

@@ -117,6 +117,8 @@ def _lacks(asked: Counter[str], free: Counter[str]) -> list[str]:
 def _problems(pod: Object, room: _Room) -> list[str]:
     """Why a pod cannot be on a node however much room there is."""
     node, spec = room.node, pod["spec"]
+    if node["spec"].get("unschedulable"):
+        return ["node(s) were unschedulable"]
     labels = node["metadata"].get("labels") or {}
     for taint in node["spec"].get("taints") or []:
         if toleration_of(spec, taint) is None:

@@ -16,7 +16,10 @@ from kubernetes.client.exceptions import ApiException  # noqa: E402
 from kubernetes.stream import portforward  # noqa: E402
 from urllib3.exceptions import ProtocolError  # noqa: E402
 
+from tests.cluster.budgets import check_eviction  # noqa: E402
 from tests.cluster.cluster import Cluster  # noqa: E402
+from tests.cluster.kinds import BUDGETS, Refused  # noqa: E402
+from tests.cluster.store import Store  # noqa: E402
 from tests.waiting import wait_for  # noqa: E402
 
 JSON = dict[str, Any]
@@ -179,6 +182,32 @@ def test_a_quota_refuses_what_is_too_much(core: client.CoreV1Api, namespace: str
     assert refused.value.status == 403
     said = "exceeded quota: few, requested: pods=1, used: pods=1, limited: pods=1"
     assert said in refused.value.body
+
+
+@pytest.mark.parametrize(
+    ("spec", "allows"),
+    [({"minAvailable": 1}, True), ({"minAvailable": 2}, False),
+     ({"minAvailable": "50%"}, False), ({"maxUnavailable": 1}, False)],
+)  # fmt: skip
+def test_a_budget_counts_pods_whose_controller_has_no_scale_only_in_whole_numbers(
+    spec: JSON, allows: bool
+) -> None:
+    store = Store()
+    store.create(BUDGETS, {
+        "metadata": {"name": "b", "namespace": "n"},
+        "spec": {**spec, "selector": {"matchLabels": {"role": "worker"}}},
+    })  # fmt: skip
+    ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+    pods = [
+        {"metadata": {"name": name, "namespace": "n", "labels": {"role": "worker"}},
+         "status": ready}
+        for name in "ab"
+    ]  # fmt: skip
+    if allows:
+        check_eviction(store, pods[0], pods)
+        return
+    with pytest.raises(Refused, match="would violate the pod's disruption budget"):
+        check_eviction(store, pods[0], pods)
 
 
 def test_a_websocket_to_a_port_needs_create_too(

@@ -10,7 +10,10 @@ import pytest
 
 pytest.importorskip("kubernetes", reason="pip install torch-edl[kubernetes]")
 
+from kubernetes import client
+
 from tests.cluster.cluster import Cluster
+from tests.cluster.drain import uncordon
 from tests.cluster.jobs import FLAGS, JOB, RECORDS, STATE, Job, Namespace, figure
 
 _BROKEN_S = 30.0
@@ -129,6 +132,35 @@ def test_a_node_is_lost_with_what_ran_on_it(
     running.trains_on()
     running.complete()
     orders.control("return-node", name=node)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_nodes_are_drained_one_after_the_other(
+    namespace: Namespace, running: Job, request: pytest.FixtureRequest
+) -> None:
+    """With a budget of whole pods, which holds for every role."""
+    policy = client.PolicyV1Api(namespace.core.api_client)
+    selector = {"matchLabels": {"torch-edl.dev/job": JOB, "torch-edl.dev/role": "worker"}}
+    policy.create_namespaced_pod_disruption_budget(namespace.name, {
+        "metadata": {"name": "workers"}, "spec": {"minAvailable": 1, "selector": selector},
+    })  # fmt: skip
+    nodes = {pod.spec.node_name for pod in namespace.pods(JOB) if pod.spec.node_name}
+    for node in sorted(nodes):
+        request.addfinalizer(lambda n=node: uncordon(namespace.core, n))
+        began = time.monotonic()
+        assert namespace.drain(node) == ""
+        figure("node drained", s=time.monotonic() - began)
+        running.wait_for(
+            lambda n=node: all(
+                len(namespace.elsewhere(JOB, role, n)) == count
+                for role, count in (("worker", 2), ("ps", 2), ("master", 1))
+            ),
+            200,
+        )
+        running.trains_on()
+        uncordon(namespace.core, node)
+    running.complete()
 
 
 def incarnations(namespace: Namespace) -> set[str]:

@@ -62,7 +62,7 @@ class Place:
                 command=["sh", "-c", *spec.args],
                 env={},
                 grace_s=5,
-                job_uid="",
+                owner=None,
             )
 
         made = KubernetesLauncher(

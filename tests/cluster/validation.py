@@ -127,6 +127,8 @@ def _job(spec: Object) -> Problems:
     if pod.get("restartPolicy") not in ("Never", "OnFailure"):
         where = "spec.template.spec.restartPolicy"
         yield where, 'Required value: valid values: "OnFailure", "Never"'
+    if "backoffLimitPerIndex" in spec and spec.get("completionMode") != "Indexed":
+        yield "spec.backoffLimitPerIndex", "Invalid value: requires indexed completion mode"
     yield from _pod(pod, "spec.template.spec")
 
 

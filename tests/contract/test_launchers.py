@@ -64,7 +64,7 @@ class Pods:
                 command=["python", "-P", "-m", spec.module, *spec.args],
                 env=spec.env,
                 grace_s=20,
-                job_uid="",
+                owner=None,
             )
 
         return KubernetesLauncher(self._api, job="ctr", incarnation="ab", manifest=manifest)

@@ -146,6 +146,22 @@ def owner(job: str, uid: str) -> dict[str, Any]:
     return {"apiVersion": "batch/v1", "kind": "Job", "name": master(job), "uid": uid}
 
 
+def controller(job: str, uid: str) -> dict[str, Any]:
+    """Return the reference of a pod to the ConfigMap with the files of the job, which is deleted
+    with the Job.
+
+    ``kubectl drain`` evicts only pods with a controller of some kind. The Job cannot be it: the Job
+    controller releases pods that lack the labels of the Job, and counts those that have them.
+    """
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "name": files(job),
+        "uid": uid,
+        "controller": True,
+    }
+
+
 def annotations_of(job: str) -> dict[str, str]:
     """Return the annotations of an object of a job: the job's name as the user wrote it."""
     return {JOB: job}

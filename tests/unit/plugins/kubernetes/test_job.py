@@ -126,8 +126,9 @@ def test_two_masters_may_be_there_only_where_a_lock_keeps_them_apart() -> None:
 def test_the_master_has_the_rights_it_needs_and_its_pods_no_others() -> None:
     objects = made()
     assert objects["Role"]["rules"] == job.master_rules("Clicks_1")
-    [pods, own] = objects["Role"]["rules"]
+    [pods, own, files] = objects["Role"]["rules"]
     assert "resourceNames" not in pods
+    assert (files["resourceNames"], files["verbs"]) == ([names.files("Clicks_1")], ["get"])
     assert (own["apiGroups"], own["resources"], own["resourceNames"]) == (
         ["batch"], ["jobs"], [objects["Job"]["metadata"]["name"]]
     )  # fmt: skip

@@ -60,6 +60,7 @@ def test_the_next_pod_is_one_of_the_job(api: Api, own: OwnJob) -> None:
         assert pod["metadata"]["ownerReferences"][0]["uid"] == uid
         assert pod["metadata"]["finalizers"] == first["metadata"]["finalizers"]
         assert pod["metadata"]["labels"] == first["metadata"]["labels"]
+        assert pod["metadata"]["annotations"].keys() == first["metadata"]["annotations"].keys()
         assert pod["spec"]["containers"] == first["spec"]["containers"]
     assert masters(api)
 
@@ -81,6 +82,23 @@ def test_no_pod_is_made_for_a_job_that_is_over_suspended_or_gone(api: Api, own: 
     own.make_next_pod()
     assert not masters(api)
     own.end(pb.GetStatusResponse(state="failed"))  # nobody is to know
+
+
+def test_pods_of_the_job_have_a_controller_that_goes_with_the_job(
+    cluster: Cluster, api: Api, own: OwnJob, caplog: pytest.LogCaptureFixture
+) -> None:
+    """``kubectl drain`` refuses others."""
+    owner = own.owner_of_pods()
+    assert owner["controller"] is True
+    found = api.get(owner["kind"], owner["name"])
+    assert found["metadata"]["uid"] == owner["uid"]
+    [of_files] = found["metadata"]["ownerReferences"]
+    job_uid = api.get("Job", names.master("ctr"))["metadata"]["uid"]
+    assert of_files["uid"] == job_uid
+    # An account of somebody else may lack the right.
+    cluster.control("fail", verb="get", resource="configmaps", code=403, message="no, says a test")
+    assert own.owner_of_pods()["uid"] == job_uid
+    assert "kubectl drain will refuse the nodes of this job" in caplog.text
 
 
 def test_a_master_that_may_not_change_its_job_begins_after_a_while(

@@ -19,7 +19,7 @@ def made(config: KubernetesConfig | None = None, **more: Any) -> dict[str, Any]:
         "command": ["python", "-P", "-m", "torch_edl.training.worker", "--id", "3"],
         "env": {"TORCH_EDL_MASTER": "ctr-master.ml.svc:29400"},
         "grace_s": 25.0,
-        "job_uid": "1-2-3",
+        "owner": names.controller("ctr", "1-2-3"),
         **more,
     }
     return process_pod("ctr", config or KubernetesConfig(image="repo/edl:1"), **words)
@@ -39,9 +39,10 @@ def test_a_pod_is_named_labelled_and_owned() -> None:
     assert (pod["apiVersion"], pod["kind"]) == ("v1", "Pod")
     assert pod["metadata"]["name"] == names.pod("ctr", "worker", 3, "ab12c")
     assert pod["metadata"]["labels"] == names.labels("ctr", "worker", 3, "ab12c")
-    assert pod["metadata"]["ownerReferences"] == [
-        {"apiVersion": "batch/v1", "kind": "Job", "name": "ctr-master", "uid": "1-2-3"}
-    ]
+    # kubectl drain evicts pods with a controller, and the Job controller would release this one.
+    [owner] = pod["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["name"], owner["uid"]) == ("ConfigMap", "ctr-files", "1-2-3")
+    assert owner["controller"] is True
 
 
 def test_a_pod_has_no_privilege() -> None:

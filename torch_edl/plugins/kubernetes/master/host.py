@@ -100,6 +100,8 @@ class ClusterHost(Host):
 
     def launcher(self, config: JobConfig, token: str, incarnation: str) -> Launcher:
         shared = {name: os.environ[name] for name in _SHARED_VARIABLES if name in os.environ}
+        assert self._own is not None, "begin() comes first"
+        owner = self._own.owner_of_pods()
 
         def manifest(spec: ProcessSpec) -> Manifest:
             # The token is in the Secret.
@@ -115,7 +117,7 @@ class ClusterHost(Host):
                 command=["python", "-P", "-m", spec.module, *spec.args],
                 env={**shared, **env},
                 grace_s=config.cluster.grace_s,
-                job_uid=self._job_uid,
+                owner=owner,
                 priority_class=_priority_class(config, spec),
                 avoid=spec.avoid,
             )

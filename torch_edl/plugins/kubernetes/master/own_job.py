@@ -2,9 +2,9 @@
 
 The Job controller creates another pod only after a pause, which doubles with each pod that failed,
 was deleted or was evicted, up to 10 minutes. A master that must leave therefore creates the next
-pod itself; the controller adopts a pod with the labels of the Job. The controller's pauses apply
-only to pods that end without notice, on a lost node or out of memory.
-https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-backoff-failure-policy
+pod itself, as a pod of the Job without earlier failures. The controller's pauses apply only to pods
+that end without notice, on a lost node or out of memory, and grow only with such pods in a row.
+https://kubernetes.io/docs/concepts/workloads/controllers/job/#backoff-limit-per-index
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ log = logging.getLogger(__name__)
 _AGAIN_S = 1.0
 # Finalizer of a pod that the controller has not counted yet.
 _TRACKING = "batch.kubernetes.io/job-tracking"
+# Label and annotation of a pod with the index that it completes; the Job of a master has one index.
+_INDEX = "batch.kubernetes.io/job-completion-index"
+# Annotation with the number of failed pods of the index before this pod.
+_FAILURES = "batch.kubernetes.io/job-index-failure-count"
 
 
 class OwnJob:
@@ -77,6 +81,22 @@ class OwnJob:
         if names.ADOPTS in annotations:
             self._adopt()
         return state if (state := final_status.state_of(found)) in ENDED else ""
+
+    def owner_of_pods(self) -> Manifest:
+        """Return the reference to the owner of the pods of workers, servers and agents.
+
+        Raises:
+            ClusterError: the cluster has not answered for a minute.
+        """
+        name = names.files(self._job)
+        try:
+            # The rights of the account are effective since begin().
+            found = settled(lambda: self._api.get("ConfigMap", name), forbidden_s=0.0)
+        except (ForbiddenError, MissingError) as error:
+            text = "kubectl drain will refuse the nodes of this job, whose pods have no controller"
+            log.warning("%s: %s", text, error)
+            return names.owner(self._job, self._uid)
+        return names.controller(self._job, found["metadata"]["uid"])
 
     def note_history(self, text: str) -> None:
         """Write an encoded history to the Job object.
@@ -148,8 +168,17 @@ class OwnJob:
             "kind": "Pod",
             "metadata": {
                 **metadata,
-                "labels": {**(metadata.get("labels") or {}), names.JOB_UID: self._uid},
-                "name": f"{self._name}-{secrets.token_hex(3)}",
+                "labels": {
+                    **(metadata.get("labels") or {}),
+                    names.JOB_UID: self._uid,
+                    _INDEX: "0",
+                },
+                "annotations": {
+                    **(metadata.get("annotations") or {}),
+                    _INDEX: "0",
+                    _FAILURES: "0",
+                },
+                "name": f"{self._name}-0-{secrets.token_hex(3)}",
                 "ownerReferences": [{**names.owner(self._job, self._uid), "controller": True}],
                 "finalizers": [_TRACKING],
             },

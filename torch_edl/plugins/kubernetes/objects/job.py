@@ -141,22 +141,26 @@ def master_rules(job: str, *, adopts: bool = False, state: bool = False) -> list
         adopts: True if the master becomes the owner of objects that a user applied.
         state: True if the state of the master is in a ConfigMap.
     """
-    own, kept = ("Job", names.master(job)), ("ConfigMap", names.state(job))
-    others = names.belongings(job) if adopts else [kept] if state else []
+    own, files = ("Job", names.master(job)), ("ConfigMap", names.files(job))
+    kept = ("ConfigMap", names.state(job))
+    verbs = {own: ["get", "patch"], files: ["get"]}
+    if state:
+        verbs[kept] = ["get", "patch"]
+    for each in names.belongings(job) if adopts else ():
+        verbs[each] = sorted({*verbs.get(each, ()), "patch"})
 
-    def patched(kind: str, name: str) -> Manifest:
+    def rule(kind: str, name: str) -> Manifest:
         path, plural = KINDS[kind]
         return {
             "apiGroups": [path.removeprefix("/apis/").rpartition("/")[0] if path != CORE else ""],
             "resources": [plural],
             "resourceNames": [name],
-            "verbs": ["get", "patch"] if (kind, name) in (own, kept) else ["patch"],
+            "verbs": verbs[kind, name],
         }
 
     return [
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["create", "delete", "list", "watch"]},
-        patched(*own),
-        *(patched(kind, name) for kind, name in others),
+        *(rule(kind, name) for kind, name in verbs),
     ]
 
 
@@ -261,6 +265,13 @@ def _job(config: JobConfig) -> Manifest:
     # them apart, and the old pod may still run. Otherwise nothing else prevents two masters.
     shared = pods.state_claim or config.durability.shares_state or keeps_state(config)
     of_job = {
+        # One index whose back-off delay counts the failures that its last pod has as an annotation:
+        # a master that leaves in order creates the next pod without failures. The delay of a plain
+        # Job counts all pods that were ever deleted.
+        "completions": 1,
+        "parallelism": 1,
+        "completionMode": "Indexed",
+        "backoffLimitPerIndex": _MOST_PODS,
         "backoffLimit": _MOST_PODS,
         "podReplacementPolicy": "TerminatingOrFailed" if shared else "Failed",
         "ttlSecondsAfterFinished": KEEP_S,

@@ -47,7 +47,7 @@ def process_pod(
     command: Sequence[str],
     env: Mapping[str, str],
     grace_s: float,
-    job_uid: str,
+    owner: Manifest | None,
     priority_class: str = "",
     avoid: Sequence[str] = (),
 ) -> Manifest:
@@ -61,7 +61,7 @@ def process_pod(
         env: additional environment variables; no secrets.
         grace_s: seconds that the process has to exit after SIGTERM.
         priority_class: name of a PriorityClass; empty: the default of the cluster.
-        job_uid: uid of the Job of the master, which owns the pod; empty: nothing owns it.
+        owner: reference to the object with which the pod is deleted; None: nothing owns it.
         avoid: nodes on which the pod runs only if no other node has room.
     """
     metadata: Manifest = {
@@ -69,10 +69,10 @@ def process_pod(
         "labels": names.labels(job, role, id, incarnation),
         "annotations": names.annotations_of(job),
     }
+    if owner is not None:
+        metadata["ownerReferences"] = [owner]
     if role == "worker" and config.processes_per_pod > 1:
         metadata["labels"][names.SHARED] = str(config.processes_per_pod)
-    if job_uid:
-        metadata["ownerReferences"] = [names.owner(job, job_uid)]
     spec = pod_spec(
         job,
         config,
