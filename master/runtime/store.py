@@ -9,7 +9,6 @@ the previous write, so a delayed write cannot overwrite a newer one.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import math
 import os
 import socket
@@ -186,20 +185,19 @@ class SqliteStore(Store):
         self._mutex = threading.Lock()
         self._path = str(path)
         try:
-            with open(f"{path}.lock", "ab") as lock:
-                # Of several processes that create one file at once, sqlite lets only one change the
-                # journal mode: the others fail without waiting.
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                # isolation_level None: _transaction begins transactions explicitly.
-                self._connection = sqlite3.connect(
-                    self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
-                )
-                # With a write-ahead log, readers do not wait. FULL forces each write to the disk
-                # (2 ms instead of 0.2, measured): journals are removed after these writes, so a
-                # loss of power must not undo them.
-                self._connection.execute("PRAGMA journal_mode=WAL")
-                self._connection.execute("PRAGMA synchronous=FULL")
-                self._connection.executescript(_SCHEMA)
+            # isolation_level None: _transaction begins transactions explicitly.
+            self._connection = sqlite3.connect(
+                self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+            )
+            # The file may be on a volume of two nodes, whose masters overlap for a while. A
+            # write-ahead log needs memory that its users share: without it, both masters would get
+            # the lock, and each would undo the writes of the other. The journal that is truncated
+            # is also the one whose end is forced to the disk; journals of servers are removed after
+            # these writes, so a loss of power must not undo them.
+            # https://sqlite.org/wal.html#noshm
+            self._connection.execute("PRAGMA journal_mode=TRUNCATE")
+            self._connection.execute("PRAGMA synchronous=FULL")
+            self._connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
         except sqlite3.Error as error:
             raise OSError(f"{self._path}: {error}") from error
 

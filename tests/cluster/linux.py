@@ -31,6 +31,23 @@ def unshare(flags: int) -> None:
     _check(_libc.unshare(flags), "unshare")
 
 
+def unshare_as_root(flags: int) -> bool:
+    """Gives this process, which must not have other threads, namespaces in which it is root. True
+    if its users are namespaced, too, and there is only one."""
+    user, group = os.getuid(), os.getgid()
+    own_users = user != 0
+    unshare(flags | (NEW_USER if own_users else 0))
+    if own_users:
+        for file, text in (
+            ("setgroups", "deny"),
+            ("uid_map", f"0 {user} 1"),
+            ("gid_map", f"0 {group} 1"),
+        ):
+            with open(f"/proc/self/{file}", "w") as place:
+                place.write(text)
+    return own_users
+
+
 @contextlib.contextmanager
 def inside(namespace: int) -> Iterator[None]:
     """In another network namespace, named by its file descriptor: what is opened stays there."""

@@ -116,7 +116,8 @@ def _stored(folder: Path, problems: list[str]) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        connection = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)
+        # Not read-only: the journal of a write that a crash cut off must be rolled back first.
+        connection = sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True)
         try:
             row = connection.execute("SELECT value FROM entries WHERE key = 'state'").fetchone()
         finally:

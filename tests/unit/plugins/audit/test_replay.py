@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import shutil
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +87,24 @@ def test_a_job_that_began_nothing_has_no_file(tmp_path: Path) -> None:
     ledger.close_line(1.0, "", 5, 1)  # the file had the line, and was removed
     keep()
     assert "lines 1 to 1 are missing" in read(tmp_path).problems[0]
+
+
+def test_a_write_of_the_state_that_a_crash_cut_off_is_undone(tmp_path: Path) -> None:
+    """The file is half written, and its journal is there."""
+    alive, crashed = tmp_path / "alive", tmp_path / "crashed"
+    alive.mkdir()
+    crashed.mkdir()
+    state = json.dumps({"ledger": TaskLedger().to_state()}).encode()
+    SqliteStore(alive / "state.sqlite").commit({"state": state}, {})
+    writer = sqlite3.connect(alive / "state.sqlite", isolation_level=None)
+    with contextlib.closing(writer):
+        writer.execute("PRAGMA cache_size=1")  # pages go to the file before the end of the write
+        writer.execute("BEGIN IMMEDIATE")
+        writer.execute("UPDATE entries SET value = ?", (b"x" * 2_000_000,))
+        for file in alive.glob("state.sqlite*"):
+            shutil.copy(file, crashed)
+    assert (crashed / "state.sqlite-journal").stat().st_size > 0
+    assert not read(crashed).problems
 
 
 def test_a_full_disk_keeps_lines_in_the_store(tmp_path: Path) -> None:
