@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -120,6 +120,8 @@ class ScriptInRing:
         # More iterations than planned: the script has its own loop over epochs.
         if (until := loader.until) < self._epochs:
             until = self._epochs if epochs > 1 else 0
+        # Read before this process joins the ring, while the other processes do not wait.
+        first_records = {} if self._rendezvous is None else loader.first_records
         if self.late:
             try:
                 yield from self._warm_up(loader)
@@ -131,7 +133,7 @@ class ScriptInRing:
         if self.engine.replica.position.pass_index != number:
             self.records_here = self.records_planned
             return
-        updates = _PassUpdates(self, loader, number, first, until)
+        updates = _PassUpdates(self, loader, number, first, until, first_records)
         seconds = None if self.session is None else self.session.progress.seconds
         batches = loop(self.engine, updates, self.meter, seconds)
         with (
@@ -230,12 +232,19 @@ class _PassUpdates(PositionUpdates):
         number: number of the pass.
         first: number of epochs of all loops before this one.
         until: number of epochs of the job; 0: unknown.
+        first_records: digests of some records, unless the dataset is a stream.
     """
 
     _batches: Batches | StreamBatches
 
     def __init__(
-        self, script: ScriptInRing, loader: Loader, number: int, first: int, until: int
+        self,
+        script: ScriptInRing,
+        loader: Loader,
+        number: int,
+        first: int,
+        until: int,
+        first_records: Mapping[str, str],
     ) -> None:
         batches = open_batches(loader.given, loader.data, number, loader.options)
         super().__init__(script.engine, batches)
@@ -244,6 +253,7 @@ class _PassUpdates(PositionUpdates):
         self._first, self._until = first, until
         self._epochs = loader.data["epochs"]
         self._data = batches.data
+        self._first_records = first_records
         self._engine.replica.position.go_through(self._data.identity, self._epochs)
 
     def updates(self) -> Iterator[Update]:
@@ -251,6 +261,9 @@ class _PassUpdates(PositionUpdates):
         while (position := engine.replica.position).pass_index == self._number:
             self._data = self._batches.known_end(position.records, ring.world)
             start = self._data.next_start(position.records, ring.world)
+            if isinstance(self._batches, StreamBatches):
+                self._first_records = self._batches.first_records
+            engine.compare(self._first_records)
             if start >= self._data.total:
                 position.end()
                 return
@@ -275,11 +288,11 @@ class _PassUpdates(PositionUpdates):
         return self._engine.replica.position.pass_index == self._number and self._engine.settle()
 
     def _tell(self, session: MasterSession) -> None:
-        """Report the progress of this pass to the master. The length of a stream counts as 0 until
-        its end is reached."""
+        """Report the progress of this pass to the master. The length of a stream counts as 0, even
+        at its end: the job cannot know whether the stream yielded all records of the data."""
         position, data, script = self._engine.replica.position, self._data, self._script
         script.records_here = position.records
-        records = 0 if data.records >= ENDLESS else data.records
+        records = 0 if isinstance(self._batches, StreamBatches) else data.records
         start = data.next_start(position.records, self._engine.membership.world)
         over = self._epochs if start >= data.total else start // data.records
         status = session.progress
@@ -287,7 +300,7 @@ class _PassUpdates(PositionUpdates):
         status.steps = status.version = position.step
         status.position = status.records = position.records
         status.pass_index = position.pass_index
-        status.pass_records = data.total if records else 0
+        status.pass_records = records * self._epochs
         status.records_before, status.records_left = script.records_before, script.records_left
         status.records_to_come = records * max(0, self._until - self._first - self._epochs)
         status.epoch, status.epochs = self._first + over, self._until

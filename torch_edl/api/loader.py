@@ -7,12 +7,14 @@ import inspect
 import os
 import weakref
 from collections.abc import Generator, Iterator
+from functools import cached_property
 from typing import Any, Protocol
 
 from torch.utils.data import IterableDataset, Sampler
 
 from torch_edl.errors import UsageError
 from torch_edl.pytorch.batches import open_batches
+from torch_edl.pytorch.first_records import digests_of_dataset
 
 
 class TrainingJob(Protocol):
@@ -110,6 +112,14 @@ class Loader:
         self.pin_memory: bool = options.get("pin_memory", False)
         self.collate_fn: Any = batches.collate
         self.sampler = DealtRecords(self)
+
+    @cached_property
+    def first_records(self) -> dict[str, str]:
+        """Digests of some records of a dataset that is read by index, and in this process: records
+        may open files that the processes of a ``DataLoader`` must not inherit. Empty otherwise."""
+        is_read_here = not (self.whole.files or self.num_workers)
+        indexed = not isinstance(self.dataset, IterableDataset)
+        return digests_of_dataset(self.dataset) if is_read_here and indexed else {}
 
     def __len__(self) -> int:
         """Return the number of batches of this process in a pass, if the ring does not change.

@@ -35,9 +35,11 @@ _WORDS = {
     "epochs": "epochs={}",
 }
 
-SEED_SAMPLES = (
-    "all processes of a job need the same samples in the same order: seed what splits or shuffles "
-    "them, as in random_split(dataset, lengths, generator=torch.Generator().manual_seed(0))"
+SAME_SAMPLES = (
+    "all processes of a job need the same samples in the same order: give the whole dataset, since "
+    "the job assigns its records to the processes (remove split_dataset_by_node, split_by_node or "
+    "a sampler by rank), and seed what splits or shuffles it, as in random_split(dataset, lengths, "
+    "generator=torch.Generator().manual_seed(0))"
 )
 """Advice if the datasets of two processes have different samples."""
 

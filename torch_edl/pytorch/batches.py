@@ -21,6 +21,7 @@ from torch_edl.data.task_reader import TaskReader, TaskRecords
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import UsageError
 from torch_edl.interfaces import ENDLESS
+from torch_edl.pytorch.first_records import FIRST, digests, is_random
 from torch_edl.pytorch.sample_digest import sample_digest
 
 # Number of minibatches in a block of a shuffled file; see TaskReader.
@@ -175,6 +176,9 @@ class StreamBatches:
         self._stream = itertools.chain.from_iterable(itertools.repeat(dataset, epochs))
         self._records: deque[Any] = deque()
         self._first = 0  # position of the first record in self._records
+        self.first_records: dict[str, str] = {}
+        """Digests of the first records; empty before they were read, or if this drew random
+        numbers, so that they cannot be compared."""
 
     def known_end(self, start: int, world: int) -> Pass:
         """Read the records of the update at ``start``, and return the pass with its length if the
@@ -184,6 +188,11 @@ class StreamBatches:
             UsageError: the stream has no records.
         """
         wanted = start + self.data.update_size(world)
+        if not (self._first or self._records):
+            first: list[Any] = []
+            drawn = is_random(lambda: first.extend(itertools.islice(self._stream, FIRST)))
+            self._records.extend(first)
+            self.first_records = {} if drawn else digests(first)
         while self._first < start and self._records:
             self._records.popleft()
             self._first += 1

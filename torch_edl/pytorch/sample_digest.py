@@ -80,26 +80,26 @@ def _length(value: Any) -> int:
 
 def _rows(value: Any, count: int) -> Any:
     """Return the values of some samples; None if the type of ``value`` is not supported."""
-    at = _some(count, _ROWS)
+    at = some(count, _ROWS)
     package = type(value).__module__.partition(".")[0]
     is_tensor = isinstance(value, torch.Tensor) and value.layout is torch.strided
     if is_tensor or isinstance(value, list | tuple | range | np.ndarray):
-        return [_plain(value[place]) for place in at]
+        return [plain(value[place]) for place in at]
     if package == "pandas" and hasattr(value, "iloc"):
-        return [_plain(row) for row in value.iloc[at].to_numpy()]
+        return [plain(row) for row in value.iloc[at].to_numpy()]
     if package in ("pyarrow", "datasets") and hasattr(value, "slice"):
-        return [_plain(value.slice(place, 1).to_pylist()) for place in at]
+        return [plain(value.slice(place, 1).to_pylist()) for place in at]
     return None
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return some of the values in a sample, as numbers and texts."""
     if isinstance(value, torch.Tensor) and value.layout is torch.strided:
         flat = value.detach().reshape(-1)
-        return [*value.shape, *(_plain(flat[at].item()) for at in _some(len(flat), _VALUES))]
+        return [*value.shape, *(plain(flat[at].item()) for at in some(len(flat), _VALUES))]
     if isinstance(value, np.ndarray):
         row = value.reshape(-1)
-        return [*value.shape, *map(_plain, row[_some(len(row), _VALUES)].tolist())]
+        return [*value.shape, *map(plain, row[some(len(row), _VALUES)].tolist())]
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float):
@@ -111,12 +111,12 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return len(value), value[:_LENGTH]
     if isinstance(value, list | tuple):
-        return [len(value), *(_plain(value[place]) for place in _some(len(value), _VALUES))]
+        return [len(value), *(plain(value[place]) for place in some(len(value), _VALUES))]
     if isinstance(value, Mapping):
-        return [(str(key), _plain(value[key])) for key in list(value)[:_VALUES]]
+        return [(str(key), plain(value[key])) for key in list(value)[:_VALUES]]
     return value if isinstance(value, int | None) else type(value).__name__
 
 
-def _some(count: int, most: int) -> list[int]:
+def some(count: int, most: int) -> list[int]:
     """Return the first, the last and some other indices below ``count``; at most ``most``."""
     return sorted({int(place) for place in np.linspace(0, count - 1, min(most, count))})

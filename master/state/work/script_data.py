@@ -10,7 +10,7 @@ from typing import Any
 from master.state.actions import Saved
 from master.state.membership import Membership
 from torch_edl.config import JobConfig
-from torch_edl.data.resuming import SEED_SAMPLES, difference
+from torch_edl.data.resuming import SAME_SAMPLES, difference
 from torch_edl.errors import UsageError
 from torch_edl.interfaces.ledger import Ledger
 from torch_edl.tables.watermarks import Watermarks
@@ -66,7 +66,7 @@ def check_same(first: pb.ScriptData, second: pb.ScriptData) -> None:
     if first.samples != second.samples:
         raise UsageError(
             "job.loader: the dataset of this process stores other samples than that of another "
-            f"process; {SEED_SAMPLES}"
+            f"process; {SAME_SAMPLES}"
         )
 
 

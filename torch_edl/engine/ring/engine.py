@@ -10,7 +10,7 @@ lost. The most advanced member then sends its state to the others and to new mem
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -121,6 +121,11 @@ class RingEngine:
         self.membership.leave(finished=finished)
 
     # ---- an update ----
+
+    def compare(self, first_records: Mapping[str, str]) -> None:
+        """Compare the first records of this pass with those of the other members, in the updates
+        that follow; see :meth:`ControlFlags.compare`."""
+        self._flags.compare(first_records)
 
     def begin(self, update: Update, minibatch: Minibatch) -> Any:
         """Begin a minibatch; its gradients are weighted by its records."""

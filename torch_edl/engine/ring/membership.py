@@ -9,12 +9,12 @@ import json
 import logging
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from torch_edl.data.resuming import SEED_SAMPLES, records_of
+from torch_edl.data.resuming import SAME_SAMPLES, records_of
 from torch_edl.engine.replica import ModelReplica
 from torch_edl.engine.ring.rendezvous import RingRendezvous
 from torch_edl.engine.ring.replicated import Bytes, Replicated, RingBrokenError, RingGroup
@@ -34,6 +34,8 @@ _MAX_STEPS = 16
 
 UNAUTHORIZED = "no member has heard of the master lately"
 
+# Parts of the first records that are compared; a hash of its name gives the place of a part.
+_PARTS = 8
 # 32-bit checksums are sent as four bytes, so that sums over members are exact in float32.
 _SHIFTS = (0, 8, 16, 24)
 
@@ -113,6 +115,10 @@ def chunks(tensors: Sequence[Bytes], limit_bytes: int) -> Iterator[tuple[Bytes, 
         if tensor is not None and tensor.nbytes:
             group.append(tensor)
             size += tensor.nbytes
+
+
+def _octets(value: int | None) -> list[float]:
+    return [float((value or 0) >> shift & 255) for shift in _SHIFTS]
 
 
 def spread(buffer: Bytes, group: Sequence[Bytes]) -> None:
@@ -291,7 +297,7 @@ class ControlFlags:
         check_every: number of updates between comparisons of a parameter checksum; 0 for never.
     """
 
-    COUNT = 4 + 3 * len(_SHIFTS)
+    COUNT = 4 + 3 * len(_SHIFTS) + _PARTS * (1 + len(_SHIFTS))
     """Number of control numbers."""
 
     def __init__(
@@ -312,11 +318,23 @@ class ControlFlags:
         self._check_every = check_every
         self._begun: float | None = None
         self._place = self._samples = 0
+        self._parts: list[float] = []
+        self.compare({})
         self._sent: list[float] = []
 
     def clear(self) -> None:
         """Reset the counts before another ring is formed."""
         self.stale = self.skipped = self.leaving = 0
+
+    def compare(self, first_records: Mapping[str, str]) -> None:
+        """Compare these digests of the parts of the first records in the updates that follow; see
+        :mod:`torch_edl.pytorch.first_records`."""
+        places: list[int | None] = [None] * _PARTS
+        for name in sorted(first_records):
+            place = zlib.crc32(name.encode()) % _PARTS
+            if places[place] is None:
+                places[place] = zlib.crc32(first_records[name].encode())
+        self._parts = [n for place in places for n in (float(place is not None), *_octets(place))]
 
     def begin_update(self, records: int) -> None:
         """Begin an update of ``records`` records at the current position."""
@@ -326,7 +344,8 @@ class ControlFlags:
             at = self._replica.position
             place = json.dumps([at.pass_index, at.records, records, at.data, at.epochs])
             self._place = zlib.crc32(place.encode())
-            self._samples = zlib.crc32(at.data.get("samples", "").encode())
+            samples = json.dumps([at.data.get("records"), at.data.get("samples")])
+            self._samples = zlib.crc32(samples.encode())
 
     def send(self) -> list[float]:
         """Return the numbers of this member, to be summed over all members."""
@@ -341,7 +360,8 @@ class ControlFlags:
         values = (self._samples, self._place, digest)
         self._sent = [
             *map(float, (stale, rendezvous.authorized, self.skip, rendezvous.leaving)),
-            *(float(value >> shift & 255) for value in values for shift in _SHIFTS),
+            *(octet for value in values for octet in _octets(value)),
+            *self._parts,
         ]
         return self._sent
 
@@ -354,13 +374,22 @@ class ControlFlags:
         self.stale, authorized, self.skipped, self.leaving = map(int, sums[:4])
         position, world = self._replica.position, self._membership.world
         same = [total == world * own for total, own in zip(sums, self._sent, strict=True)]
-        place, digest = 4 + len(_SHIFTS), 4 + 2 * len(_SHIFTS)
+        place, digest, parts = (4 + n * len(_SHIFTS) for n in (1, 2, 3))
         if not authorized:
             return UNAUTHORIZED
         if not all(same[4:place]):
             raise DivergedError(
-                f"the dataset of this process, of {position.data.get('records', 0):,} records, "
-                f"stores other samples than that of another process; {SEED_SAMPLES}"
+                f"the dataset of this process, of {position.data.get('records', 0):,} records, has "
+                f"another length or stores other samples than that of another process; "
+                f"{SAME_SAMPLES}"
+            )
+        step = 1 + len(_SHIFTS)
+        places = range(parts, self.COUNT, step)
+        known = [same[at + 1 : at + step] for at in places if int(sums[at]) == world]
+        if known and not any(map(all, known)):
+            raise DivergedError(
+                "the first records of the dataset of this process are not those of another "
+                f"process; {SAME_SAMPLES}"
             )
         if not all(same[place:digest]):
             raise DivergedError(
@@ -369,7 +398,7 @@ class ControlFlags:
                 "process must go through the same loaders and evaluations, over the same data, "
                 "and leave a loop at the same job.step"
             )
-        if not all(same[digest:]):
+        if not all(same[digest:parts]):
             raise DivergedError(
                 f"step {position.step}: the parameters of the members differ; something in the "
                 "script depends on the process (the rank, a random number, a condition on a local "

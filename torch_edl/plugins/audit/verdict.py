@@ -62,6 +62,11 @@ class _Audit:
         if not self.job.begun and not self.job.passes:
             self.unproven.append(_NOTHING.get(self._config.kind, "the job began no task"))
             return
+        for each in self.passes:
+            if not each.of:
+                text = f"pass {each.number} trained {each.position:,} records of an IterableDataset"
+                why = "the job does not know how many records the data have"
+                self.unproven.append(f"{text}, whose length is unknown: {why}")
         missing = self._missing()
         if not self.finished:
             self.notes += missing

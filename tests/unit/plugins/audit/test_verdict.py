@@ -235,6 +235,14 @@ def test_a_pass_that_ended_early_is_not_proven(
     assert text in report["unproven"][0]
 
 
+def test_a_pass_of_unknown_length_is_not_proven(ledger: TaskLedger, record: Recorded) -> None:
+    """A stream may be a part of the data, such as that of one rank."""
+    ledger.heard(heartbeat(0, 32, of=0))
+    report = record(kind="script")
+    assert report["verdict"] == "unproven"
+    assert "pass 0 trained 32 records of an IterableDataset" in report["unproven"][0]
+
+
 def test_a_ring_that_lost_all_its_members(ledger: TaskLedger, record: Recorded) -> None:
     """It goes on from a checkpoint of pass 1, whose reports the ledger had before."""
     for number, at, before in ((0, 10, 0), (1, 8, 10)):
