@@ -293,7 +293,8 @@ class ElasticTrainer:
         same result.
 
         Args:
-            dataset, batch_size, options: as for :meth:`fit`.
+            dataset, batch_size, options: as for :meth:`fit`. Of ``num_workers`` processes, one
+                reads an ``IterableDataset``, since each would read the whole.
 
         Raises:
             UsageError: the dataset is empty, or its batches have no labels.
@@ -317,7 +318,7 @@ class ElasticTrainer:
         ``IterableDataset`` rank 0 computes all predictions.
 
         Args:
-            dataset, batch_size, options: as for :meth:`fit`.
+            dataset, batch_size, options: as for :meth:`evaluate`.
 
         Returns:
             A tensor; a tuple or dict of tensors if the model returns a tuple or dict.

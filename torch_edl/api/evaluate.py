@@ -42,7 +42,9 @@ def part_of(
         UsageError: the dataset has an unsupported type or no records.
     """
     if isinstance(dataset, IterableDataset):
-        stream = DataLoader(dataset, batch_size=batch_size, **options)
+        # Each process of a DataLoader would read the whole stream.
+        one = {**options, "num_workers": min(1, options.get("num_workers", 0))}
+        stream = DataLoader(dataset, batch_size=batch_size, **one)
         yield from itertools.islice(stream, rank, None, world)
         return
     batches = _opened(dataset, batch_size, options)

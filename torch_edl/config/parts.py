@@ -76,7 +76,10 @@ class DataConfig(Checked):
         False, "--skip-damaged", "skip and count records that cannot be read (default: fail)"
     )
     loader_workers: int = option(
-        0, "--loader-workers N", "DataLoader processes, if feed returns a Dataset", minimum=0
+        0,
+        "--loader-workers N",
+        "DataLoader processes, if feed returns a Dataset; at most one reads an IterableDataset",
+        minimum=0,
     )
     pin_memory: bool = option(
         False, "--pin-memory", "pin the memory of the batches of the DataLoader"

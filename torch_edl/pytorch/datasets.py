@@ -63,6 +63,8 @@ class TorchDatasets:
             "generator": torch.Generator().manual_seed(random.seed),
         }
         if isinstance(dataset, IterableDataset):
+            # Each process of a DataLoader would read the whole dataset.
+            options["num_workers"] = min(1, config.loader_workers)
             loader: DataLoader[Any] = DataLoader(dataset, collate_fn=collate, **options)
             try:
                 for number, item in enumerate(random.iterate(iter(loader))):

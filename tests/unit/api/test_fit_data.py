@@ -60,6 +60,12 @@ def test_a_stream_is_evaluated_and_predicted() -> None:
         made.evaluate(data(), batch_size=7)
     )
     assert torch.equal(made.predict(Stream(), batch_size=7), made.predict(data(), batch_size=7))
+    # Each process of a DataLoader would read the whole stream.
+    loaded = made.predict(Stream(), batch_size=7, num_workers=2)
+    assert torch.equal(loaded, made.predict(data(), batch_size=7))
+    assert made.evaluate(Stream(), batch_size=7, num_workers=2) == pytest.approx(
+        made.evaluate(data(), batch_size=7)
+    )
 
 
 def test_files_are_data_too(tmp_path: Path) -> None:

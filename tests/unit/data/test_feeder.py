@@ -285,6 +285,12 @@ def test_a_record_that_cannot_be_read_is_named(workers: int, shuffle: bool) -> N
     assert isinstance(caught.value.__cause__, OSError)
 
 
+def test_a_stream_of_feed_has_each_sample_once_with_several_processes() -> None:
+    job = config(4, loader_workers=2, shuffle=False)
+    updates = feeder(job, FEEDS["iterable"]).prepare(lease(0, 16))(0)
+    assert [value for update in updates for value in values(update)] == list(range(16))
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_records_that_cannot_be_read_are_left_out(
     workers: int, caplog: pytest.LogCaptureFixture
