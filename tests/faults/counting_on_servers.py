@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import time
+import uuid
 from pathlib import Path
 
 import torch
@@ -44,20 +45,31 @@ class Numbers(Dataset[int]):
         return number
 
 
+def meet(folder: Path, workers: int) -> None:
+    """Wait until this number of workers have called this function."""
+    (folder / f"{uuid.uuid4().hex}.here").touch()
+    while len(list(folder.glob("*.here"))) < workers:
+        time.sleep(0.01)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("gate", type=Path)
     parser.add_argument("--records", type=int, required=True)
     parser.add_argument("--epochs", type=int, required=True)
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--meet", type=int, default=1, help="workers that wait for each other")
     parser.add_argument("--delay", type=float, default=0.0)
     args = parser.parse_args()
     job = torch_edl.init()
     model = Count()
     model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
     numbers = Numbers(args.records, args.gate)
-    loader = job.loader(numbers, batch_size=8, epochs=args.epochs, shuffle=True)
-    for batch in loader:
+    loader = job.loader(numbers, batch_size=args.batch_size, epochs=args.epochs, shuffle=True)
+    for number, batch in enumerate(loader):
+        if not number:
+            meet(args.folder, args.meet)
         optimizer.zero_grad()
         loss = -model(batch).sum() - len(batch) * model.total.sum()
         loss.backward()
@@ -73,9 +85,10 @@ def main() -> None:
         "total": model.total.tolist(),
         "wrong": {n: counts[n].tolist() for n in wrong},
     }
-    part = args.folder / f"{os.getpid()}.part"
+    name = uuid.uuid4().hex  # workers of two containers may have equal pids
+    part = args.folder / f"{name}.part"
     part.write_text(json.dumps(told))
-    os.replace(part, args.folder / f"counts-{os.getpid()}.json")
+    os.replace(part, args.folder / f"counts-{name}.json")
 
 
 if __name__ == "__main__":

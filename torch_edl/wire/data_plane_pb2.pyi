@@ -75,12 +75,14 @@ class SharedFrames(_message.Message):
     def __init__(self, places: _Optional[_Iterable[int]] = ..., sizes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class AttachMemoryRequest(_message.Message):
-    __slots__ = ("pid", "file")
+    __slots__ = ("pid", "file", "nonce")
     PID_FIELD_NUMBER: _ClassVar[int]
     FILE_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
     pid: int
     file: int
-    def __init__(self, pid: _Optional[int] = ..., file: _Optional[int] = ...) -> None: ...
+    nonce: bytes
+    def __init__(self, pid: _Optional[int] = ..., file: _Optional[int] = ..., nonce: _Optional[bytes] = ...) -> None: ...
 
 class AttachMemoryResponse(_message.Message):
     __slots__ = ()

@@ -13,12 +13,13 @@ import pytest
 
 from tests.unit.wire.test_data_plane import TOKEN, connect, refused  # noqa: F401
 from torch_edl import _core
+from torch_edl.errors import UsageError
 from torch_edl.wire import codec
 from torch_edl.wire import data_plane_pb2 as pb
 from torch_edl.wire import pserver_pb2 as ps
 from torch_edl.wire.codec import Framed
 from torch_edl.wire.data_plane.server import DataServer
-from torch_edl.wire.data_plane.shared_memory import AttachedMemories
+from torch_edl.wire.data_plane.shared_memory import AttachedMemories, ClientMemory
 from torch_edl.wire.data_plane.sockets import Keys
 from torch_edl.wire.data_plane.stub import DataStub
 
@@ -128,6 +129,36 @@ def test_a_server_that_cannot_attach_the_memory_gets_frames(
     assert doubling.lent == 3 * [False]
 
 
+def test_memory_of_another_process_with_equal_pid_and_file_is_not_attached(
+    doubling: Doubling,
+    connect: Callable[..., DataStub],  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    others = ClientMemory()
+    mine = ClientMemory.request
+
+    def request(memory: ClientMemory) -> pb.AttachMemoryRequest:
+        made = mine(memory)
+        made.file = others.core.file  # as the server sees a client of another PID namespace
+        return made
+
+    monkeypatch.setattr(ClientMemory, "request", request)
+    stub = connect(doubling.endpoint)
+    for _ in range(3):
+        assert pull(stub, IDS)[0].tolist() == (2 * IDS).tolist()
+    assert doubling.lent == 3 * [False]
+
+
+@pytest.mark.parametrize("nonce", [b"", bytes(16), bytes(17)])
+def test_memory_is_attached_by_its_nonce_alone(nonce: bytes) -> None:
+    memories, memory = AttachedMemories(), ClientMemory()
+    request = memory.request()
+    request.nonce = nonce
+    with pytest.raises(UsageError, match="of another process"):
+        memories.attach(b"client", request)
+    assert memories.find(b"client") is None
+
+
 def test_places_outside_of_the_memory_are_refused(
     doubling: Doubling,
     connect: Callable[..., DataStub],  # noqa: F811
@@ -187,13 +218,12 @@ def _path(file: int) -> str:
 
 
 def test_memory_of_a_client_that_has_ended_is_released() -> None:
-    memories, memory = AttachedMemories(), _core.SharedMemory(1 << 20)
-    request = pb.AttachMemoryRequest(pid=os.getpid(), file=memory.file)
-    memories.attach(b"first", request)
+    memories, memory = AttachedMemories(), ClientMemory()
+    memories.attach(b"first", memory.request())
     assert memories.find(b"first") is not None
     del memory
-    other = _core.SharedMemory(1 << 20)
-    memories.attach(b"second", pb.AttachMemoryRequest(pid=os.getpid(), file=other.file))
+    other = ClientMemory()
+    memories.attach(b"second", other.request())
     assert memories.find(b"first") is None
     assert memories.find(b"second") is not None
     del other

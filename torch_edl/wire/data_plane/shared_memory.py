@@ -2,15 +2,18 @@
 
 The client creates the memory of a connection, and reserves places for the frames of its calls and
 of the answers. Both sides then read and write the frames in place, and only messages are sent. The
-memory of a lost connection is never used again, so a server that still writes an answer there does
-no harm. It is a file without a name, which the kernel frees when the client has ended and the
-server, within a minute, has released it.
+memory begins with random bytes that the client also sends, so a server never takes the memory of
+another process for that of its client. The memory of a lost connection is never used again, so a
+server that still writes an answer there does no harm. It is a file without a name, which the kernel
+frees when the client has ended and the server, within a minute, has released it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hmac
 import os
+import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -26,6 +29,7 @@ Bytes = npt.NDArray[np.uint8]
 
 _MEMORY_BYTES = 4 << 30  # limit for the calls in flight; the kernel provides what is used
 _LEAST_BYTES = 2048  # smaller frames are sent
+_NONCE_BYTES = 16
 
 
 class ClientMemory:
@@ -33,10 +37,16 @@ class ClientMemory:
 
     def __init__(self) -> None:
         self.core = _core.SharedMemory(_MEMORY_BYTES)
+        nonce = self.core.allocate(_NONCE_BYTES)  # kept, so that no frame gets this place
+        assert nonce is not None
+        assert self.core.position(nonce) == 0
+        nonce[:] = np.frombuffer(secrets.token_bytes(_NONCE_BYTES), np.uint8)
+        self._nonce = nonce
 
     def request(self) -> pb.AttachMemoryRequest:
         """Return the request that shares the memory."""
-        return pb.AttachMemoryRequest(pid=os.getpid(), file=self.core.file)
+        nonce = self._nonce.tobytes()
+        return pb.AttachMemoryRequest(pid=os.getpid(), file=self.core.file, nonce=nonce)
 
     def allocate(self, size: int) -> Bytes:
         """Return memory (size,), of the process alone if the shared memory is full."""
@@ -103,15 +113,24 @@ class AttachedMemories:
     def attach(self, sender: bytes, request: pb.AttachMemoryRequest) -> None:
         """Map the memory of a client.
 
+        In another PID namespace, the pid of the client may belong to another process, which may be
+        a client, too. The memory therefore begins with the nonce of the request.
+
         Raises:
-            UsageError: the memory cannot be opened, or is not sealed.
+            UsageError: the memory cannot be opened, is not sealed, or is of another process.
         """
         self.release_ended()
         path = f"/proc/{request.pid}/fd/{request.file}"
         try:
             memory = _core.SharedMemory.open(path)
+            found = memory.view(0, _NONCE_BYTES).tobytes()
         except (OSError, ValueError) as error:
             raise UsageError(f"the memory of the client: {error}") from None
+        if not hmac.compare_digest(found, request.nonce):
+            raise UsageError(
+                f"the memory of the client: {path} is of another process; the client is in another "
+                "PID namespace"
+            )
         self._open[sender] = path, _inode(path), memory
 
     def release_ended(self) -> None:
