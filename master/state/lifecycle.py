@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from master.state.outages import Outages
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 
@@ -146,34 +147,6 @@ class Rates:
         return (last[1] - first[1]) / span, (last[2] - first[2]) / span
 
 
-class Losses:
-    """Lost processes by role, and the time for which the job made no step after a loss."""
-
-    def __init__(self) -> None:
-        self.by_role = {role: pb.LossCounts(role=role) for role in ("worker", "ps")}
-        """Counts since the start of the master."""
-        self._newest: tuple[float, int] | None = None  # sample; None before the first
-        # Time and steps of the first open loss; None until the first sample after it.
-        self._stalled: dict[str, tuple[float, int] | None] = {}
-
-    def lost(self, role: str) -> None:
-        """Count a lost process of a role."""
-        self.by_role.setdefault(role, pb.LossCounts(role=role)).losses += 1
-        self._stalled.setdefault(role, self._newest)
-
-    def sample(self, now: float, steps: int) -> None:
-        """Record the total of steps at ``now``. A new step ends a stall; fewer steps than before (a
-        restore) do not."""
-        self._newest = now, steps
-        for role, sample in list(self._stalled.items()):
-            since, before = sample or self._newest
-            if steps > before:
-                self.by_role[role].stalled_s += now - since
-                del self._stalled[role]
-            else:
-                self._stalled[role] = since, steps
-
-
 class Lifecycle:
     """The phase of a job and its outcome, which never changes once it is known.
 
@@ -184,7 +157,7 @@ class Lifecycle:
     def __init__(self, *, wall_offset_s: float) -> None:
         self.log = EventLog()
         self.rates = Rates()
-        self.losses = Losses()
+        self.outages = Outages()
         self.outcome: Outcome | None = None
         self.ended_at = 0.0
         """Time at which the outcome became known; 0 before."""
@@ -231,9 +204,21 @@ class Lifecycle:
     def note(self, level: str, text: str, now: float, traceback: str = "") -> None:
         self.log.add(level, text, now + self._wall_offset_s, traceback)
 
+    def disrupted(self, now: float, *, lost: str = "", silent_s: float = 0.0) -> None:
+        """Begin an outage, which the event of the same ``now`` reports.
+
+        Args:
+            lost: role of the process that was lost; empty if none was.
+            silent_s: seconds for which this process was not heard, or made no step.
+        """
+        if lost:
+            self.outages.losses[lost] = self.outages.losses.get(lost, 0) + 1
+        self.outages.begin(now + self._wall_offset_s, now, silent_s=silent_s)
+
     def restarted(self, now: float) -> None:
         """Begin the period in which the processes have yet to find the address of this master."""
         self._restarted_at = now
+        self.disrupted(now)
 
     def counts_silence(self, heard_at: float, now: float) -> bool:
         """Return whether a process that was last heard at ``heard_at``, and exceeds its heartbeat
@@ -340,6 +325,7 @@ class Lifecycle:
             "records_rolled_back": self.records_rolled_back,
             "updates_lost": self.updates_lost,
             "fell_from": self._fell_from,
+            "outages": self.outages.to_state(self._wall_offset_s),
         }
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
@@ -359,3 +345,4 @@ class Lifecycle:
         self.records_rolled_back = state["records_rolled_back"]
         self.updates_lost = state["updates_lost"]
         self._fell_from = state["fell_from"]
+        self.outages.from_state(state["outages"], self._wall_offset_s)

@@ -10,6 +10,8 @@ from typing import Any
 
 from torch_edl.wire import master_pb2 as pb
 
+# Phases of a worker in its training loop, which makes a step or waits for one.
+_LOOP = frozenset({"training", "waiting", "reconnecting"})
 _NOTHING_TOLD = pb.HeartbeatRequest(phase="importing")
 
 
@@ -21,6 +23,9 @@ class Member:
     pid: int
     last_heartbeat: float
     """Time of the last message of the worker."""
+    stepped_at: float
+    """Time of the last heartbeat that reported a step, or before which the worker was outside its
+    training loop."""
     heartbeat: pb.HeartbeatRequest = field(default_factory=lambda: _NOTHING_TOLD)
     """The newest heartbeat."""
     loss: float = math.nan
@@ -45,6 +50,10 @@ class Member:
     def ask_stacks(self, number: int = 0) -> None:
         """Request the stacks of the worker's threads under ``number``, or the next one if 0."""
         self.stacks_asked = max(number, self.stacks_asked + (not number))
+
+    def still_s(self, now: float) -> float:
+        """Return the seconds without a step in the training loop; 0 outside the loop."""
+        return now - self.stepped_at if self.heartbeat.phase in _LOOP else 0.0
 
     def cost(self, now: float, *, in_ring: bool) -> str:
         """Return what the preemption of the worker cost, which ended at ``now``; empty if the
@@ -96,7 +105,7 @@ class Membership:
             return None
         member = self._members.get(id)
         if member is None:
-            member = Member(id, pid, now)
+            member = Member(id, pid, now, now)
             self._members[id] = member
         member.last_heartbeat = now
         return member
@@ -108,6 +117,8 @@ class Membership:
             heartbeat.ClearField("stacks")
         before, member.heartbeat = member.heartbeat, heartbeat
         member.last_heartbeat = now
+        if heartbeat.steps > before.steps or before.phase not in _LOOP:
+            member.stepped_at = now
         self._moved.add(member.id)
         # A NaN that a script logged is its loss; otherwise NaN means that no loss was reported.
         if "loss" in heartbeat.logged or not math.isnan(heartbeat.loss):

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ProcessStatus(_message.Message):
-    __slots__ = ("role", "id", "pid", "state", "address", "exit", "log", "problem", "kept", "expendable", "phase", "records", "leases", "idle_s", "lease_s", "seconds", "busy_s", "updates", "rows", "bytes", "counts", "slow", "machine")
+    __slots__ = ("role", "id", "pid", "state", "address", "exit", "log", "problem", "kept", "expendable", "phase", "records", "leases", "idle_s", "lease_s", "still_s", "seconds", "busy_s", "updates", "rows", "bytes", "counts", "slow", "machine")
     class SecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +38,7 @@ class ProcessStatus(_message.Message):
     LEASES_FIELD_NUMBER: _ClassVar[int]
     IDLE_S_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    STILL_S_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     BUSY_S_FIELD_NUMBER: _ClassVar[int]
     UPDATES_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +62,7 @@ class ProcessStatus(_message.Message):
     leases: int
     idle_s: float
     lease_s: float
+    still_s: float
     seconds: _containers.ScalarMap[str, float]
     busy_s: float
     updates: int
@@ -69,7 +71,7 @@ class ProcessStatus(_message.Message):
     counts: _counts_pb2.ServerCounts
     slow: float
     machine: _containers.ScalarMap[str, float]
-    def __init__(self, role: _Optional[str] = ..., id: _Optional[int] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., exit: _Optional[str] = ..., log: _Optional[str] = ..., problem: _Optional[str] = ..., kept: _Optional[bool] = ..., expendable: _Optional[bool] = ..., phase: _Optional[str] = ..., records: _Optional[int] = ..., leases: _Optional[int] = ..., idle_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., seconds: _Optional[_Mapping[str, float]] = ..., busy_s: _Optional[float] = ..., updates: _Optional[int] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ..., counts: _Optional[_Union[_counts_pb2.ServerCounts, _Mapping]] = ..., slow: _Optional[float] = ..., machine: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    def __init__(self, role: _Optional[str] = ..., id: _Optional[int] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., exit: _Optional[str] = ..., log: _Optional[str] = ..., problem: _Optional[str] = ..., kept: _Optional[bool] = ..., expendable: _Optional[bool] = ..., phase: _Optional[str] = ..., records: _Optional[int] = ..., leases: _Optional[int] = ..., idle_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., still_s: _Optional[float] = ..., seconds: _Optional[_Mapping[str, float]] = ..., busy_s: _Optional[float] = ..., updates: _Optional[int] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ..., counts: _Optional[_Union[_counts_pb2.ServerCounts, _Mapping]] = ..., slow: _Optional[float] = ..., machine: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("sequence", "time", "level", "text", "traceback")
@@ -133,7 +135,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self, events_after: _Optional[int] = ..., frequent_ids: _Optional[bool] = ..., history_after: _Optional[_Union[HistoryPart, _Mapping]] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("job", "kind", "strategy", "strategy_reason", "state", "error", "traceback", "epoch", "epochs", "records_done", "records_total", "tasks_todo", "tasks_doing", "tasks_done", "processes", "rates", "steps", "loss", "evaluations", "events", "checkpoint", "damaged", "nan_steps", "wall_s", "workers_wanted", "usage_error", "records_begun", "logged", "rollbacks", "records_rolled_back", "servers_wanted", "best", "history", "losses", "updates_lost")
+    __slots__ = ("job", "kind", "strategy", "strategy_reason", "state", "error", "traceback", "epoch", "epochs", "records_done", "records_total", "tasks_todo", "tasks_doing", "tasks_done", "processes", "rates", "steps", "loss", "evaluations", "events", "checkpoint", "damaged", "nan_steps", "wall_s", "workers_wanted", "usage_error", "records_begun", "logged", "rollbacks", "records_rolled_back", "servers_wanted", "best", "history", "losses", "outages", "stalled_s", "updates_lost")
     class RatesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -182,6 +184,8 @@ class GetStatusResponse(_message.Message):
     BEST_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
     LOSSES_FIELD_NUMBER: _ClassVar[int]
+    OUTAGES_FIELD_NUMBER: _ClassVar[int]
+    STALLED_S_FIELD_NUMBER: _ClassVar[int]
     UPDATES_LOST_FIELD_NUMBER: _ClassVar[int]
     job: str
     kind: str
@@ -217,8 +221,10 @@ class GetStatusResponse(_message.Message):
     best: BestModel
     history: HistoryPart
     losses: _containers.RepeatedCompositeFieldContainer[_counts_pb2.LossCounts]
+    outages: _containers.RepeatedCompositeFieldContainer[_counts_pb2.Outage]
+    stalled_s: float
     updates_lost: int
-    def __init__(self, job: _Optional[str] = ..., kind: _Optional[str] = ..., strategy: _Optional[str] = ..., strategy_reason: _Optional[str] = ..., state: _Optional[str] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., records_done: _Optional[int] = ..., records_total: _Optional[int] = ..., tasks_todo: _Optional[int] = ..., tasks_doing: _Optional[int] = ..., tasks_done: _Optional[int] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., rates: _Optional[_Mapping[str, float]] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., checkpoint: _Optional[str] = ..., damaged: _Optional[int] = ..., nan_steps: _Optional[int] = ..., wall_s: _Optional[float] = ..., workers_wanted: _Optional[int] = ..., usage_error: _Optional[bool] = ..., records_begun: _Optional[int] = ..., logged: _Optional[_Mapping[str, float]] = ..., rollbacks: _Optional[int] = ..., records_rolled_back: _Optional[int] = ..., servers_wanted: _Optional[int] = ..., best: _Optional[_Union[BestModel, _Mapping]] = ..., history: _Optional[_Union[HistoryPart, _Mapping]] = ..., losses: _Optional[_Iterable[_Union[_counts_pb2.LossCounts, _Mapping]]] = ..., updates_lost: _Optional[int] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., kind: _Optional[str] = ..., strategy: _Optional[str] = ..., strategy_reason: _Optional[str] = ..., state: _Optional[str] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., records_done: _Optional[int] = ..., records_total: _Optional[int] = ..., tasks_todo: _Optional[int] = ..., tasks_doing: _Optional[int] = ..., tasks_done: _Optional[int] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., rates: _Optional[_Mapping[str, float]] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., checkpoint: _Optional[str] = ..., damaged: _Optional[int] = ..., nan_steps: _Optional[int] = ..., wall_s: _Optional[float] = ..., workers_wanted: _Optional[int] = ..., usage_error: _Optional[bool] = ..., records_begun: _Optional[int] = ..., logged: _Optional[_Mapping[str, float]] = ..., rollbacks: _Optional[int] = ..., records_rolled_back: _Optional[int] = ..., servers_wanted: _Optional[int] = ..., best: _Optional[_Union[BestModel, _Mapping]] = ..., history: _Optional[_Union[HistoryPart, _Mapping]] = ..., losses: _Optional[_Iterable[_Union[_counts_pb2.LossCounts, _Mapping]]] = ..., outages: _Optional[_Iterable[_Union[_counts_pb2.Outage, _Mapping]]] = ..., stalled_s: _Optional[float] = ..., updates_lost: _Optional[int] = ...) -> None: ...
 
 class ScaleRequest(_message.Message):
     __slots__ = ("min_workers", "max_workers", "servers")

@@ -51,11 +51,17 @@ class ServerCounts(_message.Message):
     def __init__(self, pull_s: _Optional[_Union[Histogram, _Mapping]] = ..., push_s: _Optional[_Union[Histogram, _Mapping]] = ..., staleness: _Optional[_Union[Histogram, _Mapping]] = ..., journal_lag_s: _Optional[float] = ..., journal_bytes: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableCounts, _Mapping]]] = ...) -> None: ...
 
 class LossCounts(_message.Message):
-    __slots__ = ("role", "losses", "stalled_s")
+    __slots__ = ("role", "losses")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     LOSSES_FIELD_NUMBER: _ClassVar[int]
-    STALLED_S_FIELD_NUMBER: _ClassVar[int]
     role: str
     losses: int
+    def __init__(self, role: _Optional[str] = ..., losses: _Optional[int] = ...) -> None: ...
+
+class Outage(_message.Message):
+    __slots__ = ("time", "stalled_s")
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    STALLED_S_FIELD_NUMBER: _ClassVar[int]
+    time: float
     stalled_s: float
-    def __init__(self, role: _Optional[str] = ..., losses: _Optional[int] = ..., stalled_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, time: _Optional[float] = ..., stalled_s: _Optional[float] = ...) -> None: ...

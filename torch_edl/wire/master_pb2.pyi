@@ -43,6 +43,7 @@ from torch_edl.wire.counts_pb2 import Histogram as Histogram
 from torch_edl.wire.counts_pb2 import TableCounts as TableCounts
 from torch_edl.wire.counts_pb2 import ServerCounts as ServerCounts
 from torch_edl.wire.counts_pb2 import LossCounts as LossCounts
+from torch_edl.wire.counts_pb2 import Outage as Outage
 from torch_edl.wire.meetings_pb2 import BeginPassRequest as BeginPassRequest
 from torch_edl.wire.meetings_pb2 import BeginPassResponse as BeginPassResponse
 from torch_edl.wire.meetings_pb2 import MeetRequest as MeetRequest

@@ -98,9 +98,11 @@ def heartbeat(job: ManagedJob, request: pb.HeartbeatRequest, now: float) -> pb.H
     _warn_of_loss(job, request, now)
     before = member.heartbeat
     job.damaged += request.damaged - before.damaged
+    stepped = request.steps > before.steps
+    job.lifecycle.outages.heard(worker, now, stepped=stepped)
     if job.members.heartbeat(member, request, now):
         job.tasks.touch(worker, now)
-        if request.steps > before.steps:
+        if stepped:
             job.fleet.trained(worker)
     if request.leaving and not member.draining:
         member.draining, member.asked_at = True, now
@@ -254,6 +256,8 @@ def complete_task(
     known = _end_task(job, request, now, job.tasks.complete)
     if known:
         job.fleet.trained(request.worker_id)
+        if not job.config.trains:  # heartbeats have no steps of an evaluation
+            job.lifecycle.outages.heard(request.worker_id, now, stepped=True)
     return pb.CompleteTaskResponse(known=known)
 
 

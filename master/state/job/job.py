@@ -87,7 +87,7 @@ class ManagedJob:
         self.meetings = Meetings(self.members)
         best = BestCheckpoint(config.train.keep_best, evaluated)
         self.checkpoints = CheckpointManager(config, folder=folder, resumed=resumed, best=best)
-        self.failover = Failover(config, fleet, self.lifecycle.losses)
+        self.failover = Failover(config, fleet, self.lifecycle)
         self.tasks = TaskScheduler(config, preprocessing)
         """Tasks that workers lease; empty for a script in a ring."""
         self.workload = ScriptProgress(self.tasks.ledger) if script else self.tasks
@@ -230,16 +230,18 @@ class ManagedJob:
                 self.apply(result, now)
                 return
             case Gone() if exit.role == "ps":
-                self.apply_all(self.failover.gone(exit.id, result.text), now)
+                self.apply_all(self.failover.gone(exit.id, result.text, now), now)
             case _ if self.lifecycle.stopping is not None:
                 return
             case _ if self._worker_had_model:
-                self.lifecycle.losses.lost(exit.role)
+                self.lifecycle.disrupted(now, lost=exit.role)
                 self._renew(result.text, now)
             case _ if result.expected:
+                if cost:
+                    self.lifecycle.disrupted(now)
                 self.lifecycle.note("info", f"{result.text}, as asked{cost}", now)
             case _:
-                self.lifecycle.losses.lost(exit.role)
+                self.lifecycle.disrupted(now, lost=exit.role)
                 text = f"{result.text}; {self.lost_workers.consequence}"
                 self.lifecycle.note("warning", text, now)
         self.apply_all(self.workforce.left(exit), now)
@@ -273,6 +275,7 @@ class ManagedJob:
             return
         done, _ = self.done()
         kept = self.checkpoints
+        self.lifecycle.disrupted(now)
         point = kept.restore_from or "the beginning, there is no checkpoint"
         self.tasks.void()
         self.meetings.void()
@@ -304,6 +307,7 @@ class ManagedJob:
         self.fleet.renew(restore=str(cut.saved.path))
         self.members.forget_open_work()
         self.checkpoints.moved(cut.saved, self.fleet.model.incarnation)
+        self.lifecycle.disrupted(now)
         text = f"the model moves from {before} to {servers.shards} parameter servers"
         self.lifecycle.note("info", f"{text}; nothing is rolled back", now)
 
@@ -375,7 +379,6 @@ class ManagedJob:
             self.lifecycle.resumed_from(records)
         if records or self.tasks.ready:
             self.lifecycle.rates.sample(now, records, steps)
-            self.lifecycle.losses.sample(now, steps)
         stopping = self.lifecycle.stopping
         if stopping is None:
             # A script may leave its loop.

@@ -53,8 +53,15 @@ class LostWorkers:
         self._ring.drop(worker)
         return cost
 
-    def lose(self, event: WorkerLost, now: float, shown: str = "") -> None:
-        """Handle the loss of a worker; ``shown`` is further text of the event."""
+    def lose(
+        self, event: WorkerLost, now: float, shown: str = "", *, silent_s: float = 0.0
+    ) -> None:
+        """Handle the loss of a worker.
+
+        Args:
+            shown: further text of the event.
+            silent_s: seconds for which the worker was not heard, or made no step.
+        """
         member = self._members.get(event.worker)
         if event.ended_well is not None:
             asked = member is not None and member.draining
@@ -63,13 +70,14 @@ class LostWorkers:
             how = f"{'declared ' * event.declared}lost: {event.why}"
             text = f"worker-{event.worker} {how}; {self.consequence}{shown}"
             self._lifecycle.note("warning", text, now)
-            if self._is_script:  # the exits of other workers are counted
-                self._lifecycle.losses.lost("worker")
+            role = "worker" if self._is_script else ""  # the exits of other workers are counted
+            self._lifecycle.disrupted(now, lost=role, silent_s=silent_s)
         self.drop(event.worker, now)
 
     def become_server(self, action: Become, now: float) -> None:
         then = self.consequence if action.worker in self._members else "a spare"
         text = f"worker-{action.worker} becomes ps-{action.server}; {then}"
+        self._lifecycle.disrupted(now)
         self._lifecycle.note("warning", text, now)
         self.drop(action.worker, now)
 
@@ -78,7 +86,7 @@ class LostWorkers:
         why = f"no heartbeat for {self._cluster.heartbeat_timeout_s:g} s"
         for member in self._members.silent(now):
             if self._lifecycle.counts_silence(member.last_heartbeat, now):
-                self._declare(member.id, why, now)
+                self._declare(member.id, why, now, silent_s=now - member.last_heartbeat)
         self._end_stuck(now)
 
     def _end_stuck(self, now: float) -> None:
@@ -93,7 +101,7 @@ class LostWorkers:
             stacks = member.newest_stacks if member is not None else ""
             why = f"no step for {cluster.task_timeout_s:g} s (--task-timeout)"
             shown = f". Its threads:\n{stacks.rstrip()}" if stacks else ""
-            self._declare(lease.worker, why, now, shown)
+            self._declare(lease.worker, why, now, shown, silent_s=cluster.task_timeout_s)
             if count >= cluster.max_task_failures:
                 last = f"{task.start} to {task.end - 1} of {task.shard}"
                 text = f"worker-{lease.worker}: {why} in a task of the records {last}"
@@ -101,6 +109,8 @@ class LostWorkers:
                 fix = "the user's code hangs, or a longer --task-timeout is needed"
                 self._lifecycle.fail(f"{text}{tries}: {fix}", now, traceback=stacks)
 
-    def _declare(self, worker: int, why: str, now: float, shown: str = "") -> None:
+    def _declare(
+        self, worker: int, why: str, now: float, shown: str = "", *, silent_s: float
+    ) -> None:
         self._workforce.declare_lost(worker, why)
-        self.lose(WorkerLost(worker, why, declared=True), now, shown)
+        self.lose(WorkerLost(worker, why, declared=True), now, shown, silent_s=silent_s)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from master.state.actions import Failure, Note, NotStarted
-from master.state.lifecycle import Losses
+from master.state.lifecycle import Lifecycle
 from master.state.workforce.fleet import Fleet
 from master.state.workforce.processes import ServerProcess, SpareProcess
 from torch_edl.config import JobConfig
@@ -35,9 +35,9 @@ class Failover:
     acknowledged: the other servers, the tasks and their leases are not affected.
     """
 
-    def __init__(self, config: JobConfig, fleet: Fleet, losses: Losses) -> None:
+    def __init__(self, config: JobConfig, fleet: Fleet, lifecycle: Lifecycle) -> None:
         self._fleet = fleet
-        self._losses = losses
+        self._lifecycle = lifecycle
         self._timeout_s = config.cluster.heartbeat_timeout_s
         self._durable = config.durability.mode != "checkpoint"
         self._prefers_workers = config.durability.failover == "worker"
@@ -45,11 +45,11 @@ class Failover:
         # not.
         self._place_s: dict[int, float] = {}
 
-    def gone(self, id: int, text: str) -> Sequence[FailoverEvent]:
+    def gone(self, id: int, text: str, now: float) -> Sequence[FailoverEvent]:
         """Handle the exit of a server's process."""
         process = self._fleet.process("ps", id)
         assert isinstance(process, ServerProcess)
-        return self._lost(process, text)
+        return self._lost(process, text, now)
 
     def not_restored(self, process: ServerProcess, why: str) -> Sequence[FailoverEvent]:
         """Handle a server that lacks what its predecessor acknowledged."""
@@ -63,7 +63,7 @@ class Failover:
         text = f"{process.name} cannot be started: {event.error}"
         if isinstance(process, ServerProcess):
             if self._durable and self._fleet.future_server(now) is not None:
-                return self._lost(process, text, placed=False)
+                return self._lost(process, text, now, placed=False)
         elif isinstance(process, SpareProcess) or self._fleet.alive("worker"):
             return [Note("warning", f"{text}; the next attempt follows")]
         return [Failure(text)]
@@ -79,7 +79,7 @@ class Failover:
             if not counts_silence(process.last_sign, now):
                 continue
             text = f"ps-{process.id} declared lost: no heartbeat for {s:g} s"
-            events += self._lost(process, text)
+            events += self._lost(process, text, now, silent_s=s)
             if not self._durable:  # all servers are replaced
                 return events
         for process in servers:
@@ -93,14 +93,20 @@ class Failover:
                 waited_s = self._place_s.get(process.shard, _PLACE_S)
                 self._place_s[process.shard] = min(2 * waited_s, _LONGEST_PLACE_S)
                 text = f"ps-{process.id} does not run {waited_s:g} s after its start"
-                events += self._lost(process, text, placed=False)
+                events += self._lost(process, text, now, placed=False)
         return events
 
     def _lost(
-        self, process: ServerProcess, text: str, *, placed: bool = True
+        self,
+        process: ServerProcess,
+        text: str,
+        now: float,
+        *,
+        placed: bool = True,
+        silent_s: float = 0.0,
     ) -> Sequence[FailoverEvent]:
         if placed:
-            self._losses.lost("ps")
+            self._lifecycle.disrupted(now, lost="ps", silent_s=silent_s)
         if not self._durable and placed:
             return [ModelLost(text)]
         fleet, shard = self._fleet, process.shard

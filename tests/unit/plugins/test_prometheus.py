@@ -36,7 +36,8 @@ def status(workers: int = 2, servers: int = 2) -> pb.GetStatusResponse:
         steps=9,
         loss=0.25,
         logged={"accuracy": 0.5},
-        losses=[pb.LossCounts(role="ps", losses=2, stalled_s=1.5), pb.LossCounts(role="worker")],
+        losses=[pb.LossCounts(role="ps", losses=2), pb.LossCounts(role="worker")],
+        stalled_s=1.5,
     )
     made.evaluations.add(steps=4, metrics={"auc": 0.6})
     made.evaluations.add(steps=8, metrics={"auc": 0.7})
@@ -73,7 +74,7 @@ def test_the_numbers_of_the_status_are_served() -> None:
     }
     assert found["torch_edl_records_total",] == 100
     assert found["torch_edl_losses_total", "ps"] == 2
-    assert found["torch_edl_stalled_seconds_total", "ps"] == 1.5
+    assert found["torch_edl_stalled_seconds_total",] == 1.5
     assert found["torch_edl_evaluation", "auc"] == 0.7
     assert found["torch_edl_processes", "running", "worker"] == 2
     assert ("torch_edl_worker_records_total", "2") not in found

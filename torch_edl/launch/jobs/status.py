@@ -52,6 +52,8 @@ def as_dict(status: pb.GetStatusResponse) -> dict[str, Any]:
         "rolled_back": {"times": status.rollbacks, "records": status.records_rolled_back},
         "updates_lost": status.updates_lost,
         "losses": [_fields(each) for each in status.losses],
+        "outages": [_fields(each) for each in status.outages],
+        "stalled_s": round(status.stalled_s, 3),
         "damaged": status.damaged,
         "nan_steps": status.nan_steps,
         "wall_s": round(status.wall_s, 3),
@@ -70,12 +72,12 @@ def _fields(message: Message) -> dict[str, Any]:
 
 
 def _plain(message: Message, name: str) -> Any:
-    """Return a field as plain data; None for a message that is absent."""
+    """Return a field as plain data; None for a message or an optional number that is absent."""
     value, field = getattr(message, name), message.DESCRIPTOR.fields_by_name[name]
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         return _finite(value)
     if field.is_repeated:
         return [_fields(each) if isinstance(each, Message) else each for each in value]
-    if isinstance(value, Message):
-        return _fields(value) if message.HasField(name) else None
-    return value
+    if field.has_presence and not message.HasField(name):
+        return None
+    return _fields(value) if isinstance(value, Message) else value

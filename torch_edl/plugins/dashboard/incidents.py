@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch_edl.plugins.dashboard import marks
 from torch_edl.plugins.dashboard.lanes import Lanes
 from torch_edl.plugins.dashboard.marks import Mark
-from torch_edl.plugins.dashboard.samples import Samples
 
 MOST = 200
 """Number of incidents that the page lists, the newest ones."""
@@ -20,15 +19,17 @@ Event = dict[str, Any]
 
 
 def costs(
-    found: Sequence[tuple[Event, Mark]], samples: Samples, lanes: Lanes
+    found: Sequence[tuple[Event, Mark]], outages: Sequence[Mapping[str, Any]], lanes: Lanes
 ) -> list[dict[str, Any]]:
     """Return the newest incidents with what each cost, oldest first.
 
     ``noticed_s``: seconds from the fault to the event; None if the time of the fault is unknown.
-    ``step_s``: seconds from the event to the next step that was seen, an upper bound as precise as
-    the samples; None if none followed. ``replaced_s``: seconds from the event until the next
-    process of the role ran; None if none followed. ``again``: records that are trained again.
+    ``stalled_s``: seconds without a step, from the ``outages`` of the status, which have the times
+    of their events; None if no step followed, or the event began no outage. ``stands``: no step
+    followed. ``replaced_s``: seconds from the event until the next process of the role ran; None
+    if none followed. ``again``: records that are trained again.
     """
+    stalls = {round(each["time"], 3): each["stalled_s"] for each in outages}
     runs: dict[str, list[float]] = {}
     for lane in lanes.all.values():
         for start, state in lane.segments:
@@ -57,7 +58,8 @@ def costs(
                 "process": mark.process or mark.to,
                 "text": event["text"].partition("\n")[0],
                 "noticed_s": noticed_s,
-                "step_s": samples.next_step_s(at),
+                "stalled_s": stalls.get(round(at, 3)),
+                "stands": stalls.get(round(at, 3), 0.0) is None,
                 "replaced_s": _replaced_s(at, mark, runs),
                 "again": mark.again,
             }

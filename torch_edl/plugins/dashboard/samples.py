@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,8 +14,6 @@ from torch_edl.wire import master_pb2 as pb
 MOST_ROWS = 1500
 """Number of samples in one answer."""
 _MOST_POLLED = 20_000
-# Between samples of a page that are further apart, the page was not read.
-_LOOKS_S = 5.0
 
 
 class Sample(NamedTuple):
@@ -63,37 +59,6 @@ class Samples:
         stride = -(-len(new) // MOST_ROWS) or 1
         kept = new[(len(new) - 1) % stride :: stride]
         return [[sample.time, sample.step, sample.values] for sample in kept]
-
-    def waited_s(self) -> float:
-        """Return the seconds without a step, as far as they were seen."""
-        pairs = zip(self.all, self.all[1:], strict=False)
-        if self.kept:  # the job records no sample without a step
-            allowed_s = 2 * self.interval_s
-            gaps = (after.time - before.time for before, after in pairs)
-            return sum(gap_s - self.interval_s for gap_s in gaps if gap_s > allowed_s)
-        return sum(b.time - a.time for a, b in pairs if a.step == b.step and _seen(a, b))
-
-    def next_step_s(self, at: float) -> float | None:
-        """Return the seconds from a time to the next step that was seen; None if no step was
-        seen, or if no sample is near the time."""
-        first = bisect_right(self.all, at, key=attrgetter("time"))
-        before = self.all[first - 1] if first else None
-        for sample in self.all[first:]:
-            if not self.kept and (before is None or not _seen(before, sample)):
-                return None
-            # The steps of a sample may be older than the time, unless the job, which records a
-            # step within the interval, was silent for longer.
-            silent = self.kept and sample.time - at > 1.5 * self.interval_s
-            later = silent or (before is not None and before.time >= at)
-            if later and (before is None or sample.step > before.step):
-                return sample.time - at
-            before = sample  # fewer steps after a rollback
-        return None
-
-
-def _seen(before: Sample, after: Sample) -> bool:
-    """Return whether a page was read all the time between two of its samples."""
-    return after.time - before.time <= _LOOKS_S
 
 
 class History:

@@ -223,11 +223,12 @@ class View:
                 "samples_total": len(samples.all),
                 "generation": now,
                 "interval_s": samples.interval_s,
-                "waited_s": round(samples.waited_s(), 2),
                 "evaluated_at": samples.eval_times,
                 "lanes": self.lanes.shown(),
                 "deaths": self.lanes.deaths(),
-                "incidents": incidents.costs(self.book.incidents, samples, self.lanes),
+                "incidents": incidents.costs(
+                    self.book.incidents, report.get("outages", ()), self.lanes
+                ),
                 "rings": list(self.book.rings),
                 "events": self.book.after(after),
                 "events_last": self.book.last,

@@ -58,9 +58,8 @@ def _of_job(status: pb.GetStatusResponse) -> Iterator[Metric]:
     yield _one("servers_wanted", "Requested number of servers.", status.servers_wanted)
     losses: _Values = [([each.role], each.losses) for each in status.losses]
     yield _counters("losses", "Processes that were killed, crashed or fell silent.", losses, "role")
-    stalls: _Values = [([each.role], each.stalled_s) for each in status.losses]
-    text = "Time between losses of processes and the next step."
-    yield _counters("stalled_seconds", text, stalls, "role")
+    text = "Time without a step after losses, moves and restarts of the master."
+    yield _counter("stalled_seconds", text, status.stalled_s)
     yield _counter("rollbacks", "Restores of the model from a checkpoint.", status.rollbacks)
     text = "Records that a rollback took back."
     yield _counter("records_rolled_back", text, status.records_rolled_back)

@@ -72,7 +72,7 @@ def test_a_preempted_worker_tells_what_it_costs(strategy, again):
     w.now += 1.5
     w.exit("worker", 0, code=0)
     assert w.said(f"preempted: left in 1.5 s, {again} of its records are trained again") == 1
-    assert w.job.lifecycle.losses.by_role["worker"].losses == 0
+    assert w.job.lifecycle.outages.losses["worker"] == 0
 
 
 def test_a_notice_that_stands_on_the_machine_of_new_workers_slows_their_starts():

@@ -10,7 +10,6 @@ import pytest
 
 from master.state.actions import CheckpointSaved, Saved, SaveServers, WriteOutput
 from master.state.calls import worker_calls
-from master.state.lifecycle import Losses
 from tests.unit.master.said import CHANGED, DRAIN
 from tests.unit.master.world import every_record, running
 from torch_edl.errors import UsageError
@@ -75,35 +74,6 @@ class TestWorkers:
         loads = {p.id: (p.state, p.rows) for p in w.status().processes if p.role == "ps"}
         assert loads[first.id] == ("exited", 10)
         assert loads[second.id + 1] == ("starting", 0)
-
-    def test_losses_are_counted_with_the_time_until_the_next_step(self):
-        w = running(workers=2, durability={"mode": "journal"})
-        w.lease(0)
-        w.tick(1.0)
-        w.beat(0, phase="training", steps=1, records=4)
-        w.tick(1.0)
-        first = next(iter(w.fleet.servers))
-        w.exit("ps", first.id, signal=9)
-        w.exit("worker", 1, signal=9)
-        w.tick(4.0)
-        assert [(each.role, each.losses, each.stalled_s) for each in w.status().losses] == [
-            ("worker", 1, 0.0),
-            ("ps", 1, 0.0),
-        ]
-        w.beat(0, phase="training", steps=2, records=8)
-        w.tick(1.0)
-        assert {each.stalled_s for each in w.status().losses} == {5.0}
-        w.tick(9.0)
-        assert {each.stalled_s for each in w.status().losses} == {5.0}
-
-    def test_a_loss_before_the_first_sample_of_a_restarted_master(self):
-        """The stall begins with the first sample, not with the clock of the machine."""
-        losses = Losses()
-        losses.lost("ps")
-        losses.sample(2000.0, 90)
-        losses.sample(2001.5, 90)
-        losses.sample(2002.0, 91)
-        assert losses.by_role["ps"].stalled_s == 2.0
 
     @pytest.mark.parametrize(("fatal", "times"), [(False, 3), (True, 1)])
     def test_failures_of_the_users_code_are_limited(self, fatal, times):

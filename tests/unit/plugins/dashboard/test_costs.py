@@ -17,9 +17,8 @@ def _lanes(*changes: tuple[float, str, int, str, str]) -> Lanes:
     return lanes
 
 
-def _samples(*points: tuple[float, int], kept: bool = True) -> Samples:
+def _samples(*points: tuple[float, int]) -> Samples:
     samples = Samples()
-    samples.kept = kept
     for time, step in points:
         samples.add(Sample(time, step, {}))
     return samples
@@ -90,41 +89,22 @@ def test_costs_of_a_kill() -> None:
     book = EventBook()
     book.add([_event(1, 100.2, KILLED), _event(2, 100.0, "chaos: worker-0 (pid 5) killed")])
     lanes = _lanes((1, "worker", 0, "running", ""), (101.5, "worker", 1, "running", ""))
-    samples = _samples((99, 50), (100, 60), (103, 61), (104, 70))
-    (cost,) = incidents.costs(book.incidents, samples, lanes)
+    outages = [{"time": 50.0, "stalled_s": 1.0}, {"time": 100.2, "stalled_s": 38.5}]
+    (cost,) = incidents.costs(book.incidents, outages, lanes)
     assert round(cost["noticed_s"], 3) == 0.2
-    assert round(cost["step_s"], 3) == 2.8
+    assert (cost["stalled_s"], cost["stands"], cost["again"]) == (38.5, False, 0)
     assert round(cost["replaced_s"], 3) == 1.3
-    assert cost["again"] == 0
-    assert samples.waited_s() == 2
 
 
 def test_costs_of_a_silent_worker_and_of_a_rollback() -> None:
     again = "ps-0 ended with signal 9; the servers restart from /c/7, and train 1,280 records again"
     book = EventBook()
     book.add([_event(1, 100, LOST), _event(2, 110, again, "error")])
-    samples = _samples((99, 50), (109, 90), (115, 40), (116, 45))
-    lost, restored = incidents.costs(book.incidents, samples, Lanes())
-    assert (lost["noticed_s"], lost["step_s"], lost["replaced_s"]) == (30, 9, None)
-    assert (restored["kind"], restored["again"], restored["step_s"]) == ("restored", 1280, 6)
-
-
-def test_steps_before_the_fault_do_not_count() -> None:
-    """The sample after a fault may count steps that were made before it."""
-    samples = _samples((99.5, 50), (100.5, 60), (101.5, 60), (102.5, 61))
-    assert samples.next_step_s(100) == 2.5
-    assert _samples((99.5, 50), (100.5, 60)).next_step_s(100) is None
-
-
-def test_a_time_that_nobody_saw_has_no_cost() -> None:
-    book = EventBook()
-    book.add([_event(1, 100, KILLED)])
-    unseen = _samples((50, 10), (190, 900), (191, 910), kept=False)
-    assert incidents.costs(book.incidents, unseen, Lanes())[0]["step_s"] is None
-    assert unseen.waited_s() == 0
-    seen = _samples((99.5, 10), (100.5, 10), (101.5, 11), kept=False)
-    assert incidents.costs(book.incidents, seen, Lanes())[0]["step_s"] == 1.5
-    assert seen.waited_s() == 1
+    outages = [{"time": 110.0, "stalled_s": None}]
+    lost, restored = incidents.costs(book.incidents, outages, Lanes())
+    assert (lost["noticed_s"], lost["stalled_s"], lost["stands"]) == (30, None, False)
+    assert (lost["replaced_s"], restored["kind"], restored["again"]) == (None, "restored", 1280)
+    assert (restored["stalled_s"], restored["stands"]) == (None, True)
 
 
 def test_many_samples_are_thinned_to_the_newest() -> None:

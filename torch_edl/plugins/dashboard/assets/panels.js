@@ -156,7 +156,7 @@ function time(data) {
   const question = "Where does the time go?", { status } = data;
   const until = data.over ? data.last : data.now, wall = status.wall_s || 0;
   const start = Math.max(0, until - data.started - wall);
-  const waits = Math.min(wall, data.waited_s);
+  const waits = Math.min(wall, status.stalled_s || 0);
   const before = data.over ? "before the first step and after the last" : "before the first step";
   const bar = wall ? [[before, start, "starting"], ["training", wall - waits, "worker"],
     ["without a step", waits, "bad"]] : null;
@@ -168,8 +168,8 @@ function time(data) {
     tone: !wall ? "calm" : share > 0.1 ? "warn" : "good",
     head: rate ? `${short(rate)} records/s${data.over ? " on average" : ""}` : "No step yet",
     bar,
-    lines: wall ? [`${span(start)} ${before}, ${span(wall - waits)} of training, ` + (waits < 0.1 ? `no standstill above ${span(2 * data.interval_s)}`
-      : `standstills of ${span(waits)} in total (${(share * 100).toFixed(0)} % of the training)`)] : [],
+    lines: wall ? [`${span(start)} ${before}, ${span(wall - waits)} of training, ` + (waits < 0.1 ? "no standstill"
+      : `${span(waits)} without a step after losses and moves (${(share * 100).toFixed(0)} %)`)] : [],
   };
 }
 
@@ -184,8 +184,7 @@ function died(data) {
   if (!deaths) {
     return { question, tone: "good", head: "Nobody died", lines: [moved, "No record is trained again"] };
   }
-  const stalled = (data.status.losses || []).reduce((sum, each) => sum + each.stalled_s, 0);
-  const pauses = losses.map((i) => i.step_s).filter((s) => s !== null);
+  const stalled = data.status.stalled_s, stands = !data.over && losses.find((i) => i.stands);
   const last = losses.at(-1);
   return {
     question,
@@ -194,8 +193,8 @@ function died(data) {
     lines: [
       last ? `The last one: ${last.process || "the model"} at ${clock(last.time)}` : "", moved,
       `${again ? count(again, "record") : "No record"} ${again === 1 || !again ? "is" : "are"} trained again`,
-      stalled ? (stalled < 0.1 ? "Training went on at once" : `No step for ${span(stalled)} after deaths, in total`)
-        : pauses.length ? `The next step came within ${span(Math.max(...pauses))}` : "",
+      stands ? `No step since ${clock(stands.time)}` : "",
+      stalled > 0 ? `No step for ${span(stalled)} after losses and moves, in total` : "",
     ],
   };
 }
@@ -228,13 +227,12 @@ function trust(data) {
 function drawCosts(data) {
   const rows = data.incidents.slice(-60).reverse();
   if (!changed("costs", rows)) return;
-  const ends = (s) => (s === null ? "not yet" : span(s));
   redraw(byId("cost-table"), rows.length
     ? table("What failures and moves cost", ["time", "process", "what happened", ">noticed after",
-      ">next step after", ">replaced after", ">trained again"], rows.map((i) => [
+      ">without a step", ">replaced after", ">trained again"], rows.map((i) => [
       clock(i.time), [i.process || "model", "strong"], [i.text, i.kind === "lost" || i.kind === "restored" ? "what bad-text" : "what"],
       i.noticed_s === null ? (i.kind === "lost" ? "at once" : "") : span(i.noticed_s),
-      i.step_s === null ? (data.over ? "" : ends(null)) : `≤ ${span(i.step_s)}`.replace("≤ at once", "at once"),
+      i.stalled_s === null ? (i.stands ? (data.over ? "no step followed" : "not over yet") : "") : span(i.stalled_s),
       i.replaced_s === null ? "" : span(i.replaced_s),
       i.again ? count(i.again, "record") : i.kind === "lost" ? "none" : ""]), { class: "stack" })
     : el("p", { class: "empty" }, "Nothing failed or moved"));

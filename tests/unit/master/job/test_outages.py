@@ -1,0 +1,138 @@
+"""What losses, moves and restarts cost: the seconds without a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.master.world import World, running
+
+
+def train(w: World, worker: int, steps: int) -> None:
+    """Send a heartbeat of a worker, a second after the last one."""
+    w.tick(1.0)
+    for other in w.alive - {worker}:
+        w.beat(other, phase="waiting")
+    w.beat(worker, phase="training", steps=steps, records=2 * steps)
+
+
+def beaten(**fields: Any) -> World:
+    """Return a job whose worker 0 has made a step, of which its heartbeat told at the time 1."""
+    w = running(**{"workers": 2, "durability": {"mode": "journal"}, **fields})
+    w.lease(0, want=8)
+    train(w, 0, 1)
+    return w
+
+
+def outages(w: World) -> list[float | None]:
+    found = w.status().outages
+    return [each.stalled_s if each.HasField("stalled_s") else None for each in found]
+
+
+def kill_server(w: World) -> None:
+    w.exit("ps", next(iter(w.fleet.servers)).id, signal=9)
+    w.tick(0.0)
+
+
+def test_steps_that_are_older_than_the_death_end_no_outage() -> None:
+    """The first heartbeat after the death has steps from before it, then nothing for 38 s."""
+    w = beaten()
+    kill_server(w)
+    w.exit("worker", 1, signal=9)
+    train(w, 0, 2)
+    assert outages(w) == [None]
+    for _ in range(38):
+        train(w, 0, 2)
+    assert outages(w) == [None]
+    train(w, 0, 3)
+    assert outages(w) == [40.0]
+    status = w.status()
+    assert status.stalled_s == 40.0, "the server and the worker were lost at the same time"
+    assert [(each.role, each.losses) for each in status.losses] == [("worker", 1), ("ps", 1)]
+    (event,) = {e.time for e in status.events if "ended with signal 9" in e.text}
+    assert status.outages[0].time == event
+
+
+def test_steps_that_go_on_end_an_outage_with_the_first_heartbeat() -> None:
+    w = beaten()
+    w.tick(0.5)
+    w.exit("worker", 1, signal=9)
+    for step in range(2, 5):
+        train(w, 0, step)
+    assert outages(w) == [1.0]
+    assert w.status().stalled_s == 1.0
+
+
+def test_outages_at_the_same_time_count_once() -> None:
+    w = beaten()
+    kill_server(w)
+    for _ in range(10):
+        train(w, 0, 1)
+    kill_server(w)
+    for _ in range(5):
+        train(w, 0, 1)
+    train(w, 0, 2)
+    assert outages(w) == [16.0, 6.0]
+    assert w.status().stalled_s == 16.0
+    kill_server(w)
+    train(w, 0, 2)
+    train(w, 0, 3)
+    assert outages(w) == [16.0, 6.0, 2.0]
+    assert w.status().stalled_s == 18.0
+
+
+def test_the_silence_of_a_lost_process_counts_from_the_last_step() -> None:
+    """A server hangs; it is declared lost ten seconds later, and another worker went on for two."""
+    w = beaten()
+    w.silent.add(next(iter(w.fleet.servers)).id)
+    train(w, 0, 2)
+    train(w, 0, 3)
+    while not w.said("declared lost: no heartbeat for 10 s"):
+        train(w, 0, 3)
+    began = w.now
+    train(w, 0, 3)
+    train(w, 0, 4)
+    (stalled_s,) = outages(w)
+    assert stalled_s == w.now - 3.0 > w.now - began
+
+
+def test_moves_and_preemptions_are_outages_too() -> None:
+    w = beaten()
+    lost = dict(w.job.lifecycle.outages.losses)
+    w.beat(0, phase="training", steps=1, leaving=True, notice="spot")
+    w.exit("worker", 0, code=0)
+    w.lease(1)
+    for step in (1, 2):
+        train(w, 1, step)
+    assert outages(w) == [1.0]
+    assert w.job.lifecycle.outages.losses == lost
+
+
+def test_a_job_that_only_evaluates() -> None:
+    w = running(kind="predict", load="/m", workers=2)
+    w.exit("worker", 1, signal=9)
+    w.tick(1.0)
+    w.do(0, w.task())
+    w.tick(1.0)
+    w.do(0, w.task())
+    assert outages(w) == [1.0]
+
+
+@pytest.mark.parametrize("wall_s", [0.0, 1e6])
+def test_a_restarted_master_continues_an_outage(wall_s: float) -> None:
+    w = beaten()
+    kill_server(w)
+    train(w, 0, 1)
+    kill_server(w)
+    train(w, 0, 2)
+    train(w, 0, 3)
+    assert outages(w) == [2.0, 1.0]
+    kill_server(w)
+    lost = w.job.lifecycle.outages.losses
+    again = w.restart(w.state(), now=w.now + 7.0)
+    assert again.job.lifecycle.outages.losses == lost
+    train(again, 0, 3)
+    train(again, 0, 4)
+    assert outages(again) == [2.0, 1.0, 9.0, 2.0]
+    assert again.status().stalled_s == 11.0
