@@ -108,7 +108,7 @@ class SimulatedJob:
             "rates": {"records_per_s": 9500.0, "mean_records_per_s": 9400.0}, "loss": 0.05,
             "logged": {}, "evaluations": [{"steps": 100, "metrics": {"accuracy": 0.9}}],
             "rolled_back": {"times": 0, "records": 0}, "updates_lost": 0, "damaged": 0,
-            "nan_steps": 0, "error": "", "traceback": "",
+            "records_early": 0, "nan_steps": 0, "error": "", "traceback": "",
         }  # fmt: skip
         self.folder.status_file.write_text(json.dumps({**status, **fields}))
 

@@ -145,3 +145,38 @@ def test_a_package_that_calls_init_is_found_there(place: Place, tmp_path: Path) 
     assert process.returncode == 0, text
     assert "at its end" in text
     assert "this job is not elastic" in text
+
+
+ENDS = """
+import os, sys
+import torch, torch_edl
+job = torch_edl.init()
+model = torch.nn.Linear(1, 1)
+model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
+for x in job.loader(torch.arange(400.0)[:, None], batch_size=10, global_batch_size=20):
+    optimizer.zero_grad()
+    model(x).mean().backward()
+    optimizer.step()
+    if job.step == 12:
+        if sys.argv[1] == "vanish":
+            os._exit(0)
+        break
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "last"),
+    [
+        ("vanish", 1, "rank 0 ended (exit code 0) inside its loop"),
+        pytest.param("break", 0, "; ended early: 160 records not trained", marks=pytest.mark.slow),
+    ],
+)
+def test_a_script_that_does_not_train_all_records_says_so(
+    how: str, code: int, last: str, place: Place
+) -> None:
+    (place / "ends.py").write_text(ENDS)
+    done = place(f"run --workers 1 --job-name {how} ends.py {how}", ok=not code)
+    assert done.code == code
+    assert last in done.stderr
+    report = json.loads(place(f"audit {how} --json", ok=False).stdout)
+    assert report["verdict"] != "holds"

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from torch_edl.errors import DeclaredLostError, DismissedError, EdlError
+from torch_edl.processes.open_loop import OpenLoop
 from torch_edl.processes.signals import StopSignals
 
 log = logging.getLogger(__name__)
@@ -32,8 +33,8 @@ class Ending:
     """
 
     def __init__(self, close: Callable[[], None], terminated: Callable[[], bool]) -> None:
-        self.finished = True
-        """False if the script raised, exited with a code other than 0, or was dismissed."""
+        self.failed = False
+        """True if the script raised, exited with a code other than 0, or was dismissed."""
         self.last = False
         """True if no other process has the model."""
         self._close = close
@@ -42,6 +43,14 @@ class Ending:
         self._error_before = getattr(sys, "last_value", None)  # of an earlier notebook cell
         self._exit = sys.exit
         self._watches = False
+        self._loop_failed = False
+        self._open_loop = OpenLoop()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the script came to its end: it has not failed, and an error has not ended its
+        newest loop, which the script may have caught."""
+        return not self.failed and not self._loop_failed
 
     def watch(self) -> None:
         """Close the job when the script ends."""
@@ -71,7 +80,8 @@ class Ending:
             yield
         except DismissedError as error:
             log.info("leaving: %s", error)
-            self.finished = False
+            self.failed = True
+            self._open_loop.end()  # the job continues without this process, or is over
             self.last = error.last
             self._close()
             if isinstance(error, DeclaredLostError) or self._terminated():
@@ -82,9 +92,26 @@ class Ending:
                 threading.Event().wait()
             raise SystemExit(0) from None
 
+    @contextlib.contextmanager
+    def loop(self) -> Iterator[None]:
+        """Return a context for a loop over a loader. If the process ends inside it, the agent
+        counts a failure, even if the exit code is 0."""
+        self._loop_failed = False
+        self._open_loop.begin()
+        try:
+            yield
+        except GeneratorExit:  # the script left the loop
+            self._open_loop.end()
+            raise
+        except BaseException as error:
+            self._loop_failed = True
+            self._open_loop.fail(error)
+            raise
+        self._open_loop.end()
+
     def _noted_exit(self, status: Any = None, /) -> NoReturn:
         if status not in (None, 0):
-            self.finished = False
+            self.failed = True
         self._exit(status)
 
     def _at_exit(self) -> None:
@@ -92,7 +119,7 @@ class Ending:
             return  # a forked child
         error = getattr(sys, "last_value", None)
         if error is not self._error_before:
-            self.finished = False  # the script raised
+            self.failed = True  # the script raised
             _tell_launcher(error)
         try:
             # A dismissal during close() needs no second exit.

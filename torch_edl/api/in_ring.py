@@ -66,6 +66,7 @@ class ScriptInRing:
         self._epochs = 0  # epochs of all loops that began
         # Records that earlier loops trained and left out; that this loop trained, and all of it.
         self.records_before = self.records_left = self.records_here = self.records_planned = 0
+        self.records_early = 0  # of all loops that the script left early: not trained
         self._skipped = False  # a loop was skipped, since the model was trained on its records
         self._first_step = 0
         if session is not None:
@@ -142,6 +143,8 @@ class ScriptInRing:
             contextlib.closing(batches),
         ):
             yield from batches
+        if self.session is not None:
+            self.session.heartbeat.beat()  # the process may end without another heartbeat
 
     def _warm_up(self, loader: Loader) -> Iterator[Any]:
         """Yield one batch whose update is discarded. Slow first calls run before this process
@@ -285,7 +288,18 @@ class _PassUpdates(PositionUpdates):
 
         Until the next pass begins, a checkpoint continues with the rest of this pass.
         """
-        return self._engine.replica.position.pass_index == self._number and self._engine.settle()
+        engine, script = self._engine, self._script
+        if engine.replica.position.pass_index != self._number:
+            return False
+        settled = engine.settle()
+        position = engine.replica.position
+        if position.pass_index == self._number and self._data.records < ENDLESS:
+            start = self._data.next_start(position.records, engine.membership.world)
+            script.records_early += self._data.total - start
+            if script.session is not None:
+                self._tell(script.session)
+                script.session.heartbeat.beat()
+        return settled
 
     def _tell(self, session: MasterSession) -> None:
         """Report the progress of this pass to the master. The length of a stream counts as 0, even
@@ -302,6 +316,7 @@ class _PassUpdates(PositionUpdates):
         status.pass_index = position.pass_index
         status.pass_records = records * self._epochs
         status.records_before, status.records_left = script.records_before, script.records_left
+        status.records_early = script.records_early
         status.records_to_come = records * max(0, self._until - self._first - self._epochs)
         status.epoch, status.epochs = self._first + over, self._until
         status.note(script.meter.newest)

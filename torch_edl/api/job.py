@@ -304,7 +304,8 @@ class Job(JobState):
         with self.ending.dismissal():
             part = self._prepared()
             check_schedule(self._unscheduled)
-            yield from part.batches(loader)
+            with self.ending.loop():
+                yield from part.batches(loader)
 
     def _prepared(self) -> ScriptInRing | ScriptOnServers:
         if self._part is None:

@@ -52,6 +52,7 @@ def build(config: JobConfig, outcome: JobOutcome) -> dict[str, Any]:
         "damaged": seen["damaged"],
         "nan_steps": seen["nan_steps"],
         "updates_lost": seen["updates_lost"],
+        "records_early": seen["records_early"],
         "error": outcome.error,
         "checkpoint": seen["checkpoint"],
         "output": config.checkpoint.output if outcome.state == "finished" else "",
@@ -110,12 +111,16 @@ def _print(config: JobConfig, outcome: JobOutcome, console: Console) -> None:
 def closing_lines(summary: dict[str, Any]) -> list[str]:
     """Return the last lines of a job that finished."""
     trains = summary["kind"] in TRAINING
+    early = ""
+    if summary["records_early"]:
+        early = f"; ended early: {counted(summary['records_early'], 'record')} not trained"
     if summary["kind"] == "script" and not summary["steps"]:
-        return [f"{summary['job']}: finished"]
+        return [f"{summary['job']}: finished{early}"]
     steps = f" in {counted(summary['steps'], 'step')}" if trains else ""
     first = (
         f"{summary['job']}: {_DONE[summary['kind']]} {counted(summary['records'], 'record')}"
         f"{steps}, {duration(summary['wall_s'])}, {number(summary['samples_per_s'])} records/s"
+        f"{early}"
     )
     lines = [first]
     if summary["metrics"] and trains:

@@ -64,6 +64,8 @@ class WorkerStatus:
     """Records of the passes before the current pass."""
     records_left: int = 0
     """Records of the passes before the current pass that the script left out."""
+    records_early: int = 0
+    """Records of all passes that are not trained because the script left its loops early."""
     records_to_come: int = 0
     """Records of the passes after the current pass, as far as known."""
     leaving: bool = False

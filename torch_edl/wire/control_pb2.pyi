@@ -135,7 +135,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self, events_after: _Optional[int] = ..., frequent_ids: _Optional[bool] = ..., history_after: _Optional[_Union[HistoryPart, _Mapping]] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("job", "kind", "strategy", "strategy_reason", "state", "error", "traceback", "epoch", "epochs", "records_done", "records_total", "tasks_todo", "tasks_doing", "tasks_done", "processes", "rates", "steps", "loss", "evaluations", "events", "checkpoint", "damaged", "nan_steps", "wall_s", "workers_wanted", "usage_error", "records_begun", "logged", "rollbacks", "records_rolled_back", "servers_wanted", "best", "history", "losses", "outages", "stalled_s", "updates_lost")
+    __slots__ = ("job", "kind", "strategy", "strategy_reason", "state", "error", "traceback", "epoch", "epochs", "records_done", "records_total", "tasks_todo", "tasks_doing", "tasks_done", "processes", "rates", "steps", "loss", "evaluations", "events", "checkpoint", "damaged", "nan_steps", "wall_s", "workers_wanted", "usage_error", "records_begun", "logged", "rollbacks", "records_rolled_back", "servers_wanted", "best", "history", "losses", "outages", "stalled_s", "records_early", "updates_lost")
     class RatesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -186,6 +186,7 @@ class GetStatusResponse(_message.Message):
     LOSSES_FIELD_NUMBER: _ClassVar[int]
     OUTAGES_FIELD_NUMBER: _ClassVar[int]
     STALLED_S_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_EARLY_FIELD_NUMBER: _ClassVar[int]
     UPDATES_LOST_FIELD_NUMBER: _ClassVar[int]
     job: str
     kind: str
@@ -223,8 +224,9 @@ class GetStatusResponse(_message.Message):
     losses: _containers.RepeatedCompositeFieldContainer[_counts_pb2.LossCounts]
     outages: _containers.RepeatedCompositeFieldContainer[_counts_pb2.Outage]
     stalled_s: float
+    records_early: int
     updates_lost: int
-    def __init__(self, job: _Optional[str] = ..., kind: _Optional[str] = ..., strategy: _Optional[str] = ..., strategy_reason: _Optional[str] = ..., state: _Optional[str] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., records_done: _Optional[int] = ..., records_total: _Optional[int] = ..., tasks_todo: _Optional[int] = ..., tasks_doing: _Optional[int] = ..., tasks_done: _Optional[int] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., rates: _Optional[_Mapping[str, float]] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., checkpoint: _Optional[str] = ..., damaged: _Optional[int] = ..., nan_steps: _Optional[int] = ..., wall_s: _Optional[float] = ..., workers_wanted: _Optional[int] = ..., usage_error: _Optional[bool] = ..., records_begun: _Optional[int] = ..., logged: _Optional[_Mapping[str, float]] = ..., rollbacks: _Optional[int] = ..., records_rolled_back: _Optional[int] = ..., servers_wanted: _Optional[int] = ..., best: _Optional[_Union[BestModel, _Mapping]] = ..., history: _Optional[_Union[HistoryPart, _Mapping]] = ..., losses: _Optional[_Iterable[_Union[_counts_pb2.LossCounts, _Mapping]]] = ..., outages: _Optional[_Iterable[_Union[_counts_pb2.Outage, _Mapping]]] = ..., stalled_s: _Optional[float] = ..., updates_lost: _Optional[int] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., kind: _Optional[str] = ..., strategy: _Optional[str] = ..., strategy_reason: _Optional[str] = ..., state: _Optional[str] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., records_done: _Optional[int] = ..., records_total: _Optional[int] = ..., tasks_todo: _Optional[int] = ..., tasks_doing: _Optional[int] = ..., tasks_done: _Optional[int] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., rates: _Optional[_Mapping[str, float]] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., checkpoint: _Optional[str] = ..., damaged: _Optional[int] = ..., nan_steps: _Optional[int] = ..., wall_s: _Optional[float] = ..., workers_wanted: _Optional[int] = ..., usage_error: _Optional[bool] = ..., records_begun: _Optional[int] = ..., logged: _Optional[_Mapping[str, float]] = ..., rollbacks: _Optional[int] = ..., records_rolled_back: _Optional[int] = ..., servers_wanted: _Optional[int] = ..., best: _Optional[_Union[BestModel, _Mapping]] = ..., history: _Optional[_Union[HistoryPart, _Mapping]] = ..., losses: _Optional[_Iterable[_Union[_counts_pb2.LossCounts, _Mapping]]] = ..., outages: _Optional[_Iterable[_Union[_counts_pb2.Outage, _Mapping]]] = ..., stalled_s: _Optional[float] = ..., records_early: _Optional[int] = ..., updates_lost: _Optional[int] = ...) -> None: ...
 
 class ScaleRequest(_message.Message):
     __slots__ = ("min_workers", "max_workers", "servers")

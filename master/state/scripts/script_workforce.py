@@ -169,7 +169,9 @@ class ScriptWorkforce(Workforce):
             process.log = report.log or process.log
             if report.exited:
                 how = f"signal {-report.code}" if report.code < 0 else f"exit code {report.code}"
-                yield self._lost(worker, f"ended with {how}", ended_well=report.code == 0)
+                where = " inside its loop" if report.in_loop else ""
+                well = report.code == 0 and not report.in_loop
+                yield self._lost(worker, f"ended with {how}{where}", ended_well=well)
 
     def agent_answer(self, node: str) -> pb.AgentReportResponse:
         agent, outcome = self._agents.get(node), self._lifecycle.outcome
@@ -293,6 +295,8 @@ class ScriptWorkforce(Workforce):
                 return None  # the final checkpoint is still being written
             if self.torchrun_error and not self._ring.finished:
                 return Failure(self.torchrun_error)
+            if not len(self._agents) and self._ring.number and not self._ring.finished:
+                return Failure("the processes of the script ended without the end of their loop")
             return Finished(leave_s=_LEAVE_S if self._pods.agents else 0.0)
         if self.rounds.left and not present:
             return StopRequested("all agents of torchrun left")

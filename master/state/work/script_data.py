@@ -91,8 +91,7 @@ class ScriptProgress:
         report of an earlier ring, whose model may be lost, does not count unless it is the last one
         of a script."""
         self._steps = max(self._steps, heartbeat.version, heartbeat.steps)
-        farthest = (self._heartbeat.pass_index, self._heartbeat.position)
-        if counts and (heartbeat.pass_index, heartbeat.position) > farthest:
+        if counts and _place(heartbeat) > _place(self._heartbeat):
             self._heartbeat = heartbeat
             self._ledger.heard(heartbeat)
             if self._restarted:
@@ -121,6 +120,8 @@ class ScriptProgress:
             )
         if not heartbeat.epochs:
             status.records_begun = heartbeat.records_before
+        if finished:
+            status.records_early = heartbeat.records_early
 
     def restore(self, saved: Saved | None) -> None:
         """Reset to a checkpoint, or to the beginning."""
@@ -134,3 +135,7 @@ class ScriptProgress:
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
         self._restarted = True
+
+
+def _place(heartbeat: pb.HeartbeatRequest) -> tuple[int, int, int]:
+    return heartbeat.pass_index, heartbeat.position, heartbeat.records_early

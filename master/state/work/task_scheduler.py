@@ -109,6 +109,8 @@ class TaskScheduler:
             leased = self.fitting.queue or queue
             status.tasks_todo, status.tasks_doing = leased.todo, leased.doing
             status.tasks_done = leased.done
+            if finished and self._config.kind == "script":
+                status.records_early = queue.space.total_records - queue.records_done
         elif evaluations is not None:  # an evaluation job before its one evaluation, or after it
             status.records_total = evaluations.space.total_records
             over = evaluations.complete

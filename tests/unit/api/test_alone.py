@@ -151,7 +151,7 @@ def test_a_job_goes_on_from_its_checkpoint(jobs: Any, tmp_path: Path) -> None:
                 break
         if stop == 3:
             # As if it had been killed there.
-            job.ending.finished = False
+            job.ending.failed = True
         job.close()
     assert model.w.tolist() == [1.0] * 40
     assert job.step == 5

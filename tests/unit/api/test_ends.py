@@ -171,7 +171,7 @@ def test_ctrl_c_ends_after_the_update_with_a_checkpoint(tmp_path: Path, times: i
         with pytest.raises(KeyboardInterrupt):
             train()
     finally:
-        job.ending.finished = False
+        job.ending.failed = True
         job.close()
     assert came == 3
     found = [path.name for path in layout.complete(tmp_path)]

@@ -20,7 +20,8 @@ CONFIG = JobConfig(
 )
 KEYS = (
     "job kind strategy reason state records tasks steps wall_s samples_per_s loss metrics "
-    "evaluations best processes damaged nan_steps updates_lost error checkpoint output"
+    "evaluations best processes damaged nan_steps updates_lost records_early error checkpoint "
+    "output"
 )
 
 Make = Callable[..., pb.GetStatusResponse]
@@ -54,6 +55,15 @@ def test_summary_of_a_finished_job(finished: JobOutcome) -> None:
     assert built["processes"][0] == {"role": "master", "id": 0, "pid": 77, "exit": "exit code 0"}
     assert built["processes"][2] == {"role": "worker", "id": 0, "pid": 12, "exit": "signal 9"}
     assert len(built["processes"]) == 5
+
+
+def test_a_script_that_left_its_loops_says_so_in_its_last_line(make_status: Make) -> None:
+    status = make_status(state="finished", records_done=2400, records_early=1600, wall_s=2.0)
+    config = dataclasses.replace(CONFIG, kind="script", checkpoint=CheckpointConfig())
+    outcome = JobOutcome(state="finished", status=status, logs="/logs")
+    code, text = conclude(outcome, config)
+    assert code == 0
+    assert "records/s; ended early: 1,600 records not trained\n" in text
 
 
 @pytest.mark.parametrize("status", [True, False])

@@ -162,4 +162,5 @@ def _told(worker: LocalWorker) -> pb.AgentWorker:
         log=worker.log,
         exited=worker.code is not None,
         code=worker.code or 0,
+        in_loop=worker.open_loop is not None,
     )

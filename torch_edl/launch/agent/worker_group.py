@@ -53,7 +53,14 @@ class RestartPolicy:
     _counted_steps: int = 0
 
     def decide(
-        self, code: int, *, stopping: bool, steps: int, started_at: float, now: float
+        self,
+        code: int,
+        *,
+        in_loop: bool = False,
+        stopping: bool,
+        steps: int,
+        started_at: float,
+        now: float,
     ) -> RestartDecision:
         """Decide about an ended worker.
 
@@ -62,10 +69,11 @@ class RestartPolicy:
 
         Args:
             code: exit code of the worker; -N if signal N ended it.
+            in_loop: True if the worker ended with exit code 0 in a loop over a loader.
             stopping: True if this agent stopped the worker.
             started_at: start time of the worker, by the clock of ``now``.
         """
-        if code == 0:
+        if code == 0 and not in_loop:
             return RestartDecision.DONE
         if stopping:
             return RestartDecision.STOPPED
@@ -127,6 +135,7 @@ class WorkerGroup:
             assert worker.code is not None
             decision = self._policy.decide(
                 worker.code,
+                in_loop=worker.open_loop is not None,
                 stopping=worker.child.stopping,
                 steps=steps,
                 started_at=worker.started_at,
@@ -135,8 +144,11 @@ class WorkerGroup:
             if decision is RestartDecision.DONE:
                 self._done.add(worker.local_rank)
             elif decision is RestartDecision.REPLACE and replaces:
-                log.warning("rank %d (pid %d) ended (%s): starting a replacement", worker.rank,
-                            worker.child.pid, describe_exit(worker.code))  # fmt: skip
+                where = " inside its loop" if worker.open_loop is not None else ""
+                log.warning(
+                    "rank %d (pid %d) ended (%s)%s: starting a replacement", worker.rank,
+                    worker.child.pid, describe_exit(worker.code), where,
+                )  # fmt: skip
                 self._start_at[worker.local_rank] = now + self._policy.pause_s
             elif decision is RestartDecision.FAIL or (
                 self.failures and decision is RestartDecision.STOPPED

@@ -25,6 +25,7 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from torch_edl.launch.jobs.logs import WholeLines
 from torch_edl.processes import exec_child
+from torch_edl.processes.open_loop import left_open
 from torch_edl.processes.process_group import ChildGroup
 from torch_edl.processes.signals import describe_exit
 from torch_edl.wire import master_pb2 as pb
@@ -77,6 +78,9 @@ class LocalWorker:
     """Forwards the rest of the output to the terminal, in up to 0.1 s; called after the end."""
     code: int | None = None
     """Exit code, -N if signal N ended the worker; None while it runs."""
+    open_loop: str | None = None
+    """Set if the worker ended with exit code 0 in a loop over a loader: the error that ended the
+    loop, or an empty string."""
     _lines: dict[str, WholeLines] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -97,12 +101,18 @@ class LocalWorker:
     def failure(self) -> ProcessFailure:
         """Return torch's record of the failure, including the error file."""
         assert self.code is not None, f"the worker of pid {self.child.pid} runs"
-        return ProcessFailure(
+        failure = ProcessFailure(
             local_rank=self.local_rank,
             pid=self.child.pid,
             exitcode=self.code,
             error_file=self.error_file,
         )
+        if self.open_loop is not None:
+            failure.message = self.open_loop or (
+                "the loop over the loader had records left; end the script after the loop, or "
+                "leave the loop with break first"
+            )
+        return failure
 
 
 def grace_s(config: LaunchConfig) -> float:
@@ -120,6 +130,8 @@ def failure_text(name: str, failures: Mapping[int, ProcessFailure]) -> tuple[str
     rank, failure = min(failures.items(), key=lambda item: item[1].timestamp)
     error = f"{name}: rank {rank} ended ({describe_exit(failure.exitcode)})"
     message: Any = failure.message
+    if failure.exitcode == 0:
+        return f"{error} inside its loop: {message}", ""
     if not isinstance(message, dict):
         return error, ""
     trace = str(message.get("extraInfo", {}).get("py_callstack", ""))
@@ -181,6 +193,8 @@ class Workers:
             worker.child.kill_overdue(now)
             worker.code = worker.child.reap(spare_forked=True)
             if worker.code is not None:
+                if worker.code == 0:
+                    worker.open_loop = left_open(worker.error_file)
                 ended.append(self._running.pop(worker.local_rank))
         return ended
 

@@ -51,6 +51,7 @@ def as_dict(status: pb.GetStatusResponse) -> dict[str, Any]:
         "checkpoint": status.checkpoint,
         "rolled_back": {"times": status.rollbacks, "records": status.records_rolled_back},
         "updates_lost": status.updates_lost,
+        "records_early": status.records_early,
         "losses": [_fields(each) for each in status.losses],
         "outages": [_fields(each) for each in status.outages],
         "stalled_s": round(status.stalled_s, 3),

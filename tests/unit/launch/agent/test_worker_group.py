@@ -56,6 +56,15 @@ def test_what_follows_from_an_end(code: int, stopping: bool, decision: RestartDe
     assert decide(RestartPolicy(max_restarts=0), code, stopping=stopping) is decision
 
 
+def test_exit_code_0_inside_a_loop_is_a_failure() -> None:
+    policy = RestartPolicy(max_restarts=1)
+    ends = [
+        policy.decide(0, in_loop=True, stopping=False, steps=7, started_at=now, now=now + 1)
+        for now in (0, 10)
+    ]
+    assert ends == [REPLACE, RestartDecision.FAIL]
+
+
 def test_failures_use_up_the_restarts_and_losses_do_not() -> None:
     policy = RestartPolicy(max_restarts=2)
     codes = [1, -9, -11, -15, 1]
@@ -118,7 +127,11 @@ def test_a_group_is_done_when_all_wanted_ranks_are_and_none_runs() -> None:
     done = []
     for rank, running in ((0, [1]), (1, [2]), (1, [])):
         end = SimpleNamespace(
-            code=0, local_rank=rank, started_at=0.0, child=SimpleNamespace(stopping=False)
+            code=0,
+            open_loop=None,
+            local_rank=rank,
+            started_at=0.0,
+            child=SimpleNamespace(stopping=False),
         )
         workers.running = running  # rank 2 is surplus: it may still write what it has
         group.reap(steps=1, replaces=True, now=1.0)

@@ -100,6 +100,28 @@ def test_who_is_refused_after_the_end_may_take_its_time_to_end() -> None:
     assert not w.agent().kill
 
 
+def test_exit_code_0_inside_a_loop_is_no_end_of_the_script() -> None:
+    """A replacement may join, and the others continue."""
+    w = ring_of_two()
+    w.agent("n", died(12, code=0, in_loop=True))
+    assert w.said("worker-1 lost: ended with exit code 0 inside its loop; the other workers")
+    assert w.register(13, local_rank=1) == 2
+    assert w.join(2) is None
+    assert w.join(0, ring=1, step=9).ring.workers == [0, 2]
+
+
+def test_the_records_of_a_loop_that_was_left_are_told_at_the_end() -> None:
+    w = ring_of_two()
+    told = {"ring": 1, "position": 240, "pass_records": 400}
+    w.beat(1, **told)
+    for worker in (0, 1):
+        w.beat(worker, **told, records_early=160)
+        w.leave(worker, finished=True)
+    w.agent("n", died(11, local_rank=0, code=0), died(12, code=0), done=True)
+    status = w.status()
+    assert (status.state, status.records_done, status.records_early) == ("finishing", 240, 160)
+
+
 def test_who_waits_at_the_end_for_a_rank_0_that_is_lost_does_not_wait_for_ever() -> None:
     w = ring_of_two()
 
@@ -129,6 +151,18 @@ def test_it_ends_as_torchruns_nodes_closed_it_once_they_left(error: str) -> None
     w.tick()
     assert (w.outcome.state, w.outcome.error) == ("failed" if error else "finished", error)
     assert not w.job.workforce.awaits_outcome, "torchrun does not ask"
+
+
+def test_workers_of_torchrun_that_vanish_in_their_loop_are_no_success() -> None:
+    w = script()
+    w.join_round("a", max_nodes=1)
+    w.register(11, node="a")
+    w.ring(0)
+    w.close_rounds()  # torchrun saw exit code 0
+    w.leave_round("a")
+    w.tick()
+    assert (w.outcome.state, w.outcome.exit_code) == ("failed", 1)
+    assert "without the end of their loop" in w.outcome.error
 
 
 def test_it_is_stopped_when_torchruns_nodes_left_and_did_not_close_it() -> None:
