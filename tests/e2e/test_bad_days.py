@@ -90,6 +90,14 @@ def test_user_code_that_fails_at_work(place: Any, way: str, code_line: str, mess
     assert "Traceback" in said
 
 
+def test_an_exception_that_is_no_error_does_not_end_feed_in_silence(place: Any) -> None:
+    said = failed(place, f"{RUN} --strategy ps --workers 1 --output never --", "cancelled")
+    last = said.split("error: ")[-1].splitlines()[0]
+    assert re.search("feed raised CancelledError", last), said
+    assert len(named(last)) == 100
+    assert "raise asyncio.CancelledError" in said
+
+
 def named(line: str) -> list[int]:
     """The rows that an error names."""
     found = re.search(r"\(records? ([\d, to]+) of \S+n.parquet\)", line)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -336,9 +337,18 @@ class Feeder:
             yield
         except FeedError:
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # such as CancelledError, or a panic of a library in Rust
+            if is_interrupt(error):
+                raise
             said = describe_error(error) + _what_records_are(records, error)
             raise FeedError(f"{self._name} raised {said}") from error
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Return True for Ctrl-C: a KeyboardInterrupt in the main thread. In any other thread, it was
+    raised by user code."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return is_main and isinstance(error, KeyboardInterrupt)
 
 
 def _trains(lease: HeldLease) -> bool:

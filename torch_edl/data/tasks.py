@@ -19,7 +19,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 from torch_edl.data.batch import MODES
-from torch_edl.data.feeder import Updates
+from torch_edl.data.feeder import Updates, is_interrupt
 from torch_edl.master_client.leases import HeldLease, LeaseClient
 from torch_edl.wire import master_pb2 as pb
 
@@ -82,7 +82,7 @@ class ModelTask:
 class TaskFailed:
     """The records of a task could not be prepared, or the master is lost."""
 
-    error: Exception
+    error: BaseException
     lease: HeldLease | None
     """Lease of the task; None: the master is lost."""
 
@@ -170,7 +170,9 @@ class LeasedTasks:
                 if self._stopped:
                     raise RuntimeError("the task is no longer wanted")
                 return RecordTask(lease, self._prepare(lease))
-            except Exception as error:
+            except BaseException as error:  # else it would end the thread in silence
+                if is_interrupt(error):
+                    raise
                 return TaskFailed(error, lease)
 
     def give_up(self) -> None:

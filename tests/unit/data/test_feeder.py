@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -240,6 +241,19 @@ def test_what_feed_does_wrong(tmp_path: Path, feed: Callable[..., Any], message:
 def test_what_feed_does_wrong_in_a_task(feed: Callable[..., Any], message: str) -> None:
     with pytest.raises(FeedError, match=message):
         list(feeder(config(4), feed).prepare(lease(0, 16))(0))
+
+
+def test_an_interrupt_is_an_error_of_feed_in_a_thread_and_ctrl_c_in_the_main_one() -> None:
+    def feed(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    made = feeder(config(4), feed)
+    with pytest.raises(KeyboardInterrupt):
+        made.prepare(lease(0, 16))
+    with ThreadPoolExecutor(1) as pool:
+        error = pool.submit(made.prepare, lease(0, 16)).exception(HANG_S)
+    assert isinstance(error, FeedError)
+    assert "feed raised KeyboardInterrupt" in str(error)
 
 
 def test_arrays_become_tensors_in_a_ring_as_in_a_task() -> None:

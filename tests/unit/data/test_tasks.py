@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,10 +21,15 @@ from torch_edl.data.tasks import (
     ServersChanged,
     TaskDuration,
     TaskFailed,
+    TaskPrefetcher,
 )
 from torch_edl.errors import MasterLostError
 from torch_edl.master_client.leases import HeldLease
 from torch_edl.wire import master_pb2 as pb
+
+
+class Panic(BaseException):
+    """As pyo3's PanicException, with which libraries in Rust report a panic."""
 
 
 class Master:
@@ -180,6 +186,32 @@ def test_a_task_is_prepared_if_it_has_records(master: Master, tasks: LeasedTasks
     assert isinstance(failed, TaskFailed)
     assert failed.lease is not None
     assert (failed.error, failed.lease.lease_id) == (error, second)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError(), SystemExit(1), Panic("rust")],
+    ids=lambda error: type(error).__name__,
+)
+def test_no_exception_ends_the_thread_that_prepares(master: Master, error: BaseException) -> None:
+    """A BaseException of user code in this thread is no interrupt; the task fails by it."""
+    errors = [error]
+
+    def prepare(lease: HeldLease) -> Any:
+        if errors:
+            raise errors.pop()
+        return lambda offset: iter(())
+
+    tasks = TaskPrefetcher(master, prepare)  # type: ignore[arg-type]
+    (first, second) = master.grant(pb.TASK_TRAIN, pb.TASK_TRAIN)
+    tasks.start()
+    failed = taken(tasks)
+    assert isinstance(failed, TaskFailed)
+    assert failed.lease is not None
+    assert (failed.error, failed.lease.lease_id) == (error, first)
+    assert lease_id(taken(tasks)) == second
+    tasks.stop()
+    master.answers.put(pb.LeaseResponse())
 
 
 def test_other_servers_make_what_was_leased_void(master: Master, tasks: LeasedTasks) -> None:

@@ -208,14 +208,14 @@ class _ObserverThread(threading.Thread):
         try:
             observer = self._kind(self._value)
             observer.begin(self._job)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             self._warn(f"{describe_error(error)}; the observer receives nothing")
             return
         while (call := self._queue.get()) is not None:
             try:
                 call(observer)
                 self._failing = False
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
                 self._failing = True
                 self._warn(f"{describe_error(error)}; the observer loses items")
 
