@@ -82,6 +82,7 @@ class SimulatedJob:
             "train/loss": 2 * math.exp(-at / 200) + 0.05 * noise,
             "train/workers": 4.0,
             "rate/records_per_s": 9000 + 1000 * noise,
+            "rate/steps_per_s": 10.0,
         }
         return {"kind": "scalars", "time": START + at, "step": 10 * at, "values": values}
 

@@ -215,6 +215,10 @@ class Lifecycle:
             self.outages.losses[lost] = self.outages.losses.get(lost, 0) + 1
         self.outages.begin(now + self._wall_offset_s, now, silent_s=silent_s)
 
+    def describe_outages(self, status: pb.GetStatusResponse) -> None:
+        """Add the lost processes and the outages to a status."""
+        self.outages.describe(status, self._wall_offset_s)
+
     def restarted(self, now: float) -> None:
         """Begin the period in which the processes have yet to find the address of this master."""
         self._restarted_at = now

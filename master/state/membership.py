@@ -12,6 +12,8 @@ from torch_edl.wire import master_pb2 as pb
 
 # Phases of a worker in its training loop, which makes a step or waits for one.
 _LOOP = frozenset({"training", "waiting", "reconnecting"})
+# A worker waits if it makes no step for this number of seconds, and of its usual steps.
+_WAITS_S, _WAITS_STEPS = 3.0, 4
 _NOTHING_TOLD = pb.HeartbeatRequest(phase="importing")
 
 
@@ -26,6 +28,8 @@ class Member:
     stepped_at: float
     """Time of the last heartbeat that reported a step, or before which the worker was outside its
     training loop."""
+    step_s: float = 0.0
+    """Seconds that a step of the worker usually takes; 0 before its first."""
     heartbeat: pb.HeartbeatRequest = field(default_factory=lambda: _NOTHING_TOLD)
     """The newest heartbeat."""
     loss: float = math.nan
@@ -51,9 +55,20 @@ class Member:
         """Request the stacks of the worker's threads under ``number``, or the next one if 0."""
         self.stacks_asked = max(number, self.stacks_asked + (not number))
 
-    def still_s(self, now: float) -> float:
-        """Return the seconds without a step in the training loop; 0 outside the loop."""
-        return now - self.stepped_at if self.heartbeat.phase in _LOOP else 0.0
+    def waits_s(self, now: float) -> float:
+        """Return the seconds for which a worker in its training loop has made no step; 0 if they
+        are not more than its steps usually take, and outside the loop."""
+        since_s = now - self.stepped_at
+        usual = since_s <= max(_WAITS_S, _WAITS_STEPS * self.step_s)
+        return 0.0 if usual or self.heartbeat.phase not in _LOOP else since_s
+
+    def took_steps(self, count: int, now: float) -> None:
+        """Record that a heartbeat reported new steps."""
+        took_s = (now - self.stepped_at) / count
+        if self.step_s:
+            took_s = min(took_s, 2 * max(self.step_s, 1.0))  # one wait is not the usual time
+        self.step_s += (took_s - self.step_s) * (0.2 if self.step_s else 1.0)
+        self.stepped_at = now
 
     def cost(self, now: float, *, in_ring: bool) -> str:
         """Return what the preemption of the worker cost, which ended at ``now``; empty if the
@@ -117,8 +132,10 @@ class Membership:
             heartbeat.ClearField("stacks")
         before, member.heartbeat = member.heartbeat, heartbeat
         member.last_heartbeat = now
-        if heartbeat.steps > before.steps or before.phase not in _LOOP:
+        if before.phase not in _LOOP:
             member.stepped_at = now
+        elif heartbeat.steps > before.steps:
+            member.took_steps(heartbeat.steps - before.steps, now)
         self._moved.add(member.id)
         # A NaN that a script logged is its loss; otherwise NaN means that no loss was reported.
         if "loss" in heartbeat.logged or not math.isnan(heartbeat.loss):

@@ -92,13 +92,14 @@ class Outages:
         first, last = self._span or (start, end)
         self._span = min(first, start), max(last, end)
 
-    def describe(self, status: pb.GetStatusResponse) -> None:
+    def describe(self, status: pb.GetStatusResponse, wall_offset_s: float) -> None:
         """Add the losses and the outages to a status."""
         status.stalled_s = self.stalled_s
         for role, count in self.losses.items():
             status.losses.add(role=role, losses=count)
         for each in self.newest:
-            status.outages.add(time=each.time, stalled_s=each.stalled_s)
+            since = each.since + wall_offset_s
+            status.outages.add(time=each.time, since=since, stalled_s=each.stalled_s)
 
     # ---- a restart of the master ----
 

@@ -16,15 +16,16 @@ class JobEvent(NamedTuple):
     """Unix time in seconds."""
     kind: str
     """``log``: a line of the job's event log, as in ``events.jsonl``. ``process``: a process of
-    the job changed its state. ``state``: the job changed its state."""
+    the job changed its state. ``state``: the job changed its state. ``wait``: a worker that made no
+    step for longer than usual makes steps again, or has ended."""
     level: str
     """``info``, ``warning`` or ``error``."""
     text: str
     """The event in one line."""
-    fields: Mapping[str, str | int]
+    fields: Mapping[str, str | float]
     """``log``: ``sequence``, and ``traceback`` if user code failed. ``process``: ``role``, ``id``,
     ``pid``, ``state`` and ``exit`` (how the process ended; empty while it runs). ``state``:
-    ``state`` and ``epoch`` (from 0)."""
+    ``state`` and ``epoch`` (from 0). ``wait``: ``id`` of the worker, and ``seconds``."""
 
 
 class Observer:

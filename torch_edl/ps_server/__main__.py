@@ -56,6 +56,7 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m torch_edl.ps_server", description=__doc__)
     parser.add_argument("--job", required=True, help="name of the job")
+    parser.add_argument("--id", type=int, help="number of this process (default: the shard)")
     parser.add_argument("--shard", type=int, required=True, help="index of this shard, from 0")
     parser.add_argument("--shards", type=int, required=True, help="number of shards")
     parser.add_argument("--incarnation", type=int, required=True, help="incarnation of this server")
@@ -94,7 +95,7 @@ def main() -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit code: 128 + the signal, 1 for an error."""
     _core.tune_malloc()
     args = _parser().parse_args()
-    setup_logging("ps", args.shard)
+    setup_logging("ps", args.shard if args.id is None else args.id)
     try:
         return _run(args)
     except (EdlError, OSError) as error:

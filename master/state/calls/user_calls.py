@@ -43,7 +43,7 @@ def describe(
         records_rolled_back=lifecycle.records_rolled_back,
         updates_lost=lifecycle.updates_lost,
     )
-    lifecycle.outages.describe(status)
+    lifecycle.describe_outages(status)
     outcome = lifecycle.outcome
     if outcome is not None and lifecycle.over:
         status.error = outcome.error
@@ -92,7 +92,7 @@ def describe(
             leases=held[0],
             idle_s=round(held[1], 2),
             lease_s=round(held[2], 2),
-            still_s=0.0 if member is None else round(member.still_s(now), 2),
+            waits_s=0.0 if member is None else round(member.waits_s(now), 2),
             seconds=told.seconds,
             busy_s=told.busy_s,
             slow=verdict.slow if verdict is not None else 0.0,

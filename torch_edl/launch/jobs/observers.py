@@ -61,6 +61,7 @@ class Observers:
         self._state = ""
         self._processes: dict[tuple[str, int, int], str] = {}
         self._event = 0
+        self._waits: dict[int, float] = {}  # workers without a step, since when
         self._evaluations: dict[int, bytes] = {}
         self._written = -math.inf
         self._newest = (0, "")
@@ -138,14 +139,29 @@ class Observers:
                     "exit": process.exit,
                 },
             )
+        yield from self._new_waits(status, now)
         for event in status.events:
             if event.sequence <= self._event:
                 continue
             self._event = event.sequence
-            numbered: dict[str, str | int] = {"sequence": event.sequence}
+            numbered: dict[str, str | float] = {"sequence": event.sequence}
             if event.traceback:
                 numbered["traceback"] = event.traceback
             yield JobEvent(event.time, "log", event.level, event.text, numbered)
+
+    def _new_waits(self, status: pb.GetStatusResponse, now: float) -> Iterator[JobEvent]:
+        """The waits of workers that are over."""
+        waits = {
+            p.id: now - p.waits_s
+            for p in status.processes
+            if p.waits_s and p.state == "running" and status.state in ("running", "finishing")
+        }
+        for id in self._waits.keys() - waits.keys():
+            since = self._waits[id]
+            text = f"worker-{id} made no step for {now - since:.0f} s"
+            seconds = round(now - since, 1)
+            yield JobEvent(now, "wait", "info", text, {"id": id, "seconds": seconds})
+        self._waits = {**waits, **{id: self._waits[id] for id in waits if id in self._waits}}
 
     def _training(self, status: pb.GetStatusResponse) -> None:
         # The loss may arrive after its step; as text, since NaN is not equal to itself.

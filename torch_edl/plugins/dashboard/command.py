@@ -70,5 +70,8 @@ def _target(text: str) -> Path:
 
 def _answers(view: View) -> dict[str, object]:
     """Return what the exported page shows: data, the newest events, and the ends of logs."""
-    latest = view.book.all[-10 * events.MOST_AT_ONCE :]
+    most, book = 10 * events.MOST_AT_ONCE, view.book
+    main = [event for event in book.all if not events.is_routine(event)][-most:]
+    routine = [event for event in book.all if events.is_routine(event)][-most:]
+    latest = sorted([*main, *routine], key=lambda event: event["sequence"])
     return {**view.page(), "events": latest, "logs": view.logs()}

@@ -11,6 +11,8 @@ from torch_edl.plugins.dashboard import marks
 
 MOST_AT_ONCE = 300
 """Number of events in one answer."""
+MAIN = "main"
+"""Filter for all events but evaluations, epochs and checkpoints, which would bury the others."""
 _MOST_KEPT = 200_000
 _MOST_RINGS = 100
 _TEXT_CHARS = 2000
@@ -29,6 +31,7 @@ class EventBook:
         """Number of events by kind."""
         self.levels: Counter[str] = Counter()
         """Number of events by level."""
+        self._main: deque[dict[str, Any]] = deque(maxlen=MOST_AT_ONCE)
         self.last = 0
         """Number of the newest event."""
 
@@ -44,6 +47,8 @@ class EventBook:
             if mark.process:
                 event["process"] = mark.process
             self.all.append(event)
+            if not is_routine(event):
+                self._main.append(event)
             self.kinds[mark.kind] += 1
             self.levels[event["level"]] += 1
             if mark.kind == marks.RING:
@@ -54,7 +59,10 @@ class EventBook:
             del self.all[: len(self.all) - _MOST_KEPT]
 
     def after(self, sequence: int) -> list[dict[str, Any]]:
-        """Return the newest events above a number, at most :data:`MOST_AT_ONCE`."""
+        """Return the newest events above a number, at most :data:`MOST_AT_ONCE`; above 0 those
+        that are no routine."""
+        if not sequence:
+            return list(self._main)
         new = min(max(0, self.last - sequence), MOST_AT_ONCE)
         return [event for event in self.all[len(self.all) - new :] if event["sequence"] > sequence]
 
@@ -65,7 +73,8 @@ class EventBook:
 
         Args:
             level: ``info``, ``warning`` or ``error``; empty for all.
-            kind: kind of a :class:`~torch_edl.plugins.dashboard.marks.Mark`; empty for all.
+            kind: kind of a :class:`~torch_edl.plugins.dashboard.marks.Mark`; :data:`MAIN` for all
+                but the routine, empty for all.
             text: text that the event contains, in any case; empty for all.
         """
         found: list[dict[str, Any]] = []
@@ -74,13 +83,18 @@ class EventBook:
             if (
                 event["sequence"] < before
                 and level in ("", event["level"])
-                and kind in ("", event["kind"])
+                and (kind in ("", event["kind"]) or (kind == MAIN and not is_routine(event)))
                 and wanted in event["text"].lower()
             ):
                 found.append(event)
                 if len(found) == MOST_AT_ONCE:
                     break
         return found
+
+
+def is_routine(event: dict[str, Any]) -> bool:
+    """Return whether an event is an evaluation, an epoch or a checkpoint without a problem."""
+    return event["level"] == "info" and event["kind"] in marks.ROUTINE
 
 
 def parse(lines: Iterable[bytes]) -> list[dict[str, Any]]:

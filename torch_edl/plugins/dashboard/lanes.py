@@ -17,6 +17,7 @@ _ASKED = ("draining", "stopping")
 _TOGETHER_S = 30.0
 _MOST_LANES = 48
 _MOST_SEGMENTS = 12
+_MOST_WAITS = 100
 
 
 @dataclass
@@ -31,6 +32,8 @@ class Lane:
     """Time of the end; None while the process is alive."""
     exit: str = ""
     """How the process ended; empty while it is alive."""
+    waits: list[tuple[float, float]] = field(default_factory=list)
+    """Times from and to which a worker made no step."""
 
     @property
     def name(self) -> str:
@@ -47,7 +50,8 @@ class Lane:
         """Return the lane for the page."""
         kept = self.segments[-_MOST_SEGMENTS:]
         segments = [[round(start, 2), state] for start, state in kept]
-        return [self.name, segments, self.end, self.exit, self.died]
+        waits = [[round(start, 2), round(end, 2)] for start, end in self.waits[-_MOST_WAITS:]]
+        return [self.name, segments, self.end, self.exit, self.died, waits]
 
 
 class Lanes:
@@ -56,6 +60,7 @@ class Lanes:
     def __init__(self) -> None:
         self.all: dict[tuple[str, int], Lane] = {}
         self._seen: dict[tuple[str, int], tuple[str, int, str]] = {}
+        self._lost: dict[tuple[str, int], tuple[float, str]] = {}
 
     def note(self, time: float, *, role: str, id: int, pid: int, state: str, exit: str) -> None:
         """Note the state of a process at a time; a state that is known has no effect."""
@@ -72,16 +77,37 @@ class Lanes:
             lane.exit = exit
             if not lane.segments:
                 lane.segments.append((time, f"{role} starting"))
+            self._settle(lane)
             return
         lane.end, lane.exit = None, ""  # a master may be started again
         lane.segments.append((time, f"{role} {state}"))
 
-    def ended(self, time: float, name: str) -> None:
-        """Move the end of a process to the time at which the master saw it."""
+    def waited(self, time: float, id: int, seconds: float) -> None:
+        """Note that a worker made no step for some seconds before a time."""
+        lane = self.all.get(("worker", id))
+        if lane is not None:
+            lane.waits.append((time - seconds, time))
+
+    def lost(self, time: float, name: str, how: str) -> None:
+        """Note that the master saw the loss of a process, whose end may be noted later.
+
+        Args:
+            how: cause of the loss. A silent process is stopped after it was declared lost.
+        """
         role, _, number = name.rpartition("-")
-        lane = self.all.get(("worker" if role == "spare" else role, int(number)))
-        if lane is not None and lane.end is not None and lane.segments[-1][0] <= time < lane.end:
-            lane.end = time
+        key = "worker" if role == "spare" else role, int(number)
+        self._lost[key] = time, how
+        if (lane := self.all.get(key)) is not None:
+            self._settle(lane)
+
+    def _settle(self, lane: Lane) -> None:
+        """Set the end of a lost process to the time at which the master saw the loss."""
+        time, how = self._lost.get((lane.role, lane.id), (0.0, ""))
+        if lane.end is None or not lane.segments[-1][0] <= time:
+            return
+        lane.end = min(time, lane.end)
+        if how and _CLEAN.match(lane.exit):
+            lane.exit = how
 
     def close(self, time: float) -> None:
         """End all lanes of a job that is over."""

@@ -8,6 +8,8 @@ from typing import NamedTuple
 LOST, FAULT, MASTER, RING, PREEMPTED = "lost", "fault", "master", "ring", "preempted"
 INCIDENTS = frozenset({LOST, "restored", "role", "move", MASTER, "repaired", PREEMPTED})
 """Kinds whose cost the page shows."""
+ROUTINE = frozenset({"evaluation", "epoch", "checkpoint"})
+"""Kinds of events at level info that come again and again."""
 
 
 class Mark(NamedTuple):

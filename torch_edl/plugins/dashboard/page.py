@@ -12,6 +12,7 @@ from typing import Any
 
 _SCRIPTS = (
     "format.js",
+    "cursor.js",
     "chart.js",
     "timeline.js",
     "panels.js",

@@ -1,7 +1,8 @@
 """The observer that keeps the curves of a job and the lives of its processes in the job's folder.
 
 ``history.jsonl`` has one JSON object per line: ``scalars`` at most once a second, ``process`` for
-each change of a process, and ``begin``, from which on the interval between scalars is known.
+each change of a process, ``wait`` for each time in which a worker made no step, and ``begin``, from
+which on the interval between scalars is known.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ _FIRST_INTERVAL_S = 1.0
 # the interval doubles. A job of a day has one point every 16 to 32 seconds.
 _MOST_SCALARS = 6000
 _MOST_PROCESS_LINES = 50_000
+_MOST_WAITS = 10_000
 _MOST_VALUES = 40
 
 
@@ -35,7 +37,7 @@ class Recorder(Observer):
         self._interval_s = _FIRST_INTERVAL_S
         self._last = -math.inf
         self._next: tuple[int, float, Mapping[str, float]] | None = None
-        self._scalars = self._processes = 0
+        self._scalars = self._processes = self._waits = 0
 
     def begin(self, job: JobConfig) -> None:
         """Note where the file of the job is. The folder of a new job may not exist yet."""
@@ -56,10 +58,13 @@ class Recorder(Observer):
             self._thin()
 
     def event(self, event: JobEvent) -> None:
-        """Write the change of a process. Other events are in ``events.jsonl``."""
+        """Write the change of a process, or its wait. Other events are in ``events.jsonl``."""
         if event.kind == "process" and self._processes < _MOST_PROCESS_LINES:
             self._processes += 1
             self._write(kind="process", time=round(event.time, 3), **event.fields)
+        elif event.kind == "wait" and self._waits < _MOST_WAITS:
+            self._waits += 1
+            self._write(kind="wait", time=round(event.time, 3), **event.fields)
 
     def end(self, state: str, error: str) -> None:
         """Write the last scalars, and close the file."""
@@ -78,7 +83,7 @@ class Recorder(Observer):
         for line in read(self._path):
             scalars = line["kind"] == "scalars"
             count += scalars
-            if line["kind"] == "process" or (scalars and count % 2):
+            if line["kind"] in ("process", "wait") or (scalars and count % 2):
                 kept.append(line)
         self._scalars = (count + 1) // 2
         write_text(self._path, "".join(f"{json.dumps(line)}\n" for line in kept))
@@ -99,6 +104,7 @@ class Recorder(Observer):
             self._interval_s = line.get("interval_s", self._interval_s)
             self._scalars += line["kind"] == "scalars"
             self._processes += line["kind"] == "process"
+            self._waits += line["kind"] == "wait"
         self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 - end() closes it
         self._write(kind="begin", interval_s=self._interval_s)
 

@@ -121,6 +121,8 @@ class History:
             elif line["kind"] == "process":
                 fields = {k: v for k, v in line.items() if k not in ("kind", "time")}
                 lanes.note(line["time"], **fields)
+            elif line["kind"] == "wait":
+                lanes.waited(line["time"], line["id"], line["seconds"])
             elif line["kind"] == "scalars" and any(n.startswith("eval/") for n in line["values"]):
                 samples.eval_times[line["step"]] = line["time"]
             elif line["kind"] == "scalars":

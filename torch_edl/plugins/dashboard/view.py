@@ -172,7 +172,7 @@ class View:
             self.lanes.note(at, **fields)
         for event, mark in self.book.incidents[self._marked :]:
             if mark.kind in (marks.LOST, "restored") and mark.process:
-                self.lanes.ended(event["time"], mark.process)
+                self.lanes.lost(event["time"], mark.process, mark.how)
         self._marked = len(self.book.incidents)
         if over and not self._closed:
             self.lanes.close(self._last_time(now))

@@ -103,6 +103,22 @@ def test_an_observer_receives_the_job_from_begin_to_end() -> None:
     ]
 
 
+def test_waits_of_workers_are_told_when_they_are_over() -> None:
+    def seen(**waits_s: float) -> pb.GetStatusResponse:
+        workers = [
+            pb.ProcessStatus(role="worker", id=int(name[1:]), state="running", waits_s=waits)
+            for name, waits in waits_s.items()
+        ]
+        return status(processes=workers)
+
+    with Observers(job("Recorded")) as watched:
+        for found in (seen(w0=0, w1=38.5), seen(w0=0, w1=40, w2=50), seen(w0=0, w1=0)):
+            watched.update(found)
+    waits = [fields for kind, _, fields in filter(lambda e: e[0] == "wait", received)]
+    by_worker = {each["id"]: round(float(each["seconds"])) for each in waits}
+    assert by_worker == {1: 38, 2: 50}, "worker-1 since the first status, worker-2 has ended"
+
+
 def test_scalars_come_once_a_second_and_at_the_end() -> None:
     now = 0.0
     with Observers(job("Recorded"), clock=lambda: now) as watched:

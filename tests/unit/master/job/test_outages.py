@@ -51,7 +51,7 @@ def test_steps_that_are_older_than_the_death_end_no_outage() -> None:
     assert status.stalled_s == 40.0, "the server and the worker were lost at the same time"
     assert [(each.role, each.losses) for each in status.losses] == [("worker", 1), ("ps", 1)]
     (event,) = {e.time for e in status.events if "ended with signal 9" in e.text}
-    assert status.outages[0].time == event
+    assert (status.outages[0].time, status.outages[0].since) == (event, event)
 
 
 def test_steps_that_go_on_end_an_outage_with_the_first_heartbeat() -> None:
@@ -136,3 +136,38 @@ def test_a_restarted_master_continues_an_outage(wall_s: float) -> None:
     train(again, 0, 4)
     assert outages(again) == [2.0, 1.0, 9.0, 2.0]
     assert again.status().stalled_s == 11.0
+
+
+def waits(w: World) -> dict[int, float]:
+    return {p.id: p.waits_s for p in w.status().processes if p.role == "worker"}
+
+
+def test_a_worker_waits_if_a_step_takes_longer_than_usual() -> None:
+    w = beaten()
+    for _ in range(3):
+        train(w, 0, 1)
+    assert waits(w)[0] == 0.0
+    train(w, 0, 1)
+    assert waits(w)[0] == 4.0
+    train(w, 0, 2)
+    assert waits(w)[0] == 0.0
+    for step in range(2, 6):  # of 6 s each, which is now the usual time
+        for _ in range(6):
+            train(w, 0, step)
+    for _ in range(5):
+        train(w, 0, 5)
+    assert waits(w)[0] == 0.0
+    w.beat(0, phase="evaluating", steps=5)
+    w.tick(5.0)
+    assert waits(w)[0] == 0.0, "no step is expected"
+
+
+def test_a_server_that_replaced_another_has_its_own_name() -> None:
+    w = beaten()
+    kill_server(w)
+    words = [spec.args for spec in w.started if spec.role == "ps"]
+    assert [(each[each.index("--shard") + 1], each[each.index("--id") + 1]) for each in words] == [
+        ("0", "0"),
+        ("1", "1"),
+        ("0", "2"),
+    ]

@@ -40,9 +40,11 @@ def test_a_spare_becomes_a_worker_in_one_lane() -> None:
         (9, "worker", 2, "running", ""),
         (12, "worker", 2, "exited", "signal 9"),
     )
-    lanes.ended(11.5, "worker-2")
+    lanes.lost(11.5, "worker-2", "signal 9")
+    lanes.waited(11, 2, 1.5)
+    lanes.waited(11, 9, 1.5)
     states = [[1, "spare starting"], [2, "spare running"], [9, "worker running"]]
-    assert lanes.shown()["rows"] == [["worker-2", states, 11.5, "signal 9", True]]
+    assert lanes.shown()["rows"] == [["worker-2", states, 11.5, "signal 9", True, [[9.5, 11]]]]
     assert lanes.deaths() == 1
 
 
@@ -59,6 +61,14 @@ def test_who_was_asked_to_leave_did_not_die() -> None:
         (9, "worker", 3, "exited", "preempted by a pod of higher priority: b"),
     )
     assert lanes.deaths() == 0
+
+
+def test_a_silent_process_that_the_master_stopped_died() -> None:
+    """The event of its loss may be read before its end."""
+    lanes = _lanes((1, "ps", 1, "running", ""))
+    lanes.lost(30.0, "ps-1", "lost: no heartbeat for 30 s")
+    lanes.note(31, role="ps", id=1, pid=101, state="exited", exit="stopped")
+    assert lanes.shown()["rows"][0][2:5] == [30.0, "lost: no heartbeat for 30 s", True]
 
 
 def test_a_restarted_master_lives_on() -> None:

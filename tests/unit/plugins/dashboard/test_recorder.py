@@ -50,6 +50,7 @@ def test_the_folder_may_come_after_the_observer(home: Path) -> None:
     fields = {"role": "worker", "id": 0, "pid": 7, "state": "exited", "exit": "signal 9"}
     made.event(JobEvent(101.0, "process", "info", "worker-0: signal 9", fields))
     made.event(JobEvent(101.0, "log", "info", "finished", {"sequence": 1}))
+    made.event(JobEvent(101.5, "wait", "info", "worker-0 made no step", {"id": 0, "seconds": 38.5}))
     made.end("finished", "")
     lines = recorder.read(JobFolder("digits").history_file)
     assert [line["kind"] for line in lines] == [
@@ -57,12 +58,14 @@ def test_the_folder_may_come_after_the_observer(home: Path) -> None:
         "scalars",
         "scalars",
         "process",
+        "wait",
         "scalars",
     ]
-    assert lines[4]["step"] == 2  # the last one comes at the end
+    assert lines[5]["step"] == 2  # the last one comes at the end
     assert lines[1]["values"] == {"train/loss": 0.333333, "train/auc": None}
     assert lines[2]["values"] == {"eval/loss": 0.7}
     assert lines[3] == {"kind": "process", "time": 101.0, **fields}
+    assert lines[4] == {"kind": "wait", "time": 101.5, "id": 0, "seconds": 38.5}
 
 
 def test_a_long_job_has_a_small_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ function take(data) {
 
 function draw() {
   const { data } = store;
+  shared.update(data);
   drawHead(data);
   drawProgress(data);
   drawAnswers(data);
@@ -40,69 +41,85 @@ function draw() {
 function chart(title) {
   if (!store.charts.has(title)) {
     const made = new Chart(title);
+    made.node.open = store.charts.size < 2 || !narrow();
     store.charts.set(title, made);
     byId("curves").append(made.node);
   }
   return store.charts.get(title);
 }
 
-// The mean of the points around each point; of positive numbers the geometric mean, as a loss falls
+// The mean of the points around each point; the geometric mean of positive numbers, as a loss falls
 // by factors.
 function smooth(points) {
   const known = points.filter(([, y]) => typeof y === "number");
   const log = known.every(([, y]) => y > 0), half = Math.max(2, Math.min(25, Math.floor(known.length / 40)));
   const sums = [0];
   for (const [, y] of known) sums.push(sums.at(-1) + (log ? Math.log(y) : y));
-  return known.map(([x], place) => {
+  return known.map(([time, , step], place) => {
     const reach = Math.min(half, place, known.length - 1 - place);
     const mean = (sums[place + reach + 1] - sums[place - reach]) / (2 * reach + 1);
-    return [x, log ? Math.exp(mean) : mean];
+    return [time, log ? Math.exp(mean) : mean, step];
   });
 }
 
-function curveOf(name, by) {
-  return store.samples.map(([time, step, values]) => [by === "step" ? step : time, values[name] ?? null]);
+function curveOf(name) {
+  return store.samples.map(([time, step, values]) => [time, values[name] ?? null, step]);
+}
+
+// Records per second over five samples. The rate in a sample is that of ten seconds: it would show a
+// standstill as a slope.
+function rateCurve() {
+  const all = store.samples, names = ["rate/records_per_s", "rate/steps_per_s"];
+  let begin = 0, size = 0;
+  return all.map(([time, step, values], i) => {
+    const [records, steps] = names.map((name) => values[name]);
+    if (records && steps) size = records / steps; // records of a minibatch
+    if (i && (step < all[i - 1][1] || shared.stands.some(([from, to]) => from < time && all[i - 1][0] < to - 0.5 && to - 0.5 <= time))) begin = i;
+    const [since, first] = all[Math.max(begin, i - 5)];
+    if (!size) return [time, records ?? null, step];
+    return [time, time > since ? (size * (step - first)) / (time - since) : null, step];
+  });
 }
 
 function drawCurves(data) {
-  if (!changed("curves", data.samples_total, data.generation, data.status.evaluations?.length, data.incidents.length)) return;
+  const parts = [data.samples_total, data.generation, data.status.evaluations?.length, data.incidents.length, shared.stands];
+  if (!changed("curves", parts, data.over ? 0 : Math.floor(data.now))) return;
   const evaluations = data.status.evaluations || [];
   const evaluated = evaluations.filter((e) => e.steps);
   const has = (name) => store.samples.some(([, , values]) => typeof values[name] === "number");
+  const points = (name) => evaluated.map((e) => [data.evaluated_at[e.steps] ?? timeAt(e.steps), e.metrics[name] ?? null, e.steps])
+    .filter(([time]) => time !== null);
   if (has("train/loss") || data.status.kind === "train") {
-    const loss = curveOf("train/loss", "step"), dots = evaluated.map((e) => [e.steps, e.metrics.loss ?? null])
-      .filter(([, y]) => y !== null);
+    const loss = curveOf("train/loss"), dots = points("loss").filter(([, y]) => y !== null);
     const smoothed = loss.length > 30;
-    const series = [{ name: "training", points: loss, kind: smoothed ? "raw" : "", tone: "s0" }];
-    if (smoothed) series.push({ name: "smoothed", points: smooth(loss), tone: "s0", derived: true, lead: true });
+    const series = [{ name: "training", points: standing(loss), kind: smoothed ? "raw" : "", tone: "s0" }];
+    if (smoothed) series.push({ name: "smoothed", points: standing(smooth(loss)), tone: "s0", derived: true });
     if (dots.length) series.push({ name: "evaluation", points: dots, dots: true, tone: "s1" });
-    chart("Loss").update({ x: "step", series, log: true, empty: "No loss yet" });
+    chart("Loss").update({ series, log: true, empty: "No loss yet" });
   }
-  const rate = curveOf("rate/records_per_s", "time");
-  const explained = data.incidents.length ? "Dashed lines: deaths (red), preemptions and moves." : "";
-  const marks = data.incidents.map((i) => ({ x: i.time, text: `${clock(i.time)} ${i.text}`,
-    tone: i.kind === "lost" || i.kind === "restored" ? "bad" : "" }));
-  chart("Records per second").update({ x: "time", zero: true, marks, format: (v) => `${short(v)}/s`,
-    series: [{ name: "records/s", points: rate, area: true, tone: "s2" }],
-    note: explained });
+  if (store.samples.length || trains(data)) {
+    chart("Records per second").update({ zero: true, format: (v) => `${short(v)}/s`,
+      series: [{ name: "records/s", points: standing(rateCurve(), true), area: true, tone: "s2" }] });
+  }
   const metrics = new Set(evaluated.flatMap((e) => Object.keys(e.metrics)).filter((n) => n !== "loss"));
   for (const name of [...metrics].sort().slice(0, 6)) {
-    chart(`Evaluation: ${name}`).update({ x: "step", series: [{ name, dots: true, tone: "s1",
-      points: evaluated.map((e) => [e.steps, e.metrics[name] ?? null]) }] });
+    chart(`Evaluation: ${name}`).update({ series: [{ name, dots: true, tone: "s1", points: points(name) }] });
   }
   const logged = new Set(store.samples.slice(-5).flatMap(([, , v]) => Object.keys(v))
     .filter((n) => n.startsWith("train/") && !["train/loss", "train/workers"].includes(n)));
   for (const name of [...logged].sort().slice(0, 6)) {
-    chart(name.slice(6)).update({ x: "step", series: [{ name, tone: "s0", points: curveOf(name, "step") }] });
+    chart(name.slice(6)).update({ series: [{ name, tone: "s0", points: standing(curveOf(name)) }] });
   }
   if (has("servers/rows")) {
-    chart("Embedding rows").update({ x: "time", zero: true, marks, format: short, note: explained,
-      series: [{ name: "rows", points: curveOf("servers/rows", "time"), area: true, tone: "s3" }] });
+    chart("Embedding rows").update({ zero: true, format: short,
+      series: [{ name: "rows", points: curveOf("servers/rows"), area: true, tone: "s3" }] });
   }
-  const workers = curveOf("train/workers", "time");
+  const workers = curveOf("train/workers");
   if (new Set(workers.map(([, y]) => y).filter(Boolean)).size > 1) {
-    chart("Workers that run").update({ x: "time", zero: true, whole: true, marks, note: explained, series: [{ name: "workers", points: workers, area: true, tone: "s0" }] });
+    chart("Workers that run").update({ zero: true, whole: true, series: [{ name: "workers", points: workers, area: true, tone: "s0" }] });
   }
+  const none = !store.charts.size;
+  byId("curve-tools").hidden = byId("to-curves").hidden = none;
 }
 
 // ---- the loop ----
@@ -139,9 +156,24 @@ function live() {
   if (node.textContent !== text) node.textContent = text;
 }
 
+const narrow = () => matchMedia("(max-width: 640px)").matches;
+
+// On a narrow screen, the long parts are folded until somebody opens them or goes to them.
+function listenToFolds() {
+  if (narrow()) for (const fold of document.querySelectorAll(".fold[data-long]")) fold.open = false;
+  document.querySelector("nav").addEventListener("click", (event) => {
+    const part = document.querySelector(event.target.getAttribute("href") || "#none");
+    const fold = part?.querySelector(".fold");
+    if (fold) fold.open = true;
+  });
+}
+
 function begin() {
-  timeline = new Timeline(byId("lanes"), byId("legend"), byId("range"));
+  timeline = new Timeline(byId("lanes"), byId("legend"));
   listenToRecords();
+  listenToFolds();
+  byId("by").addEventListener("change", (event) => shared.show({ by: event.target.value }));
+  byId("range").addEventListener("change", (event) => shared.show({ seconds: Number(event.target.value) }));
   const kept = byId("data");
   if (kept) {
     const data = JSON.parse(kept.textContent);

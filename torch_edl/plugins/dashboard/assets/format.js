@@ -78,13 +78,6 @@ function duration(seconds) {
   return minutes ? `${minutes} min ${two(total % 60)} s` : `${total} s`;
 }
 
-// Seconds as the label of an axis: minutes and seconds, or hours, minutes and seconds.
-function elapsed(seconds) {
-  const total = Math.round(seconds), two = (n) => String(n).padStart(2, "0");
-  const hours = Math.floor(total / 3600), minutes = Math.floor(total / 60) % 60;
-  return hours ? `${hours}:${two(minutes)}:${two(total % 60)}` : `${minutes}:${two(total % 60)}`;
-}
-
 function span(seconds) {
   if (seconds < 0.1) return "at once";
   if (seconds < 10) return `${seconds.toFixed(1)} s`;
@@ -101,6 +94,21 @@ function clock(time, seconds = true) {
   const text = date.toLocaleTimeString("en-GB", options);
   const far = Math.abs(Date.now() - date.getTime()) > 20 * 3600 * 1000;
   return far ? `${date.toLocaleDateString("en-CA")} ${text}` : text;
+}
+
+// The label of an axis of some seconds: the time of the day, with the date if they are days.
+function dayTime(time, range) {
+  const date = new Date(time * 1000), two = { hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
+  const text = date.toLocaleTimeString("en-GB", range < 600 ? { ...two, second: "2-digit" } : two);
+  return range < 72000 ? text : `${date.toLocaleDateString("en-CA").slice(5)} ${text}`;
+}
+
+// The time zone of all times of the page, such as "Europe/Berlin, UTC+01:00".
+function zone(time) {
+  const minutes = -new Date(time * 1000).getTimezoneOffset(), size = Math.abs(minutes);
+  const two = (n) => String(Math.floor(n)).padStart(2, "0");
+  const name = Intl.DateTimeFormat().resolvedOptions().timeZone;
+  return minutes || name !== "UTC" ? `${name}, UTC${minutes < 0 ? "-" : "+"}${two(size / 60)}:${two(size % 60)}` : "UTC";
 }
 
 function count(n, noun) {

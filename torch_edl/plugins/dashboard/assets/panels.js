@@ -5,6 +5,10 @@ const TRAINING = ["train", "script"];
 const STRATEGIES = { ps: "strategy ps: the model is on parameter servers",
   allreduce: "strategy allreduce: a ring of workers", local: "strategy local: one worker has the model" };
 
+// What a job of each kind does, as in "trained for 1 h" and "1 h of training".
+const WORK = { evaluate: ["evaluated", "evaluation"], predict: ["predicted", "prediction"] };
+const work = (data) => WORK[data.status.kind] || ["trained", "training"];
+
 function trains(data) {
   return TRAINING.includes(data.status.kind);
 }
@@ -26,6 +30,7 @@ function drawHead(data) {
     if (have("ps")) facts.push(count(have("ps"), "server"));
     if (have("spare")) facts.push(count(have("spare"), "spare"));
   }
+  facts.push(`times in ${zone(data.now)}`);
   setText("facts", facts.filter(Boolean).join(" · "));
   const problem = byId("problem");
   const dead = status.state === "dead" ? "The processes of the job are gone, and its result is unknown." +
@@ -56,7 +61,7 @@ function drawProgress(data) {
 function endText(data, left) {
   const { status } = data;
   if (data.over) {
-    return status.wall_s ? `trained for ${duration(status.wall_s)}, ended ${clock(data.last)}`
+    return status.wall_s ? `${work(data)[0]} for ${duration(status.wall_s)}, ended ${clock(data.last)}`
       : `ended ${clock(data.last)}`;
   }
   const { records_per_s: now, mean_records_per_s: mean } = status.rates || {};
@@ -80,7 +85,7 @@ function drawAnswers(data) {
     el("article", { class: `card ${tone}` },
       el("h2", null, question),
       el("p", { class: "head" }, el("span", { class: `tone ${tone}`, role: "img", "aria-label": {
-        good: "good", warn: "attention", bad: "problem", calm: "neutral" }[tone] }), head),
+        good: "good", warn: "attention", bad: "problem", calm: "neutral" }[tone] }, { good: "✓", warn: "!", bad: "×", calm: "–" }[tone]), head),
       bar ? shares(bar) : null,
       lines.filter(Boolean).map((line) => el("p", { class: "muted" }, line)))));
 }
@@ -105,7 +110,7 @@ function mean(points) {
 
 function learning(data) {
   const question = "Is it learning?", { status } = data;
-  if (!trains(data)) return { question, tone: "calm", head: { evaluate: "This job only evaluates", predict: "This job only predicts" }[status.kind] || "Not known yet", lines: [] };
+  if (!trains(data)) return result(data);
   const values = store.samples.map(([, , v]) => v["train/loss"]);
   const losses = values.filter((v) => typeof v === "number");
   const evaluated = evaluationText(status);
@@ -135,6 +140,17 @@ function learning(data) {
   };
 }
 
+// What a job found that does not train.
+function result(data) {
+  const { status } = data, metrics = Object.entries((status.evaluations || []).at(-1)?.metrics || {});
+  if (status.kind === "predict") {
+    return { question: "What was predicted?", tone: "calm", head: count(status.records?.done || 0, "record"), lines: [] };
+  }
+  const [first, ...others] = metrics.map(([name, value]) => `${name} ${number(value)}`);
+  return { question: "What did the evaluation find?", tone: first ? "good" : "calm",
+    head: first || (data.over ? "No result" : "No result yet"), lines: others };
+}
+
 function evaluationText(status) {
   const last = (status.evaluations || []).at(-1);
   if (!last) return "";
@@ -158,7 +174,8 @@ function time(data) {
   const start = Math.max(0, until - data.started - wall);
   const waits = Math.min(wall, status.stalled_s || 0);
   const before = data.over ? "before the first step and after the last" : "before the first step";
-  const bar = wall ? [[before, start, "starting"], ["training", wall - waits, "worker"],
+  const doing = work(data)[1];
+  const bar = wall ? [[before, start, "starting"], [doing, wall - waits, "worker"],
     ["without a step", waits, "bad"]] : null;
   const rate = data.over ? status.rates?.mean_records_per_s || (wall ? status.records.done / wall : 0)
     : status.rates?.records_per_s;
@@ -168,7 +185,7 @@ function time(data) {
     tone: !wall ? "calm" : share > 0.1 ? "warn" : "good",
     head: rate ? `${short(rate)} records/s${data.over ? " on average" : ""}` : "No step yet",
     bar,
-    lines: wall ? [`${span(start)} ${before}, ${span(wall - waits)} of training, ` + (waits < 0.1 ? "no standstill"
+    lines: wall ? [`${span(start)} ${before}, ${span(wall - waits)} of ${doing}, ` + (waits < 0.1 ? "no standstill"
       : `${span(waits)} without a step after losses and moves (${(share * 100).toFixed(0)} %)`)] : [],
   };
 }
@@ -182,7 +199,7 @@ function died(data) {
   const masters = losses.filter((i) => i.kind === "master").length;
   const deaths = Math.max(data.deaths + masters, losses.filter((i) => i.process).length);
   if (!deaths) {
-    return { question, tone: "good", head: "Nobody died", lines: [moved, "No record is trained again"] };
+    return { question, tone: "good", head: "Nobody died", lines: [moved, `No record is ${work(data)[0]} again`] };
   }
   const stalled = data.status.stalled_s, stands = !data.over && losses.find((i) => i.stands);
   const last = losses.at(-1);
@@ -192,7 +209,7 @@ function died(data) {
     head: `${count(deaths, "process")} died`,
     lines: [
       last ? `The last one: ${last.process || "the model"} at ${clock(last.time)}` : "", moved,
-      `${again ? count(again, "record") : "No record"} ${again === 1 || !again ? "is" : "are"} trained again`,
+      `${again ? count(again, "record") : "No record"} ${again === 1 || !again ? "is" : "are"} ${work(data)[0]} again`,
       stands ? `No step since ${clock(stands.time)}` : "",
       stalled > 0 ? `No step for ${span(stalled)} after losses and moves, in total` : "",
     ],
@@ -259,7 +276,7 @@ function drawWorkers(data) {
       [`worker-${p.id}`, "strong"], activity(p),
       isTraining(p) && p.rate !== null ? meter(p.rate, most) : "", isTraining(p) ? whole(p.records || 0) : "", shareOf([p], "compute"),
       p.leases ? String(p.leases) : "", p.leases ? (p.lease_s < 1 ? "new" : `for ${span(p.lease_s)}`) : "",
-      [p.leases ? (p.idle_s < 1 ? "now" : `${span(p.idle_s)} ago`) : "", tone(p)]]), { class: "stack" })
+      [p.leases ? (tone(p) ? "! " : "") + (p.idle_s < 1 ? "now" : `${span(p.idle_s)} ago`) : "", tone(p)]]), { class: "stack" })
       : el("p", { class: "empty" }, "No worker runs"),
     rows.length > shown.length ? el("button", { type: "button", onclick: () => {
       store.allWorkers = true;
@@ -290,6 +307,7 @@ function activity(process) {
   if (process.state !== "running") {
     return stateTag(process.state === "pending" ? "waits for room in the cluster" : process.state, "");
   }
+  if (process.waits_s) return stateTag(`${process.phase}, no step for ${span(process.waits_s)}`, "waits");
   return stateTag(process.phase || (process.role === "spare" ? "spare, waits for a place" : "running"), process.role);
 }
 

@@ -6,6 +6,9 @@ const KIND_TEXTS = { lost: "deaths", preempted: "preemptions", slow: "slow proce
   master: "master restarts", fault: "injected faults", chaos: "chaos", scaled: "changes of the number of processes", waiting: "waits for processes",
   end: "end of the job", process: "other events of a process", repaired: "repaired servers", other: "other events" };
 const MOST_SHOWN = 300;
+// They come again and again, and would bury the deaths.
+const ROUTINE = ["evaluation", "epoch", "checkpoint"];
+const isRoutine = (event) => event.level === "info" && ROUTINE.includes(event.kind);
 
 const filters = {
   get level() { return byId("level").value; },
@@ -14,7 +17,7 @@ const filters = {
 };
 
 function matches(event) {
-  return (!filters.level || event.level === filters.level) && (!filters.kind || event.kind === filters.kind) &&
+  return (!filters.level || event.level === filters.level) && (!filters.kind || event.kind === filters.kind || (filters.kind === "main" && !isRoutine(event))) &&
     event.text.toLowerCase().includes(filters.text);
 }
 
@@ -50,6 +53,7 @@ async function filterEvents(older = false) {
   if (older) list.append(...items);
   else list.replaceChildren(...items);
   byId("more").hidden = found.length < MOST_SHOWN;
+  byId("routine").hidden = filters.kind !== "main";
   if (!list.children.length) list.append(el("li", { class: "empty" }, "No such event"));
 }
 
@@ -57,15 +61,22 @@ function drawEvents(data) {
   const kinds = Object.entries(data.kinds).sort((a, b) => b[1] - a[1]);
   if (changed("kinds", kinds)) {
     const select = byId("kind"), chosen = select.value;
-    select.replaceChildren(el("option", { value: "" }, "all"), ...kinds.map(([kind, n]) =>
+    select.replaceChildren(el("option", { value: "main" }, "all but evaluations, epochs, checkpoints"), el("option", { value: "" }, "all"), ...kinds.map(([kind, n]) =>
       el("option", { value: kind }, `${KIND_TEXTS[kind] || kind} (${whole(n)})`)));
     select.value = chosen;
+  }
+  const hidden = ROUTINE.reduce((sum, kind) => sum + (data.kinds[kind] || 0), 0), routine = byId("routine");
+  routine.hidden = !hidden || filters.kind !== "main";
+  if (changed("routine", hidden)) {
+    routine.replaceChildren(`${whole(hidden)} evaluations, epochs and checkpoints are not listed. `,
+      el("button", { type: "button", class: "name", onclick: () => { byId("kind").value = ""; filterEvents(); } }, "List them"));
   }
   const list = byId("event-list"), fresh = data.fresh.filter(matches);
   if (!store.listed) {
     store.listed = true;
     list.replaceChildren(...data.fresh.filter(matches).reverse().slice(0, MOST_SHOWN).map(eventItem));
-    byId("more").hidden = data.events_count <= data.fresh.length;
+    byId("more").hidden = data.fresh.length < MOST_SHOWN;
+    if (!list.children.length) list.append(el("li", { class: "empty" }, "No such event"));
   } else if (fresh.length) {
     list.querySelector(".empty")?.remove();
     list.prepend(...fresh.reverse().map(eventItem));
@@ -127,10 +138,24 @@ async function readLog() {
   const bottom = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
   store.logOf = name;
   const text = lines.join("\n").trimEnd() || problem || "This process has printed nothing yet";
-  if (same && log.textContent === text) return;
-  log.replaceChildren(...text.split("\n").map((line) => el("span", {
-    class: / ERROR |^Traceback|Error:/.test(line) ? "error" : / WARNING /.test(line) ? "warning" : null }, line, "\n")));
+  if (same && log.dataset.text === text) return;
+  log.dataset.text = text;
+  log.replaceChildren(...folded(text.split("\n")).map(([line, times]) => el("span", {
+    class: / ERROR |^Traceback|Error:/.test(line) ? "error" : / WARNING /.test(line) ? "warning" : null }, line,
+  times > 1 ? el("span", { class: "times" }, `  (${whole(times)} times)`) : null, "\n")));
   if (bottom || !same) log.scrollTop = log.scrollHeight;
+}
+
+// Lines with the number of times that each came one after another, apart from its clock. The newest of
+// them is shown.
+function folded(lines) {
+  const found = [], same = (line) => line.replace(/^\d\d:\d\d:\d\d(\.\d+)? /, "");
+  for (const line of lines) {
+    const last = found.at(-1);
+    if (last && line && same(last[0]) === same(line)) found[found.length - 1] = [line, last[1] + 1];
+    else found.push([line, 1]);
+  }
+  return found;
 }
 
 function listenToRecords() {
