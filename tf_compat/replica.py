@@ -15,7 +15,7 @@ from tf_compat.trained import TrainedModel
 from torch_edl.checkpoint import layout, tensor_files
 from torch_edl.checkpoint.manifest import Manifest, Snapshot
 from torch_edl.checkpoint.reader import CheckpointReader
-from torch_edl.checkpoint.tensor_files import OPTIMIZER_FILE, keras_optimizer, optimizer_header
+from torch_edl.checkpoint.tensor_files import OPTIMIZER_FILE, optimizer_header
 from torch_edl.engine.replica import Position, other_model, snapshot_of
 from torch_edl.errors import CheckpointError
 from torch_edl.tables.watermarks import Watermarks
@@ -115,7 +115,7 @@ class KerasReplica:
     def _load_optimizer(self, folder: Path) -> None:
         path, optimizer = folder / OPTIMIZER_FILE, self._trained.optimizer
         found = optimizer_header(folder)
-        saved, own = keras_optimizer(found), type(optimizer).__name__
+        saved, own = found.get("keras"), type(optimizer).__name__
         if saved != own:
             raise CheckpointError(
                 f"{folder}: the state of {saved or 'an optimizer of torch'}, and this model file "
@@ -135,7 +135,7 @@ def load_values(trained: TrainedModel, source: CheckpointReader, where: object) 
     Raises:
         CheckpointError: the values belong to another model.
     """
-    values, _ = source.dense()
+    values = source.dense()
     held = {layer.table for layer in trained.tables}
     for table in source.tables.values():
         if table.name not in held and table.bound:  # saved as a table, a plain weight in this model

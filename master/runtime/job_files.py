@@ -21,6 +21,8 @@ from torch_edl.config import JobConfig
 from torch_edl.config.parts import PREPROCESSING_FILE
 from torch_edl.errors import CheckpointError
 from torch_edl.launch.jobs.folder import JobFolder
+from torch_edl.launch.jobs.logs import EventLine
+from torch_edl.typed_json import parse
 from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -184,7 +186,7 @@ class EventFile:
         with contextlib.suppress(OSError), open(self._path, "rb") as file:
             for line in file:
                 with contextlib.suppress(ValueError, TypeError):  # truncated by a full disk
-                    found.append(pb.Event(**json.loads(line)))
+                    found.append(pb.Event(**parse(line, dict[str, Any])))
         return list(found)
 
     def write(self, events: Sequence[pb.Event]) -> None:
@@ -222,6 +224,6 @@ def _end_of(path: Path) -> tuple[int, bool]:
     except OSError:  # none
         return 0, False
     for line in reversed(lines):
-        with contextlib.suppress(ValueError, KeyError, TypeError):  # truncated by a full disk
-            return int(json.loads(line)["sequence"]), bool(lines[-1])
+        with contextlib.suppress(ValueError):  # truncated by a full disk
+            return parse(line, EventLine)["sequence"], bool(lines[-1])
     return 0, bool(lines[-1])

@@ -22,9 +22,11 @@ import stat
 import time
 import weakref
 from pathlib import Path
+from typing import TypedDict
 
 from torch_edl.checkpoint.durable import sync
 from torch_edl.errors import CheckpointError, UsageError
+from torch_edl.typed_json import Count, parse
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +62,14 @@ def require_free(root: str | Path) -> None:
         _lock_exclusively(file, Path(root), "--checkpoint-dir ")
     finally:
         os.close(file)
+
+
+class _Owner(TypedDict):
+    """The content of the file."""
+
+    job: str
+    run: str
+    pid: Count
 
 
 class Claim:
@@ -121,7 +131,7 @@ class Claim:
         Raises:
             CheckpointError: another run has taken over the directory.
         """
-        owner: dict[str, object] = {}
+        owner: _Owner | None = None
         with contextlib.suppress(FileNotFoundError):
             try:
                 # Opened again: a network file system may have cached the content of an open file.
@@ -131,11 +141,11 @@ class Claim:
             with open(file, "rb") as same:
                 if os.path.samestat(os.fstat(same.fileno()), os.fstat(self._file)):
                     owner = _owner(same.fileno())
-        if owner.get("run") == self.run:
-            return
-        if owner:
+        if owner is not None:
+            if owner["run"] == self.run:
+                return
             raise CheckpointError(
-                f"{self._root}: belongs to the job {owner.get('job')} now, which was started with "
+                f"{self._root}: belongs to the job {owner['job']} now, which was started with "
                 f"this folder later; start {self._job} again with a folder of its own"
             )
         # The user has removed the directory or its content.
@@ -204,9 +214,10 @@ def _lock_exclusively(file: int, root: Path, option: str, unless: str = "") -> N
             return
         if time.monotonic() >= until:
             owner = _owner(file)
+            job, pid = (owner["job"], owner["pid"]) if owner else ("of another process", "unknown")
             raise UsageError(
-                f"{option}{root}: belongs to the job {owner.get('job') or 'of another process'}, "
-                f"which runs (process {owner.get('pid', 'unknown')}); choose another folder, "
+                f"{option}{root}: belongs to the job {job}, "
+                f"which runs (process {pid}); choose another folder, "
                 "or wait for the end of that job and resume from its checkpoint"
             )
         time.sleep(_POLL_S)
@@ -224,14 +235,13 @@ def _lock(file: int, kind: int, *, waits: bool = False) -> bool:
     return True
 
 
-def _owner(file: int) -> dict[str, object]:
-    """Return the owner that the file names; empty if the file is new or damaged."""
+def _owner(file: int) -> _Owner | None:
+    """Return the owner that the file names; None if the file is new or damaged."""
     with contextlib.suppress(ValueError):
-        found = json.loads(os.pread(file, _MOST_BYTES, 0))
-        if isinstance(found, dict):
-            return found
-    return {}
+        return parse(os.pread(file, _MOST_BYTES, 0), _Owner)
+    return None
 
 
-def _run_in(file: int) -> object:
-    return _owner(file).get("run")
+def _run_in(file: int) -> str:
+    owner = _owner(file)
+    return owner["run"] if owner is not None else ""

@@ -37,7 +37,7 @@ def write_output(checkpoint_dir: str | Path, output_dir: str | Path) -> None:
     """
     source = CheckpointReader(Path(checkpoint_dir), values_only=True)
     with replacing_output(Path(output_dir)) as folder:
-        values, _ = source.dense()
+        values = source.dense()
         dense = {name: values[name] for name in sorted(values)}
         tensor_files.write(folder / layout.EXPORTED_MODEL, dense, {"format": "pt"})
         for table in source.tables.values():
@@ -83,7 +83,7 @@ def _write_table(table: SavedTable, path: Path) -> None:
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
     del order
-    n, dim = len(ids), int(table.info["dim"])
+    n, dim = len(ids), table.info["dim"]
     head = tensor_files.header(
         {"ids": ("I64", (n,), n * 8), "vectors": ("F32", (n, dim), n * dim * 4)}, {}
     )

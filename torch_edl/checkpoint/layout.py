@@ -28,6 +28,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from torch_edl import typed_json
 from torch_edl.checkpoint.durable import rename, sync, write_text
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.errors import CheckpointError, UsageError
@@ -173,12 +174,12 @@ def read(directory: str | Path) -> Manifest:
     """
     path = Path(directory) / MANIFEST
     try:
-        manifest = Manifest.from_json(path.read_text(encoding="utf-8"))
+        manifest = Manifest.from_json(typed_json.read(path))
     except FileNotFoundError:
         raise CheckpointError(f"{directory}: no checkpoint there, {MANIFEST} is missing") from None
     except CheckpointError as error:
         raise CheckpointError(f"{directory}: {error}") from None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, OSError) as error:
         raise CheckpointError(f"{path}: not a manifest of a checkpoint: {error}") from error
     verify_files(Path(directory), manifest)
     return manifest
@@ -190,7 +191,10 @@ def verify_files(directory: Path, manifest: Manifest) -> None:
         path = directory / name
         if Path(name).name != name:
             raise CheckpointError(f"{directory}: the manifest names {name!r}, outside the folder")
-        got = path.stat().st_size if path.exists() else None
+        try:
+            got = path.stat().st_size
+        except (OSError, ValueError):  # missing, or a name that no file has
+            got = None
         if got != size:
             raise CheckpointError(f"{path}: {got} bytes, the manifest says {size}; it is damaged")
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from torch_edl.errors import CheckpointError
 from torch_edl.tables.watermarks import Watermarks
+from torch_edl.typed_json import Count, Range, convert, parse
 from torch_edl.wire import pserver_pb2 as pb
 
 FORMAT = 2
@@ -50,15 +51,15 @@ class Manifest:
     """Run of the job that wrote the files; empty if unknown."""
     strategy: str
     """Strategy that wrote the files: ``ps``, ``local`` or ``allreduce``."""
-    steps: int
+    steps: Count
     """Number of minibatches in the model."""
-    shards: int = 1
+    shards: Annotated[int, Range(1, 1 << 31)] = 1
     """Number of processes that wrote a shard."""
     watermarks: Watermarks = field(default_factory=Watermarks)
     """Watermarks of the training records in the model."""
-    files: dict[str, int] = field(default_factory=dict)
+    files: dict[str, Count] = field(default_factory=dict)
     """File sizes in bytes by name."""
-    versions: tuple[int, ...] = ()
+    versions: tuple[Count, ...] = ()
     """Version (number of updates) of each shard."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of the evaluation of the model, if ``--keep-best`` chose it; empty otherwise."""
@@ -85,14 +86,14 @@ class Manifest:
         return json.dumps(raw, indent=1)
 
     @classmethod
-    def from_json(cls, text: str) -> Manifest:
+    def from_json(cls, text: str | bytes) -> Manifest:
         """Return the manifest of a text of :meth:`to_json`.
 
         Raises:
             CheckpointError: the files are in the format of another version of torch-edl.
-            ValueError, TypeError, KeyError, AttributeError: the text is not a manifest.
+            ValueError: the text is not a manifest.
         """
-        raw = json.loads(text)
+        raw = parse(text, dict[str, Any], finite=False)  # a metric may be NaN
         found = raw.pop("format", 1)
         if found != FORMAT:
             raise CheckpointError(
@@ -100,7 +101,8 @@ class Manifest:
                 "export the model with the version that wrote the checkpoint, and pass the export "
                 "to --load"
             )
-        offsets = {int(task): int(offset) for task, offset in raw["watermarks"].items()}
-        raw["watermarks"] = Watermarks(raw.pop("retired_before"), offsets)
-        raw["versions"] = tuple(raw["versions"])
-        return cls(**raw)
+        marks = {
+            "retired_before": raw.pop("retired_before", None),
+            "offsets": raw.get("watermarks"),
+        }
+        return convert({**raw, "watermarks": marks}, cls)

@@ -5,15 +5,14 @@ See :mod:`torch_edl.checkpoint.tensor_files` for the files.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import numpy as np
 
-from torch_edl import _core
+from torch_edl import _core, typed_json
 from torch_edl.checkpoint import layout, tensor_files
 from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.tables.optimizers import Optimizers
@@ -26,6 +25,7 @@ from torch_edl.tables.table import (
     is_table_name,
 )
 from torch_edl.tables.watermarks import Watermarks
+from torch_edl.typed_json import Count, Range, parse
 from torch_edl.wire import pserver_pb2 as pb
 
 FORMAT = 1
@@ -34,14 +34,40 @@ FORMAT = 1
 _INIT_ROWS = 1 << 16
 
 
+class _Initializer(TypedDict):
+    kind: str
+    args: dict[str, float]
+
+
+class TableInfo(TypedDict):
+    """The description of a table in a file."""
+
+    dim: Annotated[int, Range(1, (1 << 31) - 1)]
+    num_embeddings: Count
+    """Upper bound of ids, exclusive; 0 if any int64 is an id."""
+    initializer: _Initializer
+    seed: int
+    storage_dtype: NotRequired[str]
+    """Type of the values in memory; ``fp32`` if absent."""
+    modules: NotRequired[list[str]]
+    """Paths of the modules that share the table in the model; the name of the table if absent."""
+
+
+class _Format(TypedDict):
+    format: int
+
+
+class _Export(_Format):
+    tables: dict[str, TableInfo]
+
+
 @dataclass
 class SavedTable:
     """A table on the disk, with the parts of all shards. Reading a damaged part raises
     CheckpointError."""
 
     name: str
-    info: dict[str, Any]
-    """Description of the table: dim, num_embeddings, initializer, seed, modules."""
+    info: TableInfo
     parts: list[Path] = field(default_factory=list)
     """Files with rows."""
     counts_parts: list[Path] = field(default_factory=list)
@@ -55,7 +81,7 @@ class SavedTable:
     @classmethod
     def of_weight(cls, name: str, weight: Floats) -> SavedTable:
         """Return a table with the rows of a dense weight (num_embeddings, dim)."""
-        about = {
+        about: TableInfo = {
             "dim": weight.shape[1],
             "num_embeddings": weight.shape[0],
             "initializer": {"kind": "zeros", "args": {}},
@@ -77,12 +103,18 @@ class SavedTable:
         count, begins = self.bound, self.info["initializer"]
         if not count:
             raise UsageError(f"table {self.name}: it has no bound, so it is no dense weight")
-        out = np.empty((count, int(self.info["dim"])), np.float32)
+        try:
+            out = np.empty((count, self.info["dim"]), np.float32)
+        except (MemoryError, ValueError):
+            raise CheckpointError(
+                f"table {self.name}: {count:,} rows of {self.info['dim']:,} numbers do not fit "
+                "into the memory of this process"
+            ) from None
         for start in range(0, count, _INIT_ROWS):
             ids = np.arange(start, min(start + _INIT_ROWS, count))
             out[ids] = _core.init_rows(
                 self.name,
-                int(self.info["seed"]),
+                self.info["seed"],
                 begins["kind"],
                 begins["args"],
                 ids,
@@ -98,7 +130,7 @@ class SavedTable:
     @property
     def bound(self) -> int:
         """Upper bound of ids, exclusive; 0 if any int64 is an id."""
-        return int(self.info["num_embeddings"])
+        return self.info["num_embeddings"]
 
     def rows(self) -> Iterator[tuple[Path, TableRows]]:
         """Yield the path and the rows of each part."""
@@ -109,13 +141,13 @@ class SavedTable:
         for path in self.parts:
             tensors = tensor_files.read(path)
             ids, vectors = _required(path, tensors, "ids", "vectors")
-            if vectors.shape != (len(ids), int(self.info["dim"])):
+            if vectors.shape != (len(ids), self.info["dim"]):
                 raise CheckpointError(
                     f"{path}: vectors of shape {vectors.shape}, table {self.name} has "
                     f"({len(ids)}, {self.info['dim']})"
                 )
             none = np.zeros(len(ids), np.int64)
-            slots = tensors.get("slots", np.empty((len(ids), 0, int(self.info["dim"])), np.float32))
+            slots = tensors.get("slots", np.empty((len(ids), 0, self.info["dim"]), np.float32))
             last_used, count = tensors.get("last_used", none), tensors.get("count", none)
             yield path, TableRows(ids, vectors, slots, last_used, count)
 
@@ -142,39 +174,6 @@ def _required(path: Path, tensors: dict[str, Any], *names: str) -> list[Any]:
         if name not in tensors:
             raise CheckpointError(f"{path}: no tensor {name!r}; it is damaged")
     return [tensors[name] for name in names]
-
-
-_INFO: dict[str, Callable[[Any], bool]] = {
-    "dim": lambda value: _is_number(value) and value > 0,
-    "num_embeddings": lambda value: _is_number(value) and value >= 0,
-    "seed": lambda value: _is_number(value),
-    "initializer": lambda value: (
-        isinstance(value["kind"], str) and all(map(_is_float, value["args"].values()))
-    ),
-}
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) is int and -(1 << 63) <= value < 1 << 64
-
-
-def _is_float(value: Any) -> bool:
-    return type(value) in (int, float)
-
-
-def _require_info(path: Path, table: str, info: Any) -> None:
-    """Raise CheckpointError unless the description of a table has all required values."""
-    for key, is_possible in _INFO.items():
-        try:
-            possible = is_possible(info[key])
-        except (KeyError, TypeError, AttributeError):
-            possible = False
-        if not possible:
-            found = repr(info.get(key, "missing") if isinstance(info, dict) else info)[:80]
-            raise CheckpointError(
-                f"{path}: the description of table {table}: {key} is {found}; the file is damaged: "
-                "use another checkpoint"
-            )
 
 
 class CheckpointReader:
@@ -242,11 +241,13 @@ class CheckpointReader:
     def _add_part(self, path: Path) -> None:
         about = tensor_files.metadata(path)
         try:
-            name, info = about["table"], json.loads(about["info"])
-            slots, step = json.loads(about["slots"]), int(about["step"])
+            name, info = about["table"], parse(about["info"], TableInfo)
+            slots, step = parse(about["slots"], list[str]), int(about["step"])
         except (KeyError, ValueError) as error:
-            raise CheckpointError(f"{path}: not a part of a table: {error}") from None
-        _require_info(path, name, info)
+            raise CheckpointError(
+                f"{path}: not a part of a table: {error}; the file is damaged: use another "
+                "checkpoint"
+            ) from None
         if self._values_only:
             slots, step = [], 0
         _require_name(name, path)
@@ -262,31 +263,27 @@ class CheckpointReader:
         self._dense.append(directory / layout.EXPORTED_MODEL)
         path = directory / layout.EXPORTED_METADATA
         try:
-            about = json.loads(path.read_text(encoding="utf-8"))
-            if about["format"] != FORMAT:
+            text = typed_json.read(path)
+            if (found := parse(text, _Format)["format"]) != FORMAT:
                 raise CheckpointError(
-                    f"{path}: format {about['format']}, this torch-edl reads {FORMAT}; use a "
-                    "newer one"
+                    f"{path}: format {found}, this torch-edl reads {FORMAT}; use a newer one"
                 )
-            for name, info in about["tables"].items():
+            for name, info in parse(text, _Export)["tables"].items():
                 _require_name(name, path)
-                _require_info(path, name, info)
                 part = directory / "embeddings" / f"{name}.safetensors"
                 self.tables[name] = SavedTable(name, info, [part])
-        except (OSError, ValueError, KeyError, AttributeError) as error:
+        except (OSError, ValueError) as error:
             raise CheckpointError(f"{path}: {error}; export it again") from None
 
-    def dense(self) -> tuple[dict[str, tensor_files.Array], int]:
-        """Return dense parameters, slots and steps of all shards by name, and the largest step."""
+    def dense(self) -> dict[str, tensor_files.Array]:
+        """Return dense parameters, slots and steps of all shards by name."""
         values: dict[str, tensor_files.Array] = {}
-        step = 0
         for path in self._dense:
             values.update(tensor_files.read(path))
-            step = max(step, int(tensor_files.metadata(path).get("step", 0)))
         if self._values_only:
             slots = {name for name in values if name.rpartition("@")[0] in values}
-            return {name: v for name, v in values.items() if name not in slots}, 0
-        return values, step
+            return {name: v for name, v in values.items() if name not in slots}
+        return values
 
     def restore_table(self, info: pb.EmbeddingTableInfo, optimizers: Optimizers) -> EmbeddingTable:
         """Return the table that ``info`` describes, with the rows that this shard owns.
@@ -299,14 +296,14 @@ class CheckpointReader:
         """
         saved = self.tables.get(info.name)
         if saved is None:
-            weight = self.dense()[0].get(f"{info.name}.weight")
+            weight = self.dense().get(f"{info.name}.weight")
             if weight is None:
                 known = ", ".join(self.tables) or "none"
                 raise UsageError(
                     f"table {info.name}: not in the saved model (tables there: {known})"
                 )
             saved = SavedTable.of_weight(info.name, weight)
-        if int(saved.info["dim"]) != info.dim:
+        if saved.info["dim"] != info.dim:
             raise UsageError(
                 f"table {info.name}: dim {info.dim}, but {saved.info['dim']} in the saved model"
             )
@@ -314,7 +311,7 @@ class CheckpointReader:
         trained.CopyFrom(info)
         begins = saved.info["initializer"]
         trained.initializer.CopyFrom(pb.Initializer(kind=begins["kind"], args=begins["args"]))
-        table = EmbeddingTable(trained, int(saved.info["seed"]), optimizers, info, self._shards)
+        table = EmbeddingTable(trained, saved.info["seed"], optimizers, info, self._shards)
         for path, counts in saved.counts():
             mine = np.flatnonzero(_core.owner(counts.ids, self._shards) == self._shard)
             counted = AdmissionCounts(

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NotRequired, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -27,12 +27,14 @@ from safetensors import SafetensorError, safe_open
 from torch_edl import _core
 from torch_edl.errors import CheckpointError
 from torch_edl.tables.table import EmbeddingTable, TableRows, storage_dtype
+from torch_edl.typed_json import MOST_BYTES, Count, convert, parse
 
 Array = npt.NDArray[Any]
 
 PART_BYTES = 128 << 20
 """Size of a file with rows of a table, and the memory that writing it takes, in bytes."""
 
+_SHOWN_CHARACTERS = 300
 _PIECE = 4 << 20  # bytes written before waiting for the disk
 
 TYPES = {
@@ -61,6 +63,28 @@ STEM = "shard-0-of-1"
 MODEL_FILE = f"{STEM}.dense.safetensors"
 OPTIMIZER_FILE = f"{STEM}.optimizer.safetensors"
 _CRC = "crc32"  # metadata: JSON of tensor name -> CRC-32 of its bytes
+_HEADER_CRC = "header_crc32"  # metadata: CRC-32 of all other metadata, types and shapes
+
+
+class OptimizerHeader(TypedDict):
+    """The parts of a worker's checkpoint that are not tensors."""
+
+    position: dict[str, Any]
+    """Position in the data; see :class:`~torch_edl.engine.replica.Position`."""
+    optimizers: list[Any]
+    """Non-tensor state of each torch optimizer; empty for a model of Keras."""
+    stateful: list[Any]
+    """State of schedulers and scalers of torch."""
+    keras: NotRequired[str]
+    """Class of the Keras optimizer; absent if a torch model wrote the header."""
+
+
+class _Entry(TypedDict):
+    """A tensor in the header of a file."""
+
+    dtype: str
+    shape: list[Count]
+    data_offsets: list[Count]
 
 
 @dataclass(frozen=True)
@@ -133,8 +157,10 @@ def write(
     found = dict(sorted(given, key=item_size, reverse=True))  # stable
     crcs = {name: crc32(tensor.content.data) for name, tensor in found.items()}
     layout = {n: (t.dtype, t.shape, t.content.size) for n, t in found.items()}
+    about = {**metadata, _CRC: json.dumps(crcs)}
+    described = {name: (dtype, shape) for name, (dtype, shape, _) in layout.items()}
     with open(path, "wb") as file:
-        file.write(header(layout, {**metadata, _CRC: json.dumps(crcs)}))
+        file.write(header(layout, {**about, _HEADER_CRC: _header_crc(described, about)}))
         for tensor in found.values():
             for start in range(0, tensor.content.size, _PIECE):
                 piece = tensor.content[start : start + _PIECE]
@@ -149,13 +175,26 @@ def metadata(path: Path) -> dict[str, str]:
     """Return the metadata of a file, without its tensors.
 
     Raises:
-        CheckpointError: the file is missing or not a safetensors file.
+        CheckpointError: the file is missing, not a safetensors file, or its header has changed.
     """
     try:
-        with safe_open(path, "np") as file:
-            return file.metadata() or {}
+        with safe_open(path, "np") as checked:  # offsets and sizes
+            about = checked.metadata() or {}
+        if (crc := about.pop(_HEADER_CRC, None)) is not None:
+            with open(path, "rb") as file:
+                entries, _ = _entries(file)
+            described = {name: (each["dtype"], each["shape"]) for name, each in entries.items()}
+            if _header_crc(described, about) != crc:
+                raise _damaged(path, "the header")
+        return about
     except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}; it is damaged") from None
+        text = str(error)[:_SHOWN_CHARACTERS]  # safetensors quotes wrong values whole
+        raise CheckpointError(f"{path}: cannot be read: {text}; it is damaged") from None
+
+
+def _header_crc(described: Mapping[str, Sequence[Any]], metadata: Mapping[str, str]) -> str:
+    """Return the checksum of types and shapes by tensor, and of the metadata."""
+    return str(crc32(json.dumps([described, metadata], sort_keys=True).encode()))
 
 
 def read_tensors(path: Path, names: Collection[str] | None = None) -> dict[str, Tensor]:
@@ -219,17 +258,17 @@ def read_rows(path: Path, name: str, rows: int) -> Iterator[npt.NDArray[np.float
 def _crcs(path: Path) -> dict[str, int]:
     about = metadata(path)  # also checks the header
     try:
-        return dict(json.loads(about.get(_CRC, "{}")))
-    except (ValueError, TypeError) as error:
+        return parse(about.get(_CRC, "{}"), dict[str, Count])
+    except ValueError as error:
         raise CheckpointError(f"{path}: cannot be read: {error}; it is damaged") from None
 
 
-def _entries(file: BinaryIO) -> tuple[dict[str, Any], int]:
+def _entries(file: BinaryIO) -> tuple[dict[str, _Entry], int]:
     """Return the entries of the header by name of the tensor, and the position of the data."""
     size = int.from_bytes(file.read(8), "little")
-    entries = json.loads(file.read(size))
+    entries = parse(file.read(min(size, MOST_BYTES + 1)), dict[str, Any])
     entries.pop("__metadata__", None)
-    return entries, 8 + size
+    return convert(entries, dict[str, _Entry]), 8 + size
 
 
 def _damaged(path: Path, name: str) -> CheckpointError:
@@ -379,22 +418,14 @@ def write_replica(
     }
 
 
-def optimizer_header(folder: Path) -> dict[str, Any]:
-    """Return the parts of a worker's checkpoint that are not tensors: the position in the data, and
-    the non-tensor state of each optimizer.
+def optimizer_header(folder: Path) -> OptimizerHeader:
+    """Return the parts of a worker's checkpoint that are not tensors.
 
     Raises:
         CheckpointError: the folder holds something else.
     """
     file = folder / OPTIMIZER_FILE
-    try:
-        found = json.loads(metadata(file)["state"])
-    except (KeyError, ValueError) as error:
+    try:  # a scheduler may have infinite numbers
+        return parse(metadata(file).get("state", ""), OptimizerHeader, finite=False)
+    except ValueError as error:
         raise CheckpointError(f"{file}: not the state of optimizers: {error}") from error
-    assert isinstance(found, dict)
-    return found
-
-
-def keras_optimizer(found: dict[str, Any]) -> str:
-    """Return the class of the Keras optimizer; empty if a torch model wrote the header."""
-    return str(found.get("keras") or "")

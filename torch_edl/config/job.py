@@ -23,6 +23,7 @@ from torch_edl.config.parts import (
 )
 from torch_edl.config.training import TrainConfig
 from torch_edl.errors import UsageError
+from torch_edl.typed_json import convert, parse
 
 LOCAL = "local"
 """Name of the built-in platform: the machine of the command."""
@@ -282,30 +283,33 @@ class JobConfig(Checked):
         Raises:
             UsageError: a value is invalid, or no installed package offers the platform.
         """
-        parts = {name: part(**_tuples(fields[name])) for name, part in PARTS.items()}
-        platform, own = fields.get("platform", LOCAL), None
-        if platform != LOCAL:
-            own = extensions.platform(platform).config(**_tuples(fields["platform_config"]))
-        return cls(**{**_tuples(fields), **parts, "platform_config": own})
+        found = dict(fields)
+        try:
+            platform = convert(found.get("platform", LOCAL), str)
+            own = extensions.platform(platform).config if platform != LOCAL else type(None)
+            found["platform_config"] = convert(found.get("platform_config"), own)
+            return convert(found, cls)
+        except UsageError:
+            raise
+        except ValueError as error:
+            raise UsageError(f"job configuration: {error}") from None
 
     def to_json(self) -> str:
         """Encode the configuration as one JSON object for :meth:`from_json`."""
         return json.dumps(dataclasses.asdict(self), indent=1)
 
     @classmethod
-    def from_json(cls, text: str) -> JobConfig:
+    def from_json(cls, text: str | bytes) -> JobConfig:
         """Decode what :meth:`to_json` returned.
 
         Raises:
             UsageError: a field is unknown or has an invalid value.
         """
-        raw = json.loads(text)
         try:
-            if raw["experiment"] is not None:
-                raw["experiment"] = Experiment(**_tuples(raw["experiment"]))
-            return cls.of(raw)
-        except (KeyError, TypeError) as error:
-            raise UsageError(f"job configuration: {error}") from error
+            fields = parse(text, dict[str, Any])
+        except ValueError as error:
+            raise UsageError(f"job configuration: {error}") from None
+        return cls.of(fields)
 
 
 PARTS: dict[str, Any] = {
@@ -363,10 +367,6 @@ def check_workers(min_workers: int, max_workers: int, *, strategy: str) -> None:
         raise UsageError(
             f"{wanted}: the strategy local runs one worker; start the job with --strategy allreduce"
         )
-
-
-def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
 
 
 def _require(condition: bool, message: str) -> None:

@@ -111,7 +111,7 @@ class ModelShard:
                 require_same_dense(dense, self.dense)
                 return False
             if self._source:
-                dense.restore(*self._source.dense())
+                dense.restore(self._source.dense())
             with self._task_locks[0]:
                 self._append(self._entry(Kind.DENSE, request.SerializeToString, *frames))
                 self._description = without_values(request)

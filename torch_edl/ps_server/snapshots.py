@@ -19,7 +19,7 @@ import numpy as np
 
 from torch_edl.checkpoint import tensor_files
 from torch_edl.checkpoint.durable import sync
-from torch_edl.checkpoint.reader import SavedTable
+from torch_edl.checkpoint.reader import SavedTable, TableInfo
 from torch_edl.errors import CheckpointError, JournalDamagedError, StaleIncarnationError, UsageError
 from torch_edl.ps_server.durability.log import ChangeLog
 from torch_edl.ps_server.shard import ModelShard
@@ -93,7 +93,7 @@ def load(shard: ModelShard, path: Path) -> None:
             count = math.prod(dim.size for dim in value.tensor_shape.dim)
             value.tensor_content = bytes(count * np.dtype(codec.name_of(value.dtype)).itemsize)
         dense = DenseShard(state.dense.parameters, optimizers)
-        dense.restore(tensor_files.read(path / f"{_STEM}.dense.safetensors"), 0)
+        dense.restore(tensor_files.read(path / f"{_STEM}.dense.safetensors"))
         tables = {}
         for index, saved in enumerate(state.tables):
             tables[saved.info.name] = _read_table(saved, optimizers, path, index, shard.shards)
@@ -112,8 +112,16 @@ def _read_table(
         sorted(folder.glob(f"{_STEM}.table-{index}.{kind}-*")) for kind in ("part", "counts")
     )
 
+    begins = saved.info.initializer
+    described: TableInfo = {
+        "dim": saved.info.dim,
+        "num_embeddings": saved.info.num_embeddings,
+        "initializer": {"kind": begins.kind, "args": dict(begins.args)},
+        "seed": saved.seed,
+    }
+
     def load(parts: list[Path], counts_parts: list[Path]) -> None:
-        on_disk = SavedTable(saved.info.name, {"dim": saved.info.dim}, parts, counts_parts)
+        on_disk = SavedTable(saved.info.name, described, parts, counts_parts)
         for _, counts in on_disk.counts():
             table.load_counts(counts)
         for _, rows in on_disk.rows():

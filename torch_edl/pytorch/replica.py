@@ -253,7 +253,8 @@ def read(folder: Path, without: Collection[str] = ()) -> State:
         CheckpointError: the folder holds something else.
     """
     model, optimizer = read_model(folder, without), _read_file(folder / OPTIMIZER_FILE)
-    return State(optimizer_header(folder), {f"model.{n}": t for n, t in model.items()} | optimizer)
+    header: dict[str, Any] = dict(optimizer_header(folder))
+    return State(header, {f"model.{n}": t for n, t in model.items()} | optimizer)
 
 
 def read_model(folder: Path, without: Collection[str] = ()) -> dict[str, torch.Tensor]:
@@ -269,7 +270,7 @@ def read_model(folder: Path, without: Collection[str] = ()) -> dict[str, torch.T
     """
     source = CheckpointReader(folder, values_only=True)
     if layout.is_checkpoint(folder) and source.manifest.on_servers:
-        values = {name: torch.from_numpy(value) for name, value in source.dense()[0].items()}
+        values = {name: torch.from_numpy(value) for name, value in source.dense().items()}
     else:  # read by torch, because numpy lacks some types
         name = MODEL_FILE if layout.is_checkpoint(folder) else layout.EXPORTED_MODEL
         values = _read_file(folder / name)

@@ -277,11 +277,8 @@ class DenseShard:
                 values[f"{p.name}@step"] = np.array(steps[place])
         return values | {alias: values[name] for alias, name in self._aliases.items()}
 
-    def restore(self, values: Mapping[str, Array], step: int) -> None:
+    def restore(self, values: Mapping[str, Array]) -> None:
         """Restore values by name, and slots if ``values`` has them; other slots do not change.
-
-        Args:
-            step: number of updates of the parameters that have no ``NAME@step`` in ``values``.
 
         Raises:
             UsageError: a value is missing or of another shape.
@@ -295,7 +292,7 @@ class DenseShard:
                     key = f"{p.name}@{slot}"
                     if key in values:
                         vector[p.start : p.stop] = _fitting(values, key, p.shape).reshape(-1)
-                self._steps[place] = int(values.get(f"{p.name}@step", step))
+                self._steps[place] = int(values.get(f"{p.name}@step", 0))
             self._runs = self._runs_of(range(len(self.parameters)))
 
 

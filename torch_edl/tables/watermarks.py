@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from torch_edl.errors import UsageError
+from torch_edl.typed_json import Count
 from torch_edl.wire import pserver_pb2 as pb
 
 WHOLE = (1 << 63) - 1
@@ -24,8 +25,8 @@ class Watermarks:
     below its offset are applied.
     """
 
-    retired_before: int = 0
-    offsets: dict[int, int] = field(default_factory=dict)
+    retired_before: Count = 0
+    offsets: dict[Count, Count] = field(default_factory=dict)
 
     def offset(self, task_id: int) -> int:
         """Return the first record of the task that is not applied; ``WHOLE`` if it is retired."""

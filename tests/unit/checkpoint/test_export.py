@@ -110,6 +110,8 @@ def test_a_checkpoint_with_a_path_for_a_table_name_writes_nothing(
 @pytest.mark.parametrize("name", NAMES)
 def test_an_output_with_a_path_for_a_table_name_reads_nothing(tmp_path: Path, name: str) -> None:
     tensor_files.write(tmp_path / layout.EXPORTED_MODEL, {}, {})
-    write_metadata(tmp_path, job="j", steps=1, tables={name: {"dim": 2}})
+    initializer = {"kind": "zeros", "args": {}}
+    info = {"dim": 2, "num_embeddings": 0, "seed": 0, "initializer": initializer}
+    write_metadata(tmp_path, job="j", steps=1, tables={name: info})
     with pytest.raises(CheckpointError, match="which no table can have"):
         CheckpointReader(tmp_path)

@@ -62,7 +62,7 @@ def test_a_snapshot_under_pushes_agrees_on_the_records(
             manifest = layout.read(directory)
             records = sum(manifest.watermarks.offsets.values())
             source = CheckpointReader(directory)
-            values, _ = source.dense()
+            values = source.dense()
             assert set(values) == {"v", "v@step", "w", "w@step"}
             for name in ("v", "w"):
                 assert (values[name] == records).all()

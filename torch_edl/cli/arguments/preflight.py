@@ -104,11 +104,11 @@ def _continued(config: JobConfig, newest: Path | None) -> JobConfig:
     if newest is None:
         return config
     # Imported here: the module imports numpy.
-    from torch_edl.checkpoint.tensor_files import keras_optimizer, optimizer_header
+    from torch_edl.checkpoint.tensor_files import optimizer_header
 
     try:
         manifest = layout.read(newest)
-        is_keras = not manifest.on_servers and bool(keras_optimizer(optimizer_header(newest)))
+        is_keras = not manifest.on_servers and bool(optimizer_header(newest).get("keras"))
     except CheckpointError as error:
         raise UsageError(f"--resume: {error}") from error
     config = continued(config, newest, manifest)

@@ -17,12 +17,14 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, NotRequired, TypedDict, TypeVar
 
+from torch_edl import typed_json
 from torch_edl.checkpoint.durable import write_text
 from torch_edl.config import JobConfig
 from torch_edl.config.environment import edl_home
 from torch_edl.errors import UsageError
+from torch_edl.typed_json import Count
 
 ENDED = ("finished", "failed", "stopped")
 """States of an ended job."""
@@ -81,12 +83,117 @@ def new_name(model_file: str) -> str:
     return f"{stem}-" + "".join(secrets.choice(_SUFFIX_LETTERS) for _ in range(6))
 
 
+_Numbers = dict[str, float | None]
+
+
+class _Records(TypedDict):
+    done: Count
+    total: Count
+
+
+class _Tasks(TypedDict):
+    todo: Count
+    doing: Count
+    done: Count
+
+
+class _Process(TypedDict):
+    role: str
+    id: int
+    pid: int
+    state: str
+    address: str
+    exit: str
+    log: NotRequired[str]
+    phase: NotRequired[str]
+    problem: NotRequired[str]
+    records: NotRequired[Count]
+    updates: NotRequired[Count]
+    rows: NotRequired[Count]
+    bytes: NotRequired[Count]
+    lease_s: NotRequired[float]
+    idle_s: NotRequired[float]
+    busy_s: NotRequired[float]
+    slow: NotRequired[float]
+    seconds: NotRequired[_Numbers]
+    machine: NotRequired[_Numbers]
+    counts: NotRequired[_Counts | None]
+
+
+class _Histogram(TypedDict):
+    bounds: list[float]
+    counts: list[Count]
+    sum: float
+
+
+class _Table(TypedDict):
+    name: str
+    rows: Count
+    bytes: Count
+    evicted: Count
+    frequent_ids: NotRequired[list[int]]
+    frequent_updates: NotRequired[list[Count]]
+    updates: NotRequired[Count]
+
+
+class _Counts(TypedDict):
+    pull_s: NotRequired[_Histogram | None]
+    push_s: NotRequired[_Histogram | None]
+    staleness: NotRequired[_Histogram | None]
+    journal_lag_s: NotRequired[float]
+    journal_bytes: NotRequired[Count]
+    tables: NotRequired[list[_Table]]
+
+
+class _Evaluation(TypedDict):
+    steps: Count
+    metrics: _Numbers
+
+
+class _Best(TypedDict):
+    metric: str
+    value: float
+    steps: Count
+
+
+class _Status(TypedDict):
+    """The file of the last status, as far as commands read it; see ``docs/schemas/status.json``."""
+
+    job: NotRequired[str]
+    kind: NotRequired[str]
+    strategy: NotRequired[str]
+    reason: NotRequired[str]
+    state: NotRequired[str]
+    epoch: NotRequired[Count]
+    epochs: NotRequired[Count | None]
+    records: NotRequired[_Records]
+    tasks: NotRequired[_Tasks]
+    processes: NotRequired[list[_Process]]
+    rates: NotRequired[_Numbers]
+    steps: NotRequired[Count]
+    loss: NotRequired[float | None]
+    logged: NotRequired[_Numbers]
+    evaluations: NotRequired[list[_Evaluation]]
+    best: NotRequired[_Best | None]
+    workers_wanted: NotRequired[Count]
+    servers_wanted: NotRequired[Count]
+    checkpoint: NotRequired[str]
+    rolled_back: NotRequired[dict[str, Count]]
+    updates_lost: NotRequired[Count]
+    losses: NotRequired[list[dict[str, Any]]]
+    damaged: NotRequired[Count]
+    nan_steps: NotRequired[Count]
+    wall_s: NotRequired[float]
+    error: NotRequired[str]
+    traceback: NotRequired[str]
+
+
 @dataclass(frozen=True, kw_only=True)
 class MasterAddress:
     """Address of a master, written by the master when it started to listen."""
 
     address: str
-    pid: int
+    pid: Count
     token: str
     listen: str = ""
     """Interface and port to listen on, for a restarted master; empty if unknown."""
@@ -123,18 +230,18 @@ class JobFolder:
             UsageError: there is no such job, or another version wrote its configuration.
         """
         try:
-            return JobConfig.from_json(self.config_file.read_text(encoding="utf-8"))
+            return JobConfig.from_json(typed_json.read(self.config_file))
         except FileNotFoundError:
             problem = "no such job; start one with torch-edl run"
             raise UsageError(f"{self.config_file}: {problem}") from None
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             raise UsageError(f"{self.config_file}: {error}") from error
 
     def master(self) -> MasterAddress | None:
         """Return the address of the newest master, alive or not; None if there was none."""
         try:
-            return MasterAddress(**json.loads(self.master_file.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
+            return typed_json.parse(typed_json.read(self.master_file), MasterAddress)
+        except (OSError, ValueError):
             return None
 
     def note_master(self, master: MasterAddress) -> None:
@@ -146,12 +253,12 @@ class JobFolder:
         write_text(self.master_file, json.dumps(dataclasses.asdict(master)), 0o600)
 
     def last_status(self) -> dict[str, Any]:
-        """Return the last status that the master or the client wrote; empty without one."""
+        """Return the last status that the master or the client wrote; empty without one, or if the
+        file is damaged."""
         try:
-            raw = json.loads(self.status_file.read_text(encoding="utf-8"))
+            return dict(typed_json.parse(typed_json.read(self.status_file), _Status))
         except (OSError, ValueError):
             return {}
-        return raw if isinstance(raw, dict) else {}
 
     def started(self) -> float:
         """Return the start time in Unix seconds; 0 if the folder does not exist."""

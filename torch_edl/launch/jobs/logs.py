@@ -4,17 +4,17 @@ show in a terminal."""
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from torch_edl.errors import UsageError
 from torch_edl.interfaces.platform import LogQuery
 from torch_edl.launch.jobs.folder import ENDED, JobFolder
+from torch_edl.typed_json import Count, Time, parse
 
 _OURS = re.compile(
     r"\d\d:\d\d:\d\d\.\d{3} [a-z]+-\d+ (?P<level>[A-Z]+) (?P<logger>[\w.]+): (?P<text>.*)"
@@ -31,6 +31,16 @@ _POLL_S = 0.2
 _LOOK_EVERY_S = 1.0
 
 _Write = Callable[[str, str], None]
+
+
+class EventLine(TypedDict):
+    """A line of ``events.jsonl``."""
+
+    sequence: Count
+    time: Time
+    level: str
+    text: str
+    traceback: NotRequired[str]
 
 
 def is_chatter(line: str) -> bool:
@@ -173,12 +183,12 @@ def _write_lines(
 
 def _event_lines(line: str) -> list[str]:
     try:
-        event = json.loads(line)
+        event = parse(line, EventLine)
         clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["time"]))
         mark = "" if event["level"] == "info" else f"{event['level']}: "
-        trace = str(event.get("traceback", "")).rstrip("\n")
+        trace = event.get("traceback", "").rstrip("\n")
         return [f"{clock} {mark}{event['text']}", *(trace.split("\n") if trace else ())]
-    except (ValueError, KeyError, TypeError):
+    except ValueError:
         return [line]  # truncated by a full disk
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Any
 
+from torch_edl import typed_json
+from torch_edl.launch.jobs.logs import EventLine
 from torch_edl.plugins.dashboard import marks
 
 MOST_AT_ONCE = 300
@@ -102,16 +103,11 @@ def parse(lines: Iterable[bytes]) -> list[dict[str, Any]]:
     found = []
     for line in lines:
         try:
-            value = json.loads(line)
-            event = {
-                "sequence": int(value["sequence"]),
-                "time": float(value["time"]),
-                "level": str(value["level"]),
-                "text": str(value["text"]),
-            }
-        except (ValueError, KeyError, TypeError):
+            value = typed_json.parse(line, EventLine)
+        except ValueError:
             continue  # truncated by a full disk
+        event: dict[str, Any] = {n: value[n] for n in ("sequence", "time", "level", "text")}
         if value.get("traceback"):
-            event["traceback"] = str(value["traceback"])[:20_000]
+            event["traceback"] = value["traceback"][:20_000]
         found.append(event)
     return found

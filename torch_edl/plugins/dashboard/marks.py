@@ -56,10 +56,12 @@ _RULES = {
     "process": rf"{_NAME}[: ]",
 }
 _KINDS = {kind: re.compile(rule) for kind, rule in _RULES.items()}
-_AGAIN = re.compile(r"; the (?:workers?|servers) restarts? from .*?(?:trains? ([\d,]+) records|$)")
-_REPAIRED = re.compile(r"lacks ([\d,]+) records?.*trained again")
-_LEFT = re.compile(r"; preempted: .* ([\d,]+) of its records are trained again")
-_SILENT = re.compile(r"no (?:heartbeat|step) for ([\d.e+]+) s")
+_AGAIN = re.compile(
+    r"; the (?:workers?|servers) restarts? from .*?(?:trains? (\d[\d,]*) records|$)"
+)
+_REPAIRED = re.compile(r"lacks (\d[\d,]*) records?.*trained again")
+_LEFT = re.compile(r"; preempted: .* (\d[\d,]*) of its records are trained again")
+_SILENT = re.compile(r"no (?:heartbeat|step) for (\d{1,15}(?:\.\d+)?(?:e\+\d\d)?) s")
 
 
 def read(level: str, text: str) -> Mark:

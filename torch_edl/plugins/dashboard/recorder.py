@@ -7,17 +7,20 @@ which on the interval between scalars is known.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Annotated, Any, TextIO, TypedDict
 
+from torch_edl import typed_json
 from torch_edl.checkpoint.durable import write_text
 from torch_edl.config import JobConfig
 from torch_edl.interfaces import JobEvent, Observer
 from torch_edl.launch.jobs.folder import JobFolder
+from torch_edl.typed_json import Count, Range, Time
 
 _FIRST_INTERVAL_S = 1.0
 # The file stays below some megabytes: at this number of scalars, every second one is removed, and
@@ -26,6 +29,32 @@ _MOST_SCALARS = 6000
 _MOST_PROCESS_LINES = 50_000
 _MOST_WAITS = 10_000
 _MOST_VALUES = 40
+
+
+class _Line(TypedDict):
+    kind: str
+
+
+class _Begin(_Line):
+    interval_s: Annotated[float, Range(1e-3, 1e9)]
+
+
+class _Scalars(_Line):
+    time: Time
+    step: Count
+    values: dict[str, float | None]
+
+
+class _Process(_Line):
+    time: Time
+    role: str
+    id: int
+    pid: int
+    state: str
+    exit: str
+
+
+_LINES: dict[str, Any] = {"begin": _Begin, "scalars": _Scalars, "process": _Process}
 
 
 class Recorder(Observer):
@@ -126,10 +155,7 @@ def parse(lines: list[bytes]) -> list[dict[str, Any]]:
     """Return the objects of some lines; lines that are damaged, as by a full disk, are left out."""
     found = []
     for line in lines:
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict) and "kind" in value:
-            found.append(value)
+        with contextlib.suppress(ValueError):
+            value = typed_json.parse(line, _Line)
+            found.append(typed_json.convert(value, _LINES.get(value["kind"], _Line)))
     return found

@@ -119,7 +119,7 @@ class History:
             if line["kind"] == "begin":
                 samples.interval_s = line["interval_s"]
             elif line["kind"] == "process":
-                fields = {k: v for k, v in line.items() if k not in ("kind", "time")}
+                fields = {name: line[name] for name in ("role", "id", "pid", "state", "exit")}
                 lanes.note(line["time"], **fields)
             elif line["kind"] == "wait":
                 lanes.waited(line["time"], line["id"], line["seconds"])

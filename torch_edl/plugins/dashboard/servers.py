@@ -88,7 +88,7 @@ def tables(processes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             table["most"] = max(table["most"], each["rows"])
             ids, updates = each.get("frequent_ids", ()), each.get("frequent_updates", ())
             every = each.get("updates", 0)
-            for id, count in zip(ids, updates, strict=True):
+            for id, count in zip(ids, updates, strict=False):
                 share = round(min(1.0, count / every), 4) if every else None
                 table["frequent"] = [*(table["frequent"] or ()), [str(id), count, share]]
     for table in found.values():

@@ -24,6 +24,7 @@ from isal.isal_zlib import crc32
 
 from torch_edl.checkpoint.durable import rename, sync_tree
 from torch_edl.errors import JournalDamagedError, StaleIncarnationError, UsageError
+from torch_edl.typed_json import parse
 
 FORMAT = 4
 _IDENTITY = "journal.json"
@@ -68,7 +69,7 @@ class JournalIdentity:
             KeyError, TypeError: the text is not an identity, or is damaged.
         """
         try:
-            found = json.loads(text)
+            found = parse(text, dict[str, Any])
         except ValueError as error:
             raise TypeError(f"not JSON: {error}") from None
         format, crc = found["format"], found.pop("crc32")
