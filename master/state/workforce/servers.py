@@ -185,15 +185,23 @@ class Servers:
         return found
 
     def not_placed(self, now: float, limit_s: Callable[[int], float]) -> list[ServerProcess]:
-        """Return the starting servers that were not heard within the limit of their shard. Pending
-        ones count only if no machine has room for them."""
+        """Return the servers that were not heard within the limit of their shard: pending ones that
+        no machine has room for, and starting ones that take over a shard. The first server of a
+        shard may start slowly, since the shard has no data yet; see :meth:`silent`."""
         return [
             process
             for process in self
-            if (process.state == STARTING or (process.state == PENDING and process.unplaced))
+            if (
+                (process.state == STARTING and not self._is_first(process))
+                or (process.state == PENDING and process.unplaced)
+            )
             and process.heard_at is None
             and now - process.started_at >= limit_s(process.shard)
         ]
+
+    def _is_first(self, process: ServerProcess) -> bool:
+        """Return whether no server of the model had the shard of this one before."""
+        return process.incarnation <= self._of_earlier_models + self.shards
 
     def missing(self) -> list[int]:
         """Return the shards without a process."""

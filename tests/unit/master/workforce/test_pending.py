@@ -116,6 +116,18 @@ def test_a_server_whose_image_is_being_pulled_is_waited_for(mode: str) -> None:
     assert not w.said("ps-0 does not run")
 
 
+def test_the_first_server_of_a_shard_may_start_slowly() -> None:
+    """On a cold, busy machine. No worker is taken for the shard, which has no data yet."""
+    w = World(workers=3, servers=1, durability={"mode": "journal"})
+    w.runs("worker", 0, 1, 2)
+    w.silent.add(0)
+    w.runs("ps", 0)
+    w.tick(179)
+    assert not w.said("ps-0")
+    w.tick(2)
+    assert w.said("ps-0 declared lost: no heartbeat for 180 s")
+
+
 def test_the_last_worker_stays_one() -> None:
     w = waiting_for_server("checkpoint")
     w.taken("worker", 1)
