@@ -13,6 +13,7 @@ import select
 import signal
 import subprocess
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from pathlib import Path
 from typing import NoReturn
 
@@ -129,11 +130,36 @@ def end_own_group() -> NoReturn:
 def start_time(pid: int) -> int:
     """Return the start time of a process in clock ticks since boot; 0 if it is not running."""
     try:
-        stat = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+        fields = _stat(pid)
     except OSError:
         return 0
-    fields = stat.rpartition(")")[2].split()  # the name before ")" may contain any characters
     return 0 if fields[0] in "ZX" else int(fields[19])
+
+
+def reap_orphans(children: Collection[int]) -> None:
+    """Reap ended processes that this process did not start, such as those that a killed child had
+    forked. Process 1 of a container becomes their parent, and they stay as zombies otherwise.
+
+    Args:
+        children: pids of own children that lead process groups, which are not reaped.
+    """
+    own, group = os.getpid(), os.getpgid(0)
+    for entry in _PROC.iterdir():
+        # The process may have ended meanwhile.
+        with contextlib.suppress(OSError, ValueError):
+            pid = int(entry.name)
+            if pid in children:
+                continue
+            state, parent, its_group = _stat(pid)[:3]
+            # Other children of this process are in its own group.
+            if (state, int(parent)) == ("Z", own) and int(its_group) != group:
+                os.waitpid(pid, os.WNOHANG)
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of ``/proc/PID/stat`` after the name, from the state on."""
+    stat = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+    return stat.rpartition(")")[2].split()  # the name before ")" may contain any characters
 
 
 def find(token: str) -> dict[str, tuple[int, int]]:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import is_running, wait_for
+from tests.cluster.conftest import require_networks
+from tests.waiting import HANG_S, is_running, wait_for
 from torch_edl.processes.launcher import ProcessExit, ProcessSpec
 from torch_edl.processes.local import LocalLauncher
 
@@ -180,3 +181,41 @@ def test_children_die_with_a_parent_that_is_killed(launcher, tmp_path):
         assert "worker-3 INFO here: following" in Path(launcher.log_path("worker", 0)).read_text()
         parent.kill()
     wait_for(lambda: not any(is_running(c) for c in children), "the end of the children")
+
+
+_PROCESS_1 = """
+import os, signal, subprocess, sys, time
+from tests.cluster import linux
+
+linux.unshare_as_root(linux.NEW_PIDS | linux.NEW_MOUNTS)
+if pid := os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+linux.mount("none", "/", flags=linux.RECURSIVE | linux.PRIVATE)
+linux.mount("proc", "/proc", "proc")
+from torch_edl.processes.process_group import reap_orphans
+
+assert os.getpid() == 1
+fork = "import os, signal; os.fork(); print(flush=True); signal.pause()"
+children = [
+    subprocess.Popen([sys.executable, "-c", fork], stdout=subprocess.PIPE, start_new_session=True)
+    for _ in range(2)
+]
+for child in children:
+    child.stdout.readline(), child.stdout.readline()
+os.killpg(children[0].pid, signal.SIGKILL)
+children[0].wait()
+os.killpg(children[1].pid, signal.SIGKILL)
+os.waitid(os.P_PID, children[1].pid, os.WEXITED | os.WNOWAIT)
+while (left := [n for n in os.listdir("/proc") if n.isdecimal()]) != ["1", str(children[1].pid)]:
+    reap_orphans([children[1].pid])
+    time.sleep(0.01)
+assert children[1].wait() == -signal.SIGKILL, "its exit code was not lost"
+"""
+
+
+def test_process_1_reaps_what_its_killed_children_forked() -> None:
+    require_networks()
+    done = subprocess.run(
+        [sys.executable, "-c", _PROCESS_1], capture_output=True, text=True, timeout=HANG_S
+    )
+    assert done.returncode == 0, done.stderr

@@ -25,6 +25,7 @@ import grpc
 from torch_edl.config.environment import ENV_MASTER, ENV_TOKEN, master_away_s
 from torch_edl.processes.launcher import ProcessSpec
 from torch_edl.processes.local import LocalLauncher
+from torch_edl.processes.process_group import reap_orphans
 from torch_edl.processes.signals import StopSignals
 from torch_edl.processes.this_process import setup_logging
 from torch_edl.wire import master_pb2 as pb
@@ -39,6 +40,8 @@ _AGAIN_S = 0.5
 _CALL_S = 5.0
 # Seconds after which the exit of a worker is noticed if SIGCHLD is missed.
 _POLL_S = 0.5
+# Seconds between two searches for ended processes that killed workers had forked.
+_REAP_S = 2.0
 _MOST_CHARS = 300
 # No limit in practice: a worker exits when its own grace period is over, and the kubelet ends the
 # pod.
@@ -65,13 +68,14 @@ class PodWorkers:
         self._lock = threading.Lock()
         self._last_lines: dict[int, bytes] = {}
         self._workers = LocalLauncher(lines=self._line)
-        self._running: set[int] = set()
+        self._running: dict[int, int] = {}
+        """Pids of running workers, by id."""
         self._codes: dict[int, int] = {}
         """Exit codes of workers that have ended, negative for signals; such workers are not started
         again."""
         self._untold: set[int] = set()
         self._call: Future[Any] | None = None
-        self._due_at = 0.0
+        self._due_at = self._reap_at = 0.0
         self._heard_at = time.monotonic()
         # A queue and not an event, since a signal handler may write to it.
         self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -102,9 +106,12 @@ class PodWorkers:
             self._signals.restore()
 
     def _turn(self, now: float) -> None:
+        if os.getpid() == 1 and now >= self._reap_at:
+            self._reap_at = now + _REAP_S
+            reap_orphans(self._running.values())
         for exit in self._workers.poll():
             self._codes[exit.id] = -exit.signal if exit.signal is not None else exit.code or 0
-            self._running.discard(exit.id)
+            del self._running[exit.id]
             self._untold.add(exit.id)
             self._due_at = 0.0
         if self._call is not None and self._call.done():
@@ -152,8 +159,7 @@ class PodWorkers:
     def _start(self, id: int) -> None:
         spec = ProcessSpec(role=_WORKER, id=id, module=self._module, args=["--id", str(id)])
         try:
-            self._workers.start(spec)
-            self._running.add(id)
+            self._running[id] = self._workers.start(spec)
         except OSError as error:
             log.error("worker-%d cannot be started: %s", id, error.strerror)
             self._codes[id] = 1
