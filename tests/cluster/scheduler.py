@@ -149,6 +149,14 @@ def _score(pod: Object, room: _Room) -> tuple[int, int]:
     for term in (affinity.get("nodeAffinity") or {}).get(preferred) or []:
         wanted = {"matchExpressions": term["preference"].get("matchExpressions")}
         score += term["weight"] * match_labels(wanted, labels)
+    for term in pod["spec"].get("topologySpreadConstraints") or []:
+        assert term["topologyKey"] == "kubernetes.io/hostname", "not known here"
+        assert term["whenUnsatisfiable"] == "ScheduleAnyway", "not known here"
+        score -= sum(
+            match_labels(term["labelSelector"], other["metadata"].get("labels") or {})
+            for other in room.pods
+            if other["metadata"].get("namespace") == pod["metadata"].get("namespace")
+        )
     return score, -len(room.pods)
 
 

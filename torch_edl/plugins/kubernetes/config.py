@@ -50,8 +50,16 @@ class KubernetesConfig(Checked):
     pod_template: str = _option(
         "", "--pod-template FILE", "YAML of a pod that is merged into every pod"
     )
+    worker_template: str = _option(
+        "", "--worker-template FILE", "YAML that is merged into worker pods, after --pod-template"
+    )
+    ps_template: str = _option("", "--ps-template FILE", "the same for parameter servers")
+    master_template: str = _option("", "--master-template FILE", "the same for the master")
     template: Mapping[str, Any] = field(default_factory=dict)
     """Content of the ``--pod-template`` file, for the master."""
+    role_templates: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Contents of the files of ``--worker-template``, ``--ps-template`` and ``--master-template``,
+    by role."""
     network_policy: bool = _option(
         True, "--no-network-policy", "admit other pods to the pods of the job (default: refused)"
     )
@@ -122,18 +130,23 @@ class KubernetesConfig(Checked):
     def resources(self, role: str) -> dict[str, str]:
         """Return the resource quantities of a pod by name of the resource.
 
-        A quantity is both request and limit, except for ``cpu``, which has no limit.
+        A quantity is both request and limit, except for ``cpu``, which has no limit. The name
+        ``limits.cpu`` is a limit alone; that of another resource replaces its limit.
 
         Args:
             role: ``worker``, ``agent`` (with the resources of a worker), ``ps`` or ``master``.
         """
         texts = {
             "worker": self.worker_resources,
-            "agent": self.worker_resources,
             "ps": self.ps_resources,
             "master": self.master_resources,
         }
+        role = _own_options(role)
         return pod_settings.resources(f"--{role}-resources", texts[role])
+
+    def templates(self, role: str) -> list[Mapping[str, Any]]:
+        """Return the templates of a pod of a role, in the order in which they are merged."""
+        return [self.template, self.role_templates.get(_own_options(role), {})]
 
     @property
     def volumes(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -158,3 +171,8 @@ class KubernetesConfig(Checked):
     @property
     def _worker_shares(self) -> list[tuple[str, float]]:
         return pod_settings.shares("--worker-priority", self.worker_priority)
+
+
+def _own_options(role: str) -> str:
+    """Return the role whose options a pod has: an agent has those of a worker."""
+    return "worker" if role == "agent" else role

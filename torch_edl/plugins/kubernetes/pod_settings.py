@@ -24,6 +24,8 @@ _VOLUME = (
     "write claim=NAME,path=/data[,sub-path=DIR][,read-only]; host=, config-map= or secret= may "
     "stand for claim="
 )
+LIMITS = "limits."
+"""Prefix of the name of a resource whose quantity is only a limit, as in a ResourceQuota."""
 # Resource names without a domain are those of Kubernetes itself.
 _RESOURCES = ("cpu", "memory", "ephemeral-storage")
 _HUGE_PAGES = re.compile(r"hugepages-\d+[KMGTPE]i")
@@ -37,11 +39,11 @@ _DNS_NAME = re.compile(
 
 
 def resources(option: str, text: str) -> dict[str, str]:
-    """Parse ``cpu=4,memory=8Gi,nvidia.com/gpu=1`` into quantities by name."""
+    """Parse ``cpu=4,memory=8Gi,nvidia.com/gpu=1,limits.cpu=8`` into quantities by name."""
     found: dict[str, str] = {}
     for name, value in _pairs(option, text, "write NAME=QUANTITY, such as cpu=4,memory=8Gi"):
         expected = f"{option} {name}={value}:"
-        if not _is_resource(name):
+        if not _is_resource(name.removeprefix(LIMITS)):
             raise UsageError(f"{expected} {name} is no resource; {_meant(name)}")
         if not _QUANTITY.fullmatch(value):
             raise UsageError(f"{expected} {value!r} is no quantity; write a number, perhaps with "
@@ -53,6 +55,12 @@ def resources(option: str, text: str) -> dict[str, str]:
         if name in found:
             raise UsageError(f"{option} {text}: {name} is there twice; write it once")
         found[name] = value
+    for name in found:
+        if name.startswith(LIMITS) and "/" in name:
+            request = name.removeprefix(LIMITS)
+            raise UsageError(
+                f"{option} {text}: {name}: the limit of {request} is its request; leave it out"
+            )
     return found
 
 

@@ -57,6 +57,8 @@ def test_options_are_parts_of_manifests() -> None:
         ({"worker_resources": "gpu=1"}, "gpu is no resource; did you mean nvidia.com/gpu?"),
         ({"ps_resources": "disk=1Gi"}, "write cpu, memory, ephemeral-storage, hugepages-2Mi or"),
         ({"ps_resources": "hugepages=1Gi"}, "hugepages is no resource"),
+        ({"worker_resources": "limits.cup=1"}, "limits.cup is no resource"),
+        ({"worker_resources": "limits.nvidia.com/gpu=1"}, "the limit of nvidia.com/gpu is its req"),
         ({"volume": ("claim=data",)}, "--volume claim=data: write claim=NAME,path=/data"),
         ({"volume": ("path=/data",)}, "--volume path=/data: write claim=NAME"),
         ({"volume": ("claim=a,host=/b,path=/c",)}, "write claim=NAME"),

@@ -198,3 +198,15 @@ def test_the_users_template_is_merged_into_the_pod_of_the_master() -> None:
     of = made()["Job"]["spec"]["template"]
     assert of["spec"]["hostNetwork"] is False
     assert of["metadata"]["annotations"] == {names.JOB: "Clicks_1", "team": "a"}
+
+
+def test_the_master_starts_whatever_the_image_has_in_its_folder() -> None:
+    """A ``queue.py`` there must not replace that of Python."""
+    spec = made(job_config())["Job"]["spec"]["template"]["spec"]
+    assert spec["containers"][0]["command"][:4] == ["python", "-P", "-m", "master"]
+    assert spec["containers"][0]["resources"]["requests"], "else it is evicted first"
+
+
+def test_the_port_of_the_master_is_named_after_its_protocol_for_service_meshes() -> None:
+    [port] = made()["Service"]["spec"]["ports"]
+    assert port["name"].startswith("tls-")

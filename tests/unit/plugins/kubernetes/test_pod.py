@@ -162,3 +162,42 @@ def test_nodes_are_avoided_and_not_forbidden() -> None:
     assert "affinity" not in made()["spec"]
     # The size of a pod is limited.
     assert "n999" not in str(made(avoid=[f"n{i}" for i in range(1000)]))
+
+
+@pytest.mark.parametrize(
+    ("asked", "requests", "limits"),
+    [
+        ("cpu=2,memory=4Gi", {"cpu": "2", "memory": "4Gi"}, {"memory": "4Gi"}),
+        ("cpu=2,limits.cpu=4", {"cpu": "2"}, {"cpu": "4"}),
+        ("memory=4Gi,limits.memory=8Gi", {"memory": "4Gi"}, {"memory": "8Gi"}),
+        ("limits.cpu=4", None, {"cpu": "4"}),
+        ("", None, None),
+    ],
+)
+def test_a_limit_is_that_of_the_user(asked: str, requests: Any, limits: Any) -> None:
+    """A namespace with a quota of ``limits.cpu`` rejects pods without one."""
+    resources = container(made(KubernetesConfig(image="i", worker_resources=asked)))["resources"]
+    assert (resources.get("requests"), resources.get("limits")) == (requests, limits)
+
+
+def test_servers_are_not_the_first_to_be_evicted_and_are_spread_over_nodes() -> None:
+    server = made(role="ps")
+    # A pod without requests is of the class BestEffort.
+    assert container(server)["resources"] == {"requests": {"cpu": "100m", "memory": "256Mi"}}
+    [spread] = server["spec"]["topologySpreadConstraints"]
+    assert spread["labelSelector"]["matchLabels"].items() <= server["metadata"]["labels"].items()
+    assert spread["whenUnsatisfiable"] == "ScheduleAnyway"
+    own = made(KubernetesConfig(image="i", ps_resources="memory=9Gi"), role="ps")
+    assert container(own)["resources"]["requests"] == {"memory": "9Gi"}
+
+
+def test_the_template_of_a_role_comes_after_that_of_all_pods() -> None:
+    config = KubernetesConfig(
+        image="i",
+        template={"spec": {"nodeSelector": {"pool": "any"}, "priorityClassName": "low"}},
+        role_templates={"worker": {"spec": {"nodeSelector": {"pool": "gpu"}}}},
+    )
+    for role, pool in (("worker", "gpu"), ("agent", "gpu"), ("ps", "any")):
+        spec = made(config, role=role)["spec"]
+        assert spec["nodeSelector"] == {"pool": pool}
+        assert spec["priorityClassName"] == "low"

@@ -112,6 +112,18 @@ def test_the_pod_template_and_the_namespace_of_the_context(
     assert objects["Job"]["metadata"]["namespace"] == "ml"
 
 
+def test_the_template_of_a_role(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    (folder / "gpu.yaml").write_text("spec: {nodeSelector: {pool: gpu}}\n")
+    (folder / "small.yaml").write_text("spec: {nodeSelector: {pool: small}}\n")
+    words = ["--worker-template", "gpu.yaml", "--master-template", "small.yaml"]
+    _, objects = dry_run(capsys, *words)
+    assert objects["Job"]["spec"]["template"]["spec"]["nodeSelector"] == {"pool": "small"}
+    config = JobConfig.from_json(objects["ConfigMap"]["data"][names.CONFIG_KEY])
+    assert [config.platform_config.templates(role)[1] for role in ("worker", "ps")] == [
+        {"spec": {"nodeSelector": {"pool": "gpu"}}}, {},
+    ]  # fmt: skip
+
+
 def test_code_of_the_image_is_not_sent(capsys: pytest.CaptureFixture[str]) -> None:
     _, objects = dry_run(capsys, "--code-in-image", "/app")
     assert list(objects["ConfigMap"]["data"]) == [names.CONFIG_KEY]
@@ -134,6 +146,7 @@ def test_data_behind_a_url_needs_no_volume(capsys: pytest.CaptureFixture[str]) -
         (["--output", "/out"], "--output /out: no volume is mounted there"),
         (["--code-in-image", "app"], "--code-in-image app: write an absolute path"),
         (["--pod-template", "none.yaml"], "none.yaml: No such file or directory"),
+        (["--ps-template", "none.yaml"], "error: --ps-template"),
         (["--worker-resources", "cpu=many"], "--worker-resources cpu=many: 'many' is no quantity"),
         (
             ["--platform", "local"],

@@ -136,9 +136,17 @@ def _with_code(config: JobConfig, module: Path | None = None) -> tuple[JobConfig
     """
     pods = config.platform_config
     if pods.pod_template:
-        config = replace(
-            config, platform_config=replace(pods, template=template.load(pods.pod_template))
+        pods = replace(pods, template=template.load(pods.pod_template))
+    of_roles = {
+        role: template.load(path, option=f"--{role}-template")
+        for role, path in (
+            ("worker", pods.worker_template),
+            ("ps", pods.ps_template),
+            ("master", pods.master_template),
         )
+        if path
+    }
+    config = replace(config, platform_config=replace(pods, role_templates=of_roles))
     if pods.code_in_image:
         place = PurePosixPath(pods.code_in_image)
         if not place.is_absolute():
@@ -301,7 +309,8 @@ def _collect(shown: str, folder: Path, files: Sequence[Path]) -> dict[str, bytes
 
 
 def as_yaml(config: JobConfig, code: Mapping[str, bytes], *, namespace: str) -> str:
-    """Return the objects of a job as YAML for ``kubectl apply -f -``.
+    """Return the objects of a job as YAML for ``kubectl apply --server-side -f -``. Without
+    ``--server-side``, kubectl stores each object in an annotation of at most 256 KiB.
 
     The Secret has no token; a comment shows the command that creates one. The uid of the Job is
     known only after ``apply``, so the master sets the owner of the other objects. A comment shows
@@ -329,7 +338,7 @@ def as_yaml(config: JobConfig, code: Mapping[str, bytes], *, namespace: str) -> 
     kinds = ",".join(each["kind"].lower() for each in made)
     head = f"""\
 # Job {config.name} of torch-edl.
-#   kubectl apply{where} -f FILE
+#   kubectl apply --server-side{where} -f FILE
 # The Secret has no token yet, and no pod starts without one. This makes one:
 #   kubectl patch secret{where} {names.token(config.name)} -p '{patch}'
 # This deletes everything:

@@ -140,7 +140,8 @@ def _forbidden(text: str, where: str) -> ClusterError:
         fix = (
             "a policy of the namespace rejects it, such as a LimitRange, pod security or a "
             "webhook; change what pods ask for (--worker-resources, --ps-resources, "
-            "--master-resources, --pod-template), or have the policy changed"
+            "--master-resources, where limits.cpu=4 sets a limit; --pod-template), or have the "
+            "policy changed"
         )
         return InvalidError(f"{where}: {text}; {fix}", status=403)
     return ForbiddenError(f"{where}: {text}", status=403)

@@ -143,7 +143,8 @@ class ClusterHost(Host):
 
     def cores(self, config: JobConfig) -> int:
         # Each worker has the cores of its pod, or its share of a shared pod.
-        asked = config.platform_config.resources("worker").get("cpu", "")
+        resources = config.platform_config.resources("worker")
+        asked = resources.get("cpu") or resources.get("limits.cpu", "")
         own = min(_THREADS, len(os.sched_getaffinity(0)))
         of_pod = _whole_cores(asked) if asked else own
         return max(1, of_pod // self.workers_per_pod(config)) * config.cluster.max_workers

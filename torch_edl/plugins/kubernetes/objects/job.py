@@ -210,7 +210,8 @@ def _service(job: str) -> Manifest:
         "selector": {names.JOB: names.of_job(job), names.ROLE: "master"},
         # The address of a master that is not ready is published too: its processes wait for it.
         "publishNotReadyAddresses": True,
-        "ports": [{"name": "grpc", "port": names.MASTER_PORT, "protocol": "TCP"}],
+        # The name tells a service mesh the protocol, which is gRPC within TLS.
+        "ports": [{"name": "tls-grpc", "port": names.MASTER_PORT, "protocol": "TCP"}],
     }
     return _object(job, "Service", names.master(job), spec=spec)
 
@@ -235,7 +236,8 @@ def _job(config: JobConfig) -> Manifest:
         job,
         pods,
         role="master",
-        command=["python", "-m", "master", "--job", job],
+        # -P: a module of the image's working directory must not replace one of Python's.
+        command=["python", "-P", "-m", "master", "--job", job],
         env={
             ENV_HOME: names.HOME,
             ENV_PLATFORM: names.PLATFORM,
@@ -275,7 +277,7 @@ def _job(config: JobConfig) -> Manifest:
         "backoffLimit": _MOST_PODS,
         "podReplacementPolicy": "TerminatingOrFailed" if shared else "Failed",
         "ttlSecondsAfterFinished": KEEP_S,
-        "template": with_template(pod, pods),
+        "template": with_template(pod, pods, "master"),
     }
     return _object(job, "Job", name, spec=of_job)
 

@@ -20,6 +20,7 @@ from torch_edl.plugins.kubernetes import names
 from torch_edl.plugins.kubernetes.config import KubernetesConfig
 from torch_edl.plugins.kubernetes.names import Manifest
 from torch_edl.plugins.kubernetes.objects import template
+from torch_edl.plugins.kubernetes.pod_settings import LIMITS
 
 USER = 1000
 """User id and group id of all containers, and the group of their volumes."""
@@ -35,6 +36,12 @@ _MOST_AVOIDED = 20
 _LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _NODE_AWAY_S = 30
 _HOSTNAME = "kubernetes.io/hostname"
+# Requests of pods for which the user names no resources, without limits. A node that is short of
+# memory evicts pods without requests first, and the master and the servers hold the job.
+_DEFAULT_REQUESTS = {
+    "master": {"cpu": "100m", "memory": "256Mi"},
+    "ps": {"cpu": "100m", "memory": "256Mi"},
+}
 
 
 def process_pod(
@@ -87,10 +94,12 @@ def process_pod(
         grace_s=grace_s,
         priority_class=priority_class,
     )
+    if role == "ps":
+        spec["topologySpreadConstraints"] = _spread(job, role)
     if avoid:
         spec["affinity"] = _away_from(avoid[:_MOST_AVOIDED])
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
-    return with_template(pod, config)
+    return with_template(pod, config, role)
 
 
 def pod_spec(
@@ -133,7 +142,7 @@ def pod_spec(
                 "image": config.image,
                 "command": list(command),
                 "env": _variables(job, env),
-                "resources": _resources(config.resources(role)),
+                "resources": _resources(config.resources(role), _DEFAULT_REQUESTS.get(role, {})),
                 # Puts the last lines of a failed process into the status of its pod.
                 "terminationMessagePolicy": "FallbackToLogsOnError",
                 "securityContext": {
@@ -166,10 +175,11 @@ def pod_spec(
     return spec
 
 
-def with_template(pod: Manifest, config: KubernetesConfig) -> Manifest:
-    """Return a pod with the user's template, and with the tolerations that the template leaves
-    out."""
-    made = template.merge(pod, config.template)
+def with_template(pod: Manifest, config: KubernetesConfig, role: str) -> Manifest:
+    """Return a pod with the user's templates, and with the tolerations that they leave out."""
+    made = pod
+    for each in config.templates(role):
+        made = template.merge(made, each)
     own = made["spec"].get("tolerations") or []
     made["spec"]["tolerations"] = [*own, *_of_lost_nodes(own)]
     return made
@@ -198,16 +208,38 @@ def _files(job: str, code: Sequence[str]) -> Manifest:
     return {"name": names.files(job), "items": items}
 
 
-def _resources(wanted: Mapping[str, str]) -> Manifest:
-    """Return requests, and equal limits except for the CPU.
+def _resources(wanted: Mapping[str, str], default: Mapping[str, str]) -> Manifest:
+    """Return requests, and equal limits except for the CPU, unless a limit is given.
 
     Unused processor time is free to use, and a limit would throttle a process that computes in
     bursts.
+
+    Args:
+        default: requests of a pod for which nothing is wanted.
     """
     if not wanted:
-        return {}
-    limits = {name: quantity for name, quantity in wanted.items() if name != "cpu"}
-    return {"requests": dict(wanted), **({"limits": limits} if limits else {})}
+        return {"requests": dict(default)} if default else {}
+    requests = {name: each for name, each in wanted.items() if not name.startswith(LIMITS)}
+    limits = {name: each for name, each in requests.items() if name != "cpu"}
+    for name, quantity in wanted.items():
+        if name not in requests:
+            limits[name.removeprefix(LIMITS)] = quantity
+    found = {"requests": requests, "limits": limits}
+    return {name: each for name, each in found.items() if each}
+
+
+def _spread(job: str, role: str) -> list[Manifest]:
+    """Return the constraint that spreads the pods of a role over nodes that have room: a server and
+    the server with the copy of its shard are not to be lost together."""
+    labels = {names.JOB: names.of_job(job), names.ROLE: role}
+    return [
+        {
+            "maxSkew": 1,
+            "topologyKey": _HOSTNAME,
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": labels},
+        }
+    ]
 
 
 def _of_lost_nodes(own: Sequence[Manifest]) -> list[Manifest]:
