@@ -279,7 +279,8 @@ def _run_once(
                 name="streams",
                 daemon=True,
             ).start()
-        over = run(service, launcher, effects, stop, journal, clock, hands_over=host.hands_over)
+        leaves = host.leaves_job if host.hands_over else lambda: False
+        over = run(service, launcher, effects, stop, journal, clock, leaves=leaves)
         # Only the process that started the master waits for the outcome; it may have exited.
         if over and job.workforce.awaits_outcome and os.getppid() == parent:
             service.end_seen.wait(_LINGER_S)

@@ -56,17 +56,24 @@ def run(
     journal: EventFile,
     clock: Clock,
     *,
-    hands_over: bool = False,
+    leaves: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Run the job until all processes have ended. Returns False if the master leaves before: a stop
-    signal ends a master that ``hands_over``, but not its job."""
+    """Run the job until all processes have ended. Returns False if the master leaves before that.
+
+    Args:
+        leaves: called after the first stop signal; returns True if the signal ends the master, but
+            not the job.
+    """
     job = service.job
     ticks = of_ticks()
     waiting: list[Action] = []  # until the state that caused them is stored
+    signalled = False
     while True:
-        if stop.name and hands_over:
-            log.warning("%s: leaving the job to the next master", stop.name)
-            return False
+        if stop.name and not signalled:
+            signalled = True
+            if leaves():
+                log.warning("%s: leaving the job to the next master", stop.name)
+                return False
         heard = launcher.poll()
         with service.changed:
             began, now = time.monotonic(), clock()

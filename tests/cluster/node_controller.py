@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from tests.cluster.kinds import NODES, PODS, Object, name_of, namespace_of
+from tests.cluster.kinds import CLAIMS, NODES, PODS, Object, name_of, namespace_of
 from tests.cluster.kubelets import Kubelets
 from tests.cluster.operations import Operations
 from tests.cluster.pod_requests import disrupt, set_condition
@@ -25,7 +25,8 @@ class NodeController:
 
     def place_pods(self) -> None:
         pods = {pod["metadata"]["uid"]: pod for pod in self._store.list(PODS)}
-        decisions = schedule(self._store.list(NODES), pods.values())
+        claims = {(namespace_of(each), name_of(each)) for each in self._store.list(CLAIMS)}
+        decisions = schedule(self._store.list(NODES), pods.values(), claims)
         for uid, node in decisions.bound.items():
             self._bind(pods[uid], node)
         for uid, why in decisions.unschedulable.items():

@@ -42,7 +42,11 @@ class PodFiles:
     def prepare(self) -> None:
         """Makes the volumes; raises Missing."""
         for volume in self._spec.get("volumes") or []:
-            self._source(volume)
+            try:
+                self._source(volume)
+            except Missing as missing:
+                text = f'MountVolume.SetUp failed for volume "{volume["name"]}" : {missing}'
+                raise Missing(text) from missing
 
     def mounts(self, container: Object) -> list[Mount]:
         """Those of a container, outer ones first."""
@@ -65,7 +69,9 @@ class PodFiles:
     def _source(self, volume: Object) -> Path:
         folder: Path = self._folder / "volumes" / volume["name"]
         if part := volume.get("configMap"):
-            self._write_config(part, folder)
+            self._write_files(part, self._data(CONFIG_MAPS, part["name"]), folder)
+        elif part := volume.get("secret"):
+            self._write_files(part, self._data(SECRETS, part["secretName"]), folder)
         elif part := volume.get("persistentVolumeClaim"):
             name = part["claimName"]
             if self._store.find(CLAIMS, namespace_of(self._pod), name) is None:
@@ -95,8 +101,7 @@ class PodFiles:
         else:
             folder.chmod(0o777)
 
-    def _write_config(self, part: Object, folder: Path) -> None:
-        contents = self._data(CONFIG_MAPS, part["name"])
+    def _write_files(self, part: Object, contents: dict[str, bytes], folder: Path) -> None:
         self._make(folder)
         items = part.get("items") or [{"key": key, "path": key} for key in contents]
         for item in items:
@@ -139,7 +144,10 @@ class PodFiles:
         path = source["fieldRef"]["fieldPath"]
         if label := _LABEL.fullmatch(path):
             return str((self._pod["metadata"].get("labels") or {}).get(label[1], ""))
-        values = {"metadata.namespace": namespace_of(self._pod), "status.podIP": address}
+        values = {
+            "metadata.name": name_of(self._pod), "metadata.namespace": namespace_of(self._pod),
+            "status.podIP": address,
+        }  # fmt: skip
         assert path in values, f"not known here: {path}"
         return values[path]
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from benchmarks.cluster.scheduler import Victim, cheapest_victims
-from tests.cluster.kinds import Object, name_of, parse_quantity, requests_of
+from tests.cluster.kinds import Object, name_of, namespace_of, parse_quantity, requests_of
 from tests.cluster.selectors import match_labels
 
 
@@ -35,8 +35,14 @@ class _Room:
     pods: list[Object]
 
 
-def schedule(nodes: Iterable[Object], pods: Iterable[Object]) -> Decisions:
-    """Decides about all pods that have no node, by priority and age."""
+def schedule(
+    nodes: Iterable[Object], pods: Iterable[Object], claims: Collection[tuple[str, str]] = ()
+) -> Decisions:
+    """Decides about all pods that have no node, by priority and age.
+
+    Args:
+        claims: namespaces and names of those that exist.
+    """
     all_pods = list(pods)
     rooms = [_room(node, all_pods) for node in nodes]
     waiting = [
@@ -49,8 +55,21 @@ def schedule(nodes: Iterable[Object], pods: Iterable[Object]) -> Decisions:
     ))  # fmt: skip
     decisions = Decisions()
     for pod in waiting:
-        _decide(pod, rooms, decisions)
+        if (claim := _missing_claim(pod, claims)) is not None:
+            head = f"0/{len(rooms)} nodes are available"
+            decisions.unschedulable[pod["metadata"]["uid"]] = (
+                f'{head}: persistentvolumeclaim "{claim}" not found. preemption: {head}: '
+                f"{len(rooms)} Preemption is not helpful for scheduling."
+            )
+        else:
+            _decide(pod, rooms, decisions)
     return decisions
+
+
+def _missing_claim(pod: Object, claims: Collection[tuple[str, str]]) -> str | None:
+    volumes = pod["spec"].get("volumes") or []
+    names = [v["persistentVolumeClaim"]["claimName"] for v in volumes if "persistentVolumeClaim" in v]
+    return next((n for n in names if (namespace_of(pod), n) not in claims), None)
 
 
 def _decide(pod: Object, rooms: list[_Room], decisions: Decisions) -> None:

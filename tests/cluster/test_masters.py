@@ -103,6 +103,31 @@ def test_the_masters_node_is_down_for_good_and_nothing_keeps_two_masters_apart(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_suspended_job_has_no_pods_and_goes_on_when_it_is_resumed(
+    namespace: Namespace, running: Job
+) -> None:
+    """As Kueue does for a job of higher priority. The workers would wait for 15 minutes."""
+    began = time.monotonic()
+    suspend(namespace, True)
+    running.wait_for(lambda: not namespace.pods(JOB), 200)
+    figure("suspended", pods_gone_s=time.monotonic() - began)
+    running.wait_for(lambda: running.status().get("state") == "suspended")
+    assert "resume it: kubectl patch job" in running.status()["error"]
+    running.wait_for(lambda: "the job has no processes: its Job is suspended" in running.said())
+    suspend(namespace, False)
+    running.wait_for(lambda: running.status().get("state") == "running", 100)
+    running.trains_on()
+    running.complete()
+
+
+def suspend(namespace: Namespace, value: bool) -> None:
+    namespace.batch.patch_namespaced_job(
+        f"{JOB}-master", namespace.name, {"spec": {"suspend": value}}
+    )
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_job_that_is_stopped_ends_its_job_and_its_pods(
     namespace: Namespace, running: Job

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
+import signal
 import subprocess
 from collections import defaultdict
 from collections.abc import Callable
@@ -153,6 +154,27 @@ def test_a_client_that_may_forward_no_port_stays_with_its_job_to_the_end(
     assert f"needs the rule {rule}; without it, the progress of the job is not shown" in job.said()
     assert "trained on 100 records" in job.said()
     assert "started again" not in job.said()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_client_that_may_forward_no_port_stops_a_job_with_a_last_checkpoint(
+    namespace: Namespace, become: Callable[[Rights], Account], submit: Callable[..., Job]
+) -> None:
+    rights = documented("run")
+    del rights["pods/portforward"]
+    admin = namespace.env["KUBECONFIG"]
+    become(rights)
+    flags = ("--workers", "1", "--ps", "1", "--batch-size", "10")
+    job = submit(RECORDS, *flags, "--checkpoint-dir", "/data/checkpoints")
+    namespace.env["KUBECONFIG"] = admin
+    job.wait_for(lambda: job.done() > 0, 200)
+    job.wait_for(lambda: "without it, the progress of the job is not shown" in job.said(), 200)
+    job.process.send_signal(signal.SIGINT)
+    assert job.finish(300) == 130, namespace.report()
+    assert job.status()["state"] == "stopped"
+    assert job.status()["checkpoint"], "the last one"
+    namespace.wait_for(lambda: not [p for p in namespace.pods(JOB) if p.status.phase == "Running"])
 
 
 @pytest.mark.slow

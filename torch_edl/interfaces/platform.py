@@ -266,7 +266,7 @@ class Host(ABC):
     asks: bool = False
     """True if processes are scheduled by a cluster and may stay pending."""
     hands_over: bool = False
-    """True if a terminated master leaves the job to its successor."""
+    """True if a terminated master may leave the job to a successor, see :meth:`leaves_job`."""
     final_codes: tuple[int, ...] = ()
     """Exit codes after which a master is not started again in its place; empty: the client decides
     whether the master is started again."""
@@ -356,6 +356,11 @@ class Host(ABC):
 
     def tell_end(self, status: pb.GetStatusResponse) -> None:  # noqa: B027
         """Store the last status of the job for clients that ask later."""
+
+    def leaves_job(self) -> bool:
+        """Return True if a master that received a stop signal leaves the job to its successor;
+        False if the job itself is to stop. Only called if :attr:`hands_over`."""
+        return True
 
     def hand_over(self) -> None:  # noqa: B027
         """Have the next master started, after this one has released the job."""

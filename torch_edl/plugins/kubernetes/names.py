@@ -29,6 +29,8 @@ STATUS = f"{DOMAIN}/status"
 """Annotation of the master's Job that says how the job ended."""
 HISTORY = f"{DOMAIN}/history"
 """Annotation of the master's Job with the curves and the newest events of the job, compressed."""
+STOP = f"{DOMAIN}/stop"
+"""Annotation of the master's Job with which a client without a connection stops the job."""
 ADOPTS = f"{DOMAIN}/adopts"
 """Annotation of a Job whose objects a user applied; the master becomes the owner of the objects."""
 
@@ -120,6 +122,11 @@ def master_host(job: str, namespace: str) -> str:
 def selector(job: str) -> str:
     """Return the label selector of all objects of a job."""
     return f"{JOB}={of_job(job)}"
+
+
+def processes(job: str) -> str:
+    """Return the label selector of the pods of a job, except for the master's."""
+    return f"{selector(job)},{ROLE} in (worker,ps,agent)"
 
 
 def labels(

@@ -83,6 +83,23 @@ def follow(api: Api) -> Iterator[Callable[..., Client]]:
         client.ends()
 
 
+def test_a_claim_that_does_not_exist_is_named(follow: Callable[..., Client]) -> None:
+    client = follow(volume=("claim=none,path=/data",))
+    said = client.says("the master waits: its volume is not there")
+    assert 'persistentvolumeclaim "none" not found' in said
+
+
+def test_a_secret_that_does_not_exist_is_named(
+    follow: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pod itself says only ContainerCreating."""
+    monkeypatch.setattr(attend, "_EXPLAIN_S", 0.1)
+    client = follow(image="edl:test", volume=("secret=keys,path=/keys",))
+    said = client.says("the master waits: MountVolume.SetUp failed for volume")
+    assert 'secret "keys" not found' in said
+    assert "MountVolume.SetUp failed" in client.job.last()["error"]
+
+
 def test_an_image_that_cannot_be_pulled_is_told_once(follow: Callable[..., Client]) -> None:
     client = follow()
     client.says("the master waits: the image none:1 cannot be pulled: ")

@@ -14,8 +14,10 @@ from tests.waiting import wait_for
 from torch_edl.plugins.kubernetes import names
 from torch_edl.plugins.kubernetes.client import cluster_job
 from torch_edl.plugins.kubernetes.cluster.api import Api
+from torch_edl.plugins.kubernetes.config import KubernetesConfig
 from torch_edl.plugins.kubernetes.master.own_job import OwnJob
 from torch_edl.plugins.kubernetes.objects import job
+from torch_edl.plugins.kubernetes.objects.pod import process_pod
 from torch_edl.wire import master_pb2 as pb
 
 
@@ -25,6 +27,10 @@ def own(api: Api) -> OwnJob:
     made = start(api, state_claim="state", **NO_ROOM)
     wait_for(lambda: masters(api))
     return OwnJob(api, "ctr", made["metadata"]["uid"])
+
+
+def own_uid(api: Api) -> str:
+    return str(api.get("Job", names.master("ctr"))["metadata"]["uid"])
 
 
 def masters(api: Api) -> list[dict[str, Any]]:
@@ -48,38 +54,71 @@ def test_the_end_is_noted_also_if_the_server_is_away_for_a_while(
     assert (there.manifest["spec"]["backoffLimit"] == 0) is (state != "finished")
 
 
-def test_the_next_pod_is_one_of_the_job(api: Api, own: OwnJob) -> None:
+def test_the_next_pod_is_one_of_the_job_in_place_of_this_one(api: Api, own: OwnJob) -> None:
+    """Also if the node ends the pod of this master, which nobody has deleted."""
     [first] = masters(api)
-    own.make_next_pod()
-    # One too many now: the controller counts the new one, and deletes one of the two.
+    leaving = OwnJob(api, "ctr", own_uid(api), pod=first["metadata"]["name"])
+    leaving.hand_over()
+    wait_for(lambda: [p["metadata"]["uid"] for p in masters(api)] != [first["metadata"]["uid"]])
+    [pod] = [p for p in masters(api) if p["metadata"]["uid"] != first["metadata"]["uid"]]
+    assert pod["metadata"]["ownerReferences"][0]["uid"] == own_uid(api)
+    for field in ("finalizers", "labels", "annotations"):
+        assert pod["metadata"][field] == first["metadata"][field]
+    assert pod["spec"]["containers"] == first["spec"]["containers"]
     wait_for(lambda: len(masters(api)) == 1)
-    api.delete("Pod", masters(api)[0]["metadata"]["name"], grace_s=0)
-    own.make_next_pod()
-    uid = api.get("Job", names.master("ctr"))["metadata"]["uid"]
-    for pod in masters(api):
-        assert pod["metadata"]["ownerReferences"][0]["uid"] == uid
-        assert pod["metadata"]["finalizers"] == first["metadata"]["finalizers"]
-        assert pod["metadata"]["labels"] == first["metadata"]["labels"]
-        assert pod["metadata"]["annotations"].keys() == first["metadata"]["annotations"].keys()
-        assert pod["spec"]["containers"] == first["spec"]["containers"]
-    assert masters(api)
+    assert masters(api)[0]["metadata"]["uid"] == pod["metadata"]["uid"]
+
+
+def test_the_processes_of_a_suspended_job_go(api: Api, own: OwnJob) -> None:
+    """Without that, they wait a quarter of an hour for a master."""
+    owner = own.owner_of_pods()
+    for role in ("worker", "ps", "agent"):
+        api.create(
+            process_pod(
+                "ctr", KubernetesConfig(image="edl", worker_resources="cpu=99"), role=role, id=0,
+                incarnation="abc", command=["true"], env={}, grace_s=5, owner=owner,
+            )
+        )  # fmt: skip
+    pods = {"kind": "Pod", "selector": names.processes("ctr"), "read": dict}
+    assert len(api.list(**pods)[0]) == 3
+    api.patch("Job", names.master("ctr"), {"spec": {"suspend": True}})
+    there = cluster_job.find(api, "ctr")
+    assert there.state(there.master_pod()) == ("suspended", there.why_suspended())
+    assert f"kubectl patch job ctr-master --namespace {api.namespace}" in there.why_suspended()
+    own.hand_over()
+    wait_for(lambda: not api.list(**pods)[0])
+    wait_for(lambda: not masters(api))
+    queue = {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "night"}}}
+    api.patch("Job", names.master("ctr"), queue)
+    assert "the queue night of Kueue" in there.last()["error"]
+
+
+def test_a_job_is_stopped_without_a_connection_to_its_master(api: Api, own: OwnJob) -> None:
+    there = cluster_job.find(api, "ctr")
+    assert not own.is_stopped()
+    there.stop_unreached()
+    assert own.is_stopped()
+    assert there.last()["state"] == "stopping"
+    own.end(pb.GetStatusResponse(state="stopped"))
+    assert there.last()["state"] == "stopped"
+    assert not api.get("Job", names.master("ctr"))["spec"]["suspend"], "so that the Job ends"
 
 
 def test_no_pod_is_made_for_a_job_that_is_over_suspended_or_gone(api: Api, own: OwnJob) -> None:
     name = names.master("ctr")
     api.patch("Job", name, {"spec": {"suspend": True}})
     wait_for(lambda: not masters(api))
-    own.make_next_pod()
+    own.hand_over()
     assert not masters(api)
     own.end(pb.GetStatusResponse(state="finished"))
     api.patch("Job", name, {"spec": {"suspend": False}})
     wait_for(lambda: masters(api))
     before = [pod["metadata"]["uid"] for pod in masters(api)]
-    own.make_next_pod()
+    own.hand_over()
     assert [pod["metadata"]["uid"] for pod in masters(api)] == before
     api.delete("Job", name)
     wait_for(lambda: not masters(api))
-    own.make_next_pod()
+    own.hand_over()
     assert not masters(api)
     own.end(pb.GetStatusResponse(state="failed"))  # nobody is to know
 

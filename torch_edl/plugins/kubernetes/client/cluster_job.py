@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -36,6 +36,7 @@ from torch_edl.plugins.kubernetes.cluster.failures import (
 )
 from torch_edl.plugins.kubernetes.cluster.forward import Forward
 from torch_edl.plugins.kubernetes.objects import final_history, final_status
+from torch_edl.plugins.kubernetes.objects.job import STOP
 from torch_edl.plugins.kubernetes.objects.submit import ending
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
@@ -43,6 +44,11 @@ from torch_edl.wire.channel import Stub
 from torch_edl.wire.endpoint import REMOTE
 
 _OURS = "app.kubernetes.io/managed-by=torch-edl"
+# Reasons of events of a pod that has a node and cannot begin there.
+_NOT_READY = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox")
+_MULTI_ATTACH = "Multi-Attach error"
+# Label of a Job that Kueue manages.
+_QUEUE = "kueue.x-k8s.io/queue-name"
 # Exit codes of a master that was stopped.
 _STOPPED_CODES = (130, 143)
 
@@ -101,13 +107,25 @@ class ClusterJob:
 
         The reason is empty if none is known, or if this user may not list events.
         """
-        fields = f"involvedObject.uid={self.uid},type=Warning"
+        return self._last_warning(f"involvedObject.uid={self.uid}")
+
+    def why_no_volume(self, pod: str) -> str:
+        """Return the reason why a node cannot mount a volume of a pod, or make its network, which
+        only events say; empty if none is known."""
+        found = self._last_warning(f"involvedObject.name={pod}", reasons=_NOT_READY)
+        if _MULTI_ATTACH in found:
+            return f"{found}; name a claim that is ReadWriteMany"
+        return found
+
+    def _last_warning(self, fields: str, *, reasons: Sequence[str] = ()) -> str:
+        """Return the message of the last warning with some field, and one of these reasons."""
         try:
-            events, _ = self.api.list("Event", "", read=dict, fields=fields)
+            events, _ = self.api.list("Event", "", read=dict, fields=f"{fields},type=Warning")
         except ForbiddenError:
             return ""
+        events = [each for each in events if not reasons or each.get("reason") in reasons]
         events.sort(key=lambda each: str(each.get("lastTimestamp") or each.get("eventTime") or ""))
-        return " ".join(str(events[-1].get("message", "")).split()) if events else ""
+        return causes.one_line(str(events[-1].get("message", ""))) if events else ""
 
     def why_stuck(self, pod: causes.PodState) -> str:
         """Return why a deleted pod of the master does not end, and what to do; empty if the pod is
@@ -209,8 +227,40 @@ class ClusterJob:
         pod = self.master_pod()
         if pod is None or not pod.running:
             self.remove()
-        else:
+            return
+        try:
             self.ask(request)
+        except ForbiddenError:
+            if request.at_once:
+                self.remove()
+            else:
+                self.stop_unreached()
+
+    def stop_unreached(self) -> None:
+        """Stop the job with a last checkpoint, although its master cannot be reached.
+
+        Raises:
+            ForbiddenError: this user may not change the Job object.
+        """
+        self.manifest = self.api.patch("Job", names.master(self.name), STOP)
+
+    @property
+    def is_suspended(self) -> bool:
+        """True if the Job object is suspended, so that the job has no processes."""
+        return bool(self.manifest["spec"].get("suspend")) and not self._is_to_stop
+
+    @property
+    def _is_to_stop(self) -> bool:
+        return names.STOP in (self.manifest["metadata"].get("annotations") or {})
+
+    def why_suspended(self) -> str:
+        """Return who suspended the Job, and how it is resumed."""
+        labels = self.manifest["metadata"].get("labels") or {}
+        if queue := labels.get(_QUEUE):
+            return f"its Job is suspended: it waits in the queue {queue} of Kueue"
+        name = f"{names.master(self.name)} {self.where}"
+        resume = '{"spec":{"suspend":false}}'
+        return f"its Job is suspended; resume it: kubectl patch job {name} -p '{resume}'"
 
     def report(self) -> dict[str, Any]:
         with contextlib.suppress(UsageError, MissingError, NoAnswerError):
@@ -253,15 +303,19 @@ class ClusterJob:
             if how is not None and how.code in _STOPPED_CODES:
                 return "stopped", ""
             return "failed", why or str(ended.get("message") or ended.get("reason") or "")
-        if pod is None:
-            return "starting", ""
         if how is not None and how.code == 0:
             return "finished", ""  # the Job object is not marked complete yet
+        if self.is_suspended and (pod is None or not pod.running):
+            return "suspended", self.why_suspended()
+        if pod is None:
+            return ("stopping" if self._is_to_stop else "starting"), ""
         if how is not None:
             return "starting", f"its master has ended, and is started again: {why or how}"
         progress = causes.progress(pod, "master", 0)
         why = self.why_stuck(pod) or str(getattr(progress, "why", ""))
-        return ("running" if pod.running else "starting"), why
+        if pod.running:
+            return "running", why
+        return "starting", why or self.why_no_volume(pod.name)
 
 
 class MasterConnection:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import grpc
@@ -41,6 +41,9 @@ _MOST_OUTPUTS = 32
 # Seconds without a new line after which the output of an ended job is complete.
 _REST_S = 2.0
 _PENDING = "pending"
+_POD = "pod/"
+# Seconds that a pod must be pending before its events are read, and between two such reads.
+_EXPLAIN_S = 10.0
 USAGE_CODE = 2
 
 
@@ -69,6 +72,9 @@ class ClusterFollower:
     _signals_seen: int = 0
     _refused: str = ""
     _over: bool = False
+    _pending: dict[str, float] = field(default_factory=dict)
+    """Monotonic time from which each pod was seen to be pending."""
+    _explained_at: float = field(default_factory=time.monotonic)
     _output: PodOutput = field(init=False)
 
     def __post_init__(self) -> None:
@@ -127,6 +133,8 @@ class ClusterFollower:
             self._over = True
         elif isinstance(how, ProcessWaits) and how.why:
             self._tell(how.fix, f"the master waits: {how.why}; {how.fix}")
+        else:
+            self._explain({"the master": pod.name})
 
     def _show(self, lines: Iterable[tuple[causes.PodState, bytes]]) -> None:
         for pod, raw in lines:
@@ -174,6 +182,9 @@ class ClusterFollower:
         self._rejected_at = None
         if self.job.is_over():
             self._over = True
+        elif self.job.is_suspended and (pod is None or not pod.running):
+            why = self.job.why_suspended()
+            self._tell("suspended", f"the job has no processes: {why}")
         elif pod is None and (why := self.job.why_no_pod()):
             self._tell("no pod", f"the master has no pod: {why}")
         elif pod is not None and (why := self.job.why_stuck(pod)):
@@ -213,12 +224,38 @@ class ClusterFollower:
         for process in self._status.newest.processes:
             if process.role != "master" and process.state != _PENDING:
                 self._saw(process, tail)
+        self._explain(
+            {
+                f"{each.role}-{each.id}": each.log.removeprefix(_POD)
+                for each in reversed(self._status.newest.processes)
+                if each.state == _PENDING and each.log.startswith(_POD)
+            }
+        )
         self._over = self._over or self._status.is_over
+
+    def _explain(self, pending: Mapping[str, str]) -> None:
+        """Print why pods with a node do not begin, which only their events say, such as a missing
+        volume. The oldest pod of a role represents the others.
+
+        Args:
+            pending: names of pods by the names of their processes, the oldest of a role last.
+        """
+        now = time.monotonic()
+        self._pending = {pod: self._pending.get(pod, now) for pod in pending.values()}
+        if now < self._explained_at + _EXPLAIN_S:
+            return
+        self._explained_at = now
+        oldest = {name.rpartition("-")[0]: (name, pod) for name, pod in pending.items()}
+        for role, (name, pod) in oldest.items():
+            if now - self._pending[pod] < _EXPLAIN_S:
+                continue
+            with contextlib.suppress(NoAnswerError):
+                if why := self.job.why_no_volume(pod):
+                    self._tell(f"{role} {why}", f"{name} waits: {why}")
 
     def _saw(self, process: pb.ProcessStatus, tail: int | None) -> None:
         """Show the output of a process if the process ran or runs in a pod."""
-        scheme, _, name = process.log.partition("/")
-        if scheme == "pod" and name:
+        if name := process.log.removeprefix(_POD) if process.log.startswith(_POD) else "":
             # Names of pods are unique within a job.
             pod = causes.PodState(
                 name=name,
@@ -253,6 +290,10 @@ class ClusterFollower:
             return False
         if self.leaves or self.signals.name != "SIGINT":
             return True
+        error = self._connection.error if self._connection is not None else None
+        blind = self._blind or isinstance(error, ForbiddenError)
+        if blind and self.signals.count == 1 and self._stop_unreached():
+            return False
         unknown = self._connection is None or self._status.newest is None
         if unknown or self.signals.count > 2:
             self.display.note(f"{self.signals.name}: deleting the job")
@@ -263,6 +304,19 @@ class ClusterFollower:
         self.display.note(f"{self.signals.name}: stopping the job{again}")
         self._status.stop(at_once=self.signals.count > 1)
         return False
+
+    def _stop_unreached(self) -> bool:
+        """Stop the job through its Job object, and return True if that is possible."""
+        pod = self._pod()
+        if pod is None or not pod.running:
+            return False
+        try:
+            self.job.stop_unreached()
+        except ClusterError as error:
+            self.display.note(f"the job cannot be stopped with a last checkpoint: {error}")
+            return False
+        self.display.note(f"{self.signals.name}: stopping the job; Ctrl-C again deletes it")
+        return True
 
     def _outcome(self) -> JobOutcome:
         pod = self._pod()

@@ -42,6 +42,47 @@ _REASONS = {
     "NodeAffinity": ("its node refused it", True),
     "NodePorts": ("its node refused it", True),
 }
+# Reason of the condition PodScheduled of a pod with scheduling gates.
+_GATED = "SchedulingGated"
+# Why the scheduler finds no node: words of its message, of which the first match counts; the cause;
+# what to do. A pod that lacks room on one node may not match others, so room comes before these.
+_NO_NODE = (
+    (
+        ("persistentvolumeclaim", "PersistentVolumeClaims"),
+        "its volume is not there",
+        "kubectl get pvc shows the claims; create the claim, or name another one",
+    ),
+    (
+        ("ReadWriteOncePod",),
+        "another pod has its volume",
+        "name a claim that is ReadWriteMany",
+    ),
+    (
+        ("Insufficient", "Too many pods", "free ports", "disk pressure", "memory pressure"),
+        "no node has room",
+        "it starts when there is room; {resources} asks for less",
+    ),
+    (
+        ("volume node affinity", "available persistent volumes", "max volume count"),
+        "no node that can run it has its volume",
+        "name a claim that all nodes can mount",
+    ),
+    (
+        ("node affinity/selector", "affinity rules", "topology spread"),
+        "no node matches its selector or affinity",
+        "change nodeSelector or affinity in --pod-template or the template of its role",
+    ),
+    (
+        ("untolerated taint",),
+        "it tolerates the taint of no node",
+        "add the toleration to --pod-template or the template of its role",
+    ),
+    (
+        ("unschedulable",),
+        "the nodes take no new pods",
+        "it starts when a node is uncordoned",
+    ),
+)
 _IMAGE = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "ImageInspectError")
 _NEVER = ("InvalidImageName", "ErrImageNeverPull")
 _CANNOT_START = ("StartError", "ContainerCannotRun", "RunContainerError")
@@ -82,8 +123,8 @@ class PodState:
     """Cause of the phase, such as ``Evicted``."""
     disruption: Cause = _NONE
     """Cause of the condition DisruptionTarget; empty if the condition does not hold."""
-    unschedulable: str = ""
-    """Reason why no node can run the pod; empty if a node was found or none was tried yet."""
+    unschedulable: Cause = _NONE
+    """Cause why the pod has no node; empty if a node was found or none was tried yet."""
     deleting: bool = False
     waiting: Cause = _NONE
     """Cause why the container does not run yet; empty if it is not waiting."""
@@ -116,9 +157,9 @@ def read_pod(manifest: Mapping[str, Any]) -> PodState:
         (_text(each, "type"), _text(each, "status")): _cause(each)
         for each in mappings(status, "conditions")
     }
-    unschedulable, disruption = "", _NONE
+    unschedulable, disruption = _NONE, _NONE
     if (why := conditions.get(("PodScheduled", "False"))) is not None:
-        unschedulable = why.message or why.reason or "no reason"
+        unschedulable = Cause(why.reason or "Unschedulable", why.message or why.reason)
     if (why := conditions.get(("DisruptionTarget", "True"))) is not None:
         disruption = Cause(why.reason or "DisruptionTarget", why.message)
     state = mapping(container(status, "containerStatuses"), "state")
@@ -156,10 +197,10 @@ def progress(pod: PodState, role: str, id: int) -> ProcessWaits | ProcessRuns | 
         return ProcessRuns(role=role, id=id, node=pod.node)
     waits = functools.partial(ProcessWaits, role=role, id=id)
     reason, said = pod.waiting.reason, _last_line(pod.waiting.message)
-    if pod.unschedulable and not pod.node:
-        why = f"no node has room: {_cut(pod.unschedulable)}"
-        fix = f"it starts when there is room; {_resources(role)} asks for less"
-        return waits(why=why, fix=fix, placed=False)
+    if pod.unschedulable.reason and not pod.node:
+        why, fix = _why_no_node(pod.unschedulable, role)
+        said = _cut(pod.unschedulable.message)
+        return waits(why=f"{why}: {said}" if said else why, fix=fix, placed=False)
     if reason in _NEVER:
         why = f"the image {pod.image} cannot be had: {said or reason}; name another --image"
         return ProcessRefused(role=role, id=id, why=why)
@@ -171,6 +212,17 @@ def progress(pod: PodState, role: str, id: int) -> ProcessWaits | ProcessRuns | 
         why = f"its container cannot be created ({reason}): {said or 'no reason is given'}"
         return waits(why=why, fix=f"kubectl describe pod {pod.name} says more")
     return waits()
+
+
+def _why_no_node(cause: Cause, role: str) -> tuple[str, str]:
+    """Return in a few words why a pod has no node, and what to do."""
+    if cause.reason == _GATED:
+        fix = "the controller that set its scheduling gate removes the gate when the pod may run"
+        return "it may not be scheduled yet", fix
+    for words, why, fix in _NO_NODE:
+        if any(word in cause.message for word in words):
+            return why, fix.format(resources=_resources(role))
+    return "no node can run it", "change what the message names, or add such a node"
 
 
 def end(

@@ -31,7 +31,12 @@ from torch_edl.plugins.kubernetes.master.shared_pods import SharedPods
 from torch_edl.plugins.kubernetes.master.state import ConfigMapStore
 from torch_edl.plugins.kubernetes.names import Manifest
 from torch_edl.plugins.kubernetes.objects import final_status, shared_paths
-from torch_edl.plugins.kubernetes.objects.job import ENV_JOB_UID, ENV_NAMESPACE, keeps_state
+from torch_edl.plugins.kubernetes.objects.job import (
+    ENV_JOB_UID,
+    ENV_NAMESPACE,
+    ENV_POD,
+    keeps_state,
+)
 from torch_edl.plugins.kubernetes.objects.pod import process_pod
 from torch_edl.processes.launcher import Launcher, ProcessSpec
 from torch_edl.wire import master_pb2 as pb
@@ -62,12 +67,14 @@ class ClusterHost(Host):
     def __init__(self, env: Mapping[str, str]) -> None:
         self._namespace = env.get(ENV_NAMESPACE, "default")
         self._job_uid = env[ENV_JOB_UID]
+        self._pod = env.get(ENV_POD, "")
         self._host = env.get(ENV_HOST, "")
         self._own: OwnJob | None = None
         self._history: KeptHistory | None = None
 
     def begin(self, job: str) -> int | None:
-        self._own = OwnJob(Api.in_cluster(self._namespace), job, self._job_uid)
+        api = Api.in_cluster(self._namespace)
+        self._own = OwnJob(api, job, self._job_uid, pod=self._pod)
         ended = self._own.begin()
         return (0 if ended == "finished" else 1) if ended else None
 
@@ -207,13 +214,16 @@ class ClusterHost(Host):
         except OSError as error:  # a pod template may name another file
             log.warning("%s: %s: the end of the job is not noted", _TERMINATION_LOG, error.strerror)
 
+    def leaves_job(self) -> bool:
+        return self._own is None or not self._own.is_stopped()
+
     def hand_over(self) -> None:
         if self._own is None:
             return
         if self._history is not None:
             self._history.close()
             self._history.write()
-        self._own.make_next_pod()
+        self._own.hand_over()
 
     def exit_code(self, state: str, code: int, *, signalled: int) -> int:
         if not state:

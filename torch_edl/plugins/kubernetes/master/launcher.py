@@ -114,7 +114,7 @@ class KubernetesLauncher:
         self._job = job
         self._incarnation = incarnation
         self._manifest = manifest
-        self._selector = f"{names.selector(job)},{names.ROLE} in (worker,ps,agent)"
+        self._selector = names.processes(job)
         self._pods: dict[str, _Pod] = {}
         self._names: dict[tuple[str, int], str] = {}  # also of processes that have ended
         self._ended: deque[str] = deque()

@@ -9,9 +9,11 @@ https://kubernetes.io/docs/concepts/workloads/controllers/job/#backoff-limit-per
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from torch_edl.launch.jobs.folder import ENDED
 from torch_edl.plugins.kubernetes import names
@@ -30,6 +32,8 @@ from torch_edl.wire import master_pb2 as pb
 log = logging.getLogger(__name__)
 
 _AGAIN_S = 1.0
+# Parallel calls that delete pods.
+_PARALLEL = 16
 # Finalizer of a pod that the controller has not counted yet.
 _TRACKING = "batch.kubernetes.io/job-tracking"
 # Label and annotation of a pod with the index that it completes; the Job of a master has one index.
@@ -44,12 +48,15 @@ class OwnJob:
     Args:
         job: name of the job.
         uid: uid of the Job object.
+        pod: name of the pod of this master; empty: unknown.
         forbidden_s: seconds for which the API server may reject the first call, until the rights of
             a new account are effective.
     """
 
-    def __init__(self, api: Api, job: str, uid: str, *, forbidden_s: float = SETTLING_S) -> None:
-        self._api, self._job, self._uid = api, job, uid
+    def __init__(
+        self, api: Api, job: str, uid: str, *, pod: str = "", forbidden_s: float = SETTLING_S
+    ) -> None:
+        self._api, self._job, self._uid, self._pod = api, job, uid, pod
         self._forbidden_s = forbidden_s
         self._name = names.master(job)
         self.may_note = True
@@ -115,12 +122,14 @@ class OwnJob:
         """
         patch: Manifest = {
             "metadata": {"annotations": {names.STATUS: final_status.to_text(status)}},
+            # A suspended Job ends with one more pod, which begins no job.
+            "spec": {"suspend": False},
         }
         if history:
             patch["metadata"]["annotations"][names.HISTORY] = history
         if status.state != "finished":
             # The Job object fails with the next pod that fails.
-            patch["spec"] = {"backoffLimit": 0}
+            patch["spec"]["backoffLimit"] = 0
         told = False
         while True:
             try:
@@ -134,20 +143,54 @@ class OwnJob:
                 told = True
                 time.sleep(max(_AGAIN_S, error.retry_after_s))
 
-    def make_next_pod(self) -> None:
-        """Create the pod of the next master, unless the job is over, deleted or suspended."""
+    def is_stopped(self) -> bool:
+        """Return True if a user stopped the job without a connection to this master."""
+        try:
+            found = self._api.get("Job", self._name)
+        except ClusterError as error:
+            log.warning("%s; the job is not taken as stopped", error)
+            return False
+        return names.STOP in (found["metadata"].get("annotations") or {})
+
+    def hand_over(self) -> None:
+        """Create the pod of the next master, unless the job is over or deleted. If the Job is
+        suspended, delete the pods of all other processes instead."""
         try:
             found = self._api.get("Job", self._name)
             metadata, spec = found["metadata"], found["spec"]
             if metadata["uid"] != self._uid or metadata.get("deletionTimestamp"):
                 return
-            if spec.get("suspend") or final_status.state_of(found) in ENDED:
+            if final_status.state_of(found) in ENDED:
                 return
+            if spec.get("suspend"):
+                self._delete_processes()
+                return
+            if self._pod:
+                # A pod that its node ends, since the node shuts down, is not deleted, and the
+                # controller would take the next pod as one too many.
+                with contextlib.suppress(MissingError):
+                    self._api.delete("Pod", self._pod)
             self._api.create(self._next_pod(spec["template"]))
         except ClusterError as error:
             log.warning(
                 "the Job creates the next master's pod, after its back-off delay: %s", error
             )
+
+    def _delete_processes(self) -> None:
+        """Delete the pods of workers, servers and agents, each with its own grace period."""
+        found, _ = self._api.list("Pod", names.processes(self._job), read=_name_of)
+        log.warning("the Job is suspended: deleting %d pods of the job", len(found))
+
+        def delete(pod: str) -> None:
+            try:
+                self._api.delete("Pod", pod)
+            except MissingError:
+                pass
+            except ClusterError as error:
+                log.warning("pod %s stays without a master: %s", pod, error)
+
+        with ThreadPoolExecutor(_PARALLEL) as threads:
+            list(threads.map(delete, found))
 
     def _adopt(self) -> None:
         """Set the owner of the job's objects, which a user applied before the Job had a uid."""
@@ -184,3 +227,8 @@ class OwnJob:
             },
             "spec": template["spec"],
         }
+
+
+def _name_of(manifest: Manifest) -> str:
+    name: str = manifest["metadata"]["name"]
+    return name

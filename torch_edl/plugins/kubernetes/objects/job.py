@@ -32,6 +32,8 @@ from torch_edl.plugins.kubernetes.objects.pod import pod_spec, with_template
 
 ENV_NAMESPACE = "TORCH_EDL_NAMESPACE"
 """Environment variable with the namespace of the master's pod."""
+ENV_POD = "TORCH_EDL_POD"
+"""Environment variable with the name of the master's pod."""
 ENV_JOB_UID = "TORCH_EDL_JOB_UID"
 """Environment variable with the uid of the master's Job, which owns all pods of the job."""
 
@@ -40,7 +42,9 @@ KEEP_S = 7 * 24 * 3600
 # Maximum number of the master's pods that may be lost, with a lost node or out of memory. A job
 # that runs for weeks on preemptible machines loses many; a master that crashes ends the job itself.
 _MOST_PODS = 1000
-_MASTER_GRACE_S = 25.0
+# A master that leaves its job exits within seconds. One whose Job is suspended may have to take a
+# last checkpoint, or to delete many pods.
+_MASTER_GRACE_S = 120.0
 _METRICS = "metrics"  # name of the port of --metrics-port
 
 
@@ -119,6 +123,13 @@ def suspended(manifest: Manifest) -> Manifest:
     """Return the manifest of the Job such that it starts no pod until it is resumed."""
     return template.merge(manifest, {"spec": {"suspend": True}})
 
+
+STOP: Manifest = {
+    "metadata": {"annotations": {names.STOP: "true"}},
+    "spec": {"suspend": True},
+}
+"""The patch that stops a job whose master cannot be reached: the Job controller sends SIGTERM to
+the master, which then stops the job in order."""
 
 RESUME: Manifest = {"spec": {"suspend": False}}
 """The patch that resumes a suspended Job."""
@@ -251,6 +262,7 @@ def _job(config: JobConfig) -> Manifest:
     )
     spec["containers"][0]["env"] += [
         _field(ENV_NAMESPACE, "metadata.namespace"),
+        _field(ENV_POD, "metadata.name"),
         _field(ENV_JOB_UID, f"metadata.labels['{names.JOB_UID}']"),
     ]
     annotations = names.annotations_of(job)
