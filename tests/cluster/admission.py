@@ -126,14 +126,15 @@ def _set_priority(store: Store, kind: Kind, pod: Object) -> None:
 
 def _check_quotas(store: Store, pod: Object) -> None:
     namespace = namespace_of(pod)
-    used = sum(other["status"]["phase"] not in ("Succeeded", "Failed")
-               for other in store.list(PODS, namespace))  # fmt: skip
+    pods = store.list(PODS, namespace)
+    going = [other for other in pods if other["status"]["phase"] not in ("Succeeded", "Failed")]
     for quota in store.list(QUOTAS, namespace):
-        hard = quota["spec"]["hard"]
-        assert hard.keys() == {"pods"}, f"not known here: {hard}"
-        if used >= int(hard["pods"]):
-            said = f"requested: pods=1, used: pods={used}, limited: pods={hard['pods']}"
-            raise _forbidden(PODS, pod, f"exceeded quota: {name_of(quota)}, {said}")
+        assert quota["spec"].keys() == {"hard"}, f"not known here: {quota['spec']}"
+        for name, most in quota["spec"]["hard"].items():
+            used = len({"pods": going, "count/pods": pods}[name])
+            if used >= int(most):
+                said = f"requested: {name}=1, used: {name}={used}, limited: {name}={most}"
+                raise _forbidden(PODS, pod, f"exceeded quota: {name_of(quota)}, {said}")
 
 
 def set_limits(store: Store, namespace: str, spec: Object) -> None:

@@ -241,6 +241,21 @@ def test_a_server_without_time_and_a_quota_are_waited_for(
     assert time.monotonic() - began >= least_s
 
 
+def test_ended_pods_make_room_in_a_quota_that_counts_them(place: Place) -> None:
+    quota = {"metadata": {"name": "few"}, "spec": {"hard": {"count/pods": "2"}}}
+    core = client.CoreV1Api(place.cluster.api_client())
+    core.create_namespaced_resource_quota(place.api.namespace, quota)
+    launcher = place.launcher()
+    for id, command in enumerate(["exit 7", "exec sleep 1000"]):
+        launcher.start(spec(id, command))
+    hear(launcher, ProcessExit, 0)
+    assert pod_name(0) in place.pods(), "kept for its log"
+    launcher.start(spec(2))
+    assert "count/pods" in hear(launcher, ProcessWaits, 2).why
+    hear(launcher, ProcessRuns, 2)
+    assert place.pods().keys() == {pod_name(1), pod_name(2)}
+
+
 def test_a_watch_that_breaks_misses_nothing(place: Place) -> None:
     launcher = place.launcher()
     for id in range(3):

@@ -17,8 +17,21 @@ from torch_edl.plugins.kubernetes.cluster.failures import (
     MissingError,
 )
 
-# One for the master, one for a worker.
-_LEAST_PODS = 2
+# Objects that the smallest job needs, by their names in a quota. `pods` counts pods that have not
+# ended; `count/...` counts all objects.
+_NEEDS = {
+    "pods": 2,  # one for the master, one for a worker
+    "count/pods": 2,
+    "count/jobs.batch": 1,
+    **dict.fromkeys(("services", "secrets", "configmaps"), 1),
+    **dict.fromkeys(("count/services", "count/secrets", "count/configmaps"), 1),
+    **dict.fromkeys(("count/serviceaccounts", "count/roles.rbac.authorization.k8s.io"), 1),
+    "count/rolebindings.rbac.authorization.k8s.io": 1,
+    "count/networkpolicies.networking.k8s.io": 1,
+}
+# Resources whose quota needs requests of all pods.
+_COMPUTE = ("cpu", "memory")
+_TERMINATING = "Terminating"
 _GPU = "nvidia.com/gpu"
 # A job runs without these rights, with the following effects.
 _EFFECTS = {
@@ -53,7 +66,7 @@ def cluster(where: Mapping[str, str]) -> Iterator[Finding]:
             yield from _server(api)
             yield from _namespace(api)
             yield from _rights(api)
-            yield from _quotas(api)
+            yield from quotas(api)
             yield from _nodes(api)
         except ClusterError as error:
             fix = "choose another --context, or repair the connection until kubectl get pods works"
@@ -104,7 +117,8 @@ def _rights(api: Api) -> Iterator[Finding]:
         yield ok("rights", f"all {count} rights that torch-edl run needs", count=count)
 
 
-def _quotas(api: Api) -> Iterator[Finding]:
+def quotas(api: Api) -> Iterator[Finding]:
+    """Check the quotas of the namespace."""
     try:
         quotas = api.read(f"{CORE}/namespaces/{{namespace}}/resourcequotas").get("items") or ()
     except ForbiddenError:
@@ -114,18 +128,39 @@ def _quotas(api: Api) -> Iterator[Finding]:
         hard, used = status.get("hard") or each["spec"].get("hard") or {}, status.get("used") or {}
         text = ", ".join(f"{key} {used.get(key, 0)} of {value}" for key, value in hard.items())
         check, values = f"quota {name}", {"hard": hard, "used": used}
-        room = _number(hard.get("pods", _LEAST_PODS)) - _number(used.get("pods", 0))
-        if room < _LEAST_PODS:
-            fix = "remove pods or jobs (torch-edl clean), or ask for a larger quota"
-            yield problem(check, text, fix, **values)
-        elif any("cpu" in key or "memory" in key for key in hard):
-            fix = (
-                "the quota rejects pods without requests: add --worker-resources, --ps-resources "
-                "and --master-resources"
-            )
+        scopes = _scopes(each["spec"])
+        if _TERMINATING in scopes:
+            yield ok(check, f"{text}; not for pods of jobs, which have no deadline", **values)
+            continue
+        full = [
+            key
+            for key, need in _NEEDS.items()
+            if key in hard and _number(hard[key]) - _number(used.get(key, 0)) < need
+        ]
+        only = f", for pods with {', '.join(scopes)} only" if scopes else ""
+        if full:
+            fix = f"no room in {', '.join(full)}{only}: remove pods or jobs (torch-edl clean), or "
+            fix += "ask for a larger quota"
+            yield (warning if scopes else problem)(check, text, fix, **values)
+        elif lacks := [key for key in hard if key.startswith(("limits.", "requests.", *_COMPUTE))]:
+            fix = f"the quota rejects pods without {', '.join(lacks)}{only}: add "
+            fix += "--worker-resources, --ps-resources and --master-resources"
+            fix += " with limits.cpu=" if "limits.cpu" in lacks else ""
             yield warning(check, text, fix, **values)
         else:
             yield ok(check, text or "no limits", **values)
+
+
+def _scopes(spec: Mapping[str, Any]) -> list[str]:
+    """Return the scopes of a quota as text; empty if the quota holds for all pods."""
+    found = list(map(str, spec.get("scopes") or ()))
+    for term in (spec.get("scopeSelector") or {}).get("matchExpressions") or ():
+        values = ", ".join(term.get("values") or ())
+        exists = term.get("operator") == "Exists"
+        name = str(term["scopeName"])
+        found.append(name if exists else f"{name} {term.get('operator')} ({values})")
+    # The pods of a job have no deadline: they are all of this scope.
+    return [each for each in found if each != "NotTerminating"]
 
 
 def _nodes(api: Api) -> Iterator[Finding]:

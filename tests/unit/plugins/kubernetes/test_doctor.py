@@ -17,6 +17,7 @@ from kubernetes import client
 from tests.cluster.test_rights import documented
 from tests.schemas import require_valid
 from torch_edl.cli.__main__ import main
+from torch_edl.plugins.doctor.cluster import quotas
 from torch_edl.plugins.kubernetes.client.rights import RUN, rule
 from torch_edl.plugins.kubernetes.cluster.api import Api
 
@@ -92,6 +93,34 @@ def test_the_namespace_its_quota_and_the_nodes(
     code, found = diagnosed(capsys, api.namespace)
     assert (code, found["quota few"]["state"]) == (1, "problem")
     assert found["nodes"]["values"]["cores"] == 8  # two nodes
+
+
+@pytest.mark.parametrize(
+    ("spec", "used", "state", "words"),
+    [
+        ({"hard": {"count/pods": "50"}}, {"count/pods": "49"}, "problem", "count/pods"),
+        ({"hard": {"count/jobs.batch": "1"}}, {"count/jobs.batch": "1"}, "problem", "count/jobs"),
+        ({"hard": {"pods": "1"}, "scopes": ["Terminating"]}, {}, "ok", ""),
+        ({"hard": {"pods": "1"}, "scopes": ["NotTerminating"]}, {}, "problem", "pods"),
+        ({"hard": {"pods": "0"}, "scopeSelector": {"matchExpressions": [
+            {"scopeName": "PriorityClass", "operator": "In", "values": ["high"]}]}},
+         {}, "warning", "for pods with PriorityClass In (high) only"),
+        ({"hard": {"limits.cpu": "8"}}, {}, "warning", "with limits.cpu="),
+        ({"hard": {"persistentvolumeclaims": "0"}}, {}, "ok", ""),
+    ],
+)  # fmt: skip
+def test_a_quota_counts_for_the_pods_that_it_holds_for(
+    spec: dict[str, Any], used: dict[str, str], state: str, words: str
+) -> None:
+    quota = {"metadata": {"name": "q"}, "spec": spec, "status": {"used": used}}
+
+    class One:
+        def read(self, path: str) -> dict[str, Any]:
+            return {"items": [quota]}
+
+    [found] = quotas(One())  # type: ignore[arg-type]
+    assert found.state == state
+    assert words in found.fix
 
 
 def test_without_a_cluster(

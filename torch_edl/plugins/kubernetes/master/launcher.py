@@ -54,6 +54,8 @@ log = logging.getLogger(__name__)
 _OVERDUE_S = 15.0
 # Number of newest ended pods that are kept for their logs.
 _ENDED_KEPT = 50
+# Name of a quota that counts ended pods, too.
+_COUNTS_ENDED = "count/pods"
 # Seconds after which the log tells that the pods cannot be followed.
 _AWAY_S = 10.0
 _STOP_ALL_POLL_S = 0.05
@@ -307,6 +309,10 @@ class KubernetesLauncher:
         if not answer.again:
             return self._refused(pod, error)
         placed = not isinstance(error, QuotaError)
+        if not placed and _COUNTS_ENDED in str(error):
+            # Ended pods, which are kept for their logs, take the room of this one.
+            while self._ended:
+                self._delete(self._ended.popleft(), 0.0)
         return self._tell(
             pod, ProcessWaits(role=pod.role, id=pod.id, why=f"no pod yet: {error}", placed=placed)
         )
