@@ -68,7 +68,9 @@ def schedule(
 
 def _missing_claim(pod: Object, claims: Collection[tuple[str, str]]) -> str | None:
     volumes = pod["spec"].get("volumes") or []
-    names = [v["persistentVolumeClaim"]["claimName"] for v in volumes if "persistentVolumeClaim" in v]
+    names = [
+        v["persistentVolumeClaim"]["claimName"] for v in volumes if "persistentVolumeClaim" in v
+    ]
     return next((n for n in names if (namespace_of(pod), n) not in claims), None)
 
 

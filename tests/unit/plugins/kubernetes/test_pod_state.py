@@ -88,37 +88,43 @@ def test_a_pod_without_room_waits_for_a_place_and_says_why() -> None:
     assert "--worker-resources" in found.fix
 
 
+OTHERS = "node(s) didn't match Pod's node affinity/selector."
+
+
 @pytest.mark.parametrize(
-    ("reason", "message", "why", "fix"),
+    ("lacks", "why", "fix"),
     [
-        ("Unschedulable", '0/3 nodes are available: persistentvolumeclaim "data" not found. '
-         "preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling.",
-         "its volume is not there", "create the claim"),
-        ("Unschedulable", "0/3 nodes are available: pod has unbound immediate "
-         "PersistentVolumeClaims.", "its volume is not there", "kubectl get pvc"),
-        ("Unschedulable", "0/3 nodes are available: 3 node(s) didn't match Pod's node "
-         "affinity/selector.", "no node matches its selector or affinity", "nodeSelector"),
-        ("Unschedulable", "0/3 nodes are available: 1 Insufficient cpu, 2 node(s) didn't match "
-         "Pod's node affinity/selector.", "no node has room", "--worker-resources"),
-        ("Unschedulable", "0/3 nodes are available: 3 node(s) had untolerated taint {gpu: yes}.",
-         "it tolerates the taint of no node", "toleration"),
-        ("Unschedulable", "0/2 nodes are available: 2 node(s) had volume node affinity conflict.",
-         "no node that can run it has its volume", "all nodes can mount"),
-        ("SchedulingGated", "Scheduling is blocked due to non-empty scheduling gates",
-         "it may not be scheduled yet", "scheduling gate"),
-        ("Unschedulable", "0/3 nodes are available: of another kind.", "no node can run it", "mess"),
+        ('persistentvolumeclaim "data" not found.', "its volume is not there", "create the claim"),
+        ("pod has unbound immediate PersistentVolumeClaims.", "its volume is not there", "get pvc"),
+        (f"3 {OTHERS}", "no node matches its selector or affinity", "nodeSelector"),
+        (f"1 Insufficient cpu, 2 {OTHERS}", "no node has room", "--worker-resources"),
+        ("3 node(s) had untolerated taint {gpu: yes}.", "it tolerates the taint of no node", "tol"),
+        ("2 node(s) had volume node affinity conflict.", "no node that can run it has its vol", ""),
+        ("3 node(s) were unschedulable.", "the nodes take no new pods", "uncordoned"),
+        ("of another kind.", "no node can run it", "change what the message names"),
     ],
-)  # fmt: skip
-def test_a_pod_without_a_node_says_what_it_lacks(
-    reason: str, message: str, why: str, fix: str
-) -> None:
+)
+def test_a_pod_without_a_node_says_what_it_lacks(lacks: str, why: str, fix: str) -> None:
+    found = unplaced("Unschedulable", f"0/3 nodes are available: {lacks} preemption: not helpful.")
+    assert found.why.startswith(why)
+    assert lacks.rstrip(".") in found.why
+    assert fix in found.fix
+
+
+def test_a_pod_with_a_scheduling_gate_waits_for_who_set_it() -> None:
+    found = unplaced("SchedulingGated", "Scheduling is blocked due to non-empty scheduling gates")
+    assert found.why.startswith("it may not be scheduled yet: Scheduling is blocked")
+    assert "scheduling gate" in found.fix
+
+
+def unplaced(reason: str, message: str) -> ProcessWaits:
     condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
     manifest = pod(conditions=[condition])
     del manifest["spec"]["nodeName"]
     found = progress(read_pod(manifest), "worker", 3)
     assert isinstance(found, ProcessWaits)
-    assert found.why.startswith(f"{why}: {message[:20]}")
-    assert fix in found.fix
+    assert not found.placed
+    return found
 
 
 def test_a_pod_that_is_being_made_waits_for_nothing() -> None:

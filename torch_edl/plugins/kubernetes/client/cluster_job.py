@@ -33,6 +33,7 @@ from torch_edl.plugins.kubernetes.cluster.failures import (
     ForbiddenError,
     MissingError,
     NoAnswerError,
+    one_line,
 )
 from torch_edl.plugins.kubernetes.cluster.forward import Forward
 from torch_edl.plugins.kubernetes.objects import final_history, final_status
@@ -125,7 +126,7 @@ class ClusterJob:
             return ""
         events = [each for each in events if not reasons or each.get("reason") in reasons]
         events.sort(key=lambda each: str(each.get("lastTimestamp") or each.get("eventTime") or ""))
-        return causes.one_line(str(events[-1].get("message", ""))) if events else ""
+        return one_line(str(events[-1].get("message", ""))) if events else ""
 
     def why_stuck(self, pod: causes.PodState) -> str:
         """Return why a deleted pod of the master does not end, and what to do; empty if the pod is
