@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from tf_compat.collectives.stream_listener import Purpose, StreamListener
 from tf_compat.collectives.streams import Stream
-from torch_edl.engine.ring.replicated import MAX_PAYLOAD_BYTES, Bytes, RingBrokenError
+from torch_edl.engine.ring.replicated import Bytes, RingBrokenError
 from torch_edl.errors import UsageError
 
 _HEAD = struct.Struct("<QQ")  # number of the message in its stream, size in bytes
@@ -88,10 +88,7 @@ class StreamGroup:
         parts[self.rank] = payload
         for step in range(self.size - 1):
             with self._sending(np.frombuffer(parts[(self.rank - step) % self.size], np.uint8)):
-                size = self._before.size()
-                if size > MAX_PAYLOAD_BYTES:
-                    raise RingBrokenError(f"a payload of {size} bytes")
-                part = np.empty(size, np.uint8)
+                part = np.empty(self._before.size(), np.uint8)
                 self._before.stream.receive(part)
                 parts[(self.rank - step - 1) % self.size] = part.tobytes()
         return parts

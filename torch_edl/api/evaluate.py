@@ -25,6 +25,7 @@ from torch_edl.wire.metric_states import MetricStates
 
 _IN_ORDER = {"shuffle": False, "accumulate": 1, "drop_last": False, "seed": 0}
 _ALL = 1 << 62
+_MOST_STATE_BYTES = (1 << 31) - (1 << 20)  # a protobuf message has less than 2 GiB
 # Prefix of training metrics, which are merged together with the metrics of an evaluation.
 _TRAINED = "train/"
 
@@ -97,6 +98,7 @@ def evaluate(
             records += batch.size
         # States of a process without records would distort the means.
         states = own.states() if records else []
+        _require_size(states)
         return pb.Metrics(states=[*states, *others]).SerializeToString()
 
     def merge(parts: list[bytes]) -> dict[str, float]:
@@ -107,6 +109,18 @@ def evaluate(
 
     figures: dict[str, float] = job.collect(measure, merge) or {}
     return figures
+
+
+def _require_size(states: Sequence[pb.MetricState]) -> None:
+    """Raise UsageError if the states of a process are too large for one message."""
+    sizes = {s.name: sum(len(t.value.tensor_content) for t in s.tensors) for s in states}
+    if sum(sizes.values()) > _MOST_STATE_BYTES:
+        name = max(sizes, key=lambda name: sizes[name])
+        raise UsageError(
+            f"metric {name}: its states have {sizes[name]:,} bytes in this process; all metrics "
+            f"may have {_MOST_STATE_BYTES:,}; take a metric that does not keep every prediction, "
+            "such as torch_edl.metrics.AUC() or one of torchmetrics with thresholds="
+        )
 
 
 def trained_states(job: Job) -> list[pb.MetricState]:

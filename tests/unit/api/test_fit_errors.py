@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import torch_edl
+import torch_edl.api.evaluate as evaluating
 from tests.unit.api.fitting import (
     BATCH,
     N,
@@ -104,6 +105,16 @@ def test_nothing_to_evaluate() -> None:
             call(empty)
     with pytest.raises(UsageError, match="the suffix selects"):
         trainer().save("model.bin")
+
+
+def test_a_metric_that_keeps_too_many_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
+    torchmetrics = pytest.importorskip("torchmetrics")
+    made = trainer(metrics={"auc": torchmetrics.classification.MulticlassAUROC(2)})
+    monkeypatch.setattr(evaluating, "_MOST_STATE_BYTES", 16 * N)  # two scores and a label
+    made.evaluate(data(), batch_size=30)
+    monkeypatch.setattr(evaluating, "_MOST_STATE_BYTES", 8 * N)
+    with pytest.raises(UsageError, match=r"metric auc: .* bytes in .* may have 800; .*thresholds="):
+        made.evaluate(data(), batch_size=30)
 
 
 def test_a_job_of_ones_own() -> None:

@@ -19,8 +19,6 @@ Bytes = npt.NDArray[np.uint8]
 MEET_S = 10.0
 """Seconds for which the members of a new ring wait for each other. All members have just requested
 the ring, so a member that has not connected by then is dead."""
-MAX_PAYLOAD_BYTES = 1 << 31
-"""Largest payload of one member in :meth:`RingGroup.gather`."""
 
 
 class RingBrokenError(EdlError):

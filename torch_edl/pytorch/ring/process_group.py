@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from torch_edl.engine.ring.replicated import MAX_PAYLOAD_BYTES, MEET_S, Bytes, RingBrokenError
+from torch_edl.engine.ring.replicated import MEET_S, Bytes, RingBrokenError
 from torch_edl.pytorch import torch_internals
 
 # The compiled parts of torch.distributed have no types.
@@ -36,6 +36,9 @@ _SOURCE = re.compile(r"\[\S+:\d+\] (?=\S)")
 # So a wait is cut into slices, and ends some time after the ring was interrupted.
 _SLICE_S = 0.2
 _GRACE_S = 1.0
+
+# Gloo takes no tensor of 2 GiB or more.
+_PIECE_BYTES = 1 << 30
 
 Wait = Callable[[], Any]
 """Waits for a started collective."""
@@ -165,14 +168,12 @@ class ProcessGroup:
         sizes[self.rank] = len(payload)
         self.wait([self.allreduce(sizes)])
         parts = []
-        if not all(0 <= size <= MAX_PAYLOAD_BYTES for size in sizes.tolist()):
-            raise RingBrokenError(f"payloads of {sizes.tolist()} bytes")
         for rank, size in enumerate(sizes.tolist()):
             part = torch.empty(size, dtype=torch.uint8)
             if rank == self.rank and size:
                 part.copy_(torch.frombuffer(bytearray(payload), dtype=torch.uint8))
-            if size:
-                self.broadcast(part, rank)
+            for start in range(0, size, _PIECE_BYTES):
+                self.broadcast(part[start : start + _PIECE_BYTES], rank)
             parts.append(part.numpy().tobytes())
         return parts
 

@@ -66,6 +66,17 @@ def test_sums_copies_and_parts_of_all_members() -> None:
     run(collectives, world=3)
 
 
+def large_parts(member: Member) -> None:
+    group_module._PIECE_BYTES = 3
+    ring = member.next(0, -1)
+    rank = member.rank_in(ring)
+    assert formed(member, ring).gather(b"abcdefgh"[: 3 * rank]) == [b"", b"abc", b"abcdef"]
+
+
+def test_parts_that_are_too_large_for_one_message() -> None:
+    run(large_parts, world=3)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 def test_what_was_interrupted_on_a_gpu_is_no_sum() -> None:
     """NCCL ends an aborted collective without an error; one GPU is enough for a ring of one."""
