@@ -14,7 +14,7 @@ from torch_edl.wire import master_pb2 as pb
 _LOOP = frozenset({"training", "waiting", "reconnecting"})
 # A worker waits if it makes no step for this number of seconds, and of its usual steps.
 _WAITS_S, _WAITS_STEPS = 3.0, 4
-_NOTHING_TOLD = pb.HeartbeatRequest(phase="importing")
+_NOTHING_TOLD = pb.HeartbeatRequest(phase="importing", loss=math.nan)
 
 
 @dataclass

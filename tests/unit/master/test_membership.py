@@ -23,6 +23,15 @@ def beat(members: Membership, id: int, now: float, **changes) -> bool:
     return members.heartbeat(member, pb.HeartbeatRequest(worker_id=id, **told), now)
 
 
+def test_a_member_without_a_heartbeat_has_no_loss_after_a_restart(members):
+    members.register(1, 11, 0.0)
+    members.register(2, 12, 0.0)
+    beat(members, 1, 1.0, loss=4.0)
+    restored = Membership(heartbeat_timeout_s=10)
+    restored.from_state(members.to_state(), 2.0)
+    assert restored.loss() == 4.0
+
+
 def test_an_id_is_never_used_again(members):
     members.register(1, 11, 0.0)
     members.remove(1)
