@@ -15,6 +15,7 @@ from torch_edl.nn.rows import (
     WEIGHT,
     LocalRows,
     RowStore,
+    drop_gradients,
     rows_in_state,
     state_of_rows,
     state_of_weight,
@@ -22,6 +23,8 @@ from torch_edl.nn.rows import (
 from torch_edl.tables.initializers import InitializerLike
 from torch_edl.tables.options import TableOptions
 from torch_edl.wire import pserver_pb2 as pb
+
+_grad: Any = torch.Tensor.grad
 
 
 class TableWeight(nn.Parameter):
@@ -58,6 +61,38 @@ class TableWeight(nn.Parameter):
                 if isinstance(each, torch.Tensor) and each.grad_fn is not None:
                     each.register_hook(_refuse)  # type: ignore[no-untyped-call]
         return made
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        """Empty gradient (0, dim); None if there is none. Setting it to None or to zero, as
+        ``zero_grad`` does, discards the gradients of the rows."""
+        own = _grad.__get__(self)
+        if own is None:
+            return None
+        shown: torch.Tensor = own.as_subclass(_TableGradient)
+        shown.weight = self  # type: ignore[attr-defined]
+        return shown
+
+    @grad.setter
+    def grad(self, value: torch.Tensor | None) -> None:
+        _grad.__set__(self, value)
+        if value is None:
+            drop_gradients(self)
+
+
+class _TableGradient(torch.Tensor):
+    """The gradient of a table's weight, which knows when it is set to zero."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func.__name__ in ("zero_", "_foreach_zero_"):
+            for each in args[0] if isinstance(args[0], list | tuple) else args[:1]:
+                if isinstance(each, cls):
+                    drop_gradients(each.weight)  # type: ignore[attr-defined]
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs or {})
 
 
 def _refuse(_: torch.Tensor) -> None:

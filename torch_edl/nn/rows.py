@@ -188,8 +188,6 @@ class LocalRows:
         """Return rows of the table; see :class:`RowStore`."""
         flat = ids.reshape(-1).cpu().numpy()
         unique, values, inverse = look_up(self.table, flat, training=module.training)
-        if module.weight.grad is None:
-            self._pending.clear()  # zero_grad() was called, or this is the first pass
         block = DeviceBlock(values, lambda filled: self._pending.append((unique, filled)))
         return lookup(module, block, inverse, ids)
 
@@ -201,6 +199,10 @@ class LocalRows:
         if used:
             self.use_kernel(optimizer, group)
             update(self.table, used, [float(g["lr"]) for g in optimizer.param_groups])
+
+    def drop_gradients(self) -> None:
+        """Discard the gradients since the last step."""
+        self._pending = []
 
     def rows(self) -> tuple[Ids, Floats]:
         """Return all existing rows: ids (n,) in any order, and vectors (n, dim)."""
@@ -262,6 +264,13 @@ class LocalRows:
             slots = np.empty((0, len(table.slot_names), table.dim), np.float32)
             return TableRows(none, np.empty((0, table.dim), np.float32), slots, none, none)
         return found
+
+
+def drop_gradients(weight: torch.Tensor) -> None:
+    """Discard the gradients of a table's rows, if the rows are in this process."""
+    rows = _tables.get(id(weight))
+    if rows is not None:
+        rows.drop_gradients()
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

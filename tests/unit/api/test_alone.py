@@ -201,3 +201,13 @@ def test_what_cannot_work_is_said(jobs: Any, tmp_path: Path) -> None:
     job.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
     with pytest.raises(UsageError, match="called twice"):
         job.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+
+
+@pytest.mark.parametrize("options", [{"accumulate": 2}, {"global_batch_size": 4}])
+def test_rows_of_a_table_are_not_accumulated(jobs: Any, options: dict[str, int]) -> None:
+    """Their gradients were applied after each batch, with the weight of a whole update."""
+    job = jobs()
+    model = torch_edl.nn.Embedding(None, 1)
+    job.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    with pytest.raises(UsageError, match="updated with each batch"):
+        next(iter(job.loader(TensorDataset(torch.arange(8)), batch_size=2, **options)))

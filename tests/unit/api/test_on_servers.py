@@ -185,7 +185,10 @@ def test_a_batch_without_a_step_counts_and_changes_nothing(start: Callable[..., 
     assert status.records_done == len(data())
 
 
-def test_a_gradient_that_is_dropped_is_not_pushed(start: Callable[..., Stub]) -> None:
+@pytest.mark.parametrize("to_none", [True, False])
+def test_a_gradient_that_is_dropped_is_not_pushed(
+    start: Callable[..., Stub], to_none: bool
+) -> None:
     """A loop that leaves out a batch whose loss it does not like."""
     start()
     job, model, optimizer = prepared()
@@ -194,8 +197,9 @@ def test_a_gradient_that_is_dropped_is_not_pushed(start: Callable[..., Stub]) ->
         (model(ids) - labels).pow(2).mean().backward()
         assert model.rows.weight.grad.shape == (IDS, 4)
         if number:
-            optimizer.zero_grad()
-            assert model.rows.weight.grad is None
+            optimizer.zero_grad(set_to_none=to_none)
+            gradient = model.rows.weight.grad
+            assert gradient is None if to_none else not gradient.any()
         else:
             first = 0.1 - 0.5 * model.rows.weight.grad.mean()
         optimizer.step()

@@ -252,3 +252,19 @@ def test_ids_that_change_in_place_are_looked_up_anew() -> None:
     ids.numpy()[0] = 6  # torch does not notice
     for table, before in zip((first, second), rows, strict=True):
         assert torch.equal(table(ids), before[[1, 1, 0]])
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": True}])
+@pytest.mark.parametrize("to_none", [True, False])
+def test_discarded_gradients_of_rows_are_not_applied(
+    to_none: bool, options: dict[str, bool]
+) -> None:
+    table = torch_edl.nn.Embedding(None, 1, initializer="zeros")
+    optimizer = torch.optim.SGD(table.parameters(), lr=1.0, **options)
+    for ids in ([1], [2]):
+        table(torch.tensor([1])).sum().backward()
+        optimizer.zero_grad(set_to_none=to_none)
+        if ids == [2]:
+            table(torch.tensor(ids)).sum().backward()
+        optimizer.step()
+    assert table.eval()(torch.tensor([1, 2])).tolist() == [[0.0], [-1.0]]
