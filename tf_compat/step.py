@@ -85,7 +85,7 @@ class KerasStep:
         value = float(total)
         if not math.isfinite(value):
             if self._on_nan == "stop":
-                raise not_finite(value, batch, TensorFlowValues().array)
+                raise not_finite(f"the loss is {value}", batch, TensorFlowValues().array)
             return None
         return value, backward
 

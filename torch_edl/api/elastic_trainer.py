@@ -75,7 +75,7 @@ class ElasticTrainer:
             another model was prepared with it; otherwise the trainer makes a job.
         options: arguments of :func:`torch_edl.init` for a job that the trainer makes: ``seed``,
             ``checkpoint_dir``, ``checkpoint_every``, ``keep_checkpoints``, ``resume``,
-            ``check_every``, ``on_resize``.
+            ``check_every``, ``on_resize``, ``on_nan``.
 
     Raises:
         UsageError: an argument is invalid; the message says what to write instead.

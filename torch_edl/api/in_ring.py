@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,10 +18,13 @@ import torch
 from torch_edl.api.ending import Ending, Interrupts
 from torch_edl.api.loader import Loader
 from torch_edl.api.saver import Saver
+from torch_edl.data.passes import Pass
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.ring.rendezvous import RingRendezvous
+from torch_edl.errors import UsageError
 from torch_edl.interfaces import ENDLESS, Update
 from torch_edl.master_client.session import MasterSession
+from torch_edl.nn.model_tables import tables_of
 from torch_edl.pytorch.batches import Batches, StreamBatches, open_batches
 from torch_edl.pytorch.state_dict import copied
 from torch_edl.training.lockstep import PositionUpdates
@@ -111,7 +115,12 @@ class ScriptInRing:
     # ---- passes ----
 
     def batches(self, loader: Loader) -> Iterator[Any]:
-        """Yield the batches of one pass over a loader."""
+        """Yield the batches of one pass over a loader.
+
+        Raises:
+            UsageError: an update has several batches, and the model has tables of ``torch_edl.nn``.
+        """
+        self._check_tables(loader.data)
         first, epochs = self._epochs, loader.data["epochs"]
         self._epochs += epochs
         self.records_left += max(0, self.records_planned - self.records_here)
@@ -145,6 +154,15 @@ class ScriptInRing:
             yield from batches
         if self.session is not None:
             self.session.heartbeat.beat()  # the process may end without another heartbeat
+
+    def _check_tables(self, data: Mapping[str, Any]) -> None:
+        several = data["accumulate"] > 1 or data["global_batch_size"] > data["batch_size"]
+        if several and tables_of(self.engine.model):
+            name = "accumulate" if data["accumulate"] > 1 else "global_batch_size"
+            raise UsageError(
+                f"{name}={data[name]}: the rows of tables of torch_edl.nn are updated with each "
+                "batch; leave it out and use a larger batch_size"
+            )
 
     def _warm_up(self, loader: Loader) -> Iterator[Any]:
         """Yield one batch whose update is discarded. Slow first calls run before this process
@@ -270,10 +288,15 @@ class _PassUpdates(PositionUpdates):
             if start >= self._data.total:
                 position.end()
                 return
-            yield self._update_at(start, self._data)
+            update = self._update_at(start, self._data)
+            update.of_rank = partial(self._names, start, self._data, ring.world)
+            yield update
         # A ring broke, and the state was received from a member that is in a later pass.
         self._script.records_here = self._script.records_planned
         engine.catching_up = True
+
+    def _names(self, start: int, data: Pass, world: int, rank: int) -> str:
+        return self._batches.names(data.part(start, rank, world).spans)
 
     def after(self, update: Update, *, counted: bool) -> None:
         if counted:

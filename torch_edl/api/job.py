@@ -15,6 +15,7 @@ from torch_edl.api.ending import Ending
 from torch_edl.api.in_ring import Make, ScriptInRing
 from torch_edl.api.job_state import JobState
 from torch_edl.api.loader import Loader, close_loops, is_in_loop
+from torch_edl.api.not_finite import NotFinite
 from torch_edl.api.saver import Saver, run_of, under_torchrun
 from torch_edl.api.script_fitting import fit_script
 from torch_edl.api.user_parts import (
@@ -65,12 +66,16 @@ class Job(JobState):
         seed: int,
         check_every: int,
         on_resize: Callable[[Job], None] | None,
+        on_nan: str = "stop",
     ) -> None:
         self.closed = False
         """True after :meth:`close`."""
         super().__init__(session, Meter(warns=session is None))
         self._seed = seed or (0 if session is None else session.config.train.seed)
         self._check_every = check_every
+        if session is not None and session.config.train.on_nan == "skip":
+            on_nan = "skip"
+        self._not_finite = NotFinite(on_nan, lambda: self.rank)
         self._on_resize = (lambda: None) if on_resize is None else partial(on_resize, self)
         self._unscheduled: list[torch.optim.Optimizer] = []
         rendezvous: RingRendezvous | None = None
@@ -191,6 +196,7 @@ class Job(JobState):
             check_every=self._check_every,
             on_resize=self._on_resize,
             checkpoint=self._saver.newest,
+            not_finite=self._not_finite,
         )
         gate_steps(schedulers, scaler, engine)
         self._part = ScriptInRing(
@@ -218,7 +224,14 @@ class Job(JobState):
         assert self._rendezvous is not None
         scheduler = schedulers[0] if schedulers else None
         return ScriptOnServers(
-            session, model, optimizers[0], scheduler, self._rendezvous, self.meter, self.ending
+            session,
+            model,
+            optimizers[0],
+            scheduler,
+            self._rendezvous,
+            self.meter,
+            self.ending,
+            self._not_finite,
         )
 
     def loader(

@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -20,8 +21,10 @@ from torch.utils.data import IterableDataset
 from torch_edl.api.ending import Ending
 from torch_edl.api.in_ring import Make
 from torch_edl.api.loader import Loader
+from torch_edl.api.not_finite import NotFinite
 from torch_edl.config.environment import ENV_TOKEN
 from torch_edl.data.feeder import Updates
+from torch_edl.data.passes import Span
 from torch_edl.data.tasks import LeasedTasks
 from torch_edl.engine.ring.rendezvous import RingRendezvous
 from torch_edl.engine.servers.engine import ServersEngine
@@ -31,6 +34,7 @@ from torch_edl.master_client.leases import HeldLease, LeaseClient
 from torch_edl.master_client.session import MasterSession
 from torch_edl.nn.model_tables import set_defaults, swap_large
 from torch_edl.pytorch.batches import Batches, is_paths, open_batches
+from torch_edl.pytorch.gradient_hooks import are_finite
 from torch_edl.pytorch.servers.served import ServedTorchModel
 from torch_edl.training.leased import LeasedUpdates, servers_lost_level
 from torch_edl.training.loop import Meter, loop
@@ -67,8 +71,11 @@ class ScriptOnServers:
         rendezvous: RingRendezvous,
         meter: Meter,
         ending: Ending,
+        not_finite: NotFinite,
     ) -> None:
         self._session = session
+        self._optimizer = optimizer
+        self._not_finite = not_finite
         self._rendezvous = rendezvous
         self._meter = meter
         self._ending = ending
@@ -86,6 +93,7 @@ class ScriptOnServers:
             token=os.environ.get(ENV_TOKEN, ""),
             status=session.progress,
             resolve=session.resolve,
+            is_sound=self._is_sound,
         )
         session.heartbeat.on_servers = self._engine.follow
         leases = self._leases = LeaseClient(session.master, session.worker_id)
@@ -240,9 +248,22 @@ class ScriptOnServers:
             batches = self._batches.of([(first + start, first + end) for start, end in spans])
             for (start, end), batch in zip(spans, batches, strict=True):
                 minibatch = Minibatch(0, start, end - start, batch)
-                yield Update(start, end, [minibatch], 1, end - start, lease)
+                name = partial(self._name, (first + start, first + end))
+                yield Update(start, end, [minibatch], 1, end - start, lease, of_rank=name)
 
         return updates
+
+    def _name(self, span: Span, rank: int) -> str:
+        return self._batches.names([span])
+
+    def _is_sound(self, update: Update, minibatch: Minibatch) -> bool:
+        """Return False if the gradients of a batch are not finite and are left out."""
+        parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
+        if are_finite([p.grad for p in parameters if p.grad is not None]):
+            return True
+        self._not_finite(update, minibatch, self._not_finite.rank())
+        self._optimizer.zero_grad()
+        return False
 
     def _note(self, event: str, *args: Any) -> None:
         if event == "on_batch_end":

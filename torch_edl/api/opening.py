@@ -37,6 +37,7 @@ class JobOptions(TypedDict, total=False):
     resume: bool
     check_every: int
     on_resize: Callable[[Job], None] | None
+    on_nan: str
 
 
 def init(
@@ -48,6 +49,7 @@ def init(
     resume: bool = False,
     check_every: int = 0,
     on_resize: Callable[[Job], None] | None = None,
+    on_nan: str = "stop",
     several: bool = False,
 ) -> Job:
     """Make the job of this process. The model may be built before or afterwards.
@@ -64,6 +66,8 @@ def init(
         check_every: number of updates after which all processes compare their parameters bit by
             bit; 0: never.
         on_resize: called with the job when the number of processes has changed.
+        on_nan: ``"stop"``: an update whose gradients are not finite fails the job; ``"skip"``: the
+            update is left out.
         several: keep the earlier job of a process that trains alone open.
 
     Options of the command line (``torch-edl run --checkpoint-dir ...``) override these arguments.
@@ -92,7 +96,14 @@ def init(
         outlive_terminal()
         _core.tune_malloc()
         session = MasterSession()
-    job = Job(session, checkpoint, seed=seed, check_every=check_every, on_resize=on_resize)
+    job = Job(
+        session,
+        checkpoint,
+        seed=seed,
+        check_every=check_every,
+        on_resize=on_resize,
+        on_nan=on_nan,
+    )
     if not several:
         _current = job
     _newest = weakref.ref(job)

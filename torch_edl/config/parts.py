@@ -78,7 +78,7 @@ class DataConfig(Checked):
     loader_workers: int = option(
         0,
         "--loader-workers N",
-        "DataLoader processes, if feed returns a Dataset; at most one reads an IterableDataset",
+        "DataLoader processes for a Dataset of feed; one if iterable",
         minimum=0,
     )
     pin_memory: bool = option(

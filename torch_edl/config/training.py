@@ -124,12 +124,13 @@ class TrainConfig(Checked):
     )
     """The same metrics and rules as of :attr:`early_stop`: ``METRIC``, ``METRIC:min`` or
     ``METRIC:max``."""
-    on_nan: str = train_option(
+    on_nan: str = training_option(
         "stop",
         "--on-nan stop|skip",
-        "fail the job or skip the minibatch if a loss is not finite",
+        "fail the job or skip the step if a loss is not finite",
         choices=("stop", "skip"),
     )
+    """The loss of a minibatch in a model file; the gradient of an update in a script."""
     tf_function: bool = option(
         False,
         "--tf-function",

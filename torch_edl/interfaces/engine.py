@@ -107,6 +107,10 @@ class Update:
     is_by_record: bool = False
     """True if the samples of the minibatches correspond one to one to the records, in order."""
 
+    of_rank: Callable[[int], str] | None = None
+    """Function from a rank to the name of the records that this member of the ring computes, for
+    messages; None: unknown."""
+
     @property
     def loss(self) -> float:
         """Loss of the last computed minibatch; NaN if there is none."""

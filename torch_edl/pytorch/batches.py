@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from torch_edl.data.passes import Pass, Span
 from torch_edl.data.resuming import digest
 from torch_edl.data.sources import Source, as_table, expand, of_each, open_source, parts, take
-from torch_edl.data.task_reader import TaskReader, TaskRecords
+from torch_edl.data.task_reader import TaskReader, TaskRecords, named
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import UsageError
 from torch_edl.interfaces import ENDLESS
@@ -130,6 +130,15 @@ class Batches:
         """Return the minibatch at ``span``, out of order and read in this process."""
         return self.collate(samples(self.dataset, self._indices(span)))
 
+    def names(self, spans: Sequence[Span]) -> str:
+        """Return the name of the records at some spans, for messages; empty without records."""
+        indices = [index for span in spans for index in self._indices(span)]
+        if not indices:
+            return ""
+        if isinstance(self.dataset, TaskRecords):
+            return self.dataset.names(indices)
+        return named(indices, "the dataset")
+
     def close(self) -> None:
         """Stop the processes of the DataLoader."""
         self._running = None
@@ -218,6 +227,11 @@ class StreamBatches:
         first = min(span[0] - self._first, max(0, len(self._records) - 1))
         last = max(first + 1, span[1] - self._first)
         return self.collate(list(itertools.islice(self._records, first, last)))
+
+    def names(self, spans: Sequence[Span]) -> str:
+        """Return the name of the records at some spans, for messages; empty without records."""
+        positions = [at for span in spans for at in range(*span)]
+        return named(positions, "the stream") if positions else ""
 
     def close(self) -> None:
         """Discard all records that were read."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -76,6 +76,16 @@ def on_step(
         return (stepping,), {"closure": lambda: loss}
 
     return optimizer.register_step_pre_hook(hook)
+
+
+def are_finite(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return whether all elements are finite, as a tensor of one bool; dense and sparse gradients
+    are accepted. The sums of half precision are computed in float32, since they may overflow."""
+    dense = [each.coalesce().values() if each.is_sparse else each for each in tensors]
+    if not dense:
+        return torch.tensor(True)
+    sums = (each.sum(dtype=torch.float32 if each.dtype is torch.half else None) for each in dense)
+    return torch.stack([torch.isfinite(each).to(dense[0].device) for each in sums]).all()
 
 
 class ManualAccumulation:

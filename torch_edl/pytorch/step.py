@@ -115,7 +115,7 @@ class Step:
         if not math.isfinite(self.last_loss):
             if self._on_nan == "stop":
                 at = self._the_one(batch, predictions)
-                raise not_finite(self.last_loss, batch, TorchValues().array, at)
+                raise not_finite(f"the loss is {self.last_loss}", batch, TorchValues().array, at)
             return None
         return loss
 

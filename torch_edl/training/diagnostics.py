@@ -27,23 +27,29 @@ _LOG_EVERY = 50  # minibatches
 
 
 def not_finite(
-    loss: float, batch: Batch, array: Callable[[Any], Any], sample: int | None = None
+    found: str,
+    batch: Batch,
+    array: Callable[[Any], Any],
+    sample: int | None = None,
+    *,
+    without: str = WITHOUT,
+    skip: str = "leave such minibatches out with --on-nan skip",
 ) -> NanLossError:
-    """Return the error for a job that stops at a loss that is not finite.
+    """Return the error for a job that stops at a loss or a gradient that is not finite.
 
     Args:
+        found: clause that says what is not finite.
         array: converts a tensor to an array.
         sample: index of the single sample whose loss is not finite although its inputs are; None:
             unknown.
+        without: advice for an input that is not finite.
+        skip: advice on how to leave the gradients out.
     """
     why, at = cause(batch, array)
     if why:
-        return NanLossError(f"the loss is {loss}: {why}; {WITHOUT}", at)
-    return NanLossError(
-        f"the loss is {loss}; lower the learning rate, look at the data, or leave such minibatches "
-        "out with --on-nan skip",
-        sample,
-    )
+        return NanLossError(f"{found}: {why}; {without}", at)
+    advice = f"lower the learning rate, look at the data, or {skip}"
+    return NanLossError(f"{found}; {advice}", sample)
 
 
 def the_one(samples: int, fails: Callable[[int], bool]) -> int | None:

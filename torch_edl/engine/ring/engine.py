@@ -37,6 +37,10 @@ class RingEngine:
         on_resize: called after each change of the ring.
         checkpoint: returns the checkpoint to start with if the master names none.
         watermarks: returns the watermarks of a snapshot for a position in the data.
+        not_finite: called before a step whose gradients are not finite, with the update, the last
+            minibatch of this member, and the rank of the member that computed the gradients; None:
+            several did. The update is left out unless the function raises. Without the function,
+            gradients are not checked.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class RingEngine:
         on_resize: Callable[[], None] = lambda: None,
         checkpoint: Callable[[], Path | None] = lambda: None,
         watermarks: Callable[[int], Watermarks] = lambda position: Watermarks(),
+        not_finite: Callable[[Update, Minibatch, int | None], None] | None = None,
     ) -> None:
         self.replica = replica = model.replica
         self.model = replica.model
@@ -59,11 +64,16 @@ class RingEngine:
         self._on_resize = on_resize
         self._flags = ControlFlags(replica, rendezvous, self.membership, check_every)
         self._reducer = model.reducer(ControlFlags.COUNT, self._flags.send, self._flags.receive)
+        self._not_finite = not_finite
+        if not_finite is not None:
+            self._reducer.check_gradients()
         self._detach = model.attach(self._before_step, self._after_step)
         # State of the current update:
         self._pass = 0
         self._records = 0
         self._steps = 0  # optimizer steps that changed the model
+        self._current: tuple[Update, Minibatch] | None = None
+        self._left_out = False  # the gradients of the update were not finite
         self._warned = False
 
     # ---- the ring ----
@@ -135,8 +145,9 @@ class RingEngine:
             self._check_pass()
         self._pass = self.replica.position.pass_index
         if reducer.phase is Phase.IDLE:
-            reducer.begin_update(can_undo=rendezvous is not None)
+            reducer.begin_update()
             self._steps, self._records = 0, update.last - update.first
+            self._left_out = False
             self._flags.begin_update(self._records)
         if alone and rendezvous is not None and not rendezvous.authorized:
             reducer.fail(UNAUTHORIZED)
@@ -146,6 +157,7 @@ class RingEngine:
             last=minibatch.number + 1 == update.count,
             leads=self.membership.rank == 0,
         )
+        self._current = update, minibatch
         return minibatch.batch
 
     def backward(self, compute: Callable[[], None] | None) -> bool:
@@ -187,11 +199,13 @@ class RingEngine:
         reducer.end_update()
         position.step += 1
         position.records += self._records
-        if self.membership.group is not None:
+        if self._left_out:
+            position.left_out += self._records
+        elif self.membership.group is not None:
             position.left_out += round((1 - min(1.0, reducer.covered)) * self._records)
         if not self._steps:
             reducer.forbid_accumulation()
-        self._steps = 0
+        self._steps, self._current = 0, None
         if 0 < self._flags.skipped < self.membership.world:
             self._synchronize()
         return True
@@ -245,8 +259,14 @@ class RingEngine:
             self._steps += 1
 
     def _before_step(self, optimizer: Any) -> None:
+        live, reducer = self.live, self._reducer
+        if live and self._not_finite is not None and reducer.not_finite(optimizer):
+            reducer.leave_out()
+            assert self._current is not None
+            self._not_finite(*self._current, reducer.at_fault)
+            self._left_out, live = True, False
         self.stepped()
-        self._reducer.before_step(optimizer, live=self.live)
+        reducer.before_step(optimizer, live=live)
 
     def _after_step(self) -> None:
         self._reducer.after_step()

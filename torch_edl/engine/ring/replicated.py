@@ -110,7 +110,6 @@ class GradientReducer(ABC):
         """Fraction of the update's records that gave a gradient, over all members."""
         self._send, self._receive = send, receive
         self._group: Any = None
-        self._can_undo = False
         self._share = 1.0
         self._share_before = 0.0  # sum of the shares of accumulated minibatches
         # Another backward may follow the sum only if no member had accumulated minibatches: the sum
@@ -123,16 +122,10 @@ class GradientReducer(ABC):
         self._group = group
         self._reset()
 
-    def begin_update(self, *, can_undo: bool = False) -> None:
-        """Begin an update, discarding accumulated and reduced gradients.
-
-        Args:
-            can_undo: save what :meth:`undo_update` needs.
-        """
+    def begin_update(self) -> None:
+        """Begin an update, discarding accumulated and reduced gradients."""
         self._reset()
-        self._can_undo = can_undo
-        if can_undo:
-            self._save_buffers()
+        self._save_buffers()
 
     def begin_minibatch(self, share: float, *, last: bool = True, leads: bool = True) -> None:
         """Begin another minibatch of the update.
@@ -163,9 +156,13 @@ class GradientReducer(ABC):
         self._restore_buffers()
         self.clear_gradients()
 
+    def leave_out(self) -> None:
+        """Undo the effects of the forward passes of an update that no optimizer has applied."""
+        self._restore_buffers()
+
     def begin_warm_up(self) -> None:
         """Ignore the gradients of the following backward, until :meth:`undo_update`."""
-        self.begin_update(can_undo=True)
+        self.begin_update()
         self.phase = Phase.WARM_UP
 
     def end_update(self) -> None:
@@ -191,6 +188,21 @@ class GradientReducer(ABC):
             live: False if the step must not change the model.
         """
         assert live, "the body of a model file calls step only while the engine is live"
+
+    def check_gradients(self) -> None:
+        """Let :meth:`not_finite` return True for gradients that are not finite, from now on. The
+        body of a model file checks its loss instead."""
+        return
+
+    def not_finite(self, optimizer: Any) -> bool:
+        """Return True if a gradient that the optimizer would apply is not finite, in all members
+        alike."""
+        return False
+
+    @property
+    def at_fault(self) -> int | None:
+        """Rank of the member whose gradients are not finite; None if there are several."""
+        return None
 
     def after_step(self) -> None:
         """Restore the gradients after a step of an optimizer, if :meth:`before_step` hid them."""

@@ -40,6 +40,9 @@ class ServersEngine:
 
     Args:
         resolve: returns the current server of a shard; None if lost servers are not replaced.
+        is_sound: called before the optimizer of a script steps, with the update and its minibatch;
+            returns False if the gradients were discarded and the update is left out. None: all
+            gradients are pushed.
     """
 
     holds_model = False
@@ -52,6 +55,7 @@ class ServersEngine:
         token: str,
         status: WorkerStatus,
         resolve: Resolve | None = None,
+        is_sound: Callable[[Update, Minibatch], bool] | None = None,
     ) -> None:
         self.model = served.model
         self._served = served
@@ -75,6 +79,8 @@ class ServersEngine:
         self._forgiving = False
         # The script has not called the optimizer, so its gradients belong to the next update.
         self._keeps_gradients = False
+        self._is_sound = is_sound
+        self._minibatch: Minibatch | None = None
         self._at_last = True  # the current minibatch is the last one of its update
         # The engine is not told when the backward of a script begins, so hooks observe it.
         watches = served.is_script and self.depth
@@ -143,6 +149,7 @@ class ServersEngine:
         planned = self._opened(update)
         self._rows.use(planned.plan, minibatch.number)
         self._at_last = minibatch.number + 1 == update.count
+        self._minibatch = minibatch
         if self._served.is_script:
             return minibatch.batch
         return replace(minibatch.batch, features=self._rows.given(minibatch.batch.features))
@@ -260,6 +267,10 @@ class ServersEngine:
                 "for each batch; step once, or use --strategy allreduce"
             )
         lost = self._lost is not None or self._client is None
+        if not lost and self._is_sound is not None:
+            assert self._minibatch is not None
+            if not self._is_sound(planned.update, self._minibatch):
+                return
         self._served.collect(planned.plan, last=self._at_last, lost=lost)
         planned.steps += 1
 

@@ -24,6 +24,8 @@ class Bucket:
         length = sum(p.numel() for p in parameters)
         self.flat = torch.zeros(length + extra, dtype=kind[0], device=kind[1])
         """All numbers of the bucket (n,)."""
+        self.gradients = self.flat[:length]
+        """View of the gradients (n,)."""
         self.extra = self.flat[length:]
         """View of the numbers after the gradients."""
         self.views: list[torch.Tensor] = []

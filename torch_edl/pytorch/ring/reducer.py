@@ -17,7 +17,7 @@ from torch import nn
 
 from torch_edl.engine.ring.replicated import GradientReducer, Phase, Receive, RingBrokenError, Send
 from torch_edl.errors import UsageError
-from torch_edl.pytorch.gradient_hooks import ManualAccumulation, on_step, weak_hook
+from torch_edl.pytorch.gradient_hooks import ManualAccumulation, are_finite, on_step, weak_hook
 from torch_edl.pytorch.replica import Replica
 from torch_edl.pytorch.ring.buckets import Bucket, RunningStatistics, make_buckets
 from torch_edl.pytorch.ring.process_group import ProcessGroup, Wait
@@ -61,6 +61,12 @@ class Reducer(GradientReducer):
         self._places: list[tuple[Bucket, torch.Tensor]] = []
         self._next = 0  # index of the bucket to be reduced next
         self._listens = self._clears = False
+        self._checks = False
+        self._finite: list[torch.Tensor] = []
+        """Whether the gradients of this member are finite, for each bucket that was launched."""
+        self._infinite = [0.0, 0.0]
+        """Number of members whose gradients of the current update are not finite, and the sum of
+        their ranks."""
 
     # ---- an update ----
 
@@ -71,6 +77,10 @@ class Reducer(GradientReducer):
             self._accumulation.watch()  # must precede the hooks below, which change gradients
             self._make_buckets()
             self._add_hooks()
+
+    def check_gradients(self) -> None:
+        """Let :meth:`not_finite` return True for gradients that are not finite, from now on."""
+        self._checks = True
 
     def use(self, group: ProcessGroup | None) -> None:
         if self._group is not None and self._group.stuck:
@@ -86,13 +96,28 @@ class Reducer(GradientReducer):
             # Optimizers skip parameters without a gradient.
             self._hidden = [parameter.grad for parameter in self._parameters]
             self.clear_gradients()
-        elif self.phase is Phase.REDUCED or (self._can_undo and self.phase is Phase.LOCAL):
+        elif self.phase in (Phase.REDUCED, Phase.LOCAL):
             self._check_reduced(optimizer)
 
     def after_step(self) -> None:
         hidden, self._hidden = self._hidden, []
         for parameter, gradient in zip(self._parameters, hidden, strict=False):
             parameter.grad = gradient
+
+    def not_finite(self, optimizer: torch.optim.Optimizer) -> bool:
+        # The members know from the sum whether to look at the gradients, which the script may have
+        # set to zero since.
+        if not self._checks or self.phase not in (Phase.LOCAL, Phase.REDUCED):
+            return False
+        if self._group is not None and not self._infinite[0]:
+            return False
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        return not bool(are_finite([p.grad for p in parameters if p.grad is not None]))
+
+    @property
+    def at_fault(self) -> int | None:
+        members, ranks = self._infinite if self._group is not None else (1.0, 0.0)
+        return int(ranks) if members == 1.0 else None
 
     def forbid_accumulation(self) -> None:
         self._accumulation.forbid()
@@ -122,14 +147,16 @@ class Reducer(GradientReducer):
     def _clear_buckets(self) -> None:
         self._accumulated.clear()
         self._waits.clear()
+        self._finite.clear()
         self._next = 0
         for bucket in self._buckets:
             bucket.reset()
 
     def _make_buckets(self) -> None:
         if not self._buckets:
-            # A flag for each gradient, two sums of shares, control numbers, running statistics.
-            extra = len(self._parameters) + 2 + self._controls + self._statistics.numel
+            # A flag for each gradient, two sums of shares, control numbers, two numbers about
+            # gradients that are not finite, running statistics.
+            extra = len(self._parameters) + 4 + self._controls + self._statistics.numel
             self._buckets, self._places = make_buckets(self._parameters, extra)
 
     # ---- backward ----
@@ -249,7 +276,12 @@ class Reducer(GradientReducer):
         extra = self._buckets[-1].extra
         length = extra.numel() - self._statistics.numel
         told, statistics = extra[:length], extra[length:]
-        told.copy_(torch.tensor(self._told(has)))
+        told.copy_(torch.tensor([*self._told(has), 0.0, 0.0]))
+        if self._checks:
+            # Written by the device, which this thread need not wait for.
+            self._finite += (are_finite([b.gradients]) for b in self._buckets[self._next :])
+            finite = torch.stack([each.to(told.device) for each in self._finite]).all()
+            told[-2:] = ~finite * torch.tensor([1.0, group.rank], device=told.device)
         statistics.zero_()
         if self._leads:
             self._statistics.write(statistics)
@@ -261,13 +293,17 @@ class Reducer(GradientReducer):
             self.fail(str(error))
         if self.phase is Phase.BROKEN:
             return
-        if (members := self._heard(told.tolist(), len(has))) is None:
+        *sums, count, ranks = told.tolist()
+        self._infinite = [count, ranks]
+        if (members := self._heard(sums, len(has))) is None:
             return
         for p, (_, view), n in zip(self._parameters, self._places, members, strict=True):
             p.grad = view if n else None
         self._statistics.read(statistics)
 
     def _launch(self, group: ProcessGroup) -> None:
+        if self._checks and len(self._finite) == self._next:
+            self._finite.append(are_finite([self._buckets[self._next].gradients]))
         try:
             self._waits.append(group.allreduce(self._buckets[self._next].flat))
         except RingBrokenError as error:

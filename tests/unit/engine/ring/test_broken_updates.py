@@ -85,7 +85,7 @@ def test_running_statistics_of_a_failed_update_are_restored() -> None:
     reducer = Reducer(model)
     model(torch.randn(8, 4))
     before = [b.clone() for b in model.buffers()]
-    reducer.begin_update(can_undo=True)
+    reducer.begin_update()
     model(torch.randn(8, 4))
     assert not torch.equal(before[0], model[1].running_mean)
     reducer.undo_update()
