@@ -44,8 +44,9 @@ log = logging.getLogger(__name__)
 _POLL_S = 0.1
 _EVERY_S = RENEW_S
 _CLOSE_S = 5.0
-# Fields of a status that change with time only.
+# Fields of a status, and of its processes, that change with time only.
 _TIMES = ("wall_s", "rates")
+_USAGE = "usage"
 
 
 def run(
@@ -222,7 +223,9 @@ class StateThread:
 
     def _keep_status(self, status: dict[str, Any]) -> None:
         """Write the status file if more than the times has changed."""
+        processes = [{**process, _USAGE: None} for process in status["processes"]]
         lasting = {key: value for key, value in status.items() if key not in _TIMES}
+        lasting["processes"] = processes
         if lasting != self._status_written:
             write_text(self._status_file, json.dumps(status, indent=1))
             self._status_written = lasting

@@ -17,6 +17,7 @@ from master.state.actions import Note
 from master.state.calls import script_calls, server_calls, user_calls, worker_calls
 from master.state.job.job import JobEvent, ManagedJob
 from torch_edl.errors import UsageError
+from torch_edl.processes import usage
 from torch_edl.processes.launcher import SharedLauncher
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
@@ -191,6 +192,7 @@ class Service:
             state="running",
             address=self.address,
             log=self._log_path("master", 0),
+            usage=pb.Usage(**usage.read()),
         )
         return user_calls.describe(
             self.job,

@@ -32,6 +32,8 @@ class Member:
     """Seconds that a step of the worker usually takes; 0 before its first."""
     heartbeat: pb.HeartbeatRequest = field(default_factory=lambda: _NOTHING_TOLD)
     """The newest heartbeat."""
+    usage: pb.Usage | None = None
+    """What the process and its machine used at the last heartbeat; None before the first."""
     loss: float = math.nan
     """Mean loss of the newest interval that reported one; NaN before the first."""
     logged: dict[str, float] = field(default_factory=dict)
@@ -130,6 +132,9 @@ class Membership:
         if heartbeat.stacks:
             member.stacks, member.stacks_told = heartbeat.stacks, heartbeat.stacks_number
             heartbeat.ClearField("stacks")
+        if heartbeat.HasField("usage"):  # not stored for a restarted master
+            member.usage = heartbeat.usage
+            heartbeat.ClearField("usage")
         before, member.heartbeat = member.heartbeat, heartbeat
         member.last_heartbeat = now
         if before.phase not in _LOOP:

@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 
 from torch_edl.config import extensions
+from torch_edl.processes import usage
 from torch_edl.processes.this_process import all_stacks, dump_unless_called_within
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import MASTER_AWAY_S, Absence, Stub
@@ -134,7 +135,10 @@ class WorkerStatus:
         values = self.take_values()
         told = {f.name: getattr(self, f.name) for f in fields(self) if not f.name.startswith("_")}
         loss = values.get("loss", math.nan)
-        return pb.HeartbeatRequest(worker_id=worker_id, loss=loss, logged=values, **told)
+        used = pb.Usage(**usage.read())
+        return pb.HeartbeatRequest(
+            worker_id=worker_id, loss=loss, logged=values, usage=used, **told
+        )
 
 
 def _read(values: Mapping[str, Sequence[Any]], means: Future[dict[str, float]]) -> None:

@@ -26,7 +26,7 @@ from torch_edl.wire import counts_pb2 as torch__edl_dot_wire_dot_counts__pb2
 from torch_edl.wire import pserver_pb2 as torch__edl_dot_wire_dot_pserver__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctorch_edl/wire/cluster.proto\x12\ttorch_edl\x1a\x1btorch_edl/wire/counts.proto\x1a\x1ctorch_edl/wire/pserver.proto\"\xbf\x01\n\x15RegisterServerRequest\x12\r\n\x05shard\x18\x01 \x01(\x03\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0c\n\x04lost\x18\x04 \x01(\t\x12\x14\n\x0cupdates_lost\x18\x05 \x01(\x03\x12\x0e\n\x06\x64\x61mage\x18\x06 \x01(\t\x12\x12\n\ndata_plane\x18\x07 \x01(\t\x12)\n\nwatermarks\x18\x08 \x01(\x0b\x32\x15.torch_edl.Watermarks\"\x18\n\x16RegisterServerResponse\"B\n\x06Server\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x12\n\ndata_plane\x18\x03 \x01(\t\"n\n\x07\x43luster\x12\x13\n\x0bincarnation\x18\x01 \x01(\x03\x12\"\n\x07servers\x18\x02 \x03(\x0b\x32\x11.torch_edl.Server\x12\x15\n\rrestored_from\x18\x03 \x01(\t\x12\x13\n\x0bvalues_only\x18\x04 \x01(\x08\"\xec\x02\n\x16ServerHeartbeatRequest\x12\r\n\x05shard\x18\x01 \x01(\x03\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x0f\n\x07problem\x18\x04 \x01(\t\x12\x0f\n\x07leaving\x18\x05 \x01(\x08\x12\x0e\n\x06notice\x18\x0c \x01(\t\x12?\n\x07machine\x18\x0e \x03(\x0b\x32..torch_edl.ServerHeartbeatRequest.MachineEntry\x12\x0e\n\x06keeper\x18\x06 \x01(\x03\x12\x0c\n\x04note\x18\x07 \x01(\x03\x12\x10\n\x08has_copy\x18\x08 \x01(\x08\x12\x0c\n\x04rows\x18\t \x01(\x03\x12\r\n\x05\x62ytes\x18\n \x01(\x03\x12\'\n\x06\x63ounts\x18\x0b \x01(\x0b\x32\x17.torch_edl.ServerCounts\x1a.\n\x0cMachineEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01J\x04\x08\r\x10\x0e\"\x97\x01\n\x17ServerHeartbeatResponse\x12\r\n\x05known\x18\x01 \x01(\x08\x12\x0c\n\x04stay\x18\x03 \x01(\x08\x12\r\n\x05noted\x18\x04 \x01(\x03\x12\x14\n\x0ctell_machine\x18\x05 \x01(\x08\x12\x19\n\x11tell_frequent_ids\x18\x06 \x01(\x08\x12\x1f\n\x04peer\x18\x02 \x01(\x0b\x32\x11.torch_edl.Server\"1\n\x11GetClusterRequest\x12\r\n\x05shard\x18\x01 \x01(\x03\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\x03\"9\n\x12GetClusterResponse\x12#\n\x07\x63luster\x18\x01 \x01(\x0b\x32\x12.torch_edl.Cluster2\x85\x02\n\x07Servers\x12U\n\x0eRegisterServer\x12 .torch_edl.RegisterServerRequest\x1a!.torch_edl.RegisterServerResponse\x12X\n\x0fServerHeartbeat\x12!.torch_edl.ServerHeartbeatRequest\x1a\".torch_edl.ServerHeartbeatResponse\x12I\n\nGetCluster\x12\x1c.torch_edl.GetClusterRequest\x1a\x1d.torch_edl.GetClusterResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctorch_edl/wire/cluster.proto\x12\ttorch_edl\x1a\x1btorch_edl/wire/counts.proto\x1a\x1ctorch_edl/wire/pserver.proto\"\xbf\x01\n\x15RegisterServerRequest\x12\r\n\x05shard\x18\x01 \x01(\x03\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0c\n\x04lost\x18\x04 \x01(\t\x12\x14\n\x0cupdates_lost\x18\x05 \x01(\x03\x12\x0e\n\x06\x64\x61mage\x18\x06 \x01(\t\x12\x12\n\ndata_plane\x18\x07 \x01(\t\x12)\n\nwatermarks\x18\x08 \x01(\x0b\x32\x15.torch_edl.Watermarks\"\x18\n\x16RegisterServerResponse\"B\n\x06Server\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x12\n\ndata_plane\x18\x03 \x01(\t\"n\n\x07\x43luster\x12\x13\n\x0bincarnation\x18\x01 \x01(\x03\x12\"\n\x07servers\x18\x02 \x03(\x0b\x32\x11.torch_edl.Server\x12\x15\n\rrestored_from\x18\x03 \x01(\t\x12\x13\n\x0bvalues_only\x18\x04 \x01(\x08\"\x8d\x03\n\x16ServerHeartbeatRequest\x12\r\n\x05shard\x18\x01 \x01(\x03\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x0f\n\x07problem\x18\x04 \x01(\t\x12\x0f\n\x07leaving\x18\x05 \x01(\x08\x12\x0e\n\x06notice\x18\x0c \x01(\t\x12?\n\x07machine\x18\x0e \x03(\x0b\x32..torch_edl.ServerHeartbeatRequest.MachineEntry\x12\x0e\n\x06keeper\x18\x06 \x01(\x03\x12\x0c\n\x04note\x18\x07 \x01(\x03\x12\x10\n\x08has_copy\x18\x08 \x01(\x08\x12\x0c\n\x04rows\x18\t \x01(\x03\x12\r\n\x05\x62ytes\x18\n \x01(\x03\x12\'\n\x06\x63ounts\x18\x0b \x01(\x0b\x32\x17.torch_edl.ServerCounts\x12\x1f\n\x05usage\x18\x0f \x01(\x0b\x32\x10.torch_edl.Usage\x1a.\n\x0cMachineEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01J\x04\x08\r\x10\x0e\"\x97\x01\n\x17ServerHeartbeatResponse\x12\r\n\x05known\x18\x01 \x01(\x08\x12\x0c\n\x04stay\x18\x03 \x01(\x08\x12\r\n\x05noted\x18\x04 \x01(\x03\x12\x14\n\x0ctell_machine\x18\x05 \x01(\x08\x12\x19\n\x11tell_frequent_ids\x18\x06 \x01(\x08\x12\x1f\n\x04peer\x18\x02 \x01(\x0b\x32\x11.torch_edl.Server\"1\n\x11GetClusterRequest\x12\r\n\x05shard\x18\x01 \x01(\x03\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\x03\"9\n\x12GetClusterResponse\x12#\n\x07\x63luster\x18\x01 \x01(\x0b\x32\x12.torch_edl.Cluster2\x85\x02\n\x07Servers\x12U\n\x0eRegisterServer\x12 .torch_edl.RegisterServerRequest\x1a!.torch_edl.RegisterServerResponse\x12X\n\x0fServerHeartbeat\x12!.torch_edl.ServerHeartbeatRequest\x1a\".torch_edl.ServerHeartbeatResponse\x12I\n\nGetCluster\x12\x1c.torch_edl.GetClusterRequest\x1a\x1d.torch_edl.GetClusterResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,15 +44,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CLUSTER']._serialized_start=390
   _globals['_CLUSTER']._serialized_end=500
   _globals['_SERVERHEARTBEATREQUEST']._serialized_start=503
-  _globals['_SERVERHEARTBEATREQUEST']._serialized_end=867
-  _globals['_SERVERHEARTBEATREQUEST_MACHINEENTRY']._serialized_start=815
-  _globals['_SERVERHEARTBEATREQUEST_MACHINEENTRY']._serialized_end=861
-  _globals['_SERVERHEARTBEATRESPONSE']._serialized_start=870
-  _globals['_SERVERHEARTBEATRESPONSE']._serialized_end=1021
-  _globals['_GETCLUSTERREQUEST']._serialized_start=1023
-  _globals['_GETCLUSTERREQUEST']._serialized_end=1072
-  _globals['_GETCLUSTERRESPONSE']._serialized_start=1074
-  _globals['_GETCLUSTERRESPONSE']._serialized_end=1131
-  _globals['_SERVERS']._serialized_start=1134
-  _globals['_SERVERS']._serialized_end=1395
+  _globals['_SERVERHEARTBEATREQUEST']._serialized_end=900
+  _globals['_SERVERHEARTBEATREQUEST_MACHINEENTRY']._serialized_start=848
+  _globals['_SERVERHEARTBEATREQUEST_MACHINEENTRY']._serialized_end=894
+  _globals['_SERVERHEARTBEATRESPONSE']._serialized_start=903
+  _globals['_SERVERHEARTBEATRESPONSE']._serialized_end=1054
+  _globals['_GETCLUSTERREQUEST']._serialized_start=1056
+  _globals['_GETCLUSTERREQUEST']._serialized_end=1105
+  _globals['_GETCLUSTERRESPONSE']._serialized_start=1107
+  _globals['_GETCLUSTERRESPONSE']._serialized_end=1164
+  _globals['_SERVERS']._serialized_start=1167
+  _globals['_SERVERS']._serialized_end=1428
 # @@protoc_insertion_point(module_scope)

@@ -55,7 +55,7 @@ class Cluster(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., restored_from: _Optional[str] = ..., values_only: _Optional[bool] = ...) -> None: ...
 
 class ServerHeartbeatRequest(_message.Message):
-    __slots__ = ("shard", "incarnation", "version", "problem", "leaving", "notice", "machine", "keeper", "note", "has_copy", "rows", "bytes", "counts")
+    __slots__ = ("shard", "incarnation", "version", "problem", "leaving", "notice", "machine", "keeper", "note", "has_copy", "rows", "bytes", "counts", "usage")
     class MachineEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +76,7 @@ class ServerHeartbeatRequest(_message.Message):
     ROWS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
     shard: int
     incarnation: int
     version: int
@@ -89,7 +90,8 @@ class ServerHeartbeatRequest(_message.Message):
     rows: int
     bytes: int
     counts: _counts_pb2.ServerCounts
-    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., version: _Optional[int] = ..., problem: _Optional[str] = ..., leaving: _Optional[bool] = ..., notice: _Optional[str] = ..., machine: _Optional[_Mapping[str, float]] = ..., keeper: _Optional[int] = ..., note: _Optional[int] = ..., has_copy: _Optional[bool] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ..., counts: _Optional[_Union[_counts_pb2.ServerCounts, _Mapping]] = ...) -> None: ...
+    usage: _counts_pb2.Usage
+    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., version: _Optional[int] = ..., problem: _Optional[str] = ..., leaving: _Optional[bool] = ..., notice: _Optional[str] = ..., machine: _Optional[_Mapping[str, float]] = ..., keeper: _Optional[int] = ..., note: _Optional[int] = ..., has_copy: _Optional[bool] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ..., counts: _Optional[_Union[_counts_pb2.ServerCounts, _Mapping]] = ..., usage: _Optional[_Union[_counts_pb2.Usage, _Mapping]] = ...) -> None: ...
 
 class ServerHeartbeatResponse(_message.Message):
     __slots__ = ("known", "stay", "noted", "tell_machine", "tell_frequent_ids", "peer")

@@ -41,6 +41,7 @@ from torch_edl.wire.control_pb2 import AddEventsRequest as AddEventsRequest
 from torch_edl.wire.control_pb2 import AddEventsResponse as AddEventsResponse
 from torch_edl.wire.counts_pb2 import Histogram as Histogram
 from torch_edl.wire.counts_pb2 import TableCounts as TableCounts
+from torch_edl.wire.counts_pb2 import Usage as Usage
 from torch_edl.wire.counts_pb2 import ServerCounts as ServerCounts
 from torch_edl.wire.counts_pb2 import LossCounts as LossCounts
 from torch_edl.wire.counts_pb2 import Outage as Outage

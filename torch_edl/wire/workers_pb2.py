@@ -23,11 +23,12 @@ _sym_db = _symbol_database.Default()
 
 
 from torch_edl.wire import cluster_pb2 as torch__edl_dot_wire_dot_cluster__pb2
+from torch_edl.wire import counts_pb2 as torch__edl_dot_wire_dot_counts__pb2
 from torch_edl.wire import metrics_pb2 as torch__edl_dot_wire_dot_metrics__pb2
 from torch_edl.wire import tasks_pb2 as torch__edl_dot_wire_dot_tasks__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctorch_edl/wire/workers.proto\x12\ttorch_edl\x1a\x1ctorch_edl/wire/cluster.proto\x1a\x1ctorch_edl/wire/metrics.proto\x1a\x1atorch_edl/wire/tasks.proto\"a\n\x0fRegisterRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0c\n\x04node\x18\x04 \x01(\t\x12\x12\n\nlocal_rank\x18\x05 \x01(\x03\"H\n\x10RegisterResponse\x12\x13\n\x0b\x63onfig_json\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\x03\x12\x0c\n\x04ring\x18\x03 \x01(\x03\"U\n\x0f\x45mbeddingReport\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0enum_embeddings\x18\x02 \x01(\x03\x12\x0b\n\x03\x64im\x18\x03 \x01(\x03\x12\x0f\n\x07\x64ynamic\x18\x04 \x01(\x08\"a\n\x0bSourceShard\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07records\x18\x02 \x01(\x03\x12\x0c\n\x04size\x18\x03 \x01(\x03\x12\x10\n\x08mtime_ns\x18\x04 \x01(\x03\x12\x13\n\x0b\x66ingerprint\x18\x05 \x01(\t\"\xde\x01\n\x12ReportModelRequest\x12.\n\nembeddings\x18\x01 \x03(\x0b\x32\x1a.torch_edl.EmbeddingReport\x12\x16\n\x0e\x64\x65nse_elements\x18\x02 \x01(\x03\x12\x11\n\toptimizer\x18\x03 \x01(\t\x12\x17\n\x0foptimizer_error\x18\x04 \x01(\t\x12&\n\x06shards\x18\x05 \x03(\x0b\x32\x16.torch_edl.SourceShard\x12\x15\n\rcustom_source\x18\x06 \x01(\x08\x12\x15\n\rpreprocessing\x18\x07 \x01(\t\"\x15\n\x13ReportModelResponse\"\xa8\x01\n\nScriptData\x12\x0f\n\x07records\x18\x01 \x01(\x03\x12\x0e\n\x06\x65pochs\x18\x02 \x01(\x03\x12\x12\n\nbatch_size\x18\x03 \x01(\x03\x12\x18\n\x10records_per_task\x18\x04 \x01(\x03\x12\x0f\n\x07shuffle\x18\x05 \x01(\x08\x12\x0c\n\x04seed\x18\x06 \x01(\x03\x12\r\n\x05\x66iles\x18\x07 \x01(\t\x12\x0f\n\x07samples\x18\x08 \x01(\t\x12\x0c\n\x04open\x18\t \x01(\x08\"8\n\x11ReportDataRequest\x12#\n\x04\x64\x61ta\x18\x01 \x01(\x0b\x32\x15.torch_edl.ScriptData\"\x14\n\x12ReportDataResponse\"I\n\x14ReportFailureRequest\x12\r\n\x05\x65rror\x18\x01 \x01(\t\x12\x11\n\ttraceback\x18\x02 \x01(\t\x12\x0f\n\x07running\x18\x03 \x01(\x08\"\x17\n\x15ReportFailureResponse\"V\n\x11\x41waitPlaceRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x0c\n\x04warm\x18\x02 \x01(\x08\x12\r\n\x05\x65rror\x18\x03 \x01(\t\x12\x11\n\ttraceback\x18\x04 \x01(\t\"\\\n\x12\x41waitPlaceResponse\x12\x13\n\x0b\x63onfig_json\x18\x01 \x01(\t\x12\r\n\x05place\x18\x02 \x01(\x08\x12\r\n\x05leave\x18\x03 \x01(\x08\x12\x13\n\x0bserver_args\x18\x04 \x03(\t\"*\n\x15WaitUntilReadyRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\"U\n\x16WaitUntilReadyResponse\x12\r\n\x05leave\x18\x01 \x01(\x08\x12\x1f\n\x05start\x18\x02 \x01(\x0b\x32\x10.torch_edl.Start\x12\x0b\n\x03\x66it\x18\x03 \x01(\x08\"k\n\x17\x46itPreprocessingRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x15\n\rpreprocessing\x18\x02 \x01(\t\x12&\n\x06shards\x18\x03 \x03(\x0b\x32\x16.torch_edl.SourceShard\"F\n\x18\x46itPreprocessingResponse\x12\r\n\x05leave\x18\x01 \x01(\x08\x12\x0b\n\x03\x66it\x18\x02 \x01(\x08\x12\x0e\n\x06\x66itted\x18\x03 \x01(\x0c\"\xcc\x01\n\x05Start\x12\x10\n\x08strategy\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12#\n\x07\x63luster\x18\x03 \x01(\x0b\x32\x12.torch_edl.Cluster\x12\x15\n\rtorch_threads\x18\x04 \x01(\x05\x12&\n\x06shards\x18\x05 \x03(\x0b\x32\x16.torch_edl.SourceShard\x12\x15\n\rpreprocessing\x18\x06 \x01(\x0c\x12&\n\x05trial\x18\x07 \x01(\x0b\x32\x17.torch_edl.LeaseMessage\"\x8f\x06\n\x10HeartbeatRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\r\n\x05steps\x18\x02 \x01(\x03\x12\x0f\n\x07records\x18\x03 \x01(\x03\x12\x0c\n\x04loss\x18\x04 \x01(\x01\x12\x0f\n\x07version\x18\x05 \x01(\x03\x12\r\n\x05phase\x18\x06 \x01(\t\x12\x0c\n\x04ring\x18\x07 \x01(\x03\x12\x10\n\x08position\x18\x08 \x01(\x03\x12\x12\n\npass_index\x18\t \x01(\x03\x12\x14\n\x0cpass_records\x18\n \x01(\x03\x12\x10\n\x08left_out\x18\x0b \x01(\x03\x12\x0f\n\x07\x64\x61maged\x18\x0c \x01(\x03\x12\r\n\x05\x65poch\x18\r \x01(\x03\x12\x0e\n\x06\x65pochs\x18\x0e \x01(\x03\x12\x16\n\x0erecords_before\x18\x0f \x01(\x03\x12\x17\n\x0frecords_to_come\x18\x10 \x01(\x03\x12\x14\n\x0crecords_left\x18\x1d \x01(\x03\x12\x15\n\rrecords_early\x18\x1e \x01(\x03\x12\x37\n\x06logged\x18\x11 \x03(\x0b\x32\'.torch_edl.HeartbeatRequest.LoggedEntry\x12\x0f\n\x07leaving\x18\x12 \x01(\x08\x12\x0e\n\x06notice\x18\x16 \x01(\t\x12\x39\n\x07machine\x18\x1c \x03(\x0b\x32(.torch_edl.HeartbeatRequest.MachineEntry\x12\x0e\n\x06\x62usy_s\x18\x1a \x01(\x01\x12\x0e\n\x06stacks\x18\x13 \x01(\t\x12\x15\n\rstacks_number\x18\x14 \x01(\x03\x12\x14\n\x0c\x65pochs_heard\x18\x15 \x01(\x03\x12\x39\n\x07seconds\x18\x1b \x03(\x0b\x32(.torch_edl.HeartbeatRequest.SecondsEntry\x1a-\n\x0bLoggedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a.\n\x0cMachineEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a.\n\x0cSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01J\x04\x08\x17\x10\x1a\"\x9a\x02\n\x11HeartbeatResponse\x12\r\n\x05\x64rain\x18\x01 \x01(\x08\x12\r\n\x05known\x18\x02 \x01(\x08\x12\x13\n\x0b\x62roken_ring\x18\x03 \x01(\x03\x12\x12\n\nstale_ring\x18\x04 \x01(\x03\x12\x10\n\x08stopping\x18\x05 \x01(\x08\x12\x15\n\rnewest_server\x18\x06 \x01(\x03\x12\x13\n\x0bserver_args\x18\x07 \x03(\t\x12\x15\n\rstacks_number\x18\x08 \x01(\x03\x12\x13\n\x0b\x65pochs_open\x18\t \x01(\x03\x12+\n\nepoch_ends\x18\n \x03(\x0b\x32\x17.torch_edl.MetricValues\x12\x11\n\tgive_back\x18\x0b \x01(\x08\x12\x14\n\x0ctell_machine\x18\x0c \x01(\x08\x32\x82\x05\n\x07Workers\x12I\n\nAwaitPlace\x12\x1c.torch_edl.AwaitPlaceRequest\x1a\x1d.torch_edl.AwaitPlaceResponse\x12\x43\n\x08Register\x12\x1a.torch_edl.RegisterRequest\x1a\x1b.torch_edl.RegisterResponse\x12L\n\x0bReportModel\x12\x1d.torch_edl.ReportModelRequest\x1a\x1e.torch_edl.ReportModelResponse\x12I\n\nReportData\x12\x1c.torch_edl.ReportDataRequest\x1a\x1d.torch_edl.ReportDataResponse\x12R\n\rReportFailure\x12\x1f.torch_edl.ReportFailureRequest\x1a .torch_edl.ReportFailureResponse\x12[\n\x10\x46itPreprocessing\x12\".torch_edl.FitPreprocessingRequest\x1a#.torch_edl.FitPreprocessingResponse\x12U\n\x0eWaitUntilReady\x12 .torch_edl.WaitUntilReadyRequest\x1a!.torch_edl.WaitUntilReadyResponse\x12\x46\n\tHeartbeat\x12\x1b.torch_edl.HeartbeatRequest\x1a\x1c.torch_edl.HeartbeatResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctorch_edl/wire/workers.proto\x12\ttorch_edl\x1a\x1ctorch_edl/wire/cluster.proto\x1a\x1btorch_edl/wire/counts.proto\x1a\x1ctorch_edl/wire/metrics.proto\x1a\x1atorch_edl/wire/tasks.proto\"a\n\x0fRegisterRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0c\n\x04node\x18\x04 \x01(\t\x12\x12\n\nlocal_rank\x18\x05 \x01(\x03\"H\n\x10RegisterResponse\x12\x13\n\x0b\x63onfig_json\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\x03\x12\x0c\n\x04ring\x18\x03 \x01(\x03\"U\n\x0f\x45mbeddingReport\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0enum_embeddings\x18\x02 \x01(\x03\x12\x0b\n\x03\x64im\x18\x03 \x01(\x03\x12\x0f\n\x07\x64ynamic\x18\x04 \x01(\x08\"a\n\x0bSourceShard\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07records\x18\x02 \x01(\x03\x12\x0c\n\x04size\x18\x03 \x01(\x03\x12\x10\n\x08mtime_ns\x18\x04 \x01(\x03\x12\x13\n\x0b\x66ingerprint\x18\x05 \x01(\t\"\xde\x01\n\x12ReportModelRequest\x12.\n\nembeddings\x18\x01 \x03(\x0b\x32\x1a.torch_edl.EmbeddingReport\x12\x16\n\x0e\x64\x65nse_elements\x18\x02 \x01(\x03\x12\x11\n\toptimizer\x18\x03 \x01(\t\x12\x17\n\x0foptimizer_error\x18\x04 \x01(\t\x12&\n\x06shards\x18\x05 \x03(\x0b\x32\x16.torch_edl.SourceShard\x12\x15\n\rcustom_source\x18\x06 \x01(\x08\x12\x15\n\rpreprocessing\x18\x07 \x01(\t\"\x15\n\x13ReportModelResponse\"\xa8\x01\n\nScriptData\x12\x0f\n\x07records\x18\x01 \x01(\x03\x12\x0e\n\x06\x65pochs\x18\x02 \x01(\x03\x12\x12\n\nbatch_size\x18\x03 \x01(\x03\x12\x18\n\x10records_per_task\x18\x04 \x01(\x03\x12\x0f\n\x07shuffle\x18\x05 \x01(\x08\x12\x0c\n\x04seed\x18\x06 \x01(\x03\x12\r\n\x05\x66iles\x18\x07 \x01(\t\x12\x0f\n\x07samples\x18\x08 \x01(\t\x12\x0c\n\x04open\x18\t \x01(\x08\"8\n\x11ReportDataRequest\x12#\n\x04\x64\x61ta\x18\x01 \x01(\x0b\x32\x15.torch_edl.ScriptData\"\x14\n\x12ReportDataResponse\"I\n\x14ReportFailureRequest\x12\r\n\x05\x65rror\x18\x01 \x01(\t\x12\x11\n\ttraceback\x18\x02 \x01(\t\x12\x0f\n\x07running\x18\x03 \x01(\x08\"\x17\n\x15ReportFailureResponse\"V\n\x11\x41waitPlaceRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x0c\n\x04warm\x18\x02 \x01(\x08\x12\r\n\x05\x65rror\x18\x03 \x01(\t\x12\x11\n\ttraceback\x18\x04 \x01(\t\"\\\n\x12\x41waitPlaceResponse\x12\x13\n\x0b\x63onfig_json\x18\x01 \x01(\t\x12\r\n\x05place\x18\x02 \x01(\x08\x12\r\n\x05leave\x18\x03 \x01(\x08\x12\x13\n\x0bserver_args\x18\x04 \x03(\t\"*\n\x15WaitUntilReadyRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\"U\n\x16WaitUntilReadyResponse\x12\r\n\x05leave\x18\x01 \x01(\x08\x12\x1f\n\x05start\x18\x02 \x01(\x0b\x32\x10.torch_edl.Start\x12\x0b\n\x03\x66it\x18\x03 \x01(\x08\"k\n\x17\x46itPreprocessingRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x15\n\rpreprocessing\x18\x02 \x01(\t\x12&\n\x06shards\x18\x03 \x03(\x0b\x32\x16.torch_edl.SourceShard\"F\n\x18\x46itPreprocessingResponse\x12\r\n\x05leave\x18\x01 \x01(\x08\x12\x0b\n\x03\x66it\x18\x02 \x01(\x08\x12\x0e\n\x06\x66itted\x18\x03 \x01(\x0c\"\xcc\x01\n\x05Start\x12\x10\n\x08strategy\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12#\n\x07\x63luster\x18\x03 \x01(\x0b\x32\x12.torch_edl.Cluster\x12\x15\n\rtorch_threads\x18\x04 \x01(\x05\x12&\n\x06shards\x18\x05 \x03(\x0b\x32\x16.torch_edl.SourceShard\x12\x15\n\rpreprocessing\x18\x06 \x01(\x0c\x12&\n\x05trial\x18\x07 \x01(\x0b\x32\x17.torch_edl.LeaseMessage\"\xb0\x06\n\x10HeartbeatRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\r\n\x05steps\x18\x02 \x01(\x03\x12\x0f\n\x07records\x18\x03 \x01(\x03\x12\x0c\n\x04loss\x18\x04 \x01(\x01\x12\x0f\n\x07version\x18\x05 \x01(\x03\x12\r\n\x05phase\x18\x06 \x01(\t\x12\x0c\n\x04ring\x18\x07 \x01(\x03\x12\x10\n\x08position\x18\x08 \x01(\x03\x12\x12\n\npass_index\x18\t \x01(\x03\x12\x14\n\x0cpass_records\x18\n \x01(\x03\x12\x10\n\x08left_out\x18\x0b \x01(\x03\x12\x0f\n\x07\x64\x61maged\x18\x0c \x01(\x03\x12\r\n\x05\x65poch\x18\r \x01(\x03\x12\x0e\n\x06\x65pochs\x18\x0e \x01(\x03\x12\x16\n\x0erecords_before\x18\x0f \x01(\x03\x12\x17\n\x0frecords_to_come\x18\x10 \x01(\x03\x12\x14\n\x0crecords_left\x18\x1d \x01(\x03\x12\x15\n\rrecords_early\x18\x1e \x01(\x03\x12\x37\n\x06logged\x18\x11 \x03(\x0b\x32\'.torch_edl.HeartbeatRequest.LoggedEntry\x12\x1f\n\x05usage\x18\x1f \x01(\x0b\x32\x10.torch_edl.Usage\x12\x0f\n\x07leaving\x18\x12 \x01(\x08\x12\x0e\n\x06notice\x18\x16 \x01(\t\x12\x39\n\x07machine\x18\x1c \x03(\x0b\x32(.torch_edl.HeartbeatRequest.MachineEntry\x12\x0e\n\x06\x62usy_s\x18\x1a \x01(\x01\x12\x0e\n\x06stacks\x18\x13 \x01(\t\x12\x15\n\rstacks_number\x18\x14 \x01(\x03\x12\x14\n\x0c\x65pochs_heard\x18\x15 \x01(\x03\x12\x39\n\x07seconds\x18\x1b \x03(\x0b\x32(.torch_edl.HeartbeatRequest.SecondsEntry\x1a-\n\x0bLoggedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a.\n\x0cMachineEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a.\n\x0cSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01J\x04\x08\x17\x10\x1a\"\x9a\x02\n\x11HeartbeatResponse\x12\r\n\x05\x64rain\x18\x01 \x01(\x08\x12\r\n\x05known\x18\x02 \x01(\x08\x12\x13\n\x0b\x62roken_ring\x18\x03 \x01(\x03\x12\x12\n\nstale_ring\x18\x04 \x01(\x03\x12\x10\n\x08stopping\x18\x05 \x01(\x08\x12\x15\n\rnewest_server\x18\x06 \x01(\x03\x12\x13\n\x0bserver_args\x18\x07 \x03(\t\x12\x15\n\rstacks_number\x18\x08 \x01(\x03\x12\x13\n\x0b\x65pochs_open\x18\t \x01(\x03\x12+\n\nepoch_ends\x18\n \x03(\x0b\x32\x17.torch_edl.MetricValues\x12\x11\n\tgive_back\x18\x0b \x01(\x08\x12\x14\n\x0ctell_machine\x18\x0c \x01(\x08\x32\x82\x05\n\x07Workers\x12I\n\nAwaitPlace\x12\x1c.torch_edl.AwaitPlaceRequest\x1a\x1d.torch_edl.AwaitPlaceResponse\x12\x43\n\x08Register\x12\x1a.torch_edl.RegisterRequest\x1a\x1b.torch_edl.RegisterResponse\x12L\n\x0bReportModel\x12\x1d.torch_edl.ReportModelRequest\x1a\x1e.torch_edl.ReportModelResponse\x12I\n\nReportData\x12\x1c.torch_edl.ReportDataRequest\x1a\x1d.torch_edl.ReportDataResponse\x12R\n\rReportFailure\x12\x1f.torch_edl.ReportFailureRequest\x1a .torch_edl.ReportFailureResponse\x12[\n\x10\x46itPreprocessing\x12\".torch_edl.FitPreprocessingRequest\x1a#.torch_edl.FitPreprocessingResponse\x12U\n\x0eWaitUntilReady\x12 .torch_edl.WaitUntilReadyRequest\x1a!.torch_edl.WaitUntilReadyResponse\x12\x46\n\tHeartbeat\x12\x1b.torch_edl.HeartbeatRequest\x1a\x1c.torch_edl.HeartbeatResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,52 +41,52 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HEARTBEATREQUEST_MACHINEENTRY']._serialized_options = b'8\001'
   _globals['_HEARTBEATREQUEST_SECONDSENTRY']._loaded_options = None
   _globals['_HEARTBEATREQUEST_SECONDSENTRY']._serialized_options = b'8\001'
-  _globals['_REGISTERREQUEST']._serialized_start=131
-  _globals['_REGISTERREQUEST']._serialized_end=228
-  _globals['_REGISTERRESPONSE']._serialized_start=230
-  _globals['_REGISTERRESPONSE']._serialized_end=302
-  _globals['_EMBEDDINGREPORT']._serialized_start=304
-  _globals['_EMBEDDINGREPORT']._serialized_end=389
-  _globals['_SOURCESHARD']._serialized_start=391
-  _globals['_SOURCESHARD']._serialized_end=488
-  _globals['_REPORTMODELREQUEST']._serialized_start=491
-  _globals['_REPORTMODELREQUEST']._serialized_end=713
-  _globals['_REPORTMODELRESPONSE']._serialized_start=715
-  _globals['_REPORTMODELRESPONSE']._serialized_end=736
-  _globals['_SCRIPTDATA']._serialized_start=739
-  _globals['_SCRIPTDATA']._serialized_end=907
-  _globals['_REPORTDATAREQUEST']._serialized_start=909
-  _globals['_REPORTDATAREQUEST']._serialized_end=965
-  _globals['_REPORTDATARESPONSE']._serialized_start=967
-  _globals['_REPORTDATARESPONSE']._serialized_end=987
-  _globals['_REPORTFAILUREREQUEST']._serialized_start=989
-  _globals['_REPORTFAILUREREQUEST']._serialized_end=1062
-  _globals['_REPORTFAILURERESPONSE']._serialized_start=1064
-  _globals['_REPORTFAILURERESPONSE']._serialized_end=1087
-  _globals['_AWAITPLACEREQUEST']._serialized_start=1089
-  _globals['_AWAITPLACEREQUEST']._serialized_end=1175
-  _globals['_AWAITPLACERESPONSE']._serialized_start=1177
-  _globals['_AWAITPLACERESPONSE']._serialized_end=1269
-  _globals['_WAITUNTILREADYREQUEST']._serialized_start=1271
-  _globals['_WAITUNTILREADYREQUEST']._serialized_end=1313
-  _globals['_WAITUNTILREADYRESPONSE']._serialized_start=1315
-  _globals['_WAITUNTILREADYRESPONSE']._serialized_end=1400
-  _globals['_FITPREPROCESSINGREQUEST']._serialized_start=1402
-  _globals['_FITPREPROCESSINGREQUEST']._serialized_end=1509
-  _globals['_FITPREPROCESSINGRESPONSE']._serialized_start=1511
-  _globals['_FITPREPROCESSINGRESPONSE']._serialized_end=1581
-  _globals['_START']._serialized_start=1584
-  _globals['_START']._serialized_end=1788
-  _globals['_HEARTBEATREQUEST']._serialized_start=1791
-  _globals['_HEARTBEATREQUEST']._serialized_end=2574
-  _globals['_HEARTBEATREQUEST_LOGGEDENTRY']._serialized_start=2427
-  _globals['_HEARTBEATREQUEST_LOGGEDENTRY']._serialized_end=2472
-  _globals['_HEARTBEATREQUEST_MACHINEENTRY']._serialized_start=2474
-  _globals['_HEARTBEATREQUEST_MACHINEENTRY']._serialized_end=2520
-  _globals['_HEARTBEATREQUEST_SECONDSENTRY']._serialized_start=2522
-  _globals['_HEARTBEATREQUEST_SECONDSENTRY']._serialized_end=2568
-  _globals['_HEARTBEATRESPONSE']._serialized_start=2577
-  _globals['_HEARTBEATRESPONSE']._serialized_end=2859
-  _globals['_WORKERS']._serialized_start=2862
-  _globals['_WORKERS']._serialized_end=3504
+  _globals['_REGISTERREQUEST']._serialized_start=160
+  _globals['_REGISTERREQUEST']._serialized_end=257
+  _globals['_REGISTERRESPONSE']._serialized_start=259
+  _globals['_REGISTERRESPONSE']._serialized_end=331
+  _globals['_EMBEDDINGREPORT']._serialized_start=333
+  _globals['_EMBEDDINGREPORT']._serialized_end=418
+  _globals['_SOURCESHARD']._serialized_start=420
+  _globals['_SOURCESHARD']._serialized_end=517
+  _globals['_REPORTMODELREQUEST']._serialized_start=520
+  _globals['_REPORTMODELREQUEST']._serialized_end=742
+  _globals['_REPORTMODELRESPONSE']._serialized_start=744
+  _globals['_REPORTMODELRESPONSE']._serialized_end=765
+  _globals['_SCRIPTDATA']._serialized_start=768
+  _globals['_SCRIPTDATA']._serialized_end=936
+  _globals['_REPORTDATAREQUEST']._serialized_start=938
+  _globals['_REPORTDATAREQUEST']._serialized_end=994
+  _globals['_REPORTDATARESPONSE']._serialized_start=996
+  _globals['_REPORTDATARESPONSE']._serialized_end=1016
+  _globals['_REPORTFAILUREREQUEST']._serialized_start=1018
+  _globals['_REPORTFAILUREREQUEST']._serialized_end=1091
+  _globals['_REPORTFAILURERESPONSE']._serialized_start=1093
+  _globals['_REPORTFAILURERESPONSE']._serialized_end=1116
+  _globals['_AWAITPLACEREQUEST']._serialized_start=1118
+  _globals['_AWAITPLACEREQUEST']._serialized_end=1204
+  _globals['_AWAITPLACERESPONSE']._serialized_start=1206
+  _globals['_AWAITPLACERESPONSE']._serialized_end=1298
+  _globals['_WAITUNTILREADYREQUEST']._serialized_start=1300
+  _globals['_WAITUNTILREADYREQUEST']._serialized_end=1342
+  _globals['_WAITUNTILREADYRESPONSE']._serialized_start=1344
+  _globals['_WAITUNTILREADYRESPONSE']._serialized_end=1429
+  _globals['_FITPREPROCESSINGREQUEST']._serialized_start=1431
+  _globals['_FITPREPROCESSINGREQUEST']._serialized_end=1538
+  _globals['_FITPREPROCESSINGRESPONSE']._serialized_start=1540
+  _globals['_FITPREPROCESSINGRESPONSE']._serialized_end=1610
+  _globals['_START']._serialized_start=1613
+  _globals['_START']._serialized_end=1817
+  _globals['_HEARTBEATREQUEST']._serialized_start=1820
+  _globals['_HEARTBEATREQUEST']._serialized_end=2636
+  _globals['_HEARTBEATREQUEST_LOGGEDENTRY']._serialized_start=2489
+  _globals['_HEARTBEATREQUEST_LOGGEDENTRY']._serialized_end=2534
+  _globals['_HEARTBEATREQUEST_MACHINEENTRY']._serialized_start=2536
+  _globals['_HEARTBEATREQUEST_MACHINEENTRY']._serialized_end=2582
+  _globals['_HEARTBEATREQUEST_SECONDSENTRY']._serialized_start=2584
+  _globals['_HEARTBEATREQUEST_SECONDSENTRY']._serialized_end=2630
+  _globals['_HEARTBEATRESPONSE']._serialized_start=2639
+  _globals['_HEARTBEATRESPONSE']._serialized_end=2921
+  _globals['_WORKERS']._serialized_start=2924
+  _globals['_WORKERS']._serialized_end=3566
 # @@protoc_insertion_point(module_scope)

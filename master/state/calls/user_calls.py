@@ -75,6 +75,7 @@ def describe(
         held = (0, 0.0, 0.0) if member is None else job.tasks.held(process.id, now)
         load = job.fleet.servers.load(server) if server else _NO_LOAD
         told = member.heartbeat if member is not None else _NOTHING_TOLD
+        used = load.usage if load.HasField("usage") else member.usage if member else None
         verdict = job.verdicts.get((process.role, process.id))
         status.processes.add(
             role=process.kind,
@@ -97,6 +98,7 @@ def describe(
             busy_s=told.busy_s,
             slow=verdict.slow if verdict is not None else 0.0,
             machine=load.machine if server else told.machine,
+            usage=used if process.state != EXITED else None,
             updates=load.version,
             rows=load.rows,
             bytes=load.bytes,

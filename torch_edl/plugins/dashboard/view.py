@@ -18,6 +18,7 @@ from torch_edl.launch.jobs.logs import WholeLines, last_lines
 from torch_edl.launch.jobs.status import as_dict
 from torch_edl.plugins.dashboard import events, incidents, marks
 from torch_edl.plugins.dashboard.lanes import EXITED, Lanes
+from torch_edl.plugins.dashboard.machines import Machines
 from torch_edl.plugins.dashboard.samples import History, Samples, of_status
 from torch_edl.plugins.dashboard.servers import ServerLoads, TableChanges, tables
 from torch_edl.wire import master_pb2 as pb
@@ -70,6 +71,7 @@ class View:
         self._loads = ServerLoads()
         self._tables: list[dict[str, Any]] = []
         self._changes = TableChanges()
+        self._machines = Machines()
 
     # ---- reading ----
 
@@ -164,6 +166,7 @@ class View:
         running = [p for p in report.get("processes", ()) if p["state"] != EXITED]
         self._tables = tables(running)[:_MOST_TABLES]
         self._changes.note(self._tables, now)
+        self._machines.note(running)
         # A job that ended before this page began has no times but those of its history.
         began = self._started if not self.lanes.all else now
         for p in report.get("processes", ()):
@@ -217,6 +220,7 @@ class View:
                 "status": report,
                 "processes": [self._live(p) for p in processes if p["state"] != EXITED],
                 "tables": self._tables,
+                "machines": self._machines.all(),
                 "ended": [f"{p['role']}-{p['id']}" for p in ended[-_MOST_ENDED:]],
                 "samples": samples.rows(first),
                 "samples_first": first,
@@ -253,6 +257,8 @@ class View:
                 before, had = now, records
             self._rates[key] = before, had, rate
             kept["rate"] = None if rate is None else round(rate, 2)
+        if kept.pop("usage", None):
+            kept["used"] = self._machines.of(process["role"], process["id"])
         if counts := kept.pop("counts", None):
             kept["load"] = self._loads.load(process["id"], counts, self._read_at)
         return kept

@@ -62,6 +62,20 @@ class TestWorkers:
         ]
         assert [dict(p.seconds) for p in shown] == [{"compute": 4.0}, {}]
 
+    def test_the_status_tells_what_processes_use(self):
+        w = running(workers=2)
+        w.beat(0, usage=pb.Usage(cpu_s=1.5, machine="a"))
+        first = next(iter(w.fleet.servers))
+        w.server_beat(first, usage=pb.Usage(memory=7))
+        shown = {(p.role, p.id): p for p in w.status().processes if p.role != "master"}
+        assert (shown["worker", 0].usage.cpu_s, shown["worker", 0].usage.machine) == (1.5, "a")
+        assert shown["ps", first.id].usage.memory == 7
+        assert not shown["worker", 1].HasField("usage")
+        assert "usage" not in str(w.job.members.get(0).heartbeat), "it is stored each second"
+        w.exit("ps", first.id, signal=9)
+        ended = [p for p in w.status().processes if (p.role, p.id) == ("ps", first.id)]
+        assert not ended[0].HasField("usage")
+
     def test_the_status_tells_the_load_of_each_server(self):
         w = running(durability={"mode": "journal"})
         first, second = list(w.fleet.servers)

@@ -32,6 +32,7 @@ function draw() {
   drawCosts(data);
   drawWorkers(data);
   drawServers(data);
+  drawMachines(data);
   drawEvents(data);
   drawProcesses(data);
 }

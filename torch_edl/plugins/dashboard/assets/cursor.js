@@ -1,7 +1,7 @@
 "use strict";
 // What all charts and the timeline share: the part of the job that is shown, and the cursor.
 
-const STANDS_S = 2; // shorter outages are not visible in samples of one second
+const STANDS_S = 1.5; // shorter outages are not visible in samples of one second
 
 const shared = {
   by: "time", // horizontal axis of the charts: time or step

@@ -272,9 +272,9 @@ function drawWorkers(data) {
     stuck.length ? el("p", { class: "banner slim" }, `${names(stuck.map((p) => `worker-${p.id}`))} made no progress for ` +
       `${span(stuck[0].idle_s)}. After ${span(limit)} (--task-timeout) a worker is declared lost, and its tasks go to others.`) : "",
     el("p", { class: "spent" }, spent(rows)),
-    rows.length ? table("Workers", ["worker", "activity", ">records/s", ">records", ">time computing", ">tasks held", ">oldest task", ">last progress"], shown.map((p) => [
+    rows.length ? table("Workers", ["worker", "activity", ">records/s", ">records", ">time computing", ">CPU, memory", ">tasks held", ">oldest task", ">last progress"], shown.map((p) => [
       [`worker-${p.id}`, "strong"], activity(p),
-      isTraining(p) && p.rate !== null ? meter(p.rate, most) : "", isTraining(p) ? whole(p.records || 0) : "", shareOf([p], "compute"),
+      isTraining(p) && p.rate !== null ? meter(p.rate, most) : "", isTraining(p) ? whole(p.records || 0) : "", shareOf([p], "compute"), used(p),
       p.leases ? String(p.leases) : "", p.leases ? (p.lease_s < 1 ? "new" : `for ${span(p.lease_s)}`) : "",
       [p.leases ? (tone(p) ? "! " : "") + (p.idle_s < 1 ? "now" : `${span(p.idle_s)} ago`) : "", tone(p)]]), { class: "stack" })
       : el("p", { class: "empty" }, "No worker runs"),
@@ -282,6 +282,26 @@ function drawWorkers(data) {
       store.allWorkers = true;
       drawWorkers(store.data);
     } }, `Show all ${whole(rows.length)}`) : "");
+}
+
+// CPU in percent of one CPU, and memory, of a process.
+function used(process) {
+  const { cpu, memory, gpu_memory: gpu } = process.used || {};
+  return [typeof cpu === "number" ? `${Math.round(100 * cpu)} %` : "", memory ? bytes(memory) : "",
+    gpu ? `GPU ${bytes(gpu)}` : ""].filter(Boolean).join(", ");
+}
+
+function drawMachines(data) {
+  const { machines } = data;
+  byId("machines").hidden = byId("to-machines").hidden = !machines.length;
+  if (!machines.length || !changed("machines", machines)) return;
+  const gpus = machines.some((m) => m.gpus), shown = machines.slice(0, 200);
+  const part = (value, total) => (total ? `${bytes(value)} of ${bytes(total)}` : "");
+  redraw(byId("machine-table"), table("Machines", ["machine", "processes", ">CPU", ">memory", ...(gpus ? [">GPU memory"] : [])],
+    shown.map((m) => [[m.name, "strong"], [names(m.processes), "what"],
+      m.cpu === null || !m.cpus ? "" : `${Math.round((100 * m.cpu) / m.cpus)} % of ${count(m.cpus, "CPU")}`, part(m.memory, m.memory_total),
+      ...(gpus ? [part(m.gpu_memory, m.gpus)] : [])]), { class: "stack" }),
+  machines.length > shown.length ? el("p", { class: "muted" }, `${whole(machines.length - shown.length)} more`) : "");
 }
 
 // Where the time of training loops went since these workers started.

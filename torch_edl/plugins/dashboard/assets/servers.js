@@ -40,6 +40,7 @@ function serverColumns(servers) {
       `${bytes(p.load?.journal_bytes || 0)}${p.load?.journal_lag_s > 0.1 ? `, ${span(p.load.journal_lag_s)} behind` : ""}`,
       p.load?.journal_lag_s > 1 ? "warn-text" : ""]]] : []),
     ...(rows ? [[">rows", (p) => meter(p.rows || 0, rows, "ps")], [">size", (p) => bytes(p.bytes || 0)]] : []),
+    ...(some((p) => p.used) ? [[">CPU, memory", used]] : []),
     ...(some((p) => p.kept) ? [["copy on another server", (p) => (p.kept ? "yes" : "not yet")]] : []),
   ];
 }

@@ -1,0 +1,89 @@
+"""What a process and its machine use: CPU, memory, and memory of GPUs. One reading takes a fraction
+of a millisecond."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import TypedDict
+
+_PROC = Path("/proc")
+# Fields of the line of all CPUs in /proc/stat; user and nice include those of guests.
+_IDLE, _IOWAIT, _TIMES = 3, 4, 8
+
+
+class Usage(TypedDict):
+    """The fields of ``Usage`` in ``counts.proto``."""
+
+    time: float
+    """Clock of the machine, in seconds."""
+    cpu_s: float
+    """CPU time of the process since its start."""
+    memory: int
+    """Resident memory of the process, in bytes."""
+    machine: str
+    """Host name."""
+    machine_cpus: int
+    machine_cpu_s: float
+    """CPU time of all processes of the machine since its boot."""
+    machine_memory: int
+    """Memory of the machine that is in use, in bytes."""
+    machine_memory_total: int
+    gpu_memory: int
+    """Memory of GPUs that torch has reserved for the process, in bytes; 0 without a GPU."""
+    gpu_memory_total: int
+    """Memory of these GPUs, in bytes."""
+
+
+def read() -> Usage:
+    """Return what this process and its machine use now; 0 for what the system does not tell."""
+    gpu_memory, gpu_total = _of_gpus()
+    memory = _sizes(_PROC / "meminfo")
+    total = memory.get("MemTotal:", 0)
+    return Usage(
+        time=time.monotonic(),
+        cpu_s=time.process_time(),
+        memory=_sizes(_PROC / "self" / "status").get("VmRSS:", 0),
+        machine=socket.gethostname(),
+        machine_cpus=os.cpu_count() or 0,
+        machine_cpu_s=_machine_cpu_s(),
+        machine_memory=total - memory.get("MemAvailable:", total),
+        machine_memory_total=total,
+        gpu_memory=gpu_memory,
+        gpu_memory_total=gpu_total,
+    )
+
+
+def _sizes(file: Path) -> dict[str, int]:
+    """Return the lines ``NAME: N kB`` of a file, in bytes."""
+    lines = (line.split() for line in _text(file).splitlines() if line.endswith(" kB"))
+    return {words[0]: int(words[1]) << 10 for words in lines}
+
+
+def _machine_cpu_s() -> float:
+    words = _text(_PROC / "stat").partition("\n")[0].split()[1 : 1 + _TIMES]
+    times = [int(word) for word in words]
+    idle = sum(times[_IDLE : _IOWAIT + 1])
+    return (sum(times) - idle) / os.sysconf("SC_CLK_TCK")
+
+
+def _of_gpus() -> tuple[int, int]:
+    """Return the reserved memory of the GPUs that this process uses, and their whole memory. The
+    package does not import torch. The calls make no context on a GPU and do not wait for one."""
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "cuda") or not torch.cuda.is_initialized():
+        return 0, 0
+    reserved = {each: torch.cuda.memory_reserved(each) for each in range(torch.cuda.device_count())}
+    used = [each for each, size in reserved.items() if size]
+    total = sum(torch.cuda.get_device_properties(each).total_memory for each in used)
+    return sum(reserved.values()), total
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(errors="replace")
+    except OSError:
+        return ""
