@@ -30,6 +30,9 @@ _RING_WAIT_S = 2.0
 _CLUSTER_WAIT_S = 2.0
 _PLACE_WAIT_S = 2.0
 _PART_BYTES = 1 << 20
+_THREADS = 64
+# Each waiting call holds a thread: up to one per server, and a few more, of each worker.
+_WAITING_THREADS = 4096
 _ENDED = ("finished", "failed", "stopped")
 # Upper bound of counts, positions, sizes and task ids: a float64 holds them exactly, and their sums
 # fit the int64 fields of a status.
@@ -88,15 +91,14 @@ class Service:
     def listen(self, token: str, address: str = "127.0.0.1:0") -> str:
         """Start to serve at ``host:port``; port 0 selects a free one. Returns the address. Raises
         UsageError if the address is not available."""
-        # Each waiting call holds a thread, and `torch-edl scale` may add workers.
-        cluster = self.job.config.cluster
-        threads = max(64, (4 + cluster.servers) * cluster.max_workers) + cluster.spares
         self._server, port = serve(
             services.MASTER,
             self.handlers(),
             address=address,
             token=token,
-            threads=threads,
+            threads=_THREADS,
+            waiting=self._waiting_handlers(),
+            waiting_threads=_WAITING_THREADS,
         )
         host = address.rpartition(":")[0]
         self.listens = f"{host}:{port}"
@@ -105,24 +107,57 @@ class Service:
 
     def handlers(self) -> dict[str, Handler]:
         """Return the handlers by name of the method."""
-        now, wait, leasing = self._at_once, self._waiting, self._leasing
+        now = self._at_once
         workers, servers, scripts, user = worker_calls, server_calls, script_calls, user_calls
         handlers: dict[str, Handler] = {
-            "AwaitPlace": wait(servers.await_place, _PLACE_WAIT_S, pb.AwaitPlaceResponse),
             "Register": now(workers.register, keep=True),
             "RegisterServer": now(servers.register, keep=True),
             "ServerHeartbeat": now(
                 servers.heartbeat, keep=lambda _, answer: bool(answer.noted), notify=False
             ),
+            "ReportModel": now(workers.report_model, keep=True),
+            "ReportData": now(scripts.report_data, keep=True),
+            "ReportFailure": now(workers.report_failure, keep=True),
+            "BeginTask": now(workers.begin_task, notify=False),
+            # The worker that wrote the snapshot may exit before it is committed.
+            "CompleteTask": now(
+                workers.complete_task,
+                keep=lambda request, _: request.WhichOneof("result") == "snapshot",
+            ),
+            "ReleaseTask": now(workers.release_task),
+            "FailTask": now(workers.fail_task),
+            # A successor without this knowledge would start a second server for the shard.
+            "Heartbeat": now(
+                workers.heartbeat, keep=lambda _, answer: bool(answer.server_args), notify=False
+            ),
+            "LeaveRing": now(workers.leave_ring, keep=True),
+            "ReportCheckpoint": now(workers.report_checkpoint, keep=True),
+            "AgentReport": now(scripts.agent_report, keep=True),
+            "PodReport": self._pod_report,
+            "GetRound": now(scripts.get_round, keep=True),
+            "LeaveRound": now(scripts.leave_round, keep=True),
+            "CloseRounds": now(scripts.close_rounds, keep=True),
+            "GetStatus": self._status,
+            "Scale": now(user.scale, keep=True),
+            "Stop": now(user.stop, keep=True),
+            "GetStacks": now(user.get_stacks, notify=False),
+            "AddEvents": now(user.add_events),
+            **self._waiting_handlers(),
+        }
+        return {name: _checked(handler) for name, handler in handlers.items()}
+
+    def _waiting_handlers(self) -> dict[str, Handler]:
+        """Return the handlers of calls that wait for a change of the job."""
+        wait, leasing = self._waiting, self._leasing
+        workers, servers, scripts = worker_calls, server_calls, script_calls
+        return {
+            "AwaitPlace": wait(servers.await_place, _PLACE_WAIT_S, pb.AwaitPlaceResponse),
             "GetCluster": wait(
                 servers.get_cluster,
                 _CLUSTER_WAIT_S,
                 partial(servers.cluster_now, self.job),
                 changes=False,
             ),
-            "ReportModel": now(workers.report_model, keep=True),
-            "ReportData": now(scripts.report_data, keep=True),
-            "ReportFailure": now(workers.report_failure, keep=True),
             "FitPreprocessing": wait(
                 scripts.fit_preprocessing, _READY_S, pb.FitPreprocessingResponse
             ),
@@ -140,37 +175,12 @@ class Service:
             "LeaseSnapshot": wait(
                 leasing(workers.lease_snapshot), _LEASE_WAIT_S, pb.LeaseSnapshotResponse
             ),
-            "BeginTask": now(workers.begin_task, notify=False),
-            # The worker that wrote the snapshot may exit before it is committed.
-            "CompleteTask": now(
-                workers.complete_task,
-                keep=lambda request, _: request.WhichOneof("result") == "snapshot",
-            ),
-            "ReleaseTask": now(workers.release_task),
-            "FailTask": now(workers.fail_task),
-            # A successor without this knowledge would start a second server for the shard.
-            "Heartbeat": now(
-                workers.heartbeat, keep=lambda _, answer: bool(answer.server_args), notify=False
-            ),
             "BeginPass": wait(scripts.begin_pass, _RING_WAIT_S, pb.BeginPassResponse),
             "Meet": wait(scripts.meet, _RING_WAIT_S, pb.MeetResponse),
             "JoinRing": wait(workers.join_ring, _RING_WAIT_S, pb.JoinRingResponse),
             "StandBy": wait(workers.stand_by, _RING_WAIT_S, pb.JoinRingResponse),
-            "LeaveRing": now(workers.leave_ring, keep=True),
-            "ReportCheckpoint": now(workers.report_checkpoint, keep=True),
-            "AgentReport": now(scripts.agent_report, keep=True),
-            "PodReport": self._pod_report,
             "JoinRound": wait(scripts.join_round, _RING_WAIT_S, pb.JoinRoundResponse),
-            "GetRound": now(scripts.get_round, keep=True),
-            "LeaveRound": now(scripts.leave_round, keep=True),
-            "CloseRounds": now(scripts.close_rounds, keep=True),
-            "GetStatus": self._status,
-            "Scale": now(user.scale, keep=True),
-            "Stop": now(user.stop, keep=True),
-            "GetStacks": now(user.get_stacks, notify=False),
-            "AddEvents": now(user.add_events),
         }
-        return {name: _checked(handler) for name, handler in handlers.items()}
 
     def close(self) -> None:
         """Stop the server, after calls in flight have ended or one second."""

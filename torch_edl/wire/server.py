@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 import logging
 import resource
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -46,6 +46,8 @@ def serve(
     address: str,
     token: str,
     threads: int,
+    waiting: Collection[str] = (),
+    waiting_threads: int = 0,
 ) -> tuple[grpc.Server, int]:
     """Start a server; return the server and its port.
 
@@ -57,6 +59,9 @@ def serve(
             (:mod:`torch_edl.wire.security.credentials`) cannot connect; a call without the job's
             key ends with ``UNAUTHENTICATED``.
         threads: number of concurrent calls.
+        waiting: names of methods whose handlers wait for a change. Their calls have threads of
+            their own, so no other call waits for one of these.
+        waiting_threads: number of concurrent calls of these methods; threads start when needed.
 
     Raises:
         UsageError: the address cannot be bound, or the token has invalid characters or is too weak.
@@ -80,10 +85,14 @@ def serve(
             *(keepalive.SERVER_OPTIONS if is_remote(address) else ()),
             *COMMON_OPTIONS,
         ],
-        maximum_concurrent_rpcs=threads + MAX_WAITING_CALLS,
+        maximum_concurrent_rpcs=threads + waiting_threads + MAX_WAITING_CALLS,
     )
+    waiters = ThreadPoolExecutor(waiting_threads, "waiting") if waiting else None
     for service in services:
-        answering = {m.name: _answering(m, handlers[m.name]) for m in service.methods}
+        answering = {
+            m.name: _answering(m, handlers[m.name], waiters if m.name in waiting else None)
+            for m in service.methods
+        }
         generic = grpc.method_handlers_generic_handler(service.full_name, answering)
         server.add_generic_rpc_handlers((generic,))
     try:
@@ -105,7 +114,9 @@ def _most_connections() -> int:
     return min(_MANY, max(files // 2, files - _OWN_FILES))
 
 
-def _answering(method: MethodDescriptor, handler: Handler) -> grpc.RpcMethodHandler[Any, Any]:
+def _answering(
+    method: MethodDescriptor, handler: Handler, pool: ThreadPoolExecutor | None
+) -> grpc.RpcMethodHandler[Any, Any]:
     parse: Callable[[bytes], Any] = GetMessageClass(method.input_type).FromString
 
     def answer(raw: bytes, context: grpc.ServicerContext) -> Any:
@@ -115,6 +126,7 @@ def _answering(method: MethodDescriptor, handler: Handler) -> grpc.RpcMethodHand
         except Exception as error:
             context.abort(*status_of(method.name, error))
 
+    answer.experimental_thread_pool = pool  # type: ignore[attr-defined]  # None: that of the server
     return grpc.unary_unary_rpc_method_handler(answer, response_serializer=_encode)
 
 
