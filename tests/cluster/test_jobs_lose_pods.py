@@ -174,13 +174,14 @@ def incarnations(namespace: Namespace) -> set[str]:
 def test_replicas_survive_the_loss_of_the_masters_node(
     orders: Cluster, namespace: Namespace, submit: Callable[..., Job]
 ) -> None:
-    """No server has a disk, none shares a node with another one, and the state of the master is in
-    a ConfigMap. Nobody says that the node is gone."""
+    """No server has a disk, none shares a node with another one, although both would have room
+    there, and the state of the master is in a ConfigMap. Nobody says that the node is gone."""
     at = FLAGS.index("--durability")
-    flags = [*FLAGS[:at], "--durability", "replica", "--ps-resources", "cpu=5"]
+    flags = [*FLAGS[:at], "--durability", "replica"]
     before = orders.control("calls")
     job = submit(RECORDS, *flags)
     job.wait_for(lambda: len(namespace.running(JOB, "ps")) == 2, 100)
+    assert len({pod.spec.node_name for pod in namespace.pods(JOB, "ps")}) == 2
     job.wait_for(lambda: job.done() > 0, 100)
     [master] = [p for p in namespace.pods(JOB, "master") if p.status.phase == "Running"]
     node, began = master.spec.node_name, time.monotonic()

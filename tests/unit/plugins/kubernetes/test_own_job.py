@@ -93,6 +93,25 @@ def test_the_processes_of_a_suspended_job_go(api: Api, own: OwnJob) -> None:
     assert "the queue night of Kueue" in there.last()["error"]
 
 
+def test_a_claim_of_one_node_is_named_when_the_next_master_waits_for_it(
+    api: Api, own: OwnJob
+) -> None:
+    """The pod itself says only ContainerCreating."""
+    [pod] = masters(api)
+    name = pod["metadata"]["name"]
+    said = 'Multi-Attach error for volume "pvc-1" Volume is already exclusively attached'
+    for number, (reason, message) in enumerate(
+        [("FailedAttachVolume", said), ("FailedScheduling", "0/2 nodes are available")]
+    ):
+        api.create({
+            "apiVersion": "v1", "kind": "Event", "metadata": {"name": f"e{number}"},
+            "involvedObject": {"kind": "Pod", "name": name}, "type": "Warning",
+            "reason": reason, "message": message, "lastTimestamp": f"2026-11-29T08:00:0{number}Z",
+        })  # fmt: skip
+    there = cluster_job.find(api, "ctr")
+    assert there.why_no_volume(name) == f"{said}; name a claim that is ReadWriteMany"
+
+
 def test_a_job_is_stopped_without_a_connection_to_its_master(api: Api, own: OwnJob) -> None:
     there = cluster_job.find(api, "ctr")
     assert not own.is_stopped()

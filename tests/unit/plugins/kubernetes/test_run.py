@@ -79,6 +79,8 @@ def test_a_dry_run_of_a_job_with_metrics_has_a_monitor_of_its_master(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     text, objects = dry_run(capsys)
+    # A plain apply would copy the code of the job into an annotation, which has a smaller limit.
+    assert "#   kubectl apply --server-side --namespace team -f FILE" in text
     assert "PodMonitor" not in text
     text, objects = dry_run(capsys, "--metrics-port", "9400")
     monitor = objects.pop("PodMonitor")
