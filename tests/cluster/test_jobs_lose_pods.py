@@ -137,9 +137,9 @@ def test_a_node_is_lost_with_what_ran_on_it(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_nodes_are_drained_one_after_the_other(
-    namespace: Namespace, running: Job, request: pytest.FixtureRequest
+    orders: Cluster, namespace: Namespace, running: Job, request: pytest.FixtureRequest
 ) -> None:
-    """With a budget of whole pods, which holds for every role."""
+    """With a budget of whole pods. Not on a cluster of somebody else, which has other pods."""
     policy = client.PolicyV1Api(namespace.core.api_client)
     selector = {"matchLabels": {"torch-edl.dev/job": JOB, "torch-edl.dev/role": "worker"}}
     policy.create_namespaced_pod_disruption_budget(namespace.name, {

@@ -178,7 +178,11 @@ class OwnJob:
 
     def _delete_processes(self) -> None:
         """Delete the pods of workers, servers and agents, each with its own grace period."""
-        found, _ = self._api.list("Pod", names.processes(self._job), read=_name_of)
+        try:
+            found, _ = self._api.list("Pod", names.processes(self._job), read=_name_of)
+        except ClusterError as error:
+            log.warning("the Job is suspended, and its pods stay without a master: %s", error)
+            return
         log.warning("the Job is suspended: deleting %d pods of the job", len(found))
 
         def delete(pod: str) -> None:
