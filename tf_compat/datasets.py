@@ -11,6 +11,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from torch_edl.data.batch import SampleError
+from torch_edl.data.cuts import minibatch_cuts
 from torch_edl.data.randomness import Generator, TaskRandom
 from torch_edl.interfaces import Damaged
 
@@ -56,12 +57,13 @@ class TensorFlowDatasets:
         return tf.convert_to_tensor(array)
 
     def minibatches(
-        self, dataset: Any, skip: int, random: TaskRandom, *, tolerant: bool
+        self, dataset: Any, records: int, skip: int, random: TaskRandom, *, tolerant: bool
     ) -> Iterator[tuple[Any, Sequence[Damaged]]]:
         in_order = tf.data.Options()
         in_order.deterministic = True
         # Read in one pass: a dataset that shuffles has another order when it is read again.
-        read = self._read(dataset.with_options(in_order).batch(self._batch_size))
+        size = minibatch_cuts(records, self._batch_size)[1]
+        read = self._read(dataset.with_options(in_order).batch(size))
         for number, item in enumerate(read):
             if number == 0 or number >= skip:
                 yield item

@@ -6,12 +6,12 @@ The module runs user code and scans the data, so it is imported for dry runs onl
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator, Sequence
 
 from torch_edl.cli.progress import counted
 from torch_edl.cli.terminal import stdout, table
 from torch_edl.config import JobConfig
+from torch_edl.data.cuts import tasks_of
 from torch_edl.data.feeder import FeedError
 from torch_edl.data.sources import open_source, parts
 from torch_edl.data.task_space import Shard
@@ -125,7 +125,7 @@ def _scan(config: JobConfig, files: Sequence[str]) -> tuple[str, int]:
     if not records:
         raise UsageError(f"--data {files[0]}: no records in it; name files that hold some")
     text = f"{counted(records, 'record')} in {counted(len(files), 'file')}"
-    tasks = sum(math.ceil(count / config.records_per_task) for count in counts)
+    tasks = sum(tasks_of(count, config.records_per_task) for count in counts)
     return text + (f", {damaged:,} damaged skipped" if damaged else ""), tasks
 
 

@@ -71,11 +71,12 @@ class Datasets(Protocol):
         ...
 
     def minibatches(
-        self, dataset: Any, skip: int, random: TaskRandom, *, tolerant: bool
+        self, dataset: Any, records: int, skip: int, random: TaskRandom, *, tolerant: bool
     ) -> Iterator[tuple[Any, Sequence[Damaged]]]:
         """Yield the first minibatch and those from number ``skip`` on, each with its damaged
-        samples. A sample that raises is left out if ``tolerant``, and raises SampleError otherwise.
-        ``random`` has the random numbers that the dataset draws while it is read."""
+        samples. The dataset has one sample for each of ``records`` records, or fewer. A sample that
+        raises is left out if ``tolerant``, and raises SampleError otherwise. ``random`` has the
+        random numbers that the dataset draws while it is read."""
         ...
 
     def collated(self, dataset: Any, *, tolerant: bool) -> tuple[Any, Sequence[Damaged]]:

@@ -23,6 +23,7 @@ from torch_edl.data.batch import (
     slice_tensors,
     split,
 )
+from torch_edl.data.cuts import minibatch_cuts
 from torch_edl.data.randomness import Generators, TaskRandom, order_of
 from torch_edl.data.sources import Records, Source, open_source
 from torch_edl.data.task_reader import TaskReader, named
@@ -196,11 +197,15 @@ class Feeder:
         is_by_record: bool,
     ) -> Iterator[Update]:
         """Yield the updates of some minibatches; ``known`` becomes a part of the first one."""
-        length, size = lease.end - lease.start, self._config.data.batch_size
+        length = lease.end - lease.start
+        # Each minibatch stands for the records up to its cut, also if feed leaves records out.
+        cuts = minibatch_cuts(length, self._config.data.batch_size)
+        place = cuts.index(offset)
         minibatches = self.minibatches if _trains(lease) else lambda: 1
         each = minibatches()
 
-        def update(first: int, last: int, batches: Sequence[Batch]) -> Update:
+        def update(place: int, last: int, batches: Sequence[Batch]) -> Update:
+            first = cuts[place]
             # A batch whose samples are all damaged is left out.
             kept = [(n, b) for n, b in enumerate(batches) if b.size or not b.damaged]
             damaged = sum(len(batch.damaged) for batch in batches)
@@ -208,7 +213,7 @@ class Feeder:
                 first=first,
                 last=last,
                 minibatches=[
-                    Minibatch(number, min(first + n * size, last), batch.size, batch)
+                    Minibatch(number, cuts[place + n], batch.size, batch)
                     for number, (n, batch) in enumerate(kept)
                 ],
                 count=len(kept),
@@ -223,18 +228,17 @@ class Feeder:
         taken: list[Batch] = []
         for batch in batches:
             if len(taken) == each:
-                end = offset + each * size
-                if end >= length:
+                if place + each >= len(cuts) - 1:
                     raise FeedError(
                         f"{self._name} made more samples than the {length} records it was given; "
                         "it may leave records out, not add any"
                     )
-                yield update(offset, end, taken)
-                offset, taken, known = end, [], None
+                yield update(place, cuts[place + each], taken)
+                place, taken, known = place + each, [], None
                 each = minibatches()
             taken.append(batch)
         # The last update covers all remaining records, including those that feed left out.
-        yield update(offset, length, taken)
+        yield update(place, length, taken)
 
     def _named(self, lease: HeldLease, first: int, last: int) -> str:
         rows = self.reader.rows(_task(lease), first, last, shuffled=_trains(lease))
@@ -246,15 +250,16 @@ class Feeder:
         """Return the minibatches from an offset in the task on, and the first samples of the task;
         None: it has none."""
         mode, size = MODES[lease.kind], self._config.data.batch_size
+        skip = minibatch_cuts(lease.end - lease.start, size).index(offset)
         if self._datasets.is_dataset(fed):
-            batches = self._dataset_batches(fed, mode, offset // size, lease, random)
+            batches = self._dataset_batches(fed, mode, skip, lease, random)
             first = next(batches, None)
-            if first is not None and not offset // size:
+            if first is not None and not skip:
                 batches = itertools.chain([first], batches)
             return batches, first
         whole = self._whole(fed, mode)
-        count, starts = whole.size, range(offset, whole.size, size)
-        return (self.cut(whole, start, min(start + size, count)) for start in starts), whole
+        spans = itertools.pairwise(minibatch_cuts(whole.size, size)[skip:])
+        return (self.cut(whole, start, end) for start, end in spans), whole
 
     def _whole(self, fed: Any, mode: str) -> Batch:
         """Return all samples that ``feed`` returned as tensors or arrays."""
@@ -290,7 +295,9 @@ class Feeder:
             return f"sample {index:,} of {samples:,} {of_task}"
 
         try:
-            minibatches = self._datasets.minibatches(dataset, skip, random, tolerant=tolerant)
+            minibatches = self._datasets.minibatches(
+                dataset, records, skip, random, tolerant=tolerant
+            )
             for item, damaged in self._read_apart(minibatches):
                 note(damaged, name)
                 yield self._batch(item, mode, damaged)

@@ -9,12 +9,12 @@ an update.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from torch_edl.data.cuts import even_cuts, minibatch_cuts
 from torch_edl.errors import UsageError
 
 Span = tuple[int, int]
@@ -51,6 +51,9 @@ class Pass:
     accumulate`` for each member."""
     drop_last: bool = False
     """Whether records that do not fill the last update of an epoch are dropped."""
+    even: bool = False
+    """Whether the remainder of an epoch is spread over its updates, whose sizes then differ by at
+    most one while the ring does not change; otherwise the last one is short, as in a DataLoader."""
     shuffle: bool = False
     """Whether the records of each epoch are shuffled."""
     seed: int = 0
@@ -112,13 +115,18 @@ class Pass:
     def part(self, start: int, rank: int, world: int) -> MemberPart:
         """Return the part of a member in the update that begins at ``start`` (see
         :meth:`next_start`). An update ends at the latest with its epoch."""
-        records = min(
-            self.update_size(world), self.records - start % self.records, self.total - start
-        )
+        records, size = self._left(start), self.update_size(world)
+        if self.even:
+            records = -(-records // -(-records // size))
+        records = min(size, records)
         cut = self._cuts.get((records, rank, world))
         if cut is None:
             cut = self._cuts[records, rank, world] = self._cut(records, rank, world)
         return MemberPart(records, [(start + first, start + last) for first, last in cut])
+
+    def _left(self, start: int) -> int:
+        """Return the number of records from ``start`` to the end of its epoch, or of the pass."""
+        return min(self.records - start % self.records, self.total - start)
 
     def spans(self, start: int, first: Span, rank: int, world: int) -> Iterator[Span]:
         """Yield the minibatches of a member from ``first`` on, which is in the update at
@@ -135,18 +143,14 @@ class Pass:
 
     def _cut(self, records: int, rank: int, world: int) -> list[Span]:
         # Sizes differ by at most one; the first members have the larger parts.
-        whole, rest = divmod(records, world)
-        if not self.global_batch_size and records < self.update_size(world):
+        as_a_loader = not self.global_batch_size and not self.even
+        if as_a_loader and records < self.update_size(world):
             # At the end of an epoch, full minibatches come first, as in a DataLoader.
             each = self.batch_size * self.accumulate
             first = min(rank * each, records)
             last = min(first + each, records)
         else:
-            first = rank * whole + min(rank, rest)
-            last = first + whole + (rank < rest)
-            # Equal minibatches: BatchNorm cannot normalise a minibatch of one record.
-            pieces = math.ceil((last - first) / self.batch_size)
-            size, larger = divmod(last - first, pieces or 1)
-            ends = [first + size * n + min(n, larger) for n in range(pieces + 1)]
-            return list(itertools.pairwise(ends))
+            first, last = even_cuts(records, world)[rank : rank + 2]
+            ends = minibatch_cuts(last - first, self.batch_size)
+            return [(first + at, first + end) for at, end in itertools.pairwise(ends)]
         return [(at, min(at + self.batch_size, last)) for at in range(first, last, self.batch_size)]

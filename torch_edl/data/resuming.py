@@ -16,6 +16,9 @@ from torch_edl.config import JobConfig
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import UsageError
 
+# Version of the rules that cut data into tasks and minibatches (torch_edl/data/cuts.py).
+_CUTS = 2
+
 # Options on which others depend come first, since the first difference is reported.
 _OPTIONS = {
     "batch_size": "--batch-size {}",
@@ -141,6 +144,11 @@ def check_options(config: JobConfig, path: Path, then: Mapping[str, Any]) -> Non
     Args:
         then: ``data`` of the manifest.
     """
+    if then.get("cuts") != _CUTS:
+        raise UsageError(
+            f"--resume {path}: another version of torch-edl made it, which cut the data into other "
+            f"tasks and minibatches; {_afresh(path)}"
+        )
     now = identity(config, ())
     options = (key for key in _OPTIONS if then.get(key) != now[key])
     differs = next(((_OPTIONS[key].format(then.get(key)), now[key]) for key in options), None)
@@ -243,6 +251,7 @@ def identity(config: JobConfig, shards: Sequence[Shard], files: str = "") -> dic
     made = {
         "shards": [[s.name, s.records] for s in shards],
         "contents": [[s.size, s.mtime_ns, s.fingerprint] for s in shards],
+        "cuts": _CUTS,
         "records_per_task": config.records_per_task,
         "batch_size": config.data.batch_size,
         "local_steps": config.train.local_steps,
@@ -267,8 +276,10 @@ def _afresh(path: Path, more: str = "") -> str:
 
 def digest(shards: Sequence[Shard]) -> str:
     """Return a digest of the names, record counts, sizes and fingerprints of data files, in their
-    order. Modification times are ignored, since other machines may have copies."""
-    text = json.dumps([[s.name, s.records, s.size, s.fingerprint] for s in shards])
+    order, and of the rules that cut them. Modification times are ignored, since other machines may
+    have copies."""
+    files = [[s.name, s.records, s.size, s.fingerprint] for s in shards]
+    text = json.dumps([_CUTS, files])
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 

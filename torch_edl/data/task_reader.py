@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from torch_edl.data.cuts import task_end
 from torch_edl.data.sources import Records, Source, concat, cut, take
 from torch_edl.data.task_space import Piece, Shard, Task, TaskSpace
 from torch_edl.errors import DataError
@@ -101,8 +102,8 @@ class TaskReader:
         """Return the row after the last shuffled record, and the order of the task's records."""
         # A task that a limit has shortened is a prefix of the shuffled full task, so that a later
         # job can continue with the remaining records.
-        end = min(task.start + self._records_per_task, self.source(task.shard).count)
-        end = max(task.end, end)
+        count = self.source(task.shard).count
+        end = max(task.end, task_end(task.start, count, self._records_per_task))
         digest = hashlib.blake2b(f"{seed}/{task.id}".encode(), digest_size=8).digest()
         random = np.random.default_rng(int.from_bytes(digest, "little"))
         return end, random.permutation(end - task.start)[: task.end - task.start]

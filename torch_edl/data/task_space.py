@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import bisect
 import datetime
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+
+from torch_edl.data.cuts import minibatch_cuts, task_end, tasks_of
 
 if TYPE_CHECKING:
     from torch_edl.config import JobConfig
@@ -130,9 +133,10 @@ class TaskSpace:
 
     Args:
         shards: shards in a stable order; empty shards have no tasks.
-        records_per_task: number of records of a full task.
-        batch_size: number of records of a minibatch. A task of n records has ceil(n / batch_size)
-            steps.
+        records_per_task: number of records of a full task. The last task of a shard has half of
+            it to one and a half, or all records of a small shard.
+        batch_size: maximum number of records of a minibatch. A task of n records has
+            ceil(n / batch_size) minibatches, whose sizes differ by at most one.
         max_steps: number of minibatches after which the pass ends, within a task if necessary; 0:
             no limit.
     """
@@ -159,13 +163,15 @@ class TaskSpace:
         self._by_name = {shard.name: shard for shard in self._shards}
         self._first = [0]  # first task of each shard in file order, and the number of tasks
         for shard in self._shards:
-            self._first.append(self._first[-1] + -(-shard.records // records_per_task))
+            self._first.append(self._first[-1] + tasks_of(shard.records, records_per_task))
         self.tasks_per_epoch = self._first[-1]
         """Number of tasks of a full epoch; 0 if there are no records."""
-        # Records of short last tasks of shards, by index in file order.
-        self._short = {
-            last - 1: shard.records % records_per_task
-            for shard, last in zip(self._shards, self._first[1:], strict=True)
+        # Records of last tasks of shards that are not full, by index in file order.
+        self._uneven = {
+            last - 1: shard.records - (last - 1 - first) * records_per_task
+            for shard, (first, last) in zip(
+                self._shards, itertools.pairwise(self._first), strict=True
+            )
             if shard.records % records_per_task
         }
         self._orders: dict[int, tuple[Permutation, list[tuple[int, int]]]] = {}
@@ -204,7 +210,7 @@ class TaskSpace:
         number = bisect.bisect_right(self._first, index) - 1
         shard = self._shards[number]
         start = (index - self._first[number]) * self.records_per_task
-        end = min(start + self.records_per_task, shard.records)
+        end = task_end(start, shard.records, self.records_per_task)
         return Task(id, epoch, shard.name, start, end)
 
     @property
@@ -266,7 +272,7 @@ class TaskSpace:
             id, extra = self.cut.id, size(self.cut.records)
         epoch, position = divmod(id, self.tasks_per_epoch)
         full = size(self.records_per_task)
-        whole = self.tasks_per_epoch * full - sum(full - size(n) for n in self._short.values())
+        whole = self.tasks_per_epoch * full - sum(full - size(n) for n in self._uneven.values())
         done = epoch * whole + position * full + extra
         if position:
             for where, records in self._order(epoch)[1]:
@@ -276,13 +282,14 @@ class TaskSpace:
         return done
 
     def _order(self, epoch: int) -> tuple[Permutation, list[tuple[int, int]]]:
-        """Return the permutation of an epoch, and position and records of its short tasks."""
+        """Return the permutation of an epoch, and position and records of its last
+        tasks of shards that are not full."""
         order = self._orders.get(epoch)
         if order is None:
             permutation = Permutation(self.tasks_per_epoch, self.seed, epoch)
             place = permutation.inverse if self.shuffle else int
-            short = sorted((place(index), records) for index, records in self._short.items())
-            order = (permutation, short)
+            uneven = sorted((place(index), records) for index, records in self._uneven.items())
+            order = (permutation, uneven)
             if len(self._orders) >= 4:
                 del self._orders[next(iter(self._orders))]
             self._orders[epoch] = order
@@ -294,7 +301,8 @@ class TaskSpace:
         # Last task that begins before the limit.
         last = bisect.bisect_left(range(self.total), max_steps, key=self.steps_before) - 1
         task = self.task(last)
-        records = (max_steps - self.steps_before(last)) * self.batch_size
+        ends = minibatch_cuts(task.records, self.batch_size)
+        records = ends[max_steps - self.steps_before(last)]
         self.total = last + 1
         if records < task.records:
             self.cut = Task(last, task.epoch, task.shard, task.start, task.start + records)

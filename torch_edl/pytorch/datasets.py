@@ -5,16 +5,18 @@ Samples that raise are either left out, or located by index for the error messag
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from torch_edl.config import DataConfig
 from torch_edl.data.batch import SampleError
+from torch_edl.data.cuts import minibatch_cuts
 from torch_edl.data.randomness import Generator, TaskRandom
 from torch_edl.errors import describe_error
 from torch_edl.interfaces import Damaged
@@ -50,14 +52,12 @@ class TorchDatasets:
         return torch.from_numpy(array if array.flags.writeable else array.copy())
 
     def minibatches(
-        self, dataset: Any, skip: int, random: TaskRandom, *, tolerant: bool
+        self, dataset: Any, records: int, skip: int, random: TaskRandom, *, tolerant: bool
     ) -> Iterator[tuple[Any, Sequence[Damaged]]]:
         # The first minibatch is always read, to compare it with earlier attempts.
         config = self._config
-        size = config.batch_size
         collate = getattr(dataset, "collate_fn", None)
         options: dict[str, Any] = {
-            "batch_size": size,
             "num_workers": config.loader_workers,
             "pin_memory": config.pin_memory,
             "generator": torch.Generator().manual_seed(random.seed),
@@ -65,7 +65,10 @@ class TorchDatasets:
         if isinstance(dataset, IterableDataset):
             # Each process of a DataLoader would read the whole dataset.
             options["num_workers"] = min(1, config.loader_workers)
-            loader: DataLoader[Any] = DataLoader(dataset, collate_fn=collate, **options)
+            largest = minibatch_cuts(records, config.batch_size)[1]
+            loader: DataLoader[Any] = DataLoader(
+                dataset, batch_size=largest, collate_fn=collate, **options
+            )
             try:
                 for number, item in enumerate(random.iterate(iter(loader))):
                     if number == 0 or number >= skip:
@@ -73,19 +76,20 @@ class TorchDatasets:
             except (Exception, SystemExit) as error:
                 raise SampleError(error, None) from error
             return
-        first = range(min(size, len(dataset))) if skip else range(0)
-        indices = [*first, *range(skip * size, len(dataset))]
-        read: Dataset[Any] = Subset(_Tolerant(dataset) if tolerant else dataset, indices)
+        ends = minibatch_cuts(len(dataset), config.batch_size)
+        spans = [[*range(*span)] for span in itertools.pairwise(ends)]
+        spans = [*(spans[:1] if skip else ()), *spans[skip:]]
+        read: Dataset[Any] = _Tolerant(dataset) if tolerant else dataset
         if tolerant:
             collate = partial(_collate_sound, collate or default_collate)
         taken = 0
         try:
-            for item in DataLoader(read, collate_fn=collate, **options):
+            for item in DataLoader(read, batch_sampler=spans, collate_fn=collate, **options):
                 taken += 1
                 yield item if tolerant else (item, ())
         except (Exception, SystemExit) as error:
             if not tolerant:  # read again, one by one, to find the index of the sample
-                _read_all(dataset, indices[taken * size : (taken + 1) * size])
+                _read_all(dataset, spans[taken])
             raise SampleError(error, None) from error
 
     def collated(self, dataset: Any, *, tolerant: bool) -> tuple[Any, Sequence[Damaged]]:

@@ -110,6 +110,7 @@ class FileUpdates(PositionUpdates):
         self._data = Pass(
             records=space.records_before(space.tasks_per_epoch) if space.total else 1,
             batch_size=data.batch_size,
+            even=True,
             epochs=data.epochs,
             end=space.total_records,
         )

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -105,12 +105,35 @@ def test_every_record_once_in_windows_of_one_size(kind: str, local_steps: int) -
     updates = list(
         feeder(config(4, local_steps, records_per_task=50), FEEDS[kind]).prepare(lease(100, 150))(0)
     )
-    span = 4 * local_steps
-    assert [(u.first, u.last) for u in updates] == [
-        (k, min(k + span, 50)) for k in range(0, 50, span)
-    ]
+    ends = [*range(0, 44, 4), 44, 47, 50]  # 13 minibatches, two of them with 3 records
+    assert [(u.first, u.last) for u in updates] == list(
+        pairwise([*ends[:-1:local_steps], ends[-1]])
+    )
+    sizes = [m.batch.size for u in updates for m in u.minibatches]
+    # The length of an IterableDataset is not known before it has ended.
+    assert sizes == ([4] * 12 + [2] if kind == "iterable" else [4] * 11 + [3, 3])
     assert sorted(v for u in updates for v in values(u)) == list(range(100, 150))
     assert [u.ends_task for u in updates] == [False] * (len(updates) - 1) + [True]
+
+
+@pytest.mark.parametrize("kind", FEEDS)
+def test_no_minibatch_is_much_shorter_than_others(kind: str) -> None:
+    """The 16 last of 1,808 records moved a model with BatchNorm as far as 256 did."""
+    updates = list(feeder(config(32), FEEDS[kind]).prepare(lease(0, 226))(0))
+    even = [29] * 7 + [23] if kind == "iterable" else [29, 29] + [28] * 6
+    assert [m.batch.size for u in updates for m in u.minibatches] == even
+
+
+@pytest.mark.parametrize("kind", ["tuple", "dataset"])
+def test_samples_that_feed_leaves_out_do_not_shift_the_others(kind: str) -> None:
+    def few(records: list[bytes], *args: Any) -> Any:
+        return FEEDS[kind](records[:17], *args)
+
+    whole = list(feeder(config(4), few).prepare(lease(0, 22))(0))
+    assert [(u.first, u.last) for u in whole] == [(0, 4), (4, 8), (8, 12), (12, 16), (16, 22)]
+    assert [m.batch.size for u in whole for m in u.minibatches] == [4, 4, 3, 3, 3]
+    rest = list(feeder(config(4), few).prepare(lease(0, 22))(12))
+    assert list(map(values, rest)) == list(map(values, whole[3:]))
 
 
 @pytest.mark.parametrize("kind", FEEDS)
@@ -125,7 +148,7 @@ def test_updates_may_grow_within_a_task(kind: str) -> None:
         (8, 20),
         (20, 32),
         (32, 44),
-        (44, 50),
+        (44, 50),  # 3 and 3 records
     ]
     assert sorted(v for u in updates for v in values(u)) == list(range(100, 150))
 
@@ -141,8 +164,8 @@ def test_a_task_goes_on_where_another_worker_left_it(kind: str) -> None:
 def test_a_task_cut_short_begins_as_the_whole_one() -> None:
     """A job that went on from --max-steps would else repeat records and leave others out."""
     made = feeder(config(4, records_per_task=20), tensors)
-    whole = list(made.prepare(lease(990, 1000))(0))
-    cut = list(made.prepare(lease(990, 998))(0))
+    whole = list(made.prepare(lease(980, 990))(0))
+    cut = list(made.prepare(lease(980, 987))(0))  # two of its minibatches of 4, 3 and 3
     assert list(map(values, cut)) == list(map(values, whole))[:2]
 
 

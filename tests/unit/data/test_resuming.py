@@ -72,6 +72,13 @@ def test_a_script_is_told_of_what_it_gave_its_loader(change, files, text):
         check_data(Path("/ck"), then, identity(config, shards, files))
 
 
+def test_a_checkpoint_of_another_cut_of_the_data_is_refused():
+    """Its offsets in tasks are offsets of other records."""
+    then = {key: value for key, value in THEN.items() if key != "cuts"}
+    with pytest.raises(UsageError, match=r"another version .* other tasks and minibatches; begin"):
+        check_options(CONFIG, Path("/ck"), then)
+
+
 def test_the_same_is_fine():
     check_options(CONFIG, Path("/ck"), THEN)
     check_data(Path("/ck"), THEN, identity(CONFIG, [Shard("a", 10), Shard("b", 20)]))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from torch_edl.data.cuts import minibatch_cuts
 from torch_edl.data.task_space import Permutation, Shard, TaskSpace
 
 SHARDS = [Shard("a", 10), Shard("empty", 0), Shard("b", 4), Shard("c", 7)]
@@ -33,6 +36,11 @@ class TestTaskSpace:
             ("c", 0, 4),
             ("c", 4, 7),
         ]
+
+    def test_a_rest_of_less_than_half_a_task_belongs_to_the_task_before_it(self):
+        space = TaskSpace([Shard("a", 8_208), Shard("b", 16), Shard("c", 12_288)], 8_192)
+        got = [(t.shard, t.start, t.end) for t in map(space.task, range(space.total))]
+        assert got == [("a", 0, 8_208), ("b", 0, 16), ("c", 0, 8_192), ("c", 8_192, 12_288)]
 
     @given(
         counts=st.lists(st.integers(0, 40), max_size=5),
@@ -74,7 +82,9 @@ class TestTaskSpace:
         if cut:
             full = tasks[len(cut) - 1]
             assert (cut[-1].start, cut[-1].shard) == (full.start, full.shard)
-            assert cut[-1].end == full.end or cut[-1].records % batch == 0
+            cuts = minibatch_cuts(full.records, batch)
+            steps_cut = space.steps_of(cut[-1].records)
+            assert minibatch_cuts(cut[-1].records, batch) == cuts[: steps_cut + 1]
         limited = space.total_records < whole.total_records
         assert space.epoch_of(space.total) == (cut[-1].epoch if limited else epochs)
 
@@ -97,6 +107,18 @@ class TestTaskSpace:
             max_steps=123_456_789_012_345,
         )
         assert space.total == 123_456_789_012_345
+
+
+@given(records=st.integers(0, 3_000), batch=st.integers(1, 300))
+def test_minibatches_are_few_and_even_and_a_prefix_has_the_same(records, batch):
+    cuts = minibatch_cuts(records, batch)
+    sizes = [end - at for at, end in pairwise(cuts)]
+    assert (cuts[0], cuts[-1], len(sizes)) == (0, records, math.ceil(records / batch))
+    assert sizes == sorted(sizes, reverse=True)
+    assert not sizes or sizes[0] <= min(batch, sizes[-1] + 1)
+    for number, end in enumerate(cuts):
+        # Steps are counted, and a task that a limit cut is read, by the number of records alone.
+        assert minibatch_cuts(end, batch) == cuts[: number + 1]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 16, 17, 100, 1023, 1024, 1025])

@@ -79,6 +79,18 @@ def test_minibatches_of_a_member_are_as_large_as_each_other(data: Pass, world: i
                 assert max(own, default=0) - min(own, default=0) <= 1
 
 
+@given(st.integers(1, 90), st.integers(1, 8), st.integers(1, 2), worlds)
+def test_the_remainder_of_an_epoch_may_be_spread_over_its_updates(records, size, epochs, world):
+    data = Pass(records=records, batch_size=size, epochs=epochs, even=True)
+    cut = updates(data, [world])
+    counts = [count for _, count, _ in cut]
+    assert (sum(counts), len(counts)) == (data.total, epochs * math.ceil(records / size / world))
+    assert max(counts) - min(counts) <= 1
+    for _, _, parts in cut:
+        sizes = [last - first for part in parts for first, last in part]
+        assert max(sizes) - min(sizes) <= 1
+
+
 @given(passes(), st.lists(worlds, min_size=1, max_size=4))
 def test_updates_cover_each_epoch(data: Pass, world_of: list[int]) -> None:
     covered = [

@@ -43,7 +43,7 @@ def test_a_whole_job(start):
     s = master.status
     assert (s.job, s.strategy, s.epoch, s.epochs) == ("j", "ps", 2, 2)
     assert (s.records_done, s.records_total, s.steps) == (64, 64, 34)
-    assert (s.tasks_todo, s.tasks_doing, s.tasks_done) == (0, 0, 18)
+    assert (s.tasks_todo, s.tasks_doing, s.tasks_done) == (0, 0, 16)
     assert s.rates["mean_records_per_s"] > 0
     assert sorted((p.role, p.id) for p in s.processes) == [
         ("master", 0),
