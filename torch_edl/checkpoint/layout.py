@@ -215,9 +215,15 @@ def trained_model(path: Path) -> Path | None:
     if is_export(path):
         return path
     found = path if is_checkpoint(path) else newest(path)
-    if found is not None:
-        read(found)  # verifies the files
-    return found
+    while found is not None:
+        try:
+            read(found)  # verifies the files
+            return found
+        except CheckpointError:
+            if is_checkpoint(found) or found == path:
+                raise
+            found = newest(path)  # a running job has pruned the checkpoint
+    return None
 
 
 def newest_to_resume(

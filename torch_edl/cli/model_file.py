@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
 
+from torch_edl.checkpoint import layout
 from torch_edl.cli import submit, summary
 from torch_edl.cli.arguments import preflight, user_file
 from torch_edl.cli.platforms import platform
@@ -15,11 +17,13 @@ from torch_edl.cli.progress import Display
 from torch_edl.cli.terminal import stderr, stdout, table
 from torch_edl.config import JobConfig
 from torch_edl.config.job import LOCAL
-from torch_edl.errors import JobFailedError, UsageError
+from torch_edl.errors import CheckpointError, JobFailedError, UsageError
 from torch_edl.interfaces.platform import JobOutcome
 from torch_edl.launch.jobs import folder
 from torch_edl.launch.jobs.observers import Observers
 from torch_edl.training.contract.backends import TORCH, backend_of, importing, named
+
+_ATTEMPTS = 5  # checkpoints to try while a running job removes them
 
 
 def run(args: argparse.Namespace, kind: str = "train") -> int:
@@ -98,14 +102,38 @@ def export(args: argparse.Namespace) -> int:
             f"{' or '.join(backend.exports)}; one of another framework needs --model-file MODEL.py"
         )
     preflight.check_output_file(args.file, backend.exports, option="FILE")
-    directory = preflight.find_model(args.source, option="SOURCE")
+    file = Path(args.file).expanduser()
     with importing(backend):
-        text = backend.export(Path(directory), args.model_file, Path(args.file).expanduser())
+        directory, text = _of_newest(
+            lambda: preflight.find_model(args.source, option="SOURCE"),
+            lambda folder: backend.export(folder, args.model_file, file),
+        )
     if args.json:
         print(json.dumps({"model": directory, "file": args.file, "text": text}, indent=1))
     else:
         stdout().print(text, soft_wrap=True)
     return 0
+
+
+def _of_newest(find: Callable[[], str], export: Callable[[Path], str]) -> tuple[str, str]:
+    """Return the folder of a model and the value of ``export`` for it. If a running job prunes the
+    checkpoint meanwhile, the next newest one is exported.
+
+    Raises:
+        CheckpointError: the model is damaged, or the job prunes faster than ``export`` reads.
+    """
+    for _ in range(_ATTEMPTS):
+        folder = find()
+        try:
+            return folder, export(Path(folder))
+        except (CheckpointError, OSError) as error:
+            if layout.is_checkpoint(Path(folder)) or layout.is_export(Path(folder)):
+                raise
+            pruned = error
+    raise CheckpointError(
+        f"{folder}: the job removed {_ATTEMPTS} checkpoints, one after the other, while they were "
+        "read; keep more of them (--keep-checkpoints), or stop the job first"
+    ) from pruned
 
 
 def _run_job(

@@ -39,7 +39,7 @@ class TrainConfig(Checked):
         group="model",
         choices=("auto", "ps", "allreduce", "local"),
     )
-    large_embedding: int = option(
+    large_embedding: int = job_option(
         # 4M floats are 16 MB; for larger tables, sending the dense gradient costs more than sending
         # rows.
         4_000_000,

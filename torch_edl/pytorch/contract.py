@@ -158,10 +158,12 @@ def _tensors(name: str, metric: Any) -> Iterable[tuple[str, torch.Tensor, str]]:
             if not value:
                 continue
             value = torch.cat([v.reshape(1) if v.ndim == 0 else v for v in value])
-        yield key, value, _reduction(name, key, function)
+        yield key, value, _reduction(name, key, function, metric._defaults[key])
 
 
-def _reduction(metric: str, key: str, function: Callable[..., Any] | None) -> str:
+def _reduction(metric: str, key: str, function: Callable[..., Any] | None, default: Any) -> str:
+    if function is None and isinstance(default, list):
+        return "cat"  # as torchmetrics itself gathers lists, such as those of retrieval metrics
     known = {"dim_zero_sum": "sum", "dim_zero_max": "max", "dim_zero_min": "min",
              "dim_zero_mean": "mean", "dim_zero_cat": "cat"}  # fmt: skip
     found = known.get(getattr(function, "__name__", ""))

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 LOSS = "loss"
+INDEXES = "indexes"
+"""Parameter of the ``update`` of a metric that ranks the records of each group (retrieval metrics
+of torchmetrics), and key of labels: the group of each record."""
 SINGLE_OUTPUT = "prediction"
 
 Array = npt.NDArray[Any]
@@ -91,17 +94,38 @@ class TaskMetrics:
         plain = {name: m for name, m in made.items() if name not in self._objects}
         self._functions = {n: labels_first(m) for n, m in {LOSS: loss, **plain}.items()}
         self._updates = {n: labels_first(u) for n, u in updates.items() if u is not None}
+        self._grouped = {n for n, u in self._updates.items() if INDEXES in u.parameters}
         self._means: dict[str, list[float]] = {name: [0.0, 0] for name in self._functions}
 
     def update(self, batch: Batch, predictions: Any) -> None:
         """Add the predictions for a batch to all metrics."""
         for name, function in self._functions.items():
             total = self._means[name]
-            value = function(batch.labels, self._of(name, predictions))
+            value = function(self._labels(name, batch.labels), self._of(name, predictions))
             total[0] += self._values.mean(value) * batch.size
             total[1] += batch.size
         for name, update in self._updates.items():
-            update(batch.labels, self._of(name, predictions))
+            labels, given = self._labels(name, batch.labels), self._of(name, predictions)
+            if name in self._grouped:
+                update(labels, given, **{INDEXES: batch.labels[INDEXES]})
+            else:
+                update(labels, given)
+
+    def _labels(self, name: str, labels: Any) -> Any:
+        """Return the part of the labels that a metric receives: those with the name of its output,
+        or all."""
+        output = self._outputs.get(name, "")
+        if name not in self._grouped:
+            is_named = output and isinstance(labels, Mapping) and output in labels
+            return labels[output] if is_named else labels
+        rest = dict(labels) if isinstance(labels, Mapping) else {}
+        if rest.pop(INDEXES, None) is None or not (output in rest or len(rest) == 1):
+            raise ContractError(
+                f"metric {name!r} ranks the records of each group, and the labels are "
+                f"{self._values.describe(labels)}; let feed return a dict of the labels and "
+                f"{INDEXES!r}, an integer per record: {{'click': ..., {INDEXES!r}: user}}"
+            )
+        return rest[output] if output in rest else next(iter(rest.values()))
 
     def _of(self, name: str, predictions: Any) -> Any:
         """Return the part of the predictions that a metric receives."""

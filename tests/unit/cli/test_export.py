@@ -10,7 +10,10 @@ from safetensors.torch import load_file, save_file
 
 import torch_edl
 from torch_edl._core import init_rows
+from torch_edl.checkpoint import layout
+from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.cli.__main__ import main
+from torch_edl.cli.model_file import _of_newest
 from torch_edl.config import CheckpointConfig, JobConfig
 from torch_edl.errors import CheckpointError
 from torch_edl.launch.jobs.folder import JobFolder
@@ -167,3 +170,38 @@ def test_damage_is_an_error(output: Path, tmp_path: Path, damage: str) -> None:
         state_dict(output)
     assert main(["export", str(output), str(tmp_path / "m.pt")]) == 1
     assert not (tmp_path / "m.pt").exists()
+
+
+def checkpoint(root: Path, steps: int) -> Path:
+    folder = layout.step_dir(root, steps)
+    folder.mkdir(parents=True)
+    save_file({"fc.weight": torch.full((1,), float(steps))}, folder / "model.safetensors")
+    size = (folder / "model.safetensors").stat().st_size
+    layout.seal(
+        folder,
+        Manifest(job="j", strategy="local", steps=steps, files={"model.safetensors": size}),
+    )
+    return folder
+
+
+def test_a_checkpoint_that_a_running_job_prunes_is_followed_by_the_next(tmp_path: Path) -> None:
+    checkpoint(tmp_path, 1)
+
+    def export(prunes: int, folder: Path) -> str:
+        if (manifest := layout.read(folder)).steps <= prunes:
+            layout.prune(checkpoint(tmp_path, manifest.steps + 1), keep=1)
+        return str(load_file(folder / "model.safetensors")["fc.weight"].item())
+
+    def find() -> str:
+        found = layout.trained_model(tmp_path)
+        assert found is not None
+        return str(found)
+
+    found, text = _of_newest(find, lambda folder: export(3, folder))
+    assert (Path(found).name, text) == (layout.step_dir("", 4).name, "4.0")
+    with pytest.raises(CheckpointError, match=r"removed 5 checkpoints.*--keep-checkpoints"):
+        _of_newest(find, lambda folder: export(99, folder))
+    # Damage is none of the job's doing.
+    (newest := Path(find())).joinpath("model.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=f"{newest.name}.* 0 bytes"):
+        layout.trained_model(tmp_path)

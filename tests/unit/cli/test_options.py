@@ -197,6 +197,11 @@ def test_servers_that_are_named_are_wanted(
     assert (config.train.strategy, config.cluster.servers) == (strategy, servers)
 
 
+def test_a_script_may_say_what_a_large_embedding_is(tmp_path: Path) -> None:
+    config = made_of_script(tmp_path, "--large-embedding 500")
+    assert config.train.large_embedding == 500
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

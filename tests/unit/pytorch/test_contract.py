@@ -11,8 +11,10 @@ import torch
 
 from torch_edl.errors import ContractError, UsageError, UserCodeError
 from torch_edl.interfaces import Batch
+from torch_edl.metrics import AUC
 from torch_edl.pytorch.contract import TorchValues, load_contract, report_model
 from torch_edl.pytorch.step import Step
+from torch_edl.training.contract.functions import UserMetric
 from torch_edl.training.contract.source_files import user_traceback
 from torch_edl.training.task_results import TaskMetrics, summarize
 
@@ -219,6 +221,12 @@ def eval_metrics_fn():
     assert states["both"].sum == 2 * 3
     values = summarize(made, [states["probs_auc"]], TorchValues())
     assert values == {"probs_auc": pytest.approx(1.0)}
+    # Labels in a dict, as for several tasks: a metric gets those with the name of its output.
+    tasks = {name: UserMetric(AUC("probabilities"), name) for name in ("probs", "other")}
+    own = TaskMetrics(lambda labels, outputs: 0.0, tasks, TorchValues())
+    labels = {"probs": batch.labels, "other": 1 - batch.labels}
+    own.update(Batch(None, labels, 3), {"probs": outputs["probs"], "other": outputs["probs"]})
+    assert [tasks[name].made.compute() for name in tasks] == pytest.approx([1, 0], abs=1e-3)
     with pytest.raises(ContractError, match=r"'probs', and the model returned {logits: \(3,\)"):
         measured.update(batch, {"logits": outputs["logits"]})
     with pytest.raises(ContractError, match=r"two metrics 'probs_auc'; rename one"):
@@ -263,6 +271,13 @@ def test_the_preprocessing_of_a_file_has_any_name(tmp_path: Path) -> None:
     assert contract.preprocessing is not None
     assert '"column": "x"' in contract.preprocessing.spec
     assert load_contract(write(tmp_path, GOOD)).preprocessing is None
+    # Those that are not fitted need no pass, and no place in the model.
     two = WITH_COLUMNS + "other = Columns(y=column('y'))\n"
-    with pytest.raises(ContractError, match=r"clicks and same and other are preprocessing; one"):
-        load_contract(write(tmp_path, two))
+    assert load_contract(write(tmp_path, two, "two.py")).preprocessing is None
+    fitted = two + "one = Columns(z=column('z').normalize())\n"
+    found = load_contract(write(tmp_path, fitted, "fitted.py")).preprocessing
+    assert found is not None
+    assert '"column": "z"' in found.spec
+    both = fitted + "more = Columns(z=column('z').normalize())\n"
+    with pytest.raises(ContractError, match=r"one and more are to be fitted; one"):
+        load_contract(write(tmp_path, both, "both.py"))

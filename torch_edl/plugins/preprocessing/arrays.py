@@ -168,7 +168,8 @@ def _cast(values: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
             values = pc.if_else(pc.equal(values, pa.scalar("", values.type)), None, values)
         return pc.cast(values, kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise UsageError(f"column {name!r}: expected numbers: {error}") from None
+        fix = "; for texts, add .vocabulary(size) or .hash(buckets)" if is_text(values) else ""
+        raise UsageError(f"column {name!r}: expected numbers: {error}{fix}") from None
 
 
 def from_tensors(records: Any) -> bool:

@@ -55,18 +55,23 @@ class LabelsFirst:
             self.swapped, self.reason = True, f"the order of {package}"
         else:
             of_module = _is(getattr(inner, "__self__", inner), "nn.Module")
-            self.swapped, self.reason = _decide(_parameters(function), of_module)
+            self.swapped, self.reason = _decide(_parameters(function)[:2], of_module)
+
+    @property
+    def parameters(self) -> list[str]:
+        """Names of the parameters of the wrapped function; empty if they are unknown."""
+        return _parameters(self._function)
 
     @property
     def order(self) -> str:
         """The order of the arguments of the wrapped function, as a text."""
         return "(predictions, labels)" if self.swapped else "(labels, predictions)"
 
-    def __call__(self, labels: Any, predictions: Any) -> Any:
+    def __call__(self, labels: Any, predictions: Any, **more: Any) -> Any:
         """Return the value of the wrapped function."""
         if self.swapped:
-            return self._function(predictions, labels)
-        return self._function(labels, predictions)
+            return self._function(predictions, labels, **more)
+        return self._function(labels, predictions, **more)
 
 
 def labels_first(function: Callable[..., Any]) -> LabelsFirst:
@@ -113,14 +118,14 @@ def _decide(names: list[str], of_module: bool) -> tuple[bool, str]:
 
 
 def _parameters(function: Any) -> list[str]:
-    """Return the names of the first two positional parameters; fewer if they are unknown."""
+    """Return the names of the positional parameters; empty if they are unknown."""
     if _is(function, "jit.ScriptFunction"):
-        return [argument.name for argument in function.schema.arguments][:2]
+        return [argument.name for argument in function.schema.arguments]
     try:
         found = inspect.signature(called_by(function)).parameters.values()
     except (TypeError, ValueError):  # a builtin may have none
         return []
-    return [p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:2]
+    return [p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
 def _kind(name: str) -> str:

@@ -68,16 +68,19 @@ def load_functions(
 
 
 def _columns(path: str, module: ModuleType) -> Fittable | None:
-    """Return the preprocessing of the file, which may have any name; None: none.
+    """Return the preprocessing of the file, which may have any name, to be fitted and saved with
+    the model; None: the file has none, or several objects of which none is fitted.
 
     Raises:
-        ContractError: the file has several objects with preprocessing.
+        ContractError: the file has several objects that are fitted.
     """
     found = {name: each for name, each in vars(module).items() if is_fittable(each)}
     if len({id(each) for each in found.values()}) > 1:
+        found = {name: each for name, each in found.items() if each.needs_fit}
+    if len({id(each) for each in found.values()}) > 1:
         raise ContractError(
-            f"{path}: {' and '.join(found)} are preprocessing; one Columns(...) of the file can "
-            "be fitted: give it the outputs of all"
+            f"{path}: {' and '.join(found)} are to be fitted; one Columns(...) of the file can "
+            "be: give it the outputs of all"
         )
     return next(iter(found.values()), None)
 

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import fsspec
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from tests.contract.source_cases import FILES
 from tests.waiting import HANG_S
@@ -248,3 +250,23 @@ def test_files_and_objects_may_have_a_number_sign_in_their_names(tmp_path: Path)
             assert open_source(found).read(0, 2)["n"].to_pylist() == [1, 2]  # type: ignore[call-overload]
     finally:
         memory.rm("/hash", recursive=True)
+
+
+def test_the_folders_of_a_partitioned_table_are_columns(tmp_path: Path) -> None:
+    folder = tmp_path / "day=2026-11-01" / "hour=07" / "city=New%20York" / "n=4"
+    folder.mkdir(parents=True)
+    table = pa.table({"n": [1, 2, 3]})
+    parquet.write_table(table, folder / "part-0.parquet")
+    (folder / "part-1.csv").write_text("n\n1\n2\n3\n")
+    (none := tmp_path / "day=__HIVE_DEFAULT_PARTITION__").mkdir()
+    (none / "x.csv").write_text("n\n1\n")
+    for name in ("part-0.parquet", "part-1.csv"):
+        source = open_source(str(folder / name))
+        assert source.metadata.column_names == ("n", "day", "hour", "city")
+        rows = source.read(1, 3).to_pydict()
+        # A column of the file has precedence.
+        assert rows == {
+            "n": [2, 3], "day": ["2026-11-01"] * 2, "hour": [7, 7], "city": ["New York"] * 2
+        }  # fmt: skip
+        assert source.read(0, 0).column_names == ["n", "day", "hour", "city"]
+    assert open_source(str(none / "x.csv")).read(0, 1).to_pydict() == {"n": [1], "day": [None]}

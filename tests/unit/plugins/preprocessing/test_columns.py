@@ -105,7 +105,9 @@ def test_fields_of_text_are_numbers_where_numbers_are_asked_for() -> None:
     assert made == pytest.approx(np.log([2, np.nan, 4, 5, 1 / 6]), nan_ok=True)
     filled = Columns(x=column("fields").log().fill(-1))(TABLE)["x"]
     assert filled[1] == -1
-    with pytest.raises(UsageError, match="column 'text': expected numbers"):
+    with pytest.raises(
+        UsageError, match=r"'text': expected numbers: .*; for texts, add .vocabulary"
+    ):
         Columns(x=column("text").log())(TABLE)
 
 
@@ -209,6 +211,18 @@ def test_unknown_values_of_a_loaded_vocabulary_are_told() -> None:
         columns({"city": cities, "land": ["x"] * 400, "user": [1] * 400})
         assert len(told) == (part >= 2)
     assert "33% of the values of column 'city' in the first 1,200 records" in told[0]
+
+
+def test_missing_numbers_without_fill_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    columns = Columns(
+        dense=[column("a"), column("b").fill(0), column("c")], ids=column("d").hash(9)
+    )
+    lacking = {"a": [1.0, None, None], "b": [None] * 3, "c": [1, 2, 3], "d": [None] * 3}
+    for _ in range(2):
+        columns(lacking)
+    [record] = caplog.records
+    said = "column 'a' has no value in 2 of 3 records (null or NaN), and is NaN there"
+    assert said in record.getMessage()
 
 
 def test_texts_are_filled_where_all_of_a_batch_are_missing() -> None:

@@ -11,12 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from torch_edl.errors import ContractError
 from torch_edl.interfaces import Batch
 from torch_edl.metrics import AUC
 from torch_edl.pytorch.contract import TorchValues
 from torch_edl.training.contract.argument_order import labels_first
 from torch_edl.training.contract.functions import UserMetric
-from torch_edl.training.task_results import TaskMetrics
+from torch_edl.training.task_results import TaskMetrics, summarize
+from torch_edl.wire.metric_states import MetricStates
 
 LABELS = torch.tensor([0.0, 1.0, 1.0])
 LOGITS = torch.tensor([2.0, -1.0, 0.5])
@@ -107,3 +109,34 @@ def test_an_evaluation_calls_each_metric_in_its_order() -> None:
     expected = AUC()
     expected.update(LABELS, LOGITS)
     assert metrics["auc"].compute() == expected.compute()
+
+
+def test_a_metric_of_groups_gets_the_group_of_each_record() -> None:
+    """Its states are lists without a reduction, which torchmetrics itself concatenates."""
+    retrieval = pytest.importorskip("torchmetrics.retrieval")
+    groups, clicks = torch.tensor([0, 0, 1, 1, 1]), torch.tensor([1, 0, 0, 1, 0])
+    scores = torch.tensor([0.9, 0.1, 0.8, 0.3, 0.2])
+    labels = {"click": clicks, "indexes": groups}
+
+    def made(name: str) -> tuple[TaskMetrics, UserMetric]:
+        metric = UserMetric(retrieval.RetrievalMRR(), "click" if name == "click_mrr" else "")
+        return TaskMetrics(lambda y, p: 0.0, {name: metric}, TorchValues()), metric
+
+    for name in ("click_mrr", "mrr"):
+        states = []
+        # A group may be in the minibatches of two workers.
+        for part in (slice(0, 3), slice(3, 5)):
+            measured, _ = made(name)
+            given = {key: value[part] for key, value in labels.items()}
+            outputs = {"click": scores[part]} if name == "click_mrr" else scores[part]
+            measured.update(Batch(None, given, 3), outputs)
+            states.append({s.name: s for s in measured.states()}[name])
+        merged = MetricStates()
+        for number, state in enumerate(states):
+            merged.add(number, [state])
+        _, metric = made(name)
+        values = summarize({name: metric}, [merged.objects()[0]], TorchValues())
+        assert values == {name: pytest.approx((1 + 1 / 2) / 2)}
+    measured, _ = made("mrr")
+    with pytest.raises(ContractError, match=r"'mrr' ranks .* of each group, and the labels are"):
+        measured.update(Batch(None, clicks, 5), scores)

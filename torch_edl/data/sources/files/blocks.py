@@ -32,6 +32,7 @@ from torch_edl.checkpoint.durable import replacing
 from torch_edl.config.environment import edl_home
 from torch_edl.data.sources.base import concat, cut, is_url
 from torch_edl.data.sources.data_file import DataFile, fingerprint, opened
+from torch_edl.data.sources.files.partitions import partitions
 from torch_edl.errors import DataError
 from torch_edl.interfaces import Metadata, Records
 from torch_edl.interfaces.source import Stamp
@@ -165,7 +166,14 @@ class BlockSource(ABC):
             raise DataError(path, f"column {twice[0]!r} appears twice")
         self.stamp = self.opened_as.size, self.opened_as.mtime_ns
         self.damaged = index.damaged
-        self.metadata = Metadata(path) if self.schema is None else Metadata.of(path, self.schema)
+        # A column of the file has precedence over a folder of its name.
+        named = {} if self.schema is None else partitions(path)
+        self._of_folders = {n: value for n, value in named.items() if n not in names}
+        self.metadata = Metadata(path)
+        if self.schema is not None:
+            self.metadata = Metadata.of(
+                path, self._with_partitions(self.schema.empty_table()).schema
+            )
         self._blocks = index.blocks
         self._ends = np.cumsum(index.blocks[:, 2])
         self.count = int(self._ends[-1]) if len(self._ends) else 0
@@ -206,6 +214,21 @@ class BlockSource(ABC):
                 f"asked for records {start} to {end}, it has {self.count}; if the file changed, "
                 "start the job again",
             )
+        found: Records = self._with_partitions(self._read_range(start, end))
+        return found
+
+    def _with_partitions(self, records: Any) -> Any:
+        """Return records with the columns of their folders."""
+        if self._of_folders:
+            import pyarrow as pa  # loaded, since the records are a table
+
+            for name, value in self._of_folders.items():
+                of_type = pa.int64() if isinstance(value, int) else pa.string()
+                column = pa.repeat(pa.scalar(value, of_type), len(records))
+                records = records.append_column(name, column)
+        return records
+
+    def _read_range(self, start: int, end: int) -> Records:
         if start == end:
             return [] if self.schema is None else self.schema.empty_table()
         first = int(self._ends.searchsorted(start, side="right"))
