@@ -19,6 +19,8 @@ _HTML = (".html", ".htm")
 _LOOK_S = 3600.0
 # The most frequent ids arrive with the third heartbeat of a server.
 _IDS_S, _POLL_S = 5.0, 0.2
+# A rate is known after two heartbeats.
+_RATES_S = 2.0
 
 
 def main(args: argparse.Namespace) -> int:
@@ -38,6 +40,9 @@ def main(args: argparse.Namespace) -> int:
     if target is not None:
         view.page()  # rates are those since this moment
         _await_frequent_ids(view)
+        if not view.over:
+            time.sleep(_RATES_S)
+            view.refresh()
         target.parent.mkdir(parents=True, exist_ok=True)
         with replacing(target) as file:
             file.write(page.exported(_answers(view)))

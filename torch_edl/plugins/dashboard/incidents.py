@@ -43,9 +43,13 @@ def costs(
         if mark.kind == marks.FAULT:
             faults.setdefault(mark.process, []).append(event["time"])
     rows = []
+    lost: set[str] = set()
     for event, mark in recent:
-        if mark.kind == marks.FAULT:
+        # The exit of a process that was declared lost is no second loss.
+        if mark.kind == marks.FAULT or (mark.kind == marks.LOST and mark.process in lost):
             continue
+        if mark.kind == marks.LOST:
+            lost.add(mark.process)
         at = event["time"]
         # The event of a fault may follow that of its consequence, but has the time of the fault.
         earlier = [at - t for t in faults.get(mark.process, ()) if 0 <= at - t <= _SAME_FAULT_S]

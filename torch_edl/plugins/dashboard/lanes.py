@@ -32,6 +32,8 @@ class Lane:
     """Time of the end; None while the process is alive."""
     exit: str = ""
     """How the process ended; empty while it is alive."""
+    lost: bool = False
+    """Whether the master lost the process, which it may have stopped afterwards."""
     waits: list[tuple[float, float]] = field(default_factory=list)
     """Times from and to which a worker made no step."""
 
@@ -44,7 +46,8 @@ class Lane:
     def died(self) -> bool:
         """Whether the process ended in another way than it should."""
         asked = self.segments[-1][1].endswith(_ASKED)
-        return self.end is not None and not asked and not _CLEAN.match(self.exit)
+        clean = asked or _CLEAN.match(self.exit)
+        return self.end is not None and (self.lost or not clean)
 
     def as_row(self) -> list[Any]:
         """Return the lane for the page."""
@@ -102,10 +105,13 @@ class Lanes:
 
     def _settle(self, lane: Lane) -> None:
         """Set the end of a lost process to the time at which the master saw the loss."""
-        time, how = self._lost.get((lane.role, lane.id), (0.0, ""))
-        if lane.end is None or not lane.segments[-1][0] <= time:
+        found = self._lost.get((lane.role, lane.id))
+        if lane.end is None or found is None:
             return
-        lane.end = min(time, lane.end)
+        time, how = self._lost.pop((lane.role, lane.id))
+        lane.end, lane.lost = min(time, lane.end), True
+        while len(lane.segments) > 1 and lane.segments[-1][0] > time:
+            lane.segments.pop()
         if how and _CLEAN.match(lane.exit):
             lane.exit = how
 

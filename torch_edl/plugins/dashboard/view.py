@@ -91,6 +91,12 @@ class View:
             finally:
                 self._read_at = self._clock()
 
+    @property
+    def over(self) -> bool:
+        """Whether the job has ended."""
+        with self._lock:
+            return self._report.get("state") in _OVER
+
     def lacks_frequent_ids(self) -> bool:
         """Return whether the job runs and has tables, and no server has sent their ids."""
         with self._lock:

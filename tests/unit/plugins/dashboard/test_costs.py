@@ -67,8 +67,11 @@ def test_a_silent_process_that_the_master_stopped_died() -> None:
     """The event of its loss may be read before its end."""
     lanes = _lanes((1, "ps", 1, "running", ""))
     lanes.lost(30.0, "ps-1", "lost: no heartbeat for 30 s")
+    lanes.note(30.5, role="ps", id=1, pid=101, state="stopping", exit="")
     lanes.note(31, role="ps", id=1, pid=101, state="exited", exit="stopped")
-    assert lanes.shown()["rows"][0][2:5] == [30.0, "lost: no heartbeat for 30 s", True]
+    lanes.lost(31.5, "ps-1", "signal 9")
+    (row,) = lanes.shown()["rows"]
+    assert row[1:5] == [[[1, "ps running"]], 30.0, "lost: no heartbeat for 30 s", True]
 
 
 def test_a_restarted_master_lives_on() -> None:
@@ -109,7 +112,7 @@ def test_costs_of_a_kill() -> None:
 def test_costs_of_a_silent_worker_and_of_a_rollback() -> None:
     again = "ps-0 ended with signal 9; the servers restart from /c/7, and train 1,280 records again"
     book = EventBook()
-    book.add([_event(1, 100, LOST), _event(2, 110, again, "error")])
+    book.add([_event(1, 100, LOST), _event(2, 100.2, KILLED), _event(3, 110, again, "error")])
     outages = [{"time": 110.0, "stalled_s": None}]
     lost, restored = incidents.costs(book.incidents, outages, Lanes())
     assert (lost["noticed_s"], lost["stalled_s"], lost["stands"]) == (30, None, False)

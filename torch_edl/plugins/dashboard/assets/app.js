@@ -113,11 +113,11 @@ function drawCurves(data) {
   }
   if (has("servers/rows")) {
     chart("Embedding rows").update({ zero: true, format: short,
-      series: [{ name: "rows", points: curveOf("servers/rows"), area: true, tone: "s3" }] });
+      series: [{ name: "rows", points: standing(curveOf("servers/rows")), area: true, tone: "s3" }] });
   }
   const workers = curveOf("train/workers");
   if (new Set(workers.map(([, y]) => y).filter(Boolean)).size > 1) {
-    chart("Workers that run").update({ zero: true, whole: true, series: [{ name: "workers", points: workers, area: true, tone: "s0" }] });
+    chart("Workers that run").update({ zero: true, whole: true, series: [{ name: "workers", points: standing(workers), area: true, tone: "s0" }] });
   }
   const none = !store.charts.size;
   byId("curve-tools").hidden = byId("to-curves").hidden = none;

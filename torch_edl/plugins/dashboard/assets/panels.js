@@ -183,7 +183,7 @@ function time(data) {
   return {
     question,
     tone: !wall ? "calm" : share > 0.1 ? "warn" : "good",
-    head: rate ? `${short(rate)} records/s${data.over ? " on average" : ""}` : "No step yet",
+    head: rate ? `${short(rate)} records/s${data.over ? " on average" : ""}` : wall && !data.over ? "No step in the last 10 s" : "No step yet",
     bar,
     lines: wall ? [`${span(start)} ${before}, ${span(wall - waits)} of ${doing}, ` + (waits < 0.1 ? "no standstill"
       : `${span(waits)} without a step after losses and moves (${(share * 100).toFixed(0)} %)`)] : [],
@@ -197,7 +197,8 @@ function died(data) {
   const moved = preempted ? `${count(preempted, "process")} ${preempted === 1 ? "was" : "were"} preempted` : "";
   const again = data.status.rolled_back?.records || 0;
   const masters = losses.filter((i) => i.kind === "master").length;
-  const deaths = Math.max(data.deaths + masters, losses.filter((i) => i.process).length);
+  const named = new Set(losses.filter((i) => i.process && i.kind !== "master").map((i) => i.process)).size;
+  const deaths = Math.max(data.deaths, named) + masters;
   if (!deaths) {
     return { question, tone: "good", head: "Nobody died", lines: [moved, `No record is ${work(data)[0]} again`] };
   }
