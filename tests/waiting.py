@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -26,6 +27,15 @@ def wait_for(condition: Callable[[], Any], what: str | Callable[[], object] = ""
             raise AssertionError(f"it did not come about: {what() if callable(what) else what}")
         time.sleep(_POLL_S)
     return found
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether SIGSTOP has reached all threads of a process: the call that sends it returns before."""
+    try:
+        states = [each.read_text() for each in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except OSError:  # a thread has just ended
+        return False
+    return bool(states) and all(state.rpartition(")")[2].split()[0] == "T" for state in states)
 
 
 def is_running(pid: int) -> bool:

@@ -14,7 +14,7 @@ import pytest
 from tests.faults.conftest import MODEL, TASKS, ModelJob
 from tests.place import EDL
 from tests.schemas import require_valid
-from tests.waiting import HANG_S
+from tests.waiting import HANG_S, is_stopped
 
 FLAGS = ["--workers", "2", "--ps", "2", *TASKS]
 Start = Callable[..., ModelJob]
@@ -59,7 +59,7 @@ def test_what_it_did_is_told_and_judged(start_job: Start) -> None:
 
 def _ctrl_c_continues_what_is_paused(job: ModelJob) -> None:
     def stopped() -> int:
-        return sum(_is_stopped(pid) for pid in job.pids("worker"))
+        return sum(is_stopped(pid) for pid in job.pids("worker"))
 
     process = chaos(job, "--pause", "worker=2:60s", "--every", "200ms", "--for", "60s")
     job.wait_for(lambda: stopped() == 2)
@@ -84,14 +84,6 @@ def test_servers_that_keep_checkpoints_only(start_job: Start) -> None:
     assert "rolled back 1 times, " in out
     assert "the promise held" in out
     job.check()
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] == "T"
-    except OSError:
-        return False
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ import torch
 
 from tests.unit.api.counting import numbers
 from tests.unit.api.served import Count, prepared, status_of
+from tests.waiting import is_stopped, wait_for
 from torch_edl.wire.channel import Stub
 
 RECORDS, BATCH = 512, 8
@@ -67,14 +68,6 @@ def test_a_script_may_leave_its_loop_and_come_back(
     assert model.weight.item() == 2 * RECORDS
 
 
-def stop(pid: int) -> None:
-    """Returns when every thread of the process has stopped: the signal alone is only sent."""
-    os.kill(pid, signal.SIGSTOP)
-    threads = list(Path(f"/proc/{pid}/task").glob("*/stat"))
-    while any(thread.read_text().rpartition(")")[2].split()[0] != "T" for thread in threads):
-        pass
-
-
 @pytest.mark.parametrize("every", [0, pytest.param(10, marks=pytest.mark.slow)])
 def test_a_server_dies_with_a_pull_ahead(
     start: Callable[..., Stub], tmp_path: Path, every: int
@@ -94,7 +87,8 @@ def test_a_server_dies_with_a_pull_ahead(
             server = next(p for p in status_of(master).processes if p.role == "ps")
             engine = job._part._engine
             engine._pushed[1].wait()
-            stop(server.pid)
+            os.kill(server.pid, signal.SIGSTOP)
+            wait_for(lambda pid=server.pid: is_stopped(pid), "the server stops")
             loss.backward()
             assert engine._ahead[0].pull is not None
             # Where the pull began before the server stopped, it may be answered: not in this step.

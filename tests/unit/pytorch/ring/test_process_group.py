@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.unit.engine.ring.rings import MEET_S, Member, Office, office, run, tcp_sockets
-from tests.waiting import HANG_S, wait_for
+from tests.waiting import HANG_S, is_stopped, wait_for
 from torch_edl.engine.ring.rendezvous import local_address
 from torch_edl.engine.ring.replicated import RingBrokenError
 from torch_edl.pytorch import torch_internals
@@ -138,6 +138,7 @@ def half_sent(member: Member) -> None:
     before = {fd for fd in group._names if os.path.exists(f"/proc/self/fd/{fd}")}
     if group.rank == 0:
         member.tell(0)
+        member.hear()
         threading.Thread(target=tell_when_full, args=(member, group, before)).start()
         with pytest.raises(RingBrokenError):
             group.send(content, 1)
@@ -173,6 +174,8 @@ def test_interrupt_ends_a_transfer_that_was_cut_in_the_middle(killed: int) -> No
     with office(2) as one:
         members = started(one, 2, half_sent)
         ranks = {each.hear(): each for each in members}
+        wait_for(lambda: is_stopped(ranks[1].process.pid), "rank 1 stops")
+        ranks[0].tell("send")
         assert ranks[0].hear() == "full"
         ranks[killed].kill()
         survivor = ranks[1 - killed]
