@@ -30,7 +30,7 @@ def wait_for(condition: Callable[[], Any], what: str | Callable[[], object] = ""
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether SIGSTOP has reached all threads of a process: the call that sends it returns before."""
+    """Whether SIGSTOP has reached all threads of a process; ``kill`` returns earlier."""
     try:
         states = [each.read_text() for each in Path(f"/proc/{pid}/task").glob("*/stat")]
     except OSError:  # a thread has just ended
