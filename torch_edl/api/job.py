@@ -37,6 +37,7 @@ from torch_edl.engine.ring.rendezvous import (
 from torch_edl.errors import UsageError
 from torch_edl.master_client.session import MasterSession
 from torch_edl.pytorch import state_dict
+from torch_edl.pytorch.batches import is_paths, list_files
 from torch_edl.pytorch.contract import report_model
 from torch_edl.pytorch.replica import Replica
 from torch_edl.pytorch.ring.process_group import StoreServer
@@ -78,6 +79,7 @@ class Job(JobState):
         self._not_finite = NotFinite(on_nan, lambda: self.rank)
         self._on_resize = (lambda: None) if on_resize is None else partial(on_resize, self)
         self._unscheduled: list[torch.optim.Optimizer] = []
+        self._files: dict[str, list[str]] = {}  # data files by the paths that name them
         rendezvous: RingRendezvous | None = None
         if session is not None:
             checkpoint = session.config.checkpoint if session.config.checkpoint.dir else checkpoint
@@ -123,7 +125,7 @@ class Job(JobState):
             UserCodeError: the user's code that parses records raised.
         """
         with self.ending.dismissal():
-            fit_script(columns, data, self._session, self._saver)
+            fit_script(columns, self._listed(data), self._session, self._saver)
         return columns
 
     @overload
@@ -277,7 +279,17 @@ class Job(JobState):
         }
         # Checkpoints hold these values as JSON, which has no numbers of numpy.
         plain = {n: v.item() if isinstance(v, np.generic) else v for n, v in data.items()}
-        return Loader(self, dataset, plain, options)
+        return Loader(self, self._listed(dataset), plain, options)
+
+    def _listed(self, dataset: Any) -> Any:
+        """Return the files that paths name; any other dataset unchanged. The processes of a job
+        list files once: they would find a file that is added later in different passes."""
+        if not is_paths(dataset):
+            return dataset
+        files = list_files(dataset)
+        if self._rendezvous is None:
+            return files
+        return self._files.setdefault(repr(dataset), files)
 
     def collect(self, make: Make, merge: Callable[[list[bytes]], Any]) -> Any:
         """Compute a value over all processes once, such as the result of an evaluation.

@@ -89,7 +89,7 @@ class Loader:
         self.job = job
         """The job of the loader."""
         self.given = dataset
-        """The dataset as the script passed it."""
+        """The dataset as the script passed it, or the data files that its paths name."""
         self.data = data
         """Arguments of :class:`~torch_edl.data.passes.Pass`, except ``records``."""
         self.options = options

@@ -314,15 +314,15 @@ def is_paths(dataset: Any) -> bool:
     return all(isinstance(path, str | os.PathLike) for path in several)
 
 
-def open_sources(paths: Any) -> list[Source]:
-    """Open the sources of one path or several.
+def list_files(paths: Any) -> list[str]:
+    """Return the data files and URLs that one path or several name now.
 
     Raises:
-        UsageError: a file does not exist, or has an unknown format.
+        UsageError: a file does not exist.
     """
     named = [paths] if isinstance(paths, str | os.PathLike) else paths
     try:
-        files = expand([os.fspath(path) for path in named])
+        return expand([os.fspath(path) for path in named])
     except UsageError as error:
         if named is not paths:
             raise
@@ -330,7 +330,15 @@ def open_sources(paths: Any) -> list[Source]:
             f"{str(error)[-300:]} (a list of str names data files; texts that are records are "
             "given by a dataset, such as [{'text': text} for text in texts])"
         ) from None
-    return of_each(parts(files), open_source)
+
+
+def open_sources(paths: Any) -> list[Source]:
+    """Open the sources of one path or several.
+
+    Raises:
+        UsageError: a file does not exist, or has an unknown format.
+    """
+    return of_each(parts(list_files(paths)), open_source)
 
 
 def _open_files(

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
+from tests.unit.engine.ring.rings import Member, office
 from torch_edl.checkpoint import layout
 from torch_edl.errors import UsageError
 
@@ -118,3 +119,36 @@ def test_what_is_gathered_is_kept_for_those_who_come_later(jobs: Any) -> None:
     assert engine.replica.position.results == {"0": 1, "1": None}
     assert engine.replica.position.progress == 2
     assert job.step == 0
+
+
+def test_a_file_that_is_added_between_two_passes_is_not_trained(jobs: Any, tmp_path: Path) -> None:
+    """Processes that list the files at different times would train on different data."""
+    job = jobs()
+    model = nn.Linear(1, 1)
+    job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    (tmp_path / "a.csv").write_text("x\n" + "1\n" * 4)
+    loader = job.loader(str(tmp_path / "*.csv"), batch_size=2)
+    seen = []
+    for _ in range(2):
+        seen.append(sum(len(batch["x"]) for batch in loader))
+        (tmp_path / "b.csv").write_text("x\n" + "1\n" * 4)
+    assert seen == [4, 4]
+    assert len(job.loader(str(tmp_path / "*.csv"), batch_size=2)) == 4
+
+
+def listing(member: Member, folder: Path) -> None:
+    job = member.job()
+    first = job.loader(str(folder / "*.csv")).given
+    member.tell(len(first))
+    member.hear()
+    member.tell(job.loader(str(folder / "*.csv")).given == first)
+
+
+def test_the_processes_of_a_job_list_files_once(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x\n1\n")
+    with office(1) as one:
+        member = one.start(listing, tmp_path)
+        assert member.hear() == 1
+        (tmp_path / "b.csv").write_text("x\n1\n")
+        member.tell("on")
+        assert member.hear()
