@@ -28,6 +28,7 @@ class _Asked:
     step: int
     store: str
     survivor: bool
+    rank: int = 0
 
 
 class Ring:
@@ -130,8 +131,11 @@ class Ring:
 
     # ---- what happens ----
 
-    def ask(self, worker: int, ring: int, step: int, store: str, now: float) -> pb.Ring | None:
-        """Record that a worker, whose last ring was ``ring``, asks to join the next one.
+    def ask(
+        self, worker: int, ring: int, step: int, store: str, now: float, *, rank: int = 0
+    ) -> pb.Ring | None:
+        """Record that a worker, whose last ring was ``ring``, asks to join the next one. Workers
+        that join are ordered by ``rank`` (``RANK`` of their processes), then by their ids.
 
         Returns the newest ring if the worker is a member of it, since its answer was lost or the
         request is late; None while the worker waits.
@@ -143,7 +147,7 @@ class Ring:
         if worker not in self._asked:
             self._last_asked = now
         survivor = member and ring == self.number and step >= 0
-        self._asked[worker] = _Asked(worker, step, store, survivor)
+        self._asked[worker] = _Asked(worker, step, store, survivor, rank)
         if member and self._ended_at is None:
             self._ended_at = now
         return None
@@ -164,7 +168,7 @@ class Ring:
         )
         joiners = sorted(
             (asked for asked in self._asked.values() if not asked.survivor),
-            key=lambda asked: asked.worker,
+            key=lambda asked: (asked.rank, asked.worker),
         )
         if not survivors and self._reserve:
             # The giver's script has ended: it only passes its model on, and has the last rank.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from master.state.job.job import ManagedJob
@@ -308,7 +309,8 @@ def _recognize(
 def join_ring(
     job: ManagedJob, request: pb.JoinRingRequest, now: float
 ) -> pb.JoinRingResponse | None:
-    return _next_ring(job, request, now, job.ring.ask, over=False)
+    ask = partial(job.ring.ask, rank=request.rank)
+    return _next_ring(job, request, now, ask, over=False)
 
 
 def stand_by(job: ManagedJob, request: pb.StandByRequest, now: float) -> pb.JoinRingResponse | None:

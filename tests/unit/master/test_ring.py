@@ -50,6 +50,18 @@ def test_the_first_ring_waits_for_the_minimum_and_then_with_patience() -> None:
     assert (formed.restored_from, formed.values_only) == ("/c", True)
 
 
+def test_members_that_join_are_ordered_by_the_ranks_of_their_processes() -> None:
+    """Workers register in any order, and a script reads RANK before the first ring."""
+    ring = Ring()
+    for worker, rank in ((0, 2), (1, 0), (2, 1)):
+        ring.ask(worker, 0, -1, f"s{worker}", 0.0, rank=rank)
+    assert ring.form().workers == [1, 2, 0]
+    ring.drop(1)
+    for worker, rank in ((0, 2), (2, 1), (3, 5), (4, 0)):
+        ring.ask(worker, 1 if worker < 3 else 0, 5, f"s{worker}", 0.0, rank=rank)
+    assert ring.form().workers == [2, 0, 4, 3], "a member with the model is rank 0"
+
+
 def test_survivors_keep_their_order_and_joiners_come_after_them() -> None:
     ring = Ring()
     form(ring, (3, -1), (5, -1), (7, -1))

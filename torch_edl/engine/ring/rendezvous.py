@@ -175,6 +175,8 @@ class MasterRendezvous(RingRendezvous):
         request = (pb.StandByRequest if ended else pb.JoinRingRequest)(
             worker_id=self.worker_id, ring=ring, store=self._place.address, step=progress
         )
+        if isinstance(request, pb.JoinRingRequest):
+            request.rank = int(os.environ.get("RANK", "0"))
         started, told = time.monotonic(), False
 
         def check() -> None:
