@@ -62,10 +62,9 @@ def read(path: Path) -> bytes:
         OSError: the file cannot be read.
     """
     with open(path, "rb") as file:
-        text = file.read(MOST_BYTES + 1)
-    if len(text) > MOST_BYTES:
-        raise ValueError(f"more than {MOST_BYTES:,} bytes")
-    return text
+        if (size := path.stat().st_size) > MOST_BYTES:
+            raise ValueError(f"{size:,} bytes, more than {MOST_BYTES:,}")
+        return file.read(size)
 
 
 def parse(text: str | bytes, kind: type[_T], *, finite: bool = True) -> _T:
@@ -82,8 +81,10 @@ def parse(text: str | bytes, kind: type[_T], *, finite: bool = True) -> _T:
     """
     if len(text) > MOST_BYTES:
         raise ValueError(f"a text of {len(text):,} bytes, more than {MOST_BYTES:,}")
+    if isinstance(text, bytes):
+        text = text.decode(json.detect_encoding(text))
     try:
-        found = json.loads(text, **(_FINITE if finite else {}))
+        found = (_FINITE if finite else _LENIENT).decode(text)
     except RecursionError:
         raise ValueError("lists or objects are nested too deeply") from None
     return convert(found, kind)
@@ -95,12 +96,22 @@ def convert(value: Any, kind: type[_T]) -> _T:
     Raises:
         ValueError: a value has another type; also what ``__post_init__`` of a dataclass raises.
     """
-    try:
-        found: _T = _reader(typing.cast(Any, kind))(value)
-    except _Mismatch as wrong:
-        place = ".".join(str(key)[:_SHOWN] for key in reversed(wrong.keys))
-        raise ValueError(f"{place}: {wrong}" if place else str(wrong)) from None
+    found: _T = converter(kind)(value)
     return found
+
+
+def converter(kind: Any) -> Callable[[Any], Any]:
+    """Return :func:`convert` for one type, for many values: it finds the type once."""
+    check = _reader(kind)
+
+    def convert(value: Any) -> Any:
+        try:
+            return check(value)
+        except _Mismatch as wrong:
+            place = ".".join(str(key)[:_SHOWN] for key in reversed(wrong.keys))
+            raise ValueError(f"{place}: {wrong}" if place else str(wrong)) from None
+
+    return convert
 
 
 def _number(text: str) -> float:
@@ -110,7 +121,9 @@ def _number(text: str) -> float:
     return value
 
 
-_FINITE: dict[str, Any] = {"parse_constant": _number, "parse_float": _number}
+# Made once: json.loads makes a decoder at each call with arguments.
+_FINITE = json.JSONDecoder(parse_constant=_number, parse_float=_number)
+_LENIENT = json.JSONDecoder()
 
 
 @functools.cache
@@ -121,6 +134,8 @@ def _reader(kind: Any) -> _Check:
         return _within(_reader(args[0]), args[1])
     if origin in (typing.Union, types.UnionType):
         return _one_of([_reader(each) for each in args], str(kind))
+    if origin is tuple and args[-1] is not ...:
+        return _fixed([_reader(each) for each in args])
     if origin in (list, tuple):
         return _list(_reader(args[0]), origin)
     if origin in (dict, Mapping):
@@ -144,12 +159,14 @@ def _plain(names: str, *accepted: type) -> _Check:
 
 
 def _any(value: Any) -> Any:
+    if type(value) in _SCALARS:
+        return value
     level = [value]
     for _ in range(MOST_DEPTH):
         level = [
             inner
             for each in level
-            if isinstance(each, list | dict)
+            if type(each) not in _SCALARS and isinstance(each, list | dict)
             for inner in (each.values() if isinstance(each, dict) else each)
         ]
         if not level:
@@ -157,6 +174,7 @@ def _any(value: Any) -> Any:
     raise _Mismatch(value, f"at most {MOST_DEPTH} levels of lists and objects")
 
 
+_SCALARS = frozenset({int, float, str, bool, type(None)})
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 64) - 1
 
 
@@ -236,6 +254,15 @@ def _list(item: _Check, made: type) -> _Check:
             wrong.keys.append(len(found))
             raise
         return made(found)
+
+    return check
+
+
+def _fixed(items: list[_Check]) -> _Check:
+    def check(value: Any) -> Any:
+        if not isinstance(value, list | tuple) or len(value) != len(items):
+            raise _Mismatch(value, f"a list of {len(items)} values")
+        return tuple([item(each) for item, each in zip(items, value, strict=True)])
 
     return check
 

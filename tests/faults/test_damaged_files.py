@@ -144,5 +144,5 @@ def test_a_damaged_folder_of_a_job(
         json.dumps(audit(job, tasks=True), allow_nan=False)
 
     names = ("job.json", "status.json", "master.json", "events.jsonl", "history.jsonl")
-    for name in names:
+    for name in (*names, "tasks.jsonl"):
         _never_worse_than_our_error(job.dir / name, read, _EACH)

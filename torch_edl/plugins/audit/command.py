@@ -7,9 +7,10 @@ import json
 from typing import Any
 
 from rich.console import Console
+from rich.progress import Progress
 
 from torch_edl.cli.platforms import find
-from torch_edl.cli.terminal import stdout, table
+from torch_edl.cli.terminal import stderr, stdout, table
 from torch_edl.errors import UsageError
 from torch_edl.interfaces.platform import JobHandle
 from torch_edl.launch.jobs.local_job import LocalJob
@@ -29,12 +30,23 @@ def main(args: argparse.Namespace) -> int:
         EdlError: the cluster of the job does not answer.
     """
     job = find(args)
-    report = audit(job, tasks=args.tasks) if isinstance(job, LocalJob) else _elsewhere(job)
+    report = _here(job, args) if isinstance(job, LocalJob) else _elsewhere(job)
     if args.json:
         print(json.dumps(report, indent=1))
     else:
         _print(report)
     return int(report["verdict"] in ("wrong", "unproven"))
+
+
+def _here(job: LocalJob, args: argparse.Namespace) -> dict[str, Any]:
+    """Return the report about a job of this machine, and show how much of a long ledger is read."""
+    with Progress(console=stderr(), transient=True, disable=not stderr().is_terminal) as bar:
+        task = bar.add_task("reading the ledger", total=None, visible=False)
+
+        def show(done: int, size: int) -> None:
+            bar.update(task, completed=done, total=size, visible=True)
+
+        return audit(job, tasks=args.tasks, progress=show)
 
 
 def _elsewhere(job: JobHandle) -> dict[str, Any]:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
+
+from torch_edl.typed_json import Count, parse
 
 log = logging.getLogger(__name__)
+
+# Bytes that are read at a time from the end of the file; the file may have many megabytes.
+_STEP_BYTES = 64 << 10
+
+
+class _Line(TypedDict):
+    n: Count
 
 
 class LedgerFile:
@@ -45,8 +53,13 @@ class LedgerFile:
     def _repair(self) -> None:
         try:
             with open(self._path, "r+b") as file:
-                found = file.read()
-                file.truncate(end := found.rfind(b"\n") + 1)
-            self.written = int(json.loads(found[:end].splitlines()[-1])["n"]) if end else 0
-        except (OSError, ValueError, KeyError, TypeError):
+                start, found = file.seek(0, os.SEEK_END), b""
+                while start and found.count(b"\n") < 2:  # the last whole line, and a partial one
+                    step = min(start, _STEP_BYTES)
+                    start = file.seek(start - step)
+                    found = file.read(step) + found
+                end = found.rfind(b"\n") + 1
+                file.truncate(start + end)
+            self.written = parse(found[:end].splitlines()[-1], _Line)["n"] if end else 0
+        except (OSError, ValueError):
             return

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+from collections.abc import Iterable
 from pathlib import Path
 
 from torch_edl.checkpoint import layout
@@ -47,7 +49,9 @@ def _newest(folder: JobFolder, config: JobConfig) -> tuple[Path, Manifest] | Non
 def _of_tasks(manifest: Manifest, job: Replay, tasks: Tasks) -> str:
     assert job.end is not None
     marks, finished = manifest.watermarks, job.end[0] == "finished"
-    for task in tasks.known.values():
+    for id in sorted(_candidates(manifest, job, tasks)):
+        if (task := tasks.task(id)) is None:
+            continue
         mark, done = min(marks.offset(task.id), task.records), tasks.done_records(job, task)
         # A checkpoint may have records that were not reported yet, but no task that was not.
         if task.id < marks.retired_before and done < task.records:
@@ -60,8 +64,30 @@ def _of_tasks(manifest: Manifest, job: Replay, tasks: Tasks) -> str:
     return ""
 
 
+def _candidates(manifest: Manifest, job: Replay, tasks: Tasks) -> set[int]:
+    """Return the tasks one of which differs if any task of the checkpoint differs from the ledger:
+    all that are done in part, the first that is not done before those that the model has, and the
+    first that is done and that the model does not have."""
+    marks = manifest.watermarks
+    found = {*marks.offsets, *tasks.partly_done(job)}
+    open, last = 0, tasks.total - 1
+    for first, end in tasks.done_runs(job, 0, min(marks.retired_before - 1, last)):
+        open = end + 1 if first == 0 else open
+        break
+    if open < marks.retired_before:
+        found.add(open)
+    if tasks.space is None:
+        done: Iterable[int] = (id for id in tasks.known if id >= marks.retired_before)
+    else:
+        runs = tasks.done_runs(job, marks.retired_before, last)
+        done = (id for first, end in runs for id in range(first, end + 1))
+    found.update(itertools.islice((id for id in done if id not in marks.offsets), 1))
+    return found
+
+
 def _of_script(manifest: Manifest, job: Replay) -> str:
-    place = (manifest.data.get("pass", 0), manifest.data.get("records", 0))
+    found = (manifest.data.get(name, 0) for name in ("pass", "records"))
+    place = tuple(value if isinstance(value, int) else 0 for value in found)
     last = max(job.passes, default=-1)
     if place[0] > last and not place[1]:
         return ""  # between two passes, or after the last one

@@ -2,130 +2,163 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
+import hashlib
+import re
 import sqlite3
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TypedDict
 
-from torch_edl.plugins.audit.ledger import line_of
+from torch_edl.typed_json import MOST_BYTES, Count, Time, parse
+
+Entry = tuple[int, float, list[Any]]
+"""Number of the line, Unix time, and the entry."""
+_SHA = re.compile(r', "sha": "([0-9a-f]{32})"\}')
+_SHA_CHARACTERS = len(', "sha": ""}') + 32
+# Bytes of the file between two reports of the progress.
+_STEP_BYTES = 1 << 18
 
 
-@dataclass
+class _Line(TypedDict):
+    n: Count
+    time: Time
+    entries: list[list[Any]]
+    sha: str
+
+
+class _Stored(TypedDict):
+    count: Count
+    sha: str
+    lines: list[str]
+
+
+class _State(TypedDict):
+    ledger: _Stored
+
+
 class Records:
-    """What a folder holds of the ledger."""
+    """What a folder holds of the ledger, read once from its beginning, a line at a time.
 
-    entries: list[tuple[int, float, list[Any]]] = field(default_factory=list)
-    """Number of the line, Unix time, and the entry."""
-    problems: list[str] = field(default_factory=list)
-    """What was changed or is missing, with its place."""
-    lines: int = 0
-    """Number of the last line."""
-
-
-def read(folder: Path, *, tries: int = 1) -> Records:
-    """Read the ledger of a job's folder, with lines that only the stored state has.
+    Of a running job, the stored state is read first. The file then has all lines that the state
+    lacks, and later lines are left out, so the entries are those of one moment.
 
     Args:
-        tries: number of times that it is read until there is no problem. Above 1 for a running job,
-            whose master may write between two reads.
+        runs: the job runs.
+        progress: called with the bytes that were read and the size of the file.
     """
-    runs = tries > 1
-    found = _read(folder, runs=runs)
-    while found.problems and (tries := tries - 1) > 0:
-        found = _read(folder, runs=runs)
-    return found
 
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        runs: bool = False,
+        progress: Callable[[int, int], None] = lambda done, size: None,
+    ) -> None:
+        self.problems: list[str] = []
+        """What was changed or is missing, with its place."""
+        self.lines = 0
+        """Number of the last line."""
+        self._folder, self._runs, self._progress = folder, runs, progress
+        self._path = folder / "tasks.jsonl"
+        self._sha = ""
 
-def _read(folder: Path, *, runs: bool) -> Records:
-    path, found, text, exists = folder / "tasks.jsonl", Records(), "", True
-    try:
-        text = path.read_bytes().decode("utf-8", "replace")
-    except FileNotFoundError:
-        exists = False
-    except OSError as error:
-        found.problems.append(f"{path}: {error.strerror}: the ledger cannot be read")
-    lines = text.split("\n")
-    if lines[-1]:
-        place = f"{path}, line {len(lines)}"
-        found.problems.append(f"{place}: cut: the file ends within the line")
-    stored = _stored(folder, found.problems)
-    if not (exists or stored or runs):  # a state knows whether there are lines
-        found.problems.append(f"{path}: no such file: the job has no ledger")
-    hashes = _chain(path, lines[:-1], found)
-    if stored is not None:
-        _compare(path, stored, hashes, found)
-    return found
-
-
-def _chain(path: Path, lines: Sequence[str], found: Records) -> list[str]:
-    before, hashes = "", [""]
-    for number, line in enumerate(lines, 1):
-        place = f"{path}, line {number}"
+    def entries(self) -> Iterator[Entry]:
+        """Yield the entries of all lines, up to the first problem."""
+        stored = self._stored()
         try:
-            raw = json.loads(line)
-            again, sha = line_of(raw["n"], raw["time"], raw["entries"], before)
-        except (ValueError, TypeError, KeyError):
-            found.problems.append(f"{place}: not a line of the ledger")
-            break
-        if raw["n"] != number:
-            text = f"has number {raw['n']}: a line was removed, added or moved"
-            found.problems.append(f"{place}: {text}")
-            break
-        if again != line:
-            text = "its hash is wrong: this line or the one before was changed"
-            found.problems.append(f"{place}: {text}")
-            break
-        before, found.lines = sha, number
-        hashes.append(sha)
-        found.entries += [(number, raw["time"], entry) for entry in raw["entries"]]
-    return hashes
+            with open(self._path, "rb") as file:
+                yield from self._of_file(file, stored)
+        except FileNotFoundError:
+            if stored is None and not self._runs:  # a state knows whether there are lines
+                self.problems.append(f"{self._path}: no such file: the job has no ledger")
+        except OSError as error:
+            self.problems.append(f"{self._path}: {error.strerror}: the ledger cannot be read")
+        if stored is not None and not self.problems:
+            yield from self._of_state(stored)
 
+    def _of_file(self, file: BinaryIO, stored: _Stored | None) -> Iterator[Entry]:
+        size, done, told = self._path.stat().st_size, 0, 0
+        while not (self._runs and stored is not None and self.lines == stored["count"]):
+            raw = file.readline(MOST_BYTES)
+            if not raw:
+                break
+            place = f"{self._path}, line {self.lines + 1}"
+            if not raw.endswith(b"\n"):
+                if not self._runs:  # else the master is writing the line, or it is in the state
+                    self.problems.append(f"{place}: cut: the file ends within the line")
+                break
+            found = self._next(raw[:-1].decode("utf-8", "replace"), place)
+            if found is None:
+                break
+            for entry in found["entries"]:
+                yield self.lines, found["time"], entry
+            done += len(raw)
+            if done - told >= _STEP_BYTES:
+                told = done
+                self._progress(done, size)
 
-def _compare(path: Path, stored: dict[str, Any], hashes: list[str], found: Records) -> None:
-    """Compare the file with the state of the last master, and add lines that only the state has."""
-    count, lines = stored["count"], stored["lines"]
-    if found.problems:
-        return
-    if found.lines > count:
-        found.problems.append(
-            f"{path}, line {count + 1}: the stored state has {count} lines only: state.sqlite is "
-            "older than the file, or of another job"
-        )
-        return
-    missing = [json.loads(line) for line in lines]
-    missing = [raw for raw in missing if raw["n"] > found.lines]
-    if count - len(missing) != found.lines:
-        text = f"lines {found.lines + 1} to {count - len(missing)} are missing at the end"
-        found.problems.append(f"{path}: {text}")
-        return
-    before = hashes[-1]
-    for raw in missing:
-        before = line_of(raw["n"], raw["time"], raw["entries"], before)[1]
-        found.entries += [(raw["n"], raw["time"], entry) for entry in raw["entries"]]
-        found.lines = raw["n"]
-    if before != stored["sha"]:
-        text = f"line {count} differs from the stored state: one of both was replaced"
-        found.problems.append(f"{path}: {text}")
-
-
-def _stored(folder: Path, problems: list[str]) -> dict[str, Any] | None:
-    """Return the ledger in the state that a master left; None if there is no state."""
-    path = folder / "state.sqlite"
-    if not path.exists():
-        return None
-    try:
-        # Not read-only: the journal of a write that a crash cut off must be rolled back first.
-        connection = sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True)
-        try:
-            row = connection.execute("SELECT value FROM entries WHERE key = 'state'").fetchone()
-        finally:
-            connection.close()
-        if row is None:
+    def _next(self, line: str, place: str) -> _Line | None:
+        """Return the content of the next line, which continues the chain; None after a problem."""
+        found, problem = None, "not a line of the ledger"
+        sha, text = _SHA.fullmatch(line[-_SHA_CHARACTERS:]), f"{line[:-_SHA_CHARACTERS]}}}"
+        own = hashlib.sha256(f"{self._sha}{text}".encode()).hexdigest()[:32]
+        with contextlib.suppress(ValueError):
+            found = parse(line, _Line)
+            if found["n"] != self.lines + 1:
+                problem = f"has number {found['n']}: a line was removed, added or moved"
+                found = None
+            elif sha is None or sha[1] != own:
+                problem = "its hash is wrong: this line or the one before was changed"
+                found = None
+        if found is None:
+            self.problems.append(f"{place}: {problem}")
             return None
-        ledger = json.loads(row[0])["ledger"]
-        return {"count": int(ledger["count"]), "sha": str(ledger["sha"]), "lines": ledger["lines"]}
-    except (sqlite3.Error, ValueError, KeyError, TypeError) as error:
-        problems.append(f"{path}: cannot be read: {error}")
-        return None
+        self.lines, self._sha = self.lines + 1, own
+        return found
+
+    def _of_state(self, stored: _Stored) -> Iterator[Entry]:
+        """Compare the file with the state of the last master, and yield the entries of the lines
+        that only the state has."""
+        count, lines = stored["count"], stored["lines"]
+        if self.lines > count:
+            self.problems.append(
+                f"{self._path}, line {count + 1}: the stored state has {count} lines only: "
+                "state.sqlite is older than the file, or of another job"
+            )
+            return
+        if self.lines < count - len(lines):
+            text = f"lines {self.lines + 1} to {count - len(lines)} are missing at the end"
+            self.problems.append(f"{self._path}: {text}")
+            return
+        for line in lines[self.lines - count + len(lines) :]:
+            found = self._next(line, f"{self._folder / 'state.sqlite'}, line {self.lines + 1}")
+            if found is None:
+                return
+            for entry in found["entries"]:
+                yield self.lines, found["time"], entry
+        if self._sha != stored["sha"]:
+            text = f"line {count} differs from the stored state: one of both was replaced"
+            self.problems.append(f"{self._path}: {text}")
+
+    def _stored(self) -> _Stored | None:
+        """Return the ledger in the state that a master left; None if it stored nothing yet."""
+        path = self._folder / "state.sqlite"
+        if not path.exists():
+            return None
+        try:
+            # Not read-only: a master that was killed within a write leaves a journal to roll back.
+            connection = sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True)
+            try:
+                known = "SELECT 1 FROM sqlite_master WHERE name = 'entries'"
+                if connection.execute(known).fetchone() is None:
+                    return None
+                row = connection.execute("SELECT value FROM entries WHERE key = 'state'").fetchone()
+            finally:
+                connection.close()
+            if row is None:
+                return None
+            return parse(row[0], _State, finite=False)["ledger"]
+        except (sqlite3.Error, ValueError, TypeError) as error:
+            self.problems.append(f"{path}: cannot be read: {error}")
+            return None

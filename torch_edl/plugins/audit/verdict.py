@@ -3,33 +3,45 @@ checkpoint."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch_edl.config import JobConfig
 from torch_edl.launch.jobs.folder import ENDED, JobFolder
 from torch_edl.plugins.audit.marks import compare
 from torch_edl.plugins.audit.passes import AuditedPass, passes_of
-from torch_edl.plugins.audit.records import Records, read
-from torch_edl.plugins.audit.replay import RESTORED, Replay, replay
-from torch_edl.plugins.audit.tasks import Tasks, epochs_of, listed, overlaps, tasks_of
+from torch_edl.plugins.audit.records import Records
+from torch_edl.plugins.audit.replay import Replay, replay
+from torch_edl.plugins.audit.tasks import (
+    MOST_EPOCHS,
+    MOST_LISTED,
+    Tasks,
+    epochs_of,
+    listed,
+    overlaps,
+    tasks_of,
+    without_range,
+)
 
 SCHEMA = 1
 """Version of the JSON of ``torch-edl audit --json``."""
 _NOT_PROVEN = "not proven, for the reasons below"
-_TRIES = 5  # to read the files of a running job between two writes of its master
+
+Progress = Callable[[int, int], None]
+"""Receives the bytes of the ledger that were read, and the size of the ledger."""
 
 
 class _Audit:
     """The audit of one job."""
 
-    def __init__(self, folder: JobFolder) -> None:
+    def __init__(self, folder: JobFolder, progress: Progress) -> None:
         self._folder = folder
         self._config: JobConfig = folder.config()
         self._running = folder.has_master()
-        self.records: Records = read(folder.dir, tries=_TRIES if self._running else 1)
-        self.status = folder.last_status()
+        self.records = Records(folder.dir, runs=self._running, progress=progress)
         file = folder.dir / "tasks.jsonl"
-        self.job: Replay = replay(self.records.entries, str(file))
+        self.job: Replay = replay(self.records.entries(), str(file))
+        self.status = folder.last_status()
         self.problems = [*self.records.problems, *self.job.problems]
         self.unproven: list[str] = []
         self.notes: list[str] = []
@@ -41,6 +53,9 @@ class _Audit:
         self.finished = end == "finished"
         self.tasks: Tasks | None = tasks_of(self._config, self.job)
         self.epochs = epochs_of(self.tasks, self.job) if self.tasks is not None else []
+        if self.epochs and self.epochs[0]["epoch"]:
+            text = f"the report has the newest {MOST_EPOCHS:,} epochs; all epochs were checked"
+            self.notes.append(text)
         self.passes: list[AuditedPass] = []
         self._left: list[str] = []
         if self.tasks is None:  # a model file has epochs instead
@@ -59,8 +74,9 @@ class _Audit:
 
     def _check_complete(self) -> None:
         """Compare what is done with all records, once the job has finished."""
-        if not self.job.begun and not self.job.passes:
-            self.unproven.append(_NOTHING.get(self._config.kind, "the job began no task"))
+        if self._began_nothing:
+            if not self._running or self._config.kind == "evaluate":
+                self.unproven.append(_NOTHING.get(self._config.kind, "the job began no task"))
             return
         for each in self.passes:
             if not each.of:
@@ -80,15 +96,14 @@ class _Audit:
         job = self.job
         if self.passes:
             return self._left
-        lacks = sum(each["records"] - each["records_done"] for each in self.epochs)
-        if lacks:
+        if self.tasks is not None and (lacks := self.tasks.open_records(job)):
             return [f"{lacks:,} records are not done"]
         if job.passes:
             return []
         total = job.end[1] if job.end is not None else 0
-        open = total - min(job.retired, total) - sum(job.retired <= t < total for t in job.done)
-        beyond = next((task for task in job.done if task >= total > 0), None)
-        if beyond is not None:
+        open = total - sum(end + 1 - first for first, end in job.done_runs(0, total - 1))
+        beyond = job.done.first_in(total)
+        if beyond is not None and total > 0:
             self.problems.append(f"task {beyond} is done, but the job had {total:,} tasks only")
         return [f"{open:,} tasks are not done"] if open > 0 else []
 
@@ -99,10 +114,9 @@ class _Audit:
                 removed = not wrong and self._config.data.skip_damaged
                 why = ": the brokers removed them, or they were no records" if removed else ""
                 (self.notes if removed else self.problems).append(f"{text}{why}")
-            bare = [task for task in job.done if task not in tasks.known]
-            if lacks := [task for task in bare if job.done[task] != RESTORED]:
-                self.problems.append(f"task {lacks[0]} is done, and its records are not recorded")
-            unknown = len(bare) - len(lacks)
+            bare, unknown = without_range(tasks, job)
+            if bare is not None:
+                self.problems.append(f"task {bare} is done, and its records are not recorded")
             earlier = job.retired - sum(task < job.retired for task in tasks.known)
             if unknown or (earlier and not any(each.resumed for each in job.restores)):
                 count = f"the records of {max(unknown, earlier):,} tasks of the stream"
@@ -111,7 +125,7 @@ class _Audit:
                 text = f"{earlier:,} tasks were done by the job that this one resumed; audit that"
                 self.notes.append(f"{text} job, too")
         elif job.begun and tasks is None:
-            self.notes.append("there are very many tasks or files: tasks are counted, not records")
+            self.notes.append("there are very many files: tasks are counted, not records")
 
     def _check_status(self) -> None:
         """Add what the job itself said that it left out."""
@@ -129,19 +143,25 @@ class _Audit:
         """Return the verdict, and the verdict in words."""
         if self.problems:
             return "wrong", "the audit does not hold"
-        if self.finished or not (self.job.begun or self.job.passes):
+        if self.finished or (self._began_nothing and self.unproven):
             if self.unproven:
                 return "unproven", _NOT_PROVEN
             if self._config.kind == "predict":
                 return "holds", "each record was predicted once"
             left_out = "each record that was not left out" if self._leaves_out else ""
             return "holds", f"{left_out or 'each training record'} counted once"
+        if self._began_nothing:
+            return "incomplete", "running; no task or pass has begun yet"
         state = self.job.end[0] if self.job.end is not None else "not running, and not over"
         if self.job.end is None and self._running:
             state = "running"
         if self.unproven:
             return "incomplete", f"{state}; not all that is done is proven, for the reasons below"
         return "incomplete", f"{state}; each record that is done counted once"
+
+    @property
+    def _began_nothing(self) -> bool:
+        return not (self.job.begun or self.job.passes)
 
     @property
     def _leaves_out(self) -> bool:
@@ -154,10 +174,21 @@ _NOTHING = {
 }
 
 
-def audit(folder: JobFolder, *, tasks: bool = False) -> dict[str, Any]:
-    """Return the report, as ``docs/schemas/audit.json`` describes it. ``tasks`` lists each task."""
-    found = _Audit(folder)
+def audit(
+    folder: JobFolder,
+    *,
+    tasks: bool = False,
+    progress: Progress = lambda done, size: None,
+) -> dict[str, Any]:
+    """Return the report, as ``docs/schemas/audit.json`` describes it.
+
+    Args:
+        tasks: list each task.
+    """
+    found = _Audit(folder, progress)
     verdict, text = found.verdict()
+    if tasks and found.tasks is not None and found.tasks.total > MOST_LISTED:
+        found.notes.append(f"the report lists the first {MOST_LISTED:,} tasks; all were checked")
     job = found.job
     return {
         "schema": SCHEMA,

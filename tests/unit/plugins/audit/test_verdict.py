@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import time
+import tracemalloc
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.mutations import mutations
 from tests.schemas import require_valid
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest
@@ -19,7 +22,7 @@ from torch_edl.config import JobConfig
 from torch_edl.data.stream_space import StreamSpace
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.launch.jobs.folder import JobFolder
-from torch_edl.plugins.audit.ledger import TaskLedger
+from torch_edl.plugins.audit.ledger import TaskLedger, line_of
 from torch_edl.plugins.audit.ledger_file import LedgerFile
 from torch_edl.plugins.audit.verdict import audit
 from torch_edl.tables.watermarks import Watermarks
@@ -374,3 +377,74 @@ def test_the_checkpoint_of_a_ring(
     report = record(kind="script", marks=Watermarks(), at=at)
     assert (report["verdict"] == "holds") == (not problem), report
     assert problem in " ".join(report["problems"])
+
+
+# ---- running jobs, and crafted ledgers ----
+
+
+@pytest.mark.parametrize(
+    ("kind", "verdict"),
+    [("train", "incomplete"), ("script", "incomplete"), ("evaluate", "unproven")],
+)
+def test_a_running_job_without_a_task(record: Recorded, kind: str, verdict: str) -> None:
+    with JobFolder("audited").hold():
+        report = record(kind=kind, end="")
+    assert report["verdict"] == verdict
+    assert (kind == "evaluate") or report["text"] == "running; no task or pass has begun yet"
+
+
+def crafted(folder: JobFolder, entries: list[Any]) -> None:
+    """Replace the ledger by one whose chain of hashes holds."""
+    before, lines = "", []
+    for number, each in enumerate(entries, 1):
+        line, before = line_of(number, 1.0, [each], before)
+        lines.append(f"{line}\n")
+    (folder.dir / "tasks.jsonl").write_text("".join(lines))
+
+
+def test_crafted_ledgers_end_soon_in_a_verdict(ledger: TaskLedger, record: Recorded) -> None:
+    """Each entry is mutated, and the chain of hashes computed again."""
+    begin(ledger)
+    record(total=3, status={"wall_s": 1.0})
+    folder = JobFolder("audited")
+    start: list[Any] = [
+        ["begin", {"of": "tasks", "shards": [["a", 5]], "records_per_task": 2, "epochs": 3,
+                   "batch_size": 1, "seed": 0, "shuffle": True}],
+        ["done", 0, 0, "0-2"], ["back", 1, 3, 0, 1, "released"], ["done", -1, 0, "4"],
+        ["restored", 1, [[3, 1]], "4"], ["ring", 1, [0, 1]], ["position", 0, 1, 9, 0, 0],
+        ["cut", "t/0", [[5, 0, 2]]], ["done", 1, 0, "5-6"], ["end", "finished", 9],
+    ]  # fmt: skip
+    for seed, entry in enumerate(start):
+        for what, text in mutations(json.dumps(entry).encode(), seed, 60):
+            try:
+                mutated = json.loads(text)
+            except (ValueError, RecursionError):
+                continue
+            crafted(folder, [*start[:seed], mutated, *start[seed + 1 :]])
+            began = time.monotonic()
+            require_valid("audit", audit(folder, tasks=True))
+            assert time.monotonic() - began < 10, (entry, what)
+    for kind in ("tasks", "stream"):
+        crafted(folder, [["begin", {"of": kind}], ["done", 0, 0, "1-99999999999"], start[-1]])
+        assert audit(folder)["verdict"] == "wrong"
+
+
+def test_a_long_ledger_is_read_in_little_memory(ledger: TaskLedger, record: Recorded) -> None:
+    """A list of all entries of these lines needs 3 MB."""
+    count = 5_000
+    ledger.begin(TaskSpace([Shard("a", 2 * count)], 2))
+    record(end="", total=count)
+    folder = JobFolder("audited")
+    shards = {"of": "tasks", "shards": [["a", 2 * count]], "records_per_task": 2}
+    done = [["done", task % 4, 0, str(task)] for task in range(count)]
+    crafted(folder, [["begin", shards], *done, ["end", "finished", count]])
+    folder.status_file.write_text('{"state": "finished"}')
+    told: list[tuple[int, int]] = []
+    tracemalloc.start()
+    report = audit(folder, progress=lambda *at: told.append(at))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (report["verdict"], report["lines"]) == ("holds", count + 2)
+    assert peak < 1.5e6
+    assert told
+    assert told[-1][1] == (folder.dir / "tasks.jsonl").stat().st_size
