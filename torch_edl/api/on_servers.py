@@ -243,13 +243,24 @@ class ScriptOnServers:
         whole, size = self._batches.data, lease.end - lease.start
         first, step = lease.epoch * whole.records + lease.start, whole.batch_size
 
+        def name(start: int, end: int) -> str:
+            return self._batches.names([(first + start, first + end)])
+
+        watch = partial(self._leases.step, lease) if lease.suspect else None
+
         def updates(offset: int) -> Iterator[Update]:
             spans = [(at, min(at + step, size)) for at in range(offset, size, step)]
             batches = self._batches.of([(first + start, first + end) for start, end in spans])
-            for (start, end), batch in zip(spans, batches, strict=True):
+            for start, end in spans:
+                known = name(start, end) if lease.suspect else ""
+                with self._leases.step(lease, start, size, known):
+                    batch = next(batches)
                 minibatch = Minibatch(0, start, end - start, batch)
-                name = partial(self._name, (first + start, first + end))
-                yield Update(start, end, [minibatch], 1, end - start, lease, of_rank=name)
+                of_rank = partial(self._name, (first + start, first + end))
+                yield Update(
+                    start, end, [minibatch], 1, end - start, lease, name=name, watch=watch,
+                    of_rank=of_rank,
+                )  # fmt: skip
 
         return updates
 

@@ -73,7 +73,9 @@ class DataConfig(Checked):
     )
     """Seed and epoch determine the order of tasks and of the records of a task."""
     skip_damaged: bool = option(
-        False, "--skip-damaged", "skip and count records that cannot be read (default: fail)"
+        False,
+        "--skip-damaged",
+        "skip and count records that cannot be read, or kill workers (default: fail)",
     )
     loader_workers: int = option(
         0,
@@ -166,7 +168,9 @@ class ClusterConfig(Checked):
     join_timeout_s: float = 600.0
     """Seconds for which the workers of a script wait for their first ring."""
     max_task_failures: int = option(
-        3, "--max-task-failures N", "fail the job after N exceptions or timeouts in the same task"
+        3,
+        "--max-task-failures N",
+        "fail after N exceptions, timeouts or deaths in the same task",
     )
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -41,6 +41,10 @@ _SHOWN = 20  # number of columns in a message
 
 Updates = Callable[[int], Iterator[Update]]
 """Function from an offset in a task to the updates from there on."""
+
+Watch = Callable[[HeldLease, int, int, str], AbstractContextManager[None]]
+"""Function from a lease, two offsets in its task, and the name of the records between them, to a
+context in which the death of this process counts against these records."""
 
 
 class FeedError(EdlError):
@@ -83,6 +87,8 @@ class Feeder:
         """Reader of the records of tasks."""
         self.minibatches: Callable[[], int] = lambda: config.train.local_steps
         """Returns the number of minibatches of the next update."""
+        self.watch: Watch = lambda *_: contextlib.nullcontext()
+        """See :meth:`torch_edl.master_client.leases.LeaseClient.step`."""
 
     def _open(self, shard: str) -> Source:
         if shard in self._own:
@@ -106,6 +112,13 @@ class Feeder:
             FeedError: the user's code failed; its exception is the cause.
             DataError: the records cannot be read.
         """
+        size = lease.end - lease.start
+        if any(step.first == 0 and step.last >= size for step in lease.skip):
+            return lambda offset: self._group(iter(()), None, lease, offset, False)
+        with self.watch(lease, 0, size, named(range(lease.start, lease.end), lease.shard)):
+            return self._prepared(lease)
+
+    def _prepared(self, lease: HeldLease) -> Updates:
         records = self.records(lease)
         count = len(records)
         if not self._is_whole(lease, count) or not count:  # offsets of a stream without messages
@@ -209,6 +222,13 @@ class Feeder:
             # A batch whose samples are all damaged is left out.
             kept = [(n, b) for n, b in enumerate(batches) if b.size or not b.damaged]
             damaged = sum(len(batch.damaged) for batch in batches)
+            for step in lease.skip:
+                damaged += max(0, min(last, step.last) - max(first, step.first))
+                kept = [
+                    (n, b)
+                    for n, b in kept
+                    if cuts[place + n] >= step.last or cuts[place + n + 1] <= step.first
+                ]
             return Update(
                 first=first,
                 last=last,
@@ -222,6 +242,7 @@ class Feeder:
                 damaged=damaged,
                 first_records=known if batches else None,
                 name=partial(self._named, lease),
+                watch=partial(self.watch, lease) if lease.suspect else None,
                 is_by_record=is_by_record and not damaged,
             )
 
@@ -298,7 +319,7 @@ class Feeder:
             minibatches = self._datasets.minibatches(
                 dataset, records, skip, random, tolerant=tolerant
             )
-            for item, damaged in self._read_apart(minibatches):
+            for item, damaged in self._read(minibatches, skip, lease):
                 note(damaged, name)
                 yield self._batch(item, mode, damaged)
         except SampleError as error:
@@ -307,10 +328,17 @@ class Feeder:
                 where += f"; {SKIP}"
             raise FeedError(f"the dataset of {self._name} {error}{where}") from error.__cause__
 
-    def _read_apart(self, items: Iterator[T]) -> Iterator[T]:
-        """Yield the items of a dataset, which may draw random numbers while it is read."""
-        while True:
-            with self.generators.apart():
+    def _read(self, items: Iterator[T], skip: int, lease: HeldLease) -> Iterator[T]:
+        """Yield the first minibatch of a dataset and those from number ``skip`` on, apart from
+        training, until one that is left out: it may end this process when it is read."""
+        end = lease.end - lease.start
+        cuts = minibatch_cuts(end, self._config.data.batch_size)
+        for number in itertools.chain([0] * bool(skip), itertools.count(skip)):
+            first, last = [*cuts[number : number + 2], end, end][:2]
+            if any(step.first <= first < step.last for step in lease.skip):
+                return
+            name = self._named(lease, first, last) if lease.suspect and first < last else ""
+            with self.watch(lease, first, end, name), self.generators.apart():
                 try:
                     item = next(items)
                 except StopIteration:

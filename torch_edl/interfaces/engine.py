@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -104,6 +104,9 @@ class Update:
     name: Callable[[int, int], str] | None = None
     """Function from two offsets to the name of the records between them, for messages; None:
     unknown."""
+    watch: Callable[[int, int, str], AbstractContextManager[None]] | None = None
+    """Function from two offsets and the name of the records between them to a context, in which the
+    death of this process counts against these records; None: it counts against none."""
     is_by_record: bool = False
     """True if the samples of the minibatches correspond one to one to the records, in order."""
 
@@ -133,6 +136,17 @@ class Update:
             return self.name(self.first, self.last)
         minibatch = list(self.minibatches)[len(self.losses)]
         return self.name(minibatch.first + sample, minibatch.first + sample + 1)
+
+    def step(self, minibatch: Minibatch | None = None) -> AbstractContextManager[None]:
+        """Return the context in which user code computes a minibatch, or the whole update; see
+        :attr:`watch`."""
+        if self.watch is None:
+            return nullcontext()
+        first, last = self.first, self.last
+        if minibatch is not None:
+            later = (each.first for each in self.minibatches if each.first > minibatch.first)
+            first, last = minibatch.first, min(later, default=self.last)
+        return self.watch(first, last, self.name(first, last) if self.name else "")
 
     @property
     def ends_task(self) -> bool:

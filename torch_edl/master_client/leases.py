@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -41,6 +42,8 @@ class HeldLease:
     shard_size: int = 0
     shard_mtime_ns: int = 0
     first: pb.FirstRecords = field(default_factory=pb.FirstRecords)
+    suspect: bool = False
+    skip: Sequence[pb.TaskStep] = ()
     incarnation: int = 0
     """Incarnation of the model when the task was leased; the answer of the master carries it once
     for all its leases."""
@@ -161,6 +164,34 @@ class LeaseClient:
         with self._lock:
             request.task.CopyFrom(self._held[lease.lease_id])
         self._send(self._call, request)
+
+    @contextmanager
+    def step(self, lease: HeldLease, first: int, last: int, name: str) -> Iterator[None]:
+        """Return a context in which this process reads, feeds or computes records of a suspect
+        task: the master is told, so that a death of the process counts against the records. After
+        an exception, the step does not end: the task does, or the process.
+
+        Args:
+            first: offset of the first record in the task.
+            last: offset after the last record.
+            name: name of the records, for messages.
+
+        Raises:
+            MasterLostError: the master does not answer.
+        """
+        if not lease.suspect:
+            yield
+            return
+        self._report_step(lease, pb.TaskStep(first=first, last=last, name=name))
+        yield
+        self._report_step(lease, pb.TaskStep())
+
+    def _report_step(self, lease: HeldLease, step: pb.TaskStep) -> None:
+        request = pb.BeginTaskRequest(worker_id=self.worker_id, lease_id=lease.lease_id, step=step)
+        with self._lock:
+            if (task := self._held.get(lease.lease_id)) is not None:
+                request.task.CopyFrom(task)
+        self._call(request)
 
     def report(self, lease: HeldLease, result: TaskResult) -> None:
         """Report that a task is complete, without waiting for the master.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ from torch_edl.processes.process_group import ChildGroup, GroupLeader
 
 log = logging.getLogger(__name__)
 
+_LOOK_S = 1.0  # seconds between two looks at the number of processes killed for memory
 _STOP_ALL_POLL_S = 0.02
 # Time to read the last output of ended processes, since their forked children may still write.
 _LAST_LINES_S = 1.0
@@ -54,6 +56,8 @@ class LocalLauncher:
         self._readers: list[threading.Thread] = []
         self._running: dict[tuple[str, int], GroupLeader] = {}
         self._logs: dict[tuple[str, int], str] = {}  # of processes whose role changed
+        self._looked_at = time.monotonic()
+        self._oom_kills = self._oom_before = oom_kills()
 
     def start(self, spec: ProcessSpec) -> int:
         """Start a process, from the main thread only; see :class:`Launcher`."""
@@ -104,6 +108,10 @@ class LocalLauncher:
         """Report each process that ended since the last call; kill those whose grace expired."""
         ended = []
         now = time.monotonic()
+        if now - self._looked_at >= _LOOK_S:
+            # An end is noticed a moment after the kill: the count of the look before is compared.
+            self._oom_before, self._oom_kills = self._oom_kills, oom_kills()
+            self._looked_at = now
         for (role, id), child in list(self._running.items()):
             if child.kill_overdue(now):
                 log.warning("%s-%d did not end in time: it was killed", role, id)
@@ -114,6 +122,10 @@ class LocalLauncher:
             if code is None:
                 why = "an earlier master started the process, and only that one could learn it"
                 ended.append(ProcessExit(role=role, id=id, why=why))
+            elif code == -signal.SIGKILL and oom_kills() > self._oom_before:
+                why = "the kernel killed the process, because memory was short"
+                end = ProcessExit(role=role, id=id, signal=-code, why=why, own_fault=True)
+                ended.append(end)
             elif code < 0:
                 ended.append(ProcessExit(role=role, id=id, signal=-code))
             else:
@@ -163,6 +175,16 @@ class LocalLauncher:
         with output:
             while line := output.readline(_MOST_BYTES):
                 self._lines(name, line)
+
+
+def oom_kills(statistics: Path = Path("/proc/vmstat")) -> int:
+    """Return the number of processes of this machine, in all containers, that the kernel has killed
+    because memory was short; 0 if the kernel does not tell."""
+    with contextlib.suppress(OSError):
+        for name, value in map(str.split, statistics.read_text().splitlines()):
+            if name == "oom_kill":
+                return int(value)
+    return 0
 
 
 def _environment(spec: ProcessSpec) -> dict[str, str]:

@@ -143,8 +143,9 @@ class LeasedUpdates:
                     self._stream = None
                     continue
                 self._compare_first(update)
-                self._engine.prefetch(update)
-            except (Exception, SystemExit) as error:
+                with update.step():  # runs the model up to its last embedding
+                    self._engine.prefetch(update)
+            except BaseException as error:  # a panic of a Rust extension is no Exception
                 self._fail(self._streamed, update, error)
                 return
             self._upcoming.append(update)

@@ -98,14 +98,17 @@ def loop(
                     meter.open(minibatch.records)
                     batch = engine.begin(update, minibatch)
                     watch.end("pull")
-                    loss = yield batch
+                    with update.step(minibatch):
+                        loss = yield batch
                     watch.end("compute")
                     if loss is not None:  # only run_body sends a loss
                         update.losses.append(loss)
                     if engine.broken:
                         break
                 counted = engine.commit(update)
-            except (Exception, SystemExit) as error:
+            except GeneratorExit:
+                raise
+            except BaseException as error:  # a panic of a Rust extension is no Exception
                 meter.settle(counted=False)
                 source.recover(update, error)
             else:
@@ -130,7 +133,7 @@ def run_body(batches: Generator[Any, float | None], body: Callable[[Any], float]
         while True:
             try:
                 loss = body(batch)
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
                 batch = batches.throw(error)
             else:
                 batch = batches.send(loss)

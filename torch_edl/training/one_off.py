@@ -33,7 +33,7 @@ from torch_edl.errors import (
     UserCodeError,
     describe_error,
 )
-from torch_edl.interfaces import Engine, Update
+from torch_edl.interfaces import Batch, Engine, Update
 from torch_edl.interfaces.preprocessing import Fittable
 from torch_edl.master_client.leases import HeldLease, LeaseClient, TaskResult
 from torch_edl.master_client.session import MasterSession
@@ -91,8 +91,11 @@ def fit(columns: Fittable, read: Callable[[HeldLease], Any], master: MasterSessi
             lease = HeldLease.from_proto(message)
             if heartbeat.draining.is_set():
                 leases.release(lease)
-            else:
-                leases.complete(lease, _observed(columns, read, lease))
+                continue
+            rows = range(lease.start, lease.end)
+            with leases.step(lease, 0, len(rows), named(rows, lease.shard)):
+                result = _observed(columns, read, lease)
+            leases.complete(lease, result)
     master.progress.phase = "waiting"
 
 
@@ -152,7 +155,7 @@ class OneOffTasks:
         except ServersLostError:
             self._leases.release(lease)
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             self._fail(lease, error, failed_records(self._at_work, error))
             return
         finally:
@@ -275,21 +278,22 @@ class OneOffTasks:
             for update in self._updates(task):
                 damaged += update.damaged
                 for minibatch in update.minibatches:
-                    batch = minibatch.batch
-                    predictions = self._file.predict(prepare(batch.features))
-                    try:
-                        with self._apart():
-                            metrics.update(batch, predictions)
-                    except ContractError:
-                        raise
-                    except (Exception, SystemExit) as error:
-                        why, at = cause(batch, values.array)
-                        why = f"; {why}; {WITHOUT}" if why else ""
-                        raise UserCodeError(
-                            f"a metric raised {describe_error(error)}{why}", at
-                        ) from error
+                    with update.step(minibatch):
+                        predictions = self._file.predict(prepare(minibatch.batch.features))
+                        self._measure(metrics, minibatch.batch, predictions)
         records = task.lease.end - task.lease.start
         return TaskResult(records=records, metrics=metrics.states(), damaged=damaged)
+
+    def _measure(self, metrics: TaskMetrics, batch: Batch, predictions: Any) -> None:
+        try:
+            with self._apart():
+                metrics.update(batch, predictions)
+        except ContractError:
+            raise
+        except (Exception, SystemExit) as error:
+            why, at = cause(batch, self._file.values.array)
+            why = f"; {why}; {WITHOUT}" if why else ""
+            raise UserCodeError(f"a metric raised {describe_error(error)}{why}", at) from error
 
     def _predict(self, task: RecordTask) -> TaskResult:
         process = self._file.functions.prediction_outputs_processor
@@ -301,9 +305,10 @@ class OneOffTasks:
         with self._evaluating() as prepare:
             for update in self._updates(task):
                 for minibatch in update.minibatches:
-                    predictions = self._file.predict(prepare(minibatch.batch.features))
-                    with self._apart():
-                        outputs.add(predictions)
+                    with update.step(minibatch):
+                        predictions = self._file.predict(prepare(minibatch.batch.features))
+                        with self._apart():
+                            outputs.add(predictions)
         rows = outputs.write(self._file.config.checkpoint.parts, task.lease.task_id)
         records = task.lease.end - task.lease.start
         if rows != records and process is None:

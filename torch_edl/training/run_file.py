@@ -43,6 +43,7 @@ def run(file: UserModel, master: MasterSession, start: pb.Start) -> None:
     leases = LeaseClient(master.master, master.worker_id)
     leases.incarnation = start.cluster.incarnation
     file.feeder.minibatches = lambda: file.config.minibatches(master.progress.version)
+    file.feeder.watch = leases.step
     tasks = TaskPrefetcher(leases, file.feeder.prepare)
     master.heartbeat.on_give_back = tasks.give_back
     source: FileUpdates | LeasedUpdates

@@ -78,6 +78,7 @@ from torch_edl.wire.rounds_pb2 import CloseRoundsRequest as CloseRoundsRequest
 from torch_edl.wire.rounds_pb2 import CloseRoundsResponse as CloseRoundsResponse
 from torch_edl.wire.tasks_pb2 import FirstRecords as FirstRecords
 from torch_edl.wire.tasks_pb2 import LeaseMessage as LeaseMessage
+from torch_edl.wire.tasks_pb2 import TaskStep as TaskStep
 from torch_edl.wire.tasks_pb2 import LeasedTask as LeasedTask
 from torch_edl.wire.tasks_pb2 import LeaseRequest as LeaseRequest
 from torch_edl.wire.tasks_pb2 import LeaseResponse as LeaseResponse

@@ -27,49 +27,51 @@ from torch_edl.wire import metrics_pb2 as torch__edl_dot_wire_dot_metrics__pb2
 from torch_edl.wire import pserver_pb2 as torch__edl_dot_wire_dot_pserver__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atorch_edl/wire/tasks.proto\x12\ttorch_edl\x1a\x1ctorch_edl/wire/cluster.proto\x1a\x1ctorch_edl/wire/metrics.proto\x1a\x1ctorch_edl/wire/pserver.proto\"A\n\x0c\x46irstRecords\x12\x11\n\tframework\x18\x01 \x01(\t\x12\r\n\x05order\x18\x02 \x01(\x01\x12\x0f\n\x07records\x18\x03 \x01(\x03\"\xd5\x02\n\x0cLeaseMessage\x12\x10\n\x08lease_id\x18\x01 \x01(\x03\x12!\n\x04kind\x18\x02 \x01(\x0e\x32\x13.torch_edl.TaskKind\x12\x0f\n\x07task_id\x18\x03 \x01(\x03\x12\r\n\x05shard\x18\x04 \x01(\t\x12\r\n\x05start\x18\x05 \x01(\x03\x12\x0b\n\x03\x65nd\x18\x06 \x01(\x03\x12\r\n\x05\x65poch\x18\x07 \x01(\x03\x12\x0e\n\x06offset\x18\x08 \x01(\x03\x12\x0f\n\x07retried\x18\t \x01(\x08\x12&\n\x06states\x18\n \x03(\x0b\x32\x16.torch_edl.MetricState\x12\x11\n\tdirectory\x18\x0b \x01(\t\x12\x15\n\rshard_records\x18\x0c \x01(\x03\x12\x12\n\nshard_size\x18\r \x01(\x03\x12\x16\n\x0eshard_mtime_ns\x18\x0e \x01(\x03\x12&\n\x05\x66irst\x18\x0f \x01(\x0b\x32\x17.torch_edl.FirstRecords\"U\n\nLeasedTask\x12!\n\x04kind\x18\x01 \x01(\x0e\x32\x13.torch_edl.TaskKind\x12\x0f\n\x07task_id\x18\x02 \x01(\x03\x12\x13\n\x0bincarnation\x18\x03 \x01(\x03\"\xa4\x01\n\x0cLeaseRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x0c\n\x04want\x18\x02 \x01(\x05\x12\x13\n\x0bincarnation\x18\x03 \x01(\x03\x12\x0c\n\x04held\x18\x04 \x03(\x03\x12$\n\x05tasks\x18\x05 \x03(\x0b\x32\x15.torch_edl.LeasedTask\x12\r\n\x05\x61head\x18\x06 \x01(\x05\x12\x0b\n\x03\x66it\x18\x07 \x01(\x08\x12\x0e\n\x06\x65pochs\x18\x08 \x01(\x03\"\xfd\x01\n\rLeaseResponse\x12+\n\x04next\x18\x01 \x01(\x0e\x32\x1d.torch_edl.LeaseResponse.Next\x12\'\n\x06leases\x18\x02 \x03(\x0b\x32\x17.torch_edl.LeaseMessage\x12\x16\n\x0eretired_before\x18\x03 \x01(\x03\x12#\n\x07\x63luster\x18\x04 \x01(\x0b\x32\x12.torch_edl.Cluster\"Y\n\x04Next\x12\n\n\x06LEASED\x10\x00\x12\x08\n\x04WAIT\x10\x01\x12\x0c\n\x08\x46INISHED\x10\x02\x12\t\n\x05\x44RAIN\x10\x03\x12\x13\n\x0f\x43LUSTER_CHANGED\x10\x04\x12\r\n\tPASS_OVER\x10\x05\")\n\x14LeaseSnapshotRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\"N\n\x15LeaseSnapshotResponse\x12\r\n\x05leave\x18\x01 \x01(\x08\x12&\n\x05lease\x18\x02 \x01(\x0b\x32\x17.torch_edl.LeaseMessage\"\x84\x01\n\x10\x42\x65ginTaskRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x10\n\x08lease_id\x18\x02 \x01(\x03\x12&\n\x05\x66irst\x18\x03 \x01(\x0b\x32\x17.torch_edl.FirstRecords\x12#\n\x04task\x18\x04 \x01(\x0b\x32\x15.torch_edl.LeasedTask\"\x13\n\x11\x42\x65ginTaskResponse\"`\n\nTaskCounts\x12\x0f\n\x07records\x18\x01 \x01(\x03\x12\r\n\x05steps\x18\x02 \x01(\x03\x12\x11\n\tnan_steps\x18\x03 \x01(\x03\x12\x0f\n\x07\x64\x61maged\x18\x04 \x01(\x03\x12\x0e\n\x06offset\x18\x05 \x01(\x03\"\xa1\x02\n\x13\x43ompleteTaskRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x10\n\x08lease_id\x18\x02 \x01(\x03\x12%\n\x06\x63ounts\x18\x03 \x01(\x0b\x32\x15.torch_edl.TaskCounts\x12%\n\x07metrics\x18\x04 \x01(\x0b\x32\x12.torch_edl.MetricsH\x00\x12)\n\x06values\x18\x05 \x01(\x0b\x32\x17.torch_edl.MetricValuesH\x00\x12\'\n\x08snapshot\x18\x06 \x01(\x0b\x32\x13.torch_edl.SnapshotH\x00\x12\x14\n\nstatistics\x18\x08 \x01(\x0cH\x00\x12#\n\x04task\x18\x07 \x01(\x0b\x32\x15.torch_edl.LeasedTaskB\x08\n\x06result\"%\n\x14\x43ompleteTaskResponse\x12\r\n\x05known\x18\x01 \x01(\x08\"\x85\x01\n\x12ReleaseTaskRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x10\n\x08lease_id\x18\x02 \x01(\x03\x12%\n\x06\x63ounts\x18\x03 \x01(\x0b\x32\x15.torch_edl.TaskCounts\x12#\n\x04task\x18\x04 \x01(\x0b\x32\x15.torch_edl.LeasedTask\"\x15\n\x13ReleaseTaskResponse\"\xb3\x01\n\x0f\x46\x61ilTaskRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x10\n\x08lease_id\x18\x02 \x01(\x03\x12%\n\x06\x63ounts\x18\x03 \x01(\x0b\x32\x15.torch_edl.TaskCounts\x12\r\n\x05\x65rror\x18\x04 \x01(\t\x12\x11\n\ttraceback\x18\x05 \x01(\t\x12\r\n\x05\x66\x61tal\x18\x06 \x01(\x08\x12#\n\x04task\x18\x07 \x01(\x0b\x32\x15.torch_edl.LeasedTask\" \n\x10\x46\x61ilTaskResponse\x12\x0c\n\x04over\x18\x01 \x01(\x08*t\n\x08TaskKind\x12\x0e\n\nTASK_TRAIN\x10\x00\x12\x11\n\rTASK_EVALUATE\x10\x01\x12\x10\n\x0cTASK_PREDICT\x10\x02\x12\x12\n\x0eTASK_SUMMARIZE\x10\x03\x12\x11\n\rTASK_SNAPSHOT\x10\x04\x12\x0c\n\x08TASK_FIT\x10\x05\x32\xc3\x03\n\x05Tasks\x12:\n\x05Lease\x12\x17.torch_edl.LeaseRequest\x1a\x18.torch_edl.LeaseResponse\x12R\n\rLeaseSnapshot\x12\x1f.torch_edl.LeaseSnapshotRequest\x1a .torch_edl.LeaseSnapshotResponse\x12\x46\n\tBeginTask\x12\x1b.torch_edl.BeginTaskRequest\x1a\x1c.torch_edl.BeginTaskResponse\x12O\n\x0c\x43ompleteTask\x12\x1e.torch_edl.CompleteTaskRequest\x1a\x1f.torch_edl.CompleteTaskResponse\x12L\n\x0bReleaseTask\x12\x1d.torch_edl.ReleaseTaskRequest\x1a\x1e.torch_edl.ReleaseTaskResponse\x12\x43\n\x08\x46\x61ilTask\x12\x1a.torch_edl.FailTaskRequest\x1a\x1b.torch_edl.FailTaskResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atorch_edl/wire/tasks.proto\x12\ttorch_edl\x1a\x1ctorch_edl/wire/cluster.proto\x1a\x1ctorch_edl/wire/metrics.proto\x1a\x1ctorch_edl/wire/pserver.proto\"A\n\x0c\x46irstRecords\x12\x11\n\tframework\x18\x01 \x01(\t\x12\r\n\x05order\x18\x02 \x01(\x01\x12\x0f\n\x07records\x18\x03 \x01(\x03\"\x89\x03\n\x0cLeaseMessage\x12\x10\n\x08lease_id\x18\x01 \x01(\x03\x12!\n\x04kind\x18\x02 \x01(\x0e\x32\x13.torch_edl.TaskKind\x12\x0f\n\x07task_id\x18\x03 \x01(\x03\x12\r\n\x05shard\x18\x04 \x01(\t\x12\r\n\x05start\x18\x05 \x01(\x03\x12\x0b\n\x03\x65nd\x18\x06 \x01(\x03\x12\r\n\x05\x65poch\x18\x07 \x01(\x03\x12\x0e\n\x06offset\x18\x08 \x01(\x03\x12\x0f\n\x07retried\x18\t \x01(\x08\x12&\n\x06states\x18\n \x03(\x0b\x32\x16.torch_edl.MetricState\x12\x11\n\tdirectory\x18\x0b \x01(\t\x12\x15\n\rshard_records\x18\x0c \x01(\x03\x12\x12\n\nshard_size\x18\r \x01(\x03\x12\x16\n\x0eshard_mtime_ns\x18\x0e \x01(\x03\x12&\n\x05\x66irst\x18\x0f \x01(\x0b\x32\x17.torch_edl.FirstRecords\x12\x0f\n\x07suspect\x18\x10 \x01(\x08\x12!\n\x04skip\x18\x11 \x03(\x0b\x32\x13.torch_edl.TaskStep\"5\n\x08TaskStep\x12\r\n\x05\x66irst\x18\x01 \x01(\x03\x12\x0c\n\x04last\x18\x02 \x01(\x03\x12\x0c\n\x04name\x18\x03 \x01(\t\"U\n\nLeasedTask\x12!\n\x04kind\x18\x01 \x01(\x0e\x32\x13.torch_edl.TaskKind\x12\x0f\n\x07task_id\x18\x02 \x01(\x03\x12\x13\n\x0bincarnation\x18\x03 \x01(\x03\"\xa4\x01\n\x0cLeaseRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x0c\n\x04want\x18\x02 \x01(\x05\x12\x13\n\x0bincarnation\x18\x03 \x01(\x03\x12\x0c\n\x04held\x18\x04 \x03(\x03\x12$\n\x05tasks\x18\x05 \x03(\x0b\x32\x15.torch_edl.LeasedTask\x12\r\n\x05\x61head\x18\x06 \x01(\x05\x12\x0b\n\x03\x66it\x18\x07 \x01(\x08\x12\x0e\n\x06\x65pochs\x18\x08 \x01(\x03\"\xfd\x01\n\rLeaseResponse\x12+\n\x04next\x18\x01 \x01(\x0e\x32\x1d.torch_edl.LeaseResponse.Next\x12\'\n\x06leases\x18\x02 \x03(\x0b\x32\x17.torch_edl.LeaseMessage\x12\x16\n\x0eretired_before\x18\x03 \x01(\x03\x12#\n\x07\x63luster\x18\x04 \x01(\x0b\x32\x12.torch_edl.Cluster\"Y\n\x04Next\x12\n\n\x06LEASED\x10\x00\x12\x08\n\x04WAIT\x10\x01\x12\x0c\n\x08\x46INISHED\x10\x02\x12\t\n\x05\x44RAIN\x10\x03\x12\x13\n\x0f\x43LUSTER_CHANGED\x10\x04\x12\r\n\tPASS_OVER\x10\x05\")\n\x14LeaseSnapshotRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\"N\n\x15LeaseSnapshotResponse\x12\r\n\x05leave\x18\x01 \x01(\x08\x12&\n\x05lease\x18\x02 \x01(\x0b\x32\x17.torch_edl.LeaseMessage\"\xa7\x01\n\x10\x42\x65ginTaskRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x10\n\x08lease_id\x18\x02 \x01(\x03\x12&\n\x05\x66irst\x18\x03 \x01(\x0b\x32\x17.torch_edl.FirstRecords\x12#\n\x04task\x18\x04 \x01(\x0b\x32\x15.torch_edl.LeasedTask\x12!\n\x04step\x18\x05 \x01(\x0b\x32\x13.torch_edl.TaskStep\"\x13\n\x11\x42\x65ginTaskResponse\"`\n\nTaskCounts\x12\x0f\n\x07records\x18\x01 \x01(\x03\x12\r\n\x05steps\x18\x02 \x01(\x03\x12\x11\n\tnan_steps\x18\x03 \x01(\x03\x12\x0f\n\x07\x64\x61maged\x18\x04 \x01(\x03\x12\x0e\n\x06offset\x18\x05 \x01(\x03\"\xa1\x02\n\x13\x43ompleteTaskRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x10\n\x08lease_id\x18\x02 \x01(\x03\x12%\n\x06\x63ounts\x18\x03 \x01(\x0b\x32\x15.torch_edl.TaskCounts\x12%\n\x07metrics\x18\x04 \x01(\x0b\x32\x12.torch_edl.MetricsH\x00\x12)\n\x06values\x18\x05 \x01(\x0b\x32\x17.torch_edl.MetricValuesH\x00\x12\'\n\x08snapshot\x18\x06 \x01(\x0b\x32\x13.torch_edl.SnapshotH\x00\x12\x14\n\nstatistics\x18\x08 \x01(\x0cH\x00\x12#\n\x04task\x18\x07 \x01(\x0b\x32\x15.torch_edl.LeasedTaskB\x08\n\x06result\"%\n\x14\x43ompleteTaskResponse\x12\r\n\x05known\x18\x01 \x01(\x08\"\x85\x01\n\x12ReleaseTaskRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x10\n\x08lease_id\x18\x02 \x01(\x03\x12%\n\x06\x63ounts\x18\x03 \x01(\x0b\x32\x15.torch_edl.TaskCounts\x12#\n\x04task\x18\x04 \x01(\x0b\x32\x15.torch_edl.LeasedTask\"\x15\n\x13ReleaseTaskResponse\"\xb3\x01\n\x0f\x46\x61ilTaskRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x10\n\x08lease_id\x18\x02 \x01(\x03\x12%\n\x06\x63ounts\x18\x03 \x01(\x0b\x32\x15.torch_edl.TaskCounts\x12\r\n\x05\x65rror\x18\x04 \x01(\t\x12\x11\n\ttraceback\x18\x05 \x01(\t\x12\r\n\x05\x66\x61tal\x18\x06 \x01(\x08\x12#\n\x04task\x18\x07 \x01(\x0b\x32\x15.torch_edl.LeasedTask\" \n\x10\x46\x61ilTaskResponse\x12\x0c\n\x04over\x18\x01 \x01(\x08*t\n\x08TaskKind\x12\x0e\n\nTASK_TRAIN\x10\x00\x12\x11\n\rTASK_EVALUATE\x10\x01\x12\x10\n\x0cTASK_PREDICT\x10\x02\x12\x12\n\x0eTASK_SUMMARIZE\x10\x03\x12\x11\n\rTASK_SNAPSHOT\x10\x04\x12\x0c\n\x08TASK_FIT\x10\x05\x32\xc3\x03\n\x05Tasks\x12:\n\x05Lease\x12\x17.torch_edl.LeaseRequest\x1a\x18.torch_edl.LeaseResponse\x12R\n\rLeaseSnapshot\x12\x1f.torch_edl.LeaseSnapshotRequest\x1a .torch_edl.LeaseSnapshotResponse\x12\x46\n\tBeginTask\x12\x1b.torch_edl.BeginTaskRequest\x1a\x1c.torch_edl.BeginTaskResponse\x12O\n\x0c\x43ompleteTask\x12\x1e.torch_edl.CompleteTaskRequest\x1a\x1f.torch_edl.CompleteTaskResponse\x12L\n\x0bReleaseTask\x12\x1d.torch_edl.ReleaseTaskRequest\x1a\x1e.torch_edl.ReleaseTaskResponse\x12\x43\n\x08\x46\x61ilTask\x12\x1a.torch_edl.FailTaskRequest\x1a\x1b.torch_edl.FailTaskResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'torch_edl.wire.tasks_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TASKKIND']._serialized_start=2135
-  _globals['_TASKKIND']._serialized_end=2251
+  _globals['_TASKKIND']._serialized_start=2277
+  _globals['_TASKKIND']._serialized_end=2393
   _globals['_FIRSTRECORDS']._serialized_start=131
   _globals['_FIRSTRECORDS']._serialized_end=196
   _globals['_LEASEMESSAGE']._serialized_start=199
-  _globals['_LEASEMESSAGE']._serialized_end=540
-  _globals['_LEASEDTASK']._serialized_start=542
-  _globals['_LEASEDTASK']._serialized_end=627
-  _globals['_LEASEREQUEST']._serialized_start=630
-  _globals['_LEASEREQUEST']._serialized_end=794
-  _globals['_LEASERESPONSE']._serialized_start=797
-  _globals['_LEASERESPONSE']._serialized_end=1050
-  _globals['_LEASERESPONSE_NEXT']._serialized_start=961
-  _globals['_LEASERESPONSE_NEXT']._serialized_end=1050
-  _globals['_LEASESNAPSHOTREQUEST']._serialized_start=1052
-  _globals['_LEASESNAPSHOTREQUEST']._serialized_end=1093
-  _globals['_LEASESNAPSHOTRESPONSE']._serialized_start=1095
-  _globals['_LEASESNAPSHOTRESPONSE']._serialized_end=1173
-  _globals['_BEGINTASKREQUEST']._serialized_start=1176
-  _globals['_BEGINTASKREQUEST']._serialized_end=1308
-  _globals['_BEGINTASKRESPONSE']._serialized_start=1310
-  _globals['_BEGINTASKRESPONSE']._serialized_end=1329
-  _globals['_TASKCOUNTS']._serialized_start=1331
-  _globals['_TASKCOUNTS']._serialized_end=1427
-  _globals['_COMPLETETASKREQUEST']._serialized_start=1430
-  _globals['_COMPLETETASKREQUEST']._serialized_end=1719
-  _globals['_COMPLETETASKRESPONSE']._serialized_start=1721
-  _globals['_COMPLETETASKRESPONSE']._serialized_end=1758
-  _globals['_RELEASETASKREQUEST']._serialized_start=1761
-  _globals['_RELEASETASKREQUEST']._serialized_end=1894
-  _globals['_RELEASETASKRESPONSE']._serialized_start=1896
-  _globals['_RELEASETASKRESPONSE']._serialized_end=1917
-  _globals['_FAILTASKREQUEST']._serialized_start=1920
-  _globals['_FAILTASKREQUEST']._serialized_end=2099
-  _globals['_FAILTASKRESPONSE']._serialized_start=2101
-  _globals['_FAILTASKRESPONSE']._serialized_end=2133
-  _globals['_TASKS']._serialized_start=2254
-  _globals['_TASKS']._serialized_end=2705
+  _globals['_LEASEMESSAGE']._serialized_end=592
+  _globals['_TASKSTEP']._serialized_start=594
+  _globals['_TASKSTEP']._serialized_end=647
+  _globals['_LEASEDTASK']._serialized_start=649
+  _globals['_LEASEDTASK']._serialized_end=734
+  _globals['_LEASEREQUEST']._serialized_start=737
+  _globals['_LEASEREQUEST']._serialized_end=901
+  _globals['_LEASERESPONSE']._serialized_start=904
+  _globals['_LEASERESPONSE']._serialized_end=1157
+  _globals['_LEASERESPONSE_NEXT']._serialized_start=1068
+  _globals['_LEASERESPONSE_NEXT']._serialized_end=1157
+  _globals['_LEASESNAPSHOTREQUEST']._serialized_start=1159
+  _globals['_LEASESNAPSHOTREQUEST']._serialized_end=1200
+  _globals['_LEASESNAPSHOTRESPONSE']._serialized_start=1202
+  _globals['_LEASESNAPSHOTRESPONSE']._serialized_end=1280
+  _globals['_BEGINTASKREQUEST']._serialized_start=1283
+  _globals['_BEGINTASKREQUEST']._serialized_end=1450
+  _globals['_BEGINTASKRESPONSE']._serialized_start=1452
+  _globals['_BEGINTASKRESPONSE']._serialized_end=1471
+  _globals['_TASKCOUNTS']._serialized_start=1473
+  _globals['_TASKCOUNTS']._serialized_end=1569
+  _globals['_COMPLETETASKREQUEST']._serialized_start=1572
+  _globals['_COMPLETETASKREQUEST']._serialized_end=1861
+  _globals['_COMPLETETASKRESPONSE']._serialized_start=1863
+  _globals['_COMPLETETASKRESPONSE']._serialized_end=1900
+  _globals['_RELEASETASKREQUEST']._serialized_start=1903
+  _globals['_RELEASETASKREQUEST']._serialized_end=2036
+  _globals['_RELEASETASKRESPONSE']._serialized_start=2038
+  _globals['_RELEASETASKRESPONSE']._serialized_end=2059
+  _globals['_FAILTASKREQUEST']._serialized_start=2062
+  _globals['_FAILTASKREQUEST']._serialized_end=2241
+  _globals['_FAILTASKRESPONSE']._serialized_start=2243
+  _globals['_FAILTASKRESPONSE']._serialized_end=2275
+  _globals['_TASKS']._serialized_start=2396
+  _globals['_TASKS']._serialized_end=2847
 # @@protoc_insertion_point(module_scope)

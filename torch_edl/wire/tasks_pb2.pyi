@@ -36,7 +36,7 @@ class FirstRecords(_message.Message):
     def __init__(self, framework: _Optional[str] = ..., order: _Optional[float] = ..., records: _Optional[int] = ...) -> None: ...
 
 class LeaseMessage(_message.Message):
-    __slots__ = ("lease_id", "kind", "task_id", "shard", "start", "end", "epoch", "offset", "retried", "states", "directory", "shard_records", "shard_size", "shard_mtime_ns", "first")
+    __slots__ = ("lease_id", "kind", "task_id", "shard", "start", "end", "epoch", "offset", "retried", "states", "directory", "shard_records", "shard_size", "shard_mtime_ns", "first", "suspect", "skip")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,8 @@ class LeaseMessage(_message.Message):
     SHARD_SIZE_FIELD_NUMBER: _ClassVar[int]
     SHARD_MTIME_NS_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
+    SUSPECT_FIELD_NUMBER: _ClassVar[int]
+    SKIP_FIELD_NUMBER: _ClassVar[int]
     lease_id: int
     kind: TaskKind
     task_id: int
@@ -67,7 +69,19 @@ class LeaseMessage(_message.Message):
     shard_size: int
     shard_mtime_ns: int
     first: FirstRecords
-    def __init__(self, lease_id: _Optional[int] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., task_id: _Optional[int] = ..., shard: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., epoch: _Optional[int] = ..., offset: _Optional[int] = ..., retried: _Optional[bool] = ..., states: _Optional[_Iterable[_Union[_metrics_pb2.MetricState, _Mapping]]] = ..., directory: _Optional[str] = ..., shard_records: _Optional[int] = ..., shard_size: _Optional[int] = ..., shard_mtime_ns: _Optional[int] = ..., first: _Optional[_Union[FirstRecords, _Mapping]] = ...) -> None: ...
+    suspect: bool
+    skip: _containers.RepeatedCompositeFieldContainer[TaskStep]
+    def __init__(self, lease_id: _Optional[int] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., task_id: _Optional[int] = ..., shard: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., epoch: _Optional[int] = ..., offset: _Optional[int] = ..., retried: _Optional[bool] = ..., states: _Optional[_Iterable[_Union[_metrics_pb2.MetricState, _Mapping]]] = ..., directory: _Optional[str] = ..., shard_records: _Optional[int] = ..., shard_size: _Optional[int] = ..., shard_mtime_ns: _Optional[int] = ..., first: _Optional[_Union[FirstRecords, _Mapping]] = ..., suspect: _Optional[bool] = ..., skip: _Optional[_Iterable[_Union[TaskStep, _Mapping]]] = ...) -> None: ...
+
+class TaskStep(_message.Message):
+    __slots__ = ("first", "last", "name")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    last: int
+    name: str
+    def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
 
 class LeasedTask(_message.Message):
     __slots__ = ("kind", "task_id", "incarnation")
@@ -140,16 +154,18 @@ class LeaseSnapshotResponse(_message.Message):
     def __init__(self, leave: _Optional[bool] = ..., lease: _Optional[_Union[LeaseMessage, _Mapping]] = ...) -> None: ...
 
 class BeginTaskRequest(_message.Message):
-    __slots__ = ("worker_id", "lease_id", "first", "task")
+    __slots__ = ("worker_id", "lease_id", "first", "task", "step")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     lease_id: int
     first: FirstRecords
     task: LeasedTask
-    def __init__(self, worker_id: _Optional[int] = ..., lease_id: _Optional[int] = ..., first: _Optional[_Union[FirstRecords, _Mapping]] = ..., task: _Optional[_Union[LeasedTask, _Mapping]] = ...) -> None: ...
+    step: TaskStep
+    def __init__(self, worker_id: _Optional[int] = ..., lease_id: _Optional[int] = ..., first: _Optional[_Union[FirstRecords, _Mapping]] = ..., task: _Optional[_Union[LeasedTask, _Mapping]] = ..., step: _Optional[_Union[TaskStep, _Mapping]] = ...) -> None: ...
 
 class BeginTaskResponse(_message.Message):
     __slots__ = ()

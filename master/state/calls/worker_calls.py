@@ -247,7 +247,7 @@ def _answer(
 
 def begin_task(job: ManagedJob, request: pb.BeginTaskRequest, now: float) -> pb.BeginTaskResponse:
     _recognize(job, request.worker_id, request.lease_id, request.task, now)
-    job.tasks.record_first(request)
+    job.tasks.begun(request, now)
     return pb.BeginTaskResponse()
 
 

@@ -222,6 +222,8 @@ class ManagedJob:
         """Handle the exit of a process that the master started."""
         self.apply_all(self.workforce.ended(exit, now), now)
         result = self.fleet.exited(exit, now, log=log)
+        if exit.role == "worker" and self._died_by_itself(exit, result):
+            self.lost_workers.blame(exit, now, log=log)
         cost = self.lost_workers.drop(exit.id, now) if exit.role == "worker" else ""
         if self.lifecycle.outcome is not None or result is None:
             return
@@ -245,6 +247,14 @@ class ManagedJob:
                 text = f"{result.text}; {self.lost_workers.consequence}"
                 self.lifecycle.note("warning", text, now)
         self.apply_all(self.workforce.left(exit), now)
+
+    def _died_by_itself(self, exit: ProcessExit, result: Gone | Failure | Note | None) -> bool:
+        """Return whether a worker was neither asked to leave, nor taken away, nor ended by the
+        master."""
+        process = self.fleet.process(exit.role, exit.id)
+        if exit.was_taken or process is None or process.lost or self.lifecycle.outcome is not None:
+            return False
+        return isinstance(result, Failure) or (isinstance(result, Gone) and not result.expected)
 
     @property
     def _worker_had_model(self) -> bool:

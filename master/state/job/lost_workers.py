@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from master.state.actions import Become
+from master.state.actions import Become, Failure, Note
 from master.state.lifecycle import Lifecycle
 from master.state.membership import Membership
 from master.state.ring import Ring
 from master.state.work.task_scheduler import TaskScheduler
 from master.state.workforce.workforce import WorkerLost, Workforce
 from torch_edl.config import JobConfig
+from torch_edl.processes.launcher import ProcessExit
 
 # Seconds before the task timeout at which a worker without progress is asked for its stacks.
 _ASK_STACKS_S = 5.0
@@ -53,6 +54,14 @@ class LostWorkers:
         self._ring.drop(worker)
         return cost
 
+    def blame(self, exit: ProcessExit, now: float, *, log: str) -> None:
+        """Count the death of a worker, which is not dropped yet, against the task it trained."""
+        match self._tasks.died(exit, now, log=log):
+            case Note() as note:
+                self._lifecycle.note(note.level, note.text, now)
+            case Failure() as failure:
+                self._lifecycle.fail(failure.error, now)
+
     def lose(
         self, event: WorkerLost, now: float, shown: str = "", *, silent_s: float = 0.0
     ) -> None:
@@ -72,6 +81,8 @@ class LostWorkers:
             self._lifecycle.note("warning", text, now)
             role = "worker" if self._is_script else ""  # the exits of other workers are counted
             self._lifecycle.disrupted(now, lost=role, silent_s=silent_s)
+            if event.exit is not None and not member.draining:
+                self.blame(event.exit, now, log=event.log)
         self.drop(event.worker, now)
 
     def become_server(self, action: Become, now: float) -> None:

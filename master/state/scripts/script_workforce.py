@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from master.state.actions import Failure, Note
@@ -168,10 +169,17 @@ class ScriptWorkforce(Workforce):
                 continue
             process.log = report.log or process.log
             if report.exited:
-                how = f"signal {-report.code}" if report.code < 0 else f"exit code {report.code}"
                 where = " inside its loop" if report.in_loop else ""
                 well = report.code == 0 and not report.in_loop
-                yield self._lost(worker, f"ended with {how}{where}", ended_well=well)
+                by_signal = report.code < 0
+                exit = ProcessExit(
+                    role="worker",
+                    id=worker,
+                    code=None if by_signal else report.code,
+                    signal=-report.code if by_signal else None,
+                )
+                lost = self._lost(worker, f"{exit.how}{where}", ended_well=well)
+                yield replace(lost, exit=exit, log=process.log)
 
     def agent_answer(self, node: str) -> pb.AgentReportResponse:
         agent, outcome = self._agents.get(node), self._lifecycle.outcome

@@ -18,6 +18,7 @@ from torch_edl.config import JobConfig, extensions
 from torch_edl.data.stream_space import PLAN, AnySpace, StreamSpace, saved_plan
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import UsageError
+from torch_edl.processes.launcher import ProcessExit
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 
@@ -232,7 +233,12 @@ class TaskScheduler:
     ) -> pb.LeaseMessage | None:
         epochs = epochs or self.epochs_open
         before = first_task(queue, epochs) if queue is self.main and epochs else None
-        lease = queue.take_next(worker, now, before=before)
+        alone, queues = True, self.queues()
+        if any(each.suspects for each in queues):
+            alone = not any(each.held_by(worker) for each in queues)
+            if any(each.holds_suspect(worker) for each in queues):
+                return None
+        lease = queue.take_next(worker, now, before=before, alone=alone)
         if lease is None:
             return None
         if queue is self.snapshot.queue and self.main is not None and not self.lockstep:
@@ -284,10 +290,10 @@ class TaskScheduler:
 
     # ---- reports ----
 
-    def record_first(self, request: pb.BeginTaskRequest) -> None:
-        """Record the first records that a worker read of a training task."""
-        if self.main is not None:
-            self.main.remember_first(request.lease_id, request.first)
+    def begun(self, request: pb.BeginTaskRequest, now: float) -> None:
+        """Record the first records that a worker read of a task, or its step in a suspect."""
+        for each in self.queues():
+            each.begun(request, now)
 
     def complete(
         self, request: pb.CompleteTaskRequest, now: float
@@ -336,6 +342,33 @@ class TaskScheduler:
         return None
 
     # ---- what is lost ----
+
+    def died(self, exit: ProcessExit, now: float, *, log: str) -> Note | Failure | None:
+        """Count the death of a worker against the oldest task that it holds. Returns the event that
+        follows: the task failed, or some of its records are left out from now on.
+
+        Args:
+            log: path of the worker's log.
+        """
+        queues = [each for each in self.queues() if each.held_by(exit.id)]
+        if not queues:
+            return None
+        queue = min(queues, key=lambda each: each.held_by(exit.id)[0].id)
+        leases = queue.held_by(exit.id)
+        suspect = queue.suspects.died(leases, now, by_kill=exit.was_killed)
+        limit = self._config.cluster.max_task_failures
+        if suspect is None or suspect.died_at is None or suspect.deaths < limit:
+            return None
+        memory = " (SIGKILL: is there enough memory?)" * (exit.was_killed and not exit.is_unknown)
+        text = (
+            f"{suspect.died_at.name}: {limit} workers in a row died while they read or computed "
+            f"these records; worker-{exit.id} {exit.how}{memory}; its log is {log}"
+        )
+        if self._config.data.skip_damaged and queue.kind == pb.TASK_TRAIN:
+            queue.suspects.skip(leases[0].task.id)
+            return Note("warning", f"{text}; the records are left out (--skip-damaged)")
+        fix = "; --skip-damaged leaves them out" * (self._config.kind == "train")
+        return Failure(f"{text}; look at the records{fix}")
 
     def void(self) -> None:
         """Return every leased task to its queue; late reports on the leases are ignored."""

@@ -11,6 +11,7 @@ from typing import Any
 from master.state.membership import Member, Membership
 from master.state.work.leases import FirstRecords, Hand, Lease
 from master.state.work.progress import TaskProgress
+from master.state.work.suspects import Suspects
 from torch_edl.data.stream_space import AnySpace
 from torch_edl.data.task_space import Task
 from torch_edl.interfaces.ledger import Ledger
@@ -52,6 +53,7 @@ class TaskQueue(TaskProgress):
         self._hands: dict[int, Hand] = {}  # workers that hold leases, ordered by deadline
         self._moved: set[int] = set()
         self._first = FirstRecords()
+        self.suspects = Suspects()
         self._clear(Watermarks())
 
     def _clear(self, progress: Watermarks) -> None:
@@ -113,14 +115,21 @@ class TaskQueue(TaskProgress):
 
     # ---- what happens to it ----
 
-    def take_next(self, worker: int, now: float, *, before: int | None = None) -> Lease | None:
-        """Lease the next task below ``before`` to a worker; None if no task is open."""
+    def take_next(
+        self, worker: int, now: float, *, before: int | None = None, alone: bool = True
+    ) -> Lease | None:
+        """Lease the next task below ``before`` to a worker; None if no task is open, or if the next
+        one is a suspect and the worker is not ``alone``: it holds another task."""
         limit = self.space.total if before is None else min(before, self.space.total)
-        while self._back and self._back[0] < limit:
-            id = heapq.heappop(self._back)
-            if id in self._waiting:
-                self._late.pop(self._waiting.pop(id), None)
-                break
+        while self._back and self._back[0] not in self._waiting:
+            heapq.heappop(self._back)
+        if self._back and self._back[0] < limit:
+            id = self._back[0]
+            if id in self.suspects and not alone:
+                return None
+            heapq.heappop(self._back)
+            self._late.pop(self._waiting.pop(id), None)
+            self.suspects.leased(id)
         else:
             if self._next >= limit:
                 return None
@@ -157,12 +166,22 @@ class TaskQueue(TaskProgress):
             shard_size=shard.size,
             shard_mtime_ns=shard.mtime_ns,
             first=self._first.of(task.id),
+            suspect=task.id in self.suspects,
+            skip=[pb.TaskStep(first=a, last=b) for a, b in self.suspects.skipped(task.id)],
         )
 
-    def remember_first(self, lease_id: int, first: pb.FirstRecords) -> None:
-        """Record the first records that a worker read of a task."""
-        if (lease := self._doing.get(lease_id)) is not None:
-            self._first.put(lease.task.id, first)
+    def begun(self, request: pb.BeginTaskRequest, now: float) -> None:
+        """Record the first records that a worker read of a task, or its step in a suspect."""
+        if (lease := self._doing.get(request.lease_id)) is None:
+            return
+        if request.HasField("first"):
+            self._first.put(lease.task.id, request.first)
+        if request.HasField("step"):
+            self.suspects.report(lease.task.id, request.step, now)
+
+    def holds_suspect(self, worker: int) -> bool:
+        """Return whether a worker holds a suspect."""
+        return any(lease.task.id in self.suspects for lease in self.held_by(worker))
 
     def _hold(self, lease: Lease, now: float) -> None:
         self._doing[lease.id] = lease
@@ -318,6 +337,7 @@ class TaskQueue(TaskProgress):
             "offsets": sorted(self._offsets.items()),
             "failures": sorted(self._failures.items()),
             "first": self._first.to_state([*self._waiting, *(x.task.id for x in leases)]),
+            "suspects": self.suspects.to_state(),
         }
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
@@ -327,6 +347,7 @@ class TaskQueue(TaskProgress):
         self._offsets = dict(map(tuple, state["offsets"]))
         self._failures = dict(map(tuple, state["failures"]))
         self._first.from_state(state["first"])
+        self.suspects.from_state(state["suspects"])
         for id, task, worker, offset, retried in state["leases"]:
             self._hold(Lease(id, self.space.task(task), worker, offset, retried, now), now)
             if retried:
@@ -361,6 +382,7 @@ class TaskQueue(TaskProgress):
 
     def _finish(self, task: Task) -> None:
         self._failures.pop(task.id, None)
+        self.suspects.done(task.id)
         self._retried.discard(task.id)
         super()._finish(task)
 

@@ -33,6 +33,10 @@ class WorkerLost:
     """True if its process ended with exit code 0; None if the process may still run."""
     declared: bool = False
     """True if the worker hangs or does not answer; its process is killed."""
+    exit: ProcessExit | None = None
+    """End of its process by itself; None if its end is unknown, or not its own."""
+    log: str = ""
+    """Path of its log; empty if it has none."""
 
 
 @dataclass(frozen=True)

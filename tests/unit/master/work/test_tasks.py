@@ -55,8 +55,8 @@ class TestTaskQueue:
         lease, other = q.take_next(1, 0.0), q.take_next(1, 0.0)
         assert not q.message(lease).HasField("first")
         first = pb.FirstRecords(framework="torch", order=0.25)
-        q.remember_first(lease.id, first)
-        q.remember_first(99, first)  # a lease of an earlier master
+        q.begun(pb.BeginTaskRequest(lease_id=lease.id, first=first), 0.0)
+        q.begun(pb.BeginTaskRequest(lease_id=99, first=first), 0.0)  # of an earlier master
         q.drop_worker(1)
         for each in (q, restarted(q, now=1.0)):
             assert each.message(each.take_next(2, 1.0)).first == first
