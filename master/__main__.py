@@ -57,6 +57,7 @@ from torch_edl.launch.jobs.observers import Observers
 from torch_edl.processes import preemption
 from torch_edl.processes.launcher import Known, Launcher, SharedLauncher
 from torch_edl.processes.local import LocalLauncher
+from torch_edl.processes.process_group import start_time
 from torch_edl.processes.signals import StopSignals
 from torch_edl.processes.this_process import STOPS, revived, setup_logging
 
@@ -143,6 +144,7 @@ def _run_once(
     stop.install()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     folder = JobFolder(name)
+    opened = ExitStack()  # what an early error gives back
     try:
         if (code := host.begin(name)) is not None:
             return code
@@ -153,6 +155,7 @@ def _run_once(
         # A restarted master waits for disk space, as its workers do.
         goes_on = folder.master_file.exists()
         lock = _with_room(lambda: _open(config, folder, host), stop, waits=goes_on)
+        opened.callback(lock.close)
         left = left_behind(lock.store, token)
         if continues:
             if left is None:
@@ -173,6 +176,7 @@ def _run_once(
         launcher = host.launcher(config, token, fleet_name)
     except (EdlError, OSError) as error:
         log.error("%s", error)
+        opened.close()
         return stop.exit_code or host.refused(error)
     temporary = host.temporary(config)
     preprocessing = temporary / PREPROCESSING_FILE
@@ -212,7 +216,7 @@ def _run_once(
             _adopt(fleet, launcher, clock())
         except EdlError as error:  # the cluster does not answer
             log.error("%s", error)
-            lock.release()
+            opened.close()
             return host.refused(error)
     job.start(clock())
     lines = extensions.load(extensions.LEDGERS, "file", "tasks.jsonl")
@@ -254,7 +258,13 @@ def _run_once(
         elif config.kind != "script":  # agents watch for the notices of their machines
             heed = partial(_stop, service)
             preemption.watch(heed, config.cluster.preemption_notice)
-        where = MasterAddress(address=address, listen=service.listens, pid=os.getpid(), token=token)
+        where = MasterAddress(
+            address=address,
+            listen=service.listens,
+            pid=os.getpid(),
+            started=start_time(os.getpid()),
+            token=token,
+        )
         _with_room(lambda: folder.note_master(where), stop, waits=goes_on)
     except (UsageError, OSError) as error:
         log.error("%s", error)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -17,8 +16,6 @@ from master.state.job.restart import FORMAT, stored, to_state
 from torch_edl.errors import EdlError, StoreConflictError
 from torch_edl.interfaces import Store
 from torch_edl.interfaces.ledger import LedgerSink
-
-log = logging.getLogger(__name__)
 
 # Keys in the store: the state, which changes every second, and the preparation, which may be large
 # and rarely changes.
@@ -147,11 +144,4 @@ class StateWriter:
     def close(self, *, over: bool = False) -> None:
         """Release the lock. If all processes of the job have ended (``over``), remove the stored
         state."""
-        try:
-            if over:
-                self._lock.clear()
-            else:
-                self._lock.release()
-        except (OSError, StoreConflictError) as error:  # the lock of a dead owner expires
-            log.warning("the lock of the job is not given back: %s", error)
-        self._lock.store.close()
+        self._lock.close(over=over)

@@ -9,6 +9,7 @@ the previous write, so a delayed write cannot overwrite a newer one.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import socket
@@ -32,6 +33,14 @@ CREATE TABLE IF NOT EXISTS newest (one INTEGER PRIMARY KEY CHECK (one = 1), revi
 INSERT OR IGNORE INTO newest VALUES (1, 0);
 """
 _BUSY_S = 10.0
+log = logging.getLogger(__name__)
+
+
+def seconds_since_boot() -> float:
+    """Return the seconds since the machine booted, those included in which it was suspended.
+    ``time.monotonic`` does not count these, so an owner would think after its machine has resumed
+    that it still has the lock."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Lock:
@@ -42,11 +51,11 @@ class Lock:
 
     Args:
         owner: unique name of the contender; not empty.
-        clock: monotonic clock in seconds.
+        clock: monotonic clock in seconds, which does not stop while the machine is suspended.
     """
 
     def __init__(
-        self, store: Store, owner: str, *, clock: Callable[[], float] = time.monotonic
+        self, store: Store, owner: str, *, clock: Callable[[], float] = seconds_since_boot
     ) -> None:
         self.store = store
         self.token = 0
@@ -128,12 +137,23 @@ class Lock:
         another owner has it."""
         self.store.clear({_LOCK: self.token})
 
+    def close(self, *, over: bool = False) -> None:
+        """Release the lock, or remove all keys if ``over``, and close the store."""
+        try:
+            if over:
+                self.clear()
+            else:
+                self.release()
+        except (OSError, StoreConflictError) as error:  # the lock of a dead owner expires
+            log.warning("the lock of the job is not given back: %s", error)
+        self.store.close()
+
 
 def acquire(
     store: Store,
     name: str,
     *,
-    clock: Callable[[], float] = time.monotonic,
+    clock: Callable[[], float] = seconds_since_boot,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Lock:
     """Acquire the lock of the job. Waits for the lock of a dead owner to expire, unless the owner

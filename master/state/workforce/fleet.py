@@ -380,7 +380,9 @@ class Fleet(Roster):
             "spares": self.spares.to_state(),
             "next_id": self.starts.to_state(),
             "retired": self._retired,
-            "planned_at": self._planned_at,
+            # The rest of the time of processes that are to leave is counted from it. Without any,
+            # it stays the same: a state that differs in a time would be written every second.
+            "planned_at": self._planned_at if any(p.stop_by for p in self.alive()) else 0.0,
             "trained": self._deaths.trained,
             "agents": self.agents.to_state() if self.agents else None,
             "processes": [process.to_state() for process in self],

@@ -297,9 +297,13 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def without_defaults(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of a process without the fields that have their default."""
+    """Return the state of a process without the fields that have their default, and without the
+    time at which it was heard: :func:`restored` only asks whether it was."""
     defaults = _DEFAULTS[state["kind"]]
-    return {n: value for n, value in state.items() if n not in defaults or value != defaults[n]}
+    kept = {n: value for n, value in state.items() if n not in defaults or value != defaults[n]}
+    if "heard_at" in kept:
+        kept["heard_at"] = 0.0
+    return kept
 
 
 def restored(state: Mapping[str, Any], now: float, then: float) -> Process:

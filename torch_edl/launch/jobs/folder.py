@@ -24,6 +24,7 @@ from torch_edl.checkpoint.durable import write_text
 from torch_edl.config import JobConfig
 from torch_edl.config.environment import edl_home
 from torch_edl.errors import UsageError
+from torch_edl.processes.process_group import start_time
 from torch_edl.typed_json import Count
 
 ENDED = ("finished", "failed", "stopped")
@@ -194,6 +195,8 @@ class MasterAddress:
 
     address: str
     pid: Count
+    started: Count
+    """Start time of the process in clock ticks since boot: a pid is used again."""
     token: str
     listen: str = ""
     """Interface and port to listen on, for a restarted master; empty if unknown."""
@@ -269,15 +272,9 @@ class JobFolder:
         return max(map(_modified, (self.config_file, self.status_file, self.events_file)))
 
     def is_alive(self) -> bool:
-        """Return True if the master is running: the process with its pid is this job's master."""
+        """Return True if the master is running."""
         master = self.master()
-        if master is None:
-            return False
-        try:
-            command = Path(f"/proc/{master.pid}/cmdline").read_bytes()
-        except OSError:
-            return False
-        return self.name.encode() in command.split(b"\0")
+        return master is not None and 0 < master.started == start_time(master.pid)
 
     def is_watched(self) -> bool:
         """Return True if the process that started the master is alive."""

@@ -4,6 +4,8 @@ parent."""
 from __future__ import annotations
 
 import multiprocessing
+import subprocess
+import sys
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
@@ -14,7 +16,8 @@ from torch_edl.cli.__main__ import main
 from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
 from torch_edl.launch.jobs import folder
-from torch_edl.launch.jobs.folder import JobFolder
+from torch_edl.launch.jobs.folder import JobFolder, MasterAddress
+from torch_edl.processes.process_group import start_time
 
 PROCESSES, ROUNDS = 4, 25
 
@@ -52,6 +55,21 @@ def test_of_jobs_that_start_at_once_under_one_name_one_wins(
         losers = [text for text in round if text != "created"]
         assert len(losers) == PROCESSES - 1, round
         assert all("--job-name same: a job of that name is running" in text for text in losers)
+
+
+def test_another_process_with_the_pid_of_the_master_is_not_the_master(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if a word of its command line is the name of the job."""
+    monkeypatch.setenv("TORCH_EDL_HOME", str(tmp_path))
+    job = folder.create(JobConfig(name="same", model_file="/net.py"))
+    with subprocess.Popen([sys.executable, "-c", "input()", "same"], stdin=subprocess.PIPE) as it:
+        since = start_time(it.pid)
+        for started, is_alive in ((0, False), (since - 1, False), (since, True)):
+            job.note_master(MasterAddress(address="h:1", token="t", pid=it.pid, started=started))
+            assert job.is_alive() is is_alive
+        it.kill()
+    assert not job.is_alive()
 
 
 def test_a_job_that_is_watched_says_so_to_another_watcher(

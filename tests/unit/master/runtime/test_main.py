@@ -204,6 +204,9 @@ def test_a_directory_of_a_running_job_or_with_checkpoints_of_another_run_is_refu
     assert early.left() == "exit code 2"
     assert "belongs to the job other" in early.log()
     assert not list(early.folder.glob("logs/worker-*")), "before anything is started"
+    lock = SqliteStore(early.folder / "state.sqlite").get("lock")
+    assert lock is not None
+    assert lock.value == b"", "the lock is given back"
     early.close()
     other.release()
     first = start(**options)

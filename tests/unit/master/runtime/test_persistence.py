@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from master.runtime.persistence import StateWriter, left_behind
 from master.runtime.service import Service
 from master.runtime.store import Lock, SqliteStore, acquire
 from master.state.job.restart import FORMAT
+from tests.unit.master.script_jobs import script
 from tests.unit.master.world import World, running
 from tests.waiting import HANG_S, wait_for
 from torch_edl.errors import EdlError, StoreConflictError, UsageError
@@ -104,6 +106,44 @@ def test_what_was_noted_earlier_never_replaces_what_was_noted_later(
     with pytest.raises(EdlError, match=rf"{FORMAT - 1}.*{FORMAT}"):
         left_behind(store, "s")
     writer.close()
+
+
+def test_a_state_in_which_only_the_time_changes_is_not_written_again(tmp_path: Path) -> None:
+    """Neither by the clock nor by heartbeats and reports, of which each was a synced write."""
+    for number, w in enumerate((running(workers=2, spares=1), script(agents=2))):
+        store = SqliteStore(tmp_path / f"{number}.sqlite")
+        writer = StateWriter(acquire(store, "j"), secret="s", superseded=pytest.fail)
+        revisions = set()
+        for _ in range(4):
+            w.now += 1
+            if w.config.kind == "script":
+                w.agent("a"), w.agent("b")
+            else:
+                w.beat(0), w.beat(1)
+                for server in w.fleet.alive("ps"):
+                    w.server_beat(server)
+            w.tick(1)
+            writer.write(writer.note(w.job))
+            found = store.get("state")
+            assert found is not None
+            revisions.add(found.revision)
+        assert len(revisions) == 1
+        writer.close()
+
+
+def test_the_lock_expires_while_a_machine_is_suspended(tmp_path: Path) -> None:
+    """In a time namespace whose boot lies a day back, as after a day of suspension: the clock of
+    the lock follows the time since the boot, and not the one that a suspension stops."""
+    code = (
+        "import sys, time; from master.runtime.store import Lock, SqliteStore;"
+        "lock = Lock(SqliteStore(sys.argv[1]), 'me'); lock.acquire();"
+        "print(lock.valid_until - time.monotonic())"
+    )
+    words = ["unshare", "--time", "--boottime", "86400", "--fork", sys.executable, "-c", code]
+    done = subprocess.run([*words, str(tmp_path / "s")], capture_output=True, text=True)
+    if done.stderr.startswith("unshare"):
+        pytest.skip(f"no time namespaces here: {done.stderr.strip()}")
+    assert float(done.stdout) > 86_000, done.stderr
 
 
 def test_what_is_kept_is_on_the_disk(tmp_path: Path) -> None:
